@@ -1,0 +1,1 @@
+"""The torpor engine: snapshots of workspaces, free of Prefect."""

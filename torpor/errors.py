@@ -1,0 +1,183 @@
+"""Every error torpor raises on purpose.
+
+    TorporError
+    ├── InvalidInput            the user named something that cannot be; nothing was touched
+    │   └── WorkspaceInvalid    a workspace path is missing, empty, unreadable or not a directory
+    ├── StoreError              the object store
+    │   ├── StoreDenied         403: credentials or grant refused
+    │   ├── StoreMissing        no such bucket or object
+    │   ├── StoreUnavailable  * 5xx, 429, timeouts, resets, bodies cut short
+    │   ├── StoreCorrupt      * bytes are not those that were written
+    │   ├── GrantExpired      * a grant's time is over; ask for a new one
+    │   └── ObjectExists        a write-once name is taken
+    ├── MachineError            a machine, SSH, the agent on it
+    │   ├── MachineUnreachable* no TCP or SSH connection
+    │   ├── MachineDenied       SSH authentication refused
+    │   ├── HostKeyChanged      the machine's host key is not the pinned one
+    │   ├── MachineUnfit        the agent cannot run there: Python, platform, memory
+    │   ├── DiskFull            no space or quota left
+    │   ├── HookFailed          the user's own command on the machine failed
+    │   └── AgentLost         * the agent or the connection to it went away
+    ├── SnapshotError
+    │   ├── ManifestInvalid     a manifest that lies, is damaged, or of an unknown version
+    │   ├── SnapshotMissing     no snapshot of that name, or none at all
+    │   ├── SnapshotDamaged     a pack or chunk is gone or does not match its hash
+    │   ├── WrongKey            sealed with another key, or sealed and no key given
+    │   ├── StillChanging       files changed in every pass
+    │   └── WorkspaceBusy       another run holds this workspace on this machine
+    ├── ProviderError
+    │   ├── NoOffer             nothing on sale fits
+    │   ├── CreateFailed        the provider refused or lost the machine; try the next offer
+    │   └── NotOurs             the machine does not carry our label and lease
+    ├── UnsafeDestroy           a destroy without a proof that fits the live machine
+    └── RunCancelled            the user or the control side stopped the run
+
+    * retryable: the same call may succeed later.
+
+Messages name the object, the host, the cause and the next step. No traceback is meant to reach
+a user for an error of this tree.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TorporError(Exception):
+    """Base of the tree. ``retryable`` says whether the same call may succeed later."""
+
+    retryable: ClassVar[bool] = False
+
+    def to_wire(self) -> dict[str, str]:
+        """The error as JSON for the agent's protocol: class name and message."""
+        return {"type": type(self).__name__, "message": str(self)}
+
+
+class InvalidInput(TorporError):
+    pass
+
+
+class WorkspaceInvalid(InvalidInput):
+    pass
+
+
+class StoreError(TorporError):
+    pass
+
+
+class StoreDenied(StoreError):
+    pass
+
+
+class StoreMissing(StoreError):
+    pass
+
+
+class StoreUnavailable(StoreError):
+    retryable = True
+
+
+class StoreCorrupt(StoreError):
+    retryable = True
+
+
+class GrantExpired(StoreError):
+    retryable = True
+
+
+class ObjectExists(StoreError):
+    pass
+
+
+class MachineError(TorporError):
+    pass
+
+
+class MachineUnreachable(MachineError):
+    retryable = True
+
+
+class MachineDenied(MachineError):
+    pass
+
+
+class HostKeyChanged(MachineError):
+    pass
+
+
+class MachineUnfit(MachineError):
+    pass
+
+
+class DiskFull(MachineError):
+    pass
+
+
+class HookFailed(MachineError):
+    pass
+
+
+class AgentLost(MachineError):
+    retryable = True
+
+
+class SnapshotError(TorporError):
+    pass
+
+
+class ManifestInvalid(SnapshotError):
+    pass
+
+
+class SnapshotMissing(SnapshotError):
+    pass
+
+
+class SnapshotDamaged(SnapshotError):
+    pass
+
+
+class WrongKey(SnapshotError):
+    pass
+
+
+class StillChanging(SnapshotError):
+    pass
+
+
+class WorkspaceBusy(SnapshotError):
+    pass
+
+
+class ProviderError(TorporError):
+    pass
+
+
+class NoOffer(ProviderError):
+    pass
+
+
+class CreateFailed(ProviderError):
+    pass
+
+
+class NotOurs(ProviderError):
+    pass
+
+
+class UnsafeDestroy(TorporError):
+    pass
+
+
+class RunCancelled(TorporError):
+    pass
+
+
+def from_wire(wire: dict[str, str]) -> TorporError:
+    """Rebuild an error that the agent sent; an unknown class becomes a plain MachineError."""
+    known = {cls.__name__: cls for cls in _descendants(TorporError)}
+    return known.get(wire.get("type", ""), MachineError)(wire.get("message", "no message"))
+
+
+def _descendants(cls: type[TorporError]) -> list[type[TorporError]]:
+    return [cls, *(d for sub in cls.__subclasses__() for d in _descendants(sub))]
