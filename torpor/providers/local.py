@@ -45,6 +45,7 @@ from torpor.providers.local_processes import (
     machine_processes,
     server_processes,
 )
+from torpor.providers.local_sweep import sweep
 from torpor.providers.nvidia import gpus_here, is_model
 from torpor.providers.removal import remove_contents, remove_tree
 from torpor.safety import Warrant
@@ -119,6 +120,7 @@ class LocalProvider:
         place = place_of(self._folder, label)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            sweep(self._folder)
             with held(place.lock, timeout_s=_LOCK_S):
                 return self._create(place, offer, label, key)
         except OSError as cause:
@@ -169,10 +171,10 @@ class LocalProvider:
         if place is None or not self._folder.is_dir():
             return
         try:
+            sweep(self._folder)
             with held(place.lock, timeout_s=_LOCK_S):
                 live = self.find(machine.id)
                 if live is None:
-                    remove_tree(place.remains)
                     return
                 warrant.check(live)
                 if os.environ.get(MARK) == machine.id:
