@@ -89,10 +89,10 @@ class StoredObject(msgspec.Struct, frozen=True):
 class Capabilities(msgspec.Struct, frozen=True):
     """What a store was seen to do when it was probed; never assumed."""
 
-    conditional_put: bool      # If-None-Match: * has exactly one winner
-    rejects_wrong_md5: bool    # a PUT whose body does not match Content-MD5 is refused
-    etag_is_md5: bool          # the ETag of a single PUT is the MD5 of its body
-    range_get: bool            # Range requests answer 206 with exactly the bytes asked for
+    conditional_put: bool  # If-None-Match: * has exactly one winner
+    rejects_wrong_md5: bool  # a PUT whose body does not match Content-MD5 is refused
+    etag_is_md5: bool  # the ETag of a single PUT is the MD5 of its body
+    range_get: bool  # Range requests answer 206 with exactly the bytes asked for
 
 
 class Label(msgspec.Struct, frozen=True):
@@ -137,9 +137,9 @@ class Machine(msgspec.Struct, frozen=True):
     """One live machine as its provider describes it now."""
 
     id: MachineId
-    provider: str              # the provider's identity, e.g. local:/home/me/machines
-    label: Label | None        # None: not ours
+    provider: str  # the provider's identity, e.g. local:/home/me/machines
+    label: Label | None  # None: not ours
     state: Literal["starting", "running", "stopped", "stopping", "gone"]
     endpoint: Endpoint | None  # None until it is known
     price_usd_h: float = 0.0
-    note: str = ""             # the provider's last words on it, for messages
+    note: str = ""  # the provider's last words on it, for messages
