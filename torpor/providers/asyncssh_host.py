@@ -23,6 +23,7 @@ from torpor.providers.local_processes import MARK
 _LAUNCH_S = 20
 _PACKAGES = str(Path(__file__).resolve().parents[2])
 _SHELL = "/bin/sh"
+_PUMP_BYTES = 64 << 10  # in flight between a client and its program, each way
 # What Debian's sshd gives to a session.
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/games"
 _ROOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -92,12 +93,14 @@ class _Sessions:
         self._running: set[asyncio.Task[int]] = set()
 
     async def run(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
+        """Like sshd: a program outlives its client, but reads the end and writes into nothing."""
+        # Not by asyncssh's redirect(): it dropped the last 32 KiB of 4 MiB through ``cat``.
         argv = [self._shell, "-c", process.command] if process.command else [self._shell, "-l"]
-        inputs, outputs, errors = os.pipe(), os.pipe(), os.pipe()
+        outputs, errors = os.pipe(), os.pipe()
         try:
             child = await asyncio.create_subprocess_exec(
                 *argv,
-                stdin=inputs[0],
+                stdin=asyncio.subprocess.PIPE,
                 stdout=outputs[1],
                 stderr=errors[1],
                 cwd=self._home,
@@ -105,31 +108,59 @@ class _Sessions:
                 start_new_session=True,
             )
         except OSError as cause:
-            for fd in (inputs[1], outputs[0], errors[0]):
-                os.close(fd)
+            os.close(outputs[0])
+            os.close(errors[0])
             process.stderr.write(f"{argv[0]} did not start: {cause}\n".encode())
             process.exit(126)
             return
         finally:
-            for fd in (inputs[0], outputs[1], errors[1]):
-                os.close(fd)
+            os.close(outputs[1])
+            os.close(errors[1])
         waiter = asyncio.ensure_future(child.wait())
         self._running.add(waiter)
         waiter.add_done_callback(self._running.discard)
-        # From here on asyncssh owns our ends of the pipes, and closes them when the client goes:
-        # the child reads the end of its input and may run on.
-        await process.redirect(
-            stdin=os.fdopen(inputs[1], "wb", 0),
-            stdout=os.fdopen(outputs[0], "rb", 0),
-            stderr=os.fdopen(errors[0], "rb", 0),
-        )
-        code = await asyncio.shield(waiter)
-        await process.stdout.drain()
-        await process.stderr.drain()
+        feeder = asyncio.ensure_future(_feed(process.stdin, child.stdin))
+        try:
+            await asyncio.gather(
+                _forward(outputs[0], process.stdout), _forward(errors[0], process.stderr)
+            )
+            code = await asyncio.shield(waiter)
+        finally:
+            feeder.cancel()
         if code >= 0:
             process.exit(code)
         else:
             process.exit_with_signal(signal.Signals(-code).name.removeprefix("SIG"))
+
+
+async def _feed(source: asyncssh.SSHReader[bytes], target: asyncio.StreamWriter | None) -> None:
+    """The client's bytes to the program, until either has had enough."""
+    if target is None:
+        return
+    try:
+        while chunk := await source.read(_PUMP_BYTES):
+            target.write(chunk)
+            await target.drain()
+    except (OSError, asyncssh.Error):
+        pass  # the client or the program has gone; either way the input is at its end
+    finally:
+        target.close()
+
+
+async def _forward(source: int, target: asyncssh.SSHWriter[bytes]) -> None:
+    """The program's bytes to the client; when the client has gone the program gets SIGPIPE."""
+    reader = asyncio.StreamReader(limit=_PUMP_BYTES)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(source, "rb", 0)
+    )
+    try:
+        while chunk := await reader.read(_PUMP_BYTES):
+            target.write(chunk)
+            await target.drain()
+    except (OSError, asyncssh.Error):
+        pass
+    finally:
+        transport.close()
 
 
 def _shell() -> str:

@@ -97,7 +97,10 @@ class LocalProvider:
 
     def offers(self, want: Want) -> list[Offer]:
         """This host, without its GPUs and once for each model of them, where its disk suffices."""
-        free_gib = shutil.disk_usage(_existing(self._folder)).free / GIB
+        try:
+            free_gib = shutil.disk_usage(_existing(self._folder)).free / GIB
+        except OSError as cause:
+            raise self._unreadable(cause) from cause
         limit = want.max_price_usd_h
         if free_gib < want.disk_gib or (limit is not None and self._price_usd_h > limit):
             return []
@@ -145,7 +148,11 @@ class LocalProvider:
     def list_own(self) -> list[Machine]:
         """Damaged ones are no machines of ours: they are named in the log and left alone."""
         own = []
-        for place in places_in(self._folder):
+        try:
+            places = places_in(self._folder)
+        except OSError as cause:
+            raise self._unreadable(cause) from cause
+        for place in places:
             try:
                 record = place.read_machine()
             except NotOurs as cause:
@@ -187,6 +194,12 @@ class LocalProvider:
                 f"machine {machine.id} is not removed yet, {place.root} is still there: {cause}; "
                 "mend that and destroy it again"
             ) from cause
+
+    def _unreadable(self, cause: OSError) -> ProviderError:
+        return ProviderError(
+            f"the folder of the local machines, {self._folder}, cannot be read: {cause}; what "
+            "machines there are is unknown until it can"
+        )
 
     def _place(self, machine: MachineId) -> Place | None:
         name = name_of_id(machine)

@@ -22,7 +22,8 @@ def gpus_here() -> tuple[tuple[str, int], ...]:
 
 def is_model(wanted: str, model: str) -> bool:
     """Whether ``NVIDIA H200`` is what somebody means who wants ``h200`` or ``nvidia-h200``."""
-    return _words(wanted) <= _words(model)
+    words = _words(wanted)
+    return bool(words) and words <= _words(model)
 
 
 def _from_driver() -> list[str]:
