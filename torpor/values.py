@@ -14,7 +14,7 @@ from torpor.errors import InvalidInput
 WorkspaceName = NewType("WorkspaceName", str)
 """Lower-case letters, digits and hyphens, 1 to 63 characters; part of object names and labels."""
 SnapshotId = NewType("SnapshotId", str)
-"""``20261120T234913Z-1f0c9ab2``: the control side's UTC clock, then 32 random bits. Sorts by time."""
+"""``20261120T234913Z-1f0c9ab2``: the control side's UTC clock, 32 random bits. Sorts by time."""
 ObjectKey = NewType("ObjectKey", str)
 """An object's name below the store's prefix."""
 MachineId = NewType("MachineId", str)
@@ -143,3 +143,26 @@ class Machine(msgspec.Struct, frozen=True):
     endpoint: Endpoint | None  # None until it is known
     price_usd_h: float = 0.0
     note: str = ""  # the provider's last words on it, for messages
+
+
+class WorkspaceSpec(msgspec.Struct, frozen=True):
+    """What a user keeps, and what it needs: the workspace block without Prefect."""
+
+    name: WorkspaceName
+    paths: list[str]
+    exclude: list[str] = []
+    want: Want = Want()
+    quiesce: list[str] = []
+    quiesce_timeout_s: float = 300.0
+    accept_changed: list[str] = []
+    parts: int = 32
+
+
+class StoredSnapshot(msgspec.Struct, frozen=True):
+    """A snapshot as a listing shows it; ``root`` (hex) from its manifest's header."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    root: str
+    manifest_bytes: int
+    modified_unix: float

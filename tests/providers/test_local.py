@@ -19,7 +19,7 @@ import pytest
 from tests.fixtures.kill_points import killed_at
 from tests.fixtures.machines import KeyPair, destroy_all, new_key_pair
 from torpor.errors import CreateFailed, InvalidInput, NotOurs, ProviderError, UnsafeDestroy
-from torpor.providers import local, openssh_host
+from torpor.providers import local, local_server, openssh_host
 from torpor.providers.local import LocalProvider
 from torpor.providers.local_place import Place, ServerRecord, place_of
 from torpor.providers.local_processes import (
@@ -361,10 +361,10 @@ def test_a_process_on_the_machine_cannot_destroy_it(
 def test_a_port_that_was_taken_meanwhile_is_passed_over(
     provider: LocalProvider, identity_key: KeyPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = local._free_port
+    free = local_server._free_port
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = [taken.getsockname()[1]]
-        monkeypatch.setattr(local, "_free_port", lambda: ports.pop() if ports else free())
+        monkeypatch.setattr(local_server, "_free_port", lambda: ports.pop() if ports else free())
         machine = _create(provider, LABEL, identity_key)
         assert machine.state == "running"
         assert ports == []
@@ -376,7 +376,7 @@ def test_no_port_at_all_is_told_in_the_servers_words_and_leaves_nothing(
     provider: LocalProvider, identity_key: KeyPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr(local, "_free_port", lambda: taken.getsockname()[1])
+        monkeypatch.setattr(local_server, "_free_port", lambda: taken.getsockname()[1])
         with pytest.raises(CreateFailed, match="ddress already in use"):
             _create(provider, LABEL, identity_key)
     assert provider.list_own() == []

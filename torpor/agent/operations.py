@@ -78,6 +78,11 @@ class _Commit(msgspec.Struct):
     grant: Grant
 
 
+class _Reread(msgspec.Struct):
+    run: str
+    packs: list[Grant]
+
+
 class _Confirm(msgspec.Struct):
     run: str
     accepted: list[str]
@@ -126,7 +131,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
     def snapshot_begin(args: _SnapshotBegin, call: Call) -> dict[str, Any]:
         run, _ = runs.add(SnapshotRun, args.run, args.workspace)
         known = [Known(bytes.fromhex(k.root), k.bytes, _checked(k.grant)) for k in args.known]
-        with run.serving(call):
+        with run.serving(call), run.beginning:
             try:
                 return run.begin(args.roots, args.exclude, _key(args.key), known)
             except BaseException:
@@ -168,6 +173,11 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
                 call,
             )
 
+    def snapshot_reread(args: _Reread, call: Call) -> dict[str, Any]:
+        run = runs.get(SnapshotRun, args.run)
+        with run.serving(call):
+            return run.reread([_checked(g) for g in args.packs], call)
+
     def snapshot_confirm(args: _Confirm, call: Call) -> dict[str, Any]:
         run = runs.get(SnapshotRun, args.run)
         with run.serving(call):
@@ -181,7 +191,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def restore_begin(args: _RestoreBegin, call: Call) -> dict[str, Any]:
         run, _ = runs.add(RestoreRun, args.run, args.workspace)
-        with run.serving(call):
+        with run.serving(call), run.beginning:
             try:
                 return run.begin(
                     args.snapshot,
@@ -226,6 +236,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
         "snapshot.hook": _parsed(_Hook, snapshot_hook),
         "snapshot.packs": _parsed(_OfRun, snapshot_packs),
         "snapshot.commit": _parsed(_Commit, snapshot_commit),
+        "snapshot.reread": _parsed(_Reread, snapshot_reread),
         "snapshot.confirm": _parsed(_Confirm, snapshot_confirm),
         "snapshot.end": _parsed(_SnapshotEnd, snapshot_end),
         "restore.begin": _parsed(_RestoreBegin, restore_begin),

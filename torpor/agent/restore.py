@@ -40,6 +40,7 @@ class RestoreRun(Run):
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         super().__init__(home, run, workspace)
         self._signatures: list[Signature | None] | None = None
+        self._begun: dict[str, Any] | None = None
 
     def begin(
         self,
@@ -52,7 +53,9 @@ class RestoreRun(Run):
         max_parts: int,
         call: Call,
     ) -> dict[str, Any]:
-        """Read and check the manifest, look at the targets, plan what to fetch."""
+        """Read and check the manifest, look at the targets, plan what to fetch. Once a run."""
+        if self._begun is not None:
+            return self._begun
         what = f"snapshot {snapshot}"
         blob = bytes(next(self.transfer(call).get_ranges(grant, [Range(0, manifest_bytes)])))
         self._seal = Seal(key)
@@ -83,18 +86,17 @@ class RestoreRun(Run):
         self._writer = TreeWriter(self._targets)
         self._writer.prepare(manifest.entries, in_pieces)
         self._writer.close()
-        return self._described()
+        self._begun = self._described()
+        return self._begun
 
     def part(self, part: int, grants: Sequence[Grant], call: Call) -> dict[str, Any]:
-        """Fetch, check and write one part; what was written before is not fetched again."""
-        if not 0 <= part < len(self._plan.parts):
-            raise InvalidInput(f"run {self.id} has {len(self._plan.parts)} parts, no part {part}")
+        """Fetch, check and write what the granted packs hold and the disk does not. A part is
+        what its grants say: numbers change when an agent that was started anew plans again."""
 
         def progress(report: PartRestored) -> None:
             call.emit({"bytes": report.bytes, "stored_bytes": report.stored_bytes})
 
         report = restore_part(
-            self._plan.parts[part],
             self._plan,
             self._seal,
             self.transfer(call),

@@ -31,6 +31,8 @@ class Run:
         self.state = WorkspaceState(home, workspace)
         self.state.lock(workspace)
         self.connections = Connections(timeout_s=60.0)
+        self.beginning = threading.Lock()
+        """Held while the run begins: several requests may find at once that it must."""
         self._lock = threading.Lock()
         self._calls = 0
         self._ended: str | None = None

@@ -12,7 +12,7 @@ from torpor.agent.environment import record_environment
 from torpor.agent.machine import machine_id
 from torpor.agent.protocol import Call
 from torpor.agent.runs import Run
-from torpor.errors import InvalidInput, SnapshotDamaged
+from torpor.errors import AgentLost, InvalidInput, SnapshotDamaged
 from torpor.format.keys import Seal
 from torpor.format.manifest import FILE, HARDLINK, Entry, Manifest, decode_manifest, encode_manifest
 from torpor.format.names import pack_id_of, pack_key
@@ -21,7 +21,7 @@ from torpor.pipeline.contents import Contents
 from torpor.pipeline.journal import Journal, Record
 from torpor.pipeline.upload import PartStored, Source, packs_needed, store_part
 from torpor.store.transfer import Range
-from torpor.tree.plan import Job, cut, share_out
+from torpor.tree.plan import CHUNK_BYTES, Job, cut, share_out
 from torpor.tree.walk import (
     Held,
     Signature,
@@ -57,6 +57,7 @@ class SnapshotRun(Run):
         self._parts: list[list[Job]] = []
         self._pass = 0
         self._fresh: set[tuple[int, bytes]] = set()
+        self._begun: dict[str, Any] | None = None
         self._committed: tuple[SnapshotId, bytes, bytes] | None = None
         self._entries: list[Entry] = []
         self._signatures: list[Signature | None] = []
@@ -69,7 +70,9 @@ class SnapshotRun(Run):
         known: Sequence[Known],
     ) -> dict[str, Any]:
         """Resolve the roots and take up what earlier runs left; ``known`` are the workspace's
-        snapshots, newest first."""
+        snapshots, newest first. Once a run."""
+        if self._begun is not None:
+            return self._begun
         self._roots = resolve_roots(roots)
         self._named_roots = list(roots)
         self._excluded = compile_excludes(exclude)
@@ -84,7 +87,7 @@ class SnapshotRun(Run):
         else:
             self._held = [{} for _ in self._roots]
         self._resumable = {pack_key(self.workspace, r.pack.id): r for r in self._journal.read()}
-        return {
+        self._begun = {
             "roots": [os.fsdecode(root) for root in self._roots],
             "environment": record_environment(),
             "resumable": [
@@ -92,6 +95,7 @@ class SnapshotRun(Run):
                 for key, r in self._resumable.items()
             ],
         }
+        return self._begun
 
     def scan(
         self,
@@ -252,6 +256,25 @@ class SnapshotRun(Run):
             "unaccepted": [_shown(name) for name in names[:SHOWN]],
         }
 
+    def reread(self, grants: Sequence[Grant], call: Call) -> dict[str, Any]:
+        """Read packs of the manifest whole; names those that are not as written."""
+        _, _, packs = self._table.compact(self._compose()[0])
+        sizes = {pack_key(self.workspace, p.id): p for p in packs}
+        wrong = []
+        for grant in grants:
+            pack = sizes[grant.key]
+            slices = [
+                Range(at, min(CHUNK_BYTES, pack.size - at))
+                for at in range(0, pack.size, CHUNK_BYTES)
+            ]
+            md5 = hashlib.md5(usedforsecurity=False)
+            for data in self.transfer(call).get_ranges(grant, slices):
+                self.check(call)
+                md5.update(data)
+            if md5.digest() != pack.md5:
+                wrong.append(grant.key)
+        return {"wrong": wrong}
+
     def finish(self, committed: bool) -> None:
         """Keep the index when the snapshot is known to be good, and give the workspace back."""
         if committed and self._committed is not None:
@@ -317,7 +340,9 @@ class SnapshotRun(Run):
     def _compose(self) -> tuple[list[Entry], list[Signature | None]]:
         """The entries of the last walk with their content; what vanished since is left out."""
         if self._walk is None:
-            raise InvalidInput(f"run {self.id} has not scanned anything yet")
+            raise AgentLost(
+                f"run {self.id} has not scanned since the agent was started anew: make a pass"
+            )
         unread = {(u.entry.root, u.entry.path) for u in self._walk.unread}
         entries: list[Entry] = []
         signatures: list[Signature | None] = []

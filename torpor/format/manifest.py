@@ -22,6 +22,7 @@ FILE, DIRECTORY, SYMLINK, HARDLINK = 0, 1, 2, 3
 
 _HEADER = struct.Struct("<8sHHQ32s8s")
 _SEALED = 1
+HEADER_BYTES: Final = _HEADER.size
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):

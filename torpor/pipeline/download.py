@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -13,7 +13,7 @@ import msgspec
 
 from torpor.codecs.choose import decode_chunk
 from torpor.codecs.codec import Buffer
-from torpor.errors import GrantExpired, SnapshotDamaged, TorporError, WrongKey
+from torpor.errors import SnapshotDamaged, TorporError, WrongKey
 from torpor.format.keys import Seal, chunk_associated
 from torpor.format.manifest import FILE, HOLE, Chunk, Entry, Manifest
 from torpor.format.names import pack_id_of
@@ -145,7 +145,6 @@ class RestoreJournal:
 
 
 def restore_part(
-    part: Sequence[bytes],
     plan: RestorePlan,
     seal: Seal,
     fetcher: Transfer,
@@ -157,15 +156,12 @@ def restore_part(
     progress: Callable[[PartRestored], None],
     check: Callable[[], None],
 ) -> PartRestored:
-    """Fetch and write what the packs of ``part`` hold, but for the chunks in ``done``, to which
-    it adds. Every chunk is checked against its name before a byte of it is written."""
+    """Fetch and write what the granted packs hold, but for the chunks in ``done``, to which it
+    adds. Every chunk is checked against its name before a byte of it is written."""
     report = PartRestored()
-    by_pack = {pack_id_of(grant.key): grant for grant in grants}
     try:
-        for pack_id in part:
-            grant = by_pack.get(pack_id)
-            if grant is None:
-                raise GrantExpired(f"no grant for pack {pack_id.hex()} came with the part")
+        for grant in grants:
+            pack_id = pack_id_of(grant.key)
             numbers = [n for n in plan.chunks_of(pack_id) if n not in done]
             chunks = [plan.manifest.chunks[n] for n in numbers]
             ranges = [Range(chunk.offset, chunk.stored) for chunk in chunks]

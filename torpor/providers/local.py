@@ -12,7 +12,6 @@ import os
 import pwd
 import re
 import shutil
-import socket
 import time
 from pathlib import Path
 from typing import Final, Literal
@@ -23,12 +22,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from torpor.errors import CreateFailed, InvalidInput, NotOurs, ProviderError, UnsafeDestroy
-from torpor.providers import asyncssh_host, openssh_host
+from torpor.providers import openssh_host
 from torpor.providers.local_lock import held
 from torpor.providers.local_place import (
     MachineRecord,
     Place,
-    ServerRecord,
     name_of_id,
     new_machine_id,
     place_of,
@@ -37,14 +35,11 @@ from torpor.providers.local_place import (
 )
 from torpor.providers.local_processes import (
     MARK,
-    Process,
     boot_id,
     end_processes,
-    identify,
-    is_alive,
     machine_processes,
-    server_processes,
 )
+from torpor.providers.local_server import log_words, serve, server_lives
 from torpor.providers.local_sweep import sweep
 from torpor.providers.nvidia import gpus_here, is_model
 from torpor.providers.removal import remove_contents, remove_tree
@@ -53,12 +48,7 @@ from torpor.values import GIB, Endpoint, Label, Machine, MachineId, Offer, Want
 
 ServerKind = Literal["openssh", "asyncssh"]
 
-_LISTEN_S = 20.0  # from launch to pid file
-_LISTEN_POLL_S = 0.01
-_DEAD_LOOK_S = 0.1  # how often to see whether the server still lives while it starts
-_PORT_TRIES = 5  # a free port may be taken between the look and the bind
 _LOCK_S = 120.0  # a destroy that holds the lock may remove a big home
-_TAKEN: Final = "ddress already in use"
 # These would end a quoted word in sshd_config or begin one of its tokens.
 _UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f\"'\\%]")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?")
@@ -223,7 +213,7 @@ class LocalProvider:
                 "take a new lease"
             )
         try:
-            self._serve(place, record)
+            serve(place, record)
         except (CreateFailed, OSError):
             if fresh:
                 # It never listened, so nobody has ever been on it.
@@ -271,33 +261,6 @@ class LocalProvider:
             raise CreateFailed(f"OpenSSH cannot serve local machines here: {unfit}")
         return "asyncssh"
 
-    def _serve(self, place: Place, record: MachineRecord) -> None:
-        """See to it that the machine's server listens and is on record."""
-        last = place.read_server()
-        if last is not None and _server_lives(last):
-            return
-        if last is None or last.process is None:
-            # An earlier create was killed between launch and record. Nobody knows that server.
-            end_processes(lambda: server_processes(record.id, place.log))
-        host = openssh_host if record.server == "openssh" else asyncssh_host
-        for attempt in range(_PORT_TRIES):
-            port = last.port if last is not None and attempt == 0 else _free_port()
-            heard = _log_bytes(place)
-            place.write_server(ServerRecord(port, boot_id()))
-            place.pid_file.unlink(missing_ok=True)
-            host.launch(place, record, port)
-            process = _await_listening(place, record.id)
-            if process is not None:
-                place.write_server(ServerRecord(port, boot_id(), process))
-                return
-            words = _log_words(place, heard)
-            if _TAKEN not in words:
-                break
-        raise CreateFailed(
-            f"the SSH server of machine {record.id} ({record.server}) did not begin to listen on "
-            f"127.0.0.1 port {port}; its last words: {words or 'none'}"
-        )
-
     def _describe(self, place: Place, record: MachineRecord) -> Machine:
         server = place.read_server()
         state: Literal["starting", "running", "stopped", "stopping"]
@@ -307,12 +270,12 @@ class LocalProvider:
             state = "stopping"
         elif server is None or server.process is None:
             state = "starting"
-        elif _server_lives(server):
+        elif server_lives(server):
             state = "running"
             endpoint = Endpoint("127.0.0.1", server.port, record.user, record.host_key)
         else:
             state = "stopped"
-            note = f"its SSH server died; last words: {_log_words(place, 0) or 'none'}"
+            note = f"its SSH server died; last words: {log_words(place, 0) or 'none'}"
         return Machine(
             record.id, self.identity, record.label, state, endpoint, record.price_usd_h, note
         )
@@ -331,53 +294,6 @@ def _end(place: Place, machine: MachineId) -> None:
     remove_tree(place.remains)
     place.root.rename(place.remains)
     remove_tree(place.remains)
-
-
-def _server_lives(server: ServerRecord) -> bool:
-    return server.process is not None and server.boot == boot_id() and is_alive(server.process)
-
-
-def _await_listening(place: Place, machine: MachineId) -> Process | None:
-    """The server's process once it has written its pid file; None when it died or hangs."""
-    started = time.monotonic()
-    looked = started
-    while (now := time.monotonic()) < started + _LISTEN_S:
-        with contextlib.suppress(OSError, ValueError):
-            process = identify(int(place.pid_file.read_text()))
-            if process is not None:
-                return process
-        if now - looked >= _DEAD_LOOK_S:
-            looked = now
-            if not server_processes(machine, place.log) and not place.pid_file.exists():
-                return None
-        time.sleep(_LISTEN_POLL_S)
-    end_processes(lambda: server_processes(machine, place.log))
-    return None
-
-
-def _log_bytes(place: Place) -> int:
-    try:
-        return place.log.stat().st_size
-    except OSError:
-        return 0
-
-
-def _log_words(place: Place, begin: int, at_most: int = 800) -> str:
-    """What the server's log says after ``begin``: its end."""
-    try:
-        with place.log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(begin, size - at_most))
-            return file.read(at_most).decode(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _new_host_key() -> tuple[bytes, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import sys
 from email.utils import parsedate_to_datetime
 
 from torpor.errors import (
@@ -25,7 +26,9 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 # Answers to a body that was damaged or cut on its way to the store; sending it again may help.
 _DAMAGED = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "IncompleteBody"}
 _BUSY = {"RequestTimeout", "SlowDown", "OperationAborted", "ConditionalRequestConflict"}
-_EXPIRED = {"ExpiredToken", "ExpiredRequest", "RequestExpired", "ExpiredPresignRequest"}
+_EXPIRED = {"ExpiredToken", "ExpiredRequest", "RequestExpired", "RequestTimeTooSkewed"}
+# rclone says the last one of every signature older than 15 minutes, whatever its own limit.
+_EXPIRED_WORDS = re.compile(r"expired|difference between the request time", re.IGNORECASE)
 
 
 def refusal(grant: Grant, host: str, answer: http.client.HTTPResponse, body: bytes) -> StoreError:
@@ -37,14 +40,17 @@ def refusal(grant: Grant, host: str, answer: http.client.HTTPResponse, body: byt
     what = f"{grant.verb} {grant.key} at {host}"
     reason = f"HTTP {status}" + (f" {code}" if code else "") + (f": {said}" if said else "")
     if status in (400, 401, 403) and _is_expired(grant, answer, code, said):
-        return GrantExpired(f"{what}: the grant's time is over ({reason}); ask for a new one")
+        return GrantExpired(
+            f"{what}: the grant's time is over ({reason}); ask for a new one, "
+            "and check the control side's clock where that is refused too"
+        )
     if status >= 500 or status in (408, 425, 429) or code in _BUSY:
         busy = StoreUnavailable(f"{what}: the store cannot take the request now ({reason})")
         busy.retry_after_s = _retry_after_s(answer)
         return busy
     if code in _DAMAGED:
         return StoreCorrupt(f"{what}: the body was damaged on the way ({reason})")
-    if status in (401, 403):
+    if status in (401, 403) or code == "AccessDenied":
         return StoreDenied(
             f"{what}: refused ({reason}); check that the store's key may do this on the bucket, "
             "and the control side's clock"
@@ -61,14 +67,23 @@ def refusal(grant: Grant, host: str, answer: http.client.HTTPResponse, body: byt
     return StoreError(f"{what}: refused ({reason})")
 
 
-def content_range(answer: http.client.HTTPResponse) -> tuple[int, int] | None:
-    """The first byte and the byte after the last one that a 206 says it carries."""
-    found = _CONTENT_RANGE.fullmatch(answer.getheader("Content-Range", "").strip())
-    return (int(found[1]), int(found[2]) + 1) if found else None
+def carried_by(answer: http.client.HTTPResponse) -> range:
+    """The bytes of the object that a 200 or 206 carries; none where it does not say so.
+
+    Some servers (rclone's) do as asked and answer 200, with a Content-Range; others ignore the
+    Range header and send the whole object, without one.
+    """
+    stated = answer.getheader("Content-Range")
+    length = answer.length if answer.length is not None else sys.maxsize
+    if stated is None:
+        return range(length if answer.status == 200 else 0)
+    found = _CONTENT_RANGE.fullmatch(stated.strip())
+    first, last = (int(found[1]), int(found[2])) if found else (0, -1)
+    return range(first, min(last + 1, first + length))
 
 
 def _is_expired(grant: Grant, answer: http.client.HTTPResponse, code: str, said: str) -> bool:
-    if code in _EXPIRED or "expired" in said.lower():
+    if code in _EXPIRED or _EXPIRED_WORDS.search(said):
         return True
     try:
         # The store's own clock, not the machine's: that one may be an hour off.

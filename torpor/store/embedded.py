@@ -78,7 +78,7 @@ class EmbeddedStore:
                 scratch = object_key("probe/embedded-ready")
                 store.put(scratch, b"ready")
                 store.delete([scratch])
-            except StoreError as error:  # noqa: PERF203 (a polling loop)
+            except StoreError as error:
                 if time.monotonic() > deadline or not _is_alive(self.pid, self.started):
                     raise StoreUnavailable(
                         f"the embedded store at {self.endpoint_url} did not get ready: {error}; "

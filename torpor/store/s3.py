@@ -23,6 +23,7 @@ from torpor.errors import (
     InvalidInput,
     ObjectExists,
     StoreCorrupt,
+    StoreError,
     StoreMissing,
     StoreUnavailable,
 )
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 LONGEST_GRANT_S = 7 * 24 * 3600  # SigV4 allows no more
 DELETE_BATCH = 1000  # DeleteObjects takes no more
+MOST_LISTED = 1_000_000  # at about 300 bytes each in memory; 64 TB of packs
 CONNECTIONS = 32
 TRIES = 5  # of what botocore does not repeat: a body cut short, a 409 between writers
 FIRST_WAIT_S = 0.1
@@ -158,12 +160,18 @@ class S3Store:
     def get(self, key: ObjectKey, *, max_bytes: int) -> bytes:
         for left in reversed(range(TRIES)):
             try:
-                return self._get_once(key, max_bytes)
-            except (StoreUnavailable, StoreCorrupt):  # noqa: PERF203 (a retry loop)
+                body = self._get_once(key, max_bytes)
+            except (StoreUnavailable, StoreCorrupt):
                 if not left:
                     raise
                 self._back_off(TRIES - left)
-        raise AssertionError("unreachable: the last try returns or raises")
+            else:
+                break
+        if len(body) > max_bytes:
+            raise StoreCorrupt(
+                f"get {key} at {self.address}: more than the {max_bytes} bytes that it may have"
+            )
+        return body
 
     def head(self, key: ObjectKey) -> StoredObject | None:
         full = self._full(key)
@@ -182,28 +190,35 @@ class S3Store:
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """Every object below the prefix, in key order.
 
-        Objects whose names torpor would not write (a console's folder marks, say) are not ours
-        and are left out. The listing does not tell how an object was encrypted: ``md5`` comes
-        from the ETag, unless the probe saw that this store's are not MD5s.
+        Sorted here: SeaweedFS, for one, lists folder by folder, ``a/1`` before ``a-b/1``. Objects
+        whose names torpor would not write (a console's folder marks, say) are not ours and are
+        left out. The listing does not tell how an object was encrypted: ``md5`` comes from the
+        ETag, unless the probe saw that this store's are not MD5s.
         """
         if prefix:
-            object_key(prefix.rstrip("/") if prefix.endswith("/") else prefix)
+            object_key(prefix.removesuffix("/"))
         md5s = self._capabilities is None or self._capabilities.etag_is_md5
-        last = ""
+        listed: dict[ObjectKey, StoredObject] = {}
         for found in self._listed(self._base + prefix):
             full = found["Key"]
-            if not full.startswith(self._base + prefix) or full <= last:
+            if not full.startswith(self._base + prefix):
                 raise StoreCorrupt(
-                    f"list {prefix!r} at {self.address}: the store names {full!r} after {last!r}, "
-                    "which is out of order or not below the prefix"
+                    f"list {prefix!r} at {self.address}: the store names {full!r}, which is not "
+                    "below the prefix"
                 )
-            last = full
             try:
                 key = object_key(full[len(self._base) :])
             except InvalidInput:
                 continue
             md5 = plain_md5(found.get("ETag"), None) if md5s else None
-            yield StoredObject(key, found["Size"], md5, found["LastModified"].timestamp())
+            listed[key] = StoredObject(key, found["Size"], md5, found["LastModified"].timestamp())
+            if len(listed) > MOST_LISTED:
+                raise StoreError(
+                    f"list {prefix!r} at {self.address}: more than {MOST_LISTED} objects; give "
+                    "the workspaces in this bucket prefixes of their own"
+                )
+        for key in sorted(listed):
+            yield listed[key]
 
     def delete(self, keys: Iterable[ObjectKey]) -> None:
         left = iter(keys)
@@ -264,6 +279,7 @@ class S3Store:
             return False
 
     def _get_once(self, key: ObjectKey, max_bytes: int) -> bytes:
+        """The object, or where it is too long, somewhat more than ``max_bytes`` of it."""
         what = f"get {key} at {self.address}"
         with self._explained(f"get {key}"):
             answer = self._client.get_object(Bucket=self._bucket, Key=self._full(key))
@@ -278,7 +294,7 @@ class S3Store:
                         f"({type(error).__name__})"
                     ) from None
         if len(body) > max_bytes:
-            raise StoreCorrupt(f"{what}: more than the {max_bytes} bytes that it may have")
+            return bytes(body)
         if len(body) != answer["ContentLength"]:
             raise StoreUnavailable(f"{what}: {len(body)} of {answer['ContentLength']} bytes came")
         stated = plain_md5(answer["ETag"], encryption_of(answer["ResponseMetadata"]["HTTPHeaders"]))
@@ -291,6 +307,7 @@ class S3Store:
     def _listed(self, full_prefix: str) -> Iterator[Any]:
         """The listing's raw entries, page by page; every page is one retried request."""
         token: dict[str, Any] = {}
+        seen = set()
         while True:
             with self._explained(f"list {full_prefix[len(self._base) :]!r}"):
                 page = self._client.list_objects_v2(
@@ -300,12 +317,14 @@ class S3Store:
             yield from page.get("Contents", [])
             if not page.get("IsTruncated"):
                 return
-            if not page.get("NextContinuationToken") or not page.get("Contents"):
+            at = page.get("NextContinuationToken")
+            if not at or at in seen:
                 raise StoreCorrupt(
-                    f"list {full_prefix!r} at {self.address}: the store says that there is more "
-                    "and does not say where"
+                    f"list {full_prefix!r} at {self.address}: the store says that there is more, "
+                    "and leads in a circle"
                 )
-            token = {"ContinuationToken": page["NextContinuationToken"]}
+            seen.add(at)
+            token = {"ContinuationToken": at}
 
     def _delete_batch(self, batch: builtins.list[str]) -> builtins.list[str]:
         """Delete in one request; returns those that must be deleted one by one."""

@@ -84,7 +84,7 @@ def _refused(error: ClientError, what: str) -> StoreError:
         return StoreUnavailable(f"{what}: another request is writing the same name ({reason})")
     if status == 412:
         return ObjectExists(f"{what}: the name is taken ({reason})")
-    if status in (401, 403):
+    if status in (401, 403) or code == "AccessDenied":
         return StoreDenied(
             f"{what}: refused ({reason}); check the key id and secret, and that their policy "
             "allows reading, writing, listing and deleting under this bucket and prefix"

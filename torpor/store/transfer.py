@@ -22,7 +22,7 @@ from torpor.errors import (
     StoreError,
     StoreUnavailable,
 )
-from torpor.store.answer import ERROR_BODY_BYTES, content_range, refusal
+from torpor.store.answer import ERROR_BODY_BYTES, carried_by, refusal
 from torpor.store.connections import Connections, Target, target_of
 from torpor.store.etag import encryption_of, plain_md5
 from torpor.values import KIB, Grant
@@ -103,7 +103,7 @@ class Transfer:
         while True:
             try:
                 return self._put_once(target, grant, views, md5)
-            except (StoreUnavailable, StoreCorrupt) as error:  # noqa: PERF203 (a retry loop)
+            except (StoreUnavailable, StoreCorrupt) as error:
                 failed += 1
                 self._wait(error, failed)
 
@@ -167,17 +167,14 @@ class Transfer:
         with self._exchange(target, grant, headers, []) as answer:
             if answer.status not in (200, 206):
                 raise refusal(grant, target.netloc, answer, answer.read(ERROR_BODY_BYTES))
-            if answer.status == 200:  # Range was ignored: the whole object comes
-                carried = (0, answer.length if answer.length is not None else end)
-            else:
-                carried = content_range(answer) or (-1, -1)
-            if (answer.status == 206 and carried[0] != start) or carried[1] < end:
+            carried = carried_by(answer)
+            if not carried.start <= start < end <= carried.stop:
                 raise StoreCorrupt(
-                    f"{what}: asked for bytes {start} to {end}, the store answers with "
-                    f"{answer.getheader('Content-Range') or f'{carried[1]} bytes'}: the object "
-                    "is shorter than its manifest says, or the store does not do ranges"
+                    f"{what}: asked for bytes {start} to {end}, the store sends {carried.start} "
+                    f"to {carried.stop}: the object is shorter than its manifest says, or the "
+                    "store does not do ranges"
                 )
-            yield _Body(answer, grant, target.netloc, carried[0], self._pace(what))
+            yield _Body(answer, grant, target.netloc, carried.start, self._pace(what))
 
     @contextlib.contextmanager
     def _exchange(

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from torpor.format.keys import Seal
 from torpor.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Chunk, Entry
 from torpor.tree.read import Read, read_at
-from torpor.tree.walk import Signature, read_xattrs, settled
+from torpor.tree.walk import RACY_NS, Signature, read_xattrs, settled
 
 _THREADS = 8
 _BATCH = 64
@@ -44,6 +44,7 @@ def compare_tree(
     ``owners``: whether owners were restored and must match. ``check`` may raise RunCancelled.
     """
     result = Comparison(len(entries))
+    time.sleep(RACY_NS / 1e9)  # what was just written settles, so that the index can be believed
     inodes: dict[tuple[int, bytes], int] = {}
     for number, entry in enumerate(entries):
         if number % 1024 == 0:
