@@ -1,4 +1,4 @@
-"""attach: starts one agent, survives its death, replaces other versions, refuses foreign folders."""
+"""attach: starts one agent, survives its death, replaces others, refuses foreign folders."""
 
 from __future__ import annotations
 

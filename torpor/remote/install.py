@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Final
 
 import asyncssh
@@ -13,11 +11,9 @@ from torpor.errors import AgentLost, MachineUnfit, from_wire
 from torpor.remote.bundle import Bundle
 from torpor.remote.probe import Probed
 from torpor.remote.ssh import execute
-from torpor.values import KIB
 
 INSTALL_S: Final = 600.0  # 10 MB over the worst link that is worth using
 _MARK: Final = b"torpor-install "
-_CHUNK_BYTES: Final = 256 * KIB
 
 # Constant, never formatted: argv is HOME, the content hash, the archive's SHA-256 and length.
 _SCRIPT: Final = r"""
@@ -98,7 +94,7 @@ async def install(
         connection,
         [machine.python, "-s", "-E", "-c", _SCRIPT, machine.home, *what],
         timeout_s=INSTALL_S,
-        stdin=_chunks(bundle.archive),
+        stdin=bundle.archive,
     )
     for line in done.stdout.splitlines():
         if line.startswith(_MARK):
@@ -111,9 +107,3 @@ async def install(
         raise AgentLost(f"{where}: the connection was lost while the agent was installed")
     words = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
     raise MachineUnfit(f"{where}: installing the agent failed (exit {done.exit}): {words}")
-
-
-async def _chunks(path: Path) -> AsyncIterator[bytes]:
-    with open(path, "rb") as archive:  # noqa: ASYNC230  a local file in pieces of 256 KiB
-        while data := archive.read(_CHUNK_BYTES):
-            yield data

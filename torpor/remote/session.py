@@ -152,6 +152,7 @@ class Session:
         try:
             self._loop.run_forever()
         finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
 

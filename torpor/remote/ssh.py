@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import shlex
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import asyncssh
@@ -26,6 +27,7 @@ LOGIN_S: Final = 30.0
 KEEPALIVE_S: Final = 15
 KEEPALIVES: Final = 4  # unanswered, then the connection is lost
 MAX_OUTPUT_BYTES: Final = 256 * KIB
+_CHUNK_BYTES: Final = 256 * KIB
 
 _KEY_ALGS: Final = {
     "ssh-ed25519": ["ssh-ed25519"],
@@ -81,9 +83,6 @@ async def connect(
     where = f"{endpoint.user}@{endpoint.host} port {endpoint.port}"
     key = identity.load()
     pinned = _pinned(endpoint)
-    algorithms = [name for names in _KEY_ALGS.values() for name in names]
-    if pinned is not None:
-        algorithms = _KEY_ALGS.get(pinned.get_algorithm(), [pinned.get_algorithm()])
     guard = _Guard(pinned)
     try:
         connection, _ = await asyncio.wait_for(
@@ -94,7 +93,7 @@ async def connect(
                 username=endpoint.user,
                 client_keys=[key],
                 known_hosts=([], [], []),
-                server_host_key_algs=algorithms,
+                server_host_key_algs=_algorithms(pinned),
                 config=None,
                 agent_path=None,
                 agent_forwarding=False,
@@ -116,8 +115,6 @@ async def connect(
             "authorized_keys there, or check the user's name"
         ) from error
     except asyncssh.KeyExchangeFailed as error:
-        if pinned is not None and "host key" in str(error).lower():
-            raise _key_changed(where, pinned, None) from error
         raise MachineUnreachable(f"{where}: no common SSH algorithms: {error}") from error
     except (TimeoutError, asyncio.TimeoutError) as error:
         raise MachineUnreachable(
@@ -146,9 +143,9 @@ async def execute(
     argv: Sequence[str],
     *,
     timeout_s: float,
-    stdin: AsyncIterator[bytes] | None = None,
+    stdin: Path | None = None,
 ) -> Completed:
-    """Run ``argv`` with ``stdin`` as its input. Output past MAX_OUTPUT_BYTES is thrown away.
+    """Run ``argv`` with the file ``stdin`` as its input. Output past a bound is thrown away.
 
     Raises AgentLost when the connection is lost or the time is over.
     """
@@ -163,7 +160,7 @@ async def execute(
 async def _execute(
     connection: asyncssh.SSHClientConnection,
     argv: Sequence[str],
-    stdin: AsyncIterator[bytes] | None,
+    stdin: Path | None,
 ) -> Completed:
     process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
         shlex.join(argv), encoding=None
@@ -178,12 +175,13 @@ async def _execute(
     return Completed(-1 if status is None else status, out, err)
 
 
-async def _feed(into: asyncssh.SSHWriter[bytes], chunks: AsyncIterator[bytes] | None) -> None:
+async def _feed(into: asyncssh.SSHWriter[bytes], source: Path | None) -> None:
     try:
-        if chunks is not None:
-            async for chunk in chunks:
-                into.write(chunk)
-                await into.drain()
+        if source is not None:
+            with open(source, "rb") as data:  # noqa: ASYNC230  a local file, 256 KiB at a time
+                while chunk := data.read(_CHUNK_BYTES):
+                    into.write(chunk)
+                    await into.drain()
         into.write_eof()
     except (asyncssh.Error, OSError):  # it ended before it had read all: its exit says why
         return
@@ -228,11 +226,20 @@ def _pinned(endpoint: Endpoint) -> asyncssh.SSHKey | None:
         ) from None
 
 
+def _algorithms(pinned: asyncssh.SSHKey | None) -> list[str]:
+    # The pinned key's kind first: a server with several keys then shows that one. The others
+    # stay on the list, so that a server that has lost it shows what it has instead.
+    kinds = list(_KEY_ALGS)
+    if pinned is not None:
+        kinds.sort(key=lambda kind: kind != pinned.get_algorithm())
+    return [algorithm for kind in kinds for algorithm in _KEY_ALGS[kind]]
+
+
 def _key_changed(
     where: str, pinned: asyncssh.SSHKey | None, seen: asyncssh.SSHKey | None
 ) -> HostKeyChanged:
     was = pinned.get_fingerprint() if pinned else "none"
-    now = seen.get_fingerprint() if seen else "a key of another type"
+    now = seen.get_fingerprint() if seen else "none"
     return HostKeyChanged(
         f"{where} shows host key {now}, pinned is {was}: another machine answers there, or it was "
         "set up anew. Nothing was sent. Compare with the provider's console; only when the change "
