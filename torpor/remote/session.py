@@ -165,6 +165,9 @@ class Session:
             raise AgentLost(
                 f"{self._route.where} took over {timeout_s:g} s to attach to"
             ) from error
+        except BaseException:  # the caller was interrupted: nothing of it goes on
+            future.cancel()
+            raise
 
     def _submit(self, step: Callable[[], None], quiet: bool = False) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import select
 import socket
 import ssl
@@ -13,6 +14,8 @@ from urllib.parse import urlsplit
 import certifi
 
 from torpor.errors import InvalidInput, StoreError, StoreUnavailable
+
+_PRINTABLE = re.compile(r"[!-~]+")  # urlsplit would quietly drop a newline
 
 KEPT_IDLE = 32  # for each host; a finished request's connection above that is closed
 
@@ -38,7 +41,7 @@ def target_of(url: str, what: str) -> Target:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port, parts = None, None, urlsplit("")
-    if parts.scheme not in ("http", "https") or not host or not url.isascii() or " " in url:
+    if parts.scheme not in ("http", "https") or not host or not _PRINTABLE.fullmatch(url):
         raise InvalidInput(f"{what} has no http or https address of a host in it")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     default = 443 if parts.scheme == "https" else 80

@@ -47,11 +47,13 @@ def probe(client: S3Client, bucket: str, base: str) -> Capabilities:
                 f"{len(read)} other bytes came back; do not keep work in this store"
             )
         client.list_objects_v2(Bucket=bucket, Prefix=name, MaxKeys=10)
+        range_get = _range_get(client, bucket, f"{name}-plain", body)
         return Capabilities(
+            # After the range: a store that ignores the condition now overwrites the object.
             conditional_put=_conditional_put(client, bucket, name),
             rejects_wrong_md5=_rejects_wrong_md5(client, bucket, f"{name}-md5"),
             etag_is_md5=stated == hashlib.md5(body, usedforsecurity=False).hexdigest(),
-            range_get=_range_get(client, bucket, f"{name}-plain", body),
+            range_get=range_get,
         )
 
 
