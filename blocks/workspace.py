@@ -77,8 +77,8 @@ class Workspace(Block):
     exclude: list[str] = Field(
         default_factory=list,
         description=(
-            "What not to keep, as patterns: *.pyc or __pycache__ for names anywhere, cache/tmp* for "
-            "paths below a directory of the workspace."
+            "What not to keep, as patterns: *.pyc or __pycache__ for names anywhere, cache/tmp* "
+            "for paths below a directory of the workspace."
         ),
     )
     store: Reference = Field(

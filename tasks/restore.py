@@ -66,8 +66,8 @@ def check_restore(restore: RemoteRestore, full: bool) -> Checked:
     checked = restore.check(full=full)
     if checked.difference_count:
         raise SnapshotDamaged(
-            f"{checked.difference_count} names differ from snapshot {restore.wanted.snapshot} "
-            f"after the restore: {'; '.join(checked.differences[:5])}. The snapshot itself is untouched: "
-            "wake again on another machine"
+            f"after the restore, {checked.difference_count} names differ from snapshot "
+            f"{restore.wanted.snapshot}: {'; '.join(checked.differences[:5])}. The snapshot itself is "
+            "untouched: wake again on another machine"
         )
     return checked

@@ -226,8 +226,8 @@ def test_forget_leaves_no_file(opened: Opener, sshd: Sshd, agent_home: Path) -> 
     assert not agent_home.exists()
 
 
-def test_a_home_of_150_characters(opened: Opener, tmp_path: Path) -> None:
-    home = tmp_path / ("h" * (150 - len(str(tmp_path)) - 1))
+def test_a_home_of_150_characters(opened: Opener, sshd: Sshd) -> None:
+    home = sshd.folder / ("h" * (150 - len(str(sshd.folder)) - 1))
     assert opened(home=str(home)).call("echo", {}, request="r")["pid"]
     assert (home / "agent.sock").is_socket()
 
