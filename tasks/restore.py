@@ -67,7 +67,7 @@ def check_restore(restore: RemoteRestore, full: bool) -> Checked:
     if checked.difference_count:
         raise SnapshotDamaged(
             f"after the restore, {checked.difference_count} names differ from snapshot "
-            f"{restore.wanted.snapshot}: {'; '.join(checked.differences[:5])}. The snapshot itself is "
+            f"{restore.wanted.snapshot}: {'; '.join(checked.differences[:5])}. The snapshot is "
             "untouched: wake again on another machine"
         )
     return checked
