@@ -47,6 +47,7 @@ def _daemon(bundle: Path, home: Path) -> int:
     # Imported here: attach must be quick, and these take most of a start's time.
     from torpor.agent.daemon import Daemon
     from torpor.agent.home import SOCKET, enter_home, hold_life_lock
+    from torpor.agent.memory import keep_freed_chunks
     from torpor.agent.operations import operations
     from torpor.agent.runs import RunRegistry
 
@@ -61,6 +62,7 @@ def _daemon(bundle: Path, home: Path) -> int:
         os.unlink(SOCKET)
     listener.bind(SOCKET)
     os.chmod(SOCKET, 0o600)
+    keep_freed_chunks()
     runs = RunRegistry(home)
     daemon = Daemon(home, version(bundle), operations(runs), runs)
     signal.signal(signal.SIGTERM, lambda _number, _frame: daemon.stop())
