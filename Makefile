@@ -23,10 +23,10 @@ demo: setup
 	$(BIN)/python -m deployments.demo
 
 up: setup
-	$(BIN)/python -m deployments.up
+	$(BIN)/python -m deployments.up $(if $(PORT),--port $(PORT))
 
 down:
-	$(BIN)/python -m deployments.down
+	$(BIN)/python -m deployments.down $(if $(MACHINES),--machines)
 
 test: setup
 	$(BIN)/python -m pytest

@@ -35,10 +35,10 @@ def down(installation: Installation, *, machines: bool = False) -> None:
     with installation.locked():
         ended = {
             "worker": worker.stop(installation),  # first: its flow runs still report
-            "registration": end(installation, "register", polite_s=5.0) > 0,
             "store": embedded.stop(installation.store),
             "Prefect server": server.stop(installation),
         }
+        end(installation, "register", polite_s=5.0)  # of a `make up` that was killed
         if machines:
             stop_machines(installation)
         names = [name for name, was_there in ended.items() if was_there]

@@ -21,8 +21,8 @@ from pydantic import SecretStr
 
 from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
 from blocks.reference import load_named
+from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation
-from deployments.local_machines import make_demo, revive
 from deployments.worker import POOL
 from torpor.errors import StoreError, TorporError
 from torpor.store.embedded import EmbeddedStore

@@ -53,7 +53,8 @@ def server_of(installation: Installation, port: int | None = None) -> Server:
 
 def environment(installation: Installation, server: Server) -> dict[str, str]:
     """What processes that talk to the server, and the server itself, get as environment."""
-    env = dict(os.environ)
+    # Nothing of the user's own Prefect gets to a server of ours: neither keys nor a database.
+    env = {k: v for k, v in os.environ.items() if not (server.own and k.startswith("PREFECT_"))}
     # Flow runs import blocks, tasks and torpor from this checkout, whatever is installed.
     env["PYTHONPATH"] = os.pathsep.join(
         part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part
