@@ -41,6 +41,7 @@ class RestoreRun(Run):
         super().__init__(home, run, workspace)
         self._signatures: list[Signature | None] | None = None
         self._begun: dict[str, Any] | None = None
+        self._finished: dict[str, Any] | None = None
 
     def begin(
         self,
@@ -73,9 +74,13 @@ class RestoreRun(Run):
                 f"{what} has {len(manifest.roots)} directories ({', '.join(manifest.roots)}) and "
                 f"{len(self._targets)} targets were named: name one for each"
             )
+        _check_apart(self._targets)
         identity = blake3(root + b"\0".join(self._targets)).digest()
         self._journal = RestoreJournal(self.state.restore_journal, identity)
         done = self._journal.done()
+        if done is not None and not any(map(_holds_something, self._targets)):
+            self._journal.clear()  # what it says was written has been removed since
+            done = None
         if done is None:
             self._check_targets()
         self._done = done or set()
@@ -120,7 +125,9 @@ class RestoreRun(Run):
         }
 
     def finish(self) -> dict[str, Any]:
-        """Attributes, links and directories; every chunk must be there."""
+        """Attributes, links and directories; every chunk must be there. Once a run."""
+        if self._finished is not None:
+            return self._finished
         missing = [n for n, uses in enumerate(self._plan.uses) if uses and n not in self._done]
         if missing:
             raise InvalidInput(
@@ -129,15 +136,17 @@ class RestoreRun(Run):
         self._writer.finish(self._manifest.entries, in_pieces)
         self._writer.close()
         files = [e for e in self._manifest.entries if e.kind == FILE]
-        return {
+        self._finished = {
             "files": len(files),
             "bytes": sum(e.size for e in files),
             "warnings": self._writer.warnings[:SHOWN],
             "warning_count": len(self._writer.warnings),
         }
+        return self._finished
 
     def compare(self, full: bool, call: Call) -> dict[str, Any]:
         """Compare the disk with the manifest; with ``full`` every byte is read and hashed."""
+        self.finish()  # an agent that was started anew since has opened every mode again
         result = compare_tree(
             self._manifest.entries,
             self._manifest.chunks,
@@ -145,10 +154,13 @@ class RestoreRun(Run):
             self._seal,
             full=full,
             owners=os.geteuid() == 0,
+            refused_xattrs=self._writer.refused_xattrs,
             progress=lambda size: call.emit({"bytes": size}),
             check=lambda: self.check(call),
         )
-        if not result.differences:
+        if result.differences:
+            self._journal.clear()  # what it says is not what is there: the next restore starts anew
+        else:
             self._signatures = result.signatures
         return {
             "files": result.files,
@@ -225,6 +237,25 @@ class RestoreRun(Run):
                     f"{shown} has {have:,} bytes free and the snapshot needs {size - done:,}: wake "
                     "on a machine with a larger disk; nothing was written"
                 )
+
+
+def _check_apart(targets: Sequence[bytes]) -> None:
+    for i, one in enumerate(targets):
+        for other in targets[i + 1 :]:
+            a, b = (os.path.join(os.path.realpath(path), b"") for path in (one, other))
+            if a.startswith(b) or b.startswith(a):
+                raise InvalidInput(
+                    f"targets {os.fsdecode(one)} and {os.fsdecode(other)} lie inside each other: "
+                    "name directories that lie apart"
+                )
+
+
+def _holds_something(target: bytes) -> bool:
+    try:
+        with os.scandir(target) as names:
+            return next(names, None) is not None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _data_bytes(entry: Entry) -> int:

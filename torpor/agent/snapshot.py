@@ -12,7 +12,8 @@ from torpor.agent.environment import record_environment
 from torpor.agent.machine import machine_id
 from torpor.agent.protocol import Call
 from torpor.agent.runs import Run
-from torpor.errors import AgentLost, InvalidInput, SnapshotDamaged
+from torpor.errors import AgentLost, SnapshotDamaged, WorkspaceInvalid
+from torpor.format.checks import check_manifest
 from torpor.format.keys import Seal
 from torpor.format.manifest import FILE, HARDLINK, Entry, Manifest, decode_manifest, encode_manifest
 from torpor.format.names import pack_id_of, pack_key
@@ -193,8 +194,12 @@ class SnapshotRun(Run):
             self._entries, self._signatures = self._compose()
             skipped = self._walk.skipped if self._walk else []
             entries, chunks, packs = self._table.compact(self._entries)
-            if not entries:
-                raise InvalidInput(f"workspace {self.workspace} is empty now: nothing to keep")
+            if not any(e.path for e in entries):
+                raise WorkspaceInvalid(
+                    f"workspace {self.workspace} on this machine has become empty while it was "
+                    f"read ({', '.join(self._named_roots)}): no snapshot was made; is a disk "
+                    "unmounted?"
+                )
             files = [e for e in entries if e.kind == FILE]
             counted = {
                 "files": len(files),
@@ -298,6 +303,7 @@ class SnapshotRun(Run):
                     f"{known.grant.key} is not the snapshot that the control side read: it was "
                     "changed in the store, where manifests are written once"
                 )
+            check_manifest(manifest, known.grant.key)
             self._table.know(
                 (
                     Located(

@@ -22,6 +22,8 @@ from torpor.format.manifest import (
 MAX_NAME_BYTES = 255  # ext4, xfs, overlayfs
 MAX_PATH_BYTES = 1 << 16  # far above PATH_MAX: restore works with dir_fds, component by component
 MAX_FILE_BYTES = 1 << 50
+MAX_OWNER = (1 << 32) - 2  # one more is -1, which means "leave it" to chown
+MAX_XATTR_BYTES = 1 << 16  # Linux, for one value
 KNOWN_ENCODINGS = frozenset({0, 1, 2, 3})
 
 
@@ -70,6 +72,8 @@ def _check_chunks(chunks: Sequence[Chunk], packs: Sequence[Pack]) -> None:
 def _check_entries(manifest: Manifest) -> None:
     if not manifest.roots or len(set(manifest.roots)) != len(manifest.roots):
         raise _Refused(f"roots {manifest.roots} are empty or not distinct")
+    if any(not root or "\0" in root for root in manifest.roots):
+        raise _Refused(f"roots {manifest.roots} are not all paths")
     kinds: list[dict[bytes, int]] = [{} for _ in manifest.roots]
     for entry in manifest.entries:
         if not 0 <= entry.root < len(kinds):
@@ -77,8 +81,12 @@ def _check_entries(manifest: Manifest) -> None:
         seen = kinds[entry.root]
         _check_place(entry, seen)
         seen[entry.path] = entry.kind
-        if not 0 <= entry.mode <= 0o7777 or entry.uid < 0 or entry.gid < 0:
-            raise _Refused(f"{entry.path!r} has mode {entry.mode:o}, owner {entry.uid}:{entry.gid}")
+        if not 0 <= entry.mode <= 0o7777:
+            raise _Refused(f"{entry.path!r} has mode {entry.mode:o}")
+        if not (0 <= entry.uid <= MAX_OWNER and 0 <= entry.gid <= MAX_OWNER):
+            raise _Refused(f"{entry.path!r} belongs to {entry.uid}:{entry.gid}")
+        if entry.xattrs:
+            _check_xattrs(entry)
         if entry.kind == FILE:
             _check_content(entry, manifest.chunks)
         elif entry.extents or entry.size or entry.digest:
@@ -112,6 +120,14 @@ def _check_place(entry: Entry, seen: dict[bytes, int]) -> None:
             raise _Refused(f"{path!r} is a symlink without a usable target")
     elif entry.kind not in (FILE, DIRECTORY):
         raise _Refused(f"{path!r} is of unknown kind {entry.kind}")
+
+
+def _check_xattrs(entry: Entry) -> None:
+    for name, value in entry.xattrs:
+        if not 0 < len(name) <= MAX_NAME_BYTES or b"\0" in name or len(value) > MAX_XATTR_BYTES:
+            raise _Refused(
+                f"{entry.path!r} has an extended attribute {name[:80]!r} of {len(value)} bytes"
+            )
 
 
 def _check_content(entry: Entry, chunks: Sequence[Chunk]) -> None:

@@ -76,7 +76,11 @@ def read_manifest(store: ObjectStore, wanted: StoredSnapshot, seal: Seal) -> Man
         raise SnapshotMissing(f"{what} is gone: it was deleted meanwhile") from None
     manifest, root = decode_manifest(blob, seal, what)
     check_manifest(manifest, what)
-    if root.hex() != wanted.root or manifest.snapshot != wanted.snapshot:
+    if (root.hex(), manifest.workspace, manifest.snapshot) != (
+        wanted.root,
+        wanted.workspace,
+        wanted.snapshot,
+    ):
         raise SnapshotMissing(f"{what} is not the one that was listed: it was replaced meanwhile")
     return manifest
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from torpor.format.keys import Seal
 from torpor.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Chunk, Entry
-from torpor.tree.read import Read, read_at
+from torpor.tree.read import Read, data_regions, read_at
 from torpor.tree.walk import RACY_NS, Signature, read_xattrs, settled
 
 _THREADS = 8
@@ -36,12 +36,14 @@ def compare_tree(
     *,
     full: bool,
     owners: bool,
+    refused_xattrs: Container[tuple[int, bytes, bytes]],
     progress: Callable[[int], None],
     check: Callable[[], None],
 ) -> Comparison:
     """Compare what is on the disk with ``entries``; with ``full``, read and hash every file.
 
-    ``owners``: whether owners were restored and must match. ``check`` may raise RunCancelled.
+    ``owners``: whether owners were restored and must match. ``refused_xattrs`` (root, path, name)
+    could not be set here, and the restore has warned of them. ``check`` may raise RunCancelled.
     """
     result = Comparison(len(entries))
     time.sleep(RACY_NS / 1e9)  # what was just written settles, so that the index can be believed
@@ -49,7 +51,7 @@ def compare_tree(
     for number, entry in enumerate(entries):
         if number % 1024 == 0:
             check()
-        signature = _compare_names(entry, targets, inodes, owners, result)
+        signature = _compare_names(entry, targets, inodes, owners, refused_xattrs, result)
         looked = time.time_ns()
         if signature is not None and settled(signature, looked):
             result.signatures[number] = signature
@@ -66,6 +68,7 @@ def _compare_names(
     targets: Sequence[bytes],
     inodes: dict[tuple[int, bytes], int],
     owners: bool,
+    refused_xattrs: Container[tuple[int, bytes, bytes]],
     result: Comparison,
 ) -> Signature | None:
     full = os.path.join(targets[entry.root], entry.path)
@@ -104,8 +107,10 @@ def _compare_names(
             wrong.append(f"belongs to {st.st_uid}:{st.st_gid}, not {entry.uid}:{entry.gid}")
         if st.st_mtime_ns != entry.mtime_ns:
             wrong.append(f"has mtime {st.st_mtime_ns}, not {entry.mtime_ns}")
-        if entry.xattrs and not set(entry.xattrs) <= set(read_xattrs(full)):
-            wrong.append("lacks extended attributes")
+        if entry.xattrs:
+            lacking = [x[0] for x in set(entry.xattrs) - set(read_xattrs(full))]
+            if any((entry.root, entry.path, name) not in refused_xattrs for name in lacking):
+                wrong.append("lacks extended attributes")
     if wrong:
         result.differences.append(f"{shown}: {'; '.join(wrong)}")
         return None
@@ -168,8 +173,15 @@ def _compare_file(
     whole = seal.hasher() if entry.digest else None
     safe = settled(seen, time.time_ns())
     at = 0
+    regions: list[tuple[int, int]] | None = None
     for extent in entry.extents:
-        for offset, length in _runs(at, extent.length):
+        if extent.chunk == HOLE and whole is None:
+            if regions is None:
+                regions = data_regions(targets[entry.root], entry.path, entry.size)
+            runs = _overlaps(regions, at, extent.length)  # a hole is not read: it may be vast
+        else:
+            runs = _runs(at, extent.length)
+        for offset, length in runs:
             read: Read = read_at(targets[entry.root], entry.path, offset, length, seen)
             if not read.stable:
                 return at, f"{shown}: changed while it was checked", False
@@ -184,6 +196,15 @@ def _compare_file(
     if whole is not None and whole.digest(length=16) != entry.digest:
         return at, f"{shown}: content differs", False
     return at, None, safe
+
+
+def _overlaps(
+    regions: Sequence[tuple[int, int]], start: int, length: int
+) -> Iterator[tuple[int, int]]:
+    """Readable runs of where ``regions`` hold data between ``start`` and ``start + length``."""
+    for at, size in regions:
+        first, last = max(at, start), min(at + size, start + length)
+        yield from _runs(first, last - first)
 
 
 def _runs(start: int, length: int) -> Iterator[tuple[int, int]]:

@@ -40,6 +40,13 @@ def read_at(root: bytes, path: bytes, offset: int, length: int, seen: Signature)
     try:
         data = _pread(fd, length, offset)
         st = os.fstat(fd)
+    except OSError as exc:
+        if exc.errno in (errno.ESPIPE, errno.EISDIR):
+            return Read(b"", stable=False, settled=False, gone=True)  # a FIFO, a directory
+        raise WorkspaceInvalid(
+            f"{os.fsdecode(os.path.join(root, path))} cannot be read at {offset}: {exc.strerror}; "
+            "look at the machine's disk, or exclude the file in the workspace block"
+        ) from None
     finally:
         os.close(fd)
     now = Signature(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)

@@ -12,7 +12,6 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Final
 
 from torpor.errors import DiskFull, InvalidInput
@@ -35,6 +34,8 @@ class TreeWriter:
         self._root = os.geteuid() == 0
         self._lock = threading.Lock()
         self.warnings: list[str] = []
+        self.refused_xattrs: set[tuple[int, bytes, bytes]] = set()
+        """Root, path and name of attributes that this machine does not let us set."""
 
     def prepare(self, entries: Sequence[Entry], in_pieces: Callable[[Entry], bool]) -> None:
         """Make every directory, and every file that will be written in pieces, at its size."""
@@ -49,7 +50,7 @@ class TreeWriter:
                     os.mkdir(name, 0o700, dir_fd=parent)
                 except FileExistsError:
                     # an interrupted restore made it; its mode may keep us out by now
-                    os.chmod(name, 0o700, dir_fd=parent)
+                    self._unlock(entry, parent, name, 0o700)
             elif entry.kind == FILE and in_pieces(entry):
                 fd = self._create(entry)
                 try:
@@ -64,7 +65,7 @@ class TreeWriter:
         try:
             fd = os.open(name, flags, 0o600, dir_fd=parent)
         except FileExistsError:
-            os.unlink(name, dir_fd=parent)  # left by an interrupted restore
+            _unlink_if_there(name, parent, entry)  # left by an interrupted restore
             fd = os.open(name, flags, 0o600, dir_fd=parent)
         try:
             _write_all(fd, data, 0, entry)
@@ -74,8 +75,7 @@ class TreeWriter:
 
     def write_at(self, entry: Entry, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write a run of a file that ``prepare`` made."""
-        parent, name = self._parent(entry)
-        fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        fd = self._reopen(entry, os.O_WRONLY)
         try:
             _write_all(fd, data, offset, entry)
         finally:
@@ -85,7 +85,7 @@ class TreeWriter:
         """Attributes of files written in pieces, hard links, symlinks, then directories."""
         for entry in entries:
             if entry.kind == FILE and (in_pieces(entry) or entry.size == 0):
-                fd = self._reopen(entry) if entry.size else self._create(entry)
+                fd = self._reopen(entry, os.O_RDONLY) if entry.size else self._create(entry)
                 try:
                     self._attributes(fd, entry)
                 finally:
@@ -110,28 +110,52 @@ class TreeWriter:
 
     def _create(self, entry: Entry) -> int:
         parent, name = self._parent(entry)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            return os.open(name, flags, 0o600, dir_fd=parent)
+            fd = os.open(name, flags, 0o600, dir_fd=parent)
         except PermissionError:  # finished by an interrupted restore, and read-only
-            os.chmod(name, 0o600, dir_fd=parent)
-            return os.open(name, flags, 0o600, dir_fd=parent)
+            self._unlock(entry, parent, name, 0o600)
+            fd = os.open(name, flags, 0o600, dir_fd=parent)
+        except OSError as exc:
+            raise _swapped(exc, entry) from None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise _swapped(None, entry)
+        return fd
 
-    def _reopen(self, entry: Entry) -> int:
+    def _reopen(self, entry: Entry, access: int) -> int:
         parent, name = self._parent(entry)
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:  # NONBLOCK: a FIFO that took the file's place must not hold the agent
+            flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            return os.open(name, flags, dir_fd=parent)
+        except OSError as exc:
+            raise _swapped(exc, entry) from None
+
+    def _unlock(self, entry: Entry, parent: int, name: bytes, mode: int) -> None:
+        """chmod what is ours already; never what a symlink leads to, as plain chmod would."""
+        try:
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        except OSError as exc:
+            raise _swapped(exc, entry) from None
+        try:
+            kind = stat.S_IFMT(os.fstat(fd).st_mode)
+            if kind != (stat.S_IFDIR if entry.kind == DIRECTORY else stat.S_IFREG):
+                raise _swapped(None, entry)
+            os.chmod(b"/proc/self/fd/%d" % fd, mode)
+        finally:
+            os.close(fd)
 
     def _link(self, entry: Entry) -> None:
         parent, name = self._parent(entry)
         target_parent, target_name = self._parent_of(entry.root, entry.target)
-        _unlink_if_there(name, parent)
+        _unlink_if_there(name, parent, entry)
         os.link(
             target_name, name, src_dir_fd=target_parent, dst_dir_fd=parent, follow_symlinks=False
         )
 
     def _symlink(self, entry: Entry) -> None:
         parent, name = self._parent(entry)
-        _unlink_if_there(name, parent)
+        _unlink_if_there(name, parent, entry)
         os.symlink(entry.target, name, dir_fd=parent)
         if self._root:
             os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
@@ -165,6 +189,8 @@ class TreeWriter:
         except OSError as exc:
             if exc.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
+            with self._lock:
+                self.refused_xattrs.add((entry.root, entry.path, key))
             self._warn(
                 f"{os.fsdecode(entry.path)!r}: extended attribute {os.fsdecode(key)} is not "
                 f"restored: {exc.strerror}"
@@ -198,9 +224,16 @@ class TreeWriter:
             return fd
         if path:
             parent, _, name = path.rpartition(b"/")
-            fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=self._directory(root, parent))
+            above = self._directory(root, parent)
+            try:
+                fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=above)
+            except OSError as exc:
+                raise _swapped(exc, path) from None
         else:
-            fd = os.open(self._targets[root], _DIRECTORY_FLAGS)
+            try:
+                fd = os.open(self._targets[root], _DIRECTORY_FLAGS)
+            except OSError as exc:
+                raise _swapped(exc, self._targets[root]) from None
         cache[(root, path)] = fd
         if len(cache) > _CACHED_DIRECTORIES:
             os.close(cache.popitem(last=False)[1])
@@ -223,6 +256,24 @@ def _write_all(fd: int, data: bytes | bytearray | memoryview, offset: int, entry
         ) from None
 
 
-def _unlink_if_there(name: bytes, parent: int) -> None:
-    with suppress(FileNotFoundError):
+_SWAPPED: Final = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.ENXIO}
+
+
+def _swapped(exc: OSError | None, what: Entry | bytes) -> OSError | InvalidInput:
+    """What to raise when a name that the restore made is of another kind now, or gone."""
+    if exc is not None and exc.errno not in _SWAPPED:
+        return exc
+    path = what if isinstance(what, bytes) else what.path
+    return InvalidInput(
+        f"{os.fsdecode(path)!r} in the target is not what the restore made there: something else "
+        "writes into the target; end that, empty the target, and wake again"
+    )
+
+
+def _unlink_if_there(name: bytes, parent: int, entry: Entry) -> None:
+    try:
         os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError as exc:
+        raise _swapped(exc, entry) from None
