@@ -230,15 +230,44 @@ def test_runs_end_when_nobody_is_attached(tmp_path: Path) -> None:
     with agent_in(tmp_path, abandon_s=0.05) as agent:
         peer = agent.attach()
         (tmp_path / "run-is-active").touch()
-        peer.say(id="r", op="wait", args={"count": "n", "until": "never"})
+        peer.say(id="r", op="wait", args={"run": "run-1", "count": "n", "until": "never"})
         until((tmp_path / "n").exists, "the request runs")
         assert not (tmp_path / "abandoned").exists()
         peer.close()
         until((tmp_path / "abandoned").exists, "the run was abandoned")
         again = agent.attach()
-        answer = again.ask("r", "wait", count="n", until="never")
+        answer = again.ask("r", "wait", run="run-1", count="n", until="never")
         assert answer["error"]["type"] == "RunCancelled"
         again.close()
+
+
+def test_a_run_ends_without_its_own_control_side_though_another_is_attached(
+    tmp_path: Path,
+) -> None:
+    with agent_in(tmp_path, abandon_s=0.1) as agent:
+        killed, waiting = agent.attach(), agent.attach()
+        (tmp_path / "run-is-active").touch()
+        killed.ask("r1", "echo", run="run-1")
+        waiting.ask("r2", "echo", run="run-2")
+        killed.close()
+        until((tmp_path / "abandoned").exists, "the lost one's run was abandoned")
+        assert (tmp_path / "abandoned").read_text().startswith("run-1: ")
+        assert waiting.ask("r3", "echo", run="run-2")["result"]
+        waiting.close()
+
+
+def test_a_run_goes_on_with_a_control_side_that_came_back(tmp_path: Path) -> None:
+    with agent_in(tmp_path, abandon_s=0.3) as agent:
+        first = agent.attach()
+        (tmp_path / "run-is-active").touch()
+        first.ask("r1", "echo", run="run-1")
+        second = agent.attach()
+        first.close()
+        second.ask("r2", "echo", run="run-1")
+        assert not agent.left(0.6)
+        assert not (tmp_path / "abandoned").exists()
+        second.close()
+        (tmp_path / "run-is-active").unlink()
 
 
 def test_it_leaves_when_it_has_neither_connection_nor_run(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from torpor.agent import machine
 from torpor.agent.connection import Connection
 from torpor.agent.log import LOG_FILE, Log, scrub
+from torpor.agent.orphans import Orphans
 from torpor.agent.protocol import (
     Call,
     Cancel,
@@ -41,7 +42,7 @@ FLUSH_S: Final = 5.0
 class Patience:
     """How long the agent waits, in seconds; tests shorten it."""
 
-    abandon_s: float = 60.0  # nobody attached: the runs end
+    abandon_s: float = 60.0  # nobody attached who asked for it: a run ends
     leave_s: float = 600.0  # neither connection nor run: the agent leaves
     tick_s: float = 1.0
 
@@ -65,6 +66,7 @@ class Daemon:
         self._log = Log(home / LOG_FILE)
         self._lock = threading.Lock()
         self._connections: set[Connection] = set()
+        self._orphans = Orphans()
         self._requests: OrderedDict[str, _Served] = OrderedDict()
         self._kept_bytes = 0
         self._running = 0
@@ -128,6 +130,7 @@ class Daemon:
             connection.release()
             with self._lock:
                 self._connections.discard(connection)
+                self._orphans.gone(connection)
                 for served in self._requests.values():
                     served.listeners -= {connection}
                 if not self._connections:
@@ -148,7 +151,10 @@ class Daemon:
     # -- requests
 
     def _start(self, connection: Connection, request: Request) -> None:
+        run = request.args.get("run")
         with self._lock:
+            if isinstance(run, str):
+                self._orphans.named(connection, run)
             served = self._requests.get(request.id)
             if served is not None:
                 if served.digest != request.digest:
@@ -261,14 +267,15 @@ class Daemon:
             alone_s, quiet_s = now - self._alone_since, now - self._quiet_since
             abandon = not attached and alone_s >= self._patience.abandon_s and not self._abandoned
             self._abandoned = self._abandoned or abandon
+            orphans = self._orphans.take(self._patience.abandon_s)
         if abandon:
             for call in calls:
                 call.cancel()
-            if self._runs.active():
-                self._log.write(f"no control side for {self._patience.abandon_s:g} s: runs end")
-                self._runs.abandon(
-                    f"no control side was attached for {self._patience.abandon_s:g} s"
-                )
+        for run in orphans:
+            self._log.write(f"no control side for {self._patience.abandon_s:g} s: run {run} ends")
+            self._runs.abandon(
+                run, f"its control side was not attached for {self._patience.abandon_s:g} s"
+            )
         if running or self._runs.active():
             return False
         return self._leaving or (not attached and quiet_s >= self._patience.leave_s)

@@ -160,8 +160,8 @@ class Runs(Protocol):
     def active(self) -> bool:
         """Whether a run holds a workspace now."""
 
-    def abandon(self, reason: str) -> None:
-        """End every run: nobody is there to finish it. Returns soon; idempotent."""
+    def abandon(self, run: str, reason: str) -> None:
+        """End one run: nobody is there to finish it. Returns soon; an ended one is fine."""
 
     def close(self) -> None:
         """The agent leaves: give everything back."""

@@ -139,11 +139,14 @@ class RunRegistry:
         with self._lock:
             return any(not run.ended for run in self._runs.values())
 
-    def abandon(self, reason: str) -> None:
+    def abandon(self, run: str, reason: str) -> None:
+        with self._lock:
+            held = self._runs.get(run)
+        if held is not None:
+            held.end(reason)
+
+    def close(self) -> None:
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
-            run.end(reason)
-
-    def close(self) -> None:
-        self.abandon("the agent leaves")
+            run.end("the agent leaves")
