@@ -117,8 +117,6 @@ def stop(folder: Path) -> bool:
         deadline = time.monotonic() + wait_s
         while _is_alive(pid, started) and time.monotonic() < deadline:
             time.sleep(0.02)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
     for leftover in (folder / _STATE, Path(f"/tmp/seaweedfs-s3-{state['port']}.sock")):  # noqa: S108
         leftover.unlink(missing_ok=True)
     return was_alive
@@ -161,7 +159,7 @@ def _launch(folder: Path, access_key: str, secret_key: str) -> EmbeddedStore:
             start_new_session=True,
         )
     process.returncode = 0  # ours to wait for in stop(); silences the warning of Popen's own
-    started = _started(process.pid) or ""
+    started = _stat(process.pid)[1]
     state = {"pid": process.pid, "started": started, "port": ports[0]}
     (folder / _STATE).write_text(json.dumps(state))
     return EmbeddedStore(
@@ -196,15 +194,21 @@ def free_ports(count: int) -> list[int]:
         return ports
 
 
-def _started(pid: int) -> str | None:
-    """When the process began, in clock ticks since boot; None where it is gone or a zombie."""
+def _stat(pid: int) -> tuple[str, str]:
+    """A process's state letter, and when it began in clock ticks since boot; empty where gone."""
     try:
         # The command's name is in parentheses and may hold anything: count from its end.
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if state == "Z" else rest[18]
+        return "", ""
+    return state, rest[18]
 
 
 def _is_alive(pid: int, started: str) -> bool:
-    return _started(pid) == started
+    state, began = _stat(pid)
+    if began != started:
+        return False
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0  # ours: reaped once its last thread has ended
+    except ChildProcessError:
+        return state != "Z"

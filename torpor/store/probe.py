@@ -33,11 +33,13 @@ def probe(client: S3Client, bucket: str, base: str) -> Capabilities:
 
     Leaves nothing behind, unless the key may not delete: that is logged.
     """
-    with _scratch(client, bucket, f"{base}probe/{secrets.token_hex(8)}") as name:
-        body = secrets.token_bytes(BODY_BYTES)
-        answer = client.put_object(
-            Bucket=bucket, Key=f"{name}-plain", Body=body, ContentMD5=_content_md5(body)
-        )
+    name, body = f"{base}probe/{secrets.token_hex(8)}", secrets.token_bytes(BODY_BYTES)
+    # Outside the clean-up: where this fails nothing was written, and a wrong host would have to
+    # time out once more for each name.
+    answer = client.put_object(
+        Bucket=bucket, Key=f"{name}-plain", Body=body, ContentMD5=_content_md5(body)
+    )
+    with _cleaned_up(client, bucket, name):
         headers = answer["ResponseMetadata"]["HTTPHeaders"]
         stated = plain_md5(answer.get("ETag"), encryption_of(headers))
         read = client.get_object(Bucket=bucket, Key=f"{name}-plain")["Body"].read()
@@ -104,9 +106,9 @@ def _range_get(client: S3Client, bucket: str, key: str, body: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def _scratch(client: S3Client, bucket: str, name: str) -> Iterator[str]:
+def _cleaned_up(client: S3Client, bucket: str, name: str) -> Iterator[None]:
     try:
-        yield name
+        yield
     finally:
         for suffix in ("-plain", "-race", "-md5"):
             try:

@@ -79,7 +79,10 @@ def _refused(error: ClientError, what: str) -> StoreError:
     if code in _DAMAGED_CODES:
         return StoreCorrupt(f"{what}: the body was damaged on the way ({reason})")
     if code in _BUSY_CODES or status >= 500 or status in (408, 429):
-        return StoreUnavailable(f"{what}: the store cannot take the request now ({reason})")
+        return StoreUnavailable(
+            f"{what}: the store cannot take the request now ({reason}); try again later, and check "
+            "the endpoint where it never worked"
+        )
     if status == 409:
         return StoreUnavailable(f"{what}: another request is writing the same name ({reason})")
     if status == 412:
@@ -107,7 +110,7 @@ def _failed(error: Exception, what: str) -> StoreError | InvalidInput:
             f"{what}: no TLS connection ({text}); check whether the endpoint is http or https, "
             "its port and its certificate"
         )
-    if isinstance(error, boto.HTTPClientError):
+    if isinstance(error, (boto.HTTPClientError, boto.ConnectionError)):
         return StoreUnavailable(
             f"{what}: no answer ({type(error).__name__}: {text}); check the endpoint's host and "
             "port, and that the store is running and reachable from here"
