@@ -112,7 +112,7 @@ def _environment(installation: Installation, scratch: Path, verbose: bool) -> di
 
 
 def _cache(scratch: Path) -> Path:
-    """The agent's wheels stay in the virtual environment, so that a second demo needs no network."""
+    """The agent's wheels stay beside the demo's own packages: a second demo needs no network."""
     kept = Path(sys.prefix) / "cache"
     try:
         kept.mkdir(exist_ok=True)

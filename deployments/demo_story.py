@@ -18,7 +18,7 @@ from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
 from deployments.example import make_example
 from deployments.installation import Installation
 from deployments.inventory import Inventory
-from flows import create, hibernate, list_machines, list_snapshots, wake
+from flows import create, hibernate, list_machines, wake
 from torpor.errors import TorporError
 from torpor.providers.local_place import place_of
 from torpor.reports import HibernateReport, WakeReport
@@ -124,11 +124,10 @@ def _home(installation: Installation, machine: Machine) -> Path:
 def _gone(installation: Installation, machine: Machine) -> Iterator[str]:
     """See for ourselves that nothing is left of a machine; raises TorporError."""
     home, endpoint = _home(installation, machine), machine.endpoint
-    if list_machines(NAME) or home.parent.exists() or endpoint is None or _answers(endpoint):
+    if endpoint is None or _answers(endpoint) or home.parent.exists() or list_machines(NAME):
         raise TorporError(f"machine {machine.id} should be gone, and something of it is left")
     yield "destroyed: the provider lists no machine, its folder is gone, and"
-    yield f"port {endpoint.port} refuses connections; what is left is "
-    yield f"{len(list_snapshots(NAME))} snapshot in the store"
+    yield f"port {endpoint.port} refuses connections"
 
 
 def _answers(endpoint: Endpoint) -> bool:
@@ -173,28 +172,32 @@ def _server(machine: Machine) -> str:
 
 
 class _Step:
-    """One step: its name once, then its lines under each other, its seconds at the end."""
+    """One step: its name once, its seconds, and its lines under each other."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
         self._lines: list[str] = []
+        print(f"{name:<{_LABEL_WIDTH}}", end="", flush=True)
 
     def __call__(self, line: str) -> None:
         self._lines.append(line)
 
     def close(self, seconds: float) -> None:
-        for number, line in enumerate(self._lines):
-            first = number == 0
-            took = f"{seconds:5.1f} s" if first else ""
-            print(f"{self._name if first else '':<{_LABEL_WIDTH}}{took:<9}{line}", flush=True)
+        first, *others = self._lines
+        print(f"{f'{seconds:.1f} s':>7}  {first}")
+        for line in others:
+            print(f"{'':<{_LABEL_WIDTH + 9}}{line}", flush=True)
 
 
 @contextmanager
 def _step(name: str) -> Iterator[_Step]:
-    """Time what is done inside and print it once it is done."""
+    """Say what begins; time what is done inside and tell of it once it is done."""
     step = _Step(name)
     began = time.monotonic()
-    yield step
+    try:
+        yield step
+    except BaseException:
+        print("failed", flush=True)
+        raise
     step.close(time.monotonic() - began)
 
 
