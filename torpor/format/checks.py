@@ -106,6 +106,8 @@ def _check_place(entry: Entry, seen: dict[bytes, int]) -> None:
         return
     if len(path) > MAX_PATH_BYTES or b"\0" in path:
         raise _Refused(f"{path[:80]!r}... is not a path")
+    if path.startswith(b"/"):
+        raise _Refused(f"{path!r} is absolute")
     parent, _, name = path.rpartition(b"/")
     if name in (b"", b".", b"..") or len(name) > MAX_NAME_BYTES:
         raise _Refused(f"{path!r} would lead outside its root or is not a name")

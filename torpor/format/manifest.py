@@ -15,9 +15,10 @@ from torpor.values import GIB, MIB, SnapshotId, WorkspaceName
 VERSION: Final = 1
 MAGIC: Final = b"TORPOR\r\n"
 MAX_BODY_BYTES: Final = 2 * GIB
-MAX_BODY_RATIO: Final = 1000
-"""A body is at most so many times as long as its frame (60 KiB of frame can hide 2 GiB of zeros);
-the most regular manifests reach 50."""
+BOMB_BYTES: Final = 64 * MIB
+BOMB_RATIO: Final = 1000
+"""A body over 64 MiB is at most so many times as long as its frame: 60 KiB of frame can hide 2 GiB
+of zeros, and a million entries take more than a byte each."""
 MAX_CHUNK_BYTES: Final = 16 * MIB
 HOLE: Final = -1
 
@@ -138,7 +139,7 @@ def decode_manifest(blob: bytes, seal: Seal, what: str) -> tuple[Manifest, bytes
         # content size is checked against the header's claim before a byte is allocated
         if zstandard.frame_content_size(bytes(memoryview(frame)[:32])) != body_bytes:
             raise ManifestInvalid(f"{what} is damaged: its body is not as long as it says")
-        if body_bytes > MAX_BODY_RATIO * len(frame):
+        if body_bytes > max(BOMB_BYTES, BOMB_RATIO * len(frame)):
             raise ManifestInvalid(
                 f"{what} would unpack {len(frame)} bytes into {body_bytes}: refused as a bomb"
             )
