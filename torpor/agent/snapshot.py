@@ -117,7 +117,7 @@ class SnapshotRun(Run):
         seen = walk(self._roots, self._held, self._excluded, lambda: self.check(call))
         if seen.unread and self._known:
             self._learn(call)
-        self._hold(seen)
+        self._held = seen.held
         jobs = cut(seen.unread, self._roots)
         contents = Contents(seen.unread, jobs, self._held, seen.started_ns)
         self._fresh.update((u.entry.root, u.entry.path) for u in seen.unread)
@@ -330,15 +330,6 @@ class SnapshotRun(Run):
             ):
                 del self._held[root][path]
 
-    def _hold(self, seen: Walk) -> None:
-        """Everything that stands as it was walked; what is to be read joins when it was."""
-        unread = {(u.entry.root, u.entry.path) for u in seen.unread}
-        held: list[dict[bytes, Held]] = [{} for _ in self._roots]
-        for entry, signature in zip(seen.entries, seen.signatures, strict=True):
-            if entry.kind != FILE or (entry.root, entry.path) not in unread:
-                held[entry.root][entry.path] = Held(signature, entry)
-        self._held = held
-
     def _bytes(self, seen: Walk) -> int:
         new = sum(u.signature.size for u in seen.unread)
         return new + sum(e.size for e in seen.entries if e.kind == FILE)
@@ -349,6 +340,8 @@ class SnapshotRun(Run):
             raise AgentLost(
                 f"run {self.id} has not scanned since the agent was started anew: make a pass"
             )
+        if not self._walk.unread:
+            return self._walk.entries, self._walk.signatures
         unread = {(u.entry.root, u.entry.path) for u in self._walk.unread}
         entries: list[Entry] = []
         signatures: list[Signature | None] = []
