@@ -47,16 +47,13 @@ def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
     slug = kind.get_block_type_slug()
     try:
         block = kind.load(name, _sync=True)  # type: ignore[call-arg, unused-ignore]
-    except ValidationError as cause:
-        # Without the input: it may be a secret.
-        faults = "; ".join(
-            f"{'.'.join(str(step) for step in fault['loc']) or 'block'}: {fault['msg']}"
-            for fault in cause.errors(include_input=False, include_url=False)
-        )
-        raise InvalidInput(
-            f"{of}: the block {slug}/{name} cannot be used: {faults}; mend it on the Blocks page"
-        ) from None
     except (ValueError, RuntimeError) as cause:
+        invalid = cause if isinstance(cause, ValidationError) else cause.__cause__
+        if isinstance(invalid, ValidationError):
+            raise InvalidInput(
+                f"{of}: the block {slug}/{name} cannot be used: {_faults(invalid)}; mend it on the "
+                "Blocks page"
+            ) from None
         raise InvalidInput(
             f"{of}: there is no block {slug}/{name} ({_first_line(cause)}); add one of type "
             f"{kind.get_block_type_name()} with that name on the Blocks page, or by save({name!r})"
@@ -87,6 +84,14 @@ def _as_reference(value: object) -> object:
                 "hyphens), or type/name"
             )
     return value
+
+
+def _faults(invalid: ValidationError) -> str:
+    """What is wrong, without the input: it may be a secret."""
+    return "; ".join(
+        f"{'.'.join(str(step) for step in fault['loc']) or 'block'}: {fault['msg']}"
+        for fault in invalid.errors(include_input=False, include_url=False, include_context=False)
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -4,4 +4,5 @@ pytest_plugins = [
     "tests.fixtures.stores",
     "tests.fixtures.machines",
     "tests.fixtures.sshd",
+    "tests.fixtures.prefect_server",
 ]
