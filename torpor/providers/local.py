@@ -143,6 +143,8 @@ class LocalProvider:
         except OSError as cause:
             raise self._unreadable(cause) from cause
         for place in places:
+            if place.destroying.exists():
+                _go_on_ending(place)
             try:
                 record = place.read_machine()
             except NotOurs as cause:
@@ -279,6 +281,18 @@ class LocalProvider:
         return Machine(
             record.id, self.identity, record.label, state, endpoint, record.price_usd_h, note
         )
+
+
+def _go_on_ending(place: Place) -> None:
+    """A rented machine whose end was begun goes on to end, also when who asked for it is gone."""
+    with (
+        contextlib.suppress(ProviderError, OSError),  # its destroyer lives; or it stays "stopping"
+        held(place.lock, timeout_s=0),
+    ):
+        record = place.read_machine()
+        here = record is not None and os.environ.get(MARK) == record.id
+        if record is not None and place.destroying.exists() and not here:
+            _end(place, record.id)
 
 
 def _end(place: Place, machine: MachineId) -> None:
