@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,20 @@ def test_its_secret_is_in_no_repr_argument_or_environment(tmp_path: Path) -> Non
 
 def test_a_reused_pid_is_not_killed(tmp_path: Path) -> None:
     """The state of a server that died long ago, whose pid is now another's: ours."""
-    state = {"pid": os.getpid(), "started": "1", "port": 1}
+    state = {"pid": os.getpid(), "started": "1", "ports": [1]}
     (tmp_path / "embedded.json").write_text(json.dumps(state))
     assert embedded.stop(tmp_path) is False
+
+
+def test_what_a_killed_server_leaves_in_tmp_is_removed(tmp_path: Path) -> None:
+    running = EmbeddedStore.start(tmp_path, "AKONE", "secret-one", "bucket")
+    port = running.endpoint_url.rpartition(":")[2]
+    assert list(Path("/tmp").glob(f"seaweedfs-*-{port}.sock"))
+    os.kill(running.pid, signal.SIGKILL)
+    running.stop()
+    assert not _alive(running.pid)
+    assert not list(Path("/tmp").glob(f"seaweedfs-*-{port}.sock"))
+    assert not list(Path("/tmp").glob(f"weed*.{running.pid}"))
 
 
 def test_no_program_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,8 +117,10 @@ def stop(folder: Path) -> bool:
         deadline = time.monotonic() + wait_s
         while _is_alive(pid, started) and time.monotonic() < deadline:
             time.sleep(0.02)
-    for leftover in (folder / _STATE, Path(f"/tmp/seaweedfs-s3-{state['port']}.sock")):  # noqa: S108
-        leftover.unlink(missing_ok=True)
+    for port in state["ports"]:  # sockets that it removes itself unless it was killed
+        for leftover in Path("/tmp").glob(f"seaweedfs-*-{int(port)}.sock"):  # noqa: S108
+            leftover.unlink(missing_ok=True)
+    (folder / _STATE).unlink(missing_ok=True)
     return was_alive
 
 
@@ -153,6 +155,7 @@ def _launch(folder: Path, access_key: str, secret_key: str) -> EmbeddedStore:
         process = subprocess.Popen(
             argv,
             cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder)},  # its own logs would pile up in /tmp
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -160,7 +163,7 @@ def _launch(folder: Path, access_key: str, secret_key: str) -> EmbeddedStore:
         )
     process.returncode = 0  # ours to wait for in stop(); silences the warning of Popen's own
     started = _stat(process.pid)[1]
-    state = {"pid": process.pid, "started": started, "port": ports[0]}
+    state = {"pid": process.pid, "started": started, "ports": ports}
     (folder / _STATE).write_text(json.dumps(state))
     return EmbeddedStore(
         folder=folder,
