@@ -1,5 +1,5 @@
 /* The C twin of rans.cuh: the same bytes, on any CPU. This file is the frame of both directions
- * and the plain path; rans_avx2.h and rans_avx512.h hold the inner loops for 8 and 16 lanes. */
+ * and the plain path; rans_avx2.h and rans_avx512.h hold the inner loops. */
 #include "rans.h"
 
 #include <string.h>
@@ -95,9 +95,7 @@ static int decode_segment(decoder *d, uint8_t *plain, uint32_t symbols, const ui
         if (d->state[lane] < RANS_LOW || d->state[lane] >= RANS_LOW << 16)
             return RANS_BAD_STATE;
 #if defined(__x86_64__)
-    if (torpor_cpu_level() == TORPOR_AVX512)
-        done = decode_avx512(d, plain, whole, table);
-    else if (torpor_cpu_level() == TORPOR_AVX2)
+    if (torpor_cpu_level() >= TORPOR_AVX2)
         done = decode_avx2(d, plain, whole, table);
 #else
     (void)whole;
