@@ -40,7 +40,8 @@ PLAIN_MAX: Final = 1 << 30
 _HEAD: Final = struct.Struct("<BBH")     # version, zero, runs
 _RUN: Final = struct.Struct("<BI")       # element, bytes
 _PLANE: Final = struct.Struct("<BI")     # method, stored bytes
-_SAMPLE: Final = 16 << 10                # bytes of each of up to four samples of a plane
+_SAMPLE: Final = 8 << 10                 # bytes of each of up to four samples of a plane
+_ROOM_MAX: Final = 16 << 20              # a thread keeps this much at most to cut chunks in
 _WORTH: Final = 0.985                    # a plane whose sample shrinks less than this stays raw
 _RICHER: Final = 0.95                    # a slower way must be this much smaller to be taken
 
@@ -52,13 +53,26 @@ _HUFFMAN: Final = zstandard.ZstdCompressionParameters(
 
 
 class _Coders(threading.local):
-    """zstd's contexts: costly to make, and not to be shared by threads that run at once."""
+    """What a thread keeps: zstd's contexts, and room for the planes of one chunk.
+
+    Contexts are costly to make and not to be shared by threads that run at once; fresh memory for
+    every chunk would cost a tenth of the encoding time in page faults.
+    """
 
     def __init__(self) -> None:
+        self._room = bytearray()
         self.huffman = zstandard.ZstdCompressor(compression_params=_HUFFMAN)
         self.fast = zstandard.ZstdCompressor(level=1)
         self.text = zstandard.ZstdCompressor(level=3)
         self.decoder = zstandard.ZstdDecompressor()
+
+    def room(self, size: int) -> memoryview:
+        """Room for ``size`` bytes until this thread's next chunk is encoded."""
+        if size > _ROOM_MAX:
+            return memoryview(bytearray(size))
+        if len(self._room) < size:
+            self._room = bytearray(size)
+        return memoryview(self._room)[:size]
 
 
 _coders: Final = _Coders()
@@ -85,10 +99,12 @@ class PlanesCodec:
             return None
         head = [_HEAD.pack(VERSION, 0, len(runs)), *(_RUN.pack(e, size) for size, e in runs)]
         body: list[Buffer] = []
-        gained = False
+        gained, room = False, _coders.room(len(plain))
         for element, places in _groups(runs):
-            for number, plane in enumerate(_cut(plain, element, places)):
-                method, stored = self._pack(plane, element, number)
+            size = sum(size for _, size in places)
+            here, room = room[:size], room[size:]
+            for plane in _cut(plain, element, places, here):
+                method, stored = self._pack(plane, element)
                 gained = gained or method is not Method.RAW
                 head.append(_PLANE.pack(method, len(stored)))
                 body.append(stored)
@@ -120,9 +136,9 @@ class PlanesCodec:
                 _join(target, element, places, [next(parts) for _ in range(element.width)])
         return plain
 
-    def _pack(self, plane: memoryview, element: Element, number: int) -> tuple[Method, Buffer]:
+    def _pack(self, plane: memoryview, element: Element) -> tuple[Method, Buffer]:
         """Store one plane in the smallest way that a sample says is worth its time."""
-        coder = _choose(plane, element, number)
+        coder = _choose(plane, element)
         if coder is None:
             return Method.RAW, plane
         if Method.RANS in self.methods and coder is _coders.huffman:
@@ -210,16 +226,15 @@ def _groups(runs: Sequence[Run]) -> Iterator[tuple[Element, list[tuple[int, int]
 
 
 def _cut(
-    plain: memoryview, element: Element, places: Sequence[tuple[int, int]]
+    plain: memoryview, element: Element, places: Sequence[tuple[int, int]], room: memoryview
 ) -> list[memoryview]:
-    """The planes of all runs of one element, one run behind the other."""
+    """The planes of all runs of one element, one run behind the other, in ``room`` if cut."""
     width = element.width
     if width == 1:
         if len(places) == 1:
             return [plain[places[0][0] : places[0][0] + places[0][1]]]
         return [memoryview(b"".join(plain[at : at + size] for at, size in places))]
-    elements = sum(size for _, size in places) // width
-    room = memoryview(bytearray(elements * width))
+    elements = len(room) // width
     planes = [room[p * elements : (p + 1) * elements] for p in range(width)]
     done = 0
     for at, size in places:
@@ -247,9 +262,7 @@ def _join(
         done += size // width
 
 
-def _choose(
-    plane: memoryview, element: Element, number: int
-) -> zstandard.ZstdCompressor | None:
+def _choose(plane: memoryview, element: Element) -> zstandard.ZstdCompressor | None:
     """The coder for a plane, from four samples of it; None where raw is as good."""
     step = max(len(plane) // 4, _SAMPLE)
     sample = b"".join(plane[at : at + _SAMPLE] for at in range(0, len(plane), step))
