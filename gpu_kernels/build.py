@@ -56,7 +56,7 @@ def build_library(compiler: str | None = None, machine: str | None = None) -> Pa
             "work at a tenth of the speed"
         )
     target = library_path(machine)
-    _run([found, *C_FLAGS, *(str(ROOM / name) for name in SOURCES)], target)
+    run_compiler([found, *C_FLAGS, *(str(ROOM / name) for name in SOURCES)], target)
     return target
 
 
@@ -74,7 +74,7 @@ def build_cuda(nvcc: str | None = None) -> list[Path]:
     made = []
     for name in CUDA_SOURCES:
         target = BUILT / (Path(name).stem + ".fatbin")
-        _run([found, "-O3", "-std=c++17", "-fatbin", *codes, str(ROOM / name)], target)
+        run_compiler([found, "-O3", "-std=c++17", "-fatbin", *codes, str(ROOM / name)], target)
         made.append(target)
     return made
 
@@ -88,7 +88,7 @@ def is_current() -> bool:
     return all((ROOM / name).stat().st_mtime <= made for name in SOURCES + HEADERS)
 
 
-def _run(command: Sequence[str], target: Path) -> None:
+def run_compiler(command: Sequence[str], target: Path) -> None:
     """Run a compiler into a temporary name, so that nobody ever loads half a file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{os.getpid()}")

@@ -59,6 +59,10 @@ class Layout:
     def bytes(self) -> int:
         return self.words_at + 2 * self.words
 
+    def segment_symbols(self, segment: int) -> int:
+        full = 1 << self.segment_log2
+        return min(full, self.symbols - segment * full)
+
 
 def read_layout(stream: memoryview, symbols: int) -> Layout:
     """Check a header against the stream's length and the symbols wanted; raises NotRans."""
@@ -86,7 +90,9 @@ def decode(stream: memoryview, symbols: int) -> bytearray:
     counts = struct.unpack_from(f"<{layout.segments}H", stream, layout.counts_at)
     if sum(bin(bitmap).count("1") for bitmap in bitmaps) != layout.present:
         raise NotRans("header or sizes")
-    if sum(counts) != layout.words:
+    if sum(counts) != layout.words or any(
+        count > layout.segment_symbols(segment) for segment, count in enumerate(counts)
+    ):
         raise NotRans("header or sizes")
     freqs = struct.unpack_from(f"<{layout.present}H", stream, layout.freqs_at)
     words = struct.unpack_from(f"<{layout.words}H", stream, layout.words_at)
@@ -101,7 +107,7 @@ def decode(stream: memoryview, symbols: int) -> bytearray:
             table = _table(present, freqs[used : used + len(present)])
             used += len(present)
         states = struct.unpack_from(f"<{LANES}I", stream, layout.states_at + 4 * LANES * segment)
-        size = min(1 << layout.segment_log2, symbols - first)
+        size = layout.segment_symbols(segment)
         plain += _segment(states, words[taken : taken + count], size, table)
         taken += count
     return plain

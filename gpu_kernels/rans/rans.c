@@ -232,8 +232,12 @@ int torpor_rans_decode(const uint8_t *stream, uint64_t bytes, uint8_t *plain, ui
         return RANS_BAD_HEADER;
     for (uint32_t b = 0; b < l.blocks; b++)
         present += present_in(stream + l.bitmaps_at + 32 * b);
-    for (uint32_t s = 0; s < l.segments; s++)
-        words += rans_get16(stream + l.counts_at + 2 * s);
+    for (uint32_t s = 0; s < l.segments; s++) {
+        uint32_t made = rans_get16(stream + l.counts_at + 2 * s);
+        if (made > rans_segment_symbols(&l, s)) /* one word a symbol at most; keeps the sum small */
+            return RANS_BAD_HEADER;
+        words += made;
+    }
     if (present != l.present || words != l.words)
         return RANS_BAD_HEADER;
 

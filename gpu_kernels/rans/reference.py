@@ -59,7 +59,8 @@ def decode(stream: bytes, symbols: int) -> Bytes:
     layout = read_layout(memoryview(stream), symbols)
     freqs = _read_freqs(stream, layout)
     counts = np.frombuffer(stream, "<u2", layout.segments, layout.counts_at).astype(np.int64)
-    if int(counts.sum()) != layout.words:
+    sizes = [layout.segment_symbols(segment) for segment in range(layout.segments)]
+    if int(counts.sum()) != layout.words or (counts > sizes).any():
         raise NotRans("header or sizes")
     words = np.frombuffer(stream, "<u2", layout.words, layout.words_at).astype(np.uint32)
     words = np.append(words, np.uint32(0))  # where lanes that have run dry look
