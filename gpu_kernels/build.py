@@ -37,7 +37,7 @@ C_FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=default", "-Wall
 _TIMEOUT_S = 600
 
 
-class BuildFailed(Exception):
+class BuildError(Exception):
     """A compiler is missing or refused the sources."""
 
 
@@ -51,7 +51,7 @@ def build_library(compiler: str | None = None, machine: str | None = None) -> Pa
     default = "gcc" if machine == here else f"{machine}-linux-gnu-gcc"
     found = shutil.which(compiler or os.environ.get("CC", default))
     if found is None:
-        raise BuildFailed(
+        raise BuildError(
             f"no C compiler for {machine} was found: install gcc; without the library the codecs "
             "work at a tenth of the speed"
         )
@@ -68,7 +68,7 @@ def build_cuda(nvcc: str | None = None) -> list[Path]:
     known = _output([found, "--list-gpu-code"])
     wanted = [a for a in ARCHITECTURES if f"sm_{a}" in known.split()]
     if not wanted:
-        raise BuildFailed(f"{found} knows none of the architectures {ARCHITECTURES}")
+        raise BuildError(f"{found} knows none of the architectures {ARCHITECTURES}")
     codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in wanted]
     codes.append(f"-gencode=arch=compute_{wanted[0]},code=compute_{wanted[0]}")
     made = []
@@ -77,6 +77,16 @@ def build_cuda(nvcc: str | None = None) -> list[Path]:
         run_compiler([found, "-O3", "-std=c++17", "-fatbin", *codes, str(ROOM / name)], target)
         made.append(target)
     return made
+
+
+def build_shim(target: Path) -> Path:
+    """Compile the CUDA kernels for the CPU, for tests; needs g++."""
+    found = shutil.which("g++")
+    if found is None:
+        raise BuildError("the kernels' tests need g++: install it")
+    flags = ("-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
+    run_compiler([found, *flags, str(ROOM / "shim/shim.cpp")], target)
+    return target
 
 
 def is_current() -> bool:
@@ -102,7 +112,7 @@ def run_compiler(command: Sequence[str], target: Path) -> None:
 def _output(command: Sequence[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode:
-        raise BuildFailed(f"{command[0]} exited with {done.returncode}: {done.stderr.strip()}")
+        raise BuildError(f"{command[0]} exited with {done.returncode}: {done.stderr.strip()}")
     return done.stdout
 
 
@@ -114,7 +124,7 @@ def main() -> int:
     try:
         print(build_library(machine=options.machine))
         kernels = [] if options.no_cuda else build_cuda()
-    except BuildFailed as error:
+    except BuildError as error:
         print(error, file=sys.stderr)
         return 1
     for path in kernels:

@@ -18,7 +18,7 @@ from gpu_kernels.rans.portable import (
     LANES,
     SEGMENT_LOG2,
     SYMBOLS_MAX,
-    NotRans,
+    RansStreamError,
 )
 
 _THREADS: Final = 256
@@ -34,9 +34,7 @@ class Planes(NamedTuple):
     stride: int
 
 
-def split(
-    device: Device, plains: Sequence[Memory], width: int, rotate: bool
-) -> list[Planes]:
+def split(device: Device, plains: Sequence[Memory], width: int, rotate: bool) -> list[Planes]:
     """Cut each of a batch of plain buffers (whole elements) into planes."""
     planes = []
     for plain in plains:
@@ -49,9 +47,7 @@ def split(
     return planes
 
 
-def join(
-    device: Device, planes: Sequence[Planes], width: int, rotate: bool
-) -> list[Memory]:
+def join(device: Device, planes: Sequence[Planes], width: int, rotate: bool) -> list[Memory]:
     """Put each of a batch of cut buffers back together."""
     for one in planes:
         if one.stride % ALIGN or one.stride < one.elements or one.memory.bytes < one.stride * width:
@@ -98,7 +94,7 @@ def rans_encode(
 def rans_decode(
     device: Device, streams: Sequence[bytes | memoryview], symbols: Sequence[int]
 ) -> list[Memory]:
-    """Each plane, on the device; raises NotRans where any stream is not one.
+    """Each plane, on the device; raises RansStreamError where any stream is not one.
 
     Check the streams' hash first all the same: the kernels are bounded, but refuse late.
     """
@@ -110,7 +106,7 @@ def rans_decode(
     for number, (stream, size) in enumerate(zip(streams, symbols, strict=True)):
         segment_log2 = stream[3] if len(stream) >= HEADER.size else 0
         if segment_log2 not in SEGMENT_LOG2:
-            raise NotRans("header or sizes")
+            raise RansStreamError("header or sizes")
         blocks, segments = _counts(size, segment_log2)
         logs.add(segment_log2)
         source, plain = device.put(stream), device.room(size)
@@ -130,7 +126,7 @@ def rans_decode(
     device.launch("rans_decode", grid, LANES << (BLOCK_LOG2 - segment_log2), held)
     for refusal in struct.unpack(f"<{len(streams)}I", device.get(results, 0, 4 * len(streams))):
         if refusal:
-            raise NotRans(REFUSALS.get(refusal, "content"))
+            raise RansStreamError(REFUSALS.get(refusal, "content"))
     return plains
 
 

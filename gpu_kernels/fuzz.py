@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_kernels.build import ROOM, SOURCES, BuildFailed, run_compiler
+from gpu_kernels.build import ROOM, SOURCES, BuildError, run_compiler
 
 _SANITIZE: Final = ("-O2", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
                     "-fno-sanitize-recover=all")  # fmt: skip
@@ -27,10 +27,10 @@ STREAMS_PER_S: Final = 500
 
 
 def compile_fuzzer(folder: Path) -> Path:
-    """Compile the harness into ``folder``; raises BuildFailed where there is no gcc or g++."""
+    """Compile the harness into ``folder``; raises BuildError where there is no gcc or g++."""
     gcc, gxx = shutil.which("gcc"), shutil.which("g++")
     if gcc is None or gxx is None:
-        raise BuildFailed("fuzzing needs gcc and g++ with their sanitizers: install g++")
+        raise BuildError("fuzzing needs gcc and g++ with their sanitizers: install g++")
     objects = []
     for name in SOURCES:
         target = folder / (Path(name).stem + ".o")
@@ -69,7 +69,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         print(json.dumps(fuzz(options.streams, options.seed), indent=2))
-    except (BuildFailed, RuntimeError) as error:
+    except (BuildError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

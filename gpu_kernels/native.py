@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Protocol
 
-from gpu_kernels.rans.portable import NotRans
+from gpu_kernels.rans.portable import RansStreamError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -116,12 +116,12 @@ def rans_encode(
 
 
 def rans_decode(lib: Library, stream: Buffer, symbols: int) -> bytearray:
-    """Decode exactly ``symbols`` bytes; raises NotRans."""
+    """Decode exactly ``symbols`` bytes; raises RansStreamError."""
     plain = bytearray(symbols)
     with _address(stream) as source, _address(plain, writable=True) as target:
         refusal = lib.torpor_rans_decode(source, len(stream), target, symbols)
     if refusal:
-        raise NotRans(REFUSALS.get(refusal, "content"))
+        raise RansStreamError(REFUSALS.get(refusal, "content"))
     return plain
 
 

@@ -47,7 +47,7 @@ def rans_encode(plain: Buffer, capacity: int) -> memoryview | None:
 
 
 def rans_decode(stream: Buffer, symbols: int) -> bytearray:
-    """Exactly ``symbols`` bytes; raises NotRans on any other stream."""
+    """Exactly ``symbols`` bytes; raises RansStreamError on any other stream."""
     lib = native.library()
     if lib is not None:
         return native.rans_decode(lib, stream, symbols)

@@ -40,7 +40,10 @@ def _turn(piece: bytes | bytearray, width: int, *, left: bool) -> bytes:
     """Turn the top 16 bits of every element by one bit."""
     still, most, one = _masks(len(piece), width, left)
     word = int.from_bytes(piece, "little")
-    turned = (word & most) << 1 | (word >> 15 & one) if left else (word & most) >> 1 | (word & one) << 15
+    if left:
+        turned = (word & most) << 1 | (word >> 15 & one)
+    else:
+        turned = (word & most) >> 1 | (word & one) << 15
     return (turned | word & still).to_bytes(len(piece), "little")
 
 

@@ -15,7 +15,7 @@ SYMBOLS_MAX = 1 << 30
 HEADER = struct.Struct("<2sBBIII")
 
 
-class NotRans(Exception):
+class RansStreamError(Exception):
     """A stream that breaks the format. Every decoder here raises it; ``part`` says where."""
 
     def __init__(self, part: str) -> None:
@@ -65,9 +65,9 @@ class Layout:
 
 
 def read_layout(stream: memoryview, symbols: int) -> Layout:
-    """Check a header against the stream's length and the symbols wanted; raises NotRans."""
+    """Check a header against the stream's length and the symbols wanted; raises RansStreamError."""
     if len(stream) < HEADER.size:
-        raise NotRans("header or sizes")
+        raise RansStreamError("header or sizes")
     magic, version, segment_log2, held, present, words = HEADER.unpack_from(stream)
     layout = Layout(held, segment_log2, present, words)
     if (
@@ -76,12 +76,12 @@ def read_layout(stream: memoryview, symbols: int) -> Layout:
         or not 0 < symbols <= SYMBOLS_MAX
         or layout.bytes != len(stream)
     ):
-        raise NotRans("header or sizes")
+        raise RansStreamError("header or sizes")
     return layout
 
 
 def decode(stream: memoryview, symbols: int) -> bytearray:
-    """Decode exactly ``symbols`` bytes; raises NotRans."""
+    """Decode exactly ``symbols`` bytes; raises RansStreamError."""
     layout = read_layout(stream, symbols)
     bitmaps = [
         int.from_bytes(stream[at : at + 32], "little")
@@ -89,11 +89,11 @@ def decode(stream: memoryview, symbols: int) -> bytearray:
     ]
     counts = struct.unpack_from(f"<{layout.segments}H", stream, layout.counts_at)
     if sum(bin(bitmap).count("1") for bitmap in bitmaps) != layout.present:
-        raise NotRans("header or sizes")
+        raise RansStreamError("header or sizes")
     if sum(counts) != layout.words or any(
         count > layout.segment_symbols(segment) for segment, count in enumerate(counts)
     ):
-        raise NotRans("header or sizes")
+        raise RansStreamError("header or sizes")
     freqs = struct.unpack_from(f"<{layout.present}H", stream, layout.freqs_at)
     words = struct.unpack_from(f"<{layout.words}H", stream, layout.words_at)
     plain = bytearray()
@@ -116,7 +116,7 @@ def decode(stream: memoryview, symbols: int) -> bytearray:
 def _table(present: list[int], freqs: tuple[int, ...]) -> list[tuple[int, int, int]]:
     """For each of 2^11 slots: symbol, frequency, the slot's offset in the symbol's range."""
     if 0 in freqs or sum(freqs) != PROB_SUM:
-        raise NotRans("frequency table")
+        raise RansStreamError("frequency table")
     return [
         (symbol, freq, offset)
         for symbol, freq in zip(present, freqs, strict=True)
@@ -131,7 +131,7 @@ def _segment(
     table: list[tuple[int, int, int]],
 ) -> bytearray:
     if not all(LOW <= state < LOW << 16 for state in first):
-        raise NotRans("first state")
+        raise RansStreamError("first state")
     states, plain, taken = list(first), bytearray(size), 0
     for index in range(size):
         lane = index % LANES
@@ -140,12 +140,12 @@ def _segment(
         state = freq * (state >> PROB_BITS) + offset
         if state < LOW:
             if taken == len(words):
-                raise NotRans("number of words")
+                raise RansStreamError("number of words")
             state = state << 16 | words[taken]
             taken += 1
         states[lane] = state
     if taken != len(words):
-        raise NotRans("number of words")
+        raise RansStreamError("number of words")
     if any(state != LOW for state in states):
-        raise NotRans("last state")
+        raise RansStreamError("last state")
     return plain

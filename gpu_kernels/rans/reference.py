@@ -5,8 +5,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gpu_kernels.rans.portable import BLOCK_LOG2, HEADER, LANES, LOW, PROB_BITS, PROB_SUM
-from gpu_kernels.rans.portable import Layout, NotRans, read_layout
+from gpu_kernels.rans.portable import (
+    BLOCK_LOG2,
+    HEADER,
+    LANES,
+    LOW,
+    PROB_BITS,
+    PROB_SUM,
+    Layout,
+    RansStreamError,
+    read_layout,
+)
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint32]
@@ -55,19 +64,19 @@ def encode(plain: Bytes, segment_log2: int) -> bytes:
 
 
 def decode(stream: bytes, symbols: int) -> Bytes:
-    """Exactly ``symbols`` bytes; raises NotRans."""
+    """Exactly ``symbols`` bytes; raises RansStreamError."""
     layout = read_layout(memoryview(stream), symbols)
     freqs = _read_freqs(stream, layout)
     counts = np.frombuffer(stream, "<u2", layout.segments, layout.counts_at).astype(np.int64)
     sizes = [layout.segment_symbols(segment) for segment in range(layout.segments)]
     if int(counts.sum()) != layout.words or (counts > sizes).any():
-        raise NotRans("header or sizes")
+        raise RansStreamError("header or sizes")
     words = np.frombuffer(stream, "<u2", layout.words, layout.words_at).astype(np.uint32)
     words = np.append(words, np.uint32(0))  # where lanes that have run dry look
     states = np.frombuffer(stream, "<u4", layout.segments * LANES, layout.states_at)
     states = states.reshape(-1, LANES).copy()
     if ((states < LOW) | (states >= LOW << 16)).any():
-        raise NotRans("first state")
+        raise RansStreamError("first state")
     index = np.arange(256, dtype=np.uint8)
     symbol_of = np.stack([np.repeat(index, row) for row in freqs])
     first = np.cumsum(freqs, axis=1, dtype=np.uint32) - freqs
@@ -82,14 +91,14 @@ def decode(stream: bytes, symbols: int) -> Bytes:
         place = at[:, None] + np.cumsum(low, axis=1) - low
         at += low.sum(axis=1)
         if (at > ends).any():
-            raise NotRans("number of words")
+            raise RansStreamError("number of words")
         x = np.where(low, x << 16 | words[np.minimum(place, layout.words)], x)
         states = np.where(active[step], x, states).astype(np.uint32)
         out[step] = symbol
     if (at != ends).any():
-        raise NotRans("number of words")
+        raise RansStreamError("number of words")
     if (states != LOW).any():
-        raise NotRans("last state")
+        raise RansStreamError("last state")
     return np.ascontiguousarray(out.transpose(1, 0, 2)[active.transpose(1, 0, 2)])
 
 
@@ -114,9 +123,9 @@ def _read_freqs(stream: bytes, layout: Layout) -> Words:
     bitmaps = np.frombuffer(stream, np.uint8, 32 * layout.blocks, HEADER.size).reshape(-1, 32)
     present = np.unpackbits(bitmaps, axis=1, bitorder="little").astype(bool)
     if int(present.sum()) != layout.present:
-        raise NotRans("header or sizes")
+        raise RansStreamError("header or sizes")
     freqs = np.zeros(present.shape, np.uint32)
     freqs[present] = np.frombuffer(stream, "<u2", layout.present, layout.freqs_at)
     if (freqs[present] == 0).any() or (freqs.sum(axis=1) != PROB_SUM).any():
-        raise NotRans("frequency table")
+        raise RansStreamError("frequency table")
     return freqs

@@ -18,7 +18,7 @@ from typing import Final
 import zstandard
 
 from gpu_kernels import twin
-from gpu_kernels.rans.portable import NotRans
+from gpu_kernels.rans.portable import RansStreamError
 from torpor.codecs.layout import RUNS_MAX, Element, Run, covered, tidy
 from torpor.errors import SnapshotDamaged
 
@@ -37,13 +37,13 @@ VERSION: Final = 1
 PLAIN_MAX: Final = 1 << 30
 """The most plain bytes that one stream may stand for."""
 
-_HEAD: Final = struct.Struct("<BBH")     # version, zero, runs
-_RUN: Final = struct.Struct("<BI")       # element, bytes
-_PLANE: Final = struct.Struct("<BI")     # method, stored bytes
-_SAMPLE: Final = 8 << 10                 # bytes of each of up to four samples of a plane
-_ROOM_MAX: Final = 16 << 20              # a thread keeps this much at most to cut chunks in
-_WORTH: Final = 0.985                    # a plane whose sample shrinks less than this stays raw
-_RICHER: Final = 0.95                    # a slower way must be this much smaller to be taken
+_HEAD: Final = struct.Struct("<BBH")  # version, zero, runs
+_RUN: Final = struct.Struct("<BI")  # element, bytes
+_PLANE: Final = struct.Struct("<BI")  # method, stored bytes
+_SAMPLE: Final = 8 << 10  # bytes of each of up to four samples of a plane
+_ROOM_MAX: Final = 16 << 20  # a thread keeps this much at most to cut chunks in
+_WORTH: Final = 0.985  # a plane whose sample shrinks less than this stays raw
+_RICHER: Final = 0.95  # a slower way must be this much smaller to be taken
 
 # Huffman coding without a search for matches: a stock frame at 1 GB/s and more. A target length of
 # 1, or a negative level, would switch the Huffman coding off as well.
@@ -164,7 +164,7 @@ class PlanesCodec:
             else:
                 try:
                     yield twin.rans_decode(stored, size)
-                except NotRans as error:
+                except RansStreamError as error:
                     raise self._damaged(str(error)) from error
 
     def _inflate(self, frame: memoryview, size: int) -> bytes:

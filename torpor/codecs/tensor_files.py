@@ -67,8 +67,14 @@ class _Tensor(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-class _Lies(Exception):
+class _HeaderError(Exception):
     """A header that cannot be true."""
+
+
+# What nonsense in a header ends in: fields cut short, numbers past 64 bits, JSON that is none.
+_UNREADABLE: Final = (
+    _HeaderError, struct.error, IndexError, OverflowError, RecursionError, msgspec.MsgspecError,
+)  # fmt: skip
 
 
 def layout_of_tensors(read: ReadAt, file_size: int, guess: Guess) -> Layout | None:
@@ -89,7 +95,14 @@ def layout_of_tensors(read: ReadAt, file_size: int, guess: Guess) -> Layout | No
         else:
             return None
         return _layout(list(spans), file_size)
-    except (_Lies, struct.error, IndexError, OverflowError, RecursionError, msgspec.MsgspecError):
+    except (
+        _HeaderError,
+        struct.error,
+        IndexError,
+        OverflowError,
+        RecursionError,
+        msgspec.MsgspecError,
+    ):
         return None
 
 
@@ -99,7 +112,7 @@ def _layout(spans: Sequence[Span], file_size: int) -> Layout:
     at = 0
     for start, end, element in sorted(spans):
         if not at <= start <= end <= file_size:
-            raise _Lies
+            raise _HeaderError
         runs += (Run(start - at, Element.BYTES), Run(end - start, element))
         at = end
     runs.append(Run(file_size - at, Element.BYTES))
@@ -109,10 +122,10 @@ def _layout(spans: Sequence[Span], file_size: int) -> Layout:
 def _safetensors(read: ReadAt, file_size: int) -> list[Span]:
     (length,) = struct.unpack("<Q", read(0, 8))
     if length > min(JSON_MAX, file_size - 8):
-        raise _Lies
+        raise _HeaderError
     entries = msgspec.json.decode(_exactly(read, 8, length), type=dict[str, msgspec.Raw])
     if len(entries) > TENSORS_MAX:
-        raise _Lies
+        raise _HeaderError
     base, spans = 8 + length, []
     for name, entry in entries.items():
         if name == "__metadata__":
@@ -120,7 +133,7 @@ def _safetensors(read: ReadAt, file_size: int) -> list[Span]:
         tensor = msgspec.json.decode(entry, type=_Tensor)
         start, end = tensor.data_offsets
         if start < 0:
-            raise _Lies
+            raise _HeaderError
         element = _SAFETENSORS.get(tensor.dtype, Element.BYTES)
         if end > start:
             spans.append(Span(base + start, base + end, element))
@@ -131,12 +144,12 @@ def _npy(read: ReadAt, start: int, end: int, guess: Guess) -> list[Span]:
     """One NumPy array between two offsets of a file; big-endian and structured ones stay BYTES."""
     head = read(start, 12)
     if head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3):
-        raise _Lies
+        raise _HeaderError
     size_at, form = (8, "<H") if head[6] == 1 else (8, "<I")
     (length,) = struct.unpack_from(form, head, size_at)
     data = start + size_at + struct.calcsize(form) + length
     if length > MIB or data > end:
-        raise _Lies
+        raise _HeaderError
     found = _NUMPY_DESCR.search(_exactly(read, data - length, length))
     if found is None or found[1] == b">":
         return []
@@ -151,7 +164,7 @@ def _gguf(read: ReadAt, file_size: int) -> list[Span]:
     head.take(4)
     version, tensors, entries = head.unpack("<IQQ")
     if version not in (2, 3) or tensors > TENSORS_MAX or entries > TENSORS_MAX:
-        raise _Lies
+        raise _HeaderError
     align = 32
     for _ in range(entries):
         key = head.text()
@@ -165,12 +178,12 @@ def _gguf(read: ReadAt, file_size: int) -> list[Span]:
         head.text()
         (dimensions,) = head.unpack("<I")
         if dimensions > 8:
-            raise _Lies
+            raise _HeaderError
         shape = head.unpack(f"<{dimensions}Q")
         kind, offset = head.unpack("<IQ")
         places.append((offset, kind, math.prod(shape)))
     if not align or align & (align - 1):
-        raise _Lies
+        raise _HeaderError
     base = -(-head.at // align) * align
     return [
         Span(base + offset, base + offset + count * _GGUF[kind].width, _GGUF[kind])
@@ -185,7 +198,7 @@ def _skip_value(head: _Reader, kind: int, depth: int) -> None:
     elif kind == 9:
         inner, count = head.unpack("<IQ")
         if depth > 4 or count > HEADER_MAX:
-            raise _Lies
+            raise _HeaderError
         if inner in _GGUF_SIZES:
             head.take(count * _GGUF_SIZES[inner])
         else:
@@ -194,7 +207,7 @@ def _skip_value(head: _Reader, kind: int, depth: int) -> None:
     elif kind in _GGUF_SIZES:
         head.take(_GGUF_SIZES[kind])
     else:
-        raise _Lies
+        raise _HeaderError
 
 
 class _Reader:
@@ -205,7 +218,7 @@ class _Reader:
 
     def take(self, length: int) -> bytes:
         if length > len(self._data) - self.at:
-            raise _Lies
+            raise _HeaderError
         self.at += length
         return self._data[self.at - length : self.at]
 
@@ -252,18 +265,18 @@ def _members(read: ReadAt, file_size: int) -> list[_Member]:
     tail = read(tail_at, file_size - tail_at)
     at = tail.rfind(b"PK\x05\x06")
     if at < 0:
-        raise _Lies
+        raise _HeaderError
     count, size, offset = struct.unpack_from("<HII", tail, at + 10)
     if 0xFFFF in (count,) or 0xFFFFFFFF in (size, offset):
         magic, _, place = struct.unpack_from("<4sIQ", tail, max(at - 20, 0))
         if magic != b"PK\x06\x07":
-            raise _Lies
+            raise _HeaderError
         record = _exactly(read, place, 56)
         if record[:4] != b"PK\x06\x06":
-            raise _Lies
+            raise _HeaderError
         count, size, offset = struct.unpack_from("<QQQ", record, 32)
     if count > TENSORS_MAX or size > HEADER_MAX:
-        raise _Lies
+        raise _HeaderError
     head = _Reader(_exactly(read, offset, size))
     return [m for m in (_member(read, head) for _ in range(count)) if m is not None]
 
@@ -272,7 +285,7 @@ def _member(read: ReadAt, head: _Reader) -> _Member | None:
     fields = struct.unpack("<4s4xHH8xIIHHH8xI", head.take(46))
     magic, flags, method, packed, size, name_size, extra_size, note_size, local = fields
     if magic != b"PK\x01\x02":
-        raise _Lies
+        raise _HeaderError
     name, extra = head.take(name_size), _Reader(head.take(extra_size))
     head.take(note_size)
     while extra_size - extra.at >= 4 and 0xFFFFFFFF in (packed, size, local):
@@ -287,7 +300,7 @@ def _member(read: ReadAt, head: _Reader) -> _Member | None:
         return None
     own = _exactly(read, local, 30)
     if own[:4] != b"PK\x03\x04":
-        raise _Lies
+        raise _HeaderError
     start = local + 30 + sum(struct.unpack_from("<HH", own, 26))
     return _Member(name, start, start + size)
 
@@ -295,7 +308,7 @@ def _member(read: ReadAt, head: _Reader) -> _Member | None:
 def _exactly(read: ReadAt, offset: int, length: int) -> bytes:
     data = read(offset, length)
     if len(data) != length:
-        raise _Lies
+        raise _HeaderError
     return data
 
 
