@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import struct
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from gpu_kernels import cases, native
 from gpu_kernels.rans import portable, reference
 from gpu_kernels.rans.portable import HEADER, RansStreamError
 
-PLANES = [pytest.param(plain, id=name) for name, plain in cases.planes_to_encode()]
-SHORT = [param for param in PLANES if len(param.values[0]) <= 40_000]
+NAMED = list(cases.planes_to_encode())
+PLANES = [pytest.param(plain, id=name) for name, plain in NAMED]
+SHORT = [pytest.param(plain, id=name) for name, plain in NAMED if len(plain) <= 40_000]
 
 
 def stream_of(plain: bytes, segment_log2: int = 15) -> bytes:
@@ -52,7 +54,7 @@ def test_exponents_cost_what_their_entropy_says(lib: native.Library) -> None:
 def test_encoding_into_too_little_room_says_so(lib: native.Library) -> None:
     plain = cases.exponents(random.Random(6), 50_000)
     size = len(c_encode(lib, plain, 15))
-    assert native.rans_encode(lib, plain, size) == c_encode(lib, plain, 15)
+    assert bytes(native.rans_encode(lib, plain, size) or b"") == c_encode(lib, plain, 15)
     for room in (0, 15, 100, 300, size // 2, size - 1):
         assert native.rans_encode(lib, plain, room) is None
     assert native.rans_encode(lib, b"", 1000) is None
@@ -66,10 +68,9 @@ def decoders(lib: native.Library, stream: bytes, symbols: int) -> list[bytes | N
         lambda: portable.decode(memoryview(stream), symbols),
         lambda: reference.decode(stream, symbols).tobytes(),
     ):
-        try:
-            made.append(bytes(decode()))
-        except RansStreamError:
-            made.append(None)
+        made.append(None)
+        with suppress(RansStreamError):
+            made[-1] = bytes(decode())
     return made
 
 

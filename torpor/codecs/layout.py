@@ -31,9 +31,10 @@ class Element(IntEnum):
         return _WIDTHS[self]
 
     @property
-    def is_float(self) -> bool:
-        """Whether the sign bit is turned out of the exponent's byte before the cut."""
-        return Element.F16 <= self <= Element.F64
+    def turned(self) -> bool:
+        """Whether the sign bit is turned out of the exponent's byte before the cut. A double's
+        exponent has 11 bits: turning it would only spread it over two bytes."""
+        return Element.F16 <= self <= Element.F32
 
 
 _WIDTHS = (1, 1, 2, 2, 4, 8, 2, 4, 8)

@@ -42,8 +42,8 @@ def storage_dtypes(pickle: bytes) -> dict[str, str]:
                 _note(recent, found)
                 recent.clear()
             del recent[:-_KEEP]
-    except (ValueError, UnicodeError, OverflowError):
-        pass  # a pickle cut short: what was read until there still holds
+    except (ValueError, OverflowError, Warning):
+        pass  # cut short, or escapes that pickletools warns of: what was read before still holds
     return found
 
 

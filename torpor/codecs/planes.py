@@ -239,7 +239,7 @@ def _cut(
     done = 0
     for at, size in places:
         part = [plane[done : done + size // width] for plane in planes]
-        twin.split(plain[at : at + size], width, element.is_float, part)
+        twin.split(plain[at : at + size], width, element.turned, part)
         done += size // width
     return planes
 
@@ -258,7 +258,7 @@ def _join(
         if width == 1:
             plain[at : at + size] = part[0]
         else:
-            twin.join(part, width, element.is_float, plain[at : at + size])
+            twin.join(part, width, element.turned, plain[at : at + size])
         done += size // width
 
 

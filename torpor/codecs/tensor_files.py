@@ -71,9 +71,11 @@ class _HeaderError(Exception):
     """A header that cannot be true."""
 
 
-# What nonsense in a header ends in: fields cut short, numbers past 64 bits, JSON that is none.
+# What nonsense in a header ends in: fields cut short, numbers past 64 bits, text and JSON that
+# are none.
 _UNREADABLE: Final = (
-    _HeaderError, struct.error, IndexError, OverflowError, RecursionError, msgspec.MsgspecError,
+    _HeaderError, struct.error, IndexError, OverflowError, RecursionError, UnicodeError,
+    msgspec.MsgspecError,
 )  # fmt: skip
 
 
@@ -95,14 +97,7 @@ def layout_of_tensors(read: ReadAt, file_size: int, guess: Guess) -> Layout | No
         else:
             return None
         return _layout(list(spans), file_size)
-    except (
-        _HeaderError,
-        struct.error,
-        IndexError,
-        OverflowError,
-        RecursionError,
-        msgspec.MsgspecError,
-    ):
+    except _UNREADABLE:
         return None
 
 
