@@ -1,0 +1,170 @@
+"""Calls the C twins in their shared object. ctypes lets go of the interpreter's lock meanwhile.
+
+``library()`` is None where the object is not there or does not load: callers then take the slower
+path in plain Python. Every function checks its buffers' sizes before C sees an address.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, Protocol
+
+from gpu_kernels.rans.portable import RansStreamError
+
+Buffer = bytes | bytearray | memoryview
+
+BUILT: Final = Path(__file__).resolve().parent / "built"
+RANS_SEGMENT_LOG2: Final = 15
+"""Symbols of a segment, as a power of two: larger ones store fewer states, smaller ones give a GPU
+more to do at once."""
+REFUSALS: Final = {
+    1: "header or sizes",
+    2: "frequency table",
+    3: "first state",
+    4: "number of words",
+    5: "last state",
+}
+_NO_LIBRARY: Final = "TORPOR_NO_NATIVE"
+
+
+class _Buffer(ctypes.Structure):
+    """Py_buffer, as CPython has laid it out since 3.0 (stable ABI since 3.11)."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+class Library(Protocol):
+    """The functions of the shared object; contracts in planes.h, rans.h and cpu.h."""
+
+    def torpor_planes_split(self, *args: object) -> int: ...
+    def torpor_planes_join(self, *args: object) -> int: ...
+    def torpor_rans_bound(self, *args: object) -> int: ...
+    def torpor_rans_encode(self, *args: object) -> int: ...
+    def torpor_rans_decode(self, *args: object) -> int: ...
+    def torpor_cpu_level(self) -> int: ...
+    def torpor_cpu_limit(self, level: int) -> int: ...
+
+
+def library_path(machine: str | None = None) -> Path:
+    """Where the shared object for ``machine`` (default: this one) lies, built or not."""
+    return BUILT / f"libtorpor_kernels-{machine or platform.machine()}.so"
+
+
+@lru_cache(maxsize=1)
+def library() -> Library | None:
+    """The shared object, or None: not built, for another platform, or switched off."""
+    if os.environ.get(_NO_LIBRARY):
+        return None
+    try:
+        loaded = ctypes.CDLL(str(library_path()))
+    except OSError:
+        return None
+    pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
+    planes = ctypes.POINTER(ctypes.c_void_p)
+    loaded.torpor_planes_split.argtypes = (pointer, size, number, number, planes)
+    loaded.torpor_planes_join.argtypes = (planes, size, number, number, pointer)
+    loaded.torpor_rans_bound.argtypes = (size, number)
+    loaded.torpor_rans_bound.restype = size
+    loaded.torpor_rans_encode.argtypes = (pointer, size, number, pointer, size)
+    loaded.torpor_rans_encode.restype = size
+    loaded.torpor_rans_decode.argtypes = (pointer, size, pointer, size)
+    return loaded
+
+
+def split(
+    lib: Library, plain: Buffer, width: int, rotate: bool, planes: Sequence[memoryview]
+) -> None:
+    """Cut ``plain`` into ``width`` writable planes of ``len(plain) / width`` bytes each."""
+    elements = _elements(len(plain), width, planes)
+    with _address(plain) as source, _addresses(planes, writable=True) as targets:
+        lib.torpor_planes_split(source, elements, width, rotate, targets)
+
+
+def join(lib: Library, planes: Sequence[Buffer], width: int, rotate: bool, plain: Buffer) -> None:
+    """Put planes back together into the writable ``plain``."""
+    elements = _elements(len(plain), width, planes)
+    with _addresses(planes) as sources, _address(plain, writable=True) as target:
+        lib.torpor_planes_join(sources, elements, width, rotate, target)
+
+
+def rans_encode(
+    lib: Library, plain: Buffer, capacity: int, segment_log2: int = RANS_SEGMENT_LOG2
+) -> memoryview | None:
+    """Encode into at most ``capacity`` bytes; None where that is not enough."""
+    stream = bytearray(capacity)
+    with _address(plain) as source, _address(stream, writable=True) as target:
+        made = lib.torpor_rans_encode(source, len(plain), segment_log2, target, capacity)
+    return memoryview(stream)[:made] if made else None
+
+
+def rans_decode(lib: Library, stream: Buffer, symbols: int) -> bytearray:
+    """Decode exactly ``symbols`` bytes; raises RansStreamError."""
+    plain = bytearray(symbols)
+    with _address(stream) as source, _address(plain, writable=True) as target:
+        refusal = lib.torpor_rans_decode(source, len(stream), target, symbols)
+    if refusal:
+        raise RansStreamError(REFUSALS.get(refusal, "content"))
+    return plain
+
+
+def rans_bound(lib: Library, symbols: int, segment_log2: int = RANS_SEGMENT_LOG2) -> int:
+    """The most that ``symbols`` bytes can take."""
+    return int(lib.torpor_rans_bound(symbols, segment_log2))
+
+
+def _elements(plain_bytes: int, width: int, planes: Sequence[Buffer]) -> int:
+    elements, rest = divmod(plain_bytes, width)
+    if width not in (2, 4, 8) or rest or len(planes) != width:
+        raise ValueError(f"{plain_bytes} bytes do not make {len(planes)} planes of width {width}")
+    if any(len(plane) != elements for plane in planes):
+        raise ValueError(f"each of {width} planes must hold {elements} bytes")
+    return elements
+
+
+@contextmanager
+def _address(buffer: Buffer, *, writable: bool = False) -> Iterator[int]:
+    """A buffer's address, held in place meanwhile. Unlike ``from_buffer`` it takes bytes too."""
+    held = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(
+        ctypes.py_object(buffer), ctypes.byref(held), ctypes.c_int(int(writable))
+    )
+    try:
+        yield held.buf or 0
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(held))
+
+
+@contextmanager
+def _addresses(
+    buffers: Sequence[Buffer], *, writable: bool = False
+) -> Iterator[ctypes.Array[ctypes.c_void_p]]:
+    held: list[_Buffer] = []
+    try:
+        for buffer in buffers:
+            one = _Buffer()
+            ctypes.pythonapi.PyObject_GetBuffer(
+                ctypes.py_object(buffer), ctypes.byref(one), ctypes.c_int(int(writable))
+            )
+            held.append(one)
+        yield (ctypes.c_void_p * len(held))(*(one.buf for one in held))
+    finally:
+        for one in held:
+            ctypes.pythonapi.PyBuffer_Release(ctypes.byref(one))

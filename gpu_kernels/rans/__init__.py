@@ -1,0 +1,1 @@
+"""32-lane interleaved rANS: C twin (rans.c), CUDA (rans.cuh), numpy reference, plain Python."""

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_kernels import build, native
+from gpu_kernels.launch import Shim
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Shim:
+    """The CUDA source, compiled for this CPU."""
+    return Shim(build.build_shim(tmp_path_factory.mktemp("shim") / "shim.so"))
+
+
+@pytest.fixture(scope="session")
+def built_library() -> Path:
+    """The C twins, built now if they are not: their absence must fail, not hide."""
+    if not build.is_current():
+        build.build_library()
+        native.library.cache_clear()
+    return native.library_path()
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["plain C", "AVX2", "AVX-512"])
+def lib(request: pytest.FixtureRequest, built_library: Path) -> Iterator[native.Library]:
+    """The C twins, held to one instruction set (or the best one below it that this CPU has)."""
+    found = native.library()
+    assert found is not None, f"{built_library} does not load"
+    before = found.torpor_cpu_level()
+    found.torpor_cpu_limit(request.param)
+    yield found
+    found.torpor_cpu_limit(before)
