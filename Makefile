@@ -1,37 +1,42 @@
-# Everything runs in .venv; the two commands of the README are `make demo` and `make test`.
+# Everything runs in .venv. Begin with `make demo`; `make test` proves the rest.
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+SYSTEM := PYTHON=$(PYTHON) sh deployments/system_packages.sh
 
+.NOTPARALLEL:
 .PHONY: setup system demo test lint up down campaign bench clean
 
-# Bare Debian: what needs apt, where we may; elsewhere it says what is missing.
 system:
-	@sh deployments/system_packages.sh
+	@$(SYSTEM) demo
 
-$(READY): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: set PYTHON=python3.x"; exit 1; }
+# pip brings uv, uv brings the rest: wheels only, each at the version that the tests ran with.
+$(READY): pyproject.toml constraints.txt | system
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "torpor needs Python 3.11 or newer: make PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev]'
-	@touch $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --only-binary :all: -c constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build \
+		-c constraints.txt -b constraints.txt -e '.[dev]'
+	@touch $@
 
-setup: system $(READY)
+setup: $(READY)
 
 demo: setup
-	$(BIN)/python -m deployments.demo
+	@$(BIN)/python -m deployments.demo $(if $(VERBOSE),--verbose)
 
 up: setup
 	$(BIN)/python -m deployments.up $(if $(PORT),--port $(PORT))
 
 down:
-	$(BIN)/python -m deployments.down $(if $(MACHINES),--machines)
+	@test ! -e $(READY) || $(BIN)/python -m deployments.down $(if $(MACHINES),--machines)
 
 test: setup
+	@$(SYSTEM) test
 	$(BIN)/python -m pytest
 
-lint: $(READY)
+lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -40,6 +45,7 @@ campaign: setup
 	$(BIN)/python -m tests.campaign
 
 bench: setup
+	@$(SYSTEM) bench
 	$(BIN)/python -m benchmarks.peers
 
 clean: down

@@ -1,19 +1,54 @@
 #!/bin/sh
-# What torpor's tests, demo and UI test need from Debian: OpenSSH's server, chromium, venv, a compiler.
+# Debian packages that torpor needs, beside Python's own. Installs what is missing where it may, as
+# root with apt; elsewhere it says what is missing.
+#   sh deployments/system_packages.sh demo    what `make demo` and `make up` need
+#   sh deployments/system_packages.sh test    what `make test` needs as well: a browser
+#   sh deployments/system_packages.sh bench   what `make bench` needs as well: a peer
 set -eu
+python="${PYTHON:-python3.11}"
+
+has() {
+    command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ]
+}
+
 needed=""
-command -v sshd >/dev/null 2>&1 || [ -x /usr/sbin/sshd ] || needed="$needed openssh-server"
-command -v chromium >/dev/null 2>&1 || needed="$needed chromium"
-command -v gcc >/dev/null 2>&1 || needed="$needed gcc libc6-dev"
-python3.11 -c 'import ensurepip' 2>/dev/null || needed="$needed python3.11-venv"
+has "$python" || needed="$needed python3.11"
+"$python" -c 'import ensurepip' 2>/dev/null || needed="$needed python3.11-venv"
+has sshd || needed="$needed openssh-server"
+case "${1:-demo}" in
+    test) has chromium || needed="$needed chromium" ;;
+    bench) has restic || needed="$needed restic" ;;
+esac
 [ -n "$needed" ] || exit 0
-if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
-    echo "installing:$needed"
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get update -qq
-    # no services are started: torpor runs its own sshd on loopback
-    apt-get install -y -qq --no-install-recommends $needed >/dev/null
-else
-    echo "missing, and only root can install it:$needed" >&2
-    echo "the demo runs without openssh-server and chromium; the tests need them" >&2
+
+if [ "$(id -u)" -ne 0 ] || ! has apt-get; then
+    echo "missing, and only root can install it with apt:$needed" >&2
+    echo "(the demo does without openssh-server: it brings a small SSH server of its own)" >&2
+    exit 0
+fi
+
+echo "installing from Debian:$needed"
+export DEBIAN_FRONTEND=noninteractive
+# openssh-server would open port 22 of this host at once and at each boot. torpor runs the program
+# itself, on loopback, so the service stays off.
+policy=/usr/sbin/policy-rc.d
+off=""
+if ! has sshd && [ ! -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT INT TERM HUP
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+    off=yes
+fi
+log="$(mktemp)"
+# shellcheck disable=SC2086 # a list of names
+if ! { apt-get update -q && apt-get install -y -q --no-install-recommends $needed; } \
+    >"$log" 2>&1 </dev/null; then
+    tail -n 20 "$log" >&2
+    rm -f "$log"
+    echo "apt could not install:$needed" >&2
+    exit 1
+fi
+rm -f "$log"
+if [ -n "$off" ] && has systemctl; then
+    systemctl --quiet disable ssh.service >/dev/null 2>&1 || true
 fi
