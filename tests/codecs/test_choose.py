@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torpor.codecs.choose import SAMPLE_BYTES, choose, decode_chunk, encode_chunk
+from torpor.codecs.layout import Element, Run
+from torpor.codecs.planes import PLANES
 from torpor.codecs.stock import LZ4, RAW, ZSTD
 from torpor.errors import SnapshotDamaged
 
@@ -65,3 +68,20 @@ def test_any_chunk_comes_back_and_never_grows(plain: bytes) -> None:
 def test_an_unknown_encoding_is_named(code: int) -> None:
     with pytest.raises(SnapshotDamaged, match=f"unknown encoding {code}: use a newer torpor"):
         decode_chunk(code, b"x", 1)
+
+
+def test_numbers_become_planes_and_come_back() -> None:
+    weights = struct.pack(
+        f"<{1 << 18}f", *(random.Random(3).gauss(0, 0.02) for _ in range(1 << 18))
+    )
+    bf16 = b"".join(weights[n + 2 : n + 4] for n in range(0, len(weights), 4))
+    code, stored = encode_chunk(bf16, [Run(len(bf16), Element.BF16)])
+    assert code == PLANES.code
+    assert len(bf16) / len(stored) > 1.45
+    assert decode_chunk(code, stored, len(bf16)) == bf16
+
+
+def test_a_wrong_element_costs_ratio_only() -> None:
+    code, stored = encode_chunk(WORDS, [Run(len(WORDS), Element.BF16)])
+    assert len(stored) <= len(WORDS)
+    assert decode_chunk(code, stored, len(WORDS)) == WORDS

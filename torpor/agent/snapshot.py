@@ -20,6 +20,7 @@ from torpor.format.names import pack_id_of, pack_key
 from torpor.pipeline.chunks import ChunkTable, Located, Place
 from torpor.pipeline.contents import Contents
 from torpor.pipeline.journal import Journal, Record
+from torpor.pipeline.numbers import Numbers
 from torpor.pipeline.upload import PartStored, Source, packs_needed, store_part
 from torpor.store.transfer import Range
 from torpor.tree.plan import CHUNK_BYTES, Job, cut, share_out
@@ -122,7 +123,13 @@ class SnapshotRun(Run):
         contents = Contents(seen.unread, jobs, self._held, seen.started_ns)
         self._fresh.update((u.entry.root, u.entry.path) for u in seen.unread)
         self._source = Source(
-            self._roots, seen.unread, self._seal, self._table, contents, self._journal
+            self._roots,
+            seen.unread,
+            self._seal,
+            self._table,
+            contents,
+            Numbers(self._roots, seen.unread),
+            self._journal,
         )
         self._walk, self._pass = seen, number
         self._parts = share_out(jobs, max_parts)

@@ -1,10 +1,13 @@
-"""Which encoding a chunk gets: decided from a sample of its bytes, never from a file's name."""
+"""Which encoding a chunk gets: decided from its bytes, never from a file's name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from torpor.codecs.codec import Buffer, Codec
+from torpor.codecs.layout import Element, Run
+from torpor.codecs.planes import PLANES
 from torpor.codecs.stock import LZ4, RAW, ZSTD
 from torpor.errors import SnapshotDamaged
 from torpor.values import KIB
@@ -18,8 +21,15 @@ _LZ4_IS_ENOUGH: Final = 1.02
 _BY_CODE: Final[dict[int, Codec]] = {codec.code: codec for codec in (RAW, LZ4, ZSTD)}
 
 
-def encode_chunk(plain: Buffer) -> tuple[int, Buffer]:
-    """Encode one chunk; returns the encoding's code and the stored bytes, never longer."""
+def encode_chunk(plain: Buffer, runs: Sequence[Run] = ()) -> tuple[int, Buffer]:
+    """Encode one chunk; returns the encoding's code and the stored bytes, never longer.
+
+    ``runs`` say which numbers the chunk is made of, where that is known; they cover it exactly.
+    """
+    if any(run.element is not Element.BYTES for run in runs):
+        planes = PLANES.encode(memoryview(plain), runs)
+        if planes is not None and len(planes) < _GAIN * len(plain):
+            return PLANES.code, planes
     codec = choose(plain)
     stored = codec.encode(plain)
     if len(stored) >= len(plain):
@@ -29,6 +39,8 @@ def encode_chunk(plain: Buffer) -> tuple[int, Buffer]:
 
 def decode_chunk(code: int, stored: Buffer, plain_bytes: int) -> Buffer:
     """The plain bytes, or SnapshotDamaged."""
+    if code == PLANES.code:
+        return PLANES.decode(memoryview(stored), plain_bytes)
     codec = _BY_CODE.get(code)
     if codec is None:
         raise SnapshotDamaged(f"a chunk has unknown encoding {code}: use a newer torpor")

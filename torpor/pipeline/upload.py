@@ -11,6 +11,7 @@ import msgspec
 
 from torpor.codecs.choose import decode_chunk, encode_chunk
 from torpor.codecs.codec import Buffer
+from torpor.codecs.layout import Run
 from torpor.codecs.stock import RAW
 from torpor.errors import GrantExpired, StoreCorrupt
 from torpor.format.keys import SEAL_BYTES, Seal, chunk_associated
@@ -19,6 +20,7 @@ from torpor.format.names import pack_id_of
 from torpor.pipeline.chunks import ChunkTable, Place
 from torpor.pipeline.contents import Contents
 from torpor.pipeline.journal import Journal
+from torpor.pipeline.numbers import Numbers
 from torpor.store.transfer import Transfer
 from torpor.tree.plan import CHUNK_BYTES, Group, Job, Piece
 from torpor.tree.read import Read, read_at
@@ -60,6 +62,7 @@ class Source(NamedTuple):
     seal: Seal
     table: ChunkTable
     contents: Contents
+    numbers: Numbers
     journal: Journal
 
 
@@ -102,7 +105,9 @@ def store_part(
 
 def _store_piece(piece: Piece, source: Source, packer: _Packer, report: PartStored) -> None:
     read = _read(piece.file, piece.offset, piece.length, source, report)
-    number = packer.store(read.data) if read.data else -1
+    number = -1
+    if read.data:
+        number = packer.store(read.data, source.numbers.runs(piece, read.data))
     source.contents.add_piece(piece, read, number)
     report.files += piece.offset == 0
     report.bytes += len(read.data)
@@ -165,7 +170,7 @@ class _Packer:
         self._bytes = 0
         self._md5 = hashlib.md5(usedforsecurity=False)
 
-    def store(self, plain: bytes) -> int:
+    def store(self, plain: bytes, runs: Sequence[Run] = ()) -> int:
         """The chunk's number; its bytes are in the open pack when the store did not have it."""
         seconds = self._report.seconds
         put_before = seconds.put
@@ -177,7 +182,7 @@ class _Packer:
         if not must_store:
             return number
         try:
-            encoding, encoded = _encoded(plain, name)
+            encoding, encoded = _encoded(plain, name, runs)
             self._add(number, name, encoding, encoded, len(plain))
         except BaseException:
             self._source.table.release([number])
@@ -223,9 +228,9 @@ class _Packer:
         self._source.table.release([number for number, _ in self._places])
 
 
-def _encoded(plain: bytes, name: bytes) -> tuple[int, Buffer]:
+def _encoded(plain: bytes, name: bytes, runs: Sequence[Run]) -> tuple[int, Buffer]:
     """Encode, and decode again at once: a fault of memory or codec must not reach the store."""
-    encoding, encoded = encode_chunk(plain)
+    encoding, encoded = encode_chunk(plain, runs)
     if encoding != RAW.code and decode_chunk(encoding, encoded, len(plain)) != plain:
         raise StoreCorrupt(
             f"encoding {encoding} did not give chunk {name.hex()} back: bad memory on the machine, "

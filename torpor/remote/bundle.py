@@ -19,6 +19,7 @@ from typing import Final
 
 import uv
 
+from gpu_kernels.native import library_path
 from torpor.errors import InvalidInput, MachineUnfit
 
 PYTHONS: Final = tuple((3, minor) for minor in range(10, 15))
@@ -36,6 +37,8 @@ from torpor.agent.__main__ import main
 
 sys.exit(main(sys.argv))
 """
+_SENT: Final = (".py", ".typed", ".txt")
+"""Kinds of our own files that a machine needs, besides its kernels' library."""
 _LEFT_OUT: Final = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 _LEFT_OUT_FOLDERS: Final = frozenset({"__pycache__", "tests", "bin"})
 
@@ -80,7 +83,7 @@ def make_bundle(target: Target, *, cache: Path | None = None, source: Path | Non
     source = source or _SOURCE
     pins = (source / "torpor" / "agent" / "wheels.txt").read_bytes()
     wheels = _gather(target, pins, cache)
-    files = {**_wheel_files(wheels), **_source_files(source), "__main__.py": _MAIN}
+    files = {**_wheel_files(wheels), **_source_files(source, target), "__main__.py": _MAIN}
     name = content_hash(files)
     archive = cache / "bundles" / f"{name}-{_tag(target)}.tar.gz"
     if not archive.is_file():
@@ -160,12 +163,14 @@ def _wheel_files(wheels: Path) -> dict[str, bytes]:
     return files
 
 
-def _source_files(source: Path) -> dict[str, bytes]:
+def _source_files(source: Path, target: Target) -> dict[str, bytes]:
     files = {}
     for package in _PACKAGES:
         for path in sorted((source / package).rglob("*")):
             name = path.relative_to(source)
             if not path.is_file() or _LEFT_OUT_FOLDERS & set(name.parts[:-1]):
+                continue
+            if path.suffix not in _SENT and path.name != library_path(target.machine).name:
                 continue
             if not name.as_posix().startswith(_NOT_SENT) and not path.name.startswith("."):
                 files[name.as_posix()] = path.read_bytes()
