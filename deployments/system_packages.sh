@@ -2,7 +2,7 @@
 # Debian packages that torpor needs, beside Python's own. Installs what is missing where it may, as
 # root with apt; elsewhere it says what is missing.
 #   sh deployments/system_packages.sh demo    what `make demo` and `make up` need
-#   sh deployments/system_packages.sh test    what `make test` needs as well: a browser
+#   sh deployments/system_packages.sh test    what `make test` needs as well: a browser, C++
 #   sh deployments/system_packages.sh bench   what `make bench` needs as well: a peer
 set -eu
 python="${PYTHON:-python3.11}"
@@ -14,16 +14,21 @@ has() {
 needed=""
 has "$python" || needed="$needed python3.11"
 "$python" -c 'import ensurepip' 2>/dev/null || needed="$needed python3.11-venv"
+has gcc || needed="$needed gcc libc6-dev"
 has sshd || needed="$needed openssh-server"
 case "${1:-demo}" in
-    test) has chromium || needed="$needed chromium" ;;
+    test)
+        has chromium || needed="$needed chromium"
+        has g++ || needed="$needed g++"
+        ;;
     bench) has restic || needed="$needed restic" ;;
 esac
 [ -n "$needed" ] || exit 0
 
 if [ "$(id -u)" -ne 0 ] || ! has apt-get; then
     echo "missing, and only root can install it with apt:$needed" >&2
-    echo "(the demo does without openssh-server: it brings a small SSH server of its own)" >&2
+    echo "(the demo does without openssh-server and gcc: it has an SSH server of its own, and" >&2
+    echo "snapshots are then encoded by plain Python, which is slower)" >&2
     exit 0
 fi
 
