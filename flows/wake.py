@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -73,11 +73,11 @@ def wake(
         place = open_place(workspace)
         probe_store(place)
         wanted = pick_snapshot(place, snapshot)
-    with _machine(place, machine, phases) as live:
+    with _machine(place, machine, phases) as (live, hand_over):
         with phases.phase("connect"):
             session = open_session(place, endpoint_of(live))
         with session:
-            report = _restore(place, session, live, wanted, full_check, phases)
+            report = _restore(place, session, live, wanted, full_check, phases, hand_over)
     create_table_artifact(
         key=f"wake-{place.spec.name}",
         table=report.rows(),
@@ -87,23 +87,33 @@ def wake(
 
 
 @contextmanager
-def _machine(place: Place, own: str, phases: Phases) -> Iterator[Machine]:
-    """The user's own machine, or a rented one: handed over at the end, destroyed on failure."""
+def _machine(
+    place: Place, own: str, phases: Phases
+) -> Iterator[tuple[Machine, Callable[[], None]]]:
+    """The user's own machine, or a rented one, and what hands it over. A rented one that was not
+    handed over is destroyed on failure."""
     if own:
-        yield own_machine(own)
+        yield own_machine(own), lambda: None
         return
+    handed_over = False
+
+    def hand_over() -> None:
+        nonlocal handed_over
+        handed_over = True  # first: a write whose answer is lost may have been done
+        place.ledger.hand_over(lease)
+
     with phases.phase("machine"):
         offers = find_offers(place)
         lease = take_lease(place)
     try:
         with phases.phase("machine"):
             machine = create_machine(place, offers, lease)
-        yield machine
-        place.ledger.hand_over(lease)
+        yield machine, hand_over
     except WorkspaceBusy:
         raise  # another run wakes it on this very machine: hands off
     except BaseException:
-        destroy_created(place, lease)
+        if not handed_over:
+            destroy_created(place, lease)
         raise
 
 
@@ -114,6 +124,7 @@ def _restore(
     wanted: StoredSnapshot,
     full_check: bool,
     phases: Phases,
+    hand_over: Callable[[], None],
 ) -> WakeReport:
     restore = RemoteRestore(
         session, place.store, wanted, place.key, str(flow_run.id), parts=place.spec.parts
@@ -128,6 +139,9 @@ def _restore(
             finished = finish_restore(restore)
         with phases.phase("check"):
             check_restore(restore, full_check)
+        # Before the agent is told: killed in between, the machine is the user's and whole. The
+        # other way round it would look unfinished, and the next wake would take it for its own.
+        hand_over()
         complete = True
     finally:
         with suppress(TorporError):  # the agent gives up by itself when it cannot be told

@@ -16,6 +16,7 @@ from torpor.errors import (
     InvalidInput,
     MachineUnreachable,
     NoOffer,
+    NotOurs,
     ProviderError,
     TorporError,
 )
@@ -45,6 +46,7 @@ def find_machine(place: Place, wanted: str) -> Machine:
     if wanted:
         mine = [machine for machine in mine if machine.id == wanted]
     if len(mine) == 1:
+        _check_lease(place, mine[0])
         return mine[0]
     there = ", ".join(machine.id for machine in mine)
     if mine:
@@ -192,6 +194,22 @@ def parse_host(text: str) -> Endpoint:
 def own_machine(text: str) -> Machine:
     """The user's own host as a machine without a label: it can never be destroyed."""
     return Machine(MachineId(text), "own", None, "running", parse_host(text))
+
+
+def _check_lease(place: Place, machine: Machine) -> None:
+    lease = None if machine.label is None else place.ledger.lease_of(machine.label)
+    if lease is None:
+        raise NotOurs(
+            f"machine {machine.id} at {machine.provider} carries a label of workspace "
+            f"{place.spec.name}, but {place.store.address} has no lease for it: use the store "
+            "block it was created with"
+        )
+    if lease.state != "handed over":
+        raise InvalidInput(
+            f"machine {machine.id} at {machine.provider} was never handed over: waking workspace "
+            f"{place.spec.name} on it did not finish. Run wake again, which takes it up; to "
+            "hibernate now would keep half a workspace"
+        )
 
 
 def _wish(place: Place) -> str:

@@ -121,10 +121,15 @@ def _start(home: Path, agent: str, start: list[str]) -> tuple[socket.socket, byt
             return found
         if found is not None:
             found[0].close()
-        if daemon.poll() is not None:
+        ended = daemon.poll()
+        if ended is not None and ended < 0:
+            raise AgentLost(
+                f"the agent was ended by signal {-ended} as it started in {home}: "
+                f"{_last_words(began)}; where that happens again, look for memory that runs out"
+            )
+        if ended is not None:
             raise MachineUnfit(
-                f"the agent did not start in {home} (exit {daemon.returncode}): "
-                f"{_last_words(began)}"
+                f"the agent did not start in {home} (exit {ended}): {_last_words(began)}"
             )
         time.sleep(0.01)
     daemon.kill()

@@ -75,6 +75,12 @@ class SnapshotRun(Run):
         snapshots, newest first. Once a run."""
         if self._begun is not None:
             return self._begun
+        if self.state.restore_journal.exists():
+            raise WorkspaceInvalid(
+                f"workspace {self.workspace} is only half on this machine: a restore of it never "
+                "finished. Wake it here again, which takes up where that stopped; a snapshot now "
+                "would keep the half"
+            )
         self._roots = resolve_roots(roots)
         self._named_roots = list(roots)
         self._excluded = compile_excludes(exclude)
@@ -347,18 +353,22 @@ class SnapshotRun(Run):
             raise AgentLost(
                 f"run {self.id} has not scanned since the agent was started anew: make a pass"
             )
-        if not self._walk.unread:
+        if not self._walk.unread or self._source is None:
             return self._walk.entries, self._walk.signatures
         unread = {(u.entry.root, u.entry.path) for u in self._walk.unread}
         entries: list[Entry] = []
         signatures: list[Signature | None] = []
-        gone: set[tuple[int, bytes]] = set()
+        gone = self._source.contents.gone
         for entry, signature in zip(self._walk.entries, self._walk.signatures, strict=True):
             if entry.kind == FILE and (entry.root, entry.path) in unread:
                 held = self._held[entry.root].get(entry.path)
                 if held is None:
-                    gone.add((entry.root, entry.path))
-                    continue
+                    if (entry.root, entry.path) in gone:
+                        continue
+                    raise AgentLost(
+                        f"{_shown(entry.path)} was not read in pass {self._pass}: a part of it was "
+                        "lost; make another pass"
+                    )
                 entries.append(held.entry)
                 signatures.append(held.signature)
             elif entry.kind == HARDLINK and (entry.root, entry.target) in gone:

@@ -27,6 +27,8 @@ class Contents:
     ) -> None:
         self._unread = unread
         self._held = held
+        self.gone: set[tuple[int, bytes]] = set()
+        """Names (root and path) that were no files any more when they were to be read."""
         self._lock = threading.Lock()
         self._missing: dict[int, set[int]] = {}
         self._extents: dict[int, dict[int, Extent]] = {}
@@ -102,6 +104,7 @@ class Contents:
         entry = self._unread[number].entry
         self._missing.pop(number, None)
         self._held[entry.root].pop(entry.path, None)
+        self.gone.add((entry.root, entry.path))
 
 
 def _without_gaps(extents: dict[int, Extent], size: int) -> tuple[Extent, ...]:
