@@ -1,0 +1,225 @@
+"""Many runs of hibernate and wake, each with one kill, each judged."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.campaign.control import Outcome
+from tests.campaign.controls import Control, Controls
+from tests.campaign.judge import Judge
+from tests.campaign.strike import Strike, carry_out, choose
+from tests.fixtures.tree_print import fill, mutate
+from tests.fixtures.world import OwnStore, World, make_world, own_store
+from torpor.values import Machine
+
+RUN_S: Final = 240.0
+"""A control side that takes longer hangs, which is a violation."""
+_TRIES: Final = 3
+_MISSES: Final = 20
+
+
+@dataclass
+class Run:
+    """One run and what came of it."""
+
+    number: int
+    flow: str
+    engine: str  # plain or prefect
+    victim: str = ""
+    when: str = ""
+    phase: str = ""
+    outcome: str = ""
+    next_run: str = ""
+    seconds: float = 0.0
+    violations: list[str] = field(default_factory=list)
+
+
+class Campaign:
+    """One world, its control sides and its judge. Even runs hibernate, odd ones wake."""
+
+    def __init__(
+        self, world: World, store: OwnStore, controls: Controls, seed: int, by_prefect: bool
+    ) -> None:
+        self._world = world
+        self._store = store
+        self._controls = controls
+        self._seed = seed
+        self._by_prefect = by_prefect
+        self._kept = False
+        self._judge = Judge(world)
+        self._usual_s: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """Make the workspace, and measure undisturbed runs."""
+        machine = self._world.rent()
+        fill(self._world.workspace(machine.id), random.Random(self._seed))
+        for flow in ("hibernate", "wake"):
+            self._prepare(flow, random.Random(f"{self._seed}:usual"))
+            began = time.monotonic()
+            self._must(flow)
+            self._usual_s[flow] = time.monotonic() - began
+        assert not self._judge.snapshots()
+        assert not self._judge.awake()
+
+    def run(self, number: int) -> Run:
+        """Run ``number``: the same seed and number make the same choices again."""
+        rng = random.Random(f"{self._seed}:{number}")
+        flow = "wake" if number % 2 else "hibernate"
+        began = time.monotonic()
+        run = Run(number, flow, "prefect" if self._by_prefect else "plain")
+        before = self._prepare(flow, rng)
+        for _ in range(_MISSES):
+            strike = choose(rng, flow, self._usual_s[flow])
+            if self._struck(run, strike, rng):
+                break
+            if run.violations:
+                break
+            before = self._prepare(flow, rng)
+        else:
+            run.violations.append("no strike ever fell: the campaign itself is broken")
+        self._judge_run(run, before)
+        run.seconds = time.monotonic() - began
+        return run
+
+    def end(self) -> list[str]:
+        """Every snapshot that was ever listed still restores."""
+        return self._judge.snapshots(again=True)
+
+    def _prepare(self, flow: str, rng: random.Random) -> Machine | None:
+        """Bring the world into the state that ``flow`` begins in; the machine, where there is
+        one."""
+        machines = self._world.machines()
+        if flow == "hibernate":
+            if not machines:
+                self._must("wake")
+                machines = self._world.machines()
+            mutate(self._world.workspace(machines[0].id), rng)
+            self._judge.see(machines[0])
+            return machines[0]
+        if machines:
+            self._must("hibernate")
+        return None
+
+    def _must(self, flow: str) -> None:
+        outcome = self._undisturbed(flow)
+        assert outcome is not None, f"{flow} was killed by nobody"
+        assert not outcome.error, f"{flow}, undisturbed: {outcome}"
+
+    def _struck(self, run: Run, strike: Strike, rng: random.Random) -> bool:
+        """Whether the strike fell before the flow had ended."""
+        self._world.proxy.clear()
+        options: dict[str, Any] = {}
+        if run.flow == "hibernate" and rng.random() < 0.2:
+            options["destroy"] = False
+        self._kept = "destroy" in options
+        control = self._controls.start(run.flow, options, self._by_prefect)
+        phase = carry_out(strike, run.flow, control, self._world, self._store)
+        self._await_end(run, control)
+        self._world.proxy.clear()
+        outcome = control.outcome()
+        if phase is None:
+            if outcome is None or outcome.error:
+                run.violations.append(f"an undisturbed {run.flow} came to {outcome}")
+            return False
+        run.victim, run.when, run.phase = strike.victim, strike.when, phase
+        run.outcome = _in_words(outcome)
+        if outcome is not None and outcome.trace:
+            run.violations.append(f"an error outside the tree: {outcome.trace}")
+        return True
+
+    def _judge_run(self, run: Run, before: Machine | None) -> None:
+        found = run.violations
+        found += self._judge.snapshots()
+        if before is not None:
+            found += self._judge.destruction(before, allowed=not self._kept)
+        elif run.outcome.startswith("failed") and self._world.machines():
+            found.append(f"a failed wake left {self._world.machines()}")
+        run.next_run = self._next(run)
+        found += self._judge.snapshots()
+        if run.flow == "hibernate":
+            if self._world.machines():
+                found.append(f"the next hibernate left {self._world.machines()}")
+            found += self._judge.asleep(self._judge.states[-1])
+        else:
+            found += self._judge.awake()
+        found += self._judge.leaks()
+
+    def _next(self, run: Run) -> str:
+        """The next, undisturbed run completes; or its error says that there is nothing to do."""
+        if run.outcome == "completed" and not self._kept:
+            return "not needed"
+        said = []
+        for _ in range(_TRIES):
+            outcome = self._undisturbed(run.flow)
+            words = _in_words(outcome)
+            said.append(words)
+            if words == "completed":
+                return "completed" if len(said) == 1 else f"try {len(said)}"
+            if outcome is None or not _is_advice(run.flow, outcome):
+                break
+            if "is on no machine" in outcome.message or "already: work there" in outcome.message:
+                return "had been done"
+        run.violations.append(f"the next {run.flow} did not complete: {'; '.join(said)}")
+        return "failed"
+
+    def _undisturbed(self, flow: str) -> Outcome | None:
+        control = self._controls.start(flow, {}, self._by_prefect)
+        if not _within(RUN_S, control.ended):
+            control.kill()
+        return control.outcome()
+
+    def _await_end(self, run: Run, control: Control) -> None:
+        if not _within(RUN_S, control.ended):
+            run.violations.append(f"{run.flow} did not end within {RUN_S:.0f} s")
+            control.kill()
+
+
+@contextmanager
+def open_campaign(seed: int, *, sealed: bool, by_prefect: bool) -> Iterator[Campaign]:
+    """A store, a world and the control sides of a campaign; nothing of them is left behind."""
+    with (
+        tempfile.TemporaryDirectory(prefix="campaign-") as folder,
+        own_store(Path(folder) / "store") as store,
+        make_world(store.server, sealed=sealed, parts=6) as world,
+    ):
+        store.proxies += [world.proxy, world.quiet]
+        (Path(folder) / "controls").mkdir()
+        controls = Controls(Path(folder) / "controls", world.access)
+        try:
+            if by_prefect:
+                controls.start_prefect()
+            campaign = Campaign(world, store, controls, seed, by_prefect)
+            campaign.begin()
+            yield campaign
+        finally:
+            controls.close()
+
+
+def _in_words(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "killed"
+    return f"failed: {outcome.error}: {outcome.message}" if outcome.error else "completed"
+
+
+def _is_advice(flow: str, outcome: Outcome) -> bool:
+    """An error that says what to do, and with which a campaign can do it: wait and try again."""
+    if outcome.error == "WorkspaceBusy":
+        return True
+    done = {"hibernate": "is on no machine", "wake": "already: work there"}
+    return outcome.error == "InvalidInput" and done[flow] in outcome.message
+
+
+def _within(seconds: float, done: Callable[[], bool]) -> bool:
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True

@@ -1,0 +1,206 @@
+"""Starting control sides and seeing how they end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import torpor
+from tests.campaign.control import Order, Outcome
+from tests.fixtures.world import Access
+from torpor.store.embedded import free_ports
+
+_REPOSITORY = Path(torpor.__file__).resolve().parents[1]
+_SERVER_S = 120.0
+# What makes a campaign of hours one of minutes: small parts, and a short wait for the lost.
+_SHORTENED = (
+    ("torpor/tree/plan.py", "PART_BYTES: Final = 64 * MIB", "PART_BYTES: Final = 4 * MIB"),
+    ("torpor/agent/daemon.py", "abandon_s: float = 60.0", "abandon_s: float = 3.0"),
+)
+
+
+@dataclass
+class Control:
+    """One control side under way, or at its end."""
+
+    pid: int
+    folder: Path
+    process: subprocess.Popen[bytes]  # its own, or the one that it was forked by
+    forked: bool
+
+    def phase(self) -> str:
+        """The phase that it entered last."""
+        with suppress(FileNotFoundError):
+            return ((self.folder / "phases").read_text().splitlines() or ["start"])[-1]
+        return "start"
+
+    def entered(self, phase: str) -> bool:
+        with suppress(FileNotFoundError):
+            return phase in (self.folder / "phases").read_text().splitlines()
+        return False
+
+    def ended(self) -> bool:
+        if not self.forked:
+            return self.process.poll() is not None
+        return _state(self.pid) in ("", "Z")
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def outcome(self) -> Outcome | None:
+        """None where it was killed."""
+        if self.forked:
+            assert self.process.stdout is not None
+            self.process.stdout.readline()
+        else:
+            self.process.wait()
+        with suppress(FileNotFoundError):
+            return msgspec.json.decode((self.folder / "out").read_bytes(), type=Outcome)
+        return None
+
+
+class Controls:
+    """Makes control sides for one world. ``api_url`` is a Prefect server's, or None."""
+
+    def __init__(self, folder: Path, access: Access) -> None:
+        self._folder = folder
+        self._access = folder / "access.json"
+        self._source = folder / "source"
+        self._api_url: str | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+        self._access.touch(mode=0o600)
+        self.know(access)
+        _copy_source(self._source)
+        self._zygote = subprocess.Popen(
+            [sys.executable, "-m", "tests.campaign.control", "serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(folder / "plain.log").open("ab"),
+            env=self._environment(),
+            cwd=_REPOSITORY,
+        )
+
+    def know(self, access: Access) -> None:
+        """The world that the next control sides work in."""
+        self._access.write_bytes(msgspec.json.encode(access))
+        if self._api_url is not None:
+            self._save_blocks()
+
+    def start_prefect(self) -> None:
+        """One long-lived Prefect server, so that a real flow costs seconds and not tens."""
+        (port,) = free_ports(1)
+        self._api_url = f"http://127.0.0.1:{port}/api"
+        argv = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1"]
+        self._server = subprocess.Popen(
+            [*argv, "--port", str(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=(self._folder / "server.log").open("ab"),
+            stderr=subprocess.STDOUT,
+            env=self._environment(),
+            start_new_session=True,
+        )
+        end = time.monotonic() + _SERVER_S
+        while True:
+            if _answers(port):
+                break
+            assert time.monotonic() < end, "the Prefect server does not answer"
+            time.sleep(0.2)
+        self._save_blocks()
+
+    def start(self, flow: str, options: dict[str, Any], by_prefect: bool) -> Control:
+        """A control side that begins now."""
+        order = self._order(flow, options)
+        folder = Path(order.out).parent
+        told = msgspec.json.encode(order)
+        if by_prefect:
+            process = self._run("prefect", told.decode())
+            return Control(process.pid, folder, process, forked=False)
+        assert self._zygote.stdin is not None
+        assert self._zygote.stdout is not None
+        self._zygote.stdin.write(told + b"\n")
+        self._zygote.stdin.flush()
+        pid = json.loads(self._zygote.stdout.readline())["pid"]
+        return Control(pid, folder, self._zygote, forked=True)
+
+    def close(self) -> None:
+        assert self._zygote.stdin is not None
+        self._zygote.stdin.close()
+        self._zygote.wait(30)
+        if self._server is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._server.pid, signal.SIGKILL)
+            self._server.wait()
+
+    def _order(self, flow: str, options: dict[str, Any]) -> Order:
+        folder = self._folder / "runs" / secrets.token_hex(6)
+        folder.mkdir(parents=True)
+        places = (self._access, self._source, folder / "out", folder / "phases")
+        return Order(flow, options, *map(str, places))
+
+    def _save_blocks(self) -> None:
+        told = msgspec.json.encode(self._order("blocks", {})).decode()
+        assert self._run("blocks", told).wait() == 0, f"see {self._folder}/prefect.log"
+
+    def _run(self, command: str, order: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.campaign.control", command, order],
+            stdin=subprocess.DEVNULL,
+            stdout=(self._folder / "prefect.log").open("ab"),
+            stderr=subprocess.STDOUT,
+            env=self._environment(),
+            cwd=_REPOSITORY,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        prefect = {
+            "PREFECT_HOME": str(self._folder / "prefect"),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_LOGGING_LEVEL": "WARNING",
+        }
+        if self._api_url is not None:
+            prefect["PREFECT_API_URL"] = self._api_url
+        return {**os.environ, **prefect}
+
+
+def _answers(port: int) -> bool:
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        link.request("GET", "/api/health")
+        return link.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        link.close()
+
+
+def _copy_source(folder: Path) -> None:
+    """The agent's packages with the waits and sizes of a campaign."""
+    for package in ("torpor", "gpu_kernels"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(_REPOSITORY / package, folder / package, ignore=ignored)
+    for name, was, becomes in _SHORTENED:
+        text = (folder / name).read_text()
+        assert text.count(was) == 1, f"{name} does not say {was} once"
+        (folder / name).write_text(text.replace(was, becomes))
+
+
+def _state(pid: int) -> str:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat[stat.rindex(")") + 2]

@@ -1,0 +1,130 @@
+"""The rules, checked from outside: each method returns what is violated, in words."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.fixtures.engine import Engine
+from tests.fixtures.tree_print import TreePrint, differences, print_of
+from tests.fixtures.world import World
+from torpor.errors import TorporError
+from torpor.ledger import Ledger
+from torpor.providers.local_processes import MARK
+from torpor.values import Machine, SnapshotId
+
+_SETTLE_S: Final = 10.0
+
+
+class Judge:
+    """Remembers what the workspace was, and judges what became of it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.states: list[TreePrint] = []
+        self._checked: dict[SnapshotId, TreePrint] = {}
+
+    def see(self, machine: Machine) -> None:
+        """The workspace as it is now is a state that may be found in a snapshot."""
+        self.states.append(print_of(self._world.workspace(machine.id)))
+
+    def snapshots(self, *, again: bool = False) -> list[str]:
+        """Every listed snapshot restores to one of the states; ``again``: also those that did."""
+        found = []
+        for one in self._world.snapshots():
+            if one.snapshot in self._checked and not again:
+                continue
+            try:
+                restored = self._restored(one.snapshot)
+            except (TorporError, AssertionError) as error:
+                found.append(
+                    f"snapshot {one.snapshot} is listed and does not restore: "
+                    f"{type(error).__name__}: {error}"
+                )
+                continue
+            self._checked[one.snapshot] = restored
+            if restored not in self.states:
+                found.append(
+                    f"snapshot {one.snapshot} is no state that the workspace had; from the last: "
+                    f"{differences(self.states[-1], restored)}"
+                )
+        return found
+
+    def destruction(self, before: Machine, allowed: bool) -> list[str]:
+        """The machine is there with its workspace as it was, or the newest snapshot is that."""
+        truth = self.states[-1]
+        live = self._world.provider.find(before.id)
+        if live is not None and live.state not in ("gone", "stopping"):
+            here = print_of(self._world.workspace(before.id))
+            wrong = differences(truth, here)
+            return [f"hibernate changed the workspace: {wrong}"] if wrong else []
+        if not allowed:
+            return [f"machine {before.id} was destroyed by a hibernate that was to keep it"]
+        return self.asleep(truth)
+
+    def asleep(self, truth: TreePrint) -> list[str]:
+        """The newest snapshot is the workspace."""
+        listed = self._world.snapshots()
+        if not listed:
+            return ["the machine is gone and there is no snapshot"]
+        kept = self._checked.get(listed[0].snapshot)
+        wrong = differences(truth, kept or {})
+        return [f"the machine is gone and the newest snapshot differs: {wrong}"] if wrong else []
+
+    def awake(self) -> list[str]:
+        """Exactly one machine, handed over, with the workspace on it."""
+        machines = self._world.machines()
+        if [m.state for m in machines] != ["running"]:
+            return [f"after a wake there are {[(m.id, m.state) for m in machines]}"]
+        wrong = differences(self.states[-1], print_of(self._world.workspace(machines[0].id)))
+        return [f"the woken workspace differs: {wrong}"] if wrong else []
+
+    def leaks(self) -> list[str]:
+        """No process and no unfinished lease of a machine that is not listed."""
+        found = []
+        ledger = Ledger(self._world.direct, self._world.access.spec.name)
+        lease = ledger.unfinished(self._world.provider.identity)
+        if lease is not None:
+            found.append(f"lease {lease.label.lease} was never handed over nor closed")
+        end = time.monotonic() + _SETTLE_S
+        while strays := self._strays():
+            if time.monotonic() > end:
+                found.append(f"processes {strays} of machines that are gone")
+                break
+            time.sleep(0.1)
+        folder = Path(self._world.access.machines)
+        own = {self._world.machine_place(m.id).root.name for m in self._world.machines()}
+        there = {path.name for path in folder.glob("m-*")} if folder.is_dir() else set()
+        if there != own:
+            found.append(f"folders {sorted(there - own)} of machines that are gone")
+        return found
+
+    def _strays(self) -> list[int]:
+        own = {f"{MARK}={machine.id}".encode() for machine in self._world.machines()}
+        home = f"HOME={self._world.access.machines}".encode()
+        strays = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                words = path.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            marks = {word for word in words if word.startswith(f"{MARK}=".encode())}
+            if marks - own and any(word.startswith(home) for word in words):
+                strays.append(int(path.parent.name))
+        return strays
+
+    def _restored(self, snapshot: SnapshotId) -> TreePrint:
+        scratch = self._world.folder / f"judge-{secrets.token_hex(4)}"
+        key = self._world.access.store_key
+        engine = Engine(
+            self._world.direct, scratch / "home", None if key is None else bytes.fromhex(key)
+        )
+        try:
+            engine.restore(snapshot, [scratch / "workspace"], full=False)
+            return print_of(scratch / "workspace")
+        finally:
+            engine.runs.close()
+            shutil.rmtree(scratch)
