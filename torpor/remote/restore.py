@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from torpor.errors import AgentLost
 from torpor.format.names import manifest_key
+from torpor.remote.run import RemoteRun
 from torpor.remote.session import Session
 from torpor.store.seam import ObjectStore
-from torpor.values import MIB, ObjectKey, StoredSnapshot
-
-_SHORTEST_GRANT_S: Final = 3600
-_LONGEST_GRANT_S: Final = 24 * 3600
+from torpor.values import ObjectKey, StoredSnapshot
 
 
 class RestorePart(msgspec.Struct, frozen=True):
@@ -64,7 +60,7 @@ class Checked(msgspec.Struct, frozen=True):
     difference_count: int
 
 
-class RemoteRestore:
+class RemoteRestore(RemoteRun):
     """One snapshot being written to one machine. When the agent was lost, it begins again by
     itself: what is on the disk is not fetched again."""
 
@@ -79,14 +75,10 @@ class RemoteRestore:
         roots: list[str] | None = None,
         parts: int = 32,
     ) -> None:
-        self.run = run
+        super().__init__(session, store, key, run)
         self.wanted = wanted
-        self._session = session
-        self._store = store
-        self._key = key
         self._roots = roots
         self._parts = parts
-        self._requests = itertools.count(1)
 
     def begin(self) -> RestorePlan:
         """Take the workspace on the machine, check the manifest, the targets and the space."""
@@ -97,8 +89,8 @@ class RemoteRestore:
             snapshot=self.wanted.snapshot,
             root=self.wanted.root,
             manifest_bytes=self.wanted.manifest_bytes,
-            grant=self._grant(key, self.wanted.manifest_bytes),
-            key=None if self._key is None else self._key.hex(),
+            grant=self._grant("GET", key, self.wanted.manifest_bytes),
+            key=self._key,
             roots=self._roots,
             max_parts=self._parts,
         )
@@ -109,44 +101,24 @@ class RemoteRestore:
     ) -> RestoredPart:
         """Fetch and write one part, by the packs it names. Idempotent."""
         answer = self._held(
-            lambda: self._call(
-                "restore.part",
-                on_event,
-                part=plan.part,
-                packs=[self._grant(key, plan.stored_bytes) for key in plan.packs],
-            )
+            "restore.part",
+            on_event,
+            part=plan.part,
+            packs=[self._grant("GET", key, plan.stored_bytes) for key in plan.packs],
         )
         return msgspec.convert(answer, RestoredPart)
 
     def finish(self) -> Finished:
         """Attributes, links and directories, once every part is there."""
-        return msgspec.convert(self._held(lambda: self._call("restore.finish")), Finished)
+        return msgspec.convert(self._held("restore.finish"), Finished)
 
     def check(self, *, full: bool) -> Checked:
         """Compare the disk with the snapshot; ``full`` reads and hashes every byte."""
-        return msgspec.convert(self._held(lambda: self._call("restore.check", full=full)), Checked)
+        return msgspec.convert(self._held("restore.check", full=full), Checked)
 
     def end(self, *, complete: bool) -> None:
         """Give the workspace back; when complete, the next snapshot is an increment."""
         self._call("restore.end", complete=complete)
 
-    def _held(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        try:
-            return work()
-        except AgentLost:
-            self.begin()
-            return work()
-
-    def _call(
-        self,
-        op: str,
-        on_event: Callable[[dict[str, Any]], None] | None = None,
-        /,
-        **args: Any,
-    ) -> dict[str, Any]:
-        request = f"{self.run}:{next(self._requests)}"
-        return self._session.call(op, {"run": self.run, **args}, request=request, on_event=on_event)
-
-    def _grant(self, key: ObjectKey, size: int) -> Any:
-        expires_s = min(_LONGEST_GRANT_S, max(_SHORTEST_GRANT_S, size // MIB))
-        return msgspec.to_builtins(self._store.grant("GET", key, expires_s=expires_s))
+    def _begin_again(self) -> None:
+        self.begin()

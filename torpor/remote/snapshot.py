@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any, Final
 
 import msgspec
 
-from torpor.errors import AgentLost
 from torpor.format.names import manifest_key, new_pack_key, packs_prefix
+from torpor.remote.run import RemoteRun
 from torpor.remote.session import Session
 from torpor.safety import Confirmed
 from torpor.store.seam import ObjectStore
 from torpor.store.snapshots import list_snapshots
 from torpor.values import (
-    MIB,
     Grant,
     ObjectKey,
     SnapshotId,
@@ -27,9 +25,6 @@ from torpor.values import (
 
 KNOWN_SNAPSHOTS: Final = 8
 """How many earlier snapshots a new one may refer to: their manifests are read where work is new."""
-_SLOWEST_BYTES_S: Final = 1 * MIB
-_SHORTEST_GRANT_S: Final = 3600
-_LONGEST_GRANT_S: Final = 24 * 3600
 
 
 class PackClaim(msgspec.Struct, frozen=True):
@@ -94,7 +89,7 @@ class Committed(msgspec.Struct, frozen=True):
     unaccepted: list[str]
 
 
-class RemoteSnapshot:
+class RemoteSnapshot(RemoteRun):
     """One snapshot of one machine's workspace, from ``begin`` to ``end``.
 
     Every method may raise AgentLost, after which another pass takes up what the store has
@@ -109,12 +104,8 @@ class RemoteSnapshot:
         key: bytes | None,
         run: str,
     ) -> None:
-        self.run = run
+        super().__init__(session, store, key, run)
         self.spec = spec
-        self._session = session
-        self._store = store
-        self._key = key
-        self._requests = itertools.count(1)
         self._resumed: list[ObjectKey] = []
         self._parent: SnapshotId | None = None
 
@@ -130,7 +121,7 @@ class RemoteSnapshot:
             workspace=self.spec.name,
             roots=self.spec.paths,
             exclude=self.spec.exclude,
-            key=None if self._key is None else self._key.hex(),
+            key=self._key,
             known=[self._known(one) for one in known],
         )
         self._resumed = self._still_there(begun["resumable"])
@@ -163,7 +154,7 @@ class RemoteSnapshot:
             on_event,
             **{"pass": number},
             part=plan.part,
-            packs=msgspec.to_builtins(grants),
+            packs=grants,
         )
         return msgspec.convert(answer, PartReport)
 
@@ -191,7 +182,7 @@ class RemoteSnapshot:
             created_unix=int(now.timestamp()),
             statistics=statistics,
             accepted=self.spec.accept_changed,
-            grant=msgspec.to_builtins(self._grant("PUT", key, 0)),
+            grant=self._grant("PUT", key, 0),
         )
         committed = msgspec.convert(answer, Committed)
         stored = StoredSnapshot(
@@ -213,32 +204,9 @@ class RemoteSnapshot:
         """Give the workspace back. The agent keeps its index when the snapshot is verified."""
         self._call("snapshot.end", committed=committed)
 
-    def _held(
-        self,
-        op: str,
-        on_event: Callable[[dict[str, Any]], None] | None = None,
-        /,
-        **args: Any,
-    ) -> dict[str, Any]:
-        """A call within a run that the agent may have lost: then begin again and ask once more.
-
-        The new agent answers a part with ``lost``, and what needs a pass with AgentLost.
-        """
-        try:
-            return self._call(op, on_event, **args)
-        except AgentLost:
-            self.begin()
-            return self._call(op, on_event, **args)
-
-    def _call(
-        self,
-        op: str,
-        on_event: Callable[[dict[str, Any]], None] | None = None,
-        /,
-        **args: Any,
-    ) -> dict[str, Any]:
-        request = f"{self.run}:{next(self._requests)}"
-        return self._session.call(op, {"run": self.run, **args}, request=request, on_event=on_event)
+    def _begin_again(self) -> None:
+        """The new agent answers a part with ``lost``, and what needs a pass with AgentLost."""
+        self.begin()
 
     def _known(self, one: StoredSnapshot) -> dict[str, Any]:
         key = manifest_key(one.workspace, one.snapshot)
@@ -246,7 +214,7 @@ class RemoteSnapshot:
         return {
             "root": one.root,
             "bytes": one.manifest_bytes,
-            "grant": msgspec.to_builtins(grant),
+            "grant": grant,
         }
 
     def _still_there(self, resumable: Any) -> list[ObjectKey]:
@@ -263,7 +231,3 @@ class RemoteSnapshot:
             if differs or (found and found.md5 is not None and found.md5 != claim.md5):
                 missing.append(claim.key)
         return missing
-
-    def _grant(self, verb: str, key: ObjectKey, plain_bytes: int) -> Grant:
-        expires_s = min(_LONGEST_GRANT_S, max(_SHORTEST_GRANT_S, plain_bytes // _SLOWEST_BYTES_S))
-        return self._store.grant(verb, key, expires_s=expires_s)

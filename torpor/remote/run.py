@@ -1,0 +1,67 @@
+"""What snapshots and restores have in common on the control side: requests of a run, and grants."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from torpor.errors import AgentLost
+from torpor.remote.session import Session
+from torpor.store.seam import ObjectStore
+from torpor.values import MIB, ObjectKey
+
+_SLOWEST_BYTES_S: Final = 1 * MIB
+_SHORTEST_GRANT_S: Final = 3600
+_LONGEST_GRANT_S: Final = 24 * 3600
+
+
+class RemoteRun(ABC):
+    """One run on one machine, by its id. Thread-safe."""
+
+    def __init__(self, session: Session, store: ObjectStore, key: bytes | None, run: str) -> None:
+        self.run = run
+        self._session = session
+        self._store = store
+        self._key = None if key is None else key.hex()
+        self._requests = itertools.count(1)
+
+    @abstractmethod
+    def _begin_again(self) -> None:
+        """Take the workspace once more, at an agent that was started anew."""
+
+    def _call(
+        self,
+        op: str,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
+        /,
+        **args: Any,
+    ) -> dict[str, Any]:
+        """Ask the agent, under a fresh request id."""
+        request = f"{self.run}:{next(self._requests)}"
+        return self._session.call(op, {"run": self.run, **args}, request=request, on_event=on_event)
+
+    def _held(
+        self,
+        op: str,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
+        /,
+        **args: Any,
+    ) -> dict[str, Any]:
+        """A call within a run that the agent may have lost: then begin again and ask once more."""
+        try:
+            return self._call(op, on_event, **args)
+        except AgentLost:
+            self._begin_again()
+            return self._call(op, on_event, **args)
+
+    def _grant(self, verb: str, key: ObjectKey, plain_bytes: int) -> dict[str, Any]:
+        """Leave for the agent, for as long as ``plain_bytes`` take at 1 MiB/s: 1 to 24 hours."""
+        expires_s = min(_LONGEST_GRANT_S, max(_SHORTEST_GRANT_S, plain_bytes // _SLOWEST_BYTES_S))
+        wire: dict[str, Any] = msgspec.to_builtins(
+            self._store.grant(verb, key, expires_s=expires_s)
+        )
+        return wire
