@@ -4,5 +4,8 @@ pytest_plugins = [
     "tests.fixtures.stores",
     "tests.fixtures.machines",
     "tests.fixtures.sshd",
+    "tests.fixtures.agent_bundle",
+    "tests.fixtures.fault_proxy",
+    "tests.fixtures.world",
     "tests.fixtures.prefect_server",
 ]

@@ -171,6 +171,21 @@ def test_an_agent_that_cannot_start_says_why(bundle: Path, home: Path) -> None:
     assert agent_of(home) is None
 
 
+def test_an_agent_killed_as_it_starts_may_be_asked_for_again(bundle: Path, home: Path) -> None:
+    killing = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    operations = bundle / "torpor" / "agent" / "operations.py"
+    working = operations.read_text()
+    operations.write_text(killing)
+    peer = Attached(bundle, home)
+    assert peer.first["error"]["type"] == "AgentLost"
+    assert "signal 9" in peer.first["error"]["message"]
+    assert peer.close() == 1
+    operations.write_text(working)
+    again = Attached(bundle, home)
+    assert again.ask("r", "echo")["result"]
+    again.close()
+
+
 def test_a_folder_that_is_not_ours_is_refused_and_untouched(bundle: Path, home: Path) -> None:
     home.mkdir(mode=0o755)
     (home / "thesis.txt").write_text("the only copy")
