@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -165,21 +166,23 @@ def restore_part(
             numbers = [n for n in plan.chunks_of(pack_id) if n not in done]
             chunks = [plan.manifest.chunks[n] for n in numbers]
             ranges = [Range(chunk.offset, chunk.stored) for chunk in chunks]
-            stream = fetcher.get_ranges(grant, ranges)
-            for number, chunk in zip(numbers, chunks, strict=True):
-                check()
-                started = time.perf_counter()
-                stored = next(stream)
-                report.seconds.get += time.perf_counter() - started
-                plain = _plain(chunk, pack_id, stored, seal, fetcher, grant, plan, number, report)
-                started = time.perf_counter()
-                report.files += _write(number, plain, plan, writer)
-                journal.add(number)
-                done.add(number)
-                report.seconds.write += time.perf_counter() - started
-                report.bytes += chunk.plain
-                report.stored_bytes += chunk.stored
-                progress(report)
+            with closing(fetcher.get_ranges(grant, ranges)) as stream:
+                for number, chunk in zip(numbers, chunks, strict=True):
+                    check()
+                    started = time.perf_counter()
+                    stored = next(stream)
+                    report.seconds.get += time.perf_counter() - started
+                    plain = _plain(
+                        chunk, pack_id, stored, seal, fetcher, grant, plan, number, report
+                    )
+                    started = time.perf_counter()
+                    report.files += _write(number, plain, plan, writer)
+                    journal.add(number)
+                    done.add(number)
+                    report.seconds.write += time.perf_counter() - started
+                    report.bytes += chunk.plain
+                    report.stored_bytes += chunk.stored
+                    progress(report)
     finally:
         writer.close()
     return report
@@ -201,7 +204,8 @@ def _plain(
     fault: TorporError | None = None
     for attempt in range(_ATTEMPTS):
         if attempt:
-            stored = next(fetcher.get_ranges(grant, [Range(chunk.offset, chunk.stored)]))
+            with closing(fetcher.get_ranges(grant, [Range(chunk.offset, chunk.stored)])) as again:
+                stored = next(again)
         try:
             associated = chunk_associated(chunk.name, pack_id, chunk.encoding, chunk.plain)
             plain = decode_chunk(chunk.encoding, seal.open(stored, associated), chunk.plain)

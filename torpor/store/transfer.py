@@ -11,7 +11,7 @@ import contextlib
 import http.client
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
@@ -113,7 +113,7 @@ class Transfer:
         ranges: Sequence[Range],
         *,
         into: Callable[[int], memoryview] | None = None,
-    ) -> Iterator[memoryview]:
+    ) -> Generator[memoryview, None, None]:
         """Yield each range's bytes in order; the ranges are sorted, apart and not empty.
 
         ``into(length)`` gives the buffer for the next range, at least ``length`` bytes (it is the

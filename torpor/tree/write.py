@@ -178,9 +178,9 @@ class TreeWriter:
             os.fchown(fd, entry.uid, entry.gid)
         elif (entry.uid, entry.gid) != (os.geteuid(), os.getegid()):
             self._warn_once("owners are not restored: the agent does not run as root")
-        os.fchmod(fd, entry.mode)  # after chown, which clears set-user-ID
-        for key, value in entry.xattrs:
+        for key, value in entry.xattrs:  # while we may write: the mode may be read-only
             self._xattr(fd, key, value, entry)
+        os.fchmod(fd, entry.mode)  # after chown, which clears set-user-ID
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
 
     def _xattr(self, where: int | bytes, key: bytes, value: bytes, entry: Entry) -> None:
