@@ -1,0 +1,45 @@
+"""A real browser on the real UI. What it saw is kept as pictures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+from deployments.installation import CHECKOUT
+
+OUTPUT_VARIABLE = "TORPOR_TEST_OUTPUT"
+WAIT_MS = 60_000
+"""For anything on a page; a machine that others use too took 10 s."""
+
+
+@pytest.fixture(scope="session")
+def pictures() -> Path:
+    """Where screenshots are kept after the test."""
+    folder = Path(os.environ.get(OUTPUT_VARIABLE) or CHECKOUT / "out" / "ui")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    found = shutil.which("chromium")
+    if found is None:
+        pytest.fail("these tests drive Debian's chromium, which is missing: run `make setup`")
+    return found
+
+
+@pytest.fixture
+def page(chromium: str) -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        try:
+            opened = browser.new_page(viewport={"width": 1280, "height": 1400})
+            opened.set_default_timeout(WAIT_MS)
+            yield opened
+        finally:
+            browser.close()

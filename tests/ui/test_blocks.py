@@ -1,0 +1,106 @@
+"""The forms of our blocks in a real browser: made, edited, and loaded again as they were."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from blocks import ObjectStore, SSHIdentity, Workspace
+from blocks.reference import load_named
+from deployments.server import Server
+from tests.ui.conftest import WAIT_MS
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+def _create(page: Page, server: Server, slug: str, name: str) -> None:
+    page.goto(f"{server.ui_url}/v2/blocks/catalog/{slug}/create")
+    page.get_by_label("Name", exact=True).first.fill(name)
+
+
+def _save(page: Page) -> None:
+    page.get_by_role("button", name="Save").click()
+    page.wait_for_url(re.compile(r"/blocks/block/[0-9a-f-]{36}$"), timeout=WAIT_MS)
+
+
+def _edit(page: Page, server: Server, slug: str, name: str) -> None:
+    url = f"{server.api_url}/block_types/slug/{slug}/block_documents/name/{name}"
+    page.goto(f"{server.ui_url}/v2/blocks/block/{httpx.get(url).json()['id']}/edit")
+    expect(page.get_by_text("Block names are not editable")).to_be_visible(timeout=WAIT_MS)
+
+
+def test_a_workspace_made_and_edited(torpor_up: Server, page: Page, pictures: object) -> None:
+    _create(page, torpor_up, "workspace", "ui-made")
+    page.get_by_label("Workspace name").fill("ui-made")
+    page.get_by_role("button", name="Add item").first.click()
+    page.locator("textarea").nth(2).fill("/data")
+    page.get_by_label("GPU (Optional)").fill("RTX 4090")
+    page.get_by_label("Parts (Optional)").fill("8")
+    page.screenshot(path=f"{pictures}/block-workspace.png", full_page=True)
+    _save(page)
+    made = load_named(Workspace, "ui-made", of="test")
+    assert (made.name, made.paths, made.gpu, made.parts) == (
+        "ui-made",
+        ["~/workspace", "/data"],
+        "RTX 4090",
+        8,
+    )
+    assert (made.store, made.provider, made.identity) == (
+        "default",
+        "local-provider/default",
+        "default",
+    )
+    assert made.max_price_usd_h is None
+    made.open_store().probe()
+
+    _edit(page, torpor_up, "workspace", "ui-made")
+    page.get_by_label("Parts (Optional)").fill("9")
+    _save(page)
+    edited = load_named(Workspace, "ui-made", of="test")
+    assert edited.model_dump(exclude={"parts"}) == made.model_dump(exclude={"parts"})
+    assert edited.parts == 9
+    edited.open_store().probe()
+
+
+def test_a_store_edited_keeps_its_key_and_its_credentials(
+    torpor_up: Server, page: Page, pictures: object
+) -> None:
+    """With a nested credentials block, Save alone replaced the secret access key by asterisks."""
+    default = load_named(ObjectStore, "default", of="test")
+    key = ObjectStore.new_encryption_key()
+    ObjectStore(
+        flavour="seaweedfs",
+        bucket=default.bucket,
+        endpoint_url=default.endpoint_url,
+        credentials=default.credentials,
+        encryption_key=key,
+    ).save("ui-sealed", overwrite=True, _sync=True)  # playwright keeps an event loop running
+    before = load_named(ObjectStore, "ui-sealed", of="test")
+    _edit(page, torpor_up, "object-store", "ui-sealed")
+    page.get_by_label("Prefix (Optional)").fill("elsewhere")
+    page.screenshot(path=f"{pictures}/block-object-store.png", full_page=True)
+    _save(page)
+    after = load_named(ObjectStore, "ui-sealed", of="test")
+    assert after.prefix == "elsewhere"
+    assert after.key() == before.key() is not None
+    assert after.settings().secret_key == before.settings().secret_key
+    after.open().probe()
+
+
+def test_a_private_key_pasted_into_the_form(
+    torpor_up: Server, page: Page, pictures: object
+) -> None:
+    made = SSHIdentity.generate()
+    _create(page, torpor_up, "ssh-identity", "ui-pasted")
+    box = page.locator("input[type=password]").first
+    box.fill(made.private_key.get_secret_value())
+    assert "\n" not in box.input_value(), "the box keeps line breaks now: see docs/forms.md"
+    page.screenshot(path=f"{pictures}/block-ssh-identity.png", full_page=True)
+    _save(page)
+    assert (
+        load_named(SSHIdentity, "ui-pasted", of="test").public_key.split()[:2]
+        == (made.public_key.split()[:2])
+    )

@@ -1,0 +1,191 @@
+"""Each flow's form in a real browser: what a person sees, fills, submits and gets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from blocks import Workspace
+from deployments.first_machine import fill
+from deployments.installation import Installation
+from deployments.server import Server
+from flows import list_machines, list_snapshots
+from tests.ui.conftest import WAIT_MS
+from torpor.providers.local_place import place_of
+
+pytestmark = pytest.mark.timeout(1200)  # the first test starts everything: see test_up.py
+
+RUN_S = 240.0
+NAME = "ui-forms"
+
+FIELDS = {
+    "create": {"workspace": "The Workspace block that says what machine"},
+    "hibernate": {
+        "workspace": "The Workspace block to hibernate, or its name.",
+        "destroy (Optional)": "Destroy the machine afterwards.",
+        "machine (Optional)": "Which machine, when the workspace is on several",
+        "accept_changed (Optional)": "Patterns of files that may change",
+    },
+    "wake": {
+        "workspace": "The Workspace block to wake, or its name.",
+        "snapshot (Optional)": "Which snapshot: its id, or newest.",
+        "machine (Optional)": "user@host:port of a machine of your own",
+        "full_check (Optional)": "Read and hash every restored byte",
+    },
+}
+
+
+@dataclass
+class Deployments:
+    """The forms and runs of the deployments that ``make up`` made."""
+
+    server: Server
+    page: Page
+    pictures: Path
+
+    def open(self, name: str) -> None:
+        """Go to the form as a person does: deployment, Run, Custom run."""
+        deployment = self._one("deployments/filter", {"deployments": {"name": {"any_": [name]}}})
+        self.page.goto(f"{self.server.ui_url}/v2/deployments/deployment/{deployment['id']}")
+        self.page.get_by_role("button", name="Run", exact=True).click()
+        self.page.get_by_role("menuitem", name="Custom run").click()
+        expect(self.page.get_by_role("button", name="Submit")).to_be_visible(timeout=WAIT_MS)
+
+    def pick(self, workspace: str) -> None:
+        """Choose a saved block from the list that the form opens on."""
+        self.page.get_by_role("button", name="Select a block").click()
+        self.page.get_by_role("option", name=workspace, exact=True).click()
+
+    def submit(self, name: str) -> dict[str, Any]:
+        """Submit the form and wait for the run that it made to end."""
+        self.picture(f"{name}-filled")
+        self.page.get_by_role("button", name="Submit").click()
+        self.page.wait_for_url("**?tab=Runs", timeout=WAIT_MS)
+        wanted = {
+            "deployments": {"name": {"any_": [name]}},
+            "sort": "EXPECTED_START_TIME_DESC",
+            "limit": 1,
+        }
+        deadline = time.monotonic() + RUN_S
+        while True:
+            run = self._one("flow_runs/filter", wanted)
+            if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+                return run
+            assert time.monotonic() < deadline, f"{run['name']} is still {run['state_type']}"
+            time.sleep(0.5)
+
+    def artifacts(self, run: dict[str, Any], name: str) -> None:
+        """Open the run's page and its artifacts."""
+        self.page.goto(f"{self.server.ui_url}/v2/runs/flow-run/{run['id']}")
+        self.page.get_by_role("tab", name="Artifacts").click()
+        expect(self.page.get_by_text(f"{name}-{NAME}", exact=True).nth(1)).to_be_visible(
+            timeout=WAIT_MS
+        )
+        self.picture(f"{name}-artifacts")
+
+    def picture(self, name: str) -> None:
+        path = self.pictures / f"{name}.png"
+        self.page.screenshot(path=path, full_page=True)
+        assert path.stat().st_size > 10_000
+
+    def _one(self, path: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        answer = httpx.post(f"{self.server.api_url}/{path}", json=wanted)
+        answer.raise_for_status()
+        one: dict[str, Any] = answer.json()[0]
+        return one
+
+
+@pytest.fixture
+def deployments(torpor_up: Server, page: Page, pictures: Path) -> Deployments:
+    return Deployments(torpor_up, page, pictures)
+
+
+@pytest.fixture(scope="module")
+def reference(torpor_up: Server) -> Iterator[dict[str, Any]]:
+    """The workspace block that is picked, as a form refers to it."""
+    # Playwright keeps an event loop running, in which save() alone would be a coroutine.
+    identity = Workspace(name=NAME).save(NAME, overwrite=True, _sync=True)
+    yield {"$ref": {"block_document_id": str(identity)}}
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS))
+@pytest.mark.usefixtures("reference")
+def test_the_form_says_what_each_field_is(deployments: Deployments, name: str) -> None:
+    deployments.open(name)
+    page = deployments.page
+    for label, description in FIELDS[name].items():
+        expect(page.get_by_text(label, exact=True).first).to_be_visible()
+        expect(page.get_by_text(description).first).to_be_visible()
+    expect(page.get_by_role("button", name="Select a block")).to_be_visible()
+    deployments.picture(f"{name}-form")
+    shown = page.locator("label").all_inner_texts()
+    fields = [text for text in shown if text in FIELDS[name]]
+    assert fields == list(FIELDS[name])
+
+
+def test_a_form_without_its_workspace_is_refused(deployments: Deployments) -> None:
+    deployments.open("hibernate")
+    deployments.page.get_by_role("button", name="Submit").click()
+    expect(deployments.page.get_by_text("'workspace' is a required property").first).to_be_visible(
+        timeout=WAIT_MS
+    )
+
+
+def test_each_form_filled_and_submitted(
+    deployments: Deployments, installation: Installation, reference: dict[str, Any]
+) -> None:
+    """A workspace is created, filled, hibernated and woken with nothing but the browser."""
+    page = deployments.page
+
+    deployments.open("create")
+    deployments.pick(NAME)
+    run = deployments.submit("create")
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    assert run["parameters"] == {"workspace": reference}
+    (machine,) = list_machines(NAME)
+    assert machine.label is not None
+    fill(place_of(installation.machines, machine.label).home / "workspace")
+
+    deployments.open("hibernate")
+    deployments.pick(NAME)
+    page.get_by_role("button", name="Add item").click()
+    page.locator("textarea").last.fill("*.log")
+    run = deployments.submit("hibernate")
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    assert run["parameters"] == {
+        "workspace": reference,
+        "destroy": True,
+        "machine": "",
+        "accept_changed": ["*.log"],
+    }
+    assert run["name"] == f"hibernate-{NAME}"
+    assert list_machines(NAME) == []
+    (snapshot,) = list_snapshots(NAME)
+    deployments.artifacts(run, "hibernate")
+
+    deployments.open("wake")
+    deployments.pick(NAME)
+    page.get_by_role("switch").first.click()
+    run = deployments.submit("wake")
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    assert run["parameters"] == {
+        "workspace": reference,
+        "snapshot": "newest",
+        "machine": "",
+        "full_check": False,
+    }
+    deployments.artifacts(run, "wake")
+    (woken,) = list_machines(NAME)
+    assert woken.id != machine.id
+    assert woken.label is not None
+    home = place_of(installation.machines, woken.label).home / "workspace"
+    assert (home / "README.txt").read_text().startswith("This is the workspace")
+    assert (home / "latest.bin").resolve() == home / "weights.bin"
+    assert list_snapshots(NAME) == [snapshot]
