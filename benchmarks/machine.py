@@ -107,7 +107,7 @@ class BenchMachine:
         checked = run.check(full=True)
         if checked.difference_count:
             raise SystemExit(f"restored wrongly: {checked.differences}")
-        run.end(complete=True)
+        run.end()
         return self._since(started)
 
     def _attached(self) -> Session:

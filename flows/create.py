@@ -20,11 +20,12 @@ def create(workspace: Workspace | str) -> Machine:
     place = open_place(workspace)
     probe_store(place)
     offers = find_offers(place)
-    lease = take_lease(place)
+    lease, fresh = take_lease(place)
     try:
-        machine = create_machine(place, offers, lease)
-        place.ledger.hand_over(lease)
+        machine = create_machine(place, offers, lease, fresh)
     except BaseException:
-        destroy_created(place, lease)
+        if fresh:  # one that an earlier run left may hold what that run restored
+            destroy_created(place, lease)
         raise
+    place.ledger.hand_over(lease)
     return machine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -33,6 +33,7 @@ from tasks.restore import (
     restore_part,
 )
 from torpor.errors import TorporError, WorkspaceBusy
+from torpor.ledger import Lease
 from torpor.remote.restore import Finished, RemoteRestore, RestorePlan
 from torpor.remote.session import Session
 from torpor.reports import WakeReport
@@ -73,11 +74,11 @@ def wake(
         place = open_place(workspace)
         probe_store(place)
         wanted = pick_snapshot(place, snapshot)
-    with _machine(place, machine, phases) as (live, hand_over):
+    with _tenancy(place, machine, phases) as tenancy:
         with phases.phase("connect"):
-            session = open_session(place, endpoint_of(live))
+            session = open_session(place, endpoint_of(tenancy.machine))
         with session:
-            report = _restore(place, session, live, wanted, full_check, phases, hand_over)
+            report = _restore(place, session, tenancy, wanted, full_check, phases)
     create_table_artifact(
         key=f"wake-{place.spec.name}",
         table=report.rows(),
@@ -86,67 +87,87 @@ def wake(
     return report
 
 
+class _Tenancy:
+    """One machine that a workspace is being woken on, and who may end it when that fails.
+
+    A machine that this run created is destroyed on failure. One that an earlier run left
+    unfinished is only destroyed once its agent has said that it holds an unfinished restore and
+    nothing else: unknown is not idle. One that was handed over is the user's.
+    """
+
+    def __init__(self, place: Place, machine: Machine, lease: Lease | None, ours: bool) -> None:
+        self.machine = machine
+        self._place = place
+        self._lease = lease
+        self._ours = ours
+
+    def hand_over(self) -> None:
+        self._ours = False  # first: a write whose answer is lost may have been done
+        if self._lease is not None:
+            self._place.ledger.hand_over(self._lease)
+
+    def holds_nothing_else(self) -> None:
+        """The agent began the restore: the targets were empty, or an unfinished restore's."""
+        self._ours = self._lease is not None
+
+    def end_failed(self) -> None:
+        if self._ours and self._lease is not None:
+            destroy_created(self._place, self._lease)
+
+
 @contextmanager
-def _machine(
-    place: Place, own: str, phases: Phases
-) -> Iterator[tuple[Machine, Callable[[], None]]]:
-    """The user's own machine, or a rented one, and what hands it over. A rented one that was not
-    handed over is destroyed on failure."""
+def _tenancy(place: Place, own: str, phases: Phases) -> Iterator[_Tenancy]:
+    """The user's own machine, or a rented one that does not outlive a failure unless it must."""
     if own:
-        yield own_machine(own), lambda: None
+        yield _Tenancy(place, own_machine(own), None, ours=False)
         return
-    handed_over = False
-
-    def hand_over() -> None:
-        nonlocal handed_over
-        handed_over = True  # first: a write whose answer is lost may have been done
-        place.ledger.hand_over(lease)
-
     with phases.phase("machine"):
         offers = find_offers(place)
-        lease = take_lease(place)
+        lease, fresh = take_lease(place)
+        try:
+            machine = create_machine(place, offers, lease, fresh)
+        except BaseException:
+            if fresh:
+                destroy_created(place, lease)
+            raise
+    tenancy = _Tenancy(place, machine, lease, ours=fresh)
     try:
-        with phases.phase("machine"):
-            machine = create_machine(place, offers, lease)
-        yield machine, hand_over
+        yield tenancy
     except WorkspaceBusy:
         raise  # another run wakes it on this very machine: hands off
     except BaseException:
-        if not handed_over:
-            destroy_created(place, lease)
+        tenancy.end_failed()
         raise
 
 
 def _restore(
     place: Place,
     session: Session,
-    machine: Machine,
+    tenancy: _Tenancy,
     wanted: StoredSnapshot,
     full_check: bool,
     phases: Phases,
-    hand_over: Callable[[], None],
 ) -> WakeReport:
     restore = RemoteRestore(
         session, place.store, wanted, place.key, str(flow_run.id), parts=place.spec.parts
     )
-    complete = False
     try:
         with phases.phase("plan"):
             plan = begin_restore(restore)
-        with phases.phase("restore"):
-            _restore_parts(place, restore, plan)
-        with phases.phase("finish"):
-            finished = finish_restore(restore)
-        with phases.phase("check"):
-            check_restore(restore, full_check)
-        # Before the agent is told: killed in between, the machine is the user's and whole. The
-        # other way round it would look unfinished, and the next wake would take it for its own.
-        hand_over()
-        complete = True
+        finished = Finished(plan.files, plan.bytes, [], 0)
+        if not plan.complete:
+            tenancy.holds_nothing_else()
+            with phases.phase("restore"):
+                _restore_parts(place, restore, plan)
+            with phases.phase("finish"):
+                finished = finish_restore(restore)
+            with phases.phase("check"):
+                check_restore(restore, full_check)
+        tenancy.hand_over()
     finally:
         with suppress(TorporError):  # the agent gives up by itself when it cannot be told
-            restore.end(complete=complete)
-    return _report(place, machine, wanted, plan, finished, full_check, phases)
+            restore.end()
+    return _report(place, tenancy.machine, wanted, plan, finished, full_check, phases)
 
 
 def _restore_parts(place: Place, restore: RemoteRestore, plan: RestorePlan) -> None:
@@ -184,8 +205,14 @@ def _report(
         files=finished.files,
         bytes=finished.bytes,
         stored_bytes=plan.stored_bytes,
-        checked="every byte and attribute" if full_check else "names and attributes",
+        checked=_checked(plan, full_check),
         warnings=finished.warnings,
         seconds=phases.seconds,
         price_usd_h=machine.price_usd_h,
     )
+
+
+def _checked(plan: RestorePlan, full_check: bool) -> str:
+    if plan.complete:
+        return "by the earlier wake that restored it; nothing was written by this one"
+    return "every byte and attribute" if full_check else "names and attributes"

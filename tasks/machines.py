@@ -84,8 +84,8 @@ def find_offers(place: Place) -> list[Offer]:
 
 
 @task(name="take lease", **STEP)
-def take_lease(place: Place) -> Lease:
-    """A lease for one new machine of the workspace.
+def take_lease(place: Place) -> tuple[Lease, bool]:
+    """A lease for one new machine of the workspace, and whether it is fresh.
 
     A lease that an earlier run left unfinished is taken up, with whatever machine stands under
     it: nothing is rented twice. InvalidInput when the workspace is on a machine already.
@@ -102,14 +102,18 @@ def take_lease(place: Place) -> Lease:
                 f"workspace {place.spec.name} is on machine {machine.id} at {provider} already: "
                 "work there, or hibernate it first"
             )
-    return unfinished or ledger.open_lease(place.owner, provider)
+    if unfinished is not None:
+        return unfinished, False
+    return ledger.open_lease(place.owner, provider), True
 
 
 @task(name="create machine", **ONCE)
-def create_machine(place: Place, offers: list[Offer], lease: Lease) -> Machine:
+def create_machine(place: Place, offers: list[Offer], lease: Lease, fresh: bool) -> Machine:
     """Rent the first offer that can be had and wait until SSH answers.
 
     An offer that fails is destroyed, and the next one tried; idempotent by the lease's label.
+    Under a lease that is not ``fresh`` a machine may stand that an earlier run made: it may hold
+    something, so it is left alone.
     """
     log = get_run_logger()
     refused: list[str] = []
@@ -118,6 +122,8 @@ def create_machine(place: Place, offers: list[Offer], lease: Lease) -> Machine:
             machine = place.provider.create(offer, lease.label, place.ssh_public_key)
             return wait_until_reachable(place.provider, machine.id, timeout_s=READY_S)
         except (CreateFailed, MachineUnreachable) as error:
+            if not fresh:
+                raise
             log.warning("offer %s failed, trying the next: %s", offer.id, error)
             refused.append(f"{offer.id}: {error}")
             destroy_created(place, lease)

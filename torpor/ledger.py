@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from torpor.errors import HostKeyChanged, StoreMissing
+from torpor.errors import HostKeyChanged, StoreError, StoreMissing
 from torpor.store.seam import ObjectStore
 from torpor.values import Endpoint, Label, ObjectKey, WorkspaceName
 
@@ -102,6 +102,11 @@ class Ledger:
             return msgspec.json.decode(self._store.get(key, max_bytes=_MOST_BYTES), type=kind)
         except StoreMissing:
             return None
+        except msgspec.MsgspecError as error:
+            raise StoreError(
+                f"{key} in {self._store.address} is not what torpor wrote there ({error}): look at "
+                "the machine it may stand for, then delete it"
+            ) from None
 
     def _lease_key(self, label: Label) -> ObjectKey:
         return ObjectKey(f"workspaces/{self._workspace}/leases/{label.lease}")

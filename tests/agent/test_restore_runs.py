@@ -30,6 +30,7 @@ from torpor.errors import (
     StoreMissing,
     TorporError,
     WorkspaceBusy,
+    WorkspaceInvalid,
     WrongKey,
 )
 from torpor.format.manifest import DIRECTORY, FILE, Chunk, Extent, Manifest, Pack, encode_manifest
@@ -459,11 +460,29 @@ def test_a_restore_that_was_meddled_with_is_not_called_right_and_can_be_repeated
         str(back / "big"),
         str(back / "d/3"),
     }
-    with pytest.raises(InvalidInput, match=r"is not empty .* empty it"):
-        woken.begin_restore(stored, [back])
-    subprocess.run(["rm", "-rf", back], check=True)
+    with pytest.raises(WorkspaceInvalid, match="never finished"):
+        woken.begin([back])  # what is not right must not become the newest snapshot
     woken.restore(stored, [back])
     assert differences(kept(wide), facts(back)) == []
+
+
+def test_what_an_earlier_run_restored_and_compared_is_not_written_again(
+    woken: Engine, stored: SnapshotId, tmp_path: Path
+) -> None:
+    back = tmp_path / "back"
+    run = woken.begin_restore(stored, [back])
+    for part in woken.planned["parts"]:
+        woken.restore_part(run, part)
+    assert _finish(woken, run)["difference_count"] == 0
+    (back / "small").write_bytes(b"work done since")  # nobody told the user to wait
+    woken.restart()
+    run = woken.begin_restore(stored, [back])
+    assert woken.planned["complete"]
+    assert woken.planned["parts"] == []
+    woken.call("restore.finish", run=run)
+    woken.call("restore.check", run=run, full=True)
+    woken.call("restore.end", run=run)
+    assert (back / "small").read_bytes() == b"work done since"
 
 
 def test_another_snapshot_does_not_take_up_this_one_s_restore(

@@ -116,11 +116,6 @@ class _Check(msgspec.Struct):
     full: bool
 
 
-class _RestoreEnd(msgspec.Struct):
-    run: str
-    complete: bool
-
-
 class _Probe(msgspec.Struct):
     roots: list[str]
 
@@ -222,10 +217,10 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
         with run.serving(call):
             return run.compare(args.full, call)
 
-    def restore_end(args: _RestoreEnd, call: Call) -> dict[str, Any]:
+    def restore_end(args: _OfRun, call: Call) -> dict[str, Any]:
         run = runs.get(RestoreRun, args.run)
         with run.serving(call):
-            run.complete(args.complete)
+            run.end("finished")
         return {}
 
     return {
@@ -243,7 +238,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
         "restore.part": _parsed(_RestorePart, restore_part),
         "restore.finish": _parsed(_OfRun, restore_finish),
         "restore.check": _parsed(_Check, restore_check),
-        "restore.end": _parsed(_RestoreEnd, restore_end),
+        "restore.end": _parsed(_OfRun, restore_end),
     }
 
 

@@ -25,7 +25,7 @@ from torpor.pipeline.download import (
 )
 from torpor.store.transfer import Range
 from torpor.tree.compare import compare_tree
-from torpor.tree.walk import Signature, absolute_root
+from torpor.tree.walk import absolute_root
 from torpor.tree.write import TreeWriter
 from torpor.values import MIB, Grant, SnapshotId, WorkspaceName
 
@@ -39,8 +39,8 @@ class RestoreRun(Run):
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         super().__init__(home, run, workspace)
-        self._signatures: list[Signature | None] | None = None
         self._begun: dict[str, Any] | None = None
+        self._whole = False  # restored and compared before this run began: hands off
         self._finished: dict[str, Any] | None = None
 
     def begin(
@@ -81,6 +81,16 @@ class RestoreRun(Run):
         if done is not None and not any(map(_holds_something, self._targets)):
             self._journal.clear()  # what it says was written has been removed since
             done = None
+        if done is None and self.state.mirrored(self._real_targets()) == root:
+            self._whole = True
+            self._begun = self._whole_already()
+            self._finished = {
+                "files": self._begun["files"],
+                "bytes": self._begun["bytes"],
+                "warnings": [],
+                "warning_count": 0,
+            }
+            return self._begun
         if done is None:
             self._check_targets()
         self._done = done or set()
@@ -89,7 +99,7 @@ class RestoreRun(Run):
         self.state.forget_index()
         self._journal.begin()
         self._writer = TreeWriter(self._targets)
-        self._writer.prepare(manifest.entries, in_pieces)
+        self._writer.prepare(manifest.entries, in_pieces, anew=not self._done)
         self._writer.close()
         self._begun = self._described()
         return self._begun
@@ -101,17 +111,19 @@ class RestoreRun(Run):
         def progress(report: PartRestored) -> None:
             call.emit({"bytes": report.bytes, "stored_bytes": report.stored_bytes})
 
-        report = restore_part(
-            self._plan,
-            self._seal,
-            self.transfer(call),
-            grants,
-            self._writer,
-            self._journal,
-            self._done,
-            progress=progress,
-            check=lambda: self.check(call),
-        )
+        report = PartRestored()
+        if not self._whole:
+            report = restore_part(
+                self._plan,
+                self._seal,
+                self.transfer(call),
+                grants,
+                self._writer,
+                self._journal,
+                self._done,
+                progress=progress,
+                check=lambda: self.check(call),
+            )
         return {
             "part": part,
             "files": report.files,
@@ -146,7 +158,14 @@ class RestoreRun(Run):
 
     def compare(self, full: bool, call: Call) -> dict[str, Any]:
         """Compare the disk with the manifest; with ``full`` every byte is read and hashed."""
-        self.finish()  # an agent that was started anew since has opened every mode again
+        finished = self.finish()  # an agent that was started anew since has opened every mode again
+        if self._whole:
+            return {
+                "files": finished["files"],
+                "bytes": finished["bytes"],
+                "differences": [],
+                "difference_count": 0,
+            }
         result = compare_tree(
             self._manifest.entries,
             self._manifest.chunks,
@@ -159,9 +178,10 @@ class RestoreRun(Run):
             check=lambda: self.check(call),
         )
         if result.differences:
-            self._journal.clear()  # what it says is not what is there: the next restore starts anew
+            self._journal.restart()  # what it says is not what is there: fetch it all again
         else:
-            self._signatures = result.signatures
+            self.state.save_index(self._blob, self._root, self._real_targets(), result.signatures)
+            self._journal.clear()
         return {
             "files": result.files,
             "bytes": result.bytes,
@@ -169,19 +189,28 @@ class RestoreRun(Run):
             "difference_count": len(result.differences),
         }
 
-    def complete(self, complete: bool) -> None:
-        """Keep the index when everything is right, and give the workspace back."""
-        if complete and self._signatures is not None:
-            targets = [os.path.realpath(target) for target in self._targets]
-            self.state.save_index(self._blob, self._root, targets, self._signatures)
-            self._journal.clear()
-        self.end("finished")
+    def _real_targets(self) -> list[bytes]:
+        return [os.path.realpath(target) for target in self._targets]
+
+    def _whole_already(self) -> dict[str, Any]:
+        """An earlier run restored and compared all of it, and did not get to say so. Nothing is
+        written: somebody may have worked here since."""
+        return {
+            "complete": True,
+            "roots": [os.fsdecode(target) for target in self._targets],
+            "files": sum(e.kind == FILE for e in self._manifest.entries),
+            "bytes": sum(e.size for e in self._manifest.entries),
+            "stored_bytes": 0,
+            "done_bytes": sum(chunk.plain for chunk in self._manifest.chunks),
+            "parts": [],
+        }
 
     def _described(self) -> dict[str, Any]:
         plan, manifest = self._plan, self._manifest
         every = [pack for part in plan.parts for pack in part]
         total = sum(e.size for e in manifest.entries)
         return {
+            "complete": False,
             "roots": [os.fsdecode(target) for target in self._targets],
             "files": sum(e.kind == FILE for e in manifest.entries),
             "bytes": total,

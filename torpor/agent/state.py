@@ -76,6 +76,14 @@ class WorkspaceState:
     def forget_index(self) -> None:
         (self.folder / "seen").unlink(missing_ok=True)
 
+    def mirrored(self, roots: Sequence[bytes]) -> bytes | None:
+        """The root hash of the snapshot that ``roots`` were equal to when that was looked at."""
+        try:
+            seen = msgspec.msgpack.decode((self.folder / "seen").read_bytes(), type=_Seen)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+        return seen.root if seen.roots == list(roots) else None
+
     def load_index(self, roots: Sequence[bytes], seal: Seal, among: set[bytes]) -> Index | None:
         """The index, when it mirrors one of the snapshots whose roots are ``among``."""
         try:

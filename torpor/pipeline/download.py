@@ -137,6 +137,11 @@ class RestoreJournal:
         partial.write_bytes(data)
         partial.replace(self._path)
 
+    def restart(self) -> None:
+        """Nothing counts as done; the restore stays unfinished."""
+        self._path.unlink(missing_ok=True)
+        self.begin()
+
     def add(self, number: int) -> None:
         with self._lock, self._path.open("ab") as file:
             file.write(number.to_bytes(4, "little"))

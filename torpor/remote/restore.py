@@ -22,8 +22,13 @@ class RestorePart(msgspec.Struct, frozen=True):
 
 
 class RestorePlan(msgspec.Struct, frozen=True):
-    """What has to be fetched; ``done_bytes`` an interrupted restore left on the disk already."""
+    """What has to be fetched; ``done_bytes`` an interrupted restore left on the disk already.
 
+    ``complete``: an earlier run restored and compared everything; there is nothing left to do, and
+    nothing may be written any more.
+    """
+
+    complete: bool
     roots: list[str]
     files: int
     bytes: int
@@ -116,9 +121,9 @@ class RemoteRestore(RemoteRun):
         """Compare the disk with the snapshot; ``full`` reads and hashes every byte."""
         return msgspec.convert(self._held("restore.check", full=full), Checked)
 
-    def end(self, *, complete: bool) -> None:
-        """Give the workspace back; when complete, the next snapshot is an increment."""
-        self._call("restore.end", complete=complete)
+    def end(self) -> None:
+        """Give the workspace back."""
+        self._call("restore.end")
 
     def _begin_again(self) -> None:
         self.begin()

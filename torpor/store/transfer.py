@@ -251,7 +251,9 @@ class Transfer:
     def _wait(self, error: StoreError, failed: int) -> None:
         """Sleep before the next attempt, or raise ``error`` if there is none."""
         if failed >= self._attempts:
-            raise error
+            raise type(error)(
+                f"{error}; given up after {failed} attempts: run it again once the store is well"
+            )
         longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (failed - 1))
         asked_s = error.retry_after_s if isinstance(error, StoreUnavailable) else 0.0
         left_s = max(_dice.uniform(longest_s / 2, longest_s), min(asked_s, LONGEST_RETRY_AFTER_S))

@@ -37,8 +37,13 @@ class TreeWriter:
         self.refused_xattrs: set[tuple[int, bytes, bytes]] = set()
         """Root, path and name of attributes that this machine does not let us set."""
 
-    def prepare(self, entries: Sequence[Entry], in_pieces: Callable[[Entry], bool]) -> None:
-        """Make every directory, and every file that will be written in pieces, at its size."""
+    def prepare(
+        self, entries: Sequence[Entry], in_pieces: Callable[[Entry], bool], *, anew: bool
+    ) -> None:
+        """Make every directory, and every file that will be written in pieces, at its size.
+
+        ``anew``: nothing that is there counts, so that holes are holes again.
+        """
         for number, target in enumerate(self._targets):
             os.makedirs(target, mode=0o755, exist_ok=True)
             if not stat.S_ISDIR(os.lstat(target).st_mode):
@@ -54,6 +59,8 @@ class TreeWriter:
             elif entry.kind == FILE and in_pieces(entry):
                 fd = self._create(entry)
                 try:
+                    if anew:
+                        os.ftruncate(fd, 0)
                     os.ftruncate(fd, entry.size)
                 finally:
                     os.close(fd)
