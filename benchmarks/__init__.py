@@ -1,0 +1,1 @@
+"""Commands that measure, side by side with peers in one run; results/ holds their JSON."""

@@ -1,0 +1,11 @@
+"""Configuration and secrets, kept by Prefect: stores, providers, SSH identities, workspaces.
+
+``prefect block register -m blocks`` adds the block types to a server.
+"""
+
+from blocks.local_provider import LocalProvider
+from blocks.object_store import ObjectStore
+from blocks.ssh_identity import SSHIdentity
+from blocks.workspace import Workspace
+
+__all__ = ["LocalProvider", "ObjectStore", "SSHIdentity", "Workspace"]

@@ -1,0 +1,58 @@
+"""The block of the embedded provider: machines on this host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from prefect.blocks.core import Block
+from pydantic import Field, HttpUrl
+
+from blocks.reference import LOGOS
+from torpor.providers import local
+
+
+class LocalProvider(Block):
+    """Machines on the host where the flows run, each an SSH server with a folder of its own.
+
+    For trying torpor out and for tests. They are kept apart by convention, not by walls.
+
+    Args:
+        folder: Where the machines live.
+        price_usd_h: What a machine is said to cost, in dollars an hour.
+        server: Which SSH server serves them.
+
+    Example:
+        List the machines:
+        ```python
+        from blocks import LocalProvider
+
+        provider = LocalProvider.load("BLOCK_NAME")
+        print(provider.open().list_own())
+        ```
+    """
+
+    _block_type_name = "Local Provider"
+    _block_type_slug = "local-provider"
+    _logo_url = HttpUrl(f"{LOGOS}/process.png")
+    _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
+
+    folder: str = Field(
+        default="~/.local/state/torpor/machines", description="The folder where machines live."
+    )
+    price_usd_h: float = Field(
+        default=0.0,
+        ge=0,
+        title="Price per hour",
+        description="What a machine is said to cost, in dollars an hour, for the reports.",
+    )
+    server: Literal["auto", "openssh", "asyncssh"] = Field(
+        default="auto",
+        description="The SSH server. Auto takes OpenSSH where it can serve, else a built-in one.",
+    )
+
+    def open(self) -> local.LocalProvider:
+        """The provider itself. Raises InvalidInput where the folder cannot hold machines."""
+        return local.LocalProvider(
+            Path(self.folder), server=self.server, price_usd_h=self.price_usd_h
+        )

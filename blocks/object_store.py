@@ -1,0 +1,186 @@
+"""The block of an object store: where, whose, and the key that seals it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from typing import Final
+
+from prefect.blocks.core import Block
+from prefect_aws.credentials import AwsCredentials, MinIOCredentials
+from pydantic import ConfigDict, Field, HttpUrl, SecretStr, field_validator, model_validator
+from typing_extensions import Self
+
+from blocks.flavour import Flavour, place
+from blocks.reference import LOGOS, Reference, load
+from torpor.errors import InvalidInput
+from torpor.store.s3 import S3Settings, S3Store
+
+KEY_BYTES: Final = 32
+
+
+class ObjectStore(Block):
+    """A bucket and prefix in S3, R2, B2, Wasabi, SeaweedFS or any S3-compatible store.
+
+    Snapshots are kept here. With an encryption key everything is sealed before it leaves a
+    machine; **whoever loses the key has lost the snapshots**, so keep a copy of it elsewhere.
+
+    Args:
+        flavour: What kind of store it is; chooses defaults and checks the endpoint.
+        bucket: The bucket's name.
+        credentials: The block with the access key, as type/name.
+        prefix: Names below which everything is kept.
+        region: The store's region.
+        endpoint_url: Where the store answers.
+        encryption_key: 32 bytes in base64 or hexadecimal; none keeps snapshots plain.
+
+    Example:
+        Make a sealed store, and load it later:
+        ```python
+        from blocks import ObjectStore
+        from prefect_aws import AwsCredentials
+
+        AwsCredentials(aws_access_key_id="KEY", aws_secret_access_key="SECRET").save("r2")
+        ObjectStore(
+            flavour="cloudflare-r2",
+            bucket="my-snapshots",
+            endpoint_url="https://ACCOUNT_ID.r2.cloudflarestorage.com",
+            credentials="aws-credentials/r2",
+            encryption_key=ObjectStore.new_encryption_key(),
+        ).save("default")
+
+        store = ObjectStore.load("BLOCK_NAME")
+        store.open().probe()
+        ```
+    """
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    _block_type_name = "Object Store"
+    _block_type_slug = "object-store"
+    _logo_url = HttpUrl(f"{LOGOS}/filesystem.png")
+    _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
+
+    flavour: Flavour = Field(
+        default="aws-s3",
+        description="What kind of store it is. Chooses defaults and checks the endpoint.",
+    )
+    bucket: str = Field(description="The bucket's name. The bucket must exist.")
+    credentials: Reference = Field(
+        default="aws-credentials/default",
+        description=(
+            "The block with the access key: aws-credentials/NAME or minio-credentials/NAME. The "
+            "AWS kind serves every store."
+        ),
+    )
+    prefix: str = Field(
+        default="", description="Keep everything below this name in the bucket. May stay empty."
+    )
+    region: str = Field(
+        default="",
+        description="The store's region. Empty: the endpoint's, or the usual one of the flavour.",
+    )
+    endpoint_url: str = Field(
+        default="",
+        title="Endpoint URL",
+        description=(
+            "Where the store answers, for example https://ACCOUNT_ID.r2.cloudflarestorage.com. "
+            "Empty for AWS, and for B2 and Wasabi where the region says it."
+        ),
+    )
+    encryption_key: SecretStr | None = Field(
+        default=None,
+        description=(
+            "32 bytes in base64 or hexadecimal; snapshots are then sealed before they leave a "
+            "machine. Keep a copy elsewhere: without it they are lost. None: they stay plain."
+        ),
+    )
+
+    @staticmethod
+    def new_encryption_key() -> SecretStr:
+        """A random key. Keep a copy of its ``get_secret_value()`` outside of Prefect."""
+        return SecretStr(base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode())
+
+    def open(self) -> S3Store:
+        """The store, ready to use on the control side. Raises InvalidInput; nothing is sent."""
+        return S3Store.connect(self.settings())
+
+    def settings(self) -> S3Settings:
+        """Where it is and how to sign for it. Loads the credentials block; raises InvalidInput."""
+        me = f"object store {self._block_document_name or self.bucket}"
+        kinds: tuple[type[AwsCredentials | MinIOCredentials], ...] = (
+            AwsCredentials,
+            MinIOCredentials,
+        )
+        block = load(self.credentials, kinds, of=me)
+        parameters = block.aws_client_parameters
+        found = block.get_boto3_session().get_credentials()
+        if found is None:
+            raise InvalidInput(
+                f"{me}: the block {self.credentials} holds no access key, and none was found in "
+                "the environment either: fill in its access key and secret"
+            )
+        keys = found.get_frozen_credentials()
+        region, endpoint_url = place(
+            self.flavour, self.region, self.endpoint_url or parameters.endpoint_url or ""
+        )
+        verify: bool | str = True if parameters.verify is None else bool(parameters.verify)
+        if verify and parameters.verify_cert_path:
+            verify = str(parameters.verify_cert_path)
+        return S3Settings(
+            bucket=self.bucket,
+            access_key=keys.access_key or "",
+            secret_key=keys.secret_key or "",
+            session_token=keys.token,
+            endpoint_url=endpoint_url,
+            region=region,
+            prefix=self.prefix,
+            verify_tls=verify,
+        )
+
+    def key(self) -> bytes | None:
+        """The key that snapshots are sealed with, or None where they stay plain."""
+        if self.encryption_key is None:
+            return None
+        return _decoded(self.encryption_key.get_secret_value())
+
+    @field_validator("bucket", "prefix", "region", "endpoint_url", mode="after")
+    @classmethod
+    def _trimmed(cls, value: str) -> str:
+        return value.strip()
+
+    @field_validator("encryption_key", mode="after")
+    @classmethod
+    def _whole_key(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None or not value.get_secret_value().strip():
+            return None
+        _decoded(value.get_secret_value())
+        return value
+
+    @model_validator(mode="after")
+    def _placed(self) -> Self:
+        # Without an endpoint it may still come from the credentials block.
+        if self.endpoint_url:
+            place(self.flavour, self.region, self.endpoint_url)
+        return self
+
+
+def _decoded(text: str) -> bytes:
+    """The key's bytes. The text is never repeated in an error."""
+    compact = "".join(text.split())
+    try:
+        if len(compact) == 2 * KEY_BYTES:
+            key = bytes.fromhex(compact)
+        else:
+            padded = compact.rstrip("=") + "=" * (-len(compact.rstrip("=")) % 4)
+            key = base64.b64decode(padded.translate({ord("-"): "+", ord("_"): "/"}), validate=True)
+    except (ValueError, binascii.Error):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ValueError(
+            f"an encryption key is {KEY_BYTES} random bytes in base64 (44 characters) or "
+            f"hexadecimal (64); this text of {len(compact)} characters is not. Make one with "
+            "ObjectStore.new_encryption_key()"
+        )
+    return key

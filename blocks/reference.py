@@ -1,0 +1,102 @@
+"""How one block names another: ``type/name``, or ``name`` where the type is plain.
+
+Blocks are not nested: Prefect's form for editing cuts a nested block off and replaces its secrets
+by asterisks, and a union of blocks may load as the wrong member (docs/forms.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Final, TypeVar
+
+from prefect.blocks.core import Block
+from pydantic import BeforeValidator, ValidationError
+
+from torpor.errors import InvalidInput
+
+BlockT = TypeVar("BlockT", bound=Block)
+
+LOGOS: Final = (
+    "https://raw.githubusercontent.com/PrefectHQ/prefect/"
+    "420d0d6a78bb6df1fc18bcf188fdad43c1d22ea9/assets/block-logos"
+)
+"""Pictures that Prefect's own blocks use, at one commit: they cannot change or move."""
+
+_PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,253}[a-z0-9])?")
+
+
+def load(reference: str, kinds: Sequence[type[BlockT]], *, of: str) -> BlockT:
+    """The block that ``reference`` names; a bare name means the first of ``kinds``.
+
+    ``of`` says in errors who refers to it. Raises InvalidInput.
+    """
+    slug, _, name = reference.rpartition("/")
+    by_slug = {kind.get_block_type_slug(): kind for kind in kinds}
+    kind = by_slug.get(slug) if slug else kinds[0]
+    if kind is None:
+        raise InvalidInput(
+            f"{of} names the block {reference!r}, which is of type {slug!r}: it must be one of "
+            + ", ".join(f"{known}/NAME" for known in by_slug)
+        )
+    return load_named(kind, name, of=of)
+
+
+def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
+    """The block of exactly this type and name; InvalidInput where it is missing or damaged."""
+    slug = kind.get_block_type_slug()
+    try:
+        block = kind.load(name, _sync=True)  # type: ignore[call-arg, unused-ignore]
+    except (ValueError, RuntimeError) as cause:
+        invalid = cause if isinstance(cause, ValidationError) else cause.__cause__
+        if isinstance(invalid, ValidationError):
+            raise InvalidInput(
+                f"{of}: the block {slug}/{name} cannot be used: {_faults(invalid)}; mend it on the "
+                "Blocks page"
+            ) from None
+        raise InvalidInput(
+            f"{of}: there is no block {slug}/{name} ({_first_line(cause)}); add one of type "
+            f"{kind.get_block_type_name()} with that name on the Blocks page, or by save({name!r})"
+        ) from None
+    if type(block) is not kind:
+        raise InvalidInput(
+            f"{of}: the block {slug}/{name} came back as a {type(block).__name__}, not as a "
+            f"{kind.__name__}: nothing was done with it"
+        )
+    return block
+
+
+def _as_reference(value: object) -> object:
+    """A saved block given in Python stands for its reference."""
+    if isinstance(value, Block):
+        name = value._block_document_name
+        if name is None:
+            raise ValueError(
+                f"this {type(value).__name__} block is not saved yet: call save('NAME') on it first"
+            )
+        return f"{value.get_block_type_slug()}/{name}"
+    if isinstance(value, str):
+        value = value.strip()
+        slug, slash, name = value.rpartition("/")
+        if not _PLAIN.fullmatch(name) or (slash and not _PLAIN.fullmatch(slug)):
+            raise ValueError(
+                f"{value!r} does not name a block: write its name (lower-case letters, digits and "
+                "hyphens), or type/name"
+            )
+    return value
+
+
+def _faults(invalid: ValidationError) -> str:
+    """What is wrong, without the input: it may be a secret."""
+    return "; ".join(
+        f"{'.'.join(str(step) for step in fault['loc']) or 'block'}: {fault['msg']}"
+        for fault in invalid.errors(include_input=False, include_url=False, include_context=False)
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__).strip().rstrip(".")
+
+
+Reference = Annotated[str, BeforeValidator(_as_reference)]
+"""A block's name or type/name; in Python also the saved block itself."""

@@ -1,0 +1,1 @@
+"""What a team runs: the server, worker, blocks and deployments that ``make up`` starts."""

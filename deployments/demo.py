@@ -1,0 +1,129 @@
+"""``make demo``: a machine hibernates, is destroyed, and wakes elsewhere, on this host alone.
+
+The story itself runs as a child, so that whatever becomes of it, this process ends all that it
+started and removes the one folder that everything lies in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from deployments.installation import CHECKOUT, Installation
+from deployments.local_machines import stop_machines
+from deployments.processes import end, mark
+from torpor.errors import TorporError
+from torpor.providers.removal import remove_tree
+from torpor.store import embedded
+from torpor.values import GIB
+
+NEEDED_BYTES: Final = 2 * GIB
+"""The workspace, its snapshot and the woken workspace are 0.8 GB together."""
+STOP_S: Final = 5.0
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Stopped(Exception):
+    """The user or the system wants this to end."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="make demo", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--verbose", action="store_true", help="show the logs of the flows too")
+    options = parser.parse_args(arguments)
+    for number in _SIGNALS:
+        signal.signal(number, _stop)
+    folder: Path | None = None
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="torpor-demo-"))
+        code = _tell(Installation(folder), options.verbose)
+    except _Stopped as stopped:
+        print(f"\nThe demo was stopped by {stopped}.", file=sys.stderr)
+        code = 130
+    except TorporError as error:
+        print(f"The demo cannot run: {error}", file=sys.stderr)
+        code = 1
+    finally:
+        for number in _SIGNALS:  # clearing up takes a second or two and is not to be stopped
+            signal.signal(number, signal.SIG_IGN)
+        if folder is not None:
+            clear_up(Installation(folder))
+    return code
+
+
+def clear_up(installation: Installation) -> None:
+    """End every process that the demo has started, and remove its folder."""
+    end(installation, "demo", polite_s=STOP_S)  # first, so that nothing new is started
+    embedded.stop(installation.store)
+    stop_machines(installation)
+    remove_tree(installation.folder)
+
+
+def _tell(installation: Installation, verbose: bool) -> int:
+    free = shutil.disk_usage(installation.folder).free
+    if free < NEEDED_BYTES:
+        raise TorporError(
+            f"{installation.folder.parent} has {free / GIB:.1f} GiB free and the demo wants "
+            f"{NEEDED_BYTES / GIB:.0f}: make room, or set TMPDIR to a folder on a bigger disk"
+        )
+    scratch = installation.folder / "tmp"
+    scratch.mkdir()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "deployments.demo_story", str(installation.folder)],
+        cwd=CHECKOUT,
+        env=_environment(installation, scratch, verbose) | mark(installation, "demo"),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C reaches this process only, which then ends the others
+    )
+    try:
+        code = child.wait()
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    return code if code >= 0 else 1
+
+
+def _environment(installation: Installation, scratch: Path, verbose: bool) -> dict[str, str]:
+    """Nothing of the user's own Prefect, and nothing written outside of the demo's folder."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    usual_cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    env.setdefault("UV_CACHE_DIR", f"{usual_cache}/uv")
+    return env | {
+        "PREFECT_HOME": str(installation.prefect_home),
+        "PREFECT_PROFILES_PATH": str(installation.prefect_home / "profiles.toml"),
+        "PREFECT_LOGGING_LEVEL": "INFO" if verbose else "WARNING",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # 8 s; a busy machine: 60 s
+        "DO_NOT_TRACK": "1",
+        "TMPDIR": str(scratch),
+        "XDG_CACHE_HOME": str(_cache(scratch)),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _cache(scratch: Path) -> Path:
+    """The agent's wheels stay beside the demo's own packages: a second demo needs no network."""
+    kept = Path(sys.prefix) / "cache"
+    try:
+        kept.mkdir(exist_ok=True)
+    except OSError:
+        return scratch
+    return kept if os.access(kept, os.W_OK) else scratch
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise _Stopped("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

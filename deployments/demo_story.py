@@ -1,0 +1,205 @@
+"""The demo, step by step, as a newcomer sees it. Started by ``deployments.demo``."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from prefect_aws import MinIOCredentials
+from pydantic import SecretStr
+
+from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
+from deployments.example import make_example
+from deployments.installation import Installation
+from deployments.inventory import Inventory
+from flows import create, hibernate, list_machines, wake
+from torpor.errors import TorporError
+from torpor.providers.local_place import place_of
+from torpor.reports import HibernateReport, WakeReport
+from torpor.store.embedded import EmbeddedStore
+from torpor.values import Endpoint, Machine
+
+NAME: Final = "demo"
+BUCKET: Final = "torpor-demo"
+PRICE_USD_H: Final = 2.0
+SHOWN_DIFFERENCES: Final = 20
+_LABEL_WIDTH: Final = 15
+
+
+def main() -> int:
+    installation = Installation(Path(sys.argv[1]))
+    print(
+        "A machine is hibernated into an object store, destroyed, and woken on a new machine.\n"
+        f"All of it runs on this host, in {installation.folder}, which is removed at the end.\n"
+    )
+    try:
+        with _store(installation) as store:
+            return _tell(installation, store)
+    except TorporError as error:
+        print(f"\nThe demo failed: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def _tell(installation: Installation, store: EmbeddedStore) -> int:
+    with _step("Prefect") as say:
+        _save_blocks(installation, store)
+        say("a temporary server; store, provider, SSH key and workspace saved as blocks")
+    with _step("machine 1") as say:
+        first = create(NAME)
+        say(f"{first.id}: {_server(first)}")
+    with _step("workspace") as say:
+        folder = _home(installation, first) / "workspace"
+        folder.mkdir()
+        made = make_example(folder)
+        before = Inventory.of(folder)
+        say(f"{before.files:,} files, {before.bytes:,} bytes, {before.count('symlink')} symlinks")
+        for item in made:
+            say(f"  {item.what:<32}{item.where}")
+    with _step("hibernate") as say:
+        slept = hibernate(NAME)
+        say(f"snapshot {slept.snapshot}")
+        say(f"{slept.bytes:,} bytes stored as {slept.total_stored_bytes:,}, {_sealed(slept)}")
+    with _step("machine 1") as say:
+        for line in _gone(installation, first):
+            say(line)
+    with _step("wake") as say:
+        woken = wake(NAME)
+        second = list_machines(NAME)[0]
+        say(f"{second.id}: {_server(second)}")
+        say(f"{woken.bytes:,} bytes written, {woken.checked} checked by torpor")
+    with _step("compare") as say:
+        after = Inventory.of(_home(installation, second) / "workspace")
+        differences = before.differences(after)
+        say("once more, by a walk of its own: the SHA-256 of every file, kind, mode, owner,")
+        say("mtime to the nanosecond, extended attributes, links, symlink targets, holes")
+    return _end(before, differences, slept, woken)
+
+
+@contextmanager
+def _store(installation: Installation) -> Iterator[EmbeddedStore]:
+    with _step("object store") as say:
+        access, secret = f"demo-{secrets.token_hex(4)}", secrets.token_urlsafe(24)
+        store = EmbeddedStore.start(installation.store, access, secret, BUCKET)
+        say(f"SeaweedFS, S3 on {store.endpoint_url}")
+    with store:
+        yield store
+
+
+def _save_blocks(installation: Installation, store: EmbeddedStore) -> None:
+    """The same blocks that a user fills in by hand for a bucket and machines of their own."""
+    MinIOCredentials(
+        minio_root_user=store.access_key, minio_root_password=SecretStr(store.secret_key)
+    ).save(NAME)
+    ObjectStore(
+        flavour="seaweedfs",
+        bucket=BUCKET,
+        endpoint_url=store.endpoint_url,
+        credentials=f"minio-credentials/{NAME}",
+        encryption_key=ObjectStore.new_encryption_key(),
+    ).save(NAME)
+    SSHIdentity.generate().save(NAME)
+    LocalProvider(folder=str(installation.machines), price_usd_h=PRICE_USD_H).save(NAME)
+    Workspace(
+        name=NAME,
+        paths=["~/workspace"],
+        store=NAME,
+        provider=f"local-provider/{NAME}",
+        identity=NAME,
+    ).save(NAME)
+
+
+def _home(installation: Installation, machine: Machine) -> Path:
+    """The home folder that one sees after logging in on a local machine."""
+    if machine.label is None:
+        raise TorporError(f"machine {machine.id} came without a label")
+    return place_of(installation.machines, machine.label).home
+
+
+def _gone(installation: Installation, machine: Machine) -> Iterator[str]:
+    """See for ourselves that nothing is left of a machine; raises TorporError."""
+    home, endpoint = _home(installation, machine), machine.endpoint
+    if endpoint is None or _answers(endpoint) or home.parent.exists() or list_machines(NAME):
+        raise TorporError(f"machine {machine.id} should be gone, and something of it is left")
+    yield "destroyed: the provider lists no machine, its folder is gone, and"
+    yield f"port {endpoint.port} refuses connections"
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    try:
+        socket.create_connection((endpoint.host, endpoint.port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _end(
+    before: Inventory, differences: list[str], slept: HibernateReport, woken: WakeReport
+) -> int:
+    if differences:
+        print(f"\nThe woken workspace is NOT identical, in {len(differences)} points:")
+        for line in differences[:SHOWN_DIFFERENCES]:
+            print(f"  {line}")
+        return 1
+    print(
+        "\nThe woken workspace is identical, every byte and every attribute.\n"
+        f"  {'files':<{_LABEL_WIDTH}}{before.files:,}\n"
+        f"  {'bytes':<{_LABEL_WIDTH}}{before.bytes:,}\n"
+        f"  {'stored bytes':<{_LABEL_WIDTH}}{slept.total_stored_bytes:,}, ratio {slept.ratio:.2f}\n"
+        f"  {'hibernate':<{_LABEL_WIDTH}}{_phases(slept.seconds)}\n"
+        f"  {'wake':<{_LABEL_WIDTH}}{_phases(woken.seconds)}"
+    )
+    return 0
+
+
+def _phases(seconds: Mapping[str, float]) -> str:
+    each = ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())
+    return f"{sum(seconds.values()):.1f} s: {each}"
+
+
+def _sealed(report: HibernateReport) -> str:
+    return "sealed with AES-256-GCM" if report.sealed else "not sealed"
+
+
+def _server(machine: Machine) -> str:
+    where = machine.endpoint
+    return "no address" if where is None else f"ssh {where.user}@{where.host} -p {where.port}"
+
+
+class _Step:
+    """One step: its name once, its seconds, and its lines under each other."""
+
+    def __init__(self, name: str) -> None:
+        self._lines: list[str] = []
+        print(f"{name:<{_LABEL_WIDTH}}", end="", flush=True)
+
+    def __call__(self, line: str) -> None:
+        self._lines.append(line)
+
+    def close(self, seconds: float) -> None:
+        first, *others = self._lines
+        print(f"{f'{seconds:.1f} s':>7}  {first}")
+        for line in others:
+            print(f"{'':<{_LABEL_WIDTH + 9}}{line}", flush=True)
+
+
+@contextmanager
+def _step(name: str) -> Iterator[_Step]:
+    """Say what begins; time what is done inside and tell of it once it is done."""
+    step = _Step(name)
+    began = time.monotonic()
+    try:
+        yield step
+    except BaseException:
+        print("failed", flush=True)
+        raise
+    step.close(time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The first machine of the demo workspace, and machines that stand still."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from blocks import SSHIdentity, Workspace
+from blocks.reference import load_named
+from deployments.installation import Installation
+from flows import create, list_machines, list_snapshots
+from torpor.errors import ProviderError
+from torpor.providers.local import LocalProvider
+from torpor.providers.local_place import place_of
+from torpor.values import KIB, MIB, Machine, Want
+
+_README: Final = """\
+This is the workspace `demo`. Everything in this folder is hibernated and woken.
+
+1. In Prefect's UI run the deployment `hibernate` with the workspace `demo`. The folder is stored,
+   verified, and this machine is destroyed.
+2. Run `wake`. The folder is back on a new machine, byte for byte.
+"""
+
+
+def make_demo(name: str) -> None:
+    """Rent the demo workspace's first machine and put some files on it.
+
+    Does nothing once the workspace has a machine or a snapshot, or is no local one any more.
+    """
+    workspace = Workspace.of(name)
+    provider = workspace.open_provider()
+    if not isinstance(provider, LocalProvider) or list_machines(name) or list_snapshots(name):
+        return
+    machine = create(name)
+    if machine.label is None:
+        raise ProviderError(f"machine {machine.id} came without a label")
+    folder = Path(provider.identity.partition(":")[2])
+    fill(place_of(folder, machine.label).home / "workspace")
+
+
+def fill(folder: Path) -> None:
+    """A little of everything: text, many small files, a link, something that does not compress."""
+    (folder / "notes").mkdir(parents=True)
+    (folder / "README.txt").write_text(_README)
+    for number in range(200):
+        (folder / "notes" / f"{number:03}.txt").write_text(f"note {number}\n" * (1 + number))
+    (folder / "weights.bin").write_bytes(os.urandom(4 * MIB))
+    (folder / "log.txt").write_bytes(b"one line like every other\n" * (40 * KIB))
+    (folder / "latest.bin").symlink_to("weights.bin")
+
+
+def revive(installation: Installation) -> list[Machine]:
+    """Serve machines again whose SSH server ended, after a restart of this host for instance."""
+    provider = LocalProvider(installation.machines)
+    stopped = [machine for machine in provider.list_own() if machine.state == "stopped"]
+    offers = provider.offers(Want()) if stopped else []
+    key = load_named(SSHIdentity, "default", of="make up").public_key if stopped else ""
+    return [
+        provider.create(offers[0], machine.label, key)
+        for machine in stopped
+        if offers and machine.label is not None
+    ]

@@ -1,0 +1,70 @@
+"""One installation of torpor on this host: its folder, and the lock on it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from torpor.errors import InvalidInput
+
+FOLDER_VARIABLE: Final = "TORPOR_STATE"
+CHECKOUT: Final = Path(__file__).resolve().parent.parent
+"""Where prefect.yaml and the flows are."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Everything lies below ``folder``, which only this user can read."""
+
+    folder: Path
+
+    @classmethod
+    def here(cls) -> Installation:
+        """The folder of $TORPOR_STATE, else torpor's in $XDG_STATE_HOME.
+
+        Not in the checkout: ``git clean`` there must not take the embedded store with it.
+        """
+        told = os.environ.get(FOLDER_VARIABLE)
+        state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+        return cls(Path(told or f"{state}/torpor").expanduser().resolve())
+
+    @property
+    def prefect_home(self) -> Path:
+        return self.folder / "prefect"
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    @property
+    def machines(self) -> Path:
+        return self.folder / "machines"
+
+    @property
+    def port_file(self) -> Path:
+        """The server's port: kept, so that bookmarks of the UI stay right."""
+        return self.folder / "server.port"
+
+    def log(self, role: str) -> Path:
+        return self.folder / f"{role}.log"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder against another ``make up`` or ``make down``; dies with its holder."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InvalidInput(
+                    f"another `make up` or `make down` is at work in {self.folder}: wait for it"
+                ) from None
+            yield
+        finally:
+            os.close(fd)

@@ -1,0 +1,31 @@
+"""The local machines of an installation, from outside: which run, and how they are stopped."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from deployments.installation import Installation
+from torpor.errors import NotOurs
+from torpor.providers.local import LocalProvider
+from torpor.providers.local_place import places_in
+from torpor.providers.local_processes import boot_id, end_processes, machine_processes
+from torpor.values import Machine
+
+
+def running_machines(installation: Installation) -> list[Machine]:
+    """The machines whose SSH server runs."""
+    provider = LocalProvider(installation.machines)
+    return [machine for machine in provider.list_own() if machine.state == "running"]
+
+
+def stop_machines(installation: Installation) -> None:
+    """End every process of every local machine. Their files stay; `make up` serves them again."""
+    for place in places_in(installation.machines):
+        try:
+            record = place.read_machine()
+        except NotOurs:
+            continue  # a damaged folder: list_own names it, nothing here touches it
+        server = place.read_server()
+        if record is not None:
+            process = server.process if server is not None and server.boot == boot_id() else None
+            end_processes(partial(machine_processes, record.id, place.log, process))

@@ -1,0 +1,159 @@
+"""What an installation needs on its Prefect server: block types, first blocks, pool, deployments.
+
+Run by ``make up`` as a process of its own, because Prefect reads its settings when it is imported.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import subprocess
+import sys
+from typing import Final
+from urllib.parse import urlsplit
+
+from prefect.blocks.core import Block
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect_aws.credentials import AwsCredentials
+from pydantic import SecretStr
+
+from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
+from blocks.reference import load_named
+from deployments.first_machine import make_demo, revive
+from deployments.installation import CHECKOUT, Installation
+from deployments.worker import POOL
+from torpor.errors import StoreError, TorporError
+from torpor.store.embedded import EmbeddedStore
+
+DEMO: Final = "demo"
+EMBEDDED: Final = "embedded"
+"""The credentials block of the embedded store. A store block that names it is served by us."""
+BUCKET: Final = "torpor"
+DEPLOY_S: Final = 300.0
+KNOCK_S: Final = 2.0
+
+
+def main() -> int:
+    """Register everything that is missing; blocks that exist are the user's and stay."""
+    installation = Installation.here()
+    try:
+        register_types()
+        make_first_blocks(installation)
+        serve_store(installation)
+        make_pool()
+        deploy()
+        first_machine(installation)
+    except TorporError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def register_types() -> None:
+    """Add or renew the block types, so that the UI offers them."""
+    for kind in (ObjectStore, SSHIdentity, LocalProvider, Workspace, AwsCredentials):
+        kind.register_type_and_schema()
+
+
+def make_first_blocks(installation: Installation) -> None:
+    """An identity, a provider, a store and a workspace to begin with, where they are missing."""
+    if not exists(SSHIdentity, "default"):
+        SSHIdentity.generate().save("default")
+    if not exists(LocalProvider, "default"):
+        LocalProvider(folder=str(installation.machines)).save("default")
+    if not exists(AwsCredentials, EMBEDDED):
+        AwsCredentials(
+            aws_access_key_id=f"torpor-{secrets.token_hex(8)}",
+            aws_secret_access_key=SecretStr(secrets.token_urlsafe(32)),
+        ).save(EMBEDDED)
+    if not exists(ObjectStore, "default"):
+        ObjectStore(
+            flavour="seaweedfs",
+            bucket=BUCKET,
+            credentials=f"aws-credentials/{EMBEDDED}",
+            endpoint_url="http://127.0.0.1:8333",  # until serve_store knows the port
+        ).save("default")
+    if not exists(Workspace, DEMO):
+        Workspace(name=DEMO).save(DEMO)
+
+
+def serve_store(installation: Installation) -> None:
+    """Start the embedded store where the default store block still means it and it is not up."""
+    block = load_named(ObjectStore, "default", of="make up")
+    if block.credentials != f"aws-credentials/{EMBEDDED}":
+        return
+    keys = block.settings()
+    try:
+        _knock(keys.endpoint_url or "")
+        block.open().probe()
+    except (StoreError, OSError):
+        server = EmbeddedStore.start(
+            installation.store, keys.access_key, keys.secret_key, block.bucket
+        )
+        block.endpoint_url = server.endpoint_url
+        block.save("default", overwrite=True)
+
+
+def _knock(endpoint_url: str) -> None:
+    """OSError where nobody listens. The store's own retries would take half a minute to say so."""
+    where = urlsplit(endpoint_url)
+    socket.create_connection((where.hostname or "", where.port or 80), timeout=KNOCK_S).close()
+
+
+def make_pool() -> None:
+    """The process work pool that the deployments go to."""
+    with get_client(sync_client=True) as client:
+        try:
+            client.create_work_pool(
+                WorkPoolCreate(
+                    name=POOL, type="process", description="torpor's flows, as processes"
+                )
+            )
+        except ObjectAlreadyExists:
+            return
+
+
+def deploy() -> None:
+    """Deploy prefect.yaml from this checkout."""
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+        cwd=CHECKOUT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=DEPLOY_S,
+        check=False,
+    )
+    if done.returncode:
+        raise TorporError(
+            f"prefect deploy ended with {done.returncode} in {CHECKOUT}:\n"
+            + done.stdout.decode(errors="replace")[-4000:]
+        )
+
+
+def first_machine(installation: Installation) -> None:
+    """Something to click on. Without it torpor is up all the same, so a fault is only told."""
+    try:
+        for machine in revive(installation):
+            print(f"  note      machine {machine.id} had stopped and is served again")
+        make_demo(DEMO)
+    except TorporError as error:
+        print(f"  note      the demo has no machine: {error}")
+
+
+def exists(kind: type[Block], name: str) -> bool:
+    """Whether there is a block of this type and name."""
+    with get_client(sync_client=True) as client:
+        try:
+            client.read_block_document_by_name(
+                name, kind.get_block_type_slug(), include_secrets=False
+            )
+        except ObjectNotFound:
+            return False
+        return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

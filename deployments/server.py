@@ -1,0 +1,160 @@
+"""The Prefect server of an installation: on loopback, with a home of its own."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Final
+
+from deployments.installation import CHECKOUT, Installation
+from deployments.processes import end, last_words, launch, running
+from torpor.errors import InvalidInput, TorporError
+from torpor.providers.local_processes import is_alive
+
+HOST: Final = "127.0.0.1"
+USUAL_PORT: Final = 4200
+READY_S: Final = 180.0
+"""6 to 19 s, measured; a small machine that is busy took 60 s."""
+STOP_S: Final = 15.0
+_POLL_S: Final = 0.2
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a Prefect server answers. ``own``: it is the installation's, not one of the user's."""
+
+    api_url: str
+    own: bool
+
+    @property
+    def ui_url(self) -> str:
+        return self.api_url.removesuffix("/api")
+
+
+def server_of(installation: Installation, port: int | None = None) -> Server:
+    """The server that is to be used: $PREFECT_API_URL's where that is set, else our own."""
+    told = os.environ.get("PREFECT_API_URL", "").rstrip("/")
+    recorded = _recorded_port(installation)
+    if told and told != _api_url(recorded):
+        if port is not None:
+            raise InvalidInput(
+                f"PREFECT_API_URL says that {told} is used, so no server is started on port "
+                f"{port}: leave the port away, or unset PREFECT_API_URL"
+            )
+        return Server(told, own=False)
+    return Server(_api_url(port or recorded or _choose_port()), own=True)
+
+
+def environment(installation: Installation, server: Server) -> dict[str, str]:
+    """What processes that talk to the server, and the server itself, get as environment."""
+    # Nothing of the user's own Prefect gets to a server of ours: neither keys nor a database.
+    env = {k: v for k, v in os.environ.items() if not (server.own and k.startswith("PREFECT_"))}
+    # Flow runs import blocks, tasks and torpor from this checkout, whatever is installed.
+    env["PYTHONPATH"] = os.pathsep.join(
+        part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part
+    )
+    env["PREFECT_API_URL"] = server.api_url
+    if server.own:
+        env |= {
+            "PREFECT_HOME": str(installation.prefect_home),
+            "PREFECT_PROFILES_PATH": str(installation.prefect_home / "profiles.toml"),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+            "PREFECT_SERVER_UI_API_URL": server.api_url,
+            # The default is any origin: a page in the user's browser could read the blocks.
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": server.ui_url,
+            "NO_PROXY": ",".join(part for part in (HOST, os.environ.get("NO_PROXY")) if part),
+        }
+    return env
+
+
+def start(installation: Installation, server: Server) -> bool:
+    """See to it that the server answers; True where it had to be started."""
+    if not server.own:
+        if not _answers(server):
+            raise InvalidInput(
+                f"PREFECT_API_URL is {server.api_url} and no Prefect server answers there: start "
+                "it, or unset PREFECT_API_URL to let torpor start one"
+            )
+        return False
+    if running(installation, "server"):
+        if _recorded_port(installation) == _port(server) and _answers(server):
+            return False
+        end(installation, "server", polite_s=STOP_S)
+    port = _port(server)
+    if not _is_free(port):
+        raise InvalidInput(
+            f"port {port} on {HOST} is taken by another program: choose a port with --port"
+        )
+    installation.prefect_home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    installation.port_file.write_text(f"{port}\n")
+    argv = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST]
+    argv += ["--port", str(port)]
+    process = launch(installation, "server", argv, environment(installation, server))
+    deadline = time.monotonic() + READY_S
+    while not _answers(server):
+        if not is_alive(process) or time.monotonic() > deadline:
+            end(installation, "server", polite_s=STOP_S)
+            log = installation.log("server")
+            raise TorporError(
+                f"the Prefect server did not answer at {server.api_url} within {READY_S:.0f} s; "
+                f"the last of {log}:\n{last_words(log)}"
+            )
+        time.sleep(_POLL_S)
+    return True
+
+
+def stop(installation: Installation) -> bool:
+    """End the installation's server; False where none ran."""
+    return end(installation, "server", polite_s=STOP_S) > 0
+
+
+def _answers(server: Server) -> bool:
+    # A proxy that the environment names is for the user's server, never for loopback.
+    proxies = urllib.request.ProxyHandler({} if server.own else None)
+    try:
+        with urllib.request.build_opener(proxies).open(
+            f"{server.api_url}/health", timeout=5
+        ) as got:
+            return bool(got.status == 200 and got.read(16).strip() == b"true")
+    except (OSError, urllib.error.URLError, http.client.HTTPException):
+        return False
+
+
+def _recorded_port(installation: Installation) -> int | None:
+    try:
+        return int(installation.port_file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _api_url(port: int | None) -> str:
+    return f"http://{HOST}:{port}/api"
+
+
+def _port(server: Server) -> int:
+    return int(server.ui_url.rpartition(":")[2])
+
+
+def _choose_port() -> int:
+    if _is_free(USUAL_PORT):
+        return USUAL_PORT
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True

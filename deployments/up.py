@@ -1,0 +1,101 @@
+"""``make up``: a Prefect server, a store, a worker, blocks and deployments, all on this host.
+
+Everything listens on loopback only. Running it again starts what is missing and changes nothing
+else. ``make down`` ends it all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from deployments import server, worker
+from deployments.installation import CHECKOUT, Installation
+from deployments.processes import last_words, mark
+from deployments.server import Server
+from torpor.errors import TorporError
+
+REGISTER_S: Final = 600.0
+"""20 to 60 s, measured; the first time it fetches the agent's wheels."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="make up", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--port", type=int, help="the port of the Prefect server; default 4200")
+    options = parser.parse_args(arguments)
+    try:
+        up(Installation.here(), options.port)
+    except TorporError as error:
+        print(f"torpor: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def up(installation: Installation, port: int | None = None) -> Server:
+    """Start what is missing and say where the UI is."""
+    with installation.locked():
+        used = server.server_of(installation, port)
+        _say("Prefect server", f"starting at {used.ui_url}" if used.own else used.ui_url)
+        server.start(installation, used)
+        _say("blocks, store, flows", "registering (half a minute the first time)")
+        notes = register(installation, used)
+        _say("worker", "starting")
+        worker.start(installation, used)
+    print(
+        _WELCOME.format(ui=used.ui_url, api=used.api_url, folder=installation.folder, notes=notes)
+    )
+    return used
+
+
+def register(installation: Installation, used: Server) -> str:
+    """Run ``deployments.register`` against the server; returns what it has to say."""
+    log = installation.log("register")
+    with log.open("wb") as errors:
+        log.chmod(0o600)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "deployments.register"],
+                cwd=CHECKOUT,
+                env={**server.environment(installation, used), **mark(installation, "register")},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                timeout=REGISTER_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise TorporError(
+                f"registering at {used.api_url} did not end within {REGISTER_S:.0f} s; see {log}"
+            ) from None
+    if done.returncode:
+        raise TorporError(
+            f"blocks and deployments could not be registered at {used.api_url}; the last of "
+            f"{log}:\n{last_words(log)}"
+        )
+    return done.stdout.decode(errors="replace")
+
+
+def _say(what: str, doing: str) -> None:
+    print(f"{what + ' ':.<24} {doing}", flush=True)
+
+
+_WELCOME: Final = """
+torpor is up.
+
+  UI        {ui}
+  first     Deployments > hibernate > Run > Custom run, choose the workspace `demo`, Submit.
+            Its files are stored and verified, and its machine is destroyed.
+            Then the same with `wake`: they are back on a new machine.
+  Python    export PREFECT_API_URL={api}
+            python -c "from flows import hibernate; hibernate('demo')"
+  blocks    Your own bucket, machine and workspaces are blocks: Blocks > + in the UI.
+  files     {folder}
+  stop      make down
+{notes}"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

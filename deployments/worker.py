@@ -1,0 +1,49 @@
+"""The worker of an installation: it runs what the deployments are asked for, as processes."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from typing import Final
+
+from deployments.installation import Installation
+from deployments.processes import end, last_words, launch, running
+from deployments.server import Server, environment
+from torpor.errors import TorporError
+from torpor.providers.local_processes import is_alive
+
+POOL: Final = "torpor"
+READY_S: Final = 120.0
+"""3 to 10 s, measured."""
+STOP_S: Final = 20.0
+"""A flow run that is told to end has the agent's work cancelled first."""
+_POLL_S: Final = 0.2
+_STARTED: Final = b"started!"
+
+
+def start(installation: Installation, server: Server) -> bool:
+    """See to it that a worker serves the pool; True where it had to be started."""
+    if running(installation, "worker", having=f"PREFECT_API_URL={server.api_url}"):
+        return False
+    stop(installation)
+    argv = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL]
+    argv += ["--type", "process", "--name", f"torpor-{socket.gethostname()}"]
+    argv += ["--no-create-pool-if-not-found", "--install-policy", "never"]
+    process = launch(installation, "worker", argv, environment(installation, server))
+    log = installation.log("worker")
+    deadline = time.monotonic() + READY_S
+    while _STARTED not in log.read_bytes():
+        if not is_alive(process) or time.monotonic() > deadline:
+            stop(installation)
+            raise TorporError(
+                f"the worker for {server.api_url} did not start within {READY_S:.0f} s; the last "
+                f"of {log}:\n{last_words(log)}"
+            )
+        time.sleep(_POLL_S)
+    return True
+
+
+def stop(installation: Installation) -> bool:
+    """End the worker and the flow runs in it; False where none ran."""
+    return end(installation, "worker", polite_s=STOP_S) > 0

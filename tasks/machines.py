@@ -1,0 +1,218 @@
+"""Finding, creating, reaching and destroying machines."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import msgspec
+from prefect import task
+from prefect.logging import get_run_logger
+
+from tasks.place import Place
+from tasks.retrying import ONCE, STEP
+from torpor.errors import (
+    CreateFailed,
+    InvalidInput,
+    MachineUnreachable,
+    NoOffer,
+    NotOurs,
+    ProviderError,
+    TorporError,
+)
+from torpor.ledger import Lease
+from torpor.providers.waiting import wait_until_reachable
+from torpor.remote.session import Session
+from torpor.safety import Warrant, never_handed_over
+from torpor.values import Endpoint, Machine, MachineId, Offer
+
+READY_S: Final = 900.0
+"""How long a rented machine may take until SSH answers; Vast.ai took 85 s, images can take more."""
+GONE_S: Final = 300.0
+_FIRST_POLL_S: Final = 0.1
+_LONGEST_POLL_S: Final = 5.0
+
+
+@task(name="find machine", **STEP)
+def find_machine(place: Place, wanted: str) -> Machine:
+    """The workspace's live machine, or the one of that id; never one without our label."""
+    mine = [
+        machine
+        for machine in place.provider.list_own()
+        if machine.label is not None
+        and machine.label.workspace == place.spec.name
+        and machine.state != "gone"
+    ]
+    if wanted:
+        mine = [machine for machine in mine if machine.id == wanted]
+    if len(mine) == 1:
+        _check_lease(place, mine[0])
+        return mine[0]
+    there = ", ".join(machine.id for machine in mine)
+    if mine:
+        raise InvalidInput(
+            f"workspace {place.spec.name} is on {len(mine)} machines at "
+            f"{place.provider.identity}: {there}. Name the one you mean in `machine`"
+        )
+    raise InvalidInput(
+        f"workspace {place.spec.name} is on no machine at {place.provider.identity}"
+        f"{f' called {wanted}' if wanted else ''}: wake it first, or check the provider block"
+    )
+
+
+@task(name="open session", **STEP)
+def open_session(place: Place, endpoint: Endpoint) -> Session:
+    """SSH to the machine, the agent installed and attached to."""
+    ledger = place.ledger
+    return Session.open(
+        ledger.pinned(endpoint),
+        place.identity,
+        pin=lambda host_key: ledger.pin(endpoint, host_key),
+    )
+
+
+@task(name="find offers", **STEP)
+def find_offers(place: Place) -> list[Offer]:
+    """What fits the workspace's wish, cheapest first; NoOffer when nothing does."""
+    offers = place.provider.offers(place.spec.want)
+    if not offers:
+        raise NoOffer(
+            f"{place.provider.identity} has no offer for {_wish(place)}: ask for less in the "
+            "workspace block, raise its price limit, or use another provider"
+        )
+    return offers
+
+
+@task(name="take lease", **STEP)
+def take_lease(place: Place) -> Lease:
+    """A lease for one new machine of the workspace.
+
+    A lease that an earlier run left unfinished is taken up, with whatever machine stands under
+    it: nothing is rented twice. InvalidInput when the workspace is on a machine already.
+    """
+    provider = place.provider.identity
+    ledger = place.ledger
+    unfinished = ledger.unfinished(provider)
+    for machine in place.provider.list_own():
+        label = machine.label
+        if label is None or label.workspace != place.spec.name or machine.state == "gone":
+            continue
+        if unfinished is None or label != unfinished.label:
+            raise InvalidInput(
+                f"workspace {place.spec.name} is on machine {machine.id} at {provider} already: "
+                "work there, or hibernate it first"
+            )
+    return unfinished or ledger.open_lease(place.owner, provider)
+
+
+@task(name="create machine", **ONCE)
+def create_machine(place: Place, offers: list[Offer], lease: Lease) -> Machine:
+    """Rent the first offer that can be had and wait until SSH answers.
+
+    An offer that fails is destroyed, and the next one tried; idempotent by the lease's label.
+    """
+    log = get_run_logger()
+    refused: list[str] = []
+    for offer in offers:
+        try:
+            machine = place.provider.create(offer, lease.label, place.ssh_public_key)
+            return wait_until_reachable(place.provider, machine.id, timeout_s=READY_S)
+        except (CreateFailed, MachineUnreachable) as error:
+            log.warning("offer %s failed, trying the next: %s", offer.id, error)
+            refused.append(f"{offer.id}: {error}")
+            destroy_created(place, lease)
+    raise CreateFailed(
+        f"none of {len(offers)} offers at {place.provider.identity} became a machine: "
+        f"{'; '.join(refused[:3])}"
+    )
+
+
+def destroy_created(place: Place, lease: Lease) -> None:
+    """Destroy whatever stands under a lease that was never handed over, until it is gone."""
+    for machine in place.provider.list_own():
+        if machine.label == lease.label:
+            end_machine(place, machine, never_handed_over(machine, lease.label))
+
+
+@task(name="destroy machine", **STEP)
+def destroy_machine(place: Place, machine: Machine, warrant: Warrant) -> None:
+    """End the rent, by a warrant that only a verified snapshot gives, until it is gone."""
+    end_machine(place, machine, warrant)
+
+
+def end_machine(place: Place, machine: Machine, warrant: Warrant) -> None:
+    """Destroy, again and again, until the provider says gone; then close the lease.
+
+    Raises ProviderError when it is still there after five minutes: it still costs money.
+    """
+    give_up = time.monotonic() + GONE_S
+    wait_s = _FIRST_POLL_S
+    while True:
+        fault: TorporError | None = None
+        try:
+            live = place.provider.find(machine.id)
+            if live is None or live.state == "gone":
+                break
+            place.provider.destroy(live, warrant)
+        except TorporError as error:
+            if not error.retryable:
+                raise
+            fault = error
+        if time.monotonic() > give_up:
+            raise ProviderError(
+                f"machine {machine.id} at {place.provider.identity} was asked to go and is still "
+                f"there after {GONE_S:.0f} s{f' ({fault})' if fault else ''}: it may still cost "
+                "money; look at the provider's console"
+            )
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_POLL_S)
+    if machine.label is not None:
+        place.ledger.close_lease(machine.label)
+
+
+def endpoint_of(machine: Machine) -> Endpoint:
+    """Where SSH answers; MachineUnreachable while the provider does not say."""
+    if machine.endpoint is None:
+        raise MachineUnreachable(
+            f"machine {machine.id} at {machine.provider} is {machine.state} and has no address: "
+            "wait, or look at the provider's console"
+        )
+    return machine.endpoint
+
+
+def parse_host(text: str) -> Endpoint:
+    """A machine of the user's own: ``user@host``, with ``:port`` and ``ssh://`` where wanted."""
+    user, at, place = text.removeprefix("ssh://").rpartition("@")
+    host, colon, port = place.rpartition(":")
+    if not colon:
+        host, port = place, "22"
+    if not at or not user or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidInput(f"{text!r} is no host: write user@host or user@host:port")
+    return Endpoint(host.strip("[]"), int(port), user)
+
+
+def own_machine(text: str) -> Machine:
+    """The user's own host as a machine without a label: it can never be destroyed."""
+    return Machine(MachineId(text), "own", None, "running", parse_host(text))
+
+
+def _check_lease(place: Place, machine: Machine) -> None:
+    lease = None if machine.label is None else place.ledger.lease_of(machine.label)
+    if lease is None:
+        raise NotOurs(
+            f"machine {machine.id} at {machine.provider} carries a label of workspace "
+            f"{place.spec.name}, but {place.store.address} has no lease for it: use the store "
+            "block it was created with"
+        )
+    if lease.state != "handed over":
+        raise InvalidInput(
+            f"machine {machine.id} at {machine.provider} was never handed over: waking workspace "
+            f"{place.spec.name} on it did not finish. Run wake again, which takes it up; to "
+            "hibernate now would keep half a workspace"
+        )
+
+
+def _wish(place: Place) -> str:
+    want = place.spec.want
+    wishes = msgspec.to_builtins(want)
+    return ", ".join(f"{name} {value}" for name, value in wishes.items() if value) or "anything"

@@ -1,0 +1,39 @@
+"""A progress bar in the UI, fed by the parts of one phase."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Final
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+_UPDATE_S: Final = 2.0
+"""Each update is a request to the server: enough for an eye, little for its database."""
+
+
+class Progress:
+    """Adds up what the parts of one phase say. Thread-safe."""
+
+    def __init__(self, key: str, description: str, total_bytes: int) -> None:
+        self._lock = threading.Lock()
+        self._total = max(1, total_bytes)
+        self._parts: dict[int, int] = {}
+        self._updated = time.monotonic()
+        created = create_progress_artifact(progress=0.0, key=key, description=description)
+        self._artifact: UUID = created  # type: ignore[assignment]  # sync outside a loop
+
+    def event(self, part: int, event: dict[str, Any]) -> None:
+        """A part has moved ``event["bytes"]`` so far."""
+        with self._lock:
+            self._parts[part] = max(self._parts.get(part, 0), int(event.get("bytes", 0)))
+            now = time.monotonic()
+            if now - self._updated < _UPDATE_S:
+                return
+            self._updated = now
+            percent = min(99.9, 100.0 * sum(self._parts.values()) / self._total)
+        update_progress_artifact(self._artifact, progress=percent)
+
+    def done(self) -> None:
+        update_progress_artifact(self._artifact, progress=100.0)

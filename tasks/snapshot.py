@@ -1,0 +1,85 @@
+"""The steps of a snapshot as tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import task
+
+from tasks.place import Place
+from tasks.progress import Progress
+from tasks.retrying import BUSY_TRIES, BUSY_WAIT_S, STEP, retry_if_busy
+from torpor.remote.session import Session
+from torpor.remote.snapshot import Committed, PartPlan, PartReport, RemoteSnapshot, Scan
+from torpor.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
+from torpor.values import Machine, ObjectKey, StoredSnapshot
+
+
+@task(
+    name="begin snapshot",
+    **(
+        STEP
+        | {
+            "retries": BUSY_TRIES,
+            "retry_delay_seconds": BUSY_WAIT_S,
+            "retry_condition_fn": retry_if_busy,
+        }
+    ),
+)
+def begin_snapshot(snapshot: RemoteSnapshot) -> dict[str, Any]:
+    """Take the workspace on the machine, waiting for another run that holds it."""
+    return snapshot.begin()
+
+
+@task(name="scan", task_run_name="scan {number}", **STEP)
+def scan(snapshot: RemoteSnapshot, number: int, lost: list[ObjectKey]) -> Scan:
+    """Walk the workspace and see what is new."""
+    return snapshot.scan(number, lost)
+
+
+@task(name="store part", task_run_name="store part {plan.part} of pass {number}", **STEP)
+def store_part(
+    snapshot: RemoteSnapshot, number: int, plan: PartPlan, progress: Progress
+) -> PartReport:
+    """Read, encode and send one part; what the store has already is not sent again."""
+    return snapshot.store_part(number, plan, lambda event: progress.event(plan.part, event))
+
+
+@task(name="quiesce", **(STEP | {"retries": 0}))
+def quiesce(snapshot: RemoteSnapshot) -> str:
+    """Run the user's command on the machine that brings its work to rest."""
+    return snapshot.quiesce()
+
+
+@task(name="compare packs", **STEP)
+def compare_packs(snapshot: RemoteSnapshot) -> list[ObjectKey]:
+    """Before the manifest is written: which packs does the store not have as they were sent?"""
+    return snapshot.lost_packs()
+
+
+@task(name="commit", **(STEP | {"retries": 0}))
+def commit(
+    snapshot: RemoteSnapshot, statistics: dict[str, int]
+) -> tuple[StoredSnapshot, Committed]:
+    """Write the manifest: from here on the snapshot exists."""
+    return snapshot.commit(statistics)
+
+
+@task(name="verify", **STEP)
+def verify(place: Place, snapshot: RemoteSnapshot, stored: StoredSnapshot) -> Verified:
+    """Read the manifest back and compare every pack with what the store says it has."""
+    return verify_snapshot(place.store, stored, place.seal, snapshot.reread)
+
+
+@task(name="confirm", **STEP)
+def confirm(
+    place: Place,
+    snapshot: RemoteSnapshot,
+    verified: Verified,
+    machine: Machine,
+    session: Session,
+) -> Warrant:
+    """Compare the disk once more; the warrant to destroy comes of it, or StillChanging."""
+    return warrant_to_destroy(
+        place.store, verified, machine, session.hello.machine, snapshot.confirm
+    )

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prefect import flow
+from prefect.blocks.core import Block
+from prefect.deployments import run_deployment
+from prefect_aws.credentials import AwsCredentials
+from pydantic import Field, SecretStr, ValidationError
+
+from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
+from blocks.reference import load
+from deployments.server import Server
+from torpor.errors import InvalidInput
+from torpor.providers.local import LocalProvider as LocalMachines
+from torpor.values import Want, WorkspaceSpec
+
+
+class Lookalike(Block):
+    """A provider whose fields are the local one's: a union of blocks would mix them up."""
+
+    _block_type_name = "Lookalike"
+    _block_type_slug = "lookalike"
+
+    folder: str = Field(default="/lookalike", description="A folder.")
+    price_usd_h: float = Field(default=9.0, description="A price.")
+    server: str = Field(default="auto", description="A server.")
+
+
+@pytest.fixture(scope="module")
+def saved(prefect_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("machines")
+    AwsCredentials(aws_access_key_id="id", aws_secret_access_key=SecretStr("hidden-secret")).save(
+        "ws"
+    )
+    ObjectStore(
+        flavour="other",
+        bucket="bucket",
+        endpoint_url="http://localhost:1",
+        credentials="ws",
+        encryption_key=SecretStr("ab" * 32),
+    ).save("ws")
+    SSHIdentity.generate().save("ws")
+    LocalProvider(folder=str(folder), price_usd_h=2.0).save("ws")
+    Lookalike().save("ws")
+    workspace().save("ws")
+    return folder
+
+
+def workspace(**fields: Any) -> Workspace:
+    return Workspace(**{"name": "ws", "store": "ws", "provider": "ws", "identity": "ws", **fields})
+
+
+def test_saved_and_loaded_it_opens_what_it_names(saved: Path) -> None:
+    for block in (Workspace.of("ws"), Workspace.of(" workspace/ws "), Workspace.of(workspace())):
+        assert block.open_store().address == "http://localhost:1/bucket"
+        assert block.store_key() == bytes.fromhex("ab" * 32)
+        assert block.open_identity().public_key.startswith("ssh-ed25519 ")
+        provider = block.open_provider()
+        assert isinstance(provider, LocalMachines)
+        assert provider.identity == f"local:{saved}"
+
+
+def test_every_field_survives_saving(prefect_server: Server) -> None:
+    fields = {
+        "name": "all-of-it",
+        "paths": ["/data", "~/work"],
+        "exclude": ["*.pyc", "cache/tmp*"],
+        "gpu": "RTX 4090",
+        "gpu_count": 2,
+        "disk_gib": 100.5,
+        "max_price_usd_h": 0.75,
+        "quiesce": ["systemctl", "stop", "my job"],
+        "quiesce_timeout_s": 12.5,
+        "accept_changed": ["*.log"],
+        "parts": 7,
+        "owner": "team-a",
+    }
+    Workspace(**fields).save("all-of-it", overwrite=True)
+    loaded = Workspace.of("all-of-it")
+    assert loaded.model_dump(include=set(fields)) == fields
+    assert loaded.spec() == WorkspaceSpec(
+        name=loaded.spec().name,
+        paths=["/data", "~/work"],
+        exclude=["*.pyc", "cache/tmp*"],
+        want=Want("RTX 4090", 2, 100.5, 0.75),
+        quiesce=["systemctl", "stop", "my job"],
+        quiesce_timeout_s=12.5,
+        accept_changed=["*.log"],
+        parts=7,
+    )
+
+
+def test_the_defaults_are_the_blocks_that_make_up_registers() -> None:
+    plain = Workspace(name="plain")
+    assert (plain.store, plain.provider, plain.identity) == (
+        "default",
+        "local-provider/default",
+        "default",
+    )
+    assert plain.spec() == WorkspaceSpec(plain.spec().name, ["~/workspace"])
+
+
+@pytest.mark.usefixtures("saved")
+def test_providers_of_one_shape_are_told_apart() -> None:
+    kinds: tuple[type[Block], ...] = (LocalProvider, Lookalike)
+    for kind in kinds:
+        reference = f"{kind.get_block_type_slug()}/ws"
+        workspace(provider=reference).save("which", overwrite=True)
+        assert type(load(Workspace.of("which").provider, kinds, of="test")) is kind
+    with pytest.raises(InvalidInput, match=r"workspace ws .*type 'lookalike'.*local-provider/NAME"):
+        workspace(provider="lookalike/ws").open_provider()
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_saved_block_stands_for_its_name_and_an_unsaved_one_is_refused() -> None:
+    provider = load("ws", (LocalProvider,), of="test")
+    assert workspace(provider=provider).provider == "local-provider/ws"
+    with pytest.raises(ValidationError, match="not saved yet"):
+        workspace(provider=LocalProvider())
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_missing_block_is_named_with_what_to_do() -> None:
+    with pytest.raises(InvalidInput, match=r"this run: .*workspace/gone.*Blocks page"):
+        Workspace.of("gone")
+    with pytest.raises(
+        InvalidInput, match=r"workspace ws: .*object-store/gone .*type Object Store"
+    ):
+        workspace(store="gone").open_store()
+    with pytest.raises(InvalidInput, match="not a int"):
+        Workspace.of(3)  # type: ignore[arg-type]
+
+
+def test_a_damaged_document_is_named_without_its_secrets(prefect_server: Server) -> None:
+    SSHIdentity.generate().save("damaged", overwrite=True)
+    api = prefect_server.api_url
+    by_name = f"{api}/block_types/slug/ssh-identity/block_documents/name/damaged"
+    document = httpx.get(by_name).json()
+    changed = httpx.patch(
+        f"{api}/block_documents/{document['id']}",
+        json={"data": {"private_key": "a-secret-text"}, "merge_existing_data": False},
+    )
+    assert changed.status_code == 204
+    with pytest.raises(InvalidInput, match=r"ssh-identity/damaged.*whole text") as refused:
+        workspace(identity="damaged").open_identity()
+    assert "a-secret-text" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"name": "Not A Name"}, "not a workspace name"),
+        ({"owner": "A B"}, "not an owner"),
+        ({"paths": []}, "at least 1"),
+        ({"paths": ["relative"]}, "not a path on a machine"),
+        ({"paths": ["~other/x"]}, "not a path on a machine"),
+        ({"paths": ["/a/../b"]}, "goes up"),
+        ({"gpu_count": 0}, "greater than or equal"),
+        ({"max_price_usd_h": 0}, "greater than 0"),
+        ({"disk_gib": -1}, "greater than or equal"),
+        ({"parts": 65}, "less than or equal to 64"),
+        ({"quiesce": ["", "x"]}, "cannot be empty"),
+        ({"quiesce_timeout_s": 0}, "greater than 0"),
+        ({"store": "No Such/Name/x"}, "does not name a block"),
+        ({"provider": ""}, "does not name a block"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        workspace(**fields)
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_flow_takes_the_block_or_its_name_and_stores_no_secret(prefect_server: Server) -> None:
+    seen = []
+
+    @flow(name="takes-either")
+    def takes_either(workspace: Workspace | str) -> None:
+        seen.append(Workspace.of(workspace).open_identity().public_key)
+
+    takes_either(Workspace.of("ws"))
+    takes_either("ws")
+    assert len(set(seen)) == 1
+    runs = httpx.post(
+        f"{prefect_server.api_url}/flow_runs/filter",
+        json={"flows": {"name": {"any_": ["takes-either"]}}},
+    ).json()
+    assert len(runs) == 2
+    assert {type(run["parameters"]["workspace"]) for run in runs} == {dict, str}
+    assert "hidden-secret" not in json.dumps(runs)
+    assert "PRIVATE KEY" not in json.dumps(runs)
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_block_object_as_a_deployment_parameter_arrives_whole(prefect_server: Server) -> None:
+    """Nested blocks would arrive with asterisks for secrets; names arrive as they are."""
+
+    @flow(name="takes-one")
+    def takes_one(workspace: Workspace | str) -> None:
+        """Never run here."""
+
+    with httpx.Client(base_url=prefect_server.api_url) as api:
+        owner = api.post("/flows/", json={"name": "takes-one"}).json()["id"]
+        api.post("/deployments/", json={"name": "d", "flow_id": owner}).raise_for_status()
+    run = run_deployment(
+        "takes-one/d", parameters={"workspace": Workspace.of("ws")}, timeout=0, as_subflow=False
+    )
+    taken = takes_one.validate_parameters(run.parameters)["workspace"]
+    assert isinstance(taken, Workspace)
+    assert taken.open_store().address == "http://localhost:1/bucket"

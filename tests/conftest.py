@@ -1,0 +1,8 @@
+"""Fixtures that every room's tests may use; each is defined in its own module."""
+
+pytest_plugins = [
+    "tests.fixtures.stores",
+    "tests.fixtures.machines",
+    "tests.fixtures.sshd",
+    "tests.fixtures.prefect_server",
+]

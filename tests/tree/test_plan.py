@@ -1,0 +1,101 @@
+"""Files are cut where the format says, and shared out evenly."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torpor.format.manifest import FILE, MAX_CHUNK_BYTES, Entry
+from torpor.tree.plan import (
+    BIG_FILE_BYTES,
+    CHUNK_BYTES,
+    GROUP_BYTES,
+    PART_BYTES,
+    Group,
+    Job,
+    Piece,
+    cut,
+    share_out,
+)
+from torpor.tree.walk import Signature, Unread
+
+
+def _unread(*sizes: int) -> list[Unread]:
+    return [
+        Unread(
+            Entry(FILE, 0, b"%d" % number, 0o644, 0, 0, 0, 0), Signature(number, size, 0, 0), False
+        )
+        for number, size in enumerate(sizes)
+    ]
+
+
+def _cut(*sizes: int) -> list[Job]:
+    return cut(_unread(*sizes), [b"/nowhere"])
+
+
+def test_big_files_are_cut_at_multiples() -> None:
+    size = 2 * CHUNK_BYTES + 5
+    assert _cut(size) == [
+        Piece(0, 0, CHUNK_BYTES),
+        Piece(0, CHUNK_BYTES, CHUNK_BYTES),
+        Piece(0, 2 * CHUNK_BYTES, 5),
+    ]
+    assert _cut(BIG_FILE_BYTES) == [Piece(0, 0, BIG_FILE_BYTES)]
+    assert _cut(BIG_FILE_BYTES - 1) == [Group([0], BIG_FILE_BYTES - 1)]
+
+
+def test_empty_files_need_no_job() -> None:
+    assert _cut(0, 0) == []
+    assert _cut(0, 5, 0) == [Group([1], 5)]
+
+
+def test_a_sparse_file_is_cut_where_its_data_is(tmp_path: Path) -> None:
+    with (tmp_path / "0").open("wb") as f:
+        f.truncate(10 * CHUNK_BYTES)
+        os.pwrite(f.fileno(), b"x" * 8192, 3 * CHUNK_BYTES - 4096)
+    unread = [_unread(10 * CHUNK_BYTES)[0]._replace(sparse=True)]
+    assert cut(unread, [os.fsencode(tmp_path)]) == [
+        Piece(0, 3 * CHUNK_BYTES - 4096, 4096),
+        Piece(0, 3 * CHUNK_BYTES, 4096),
+    ]
+
+
+@settings(max_examples=100, deadline=None, database=None)
+@given(
+    sizes=st.lists(
+        st.one_of(
+            st.integers(0, BIG_FILE_BYTES),
+            st.integers(BIG_FILE_BYTES - 1, 4 * CHUNK_BYTES),
+            st.just(PART_BYTES),
+        ),
+        max_size=40,
+    ),
+    max_parts=st.integers(1, 64),
+)
+def test_every_byte_is_in_one_job_and_every_job_in_one_part(
+    sizes: list[int], max_parts: int
+) -> None:
+    jobs = _cut(*sizes)
+    covered = dict.fromkeys(range(len(sizes)), 0)
+    for job in jobs:
+        if isinstance(job, Piece):
+            assert job.offset == covered[job.file]
+            covered[job.file] += job.length
+            assert 0 < job.length <= CHUNK_BYTES <= MAX_CHUNK_BYTES
+        else:
+            assert job.length == sum(sizes[file] for file in job.files) <= GROUP_BYTES
+            for file in job.files:
+                covered[file] += sizes[file]
+    assert list(covered.values()) == sizes
+
+    parts = share_out(jobs, max_parts)
+    assert [job for part in parts for job in part] == jobs
+    assert all(parts)
+    total = sum(sizes)
+    assert len(parts) <= max(1, min(max_parts, -(-total // PART_BYTES)))
+    for part in parts:  # about even: nobody waits for one part long
+        fair = total / max(1, min(max_parts, -(-total // PART_BYTES)))
+        assert sum(job.length for job in part) <= fair + 2 * CHUNK_BYTES

@@ -1,0 +1,1 @@
+"""The program of ours that runs on the machine."""

@@ -1,0 +1,113 @@
+"""What a machine is, for choosing a compatible one later. No secrets: values of environment
+variables are kept only where the name is on a list of harmless ones."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+_HARMLESS: Final = re.compile(
+    r"PATH|LANG|LC_\w+|TZ|SHELL|LD_LIBRARY_PATH|CUDA_(HOME|PATH|VERSION|VISIBLE_DEVICES)"
+    r"|NVIDIA_(VISIBLE_DEVICES|DRIVER_CAPABILITIES|REQUIRE_CUDA)|PYTHONPATH|VIRTUAL_ENV"
+    r"|CONDA_(PREFIX|DEFAULT_ENV)|HF_(HOME|HUB_CACHE)|TRANSFORMERS_CACHE|TORCH_HOME|XDG_\w+_(HOME|DIR)"
+    r"|OMP_NUM_THREADS|NCCL_DEBUG"
+)
+_MOST_PACKAGES: Final = 20_000
+
+
+@functools.cache
+def record_environment() -> dict[str, Any]:
+    """Image, system, driver, CUDA, packages, GPUs; read once an agent's life."""
+    return {
+        "os": _os_release(),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "python": sys.version.split()[0],
+        "image": _image(),
+        "nvidia_driver": _driver(),
+        "cuda": _cuda(),
+        "gpus": _gpus(),
+        "python_packages": _python_packages(),
+        "apt_packages": _apt_packages(),
+        "variables": {n: v for n, v in sorted(os.environ.items()) if _HARMLESS.fullmatch(n)},
+        "variable_names": sorted(n for n in os.environ if not _HARMLESS.fullmatch(n)),
+    }
+
+
+def _os_release() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "unknown")
+    except OSError:
+        return "unknown"
+
+
+def _image() -> str | None:
+    """The container image, where the provider says so."""
+    return os.environ.get("RUNPOD_IMAGE_NAME") or os.environ.get("VAST_IMAGE") or None
+
+
+def _driver() -> str | None:
+    text = _text(Path("/proc/driver/nvidia/version"))
+    found = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", text)
+    return found.group(1) if found else None
+
+
+def _cuda() -> str | None:
+    text = _text(Path("/usr/local/cuda/version.json"))
+    found = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)"', text)
+    return found.group(1) if found else os.environ.get("CUDA_VERSION")
+
+
+def _gpus() -> list[str]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        done = subprocess.run(
+            [program, "--query-gpu=name,memory.total", "--format=csv,noheader"],
+            capture_output=True,
+            timeout=10,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in done.stdout.decode(errors="replace").splitlines() if line]
+
+
+def _python_packages() -> dict[str, str]:
+    """What the machine's own Python has, not what the agent brought along."""
+    bundle = os.path.realpath(sys.path[0])
+    places = [p for p in sys.path if p and os.path.realpath(p) != bundle]
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions(path=places):
+        name = distribution.metadata["Name"]
+        if name and len(found) < _MOST_PACKAGES:
+            found[str(name)] = str(distribution.version)
+    return found
+
+
+def _apt_packages() -> dict[str, str]:
+    found: dict[str, str] = {}
+    name = ""
+    for line in _text(Path("/var/lib/dpkg/status")).splitlines():
+        if line.startswith("Package: "):
+            name = line[9:]
+        elif line.startswith("Version: ") and name and len(found) < _MOST_PACKAGES:
+            found[name] = line[9:]
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,24 @@
+"""How the agent's own memory allocator deals with chunks."""
+
+from __future__ import annotations
+
+import ctypes
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
+_LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc takes no more
+_KEPT_BYTES = 128 << 20
+_TOP_PAD_BYTES = 16 << 20
+
+
+def keep_freed_chunks() -> None:
+    """Reuse the memory of freed chunks instead of giving each back to the kernel.
+
+    By default glibc maps every 8 MiB buffer anew, and the kernel clears its 2,048 pages one fault
+    at a time: 0.6 CPU seconds a GiB read, 0.2 with this (measured, 2 cores, glibc 2.36). Does
+    nothing where the C library has no mallopt.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)

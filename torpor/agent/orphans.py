@@ -1,0 +1,37 @@
+"""Which runs have lost the control side that they belong to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+
+
+class Orphans:
+    """A run belongs to the connections whose requests named it. Its owner calls under one lock.
+
+    Somebody else's connection keeps no run alive: a second control side that waits for the
+    workspace would otherwise wait for ever for one that was killed.
+    """
+
+    def __init__(self) -> None:
+        self._named: dict[Hashable, set[str]] = {}
+        self._alone_since: dict[str, float] = {}
+
+    def named(self, connection: Hashable, run: str) -> None:
+        """A request of ``connection`` works on ``run``."""
+        self._named.setdefault(connection, set()).add(run)
+        self._alone_since.pop(run, None)
+
+    def gone(self, connection: Hashable) -> None:
+        """The connection ended."""
+        left = self._named.pop(connection, set())
+        for run in left.difference(*self._named.values()):
+            self._alone_since[run] = time.monotonic()
+
+    def take(self, alone_s: float) -> list[str]:
+        """The runs that have had nobody for ``alone_s`` seconds; each is told once."""
+        now = time.monotonic()
+        taken = [run for run, since in self._alone_since.items() if now - since >= alone_s]
+        for run in taken:
+            del self._alone_since[run]
+        return taken

@@ -1,0 +1,268 @@
+"""The agent's half of a restore: plan, parts, attributes, check."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from blake3 import blake3
+
+from torpor.agent.protocol import Call
+from torpor.agent.runs import Run
+from torpor.errors import DiskFull, InvalidInput, SnapshotDamaged
+from torpor.format.checks import check_manifest
+from torpor.format.keys import Seal
+from torpor.format.manifest import FILE, HOLE, Entry, decode_manifest
+from torpor.format.names import pack_key
+from torpor.pipeline.download import (
+    PartRestored,
+    RestoreJournal,
+    RestorePlan,
+    in_pieces,
+    restore_part,
+)
+from torpor.store.transfer import Range
+from torpor.tree.compare import compare_tree
+from torpor.tree.walk import Signature, absolute_root
+from torpor.tree.write import TreeWriter
+from torpor.values import MIB, Grant, SnapshotId, WorkspaceName
+
+SHOWN: Final = 20
+_SPARE_BYTES: Final = 64 * MIB
+"""Left free beyond the content: directories, metadata, the agent's own files."""
+
+
+class RestoreRun(Run):
+    """One snapshot being written to this machine."""
+
+    def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
+        super().__init__(home, run, workspace)
+        self._signatures: list[Signature | None] | None = None
+        self._begun: dict[str, Any] | None = None
+        self._finished: dict[str, Any] | None = None
+
+    def begin(
+        self,
+        snapshot: SnapshotId,
+        root: bytes,
+        grant: Grant,
+        manifest_bytes: int,
+        key: bytes | None,
+        roots: Sequence[str] | None,
+        max_parts: int,
+        call: Call,
+    ) -> dict[str, Any]:
+        """Read and check the manifest, look at the targets, plan what to fetch. Once a run."""
+        if self._begun is not None:
+            return self._begun
+        what = f"snapshot {snapshot}"
+        blob = bytes(next(self.transfer(call).get_ranges(grant, [Range(0, manifest_bytes)])))
+        self._seal = Seal(key)
+        manifest, found = decode_manifest(blob, self._seal, what)
+        if found != root or manifest.snapshot != snapshot or manifest.workspace != self.workspace:
+            raise SnapshotDamaged(
+                f"{grant.key} holds {manifest.snapshot} of workspace {manifest.workspace}, not the "
+                f"{what} that the control side read: it was changed in the store"
+            )
+        check_manifest(manifest, what)
+        self._blob, self._root, self._manifest = blob, root, manifest
+        self._targets = [os.fsencode(absolute_root(r)) for r in roots or manifest.roots]
+        if len(self._targets) != len(manifest.roots):
+            raise InvalidInput(
+                f"{what} has {len(manifest.roots)} directories ({', '.join(manifest.roots)}) and "
+                f"{len(self._targets)} targets were named: name one for each"
+            )
+        _check_apart(self._targets)
+        identity = blake3(root + b"\0".join(self._targets)).digest()
+        self._journal = RestoreJournal(self.state.restore_journal, identity)
+        done = self._journal.done()
+        if done is not None and not any(map(_holds_something, self._targets)):
+            self._journal.clear()  # what it says was written has been removed since
+            done = None
+        if done is None:
+            self._check_targets()
+        self._done = done or set()
+        self._plan = RestorePlan(manifest, max_parts, self._done)
+        self._check_space()
+        self.state.forget_index()
+        self._journal.begin()
+        self._writer = TreeWriter(self._targets)
+        self._writer.prepare(manifest.entries, in_pieces)
+        self._writer.close()
+        self._begun = self._described()
+        return self._begun
+
+    def part(self, part: int, grants: Sequence[Grant], call: Call) -> dict[str, Any]:
+        """Fetch, check and write what the granted packs hold and the disk does not. A part is
+        what its grants say: numbers change when an agent that was started anew plans again."""
+
+        def progress(report: PartRestored) -> None:
+            call.emit({"bytes": report.bytes, "stored_bytes": report.stored_bytes})
+
+        report = restore_part(
+            self._plan,
+            self._seal,
+            self.transfer(call),
+            grants,
+            self._writer,
+            self._journal,
+            self._done,
+            progress=progress,
+            check=lambda: self.check(call),
+        )
+        return {
+            "part": part,
+            "files": report.files,
+            "bytes": report.bytes,
+            "stored_bytes": report.stored_bytes,
+            "seconds": {
+                "get": report.seconds.get,
+                "decode": report.seconds.decode,
+                "write": report.seconds.write,
+            },
+        }
+
+    def finish(self) -> dict[str, Any]:
+        """Attributes, links and directories; every chunk must be there. Once a run."""
+        if self._finished is not None:
+            return self._finished
+        missing = [n for n, uses in enumerate(self._plan.uses) if uses and n not in self._done]
+        if missing:
+            raise InvalidInput(
+                f"run {self.id} still lacks {len(missing)} chunks: restore all parts before finish"
+            )
+        self._writer.finish(self._manifest.entries, in_pieces)
+        self._writer.close()
+        files = [e for e in self._manifest.entries if e.kind == FILE]
+        self._finished = {
+            "files": len(files),
+            "bytes": sum(e.size for e in files),
+            "warnings": self._writer.warnings[:SHOWN],
+            "warning_count": len(self._writer.warnings),
+        }
+        return self._finished
+
+    def compare(self, full: bool, call: Call) -> dict[str, Any]:
+        """Compare the disk with the manifest; with ``full`` every byte is read and hashed."""
+        self.finish()  # an agent that was started anew since has opened every mode again
+        result = compare_tree(
+            self._manifest.entries,
+            self._manifest.chunks,
+            self._targets,
+            self._seal,
+            full=full,
+            owners=os.geteuid() == 0,
+            refused_xattrs=self._writer.refused_xattrs,
+            progress=lambda size: call.emit({"bytes": size}),
+            check=lambda: self.check(call),
+        )
+        if result.differences:
+            self._journal.clear()  # what it says is not what is there: the next restore starts anew
+        else:
+            self._signatures = result.signatures
+        return {
+            "files": result.files,
+            "bytes": result.bytes,
+            "differences": result.differences[:SHOWN],
+            "difference_count": len(result.differences),
+        }
+
+    def complete(self, complete: bool) -> None:
+        """Keep the index when everything is right, and give the workspace back."""
+        if complete and self._signatures is not None:
+            targets = [os.path.realpath(target) for target in self._targets]
+            self.state.save_index(self._blob, self._root, targets, self._signatures)
+            self._journal.clear()
+        self.end("finished")
+
+    def _described(self) -> dict[str, Any]:
+        plan, manifest = self._plan, self._manifest
+        every = [pack for part in plan.parts for pack in part]
+        total = sum(e.size for e in manifest.entries)
+        return {
+            "roots": [os.fsdecode(target) for target in self._targets],
+            "files": sum(e.kind == FILE for e in manifest.entries),
+            "bytes": total,
+            "stored_bytes": plan.stored_bytes(every),
+            "done_bytes": sum(manifest.chunks[n].plain for n in self._done),
+            "parts": [
+                {
+                    "part": number,
+                    "bytes": plan.plain_bytes(part),
+                    "stored_bytes": plan.stored_bytes(part),
+                    "packs": [pack_key(self.workspace, pack) for pack in part],
+                }
+                for number, part in enumerate(plan.parts)
+            ],
+        }
+
+    def _check_targets(self) -> None:
+        for target in self._targets:
+            shown = os.fsdecode(target)
+            try:
+                with os.scandir(target) as names:
+                    first = next(names, None)
+            except FileNotFoundError:
+                continue
+            except NotADirectoryError:
+                raise InvalidInput(
+                    f"target {shown} is a file on the machine: move it away"
+                ) from None
+            if first is not None:
+                raise InvalidInput(
+                    f"target {shown} is not empty on the machine (it holds {first.name!r}): "
+                    "torpor never overwrites; empty it, or wake into another directory or machine"
+                )
+
+    def _check_space(self) -> None:
+        needed: dict[int, int] = {}
+        free: dict[int, tuple[int, str]] = {}
+        for entry in self._manifest.entries:
+            if entry.kind == FILE:
+                needed[entry.root] = needed.get(entry.root, 0) + _data_bytes(entry)
+        done = sum(self._manifest.chunks[n].plain for n in self._done)
+        on_device: dict[int, int] = {}
+        for root, size in needed.items():
+            place = _existing(self._targets[root])
+            device = os.stat(place).st_dev
+            on_device[device] = on_device.get(device, 0) + size
+            st = os.statvfs(place)
+            free[device] = (st.f_bavail * st.f_frsize, os.fsdecode(self._targets[root]))
+        for device, size in on_device.items():
+            have, shown = free[device]
+            if size - done + _SPARE_BYTES > have:
+                raise DiskFull(
+                    f"{shown} has {have:,} bytes free and the snapshot needs {size - done:,}: wake "
+                    "on a machine with a larger disk; nothing was written"
+                )
+
+
+def _check_apart(targets: Sequence[bytes]) -> None:
+    for i, one in enumerate(targets):
+        for other in targets[i + 1 :]:
+            a, b = (os.path.join(os.path.realpath(path), b"") for path in (one, other))
+            if a.startswith(b) or b.startswith(a):
+                raise InvalidInput(
+                    f"targets {os.fsdecode(one)} and {os.fsdecode(other)} lie inside each other: "
+                    "name directories that lie apart"
+                )
+
+
+def _holds_something(target: bytes) -> bool:
+    try:
+        with os.scandir(target) as names:
+            return next(names, None) is not None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _data_bytes(entry: Entry) -> int:
+    return sum(e.length for e in entry.extents if e.chunk != HOLE)
+
+
+def _existing(path: bytes) -> bytes:
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path

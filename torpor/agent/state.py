@@ -1,0 +1,101 @@
+"""What the agent keeps of one workspace between runs: its last manifest and what was seen."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from torpor.errors import ManifestInvalid, WorkspaceBusy, WrongKey
+from torpor.format.keys import Seal
+from torpor.format.manifest import Manifest, decode_manifest
+from torpor.tree.walk import Held, Signature
+from torpor.values import WorkspaceName
+
+
+class _Seen(msgspec.Struct, frozen=True, array_like=True):
+    """Signatures in the order of the manifest's entries."""
+
+    root: bytes
+    roots: list[bytes]
+    signatures: list[Signature | None]
+
+
+class Index(msgspec.Struct, frozen=True):
+    """The workspace as this machine knows it to be: equal to a snapshot, but for what changed."""
+
+    root: bytes
+    manifest: Manifest
+    held: list[dict[bytes, Held]]
+
+
+class WorkspaceState:
+    """The folder ``HOME/workspaces/NAME`` (mode 0700)."""
+
+    def __init__(self, home: Path, workspace: WorkspaceName) -> None:
+        self.folder = home / "workspaces" / workspace
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.journal = self.folder / "journal"
+        self.restore_journal = self.folder / "restore"
+        self._lock_fd: int | None = None
+
+    def lock(self, workspace: WorkspaceName) -> None:
+        """Hold the workspace on this machine until ``unlock`` or the end of the process."""
+        fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise WorkspaceBusy(
+                f"another agent on this machine works on workspace {workspace}: wait until its "
+                "run has ended"
+            ) from None
+        self._lock_fd = fd
+
+    def unlock(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def save_index(
+        self,
+        blob: bytes,
+        root: bytes,
+        roots: Sequence[bytes],
+        signatures: Sequence[Signature | None],
+    ) -> None:
+        """Remember that the disk equals the snapshot in ``blob``."""
+        seen = _Seen(root, list(roots), list(signatures))
+        self.forget_index()
+        _write(self.folder / "manifest", blob)
+        _write(self.folder / "seen", msgspec.msgpack.encode(seen))  # last: it makes both valid
+
+    def forget_index(self) -> None:
+        (self.folder / "seen").unlink(missing_ok=True)
+
+    def load_index(self, roots: Sequence[bytes], seal: Seal, among: set[bytes]) -> Index | None:
+        """The index, when it mirrors one of the snapshots whose roots are ``among``."""
+        try:
+            seen = msgspec.msgpack.decode((self.folder / "seen").read_bytes(), type=_Seen)
+            if seen.root not in among or seen.roots != list(roots):
+                return None
+            blob = (self.folder / "manifest").read_bytes()
+            manifest, root = decode_manifest(blob, seal, "the agent's copy of the last manifest")
+        except (FileNotFoundError, msgspec.MsgspecError, ManifestInvalid, WrongKey):
+            return None  # absent or damaged: everything is read again, nothing is lost
+        if root != seen.root or len(seen.signatures) != len(manifest.entries):
+            return None
+        held: list[dict[bytes, Held]] = [{} for _ in roots]
+        for entry, signature in zip(manifest.entries, seen.signatures, strict=True):
+            if signature is not None and not entry.changed:
+                held[entry.root][entry.path] = Held(signature, entry)
+        return Index(root, manifest, held)
+
+
+def _write(path: Path, data: bytes) -> None:
+    partial = path.with_name(path.name + ".new")
+    partial.write_bytes(data)
+    partial.replace(path)

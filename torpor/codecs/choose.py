@@ -1,0 +1,59 @@
+"""Which encoding a chunk gets: decided from its bytes, never from a file's name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from torpor.codecs.codec import Buffer, Codec
+from torpor.codecs.layout import Element, Run
+from torpor.codecs.planes import PLANES
+from torpor.codecs.stock import LZ4, RAW, ZSTD
+from torpor.errors import SnapshotDamaged
+from torpor.values import KIB
+
+SAMPLE_BYTES: Final = 64 * KIB
+_GAIN: Final = 0.97
+"""Below 3 % gained, raw: decoding costs more than the bytes."""
+_LZ4_IS_ENOUGH: Final = 1.02
+"""LZ4 where zstd would save less than 2 % more: it decodes four times as fast."""
+
+_BY_CODE: Final[dict[int, Codec]] = {codec.code: codec for codec in (RAW, LZ4, ZSTD)}
+
+
+def encode_chunk(plain: Buffer, runs: Sequence[Run] = ()) -> tuple[int, Buffer]:
+    """Encode one chunk; returns the encoding's code and the stored bytes, never longer.
+
+    ``runs`` say which numbers the chunk is made of, where that is known; they cover it exactly.
+    """
+    if any(run.element is not Element.BYTES for run in runs):
+        planes = PLANES.encode(memoryview(plain), runs)
+        if planes is not None and len(planes) < _GAIN * len(plain):
+            return PLANES.code, planes
+    codec = choose(plain)
+    stored = codec.encode(plain)
+    if len(stored) >= len(plain):
+        return RAW.code, plain
+    return codec.code, stored
+
+
+def decode_chunk(code: int, stored: Buffer, plain_bytes: int) -> Buffer:
+    """The plain bytes, or SnapshotDamaged."""
+    if code == PLANES.code:
+        return PLANES.decode(memoryview(stored), plain_bytes)
+    codec = _BY_CODE.get(code)
+    if codec is None:
+        raise SnapshotDamaged(f"a chunk has unknown encoding {code}: use a newer torpor")
+    return codec.decode(stored, plain_bytes)
+
+
+def choose(plain: Buffer) -> Codec:
+    """The encoding for a chunk, from a 64 KiB sample of its middle."""
+    view = memoryview(plain)
+    start = max(0, (len(view) - SAMPLE_BYTES) // 2)
+    sample = view[start : start + SAMPLE_BYTES]
+    by_zstd = len(ZSTD.encode(sample))
+    if by_zstd > _GAIN * len(sample):
+        return RAW
+    by_lz4 = len(LZ4.encode(sample))
+    return LZ4 if by_lz4 <= _LZ4_IS_ENOUGH * by_zstd else ZSTD

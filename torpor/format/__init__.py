@@ -1,0 +1,1 @@
+"""The snapshot format (docs/format.md): names, keys, manifests and what a reader refuses."""

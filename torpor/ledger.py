@@ -1,0 +1,111 @@
+"""Leases and pinned host keys, kept in the store beside the snapshots they belong to.
+
+A lease is written before its machine is created and marked when the machine is handed over, so
+that a machine whose creator was killed is taken up or destroyed by the next run, never forgotten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+from torpor.errors import HostKeyChanged, StoreMissing
+from torpor.store.seam import ObjectStore
+from torpor.values import Endpoint, Label, ObjectKey, WorkspaceName
+
+_MOST_BYTES: Final = 64 * 1024
+
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """One machine that was asked for. ``creating``: it holds nobody's work yet."""
+
+    label: Label
+    provider: str
+    state: Literal["creating", "handed over"]
+    created_unix: float
+
+
+class PinnedHost(msgspec.Struct, frozen=True):
+    """The host key that a machine showed when torpor first met it."""
+
+    host: str
+    port: int
+    host_key: str
+    pinned_unix: float
+
+
+class Ledger:
+    """The leases and pins of one workspace in one store."""
+
+    def __init__(self, store: ObjectStore, workspace: WorkspaceName) -> None:
+        self._store = store
+        self._workspace = workspace
+
+    def open_lease(self, owner: str, provider: str) -> Lease:
+        """Record that a machine is about to be created under a fresh label."""
+        label = Label(owner, self._workspace, secrets.token_hex(8))
+        lease = Lease(label, provider, "creating", time.time())
+        self._write(self._lease_key(label), lease)
+        return lease
+
+    def unfinished(self, provider: str) -> Lease | None:
+        """A lease that was never handed over: its run was killed, or works on it right now."""
+        for found in self._store.list(f"workspaces/{self._workspace}/leases/"):
+            lease = self._read(found.key, Lease)
+            if lease is not None and (lease.state, lease.provider) == ("creating", provider):
+                return lease
+        return None
+
+    def hand_over(self, lease: Lease) -> None:
+        """The machine is somebody's now: from here on only a verified snapshot may end it."""
+        self._write(
+            self._lease_key(lease.label), msgspec.structs.replace(lease, state="handed over")
+        )
+
+    def close_lease(self, label: Label) -> None:
+        """The machine is gone."""
+        self._store.delete([self._lease_key(label)])
+
+    def lease_of(self, label: Label) -> Lease | None:
+        return self._read(self._lease_key(label), Lease)
+
+    def pinned(self, endpoint: Endpoint) -> Endpoint:
+        """``endpoint`` with the host key that was pinned before, where it brings none itself."""
+        if endpoint.host_key is not None:
+            return endpoint
+        host = self._read(self._host_key(endpoint), PinnedHost)
+        return msgspec.structs.replace(endpoint, host_key=host.host_key) if host else endpoint
+
+    def pin(self, endpoint: Endpoint, host_key: str) -> None:
+        """Record a host key at first use; HostKeyChanged when another one was recorded."""
+        held = self._read(self._host_key(endpoint), PinnedHost)
+        if held is not None and held.host_key != host_key:
+            raise HostKeyChanged(
+                f"{endpoint.host}:{endpoint.port} shows another host key than the one recorded in "
+                f"{self._store.address}: if you rented it anew, delete {self._host_key(endpoint)} "
+                "there; otherwise somebody may be listening in"
+            )
+        pin = PinnedHost(endpoint.host, endpoint.port, host_key, time.time())
+        self._write(self._host_key(endpoint), pin)
+
+    def _write(self, key: ObjectKey, value: msgspec.Struct) -> None:
+        self._store.put(key, msgspec.json.encode(value))
+
+    def _read(self, key: ObjectKey, kind: type[_Record]) -> _Record | None:
+        try:
+            return msgspec.json.decode(self._store.get(key, max_bytes=_MOST_BYTES), type=kind)
+        except StoreMissing:
+            return None
+
+    def _lease_key(self, label: Label) -> ObjectKey:
+        return ObjectKey(f"workspaces/{self._workspace}/leases/{label.lease}")
+
+    def _host_key(self, endpoint: Endpoint) -> ObjectKey:
+        place = hashlib.sha256(f"{endpoint.host}:{endpoint.port}".encode()).hexdigest()[:32]
+        return ObjectKey(f"workspaces/{self._workspace}/hosts/{place}")

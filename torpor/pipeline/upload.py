@@ -1,0 +1,239 @@
+"""Disk to store: one part of a pass, read > hash > known? > encode > seal > pack > PUT."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from torpor.codecs.choose import decode_chunk, encode_chunk
+from torpor.codecs.codec import Buffer
+from torpor.codecs.layout import Run
+from torpor.codecs.stock import RAW
+from torpor.errors import GrantExpired, StoreCorrupt
+from torpor.format.keys import SEAL_BYTES, Seal, chunk_associated
+from torpor.format.manifest import Pack
+from torpor.format.names import pack_id_of
+from torpor.pipeline.chunks import ChunkTable, Place
+from torpor.pipeline.contents import Contents
+from torpor.pipeline.journal import Journal
+from torpor.pipeline.numbers import Numbers
+from torpor.store.transfer import Transfer
+from torpor.tree.plan import CHUNK_BYTES, Group, Job, Piece
+from torpor.tree.read import Read, read_at
+from torpor.tree.walk import Unread
+from torpor.values import MIB, Grant
+
+PACK_BYTES: Final = 64 * MIB
+"""A pack is closed before it would grow over this: 100 GB are then under 2,000 objects, and the
+parts that work at the same time hold one pack each in memory."""
+
+
+class Seconds(msgspec.Struct):
+    """Where a part's thread spent its wall time, in seconds."""
+
+    read: float = 0.0
+    hash: float = 0.0
+    encode: float = 0.0
+    put: float = 0.0
+
+
+class PartStored(msgspec.Struct):
+    """What one part did. Bytes are plain unless they say stored."""
+
+    files: int = 0
+    bytes: int = 0
+    new_bytes: int = 0  # of chunks that the store did not have
+    stored_bytes: int = 0  # what those became
+    packs: int = 0
+    changed_count: int = 0
+    changed: list[str] = []  # the first 20; msgspec copies defaults
+    seconds: Seconds = msgspec.field(default_factory=Seconds)
+
+
+class Source(NamedTuple):
+    """What all parts of a pass share."""
+
+    roots: Sequence[bytes]
+    unread: Sequence[Unread]
+    seal: Seal
+    table: ChunkTable
+    contents: Contents
+    numbers: Numbers
+    journal: Journal
+
+
+def packs_needed(plain_bytes: int) -> int:
+    """How many grants a part of ``plain_bytes`` may use, when nothing is known or compresses."""
+    fullest = PACK_BYTES - CHUNK_BYTES - SEAL_BYTES  # a pack closed early is at least this full
+    return -(-plain_bytes // fullest) + 1
+
+
+def store_part(
+    jobs: Sequence[Job],
+    source: Source,
+    sender: Transfer,
+    grants: Iterable[Grant],
+    *,
+    progress: Callable[[PartStored], None],
+    check: Callable[[], None],
+) -> PartStored:
+    """Store every chunk of ``jobs`` that the store does not have. Idempotent.
+
+    ``check`` may raise RunCancelled. Raises GrantExpired when ``grants`` run out, and what the
+    sender raises; claims of packs that did not reach the store are given back.
+    """
+    report = PartStored()
+    packer = _Packer(source, sender, iter(grants), report)
+    try:
+        for job in jobs:
+            check()
+            if isinstance(job, Piece):
+                _store_piece(job, source, packer, report)
+            else:
+                _store_group(job, source, packer, report)
+            progress(report)
+        packer.flush()
+    finally:
+        packer.give_back()
+    progress(report)
+    return report
+
+
+def _store_piece(piece: Piece, source: Source, packer: _Packer, report: PartStored) -> None:
+    read = _read(piece.file, piece.offset, piece.length, source, report)
+    number = -1
+    if read.data:
+        number = packer.store(read.data, source.numbers.runs(piece, read.data))
+    source.contents.add_piece(piece, read, number)
+    report.files += piece.offset == 0
+    report.bytes += len(read.data)
+
+
+def _store_group(group: Group, source: Source, packer: _Packer, report: PartStored) -> None:
+    reads = [
+        _read(number, 0, source.unread[number].signature.size, source, report)
+        for number in group.files
+    ]
+    started = time.perf_counter()
+    digests = [
+        _digest(read, source.unread[n], source.seal)
+        for n, read in zip(group.files, reads, strict=True)
+    ]
+    report.seconds.hash += time.perf_counter() - started
+    plain = b"".join(read.data for read in reads)
+    chunk = packer.store(plain) if plain else -1
+    offset = 0
+    for number, read, digest in zip(group.files, reads, digests, strict=True):
+        source.contents.add_small(number, read, chunk, offset, digest)
+        offset += len(read.data)
+    report.files += len(group.files)
+    report.bytes += len(plain)
+
+
+def _read(number: int, offset: int, length: int, source: Source, report: PartStored) -> Read:
+    started = time.perf_counter()
+    file = source.unread[number]
+    read = read_at(source.roots[file.entry.root], file.entry.path, offset, length, file.signature)
+    report.seconds.read += time.perf_counter() - started
+    if not read.stable:
+        report.changed_count += 1
+        if len(report.changed) < 20:
+            report.changed.append(file.entry.path.decode(errors="backslashreplace"))
+    return read
+
+
+def _digest(read: Read, file: Unread, seal: Seal) -> bytes:
+    """Of the content as the entry will describe it: what is missing reads as zeros."""
+    if not read.data:
+        return b""
+    missing = file.signature.size - len(read.data)
+    return seal.digest(read.data + bytes(missing) if missing else read.data)
+
+
+class _Packer:
+    """Fills packs and sends them. One thread's own."""
+
+    def __init__(
+        self, source: Source, sender: Transfer, grants: Iterable[Grant], report: PartStored
+    ) -> None:
+        self._source = source
+        self._sender = sender
+        self._grants = iter(grants)
+        self._report = report
+        self._grant: Grant | None = None
+        self._pieces: list[Buffer] = []
+        self._places: list[tuple[int, Place]] = []
+        self._bytes = 0
+        self._md5 = hashlib.md5(usedforsecurity=False)
+
+    def store(self, plain: bytes, runs: Sequence[Run] = ()) -> int:
+        """The chunk's number; its bytes are in the open pack when the store did not have it."""
+        seconds = self._report.seconds
+        put_before = seconds.put
+        started = time.perf_counter()
+        name = self._source.seal.name(plain)
+        number, must_store = self._source.table.claim(name, len(plain))
+        hashed = time.perf_counter()
+        seconds.hash += hashed - started
+        if not must_store:
+            return number
+        try:
+            encoding, encoded = _encoded(plain, name, runs)
+            self._add(number, name, encoding, encoded, len(plain))
+        except BaseException:
+            self._source.table.release([number])
+            raise
+        finally:
+            seconds.encode += time.perf_counter() - hashed - (seconds.put - put_before)
+        self._report.new_bytes += len(plain)
+        return number
+
+    def _add(self, number: int, name: bytes, encoding: int, encoded: Buffer, plain: int) -> None:
+        if self._pieces and self._bytes + len(encoded) + SEAL_BYTES > PACK_BYTES:
+            self.flush()
+        if self._grant is None:
+            self._grant = next(self._grants, None)
+            if self._grant is None:
+                raise GrantExpired("the part needs more packs than it has grants for: ask again")
+        pack_id = pack_id_of(self._grant.key)
+        stored = self._source.seal.seal(encoded, chunk_associated(name, pack_id, encoding, plain))
+        self._md5.update(stored)
+        self._places.append((number, Place(pack_id, encoding, self._bytes, len(stored))))
+        self._pieces.append(stored)
+        self._bytes += len(stored)
+
+    def flush(self) -> None:
+        """Send the open pack; afterwards its chunks have places, in the journal too."""
+        if not self._pieces or self._grant is None:
+            return
+        started = time.perf_counter()
+        md5 = self._md5.digest()
+        pack = Pack(pack_id_of(self._grant.key), self._bytes, md5)
+        self._sender.put(self._grant, self._pieces, md5)
+        located = self._source.table.settle(pack, self._places)
+        self._source.journal.append(pack, located)
+        self._report.seconds.put += time.perf_counter() - started
+        self._report.packs += 1
+        self._report.stored_bytes += self._bytes
+        self._grant = None
+        self._pieces, self._places, self._bytes = [], [], 0
+        self._md5 = hashlib.md5(usedforsecurity=False)
+
+    def give_back(self) -> None:
+        """Release the claims of a pack that was not sent; nothing after a flush."""
+        self._source.table.release([number for number, _ in self._places])
+
+
+def _encoded(plain: bytes, name: bytes, runs: Sequence[Run]) -> tuple[int, Buffer]:
+    """Encode, and decode again at once: a fault of memory or codec must not reach the store."""
+    encoding, encoded = encode_chunk(plain, runs)
+    if encoding != RAW.code and decode_chunk(encoding, encoded, len(plain)) != plain:
+        raise StoreCorrupt(
+            f"encoding {encoding} did not give chunk {name.hex()} back: bad memory on the machine, "
+            "or a broken codec library; nothing was sent"
+        )
+    return encoding, encoded

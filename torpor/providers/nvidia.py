@@ -1,0 +1,62 @@
+"""Which NVIDIA GPUs this very host has."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+_SMI_S = 10
+_MAX_GPUS = 64
+
+
+@functools.cache
+def gpus_here() -> tuple[tuple[str, int], ...]:
+    """Model and count, looked up once a process; empty where there is none."""
+    models = _from_driver() or _from_smi()
+    return tuple(sorted(Counter(models[:_MAX_GPUS]).items()))
+
+
+def is_model(wanted: str, model: str) -> bool:
+    """Whether ``NVIDIA H200`` is what somebody means who wants ``h200`` or ``nvidia-h200``."""
+    words = _words(wanted)
+    return bool(words) and words <= _words(model)
+
+
+def _from_driver() -> list[str]:
+    found = []
+    for told in sorted(_DRIVER.glob("*/information")):
+        try:
+            text = told.read_text(errors="replace")
+        except OSError:
+            continue
+        match = re.search(r"^Model:\s*(\S.*?)\s*$", text, re.MULTILINE)
+        if match:
+            found.append(match.group(1))
+    return found
+
+
+def _from_smi() -> list[str]:
+    # Containers and WSL may have the tool where the driver's folder is not shown.
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SMI_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if done.returncode != 0:
+        return []
+    return [
+        name for line in done.stdout.decode(errors="replace").splitlines() if (name := line.strip())
+    ]
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", text.lower()))

@@ -1,0 +1,93 @@
+"""What a flow hands back: small, typed, without a secret, under 64 KiB."""
+
+from __future__ import annotations
+
+import msgspec
+
+from torpor.values import MachineId, SnapshotId, WorkspaceName
+
+Row = dict[str, str]
+
+
+class HibernateReport(msgspec.Struct, frozen=True):
+    """A snapshot that is verified, and what became of the machine. Bytes are plain unless they
+    say stored; seconds are wall time by phase."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    root: str
+    machine: str
+    destroyed: bool
+    passes: int
+    files: int
+    bytes: int
+    new_bytes: int
+    stored_bytes: int  # of new_bytes
+    total_stored_bytes: int  # of everything that the snapshot names
+    packs: int
+    sealed: bool
+    changed: list[str]
+    skipped: int
+    seconds: dict[str, float]
+    saved_usd_h: float
+
+    @property
+    def ratio(self) -> float:
+        """Plain bytes over stored bytes, of the whole snapshot."""
+        return self.bytes / self.total_stored_bytes if self.total_stored_bytes else 1.0
+
+    def rows(self) -> list[Row]:
+        """The report as a table of two columns."""
+        return [
+            _row("snapshot", self.snapshot),
+            _row("machine", f"{self.machine}, {'destroyed' if self.destroyed else 'kept'}"),
+            _row("files", f"{self.files:,}"),
+            _row("bytes", f"{self.bytes:,}"),
+            _row("new bytes", f"{self.new_bytes:,}, stored as {self.stored_bytes:,}"),
+            _row("stored", f"{self.total_stored_bytes:,} in {self.packs} packs"),
+            _row("ratio", f"{self.ratio:.2f}"),
+            _row("sealed", "yes, AES-256-GCM" if self.sealed else "no: the store block has no key"),
+            _row("passes", str(self.passes)),
+            _row("skipped", f"{self.skipped} FIFOs, sockets and devices"),
+            _row("changed while read", ", ".join(self.changed) or "nothing"),
+            *(_row(f"seconds: {name}", f"{value:.2f}") for name, value in self.seconds.items()),
+            _row("saved", f"{self.saved_usd_h:.2f} $ an hour"),
+        ]
+
+
+class WakeReport(msgspec.Struct, frozen=True):
+    """A workspace that is on a machine again, compared with its snapshot."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    root: str
+    machine: MachineId
+    host: str
+    port: int
+    user: str
+    roots: list[str]
+    files: int
+    bytes: int
+    stored_bytes: int
+    checked: str
+    warnings: list[str]
+    seconds: dict[str, float]
+    price_usd_h: float
+
+    def rows(self) -> list[Row]:
+        """The report as a table of two columns."""
+        return [
+            _row("snapshot", self.snapshot),
+            _row("machine", f"{self.machine} at {self.price_usd_h:.2f} $ an hour"),
+            _row("log in", f"ssh -p {self.port} {self.user}@{self.host}"),
+            _row("directories", ", ".join(self.roots)),
+            _row("files", f"{self.files:,}"),
+            _row("bytes", f"{self.bytes:,}, fetched as {self.stored_bytes:,}"),
+            _row("checked", self.checked),
+            _row("warnings", "; ".join(self.warnings) or "none"),
+            *(_row(f"seconds: {name}", f"{value:.2f}") for name, value in self.seconds.items()),
+        ]
+
+
+def _row(what: str, value: str) -> Row:
+    return {"what": what, "value": value}

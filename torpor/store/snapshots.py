@@ -1,0 +1,100 @@
+"""Which snapshots a workspace has in a store, and reading their manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torpor.errors import InvalidInput, SnapshotMissing, StoreMissing
+from torpor.format.checks import check_manifest
+from torpor.format.keys import Seal
+from torpor.format.manifest import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    Manifest,
+    decode_manifest,
+    manifest_root,
+)
+from torpor.format.names import manifest_key, snapshot_of, snapshots_prefix
+from torpor.store.seam import ObjectStore
+from torpor.store.transfer import Range, Transfer
+from torpor.values import SnapshotId, StoredObject, StoredSnapshot, WorkspaceName
+
+MAX_MANIFEST_BYTES = MAX_BODY_BYTES
+_GRANT_S = 300
+
+
+def list_snapshots(
+    store: ObjectStore, workspace: WorkspaceName, *, newest: int | None = None
+) -> list[StoredSnapshot]:
+    """The workspace's snapshots, newest first; at most ``newest`` of them."""
+    objects = list(_manifests(store, workspace))[::-1][:newest]
+    with Transfer() as transfer:
+        return [
+            StoredSnapshot(
+                workspace,
+                snapshot_of(found.key),
+                _root(store, transfer, found),
+                found.bytes,
+                found.modified_unix,
+            )
+            for found in objects
+        ]
+
+
+def newest_snapshot(store: ObjectStore, workspace: WorkspaceName) -> SnapshotId | None:
+    """The id that sorts last, or None."""
+    newest = None
+    for found in _manifests(store, workspace):
+        newest = snapshot_of(found.key)
+    return newest
+
+
+def find_snapshot(
+    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId | None
+) -> StoredSnapshot:
+    """The named snapshot, or the newest; SnapshotMissing says what there is instead."""
+    found = list_snapshots(store, workspace, newest=1 if snapshot is None else None)
+    if snapshot is None and found:
+        return found[0]
+    for one in found:
+        if one.snapshot == snapshot:
+            return one
+    there = ", ".join(one.snapshot for one in found[:5]) or "none"
+    raise SnapshotMissing(
+        f"workspace {workspace} has no snapshot {snapshot or ''} in {store.address}; there: "
+        f"{there}. Check the workspace's name and store block, or hibernate it first"
+    )
+
+
+def read_manifest(store: ObjectStore, wanted: StoredSnapshot, seal: Seal) -> Manifest:
+    """A checked manifest whose root hash is the listed one."""
+    key = manifest_key(wanted.workspace, wanted.snapshot)
+    what = f"snapshot {wanted.snapshot} of workspace {wanted.workspace} in {store.address}"
+    try:
+        blob = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
+    except StoreMissing:
+        raise SnapshotMissing(f"{what} is gone: it was deleted meanwhile") from None
+    manifest, root = decode_manifest(blob, seal, what)
+    check_manifest(manifest, what)
+    if (root.hex(), manifest.workspace, manifest.snapshot) != (
+        wanted.root,
+        wanted.workspace,
+        wanted.snapshot,
+    ):
+        raise SnapshotMissing(f"{what} is not the one that was listed: it was replaced meanwhile")
+    return manifest
+
+
+def _manifests(store: ObjectStore, workspace: WorkspaceName) -> Iterator[StoredObject]:
+    for found in store.list(snapshots_prefix(workspace)):
+        try:
+            snapshot_of(found.key)
+        except InvalidInput:
+            continue  # not ours: somebody else's object in this prefix
+        yield found
+
+
+def _root(store: ObjectStore, transfer: Transfer, found: StoredObject) -> str:
+    grant = store.grant("GET", found.key, expires_s=_GRANT_S)
+    header = next(transfer.get_ranges(grant, [Range(0, min(HEADER_BYTES, found.bytes))]))
+    return manifest_root(bytes(header), f"{found.key} in {store.address}").hex()

@@ -1,0 +1,84 @@
+"""Cut what has to be read into jobs of one chunk each, and share them out into parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Union
+
+from torpor.tree.read import data_regions
+from torpor.tree.walk import Unread
+from torpor.values import MIB
+
+BIG_FILE_BYTES: Final = 1 * MIB
+CHUNK_BYTES: Final = 4 * MIB
+"""Big files are cut at multiples of this: per-chunk work has disappeared, a small change costs
+little, and what eight workers hold besides their packs stays under 200 MiB."""
+GROUP_BYTES: Final = 4 * MIB
+"""Small files share chunks up to this: what a changed small file costs at most to fetch alone."""
+PART_BYTES: Final = 64 * MIB
+"""A part is worth a task run of its own from about one pack on."""
+
+
+class Piece(NamedTuple):
+    """A run of one big file, which becomes one chunk."""
+
+    file: int  # position in the pass's unread files
+    offset: int
+    length: int
+
+
+class Group(NamedTuple):
+    """Small files that share one chunk."""
+
+    files: list[int]
+    length: int
+
+
+Job = Union[Piece, Group]  # noqa: UP007 - evaluated at run time, also on Python 3.10
+
+
+def cut(unread: Sequence[Unread], roots: Sequence[bytes]) -> list[Job]:
+    """Jobs in walk order. Empty files and all-hole files need none."""
+    jobs: list[Job] = []
+    group: list[int] = []
+    group_bytes = 0
+    for number, file in enumerate(unread):
+        size = file.signature.size
+        if size == 0:
+            continue
+        if size >= BIG_FILE_BYTES or file.sparse:
+            regions = [(0, size)]
+            if file.sparse:
+                regions = data_regions(roots[file.entry.root], file.entry.path, size)
+            jobs.extend(p for at, length in regions for p in _pieces(number, at, length))
+            continue
+        if group and group_bytes + size > GROUP_BYTES:
+            jobs.append(Group(group, group_bytes))
+            group, group_bytes = [], 0
+        group.append(number)
+        group_bytes += size
+    if group:
+        jobs.append(Group(group, group_bytes))
+    return jobs
+
+
+def share_out(jobs: Sequence[Job], max_parts: int) -> list[list[Job]]:
+    """At most ``max_parts`` runs of neighbouring jobs, of about equal bytes."""
+    total = sum(job.length for job in jobs)
+    count = max(1, min(max_parts, -(-total // PART_BYTES)))
+    parts: list[list[Job]] = [[] for _ in range(count)]
+    done = 0
+    for job in jobs:
+        parts[min(count - 1, (done + job.length // 2) * count // max(1, total))].append(job)
+        done += job.length
+    return [part for part in parts if part]
+
+
+def _pieces(file: int, start: int, length: int) -> list[Piece]:
+    pieces = []
+    end = start + length
+    while start < end:
+        stop = min(end, (start // CHUNK_BYTES + 1) * CHUNK_BYTES)
+        pieces.append(Piece(file, start, stop - start))
+        start = stop
+    return pieces
