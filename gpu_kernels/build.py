@@ -20,9 +20,11 @@ from pathlib import Path
 from gpu_kernels.native import BUILT, library_path
 
 ROOM = Path(__file__).resolve().parent
-SOURCES = ("cpu.c", "planes/planes.c", "rans/rans.c")
+SOURCES = ("cpu.c", "planes/planes.c", "rans/rans.c", "huffman/huffman.c")
 HEADERS = (
     "cpu.h",
+    "count.h",
+    "huffman/huffman.h",
     "planes/planes.h",
     "rans/rans.h",
     "rans/layout.h",

@@ -52,13 +52,15 @@ class _Buffer(ctypes.Structure):
 
 
 class Library(Protocol):
-    """The functions of the shared object; contracts in planes.h, rans.h and cpu.h."""
+    """The functions of the shared object; contracts in planes.h, rans.h, huffman.h and cpu.h."""
 
     def torpor_planes_split(self, *args: object) -> int: ...
     def torpor_planes_join(self, *args: object) -> int: ...
     def torpor_rans_bound(self, *args: object) -> int: ...
     def torpor_rans_encode(self, *args: object) -> int: ...
     def torpor_rans_decode(self, *args: object) -> int: ...
+    def torpor_huffman_bound(self, *args: object) -> int: ...
+    def torpor_huffman_frame(self, *args: object) -> int: ...
     def torpor_cpu_level(self) -> int: ...
     def torpor_cpu_limit(self, level: int) -> int: ...
 
@@ -86,6 +88,10 @@ def library() -> Library | None:
     loaded.torpor_rans_encode.argtypes = (pointer, size, number, pointer, size)
     loaded.torpor_rans_encode.restype = size
     loaded.torpor_rans_decode.argtypes = (pointer, size, pointer, size)
+    loaded.torpor_huffman_bound.argtypes = (size,)
+    loaded.torpor_huffman_bound.restype = size
+    loaded.torpor_huffman_frame.argtypes = (pointer, size, pointer, size)
+    loaded.torpor_huffman_frame.restype = size
     return loaded
 
 
@@ -128,6 +134,14 @@ def rans_decode(lib: Library, stream: Buffer, symbols: int) -> bytearray:
 def rans_bound(lib: Library, symbols: int, segment_log2: int = RANS_SEGMENT_LOG2) -> int:
     """The most that ``symbols`` bytes can take."""
     return int(lib.torpor_rans_bound(symbols, segment_log2))
+
+
+def huffman_frame(lib: Library, plain: Buffer) -> memoryview | None:
+    """A zstd frame of Huffman-coded literals; None where that needs a table left to libzstd."""
+    frame = bytearray(int(lib.torpor_huffman_bound(len(plain))))
+    with _address(plain) as source, _address(frame, writable=True) as target:
+        made = lib.torpor_huffman_frame(source, len(plain), target, len(frame))
+    return memoryview(frame)[:made] if made else None
 
 
 def _elements(plain_bytes: int, width: int, planes: Sequence[Buffer]) -> int:

@@ -1,7 +1,7 @@
 """The kernels on a CPU: the C twins where their library loads, plain Python elsewhere.
 
-Both give the same bytes. Only encoding rANS needs the library: without one it says None, and the
-caller stores the plane another way.
+Both give the same bytes. Only the entropy encoders need the library: without one they say None, and
+the caller stores the plane another way.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ def rans_encode(plain: Buffer, capacity: int) -> memoryview | None:
     """The rANS stream of ``plain`` in at most ``capacity`` bytes, or None."""
     lib = native.library()
     return None if lib is None else native.rans_encode(lib, plain, capacity)
+
+
+def huffman_frame(plain: Buffer) -> memoryview | None:
+    """A stock zstd frame of Huffman-coded literals, or None: then let libzstd make it."""
+    lib = native.library()
+    return None if lib is None else native.huffman_frame(lib, plain)
 
 
 def rans_decode(stream: Buffer, symbols: int) -> bytearray:

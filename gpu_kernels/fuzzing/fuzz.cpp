@@ -187,12 +187,16 @@ static uint32_t decode_shim(const exact &stream, exact &plain) {
     if (segment_log2 < RANS_SEGMENT_LOG2_MIN || segment_log2 > RANS_SEGMENT_LOG2_MAX)
         return RANS_BAD_HEADER;
     uint32_t blocks = (uint32_t)((plain.size + RANS_BLOCK - 1) / RANS_BLOCK);
-    exact freqs_at(4 * blocks), words_at(4 * (((plain.size - 1) >> segment_log2) + 1));
+    uint32_t segments = (uint32_t)((plain.size - 1) >> segment_log2) + 1;
+    uint32_t warps_needed = 1u << (RANS_BLOCK_LOG2 - segment_log2);
+    /* A warp for each segment that there is: warps without one only cost emulation. */
+    warps_needed = segments < warps_needed ? segments : warps_needed;
+    exact freqs_at(4 * blocks), words_at(4 * segments);
     rans_decode_job job = {(uint64_t)stream.at, stream.size,           (uint64_t)plain.at,
                            plain.size,          segment_log2,          (uint64_t)freqs_at.at,
                            (uint64_t)words_at.at, (uint64_t)&result};
     torpor_shim_launch("rans_check", 1, 1, 32, &job);
-    torpor_shim_launch("rans_decode", blocks, 1, 32u << (RANS_BLOCK_LOG2 - segment_log2), &job);
+    torpor_shim_launch("rans_decode", blocks, 1, 32 * warps_needed, &job);
     return result;
 }
 

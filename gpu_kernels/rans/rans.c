@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "../count.h"
 #include "../cpu.h"
 #include "layout.h"
 
@@ -111,23 +112,6 @@ static int decode_segment(decoder *d, uint8_t *plain, uint32_t symbols, const ui
 
 /* ---- tables ---------------------------------------------------------------------------- */
 
-static void count(const uint8_t *plain, uint32_t n, uint32_t *counts) {
-    uint32_t part[4][256] = {{0}};
-    uint32_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        uint64_t eight;
-        memcpy(&eight, plain + i, 8);
-        part[0][eight & 255]++, part[1][eight >> 8 & 255]++;
-        part[2][eight >> 16 & 255]++, part[3][eight >> 24 & 255]++;
-        part[0][eight >> 32 & 255]++, part[1][eight >> 40 & 255]++;
-        part[2][eight >> 48 & 255]++, part[3][eight >> 56]++;
-    }
-    for (; i < n; i++)
-        part[0][plain[i]]++;
-    for (int s = 0; s < 256; s++)
-        counts[s] = part[0][s] + part[1][s] + part[2][s] + part[3][s];
-}
-
 /* Write one block's bitmap, and its frequencies where they fit; returns how many there are. */
 static uint32_t put_table(const uint32_t *freqs, uint8_t *bitmap, uint8_t *at,
                           const uint8_t *wall) {
@@ -185,7 +169,7 @@ uint64_t torpor_rans_encode(const uint8_t *plain, uint64_t symbols, int segment_
         return 0;
     for (uint32_t b = 0; b < l.blocks; b++) {
         uint32_t n = rans_block_symbols(&l, b);
-        count(plain + ((uint64_t)b << RANS_BLOCK_LOG2), n, counts);
+        torpor_count(plain + ((uint64_t)b << RANS_BLOCK_LOG2), n, counts);
         rans_normalise(counts, n, freqs);
         uint64_t at = l.freqs_at + 2 * (uint64_t)present;
         present += put_table(freqs, stream + l.bitmaps_at + 32 * b,

@@ -26,10 +26,11 @@ def normalise(counts: Words) -> Words:
     """Frequencies that sum to 2^11; every symbol that occurs keeps at least 1."""
     n = int(counts.sum())
     freqs = (counts.astype(np.uint64) * PROB_SUM + n // 2) // n
-    freqs = np.where((counts > 0) & (freqs == 0), 1, freqs).astype(np.int64)
+    freqs = np.where((counts > 0) & (freqs == 0), np.uint64(1), freqs).astype(np.int64)
     while (left := PROB_SUM - int(freqs.sum())) != 0:
         freqs[np.argmax(freqs)] += left if left > 0 else -1
-    return freqs.astype(np.uint32)
+    normalised: Words = freqs.astype(np.uint32)
+    return normalised
 
 
 def encode(plain: Bytes, segment_log2: int) -> bytes:
@@ -41,7 +42,7 @@ def encode(plain: Bytes, segment_log2: int) -> bytes:
     states = np.full(symbols.shape[1:], LOW, np.uint32)
     emitted: list[tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint16]]] = []
     for step in range(len(symbols) - 1, -1, -1):
-        freq = np.maximum(freqs[block, symbols[step]], 1)
+        freq = np.maximum(freqs[block, symbols[step]], np.uint32(1))
         full = active[step] & (states >> 20 >= freq)
         emitted.append((full, states.astype(np.uint16)))
         x = np.where(full, states >> 16, states)
@@ -92,7 +93,7 @@ def decode(stream: bytes, symbols: int) -> Bytes:
         at += low.sum(axis=1)
         if (at > ends).any():
             raise RansStreamError("number of words")
-        x = np.where(low, x << 16 | words[np.minimum(place, layout.words)], x)
+        x = np.where(low, x << 16 | words[np.minimum(place, np.int64(layout.words))], x)
         states = np.where(active[step], x, states).astype(np.uint32)
         out[step] = symbol
     if (at != ends).any():

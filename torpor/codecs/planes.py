@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -44,9 +44,11 @@ _SAMPLE: Final = 8 << 10  # bytes of each of up to four samples of a plane
 _ROOM_MAX: Final = 16 << 20  # a thread keeps this much at most to cut chunks in
 _WORTH: Final = 0.985  # a plane whose sample shrinks less than this stays raw
 _RICHER: Final = 0.95  # a slower way must be this much smaller to be taken
+_VANISHING: Final = 16  # samples that shrink this many times are as good as constant
 
 # Huffman coding without a search for matches: a stock frame at 1 GB/s and more. A target length of
-# 1, or a negative level, would switch the Huffman coding off as well.
+# 1, or a negative level, would switch the Huffman coding off as well. gpu_kernels/huffman makes the
+# same kind of frame a third faster; libzstd takes the tables that it leaves, and samples.
 _HUFFMAN: Final = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, window_log=18, target_length=0
 )
@@ -138,14 +140,12 @@ class PlanesCodec:
 
     def _pack(self, plane: memoryview, element: Element) -> tuple[Method, Buffer]:
         """Store one plane in the smallest way that a sample says is worth its time."""
-        coder = _choose(plane, element)
-        if coder is None:
-            return Method.RAW, plane
-        if Method.RANS in self.methods and coder is _coders.huffman:
+        way = _choose(plane, element)
+        if way is _huffman and Method.RANS in self.methods:
             stream = twin.rans_encode(plane, len(plane) - 1)
             if stream is not None:
                 return Method.RANS, stream
-        frame = coder.compress(plane)
+        frame = plane if way is None else way(plane)
         return (Method.ZSTD, frame) if len(frame) < len(plane) else (Method.RAW, plane)
 
     def _unpack(
@@ -262,13 +262,21 @@ def _join(
         done += size // width
 
 
-def _choose(plane: memoryview, element: Element) -> zstandard.ZstdCompressor | None:
-    """The coder for a plane, from four samples of it; None where raw is as good."""
+def _choose(plane: memoryview, element: Element) -> Callable[[Buffer], Buffer] | None:
+    """How to make a plane's frame, from four samples of it; None where raw is as good."""
     step = max(len(plane) // 4, _SAMPLE)
     sample = b"".join(plane[at : at + _SAMPLE] for at in range(0, len(plane), step))
-    rich = _coders.text if element is Element.BYTES else _coders.fast
-    huffman = len(_coders.huffman.compress(sample))
-    rich_size = len(rich.compress(sample))
-    if min(huffman, rich_size) >= _WORTH * len(sample):
+    search = _coders.text.compress if element is Element.BYTES else _coders.fast.compress
+    coded, searched = len(_huffman(sample)), len(search(sample))
+    if min(coded, searched) >= _WORTH * len(sample):
         return None
-    return rich if rich_size < _RICHER * huffman else _coders.huffman
+    # Samples that nearly vanish say nothing of what lies between them: a search copes with both.
+    if searched < _RICHER * coded or coded < len(sample) // _VANISHING:
+        return search
+    return _huffman
+
+
+def _huffman(plane: Buffer) -> Buffer:
+    """A frame of Huffman codes alone, ours or, where ours needs a table it cannot write, zstd's."""
+    frame = twin.huffman_frame(plane)
+    return _coders.huffman.compress(plane) if frame is None else frame
