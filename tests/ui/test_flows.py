@@ -82,13 +82,17 @@ class Deployments:
             time.sleep(0.5)
 
     def artifacts(self, run: dict[str, Any], name: str) -> None:
-        """Open the run's page and its artifacts."""
+        """Open the run's page, its artifacts, and the table among them."""
         self.page.goto(f"{self.server.ui_url}/v2/runs/flow-run/{run['id']}")
         self.page.get_by_role("tab", name="Artifacts").click()
-        expect(self.page.get_by_text(f"{name}-{NAME}", exact=True).nth(1)).to_be_visible(
-            timeout=WAIT_MS
-        )
+        for key in (f"{name}-{NAME}-progress", f"{name}-{NAME}"):
+            expect(self.page.get_by_role("link").filter(has_text=key).first).to_be_visible()
         self.picture(f"{name}-artifacts")
+        self.page.get_by_role("link").filter(has_text="TABLE").click()
+        self.page.locator("a[href*='/artifacts/artifact/']").first.click()
+        expect(self.page.get_by_role("cell", name="files", exact=True)).to_be_visible()
+        expect(self.page.get_by_role("cell", name="203", exact=True)).to_be_visible()
+        self.picture(f"{name}-table")
 
     def picture(self, name: str) -> None:
         path = self.pictures / f"{name}.png"
