@@ -16,7 +16,6 @@ has "$python" || needed="$needed python3.11"
 "$python" -c 'import ensurepip' 2>/dev/null || needed="$needed python3.11-venv"
 has gcc || needed="$needed gcc libc6-dev"
 has sshd || needed="$needed openssh-server"
-has gcc || needed="$needed gcc libc6-dev"   # builds the kernels; without it they run in plain Python
 case "${1:-demo}" in
     test)
         has chromium || needed="$needed chromium"
