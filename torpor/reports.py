@@ -37,20 +37,24 @@ class HibernateReport(msgspec.Struct, frozen=True):
         return self.bytes / self.total_stored_bytes if self.total_stored_bytes else 1.0
 
     def rows(self) -> list[Row]:
-        """The report as a table of two columns."""
+        """The report as a table of two columns; at most ten rows, which is a page in the UI."""
         return [
             _row("snapshot", self.snapshot),
             _row("machine", f"{self.machine}, {'destroyed' if self.destroyed else 'kept'}"),
-            _row("files", f"{self.files:,}"),
+            _row("files", f"{self.files:,}, and {self.skipped} FIFOs, sockets and devices skipped"),
             _row("bytes", f"{self.bytes:,}"),
-            _row("new bytes", f"{self.new_bytes:,}, stored as {self.stored_bytes:,}"),
-            _row("stored", f"{self.total_stored_bytes:,} in {self.packs} packs"),
-            _row("ratio", f"{self.ratio:.2f}"),
+            _row(
+                "stored",
+                f"{self.total_stored_bytes:,} in {self.packs} packs, ratio {self.ratio:.2f}",
+            ),
+            _row(
+                "new",
+                f"{self.new_bytes:,} bytes, stored as {self.stored_bytes:,}, "
+                f"in {self.passes} passes",
+            ),
             _row("sealed", "yes, AES-256-GCM" if self.sealed else "no: the store block has no key"),
-            _row("passes", str(self.passes)),
-            _row("skipped", f"{self.skipped} FIFOs, sockets and devices"),
             _row("changed while read", ", ".join(self.changed) or "nothing"),
-            *(_row(f"seconds: {name}", f"{value:.2f}") for name, value in self.seconds.items()),
+            _row("seconds by phase", _phases(self.seconds)),
             _row("saved", f"{self.saved_usd_h:.2f} $ an hour"),
         ]
 
@@ -85,9 +89,13 @@ class WakeReport(msgspec.Struct, frozen=True):
             _row("bytes", f"{self.bytes:,}, fetched as {self.stored_bytes:,}"),
             _row("checked", self.checked),
             _row("warnings", "; ".join(self.warnings) or "none"),
-            *(_row(f"seconds: {name}", f"{value:.2f}") for name, value in self.seconds.items()),
+            _row("seconds by phase", _phases(self.seconds)),
         ]
 
 
 def _row(what: str, value: str) -> Row:
     return {"what": what, "value": value}
+
+
+def _phases(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())
