@@ -43,26 +43,47 @@ class Confirmed(msgspec.Struct, frozen=True):
     unaccepted: list[str]
 
 
-class Verified:
+class _Proof:
+    """Made once, by who holds the mint, and never changed."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise UnsafeDestroy(f"a {type(self).__name__} is made once and never changed")
+
+
+class Verified(_Proof):
     """A snapshot that is in the store, whole: the manifest was read back, and every pack that it
     names is there with its size and checksum."""
 
     __slots__ = ("machine", "manifest", "root", "snapshot", "workspace")
 
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    machine: str
+    root: str
+    manifest: Manifest
+
     def __init__(self, mint: object, manifest: Manifest, root: str) -> None:
         if mint is not _MINT:
             raise UnsafeDestroy("only torpor.safety.verify_snapshot can say that one is verified")
-        self.workspace: WorkspaceName = manifest.workspace
-        self.snapshot: SnapshotId = manifest.snapshot
-        self.machine: str = manifest.machine
-        self.root = root
-        self.manifest = manifest
+        keep = super(_Proof, self).__setattr__
+        keep("workspace", manifest.workspace)
+        keep("snapshot", manifest.snapshot)
+        keep("machine", manifest.machine)
+        keep("root", root)
+        keep("manifest", manifest)
 
 
-class Warrant:
+class Warrant(_Proof):
     """Leave to destroy one machine, once its live identity has been compared. See ``check``."""
 
     __slots__ = ("_label", "_machine", "_provider", "reason")
+
+    _provider: str
+    _machine: MachineId
+    _label: Label
+    reason: str
 
     def __init__(self, mint: object, machine: Machine, reason: str) -> None:
         if mint is not _MINT:
@@ -72,10 +93,11 @@ class Warrant:
             )
         if machine.label is None:
             raise NotOurs(f"machine {machine.id} at {machine.provider} carries no torpor label")
-        self._provider: str = machine.provider
-        self._machine: MachineId = machine.id
-        self._label: Label = machine.label
-        self.reason = reason
+        keep = super(_Proof, self).__setattr__
+        keep("_provider", machine.provider)
+        keep("_machine", machine.id)
+        keep("_label", machine.label)
+        keep("reason", reason)
 
     def check(self, live: Machine) -> None:
         """Compare with what the provider says now; raises UnsafeDestroy or NotOurs."""
