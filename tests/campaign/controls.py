@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,16 +19,12 @@ import msgspec
 
 import torpor
 from tests.campaign.control import Order, Outcome
+from tests.fixtures.short_agent import SMALL_PARTS, SOON_ABANDONED, copy_agent
 from tests.fixtures.world import Access
 from torpor.store.embedded import free_ports
 
 _REPOSITORY = Path(torpor.__file__).resolve().parents[1]
 _SERVER_S = 120.0
-# What makes a campaign of hours one of minutes: small parts, and a short wait for the lost.
-_SHORTENED = (
-    ("torpor/tree/plan.py", "PART_BYTES: Final = 64 * MIB", "PART_BYTES: Final = 4 * MIB"),
-    ("torpor/agent/daemon.py", "abandon_s: float = 60.0", "abandon_s: float = 3.0"),
-)
 
 
 @dataclass
@@ -84,7 +79,8 @@ class Controls:
         self._server: subprocess.Popen[bytes] | None = None
         self._access.touch(mode=0o600)
         self.know(access)
-        _copy_source(self._source)
+        # What makes a campaign of hours one of minutes: small parts, a short wait for the lost.
+        copy_agent(self._source, SMALL_PARTS, SOON_ABANDONED)
         self._zygote = subprocess.Popen(
             [sys.executable, "-m", "tests.campaign.control", "serve"],
             stdin=subprocess.PIPE,
@@ -185,17 +181,6 @@ def _answers(port: int) -> bool:
         return False
     finally:
         link.close()
-
-
-def _copy_source(folder: Path) -> None:
-    """The agent's packages with the waits and sizes of a campaign."""
-    for package in ("torpor", "gpu_kernels"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(_REPOSITORY / package, folder / package, ignore=ignored)
-    for name, was, becomes in _SHORTENED:
-        text = (folder / name).read_text()
-        assert text.count(was) == 1, f"{name} does not say {was} once"
-        (folder / name).write_text(text.replace(was, becomes))
 
 
 def _state(pid: int) -> str:

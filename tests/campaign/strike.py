@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from tests.campaign.controls import Control
 from tests.fixtures.fault_proxy import Fault
-from tests.fixtures.world import OwnStore, World, kill
+from tests.fixtures.world import OwnStore, World, kill, until_gone
 
 Victim = Literal["agent", "control side", "sshd", "connection", "store"]
 VICTIMS: Final[tuple[Victim, ...]] = ("agent", "control side", "sshd", "connection", "store")
@@ -116,7 +116,9 @@ def _kill(strike: Strike, control: Control, world: World, store: OwnStore) -> bo
         else:
             pids += world.sessions(machine.id)
             pids += world.listener(machine.id) if strike.victim == "sshd" else []
-    return kill(pids) > 0
+    killed = kill(pids)
+    until_gone(pids)  # a server that is not gone yet would not be started again
+    return killed > 0
 
 
 def _await(done: Callable[[], bool], control: Control) -> bool:
