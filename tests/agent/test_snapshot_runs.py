@@ -1,4 +1,4 @@
-"""Snapshots step by step: changes while they are read, agents that are killed, packs that go."""
+"""Snapshots step by step: one at a time, agents that are killed, packs that go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ import pytest
 
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.manifests import honest
-from tests.fixtures.stores import Server
-from tests.fixtures.trees import content, differences, facts, kept, let_settle
+from tests.fixtures.snapshots import Machines, comes_back, manifest_of, packs_of, store_parts
+from tests.fixtures.trees import content, let_settle
 from torpor.agent.protocol import Call, Request
 from torpor.errors import (
     AgentLost,
@@ -31,48 +30,13 @@ from torpor.errors import (
     WrongKey,
 )
 from torpor.format.keys import Seal
-from torpor.format.manifest import Entry, Manifest, Pack, decode_manifest, encode_manifest
-from torpor.format.names import manifest_key, new_pack_key, pack_key, packs_prefix
-from torpor.store.s3 import S3Store
-from torpor.values import MIB, ObjectKey, SnapshotId
+from torpor.format.manifest import Pack, decode_manifest, encode_manifest
+from torpor.format.names import manifest_key, new_pack_key, pack_key
+from torpor.values import MIB, SnapshotId
 
 KEY = bytes(range(32))
 WIDE_FILES = 20
 """Of 4 MiB: two parts, two packs."""
-
-
-Machines = Callable[..., Engine]
-"""Makes the agent of one more machine: over a store, in a home, with a store key or none."""
-
-
-@pytest.fixture
-def machines() -> Iterator[Machines]:
-    made: list[Engine] = []
-
-    def machine(store: S3Store, home: Path, key: bytes | None = None) -> Engine:
-        made.append(Engine(store, home, key))
-        return made[-1]
-
-    yield machine
-    for engine in made:
-        engine.runs.close()
-
-
-@pytest.fixture
-def engine(machines: Machines, seaweed: Server, tmp_path: Path) -> Engine:
-    return machines(seaweed.store(), tmp_path / "home")
-
-
-@pytest.fixture
-def was(tmp_path: Path) -> Path:
-    """A small workspace at rest."""
-    was = tmp_path / "was"
-    (was / "d").mkdir(parents=True)
-    (was / "big").write_bytes(random.Random(1).randbytes(5 * MIB))
-    (was / "small").write_bytes(content(2, 3000))
-    (was / "d/other").write_bytes(content(3, 2000))
-    let_settle()
-    return was
 
 
 @pytest.fixture(scope="module")
@@ -84,224 +48,6 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (wide / str(number)).write_bytes(content(number, 4 * MIB))
     let_settle()
     return wide
-
-
-def _manifest(engine: Engine, snapshot: SnapshotId) -> Manifest:
-    blob = engine.store.get(manifest_key(WORKSPACE, snapshot), max_bytes=1 << 30)
-    return decode_manifest(blob, engine.seal, "it")[0]
-
-
-def _entry(manifest: Manifest, path: bytes) -> Entry:
-    (found,) = [entry for entry in manifest.entries if entry.path == path]
-    return found
-
-
-def _packs(engine: Engine) -> set[ObjectKey]:
-    return {found.key for found in engine.store.list(packs_prefix(WORKSPACE))}
-
-
-def _parts(engine: Engine, run: str, number: int, scan: dict[str, Any]) -> list[dict[str, Any]]:
-    return [engine.part(run, number, part) for part in scan["parts"]]
-
-
-def _comes_back(engine: Engine, snapshot: SnapshotId, was: Path) -> None:
-    before = kept(was)
-    back = engine.home.parent / f"back-{snapshot}"
-    other = Engine(engine.store, engine.home.parent / f"home-{snapshot}", engine.store_key)
-    other.restore(snapshot, [back])
-    other.runs.close()
-    assert differences(before, facts(back)) == []
-
-
-# -- changes while it is read
-
-Change = Callable[[Path], object]
-
-
-def _append(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(b"more")
-
-
-def _rewrite(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def _replace(path: Path) -> None:
-    new = path.with_name("new")
-    new.write_bytes(b"x" * path.stat().st_size)
-    os.replace(new, path)
-
-
-def _after_unlink(make: Change) -> Change:
-    def change(path: Path) -> None:
-        path.unlink()
-        make(path)
-
-    return change
-
-
-CHANGED: dict[str, Change] = {
-    "appended": _append,
-    "truncated": lambda path: os.truncate(path, 1000),
-    "rewritten": _rewrite,
-    "replaced": _replace,
-    "chmodded": lambda path: path.chmod(0o600),
-}
-GONE: dict[str, Change] = {
-    "deleted": lambda path: path.unlink(),
-    "a fifo": _after_unlink(os.mkfifo),
-    "a symlink": _after_unlink(lambda path: path.symlink_to("d/other")),
-    "a directory": _after_unlink(lambda path: path.mkdir()),
-}
-
-
-@pytest.mark.parametrize("name", ["small", "big"])
-@pytest.mark.parametrize("change", CHANGED)
-def test_a_file_that_changes_between_walk_and_read_is_flagged_and_read_again(
-    engine: Engine, was: Path, name: str, change: str
-) -> None:
-    run = engine.begin([was])
-    scan = engine.scan(run, 1)
-    CHANGED[change](was / name)
-    (report,) = _parts(engine, run, 1, scan)
-    assert set(report["changed"]) == {name}
-    assert report["changed_count"] >= 1
-    flagged, committed = engine.commit(run)
-    assert committed["changed_count"] == committed["unaccepted_count"] == 1
-    assert committed["unaccepted"] == [name]
-    entries = _manifest(engine, flagged).entries
-    assert [e.path for e in entries if e.changed] == [name.encode()]
-    engine.call("snapshot.end", run=run, committed=True)
-
-    # the index does not believe it either: the next snapshot reads it, and it alone
-    let_settle()
-    run = engine.begin([was])
-    again = engine.scan(run, 1)
-    assert (again["read_files"], again["unaccepted"]) == (1, [name])
-    _parts(engine, run, 1, again)
-    assert engine.scan(run, 2)["read_files"] == 0
-    snapshot, committed = engine.commit(run)
-    assert committed["changed_count"] == 0
-    engine.call("snapshot.end", run=run, committed=True)
-    _comes_back(engine, snapshot, was)
-
-
-@pytest.mark.parametrize("name", ["small", "big"])
-@pytest.mark.parametrize("change", GONE)
-def test_a_file_that_goes_between_walk_and_read_is_left_out(
-    engine: Engine, was: Path, name: str, change: str
-) -> None:
-    run = engine.begin([was])
-    scan = engine.scan(run, 1)
-    GONE[change](was / name)
-    _parts(engine, run, 1, scan)
-    snapshot, _ = engine.commit(run)
-    assert name.encode() not in [e.path for e in _manifest(engine, snapshot).entries]
-    assert engine.call("snapshot.confirm", run=run, accepted=[])["changed_count"] >= 1
-    let_settle()
-    again = engine.scan(run, 2)
-    _parts(engine, run, 2, again)
-    assert engine.scan(run, 3)["read_files"] == 0
-    snapshot, committed = engine.commit(run)
-    assert committed["changed_count"] == 0
-    _comes_back(engine, snapshot, was)
-
-
-def test_a_rewrite_right_after_reading_is_found_by_the_next_pass(engine: Engine, was: Path) -> None:
-    fresh = was / "fresh"
-    fresh.write_bytes(b"one")
-    run = engine.begin([was])
-    scan = engine.scan(run, 1)
-    _parts(engine, run, 1, scan)
-    before = fresh.stat()
-    fd = os.open(fresh, os.O_WRONLY)
-    os.pwrite(fd, b"two", 0)
-    os.close(fd)
-    os.utime(fresh, ns=(0, before.st_mtime_ns))
-    again = engine.scan(run, 2)
-    assert "fresh" in again["unaccepted"]
-    _parts(engine, run, 2, again)
-    let_settle()
-    _parts(engine, run, 3, engine.scan(run, 3))
-    assert engine.scan(run, 4)["read_files"] == 0
-    snapshot, _ = engine.commit(run)
-    _comes_back(engine, snapshot, was)
-
-
-def test_names_that_may_change_are_accepted_and_no_others(engine: Engine, was: Path) -> None:
-    (was / "d/app.log").write_bytes(b"line\n" * 100)
-    let_settle()
-    run = engine.begin([was])
-    scan = engine.scan(run, 1, accepted=["*.log"])
-    assert sorted(scan["unaccepted"]) == ["big", "d/other", "small"]
-    assert (scan["read_files"], scan["unaccepted_count"]) == (4, 3)
-    _append(was / "d/app.log")
-    _append(was / "small")
-    _parts(engine, run, 1, scan)
-    committed = engine.call(
-        "snapshot.commit",
-        run=run,
-        snapshot="20261120T234913Z-00000001",
-        parent=None,
-        created_unix=1,
-        statistics={},
-        accepted=["*.log"],
-        grant=engine.grant("PUT", new_pack_key(WORKSPACE)),
-    )
-    assert (committed["changed_count"], committed["unaccepted"]) == (2, ["small"])
-    confirmed = engine.call("snapshot.confirm", run=run, accepted=["*.log", "small"])
-    assert (confirmed["changed_count"], confirmed["unaccepted_count"]) == (2, 0)
-    confirmed = engine.call("snapshot.confirm", run=run, accepted=["*.log"])
-    assert confirmed["unaccepted"] == ["small"]
-
-
-# -- the last look
-
-CONFIRMED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "content": (lambda was: _append(was / "small"), "small"),
-    "content, same time": (lambda was: _rewrite_keeping_time(was / "small"), "small"),
-    "new file": (lambda was: (was / "new").write_text("x"), "new"),
-    "new directory": (lambda was: (was / "d/new").mkdir(), "d/new"),
-    "new symlink": (lambda was: (was / "new").symlink_to("x"), "new"),
-    "deleted": (lambda was: (was / "d/other").unlink(), "d/other"),
-    "mode": (lambda was: (was / "d").chmod(0o711), "d"),
-    "moved": (lambda was: (was / "small").rename(was / "d/small"), "d/small"),
-}
-
-
-def _rewrite_keeping_time(path: Path) -> None:
-    st = path.stat()
-    _rewrite(path)
-    os.utime(path, ns=(st.st_atime_ns, st.st_mtime_ns))
-
-
-@pytest.mark.parametrize("change", CONFIRMED)
-def test_the_last_look_finds_what_changed_since_the_commit(
-    engine: Engine, was: Path, change: str
-) -> None:
-    run = engine.begin([was])
-    _parts(engine, run, 1, engine.scan(run, 1))
-    engine.scan(run, 2)
-    engine.commit(run)
-    same = engine.call("snapshot.confirm", run=run, accepted=[])
-    assert same == {"changed_count": 0, "unaccepted_count": 0, "unaccepted": []}
-    make, name = CONFIRMED[change]
-    make(was)
-    found = engine.call("snapshot.confirm", run=run, accepted=[])
-    assert name in found["unaccepted"]
-    assert found["unaccepted_count"] == len(found["unaccepted"])
-
-
-def test_a_workspace_that_became_empty_is_no_snapshot(engine: Engine, was: Path) -> None:
-    run = engine.begin([was])
-    _parts(engine, run, 1, engine.scan(run, 1))
-    os.rename(was, was.with_name("unmounted"))
-    was.mkdir()
-    assert engine.scan(run, 2)["read_files"] == 0
-    with pytest.raises(WorkspaceInvalid, match="has become empty while it was read"):
-        engine.commit(run)
-    assert engine.snapshots() == []
 
 
 # -- one run at a time
@@ -399,7 +145,7 @@ def test_nothing_is_stored_twice_when_the_agent_was_killed(
         engine.call("snapshot.packs", run=run)
     if killed_after == "commit":
         engine.commit(run)
-    packs = _packs(engine)
+    packs = packs_of(engine)
     engine.restart()
 
     with pytest.raises(AgentLost):
@@ -410,16 +156,16 @@ def test_nothing_is_stored_twice_when_the_agent_was_killed(
             engine.call("snapshot.packs", run=run)
         assert engine.part(run, 1, {"part": 0, "packs": 1})["lost"]
     scan = engine.scan(run, 2)
-    reports = _parts(engine, run, 2, scan)
+    reports = store_parts(engine, run, 2, scan)
     assert engine.scan(run, 3)["read_files"] == 0
     snapshot, _ = engine.commit(run)
     engine.call("snapshot.end", run=run, committed=True)
 
     assert stored + sum(report["new_bytes"] for report in reports) == WIDE_FILES * 4 * MIB
-    assert packs <= _packs(engine)
-    assert len(_packs(engine)) == 2
-    named = {pack_key(WORKSPACE, pack.id) for pack in _manifest(engine, snapshot).packs}
-    assert named == _packs(engine)
+    assert packs <= packs_of(engine)
+    assert len(packs_of(engine)) == 2
+    named = {pack_key(WORKSPACE, pack.id) for pack in manifest_of(engine, snapshot).packs}
+    assert named == packs_of(engine)
 
 
 def _begin_again(engine: Engine, root: Path, run: str) -> str:
@@ -450,13 +196,13 @@ def test_a_part_that_was_cancelled_midway_is_taken_up(engine: Engine, was: Path)
     calls.append(call)
     with pytest.raises(RunCancelled):
         engine.table["snapshot.part"](args, call)
-    assert _packs(engine) == set()
+    assert packs_of(engine) == set()
     let_settle()
-    _parts(engine, run, 1, scan)
-    _parts(engine, run, 2, engine.scan(run, 2))
+    store_parts(engine, run, 1, scan)
+    store_parts(engine, run, 2, engine.scan(run, 2))
     assert engine.scan(run, 3)["read_files"] == 0
     snapshot, _ = engine.commit(run)
-    _comes_back(engine, snapshot, was)
+    comes_back(engine, snapshot, was)
 
 
 def test_a_part_without_enough_grants_says_so_and_is_repeated(engine: Engine, was: Path) -> None:
@@ -464,53 +210,53 @@ def test_a_part_without_enough_grants_says_so_and_is_repeated(engine: Engine, wa
     scan = engine.scan(run, 1)
     with pytest.raises(GrantExpired, match="more packs than it has grants for: ask again"):
         engine.part(run, 1, scan["parts"][0] | {"packs": 0})
-    _parts(engine, run, 1, scan)
+    store_parts(engine, run, 1, scan)
     assert engine.scan(run, 2)["read_files"] == 0
-    _comes_back(engine, engine.commit(run)[0], was)
+    comes_back(engine, engine.commit(run)[0], was)
 
 
 def test_a_repeated_part_stores_nothing_again(engine: Engine, was: Path) -> None:
     run = engine.begin([was])
     scan = engine.scan(run, 1)
-    _parts(engine, run, 1, scan)
-    packs = _packs(engine)
-    (report,) = _parts(engine, run, 1, scan)
+    store_parts(engine, run, 1, scan)
+    packs = packs_of(engine)
+    (report,) = store_parts(engine, run, 1, scan)
     assert (report["new_bytes"], report["stored_bytes"], report["packs"]) == (0, 0, 0)
-    assert _packs(engine) == packs
+    assert packs_of(engine) == packs
 
 
 def test_a_torn_journal_costs_one_pack(engine: Engine, wide: Path) -> None:
     run = engine.begin([wide])
-    _parts(engine, run, 1, engine.scan(run, 1))
+    store_parts(engine, run, 1, engine.scan(run, 1))
     journal = engine.home / "workspaces" / WORKSPACE / "journal"
     os.truncate(journal, journal.stat().st_size - 3)
     engine.restart()
     run = engine.begin([wide])
     assert len(engine.begun["resumable"]) == 1
-    reports = _parts(engine, run, 2, engine.scan(run, 2))
+    reports = store_parts(engine, run, 2, engine.scan(run, 2))
     assert sum(report["packs"] for report in reports) == 1
     assert engine.scan(run, 3)["read_files"] == 0
 
 
 def test_a_journaled_pack_that_is_gone_is_not_resumed(engine: Engine, wide: Path) -> None:
     run = engine.begin([wide])
-    _parts(engine, run, 1, engine.scan(run, 1))
+    store_parts(engine, run, 1, engine.scan(run, 1))
     engine.restart()
     run = engine.begin([wide])
     gone, *there = [pack["key"] for pack in engine.begun["resumable"]]
     engine.store.delete([gone])
-    reports = _parts(engine, run, 2, engine.scan(run, 2, resumed=there))
+    reports = store_parts(engine, run, 2, engine.scan(run, 2, resumed=there))
     assert sum(report["packs"] for report in reports) == 1
     engine.scan(run, 3)
     snapshot, _ = engine.commit(run)
-    named = {pack_key(WORKSPACE, pack.id) for pack in _manifest(engine, snapshot).packs}
+    named = {pack_key(WORKSPACE, pack.id) for pack in manifest_of(engine, snapshot).packs}
     assert gone not in named
-    assert named == _packs(engine)
+    assert named == packs_of(engine)
 
 
 def test_a_commit_that_comes_again_writes_the_same_bytes(engine: Engine, was: Path) -> None:
     run = engine.begin([was])
-    _parts(engine, run, 1, engine.scan(run, 1))
+    store_parts(engine, run, 1, engine.scan(run, 1))
     args: dict[str, Any] = {
         "run": run,
         "snapshot": "20261120T234913Z-00000001",
@@ -535,18 +281,18 @@ def test_a_commit_that_comes_again_writes_the_same_bytes(engine: Engine, was: Pa
 
 def test_a_pack_lost_between_passes_is_stored_anew(engine: Engine, wide: Path) -> None:
     run = engine.begin([wide])
-    _parts(engine, run, 1, engine.scan(run, 1))
+    store_parts(engine, run, 1, engine.scan(run, 1))
     lost, *rest = engine.call("snapshot.packs", run=run)["packs"]
     engine.store.delete([lost["key"]])
     scan = engine.scan(run, 2, lost=[lost["key"]])
     assert 0 < scan["read_files"] < WIDE_FILES
-    reports = _parts(engine, run, 2, scan)
+    reports = store_parts(engine, run, 2, scan)
     assert sum(report["new_bytes"] for report in reports) == scan["read_bytes"]
     assert engine.scan(run, 3)["read_files"] == 0
     claimed = {pack["key"] for pack in engine.call("snapshot.packs", run=run)["packs"]}
     assert lost["key"] not in claimed
-    assert {pack["key"] for pack in rest} < claimed == _packs(engine)
-    _comes_back(engine, engine.commit(run)[0], wide)
+    assert {pack["key"] for pack in rest} < claimed == packs_of(engine)
+    comes_back(engine, engine.commit(run)[0], wide)
 
 
 @pytest.mark.parametrize("with_index", [True, False])
@@ -559,23 +305,23 @@ def test_a_lost_pack_of_the_parent_is_stored_anew(
     run = engine.begin([wide])
     scan = engine.scan(run, 1)
     assert (scan["read_files"] == 0) is with_index
-    assert sum(report["new_bytes"] for report in _parts(engine, run, 1, scan)) == 0
+    assert sum(report["new_bytes"] for report in store_parts(engine, run, 1, scan)) == 0
     lost = engine.call("snapshot.packs", run=run)["packs"][1]["key"]
     engine.store.delete([lost])
     scan = engine.scan(run, 2, lost=[lost])
     assert 0 < scan["read_files"] < WIDE_FILES
-    _parts(engine, run, 2, scan)
+    store_parts(engine, run, 2, scan)
     assert engine.scan(run, 3)["read_files"] == 0
     assert len(engine.call("snapshot.packs", run=run)["packs"]) == 2
     snapshot, _ = engine.commit(run)
-    named = {pack_key(WORKSPACE, pack.id) for pack in _manifest(engine, snapshot).packs}
+    named = {pack_key(WORKSPACE, pack.id) for pack in manifest_of(engine, snapshot).packs}
     assert lost not in named
-    assert named == _packs(engine)
+    assert named == packs_of(engine)
 
 
 def test_packs_that_are_not_as_written_are_found_by_reading(engine: Engine, wide: Path) -> None:
     run = engine.begin([wide])
-    _parts(engine, run, 1, engine.scan(run, 1))
+    store_parts(engine, run, 1, engine.scan(run, 1))
     packs = [pack["key"] for pack in engine.call("snapshot.packs", run=run)["packs"]]
     grants = [engine.grant("GET", key) for key in packs]
     assert engine.call("snapshot.reread", run=run, packs=grants) == {"wrong": []}
@@ -592,7 +338,7 @@ def test_what_an_earlier_snapshot_holds_is_not_stored_again(
     engine: Engine, was: Path, machines: Machines
 ) -> None:
     engine.snapshot([was])
-    packs = _packs(engine)
+    packs = packs_of(engine)
     (was / "copy-of-big").write_bytes((was / "big").read_bytes())
     let_settle()
     engine.snapshot([was])
@@ -600,7 +346,7 @@ def test_what_an_earlier_snapshot_holds_is_not_stored_again(
     stranger = machines(engine.store, engine.home.with_name("other-home"))
     stranger.snapshot([was])
     assert sum(report["new_bytes"] for report in stranger.reports) == 0
-    assert _packs(engine) == packs
+    assert packs_of(engine) == packs
 
 
 @pytest.mark.parametrize("damage", ["seen", "manifest", "torn", "forgotten"])
@@ -619,9 +365,9 @@ def test_a_damaged_index_is_not_believed(engine: Engine, was: Path, damage: str)
     scan = engine.scan(run, 1)
     if damage != "seen" or scan["read_files"]:
         assert scan["read_files"] == 3
-    _parts(engine, run, 1, scan)
+    store_parts(engine, run, 1, scan)
     engine.scan(run, 2)
-    _comes_back(engine, engine.commit(run)[0], was)
+    comes_back(engine, engine.commit(run)[0], was)
 
 
 def test_the_index_is_not_believed_for_other_roots(engine: Engine, was: Path) -> None:
@@ -641,13 +387,13 @@ def test_the_index_is_not_believed_when_its_snapshot_is_gone(engine: Engine, was
     run = engine.begin([was])
     scan = engine.scan(run, 1)
     assert scan["read_files"] == 3
-    reports = _parts(engine, run, 1, scan)
+    reports = store_parts(engine, run, 1, scan)
     assert sum(report["new_bytes"] for report in reports) == scan["read_bytes"]
 
 
 def test_the_index_is_not_believed_when_it_was_not_committed(engine: Engine, was: Path) -> None:
     run = engine.begin([was])
-    _parts(engine, run, 1, engine.scan(run, 1))
+    store_parts(engine, run, 1, engine.scan(run, 1))
     engine.commit(run)
     engine.call("snapshot.end", run=run, committed=False)
     run = engine.begin([was])
@@ -691,7 +437,7 @@ def test_a_sealed_store_shows_nothing_of_the_workspace(engine: Engine, was: Path
     for found in engine.store.list(""):
         blob = engine.store.get(found.key, max_bytes=1 << 30)
         assert b"secret" not in blob
-    packs = [p for s in engine.snapshots() for p in _manifest(engine, s).packs]
+    packs = [p for s in engine.snapshots() for p in manifest_of(engine, s).packs]
     assert all(isinstance(pack, Pack) for pack in packs)
 
 
