@@ -95,11 +95,12 @@ class _Tenancy:
     nothing else: unknown is not idle. One that was handed over is the user's.
     """
 
-    def __init__(self, place: Place, machine: Machine, lease: Lease | None, ours: bool) -> None:
+    def __init__(self, place: Place, machine: Machine, lease: Lease | None, fresh: bool) -> None:
         self.machine = machine
+        self.fresh = fresh
         self._place = place
         self._lease = lease
-        self._ours = ours
+        self._ours = fresh and lease is not None
 
     def hand_over(self) -> None:
         self._ours = False  # first: a write whose answer is lost may have been done
@@ -119,7 +120,7 @@ class _Tenancy:
 def _tenancy(place: Place, own: str, phases: Phases) -> Iterator[_Tenancy]:
     """The user's own machine, or a rented one that does not outlive a failure unless it must."""
     if own:
-        yield _Tenancy(place, own_machine(own), None, ours=False)
+        yield _Tenancy(place, own_machine(own), None, fresh=True)
         return
     with phases.phase("machine"):
         offers = find_offers(place)
@@ -130,7 +131,7 @@ def _tenancy(place: Place, own: str, phases: Phases) -> Iterator[_Tenancy]:
             if fresh:
                 destroy_created(place, lease)
             raise
-    tenancy = _Tenancy(place, machine, lease, ours=fresh)
+    tenancy = _Tenancy(place, machine, lease, fresh=fresh)
     try:
         yield tenancy
     except WorkspaceBusy:
@@ -153,7 +154,7 @@ def _restore(
     )
     try:
         with phases.phase("plan"):
-            plan = begin_restore(restore)
+            plan = begin_restore(restore, resume=not tenancy.fresh)
         finished = Finished(plan.files, plan.bytes, [], 0)
         if not plan.complete:
             tenancy.holds_nothing_else()

@@ -43,9 +43,9 @@ def pick_snapshot(place: Place, wanted: str) -> StoredSnapshot:
         }
     ),
 )
-def begin_restore(restore: RemoteRestore) -> RestorePlan:
+def begin_restore(restore: RemoteRestore, resume: bool) -> RestorePlan:
     """Check the manifest, the targets and the space on the machine."""
-    return restore.begin()
+    return restore.begin(resume=resume)
 
 
 @task(name="restore part", task_run_name="restore part {plan.part}", **STEP)

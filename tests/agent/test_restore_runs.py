@@ -166,7 +166,7 @@ def test_nothing_is_fetched_twice_when_the_agent_was_killed(
 
     with pytest.raises(AgentLost):
         woken.call("restore.check", run=run, full=True)
-    run = woken.begin_restore(stored, [back], run if same_run else None)
+    run = woken.begin_restore(stored, [back], run if same_run else None, resume=True)
     rest = woken.planned
     assert rest["stored_bytes"] == whole["stored_bytes"] - fetched
     for part in rest["parts"]:

@@ -103,6 +103,7 @@ class _RestoreBegin(msgspec.Struct):
     key: str | None
     roots: list[str] | None
     max_parts: int
+    resume: bool = False
 
 
 class _RestorePart(msgspec.Struct):
@@ -196,6 +197,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
                     _key(args.key),
                     args.roots,
                     args.max_parts,
+                    args.resume,
                     call,
                 )
             except BaseException:

@@ -52,9 +52,14 @@ class RestoreRun(Run):
         key: bytes | None,
         roots: Sequence[str] | None,
         max_parts: int,
+        resume: bool,
         call: Call,
     ) -> dict[str, Any]:
-        """Read and check the manifest, look at the targets, plan what to fetch. Once a run."""
+        """Read and check the manifest, look at the targets, plan what to fetch. Once a run.
+
+        ``resume``: this goes on with a restore that another run, or another agent, began; it may
+        have been complete.
+        """
         if self._begun is not None:
             return self._begun
         what = f"snapshot {snapshot}"
@@ -81,7 +86,13 @@ class RestoreRun(Run):
         if done is not None and not any(map(_holds_something, self._targets)):
             self._journal.clear()  # what it says was written has been removed since
             done = None
-        if done is None and self.state.mirrored(self._real_targets()) == root:
+        mirrored = self.state.mirrored(self._real_targets())
+        if (
+            resume
+            and done is None
+            and mirrored == root
+            and any(map(_holds_something, self._targets))
+        ):
             self._whole = True
             self._begun = self._whole_already()
             self._finished = {

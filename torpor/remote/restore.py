@@ -85,8 +85,11 @@ class RemoteRestore(RemoteRun):
         self._roots = roots
         self._parts = parts
 
-    def begin(self) -> RestorePlan:
-        """Take the workspace on the machine, check the manifest, the targets and the space."""
+    def begin(self, *, resume: bool = False) -> RestorePlan:
+        """Take the workspace on the machine, check the manifest, the targets and the space.
+
+        ``resume``: an earlier run may have begun this restore, or completed it.
+        """
         key = manifest_key(self.wanted.workspace, self.wanted.snapshot)
         answer = self._call(
             "restore.begin",
@@ -98,6 +101,7 @@ class RemoteRestore(RemoteRun):
             key=self._key,
             roots=self._roots,
             max_parts=self._parts,
+            resume=resume,
         )
         return msgspec.convert(answer, RestorePlan)
 
@@ -126,4 +130,4 @@ class RemoteRestore(RemoteRun):
         self._call("restore.end")
 
     def _begin_again(self) -> None:
-        self.begin()
+        self.begin(resume=True)
