@@ -220,7 +220,7 @@ def bucket(seaweed: Server) -> str:
 
 
 @settings(
-    max_examples=12,
+    max_examples=10,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -29,11 +29,11 @@ ENTRIES = [
 ]
 
 
-def _writes(writer: TreeWriter) -> list[Callable[[], None]]:
+def _writes(writer: TreeWriter, *, anew: bool = True) -> list[Callable[[], None]]:
     """A whole restore, step by step."""
     by_path = {e.path: e for e in ENTRIES}
     return [
-        lambda: writer.prepare(ENTRIES, in_pieces),
+        lambda: writer.prepare(ENTRIES, in_pieces, anew=anew),
         lambda: writer.write_at(by_path[b"d/pieces"], 0, b"piece"),
         lambda: writer.write_whole(by_path[b"d/whole"], b"whole"),
         lambda: writer.finish(ENTRIES, in_pieces),
@@ -41,8 +41,8 @@ def _writes(writer: TreeWriter) -> list[Callable[[], None]]:
     ]
 
 
-def _restore(target: Path) -> None:
-    for step in _writes(TreeWriter([os.fsencode(target)])):
+def _restore(target: Path, *, anew: bool = True) -> None:
+    for step in _writes(TreeWriter([os.fsencode(target)]), anew=anew):
         step()
 
 
@@ -61,15 +61,23 @@ def test_a_tree_is_written(tmp_path: Path) -> None:
     assert {fact.mtime_ns for fact in facts(target).values()} == {10**18}
 
 
-def test_written_again_over_any_interruption_it_is_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("anew", [True, False])
+def test_written_again_over_any_interruption_it_is_the_same(tmp_path: Path, anew: bool) -> None:
     _restore(tmp_path / "whole")
     expected = facts(tmp_path / "whole")
     for stop in range(5):
         target = tmp_path / f"stopped-{stop}"
         for step in _writes(TreeWriter([os.fsencode(target)]))[:stop]:
             step()
-        _restore(target)
+        _restore(target, anew=anew)
         assert differences(expected, facts(target)) == []
+
+
+def test_what_an_unbelieved_restore_left_is_not_kept(tmp_path: Path) -> None:
+    _restore(tmp_path / "target")
+    (tmp_path / "target/d/pieces").write_bytes(b"piece of something else, and longer")
+    _restore(tmp_path / "target")
+    assert (tmp_path / "target/d/pieces").read_bytes() == b"piece" + bytes(7)
 
 
 def test_a_file_is_private_until_it_is_complete(tmp_path: Path) -> None:
@@ -170,7 +178,8 @@ def test_nothing_elsewhere_is_touched(tmp_path: Path, swap: str, resumed: bool) 
             (target / "d/deep").mkdir(parents=True)
         SWAPS[swap](target, elsewhere)
         untouched = facts(tmp_path / "elsewhere")
-        rest = _writes(TreeWriter([os.fsencode(target)])) if resumed else steps[stop:]
+        again = TreeWriter([os.fsencode(target)])
+        rest = _writes(again, anew=not stop) if resumed else steps[stop:]
         try:
             for step in rest:
                 step()
