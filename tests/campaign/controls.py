@@ -81,14 +81,15 @@ class Controls:
         self.know(access)
         # What makes a campaign of hours one of minutes: small parts, a short wait for the lost.
         copy_agent(self._source, SMALL_PARTS, SOON_ABANDONED)
-        self._zygote = subprocess.Popen(
-            [sys.executable, "-m", "tests.campaign.control", "serve"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=(folder / "plain.log").open("ab"),
-            env=self._environment(),
-            cwd=_REPOSITORY,
-        )
+        with (folder / "plain.log").open("ab") as log:
+            self._zygote = subprocess.Popen(
+                [sys.executable, "-m", "tests.campaign.control", "serve"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._environment(),
+                cwd=_REPOSITORY,
+            )
 
     def know(self, access: Access) -> None:
         """The world that the next control sides work in."""
@@ -101,14 +102,15 @@ class Controls:
         (port,) = free_ports(1)
         self._api_url = f"http://127.0.0.1:{port}/api"
         argv = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1"]
-        self._server = subprocess.Popen(
-            [*argv, "--port", str(port)],
-            stdin=subprocess.DEVNULL,
-            stdout=(self._folder / "server.log").open("ab"),
-            stderr=subprocess.STDOUT,
-            env=self._environment(),
-            start_new_session=True,
-        )
+        with (self._folder / "server.log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [*argv, "--port", str(port)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                start_new_session=True,
+            )
         end = time.monotonic() + _SERVER_S
         while True:
             if _answers(port):
@@ -133,9 +135,8 @@ class Controls:
         return Control(pid, folder, self._zygote, forked=True)
 
     def close(self) -> None:
-        assert self._zygote.stdin is not None
-        self._zygote.stdin.close()
-        self._zygote.wait(30)
+        with self._zygote:  # closes its input, at which it ends
+            pass
         if self._server is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._server.pid, signal.SIGKILL)
@@ -152,14 +153,15 @@ class Controls:
         assert self._run("blocks", told).wait() == 0, f"see {self._folder}/prefect.log"
 
     def _run(self, command: str, order: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.campaign.control", command, order],
-            stdin=subprocess.DEVNULL,
-            stdout=(self._folder / "prefect.log").open("ab"),
-            stderr=subprocess.STDOUT,
-            env=self._environment(),
-            cwd=_REPOSITORY,
-        )
+        with (self._folder / "prefect.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.campaign.control", command, order],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                cwd=_REPOSITORY,
+            )
 
     def _environment(self) -> dict[str, str]:
         prefect = {

@@ -13,6 +13,7 @@ from tests.fixtures.tree_print import differences, fill, print_of
 from tests.fixtures.world import World
 from torpor.errors import SnapshotDamaged, SnapshotMissing, StoreMissing, TorporError
 from torpor.format.names import manifest_key
+from torpor.values import ObjectKey
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def kept(world: World, short_agent: None, seaweed: Server) -> World:
     return world
 
 
-def _packs(world: World) -> list[str]:
+def _packs(world: World) -> list[ObjectKey]:
     return [found.key for found in world.direct.list("workspaces/demo/packs/")]
 
 
@@ -80,7 +81,7 @@ def test_packs_that_went_missing_meanwhile_are_stored_anew_before_a_destroy(kept
 
 
 def test_a_manifest_that_rotted_is_refused(kept: World) -> None:
-    newest, older = kept.snapshots()
+    older = kept.snapshots()[1]
     hibernate_plainly(kept.place)
     newest = kept.snapshots()[0]
     key = manifest_key(newest.workspace, newest.snapshot)

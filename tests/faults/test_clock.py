@@ -1,0 +1,61 @@
+"""A machine whose clock is an hour off: grants are signed and judged by other clocks."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.short_agent import SMALL_PARTS, copy_agent
+from tests.fixtures.tree_print import differences, fill, print_of
+from tests.fixtures.world import World
+from torpor.remote import bundle
+from torpor.remote.session import Session
+
+_SHIFTED = """import time
+from pathlib import Path
+
+_true_time, _true_time_ns = time.time, time.time_ns
+time.time = lambda: _true_time() + {shift}
+time.time_ns = lambda: _true_time_ns() + {shift} * 10**9
+"""
+
+
+@contextmanager
+def _clock_shifted(folder: Path, shift_s: int) -> Iterator[None]:
+    """Every agent that starts now lives ``shift_s`` seconds in the future."""
+    shifted = (
+        "torpor/agent/__main__.py",
+        "import time\nfrom pathlib import Path\n",
+        _SHIFTED.format(shift=shift_s),
+    )
+    with patch.object(bundle, "_SOURCE", copy_agent(folder, SMALL_PARTS, shifted)):
+        yield
+
+
+@pytest.mark.parametrize("shift_s", [3600, -3600])
+def test_a_clock_an_hour_off_changes_nothing(world: World, tmp_path: Path, shift_s: int) -> None:
+    machine = world.rent()
+    workspace = world.workspace(machine.id)
+    fill(workspace, random.Random(5), big=2, big_bytes=1_500_000)
+    with _clock_shifted(tmp_path / "agent", shift_s):
+        assert machine.endpoint is not None
+        with Session.open(machine.endpoint, world.place.identity) as session:
+            assert abs(session.hello.clock_unix - time.time() - shift_s) < 60
+        hibernate_plainly(world.place, destroy=False, retries=0)
+        (workspace / "later").write_text("work goes on")
+        truth = print_of(workspace)
+        report = hibernate_plainly(world.place, retries=0)
+        assert report.destroyed
+        assert report.new_bytes < 5_000_000
+        wake_plainly(world.place, retries=0)
+    (woken,) = world.machines()
+    assert not differences(truth, print_of(world.workspace(woken.id)))
+    newest, older = world.snapshots()
+    assert newest.snapshot > older.snapshot

@@ -1,0 +1,146 @@
+"""Faults met by the flows as Prefect runs them: states, retries and messages included."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+from prefect_aws import MinIOCredentials
+from pydantic import SecretStr
+
+from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
+from deployments.server import Server as PrefectServer
+from flows import hibernate, wake
+from tests.fixtures.fault_proxy import Fault
+from tests.fixtures.sshd import until
+from tests.fixtures.standing import gets, lists, puts
+from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
+from tests.fixtures.world import World
+from torpor.errors import StoreDenied, WorkspaceInvalid
+from torpor.remote.session import Session
+from torpor.remote.snapshot import RemoteSnapshot
+
+pytestmark = pytest.mark.timeout(600)
+BLOCK = "faults"
+
+
+@pytest.fixture
+def workspace(prefect_server: PrefectServer, world: World, short_agent: None) -> Workspace:
+    """The world's workspace, store and provider as saved blocks."""
+    access = world.access
+    MinIOCredentials(
+        minio_root_user=access.access_key, minio_root_password=SecretStr(access.secret_key)
+    ).save(BLOCK, overwrite=True)
+    ObjectStore(
+        flavour="seaweedfs",
+        bucket=access.bucket,
+        prefix=access.prefix,
+        endpoint_url=access.endpoint_url,
+        credentials=f"minio-credentials/{BLOCK}",
+    ).save(BLOCK, overwrite=True)
+    SSHIdentity(private_key=SecretStr(access.private_key)).save(BLOCK, overwrite=True)
+    LocalProvider(folder=access.machines, price_usd_h=1.5).save(BLOCK, overwrite=True)
+    block = Workspace(
+        name=access.spec.name,
+        paths=access.spec.paths,
+        store=BLOCK,
+        provider=f"local-provider/{BLOCK}",
+        identity=BLOCK,
+        parts=4,
+        owner="tests",
+    )
+    block.save(BLOCK, overwrite=True)
+    return block
+
+
+@pytest.fixture
+def truth(world: World) -> TreePrint:
+    machine = world.rent()
+    fill(world.workspace(machine.id), random.Random(8), big=3)
+    return print_of(world.workspace(machine.id))
+
+
+def _state(flow: Any, **options: Any) -> Any:
+    return flow(BLOCK, return_state=True, **options)
+
+
+def test_faults_that_pass_leave_completed_flows_and_the_same_workspace(
+    world: World, workspace: Workspace, truth: TreePrint
+) -> None:
+    up = [
+        Fault("status", puts("/packs/"), status=503),
+        Fault("flip_up", puts("/packs/"), at_byte=999),
+        Fault("status", puts("/snapshots/"), status=500, code="InternalError"),
+        Fault("status", lists, status=503),
+    ]
+    down = [
+        Fault("cut", gets("/packs/"), at_byte=10_000),
+        Fault("flip_down", gets("/packs/"), at_byte=20_000),
+        Fault("status", gets("/packs/"), status=503),
+    ]
+    for fault in up:
+        world.proxy.add(fault)
+    slept = _state(hibernate)
+    assert slept.is_completed(), slept.message
+    assert world.machines() == []
+    for fault in down:
+        world.proxy.add(fault)
+    woken = _state(wake)
+    assert woken.is_completed(), woken.message
+    assert [fault.count for fault in up + down] == [0] * 7
+    (machine,) = world.machines()
+    assert not differences(truth, print_of(world.workspace(machine.id)))
+
+
+def test_a_wake_that_is_refused_fails_with_the_reason_and_leaves_no_machine(
+    world: World, workspace: Workspace, truth: TreePrint
+) -> None:
+    assert _state(hibernate).is_completed()
+    world.proxy.add(Fault("status", gets("/packs/"), 1000, 403, "AccessDenied"))
+    failed = _state(wake)
+    assert failed.is_failed()
+    with pytest.raises(StoreDenied, match="check that the store's key"):
+        failed.result()
+    assert world.machines() == []
+    world.proxy.clear()
+    assert _state(wake).is_completed()
+
+
+def test_a_hibernate_that_cannot_be_fails_at_once_and_keeps_the_machine(
+    world: World, workspace: Workspace, truth: TreePrint
+) -> None:
+    workspace.paths = ["~/nowhere"]
+    workspace.save(BLOCK, overwrite=True)
+    failed = _state(hibernate)
+    assert failed.is_failed()
+    with pytest.raises(WorkspaceInvalid, match="check the path in the workspace block"):
+        failed.result()
+    (machine,) = world.machines()
+    assert not differences(truth, print_of(world.workspace(machine.id)))
+    assert world.snapshots() == []
+
+
+def test_a_workspace_that_another_run_holds_is_waited_for(
+    world: World, workspace: Workspace, truth: TreePrint
+) -> None:
+    (machine,) = world.machines()
+    assert machine.endpoint is not None
+    place = world.place
+    ended = threading.Event()
+    with Session.open(machine.endpoint, place.identity) as session:
+        other = RemoteSnapshot(session, place.store, place.spec, place.key, "another")
+        other.begin()
+
+        def end_soon() -> None:
+            until(lambda: len(world.sessions(machine.id)) > 1, "the flow is attached", 60)
+            other.end(committed=False)
+            ended.set()
+
+        threading.Thread(target=end_soon).start()
+        state = _state(hibernate)
+        assert ended.is_set()
+    assert state.is_completed(), state.message
+    assert world.machines() == []
+    assert world.verify_listed() == 1
