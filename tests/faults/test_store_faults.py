@@ -15,7 +15,7 @@ HOST = r"127\.0\.0\.1:\d+"
 
 PHASES = {
     "probe": (puts("/probe/"), "probe"),
-    "list": (lists, "list"),
+    "list": (lists, "probe|list"),
     "packs": (puts("/packs/"), "PUT workspaces/demo/packs/"),
     "manifest": (puts("/snapshots/"), "PUT workspaces/demo/snapshots/"),
     "reading back": (gets("/snapshots/"), "(?i:GET workspaces/demo/snapshots/)"),
