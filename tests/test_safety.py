@@ -14,6 +14,7 @@ import pytest
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import content, let_settle
+from torpor import safety
 from torpor.agent.machine import machine_id
 from torpor.errors import (
     ManifestInvalid,
@@ -135,6 +136,8 @@ def test_no_warrant_is_for_a_machine_without_our_label(kept: Kept) -> None:
         kept.warrant(machine=unlabelled)
     with pytest.raises(NotOurs):
         never_handed_over(unlabelled, LABEL)
+    with pytest.raises(NotOurs, match="carries no torpor label"):
+        Warrant(safety._MINT, unlabelled, "this very module went wrong")
 
 
 # -- what is verified
@@ -237,6 +240,12 @@ def test_a_hidden_pack_that_reads_wrong_is_damage(hidden: Kept) -> None:
 
     with pytest.raises(SnapshotDamaged, match="lacks 1 of 1 packs"):
         verify_snapshot(hidden.store, hidden.stored, hidden.seal, reread)
+
+
+def test_a_hidden_pack_of_another_size_is_damage_without_reading(hidden: Kept) -> None:
+    _hide_md5(hidden, lambda blob: blob + b"x")
+    with pytest.raises(SnapshotDamaged, match="lacks 1 of 1 packs"):
+        verify_snapshot(hidden.store, hidden.stored, hidden.seal, lambda grants: [])
 
 
 def _rewritten(kept: Kept, **changes: object) -> bytes:
