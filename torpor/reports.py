@@ -41,16 +41,16 @@ class HibernateReport(msgspec.Struct, frozen=True):
         return [
             _row("snapshot", self.snapshot),
             _row("machine", f"{self.machine}, {'destroyed' if self.destroyed else 'kept'}"),
-            _row("files", f"{self.files:,}, and {self.skipped} FIFOs, sockets and devices skipped"),
+            _row("files", _files(self.files, self.skipped)),
             _row("bytes", f"{self.bytes:,}"),
             _row(
                 "stored",
-                f"{self.total_stored_bytes:,} in {self.packs} packs, ratio {self.ratio:.2f}",
+                f"{self.total_stored_bytes:,} in {_count(self.packs, 'pack')}, ratio {self.ratio:.2f}",
             ),
             _row(
                 "new",
                 f"{self.new_bytes:,} bytes, stored as {self.stored_bytes:,}, "
-                f"in {self.passes} passes",
+                f"in {_count(self.passes, 'pass', 'passes')}",
             ),
             _row("sealed", "yes, AES-256-GCM" if self.sealed else "no: the store block has no key"),
             _row("changed while read", ", ".join(self.changed) or "nothing"),
@@ -95,6 +95,18 @@ class WakeReport(msgspec.Struct, frozen=True):
 
 def _row(what: str, value: str) -> Row:
     return {"what": what, "value": value}
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _files(files: int, skipped: int) -> str:
+    return (
+        f"{files:,}, and {skipped:,} FIFOs, sockets and devices skipped"
+        if skipped
+        else f"{files:,}"
+    )
 
 
 def _phases(seconds: dict[str, float]) -> str:

@@ -65,6 +65,7 @@ def test_two_roots_come_back_apart(seaweed: Server, tmp_path: Path) -> None:
         (root / "same-name").write_bytes(content(number, 5000))
         (root / "only" / f"in-{number}").mkdir(parents=True)
     before = [kept(root) for root in roots]
+    let_settle()
     engine = Engine(seaweed.store(), tmp_path / "home")
     engine.restore(engine.snapshot(roots), backs)
     for was, back in zip(before, backs, strict=True):
@@ -76,6 +77,7 @@ def test_an_excluded_name_is_not_kept(seaweed: Server, tmp_path: Path) -> None:
     for name in ("kept/a.py", "kept/a.pyc", "cache/b", "deep/cache/c", "only/this/d", "this/e"):
         (was / name).parent.mkdir(parents=True, exist_ok=True)
         (was / name).write_text(name)
+    let_settle()
     engine = Engine(seaweed.store(), tmp_path / "home")
     engine.restore(engine.snapshot([was], ["*.pyc", "cache", "only/this"]), [back])
     files = {p for p, f in facts(back).items() if f.kind == "file"}
