@@ -45,7 +45,8 @@ class HibernateReport(msgspec.Struct, frozen=True):
             _row("bytes", f"{self.bytes:,}"),
             _row(
                 "stored",
-                f"{self.total_stored_bytes:,} in {_count(self.packs, 'pack')}, ratio {self.ratio:.2f}",
+                f"{self.total_stored_bytes:,} in {_count(self.packs, 'pack')}, "
+                f"ratio {self.ratio:.2f}",
             ),
             _row(
                 "new",
