@@ -33,6 +33,7 @@ ENGINE = {
     # the control side's rooms; no machine gets them
     "ledger": {"store", "format", "values", "errors"},
     "safety": {"store", "format", "values", "errors"},
+    "upkeep": {"ledger", "safety", "store", "format", "values", "errors"},
     "providers": {"safety", "values", "errors"},
     "remote": {"agent", "safety", "store", "format", "values", "errors", "gpu_kernels"},
 }

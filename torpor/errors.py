@@ -22,6 +22,7 @@
     │   ├── ManifestInvalid     a manifest that lies, is damaged, or of an unknown version
     │   ├── SnapshotMissing     no snapshot of that name, or none at all
     │   ├── SnapshotDamaged     a pack or chunk is gone or does not match its hash
+    │   ├── SnapshotKept        pinned, or the newest: it is not deleted
     │   ├── WrongKey            sealed with another key, or sealed and no key given
     │   ├── StillChanging       files changed in every pass
     │   └── WorkspaceBusy       another run holds this workspace on this machine
@@ -135,6 +136,10 @@ class SnapshotMissing(SnapshotError):
 
 
 class SnapshotDamaged(SnapshotError):
+    pass
+
+
+class SnapshotKept(SnapshotError):
     pass
 
 

@@ -1,0 +1,1 @@
+"""The rest of a snapshot's life on the control side: kept, pinned, compared, deleted, pruned."""

@@ -1,0 +1,57 @@
+"""Deleting a snapshot: its manifest goes, and nothing else.
+
+Packs that no manifest names any more are prune's. So a deletion can be undone as long as prune has
+not run, and is safe beside everything that reads.
+"""
+
+from __future__ import annotations
+
+from torpor.errors import SnapshotKept, SnapshotMissing, StoreMissing
+from torpor.format.names import manifest_key
+from torpor.store.seam import ObjectStore
+from torpor.store.snapshots import MAX_MANIFEST_BYTES, newest_snapshot
+from torpor.upkeep.pins import pinned, pinned_ids
+from torpor.values import SnapshotId, WorkspaceName
+
+
+def delete_snapshot(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    snapshot: SnapshotId,
+    *,
+    even_newest: SnapshotId | None = None,
+) -> None:
+    """Delete one snapshot.
+
+    A pinned one is refused. The newest is refused unless ``even_newest`` names it: a wake takes
+    the newest, and a machine may have been destroyed because it is there. Raises SnapshotKept
+    and SnapshotMissing; after either the snapshot is as it was.
+    """
+    _refuse_pinned(store, workspace, snapshot)
+    if snapshot == newest_snapshot(store, workspace) and snapshot != even_newest:
+        raise SnapshotKept(
+            f"snapshot {snapshot} is the newest of workspace {workspace} in {store.address}, which "
+            "a wake would take: it was not deleted; name it as `even_newest` if it has to go"
+        )
+    key = manifest_key(workspace, snapshot)
+    try:
+        blob = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
+    except StoreMissing:
+        raise SnapshotMissing(
+            f"workspace {workspace} has no snapshot {snapshot} in {store.address}: nothing was "
+            "deleted; list the snapshots to see which there are"
+        ) from None
+    store.delete([key])
+    # A pin that was made since the first look found the snapshot there and said so.
+    if snapshot in pinned_ids(store, workspace):
+        store.put(key, blob)
+        _refuse_pinned(store, workspace, snapshot)
+
+
+def _refuse_pinned(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
+    if snapshot in pinned_ids(store, workspace):
+        raise SnapshotKept(
+            f"snapshot {snapshot} of workspace {workspace} in {store.address} is pinned "
+            f"({pinned(store, workspace).get(snapshot, 'unpinned meanwhile')}): it was not deleted;"
+            " unpin it first"
+        )
