@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from blocks import Workspace
-from tasks.machines import create_machine, destroy_created, find_offers, take_lease
+from tasks.machines import create_machine, destroy_created, find_offers, hand_over, take_lease
 from tasks.place import open_place, probe_store
 from torpor.values import Machine
 
@@ -27,5 +27,5 @@ def create(workspace: Workspace | str) -> Machine:
         if fresh:  # one that an earlier run left may hold what that run restored
             destroy_created(place, lease)
         raise
-    place.ledger.hand_over(lease)
+    hand_over(place, lease, machine)
     return machine

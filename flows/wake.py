@@ -19,6 +19,7 @@ from tasks.machines import (
     destroy_created,
     endpoint_of,
     find_offers,
+    hand_over,
     open_session,
     own_machine,
     take_lease,
@@ -105,7 +106,7 @@ class _Tenancy:
     def hand_over(self) -> None:
         self._ours = False  # first: a write whose answer is lost may have been done
         if self._lease is not None:
-            self._place.ledger.hand_over(self._lease)
+            hand_over(self._place, self._lease, self.machine)
 
     def holds_nothing_else(self) -> None:
         """The agent began the restore: the targets were empty, or an unfinished restore's."""

@@ -9,6 +9,7 @@ import msgspec
 from prefect import task
 from prefect.logging import get_run_logger
 
+from tasks.events import MachineCreated, MachineDestroyed, MachineHandedOver, emit
 from tasks.place import Place
 from tasks.retrying import ONCE, STEP
 from torpor.errors import (
@@ -120,16 +121,34 @@ def create_machine(place: Place, offers: list[Offer], lease: Lease, fresh: bool)
     for offer in offers:
         try:
             machine = place.provider.create(offer, lease.label, place.ssh_public_key)
-            return wait_until_reachable(place.provider, machine.id, timeout_s=READY_S)
+            live = wait_until_reachable(place.provider, machine.id, timeout_s=READY_S)
         except (CreateFailed, MachineUnreachable) as error:
             if not fresh:
                 raise
             log.warning("offer %s failed, trying the next: %s", offer.id, error)
             refused.append(f"{offer.id}: {error}")
             destroy_created(place, lease)
+        else:
+            emit(
+                MachineCreated(
+                    workspace=place.spec.name,
+                    machine=live.id,
+                    provider=live.provider,
+                    price_usd_h=live.price_usd_h,
+                )
+            )
+            return live
     raise CreateFailed(
         f"none of {len(offers)} offers at {place.provider.identity} became a machine: "
         f"{'; '.join(refused[:3])}"
+    )
+
+
+def hand_over(place: Place, lease: Lease, machine: Machine) -> None:
+    """The machine is the user's: from here on only a verified snapshot may end it."""
+    place.ledger.hand_over(lease)
+    emit(
+        MachineHandedOver(workspace=place.spec.name, machine=machine.id, provider=machine.provider)
     )
 
 
@@ -174,6 +193,14 @@ def end_machine(place: Place, machine: Machine, warrant: Warrant) -> None:
         wait_s = min(2 * wait_s, _LONGEST_POLL_S)
     if machine.label is not None:
         place.ledger.close_lease(machine.label)
+    emit(
+        MachineDestroyed(
+            workspace=place.spec.name,
+            machine=machine.id,
+            provider=machine.provider,
+            reason=warrant.reason,
+        )
+    )
 
 
 def endpoint_of(machine: Machine) -> Endpoint:

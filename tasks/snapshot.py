@@ -6,9 +6,11 @@ from typing import Any
 
 from prefect import task
 
+from tasks.events import SnapshotCommitted, SnapshotVerified, VerificationFailed, emit
 from tasks.place import Place
 from tasks.progress import Progress
 from tasks.retrying import BUSY_TRIES, BUSY_WAIT_S, STEP, retry_if_busy
+from torpor.errors import SnapshotDamaged
 from torpor.remote.session import Session
 from torpor.remote.snapshot import Committed, PartPlan, PartReport, RemoteSnapshot, Scan
 from torpor.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
@@ -62,13 +64,35 @@ def commit(
     snapshot: RemoteSnapshot, statistics: dict[str, int]
 ) -> tuple[StoredSnapshot, Committed]:
     """Write the manifest: from here on the snapshot exists."""
-    return snapshot.commit(statistics)
+    stored, committed = snapshot.commit(statistics)
+    emit(
+        SnapshotCommitted(
+            workspace=stored.workspace,
+            snapshot=stored.snapshot,
+            files=committed.files,
+            bytes=committed.bytes,
+        )
+    )
+    return stored, committed
 
 
 @task(name="verify", **STEP)
 def verify(place: Place, snapshot: RemoteSnapshot, stored: StoredSnapshot) -> Verified:
     """Read the manifest back and compare every pack with what the store says it has."""
-    return verify_snapshot(place.store, stored, place.seal, snapshot.reread)
+    try:
+        verified = verify_snapshot(place.store, stored, place.seal, snapshot.reread)
+    except SnapshotDamaged as error:
+        emit(
+            VerificationFailed(
+                workspace=stored.workspace,
+                snapshots=[stored.snapshot],
+                problems=1,
+                message=str(error),
+            )
+        )
+        raise
+    emit(SnapshotVerified(workspace=stored.workspace, snapshot=stored.snapshot, root=verified.root))
+    return verified
 
 
 @task(name="confirm", **STEP)

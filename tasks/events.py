@@ -1,0 +1,163 @@
+"""What happened, told to Prefect: events that an automation can act on.
+
+An event is a view of what the store and the provider know already; no decision of ours reads one
+(docs/safety.md). Telling never fails the work that is told of. No event holds a secret.
+
+Names are ``torpor.NOUN.VERB``, resources ``torpor.workspace.NAME``, ``torpor.snapshot.NAME.ID`` and
+``torpor.machine.NAME.ID``; every event is related to its workspace. See deployments/automations.py.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import msgspec
+from prefect.events import emit_event
+from prefect.logging import get_logger
+
+from torpor.values import MachineId, SnapshotId, WorkspaceName
+
+_MOST_TEXT: Final = 1000
+"""Characters of an error's message in an event; the whole of it stands in the run's log."""
+_MOST_NAMES: Final = 100
+"""Snapshots that an event names; its numbers count all of them."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to a workspace; the fields are the payload."""
+
+    event: ClassVar[str]
+
+    workspace: WorkspaceName
+
+    def resource(self) -> str:
+        """The id of what it happened to."""
+        return f"torpor.workspace.{self.workspace}"
+
+
+class _OfSnapshot(Event, frozen=True, kw_only=True):
+    snapshot: SnapshotId
+
+    def resource(self) -> str:
+        return f"torpor.snapshot.{self.workspace}.{self.snapshot}"
+
+
+class _OfMachine(Event, frozen=True, kw_only=True):
+    machine: MachineId
+    provider: str
+
+    def resource(self) -> str:
+        return f"torpor.machine.{self.workspace}.{self.machine}"
+
+
+class SnapshotCommitted(_OfSnapshot, frozen=True, kw_only=True):
+    """The manifest is in the store."""
+
+    event: ClassVar[str] = "torpor.snapshot.committed"
+    files: int
+    bytes: int
+
+
+class SnapshotVerified(_OfSnapshot, frozen=True, kw_only=True):
+    """It was read back and every pack is there."""
+
+    event: ClassVar[str] = "torpor.snapshot.verified"
+    root: str
+
+
+class SnapshotDeleted(_OfSnapshot, frozen=True, kw_only=True):
+    """Its manifest is gone; its packs wait for prune."""
+
+    event: ClassVar[str] = "torpor.snapshot.deleted"
+    reason: str
+
+
+class MachineCreated(_OfMachine, frozen=True, kw_only=True):
+    """It is rented and SSH answers; from here on it costs money."""
+
+    event: ClassVar[str] = "torpor.machine.created"
+    price_usd_h: float
+
+
+class MachineHandedOver(_OfMachine, frozen=True, kw_only=True):
+    """It is somebody's now: only a verified snapshot may end it."""
+
+    event: ClassVar[str] = "torpor.machine.handed-over"
+
+
+class MachineDestroyed(_OfMachine, frozen=True, kw_only=True):
+    """The provider says that it is gone."""
+
+    event: ClassVar[str] = "torpor.machine.destroyed"
+    reason: str
+
+
+class BackupFinished(Event, frozen=True, kw_only=True):
+    """A new snapshot is verified, and retention has run."""
+
+    event: ClassVar[str] = "torpor.backup.finished"
+    snapshot: SnapshotId
+    deleted: list[SnapshotId]
+
+
+class BackupFailed(Event, frozen=True, kw_only=True):
+    """No new snapshot, or none that is verified; nothing was deleted for it."""
+
+    event: ClassVar[str] = "torpor.backup.failed"
+    error: str
+    message: str
+
+
+class BackupMissed(Event, frozen=True, kw_only=True):
+    """The newest snapshot is older than it should be, or there is none."""
+
+    event: ClassVar[str] = "torpor.backup.missed"
+    newest: SnapshotId | None
+    age_hours: float | None
+    expected_hours: float
+
+
+class VerificationFailed(Event, frozen=True, kw_only=True):
+    """Stored objects are missing or not as written."""
+
+    event: ClassVar[str] = "torpor.verification.failed"
+    snapshots: list[SnapshotId]
+    problems: int
+    message: str
+
+
+class PacksPruned(Event, frozen=True, kw_only=True):
+    """Packs that no manifest names are deleted."""
+
+    event: ClassVar[str] = "torpor.packs.pruned"
+    packs: int
+    bytes: int
+
+
+def emit(happened: Event) -> None:
+    """Tell Prefect, where there is one; what goes wrong on the way is a warning in the log."""
+    try:
+        payload = {name: _short(value) for name, value in msgspec.to_builtins(happened).items()}
+        resource = {"prefect.resource.id": happened.resource()}
+        workspace = f"torpor.workspace.{happened.workspace}"
+        related = [
+            {
+                "prefect.resource.id": workspace,
+                "prefect.resource.role": "workspace",
+                "prefect.resource.name": str(happened.workspace),
+            }
+        ]
+        emit_event(
+            event=happened.event,
+            resource={**resource, "prefect.resource.name": str(happened.workspace)},
+            related=[] if resource["prefect.resource.id"] == workspace else related,
+            payload=payload,
+        )
+    except Exception as error:  # noqa: BLE001 - an event tells of work, and must not undo it
+        get_logger("torpor").warning("the event %s was not sent: %s", happened.event, error)
+
+
+def _short(value: object) -> object:
+    if isinstance(value, str):
+        return value[:_MOST_TEXT]
+    return value[:_MOST_NAMES] if isinstance(value, list) else value
