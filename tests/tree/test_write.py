@@ -197,7 +197,9 @@ def test_what_was_swapped_is_named(tmp_path: Path) -> None:
     prepare, *_ = _writes(TreeWriter([os.fsencode(target)]))
     prepare()
     _directory_to_symlink(target, elsewhere)
-    with pytest.raises(InvalidInput, match="'d' in the target is not what the restore made there"):
+    with pytest.raises(
+        InvalidInput, match="'d' in the target is not what torpor found or made there"
+    ):
         _restore(target)
 
 

@@ -274,16 +274,18 @@ def _listing(directory: bytes) -> list[tuple[bytes, os.stat_result]]:
     return found
 
 
-def read_xattrs(full: bytes) -> tuple[tuple[bytes, bytes], ...]:
-    """Every extended attribute of a name itself, sorted; none where there are none to be had."""
+def read_xattrs(of: bytes | int) -> tuple[tuple[bytes, bytes], ...]:
+    """Every extended attribute of a name itself, or of an open file, sorted; none where there are
+    none to be had."""
+    follow = isinstance(of, int)  # a descriptor is what it is
     try:
-        names = os.listxattr(full, follow_symlinks=False)
+        names = os.listxattr(of, follow_symlinks=follow)
     except OSError:
         return ()  # ENOTSUP: this file system has none
     pairs = []
     for name in sorted(names):
         try:
-            value = os.getxattr(full, name, follow_symlinks=False)
+            value = os.getxattr(of, name, follow_symlinks=follow)
         except OSError:
             continue  # gone since it was listed, or not readable by anyone (trusted.*)
         pairs.append((os.fsencode(name), value))

@@ -9,17 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from torpor.errors import DiskFull, InvalidInput
 from torpor.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
-
-_DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_CACHED_DIRECTORIES: Final = 16
-"""Open directories a thread keeps: neighbours in a chunk are neighbours in the tree."""
+from torpor.tree.attributes import Attributes
+from torpor.tree.directories import Directories
 
 
 class TreeWriter:
@@ -30,12 +25,17 @@ class TreeWriter:
 
     def __init__(self, targets: Sequence[bytes]) -> None:
         self._targets = targets
-        self._threads = threading.local()
-        self._root = os.geteuid() == 0
-        self._lock = threading.Lock()
-        self.warnings: list[str] = []
-        self.refused_xattrs: set[tuple[int, bytes, bytes]] = set()
+        self._directories = Directories(targets, "empty the target, and wake again")
+        self._attributes = Attributes()
+
+    @property
+    def warnings(self) -> list[str]:
+        return self._attributes.warnings
+
+    @property
+    def refused_xattrs(self) -> set[tuple[int, bytes, bytes]]:
         """Root, path and name of attributes that this machine does not let us set."""
+        return self._attributes.refused_xattrs
 
     def prepare(
         self, entries: Sequence[Entry], in_pieces: Callable[[Entry], bool], *, anew: bool
@@ -72,11 +72,11 @@ class TreeWriter:
         try:
             fd = os.open(name, flags, 0o600, dir_fd=parent)
         except FileExistsError:
-            _unlink_if_there(name, parent, entry)  # left by an interrupted restore
+            self._unlink(name, parent, entry)  # left by an interrupted restore
             fd = os.open(name, flags, 0o600, dir_fd=parent)
         try:
-            _write_all(fd, data, 0, entry)
-            self._attributes(fd, entry)
+            write_all(fd, data, 0, entry)
+            self._attributes.apply(fd, entry)
         finally:
             os.close(fd)
 
@@ -84,7 +84,7 @@ class TreeWriter:
         """Write a run of a file that ``prepare`` made."""
         fd = self._reopen(entry, os.O_WRONLY)
         try:
-            _write_all(fd, data, offset, entry)
+            write_all(fd, data, offset, entry)
         finally:
             os.close(fd)
 
@@ -94,7 +94,7 @@ class TreeWriter:
             if entry.kind == FILE and (in_pieces(entry) or entry.size == 0):
                 fd = self._reopen(entry, os.O_RDONLY) if entry.size else self._create(entry)
                 try:
-                    self._attributes(fd, entry)
+                    self._attributes.apply(fd, entry)
                 finally:
                     os.close(fd)
         for entry in entries:
@@ -109,11 +109,7 @@ class TreeWriter:
 
     def close(self) -> None:
         """Forget the calling thread's open directories."""
-        cache = getattr(self._threads, "directories", None)
-        if cache:
-            for fd in cache.values():
-                os.close(fd)
-            cache.clear()
+        self._directories.close()
 
     def _create(self, entry: Entry) -> int:
         parent, name = self._parent(entry)
@@ -124,10 +120,10 @@ class TreeWriter:
             self._unlock(entry, parent, name, 0o600)
             fd = os.open(name, flags, 0o600, dir_fd=parent)
         except OSError as exc:
-            raise _swapped(exc, entry) from None
+            raise self._directories.swapped(exc, entry.path) from None
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise _swapped(None, entry)
+            raise self._directories.swapped(None, entry.path)
         return fd
 
     def _reopen(self, entry: Entry, access: int) -> int:
@@ -136,118 +132,57 @@ class TreeWriter:
             flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             return os.open(name, flags, dir_fd=parent)
         except OSError as exc:
-            raise _swapped(exc, entry) from None
+            raise self._directories.swapped(exc, entry.path) from None
 
     def _unlock(self, entry: Entry, parent: int, name: bytes, mode: int) -> None:
         """chmod what is ours already; never what a symlink leads to, as plain chmod would."""
         try:
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         except OSError as exc:
-            raise _swapped(exc, entry) from None
+            raise self._directories.swapped(exc, entry.path) from None
         try:
             kind = stat.S_IFMT(os.fstat(fd).st_mode)
             if kind != (stat.S_IFDIR if entry.kind == DIRECTORY else stat.S_IFREG):
-                raise _swapped(None, entry)
+                raise self._directories.swapped(None, entry.path)
             os.chmod(b"/proc/self/fd/%d" % fd, mode)
         finally:
             os.close(fd)
 
     def _link(self, entry: Entry) -> None:
         parent, name = self._parent(entry)
-        target_parent, target_name = self._parent_of(entry.root, entry.target)
-        _unlink_if_there(name, parent, entry)
+        target_parent, target_name = self._directories.parent(entry.root, entry.target)
+        self._unlink(name, parent, entry)
         os.link(
             target_name, name, src_dir_fd=target_parent, dst_dir_fd=parent, follow_symlinks=False
         )
 
     def _symlink(self, entry: Entry) -> None:
         parent, name = self._parent(entry)
-        _unlink_if_there(name, parent, entry)
+        self._unlink(name, parent, entry)
         os.symlink(entry.target, name, dir_fd=parent)
-        if self._root:
-            os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
-        if entry.xattrs:
-            # security.* and trusted.* only: Linux has no user.* on symlinks
-            where = b"/proc/self/fd/%d/%s" % (parent, name)
-            for key, value in entry.xattrs:
-                self._xattr(where, key, value, entry)
-        os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
+        self._attributes.apply_to_symlink(parent, name, entry)
+
+    def _unlink(self, name: bytes, parent: int, entry: Entry) -> None:
+        try:
+            os.unlink(name, dir_fd=parent)
+        except FileNotFoundError:
+            pass
+        except IsADirectoryError as exc:
+            raise self._directories.swapped(exc, entry.path) from None
 
     def _finish_directory(self, entry: Entry) -> None:
-        fd = os.dup(self._directory(entry.root, entry.path))
+        fd = os.dup(self._directories.open(entry.root, entry.path))
         try:
-            self._attributes(fd, entry)
+            self._attributes.apply(fd, entry)
         finally:
             os.close(fd)
 
-    def _attributes(self, fd: int, entry: Entry) -> None:
-        if self._root:
-            os.fchown(fd, entry.uid, entry.gid)
-        elif (entry.uid, entry.gid) != (os.geteuid(), os.getegid()):
-            self._warn_once("owners are not restored: the agent does not run as root")
-        for key, value in entry.xattrs:  # while we may write: the mode may be read-only
-            self._xattr(fd, key, value, entry)
-        os.fchmod(fd, entry.mode)  # after chown, which clears set-user-ID
-        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
-
-    def _xattr(self, where: int | bytes, key: bytes, value: bytes, entry: Entry) -> None:
-        try:
-            os.setxattr(where, key, value, follow_symlinks=isinstance(where, int))
-        except OSError as exc:
-            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            with self._lock:
-                self.refused_xattrs.add((entry.root, entry.path, key))
-            self._warn(
-                f"{os.fsdecode(entry.path)!r}: extended attribute {os.fsdecode(key)} is not "
-                f"restored: {exc.strerror}"
-            )
-
-    def _warn(self, text: str) -> None:
-        with self._lock:
-            self.warnings.append(text)
-
-    def _warn_once(self, text: str) -> None:
-        with self._lock:
-            if text not in self.warnings:
-                self.warnings.append(text)
-
     def _parent(self, entry: Entry) -> tuple[int, bytes]:
-        return self._parent_of(entry.root, entry.path)
-
-    def _parent_of(self, root: int, path: bytes) -> tuple[int, bytes]:
-        directory, _, name = path.rpartition(b"/")
-        return self._directory(root, directory), name
-
-    def _directory(self, root: int, path: bytes) -> int:
-        """A descriptor of a directory, kept open by this thread for a while."""
-        cache: OrderedDict[tuple[int, bytes], int] | None
-        cache = getattr(self._threads, "directories", None)
-        if cache is None:
-            cache = self._threads.directories = OrderedDict()
-        fd = cache.get((root, path))
-        if fd is not None:
-            cache.move_to_end((root, path))
-            return fd
-        if path:
-            parent, _, name = path.rpartition(b"/")
-            above = self._directory(root, parent)
-            try:
-                fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=above)
-            except OSError as exc:
-                raise _swapped(exc, path) from None
-        else:
-            try:
-                fd = os.open(self._targets[root], _DIRECTORY_FLAGS)
-            except OSError as exc:
-                raise _swapped(exc, self._targets[root]) from None
-        cache[(root, path)] = fd
-        if len(cache) > _CACHED_DIRECTORIES:
-            os.close(cache.popitem(last=False)[1])
-        return fd
+        return self._directories.parent(entry.root, entry.path)
 
 
-def _write_all(fd: int, data: bytes | bytearray | memoryview, offset: int, entry: Entry) -> None:
+def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int, entry: Entry) -> None:
+    """Write ``data`` at ``offset``; DiskFull says what to do."""
     view = memoryview(data)
     try:
         while view:
@@ -261,26 +196,3 @@ def _write_all(fd: int, data: bytes | bytearray | memoryview, offset: int, entry
             f"the machine's disk is full ({exc.strerror}) at {os.fsdecode(entry.path)!r}: wake on "
             "a machine with a larger disk; the snapshot in the store is untouched"
         ) from None
-
-
-_SWAPPED: Final = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.ENXIO}
-
-
-def _swapped(exc: OSError | None, what: Entry | bytes) -> OSError | InvalidInput:
-    """What to raise when a name that the restore made is of another kind now, or gone."""
-    if exc is not None and exc.errno not in _SWAPPED:
-        return exc
-    path = what if isinstance(what, bytes) else what.path
-    return InvalidInput(
-        f"{os.fsdecode(path)!r} in the target is not what the restore made there: something else "
-        "writes into the target; end that, empty the target, and wake again"
-    )
-
-
-def _unlink_if_there(name: bytes, parent: int, entry: Entry) -> None:
-    try:
-        os.unlink(name, dir_fd=parent)
-    except FileNotFoundError:
-        pass
-    except IsADirectoryError as exc:
-        raise _swapped(exc, entry) from None
