@@ -75,6 +75,19 @@ def hibernate(
             machine of your own, which is never destroyed. Empty: the workspace's only machine.
         accept_changed: Patterns of files that may change while they are read, such as *.log.
     """
+    report, _ = store_workspace(workspace, destroy, machine, accept_changed)
+    create_table_artifact(
+        key=f"hibernate-{report.workspace}",
+        table=report.rows(),
+        description=f"Workspace {report.workspace} hibernated as {report.snapshot}",
+    )
+    return report
+
+
+def store_workspace(
+    workspace: Workspace | str, destroy: bool, machine: str, accept_changed: list[str]
+) -> tuple[HibernateReport, Verified]:
+    """Hibernate within whichever flow asks for it; a backup goes on with the proof."""
     phases = Phases()
     with phases.phase("prepare"):
         place = open_place(workspace)
@@ -92,13 +105,7 @@ def hibernate(
     with session:
         work = _Hibernation(place, session, live, destroy, phases)
         with work.held():
-            report = work.run()
-    create_table_artifact(
-        key=f"hibernate-{place.spec.name}",
-        table=report.rows(),
-        description=f"Workspace {place.spec.name} hibernated as {report.snapshot}",
-    )
-    return report
+            return work.run(), work.verified
 
 
 class _Hibernation:
@@ -131,6 +138,12 @@ class _Hibernation:
             if not self._destroyed:
                 with suppress(TorporError):  # the agent gives up by itself when it cannot be told
                     self._snapshot.end(committed=self._verified is not None)
+
+    @property
+    def verified(self) -> Verified:
+        if self._verified is None:
+            raise AssertionError("nothing was verified in this run")
+        return self._verified
 
     def run(self) -> HibernateReport:
         for rounds_left in reversed(range(MAX_ROUNDS)):
@@ -230,11 +243,9 @@ class _Hibernation:
         )
 
     def _destroy_machine(self) -> None:
-        if self._verified is None:
-            raise AssertionError("a machine is destroyed after its snapshot was verified")
         with self._phases.phase("confirm"):
             warrant = confirm(
-                self._place, self._snapshot, self._verified, self._machine, self._session
+                self._place, self._snapshot, self.verified, self._machine, self._session
             )
         with self._phases.phase("destroy"):
             destroy_machine(self._place, self._machine, warrant)
