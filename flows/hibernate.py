@@ -29,7 +29,7 @@ from tasks.snapshot import (
     store_part,
     verify,
 )
-from torpor.errors import AgentLost, InvalidInput, StillChanging, TorporError
+from torpor.errors import AgentLost, GrantExpired, InvalidInput, StillChanging, TorporError
 from torpor.remote.session import Session
 from torpor.remote.snapshot import PartReport, RemoteSnapshot, Scan
 from torpor.reports import HibernateReport
@@ -155,8 +155,9 @@ class _Hibernation:
                     report = msgspec.structs.replace(
                         report, destroyed=True, saved_usd_h=self._machine.price_usd_h
                     )
-            except (AgentLost, StillChanging) as error:
-                # a new agent, or a disk that changed after the commit: go round once more
+            except (AgentLost, GrantExpired, StillChanging) as error:
+                # a new agent, a control side that slept before the commit, or a disk that changed
+                # after it: go round once more
                 if not rounds_left:
                     raise
                 get_run_logger().warning("another round: %s", error)
@@ -187,7 +188,9 @@ class _Hibernation:
             lost = compare_packs(self._snapshot)
             if not lost:
                 return seen
-            get_run_logger().warning("the store lacks %d packs: storing them anew", len(lost))
+            get_run_logger().warning(
+                "the store lacks %d packs, or prune has marked them: storing them anew", len(lost)
+            )
         raise StillChanging(
             f"workspace {self._place.spec.name} on machine {self._machine.id} changed in each of "
             f"{most} passes, last: {', '.join(seen.unaccepted)}. Nothing was destroyed. Stop what "

@@ -16,7 +16,8 @@ import msgspec
 from torpor.errors import NotOurs, SnapshotDamaged, StillChanging, UnsafeDestroy
 from torpor.format.keys import Seal
 from torpor.format.manifest import Manifest, Pack
-from torpor.format.names import pack_key, packs_prefix
+from torpor.format.names import manifest_key, pack_key, packs_prefix
+from torpor.store.marks import LATEST_COMMIT_S, read_marks
 from torpor.store.seam import ObjectStore
 from torpor.store.snapshots import newest_snapshot, read_manifest
 from torpor.values import (
@@ -141,6 +142,7 @@ def verify_snapshot(
             f"{len(missing)} of {len(manifest.packs)} packs, or they are not as written: "
             f"{', '.join(missing[:5])}. The machine was not touched; run hibernate again"
         )
+    _check_not_late(store, manifest)
     return Verified(_MINT, manifest, wanted.root)
 
 
@@ -162,6 +164,23 @@ def compare_packs(
         elif found.md5 != pack.md5.hex():
             missing.append(key)
     return missing, unsure
+
+
+def _check_not_late(store: ObjectStore, manifest: Manifest) -> None:
+    """A manifest that came too long after a mark of a pack that it names may have been missed by
+    the sweep of that mark: its packs are there now, and may go at any moment."""
+    named = {pack.id for pack in manifest.packs}
+    marks = [mark for mark in read_marks(store, manifest.workspace) if named & mark.unnamed]
+    if not marks:
+        return
+    found = store.head(manifest_key(manifest.workspace, manifest.snapshot))
+    oldest = min(mark.made_unix for mark in marks)
+    if found is None or found.modified_unix > oldest + LATEST_COMMIT_S:
+        raise SnapshotDamaged(
+            f"snapshot {manifest.snapshot} of workspace {manifest.workspace} in {store.address} "
+            "was written long after prune had marked packs that it names, so that they may go at "
+            "any moment. The machine was not touched; run hibernate again, and delete this snapshot"
+        )
 
 
 def warrant_to_destroy(

@@ -15,6 +15,10 @@ def packs_prefix(workspace: WorkspaceName) -> str:
     return f"workspaces/{workspace}/packs/"
 
 
+def marks_prefix(workspace: WorkspaceName) -> str:
+    return f"workspaces/{workspace}/marks/"
+
+
 def manifest_key(workspace: WorkspaceName, snapshot: SnapshotId) -> ObjectKey:
     return ObjectKey(snapshots_prefix(workspace) + snapshot)
 

@@ -43,6 +43,7 @@ class ChunkTable:
         self._numbers: dict[bytes, int] = {}
         self._known: dict[bytes, Located] = {}
         self._packs: dict[bytes, Pack] = {}
+        self._lost: set[bytes] = set()
 
     def adopt(self, chunks: Sequence[Chunk], packs: Sequence[Pack]) -> None:
         """Take over a manifest's chunks under their own numbers; only as the very first call."""
@@ -61,7 +62,8 @@ class ChunkTable:
         """Chunks that the store holds already and that may be referred to."""
         with self._lock:
             for one in located:
-                self._known.setdefault(one.name, one)
+                if one.place.pack not in self._lost:
+                    self._known.setdefault(one.name, one)
             for pack in packs:
                 self._packs.setdefault(pack.id, pack)
 
@@ -98,8 +100,10 @@ class ChunkTable:
             self._pending.difference_update(numbers)
 
     def lose(self, pack_ids: set[bytes]) -> None:
-        """The store does not have these packs: their chunks have no place any more."""
+        """These packs are gone from the store, or soon will be: their chunks have no place any
+        more, and no snapshot that is read later brings it back."""
         with self._lock:
+            self._lost |= pack_ids
             for number, place in enumerate(self._places):
                 if place is not None and place.pack in pack_ids:
                     self._places[number] = None

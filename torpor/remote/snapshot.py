@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from torpor.format.names import manifest_key, new_pack_key, packs_prefix
+from torpor.format.names import manifest_key, new_pack_key, pack_id_of, packs_prefix
 from torpor.remote.run import RemoteRun
 from torpor.remote.session import Session
 from torpor.safety import Confirmed
+from torpor.store.marks import COMMIT_S, marked_packs
 from torpor.store.seam import ObjectStore
 from torpor.store.snapshots import list_snapshots
 from torpor.values import (
@@ -89,6 +90,14 @@ class Committed(msgspec.Struct, frozen=True):
     unaccepted: list[str]
 
 
+class _Leave(NamedTuple):
+    """To write one manifest, for COMMIT_S."""
+
+    snapshot: SnapshotId
+    signed_unix: float
+    grant: dict[str, Any]
+
+
 class RemoteSnapshot(RemoteRun):
     """One snapshot of one machine's workspace, from ``begin`` to ``end``.
 
@@ -108,6 +117,7 @@ class RemoteSnapshot(RemoteRun):
         self.spec = spec
         self._resumed: list[ObjectKey] = []
         self._parent: SnapshotId | None = None
+        self._leave: _Leave | None = None
 
     def begin(self) -> dict[str, Any]:
         """Take the workspace on the machine; returns the machine's environment.
@@ -130,10 +140,12 @@ class RemoteSnapshot(RemoteRun):
 
     def scan(self, number: int, lost: Sequence[ObjectKey] = ()) -> Scan:
         """Walk the workspace; ``lost`` packs must be stored anew. Passes count from 1."""
+        self._leave = None
         answer = self._held(
             "snapshot.scan",
             **{"pass": number},
             max_parts=self.spec.parts,
+            part_bytes=self.spec.part_bytes,
             resumed=self._resumed,
             lost=list(lost),
             accepted=self.spec.accept_changed,
@@ -166,27 +178,41 @@ class RemoteSnapshot(RemoteRun):
         return str(answer["tail"])
 
     def lost_packs(self) -> list[ObjectKey]:
-        """Packs that the manifest would name and that the store does not have as written."""
+        """Packs that the manifest would name and must not: the store does not have them as
+        written, or prune has marked them. Their chunks have to be stored anew.
+
+        The order is what makes prune safe without a lock (docs/safety.md, rule 11): first the
+        leave to write the manifest, which ends COMMIT_S later whatever becomes of this process;
+        then the marks; then the packs.
+        """
         claims = msgspec.convert(self._held("snapshot.packs")["packs"], list[PackClaim])
-        return self._missing(claims)
+        self._leave = self._new_leave()
+        marked = marked_packs(self._store, self.spec.name)
+        missing = set(self._missing(claims))
+        return [c.key for c in claims if c.key in missing or pack_id_of(c.key) in marked]
 
     def commit(self, statistics: dict[str, int]) -> tuple[StoredSnapshot, Committed]:
-        """Write the manifest; only after ``lost_packs`` came back empty."""
-        now = datetime.now(timezone.utc)
-        snapshot = new_snapshot_id(now, self._parent)
-        key = manifest_key(self.spec.name, snapshot)
+        """Write the manifest; only after ``lost_packs`` came back empty, and with the leave that
+        was signed there: GrantExpired where that was too long ago."""
+        if self._leave is None:
+            raise RuntimeError("commit comes after lost_packs, and nothing between them")
+        leave = self._leave
         answer = self._held(
             "snapshot.commit",
-            snapshot=snapshot,
+            snapshot=leave.snapshot,
             parent=self._parent,
-            created_unix=int(now.timestamp()),
+            created_unix=int(leave.signed_unix),
             statistics=statistics,
             accepted=self.spec.accept_changed,
-            grant=self._grant("PUT", key, 0),
+            grant=leave.grant,
         )
         committed = msgspec.convert(answer, Committed)
         stored = StoredSnapshot(
-            self.spec.name, snapshot, committed.root, committed.manifest_bytes, now.timestamp()
+            self.spec.name,
+            leave.snapshot,
+            committed.root,
+            committed.manifest_bytes,
+            leave.signed_unix,
         )
         return stored, committed
 
@@ -207,6 +233,13 @@ class RemoteSnapshot(RemoteRun):
     def _begin_again(self) -> None:
         """The new agent answers a part with ``lost``, and what needs a pass with AgentLost."""
         self.begin()
+
+    def _new_leave(self) -> _Leave:
+        now = datetime.now(timezone.utc)
+        snapshot = new_snapshot_id(now, self._parent)
+        key = manifest_key(self.spec.name, snapshot)
+        grant = self._store.grant("PUT", key, expires_s=COMMIT_S)
+        return _Leave(snapshot, now.timestamp(), msgspec.to_builtins(grant))
 
     def _known(self, one: StoredSnapshot) -> dict[str, Any]:
         key = manifest_key(one.workspace, one.snapshot)

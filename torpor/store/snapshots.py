@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torpor.errors import InvalidInput, SnapshotMissing, StoreMissing
+from torpor.errors import InvalidInput, ManifestInvalid, SnapshotMissing, StoreMissing
 from torpor.format.checks import check_manifest
 from torpor.format.keys import Seal
 from torpor.format.manifest import (
@@ -95,6 +95,9 @@ def _manifests(store: ObjectStore, workspace: WorkspaceName) -> Iterator[StoredO
 
 
 def _root(store: ObjectStore, transfer: Transfer, found: StoredObject) -> str:
+    what = f"{found.key} in {store.address}"
+    if not found.bytes:
+        raise ManifestInvalid(f"{what} is empty: it is no torpor manifest any more; run verify")
     grant = store.grant("GET", found.key, expires_s=_GRANT_S)
     header = next(transfer.get_ranges(grant, [Range(0, min(HEADER_BYTES, found.bytes))]))
-    return manifest_root(bytes(header), f"{found.key} in {store.address}").hex()
+    return manifest_root(bytes(header), what).hex()
