@@ -109,12 +109,11 @@ class BackupFailed(Event, frozen=True, kw_only=True):
 
 
 class BackupMissed(Event, frozen=True, kw_only=True):
-    """The newest snapshot is older than it should be, or there is none."""
+    """The newest snapshot is older than it should be, or there is none, or nobody knows."""
 
     event: ClassVar[str] = "torpor.backup.missed"
-    newest: SnapshotId | None
-    age_hours: float | None
     expected_hours: float
+    message: str
 
 
 class VerificationFailed(Event, frozen=True, kw_only=True):

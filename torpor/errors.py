@@ -23,6 +23,7 @@
     │   ├── SnapshotMissing     no snapshot of that name, or none at all
     │   ├── SnapshotDamaged     a pack or chunk is gone or does not match its hash
     │   ├── SnapshotKept        pinned, or the newest: it is not deleted
+    │   ├── SnapshotOverdue     the newest one is older than a backup's schedule allows
     │   ├── WrongKey            sealed with another key, or sealed and no key given
     │   ├── StillChanging       files changed in every pass
     │   └── WorkspaceBusy       another run holds this workspace on this machine
@@ -140,6 +141,10 @@ class SnapshotDamaged(SnapshotError):
 
 
 class SnapshotKept(SnapshotError):
+    pass
+
+
+class SnapshotOverdue(SnapshotError):
     pass
 
 

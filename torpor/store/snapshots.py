@@ -41,12 +41,14 @@ def list_snapshots(
         ]
 
 
+def snapshot_ids(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
+    """The workspace's snapshots by a listing alone, oldest first; no manifest is looked into."""
+    return [snapshot_of(found.key) for found in _manifests(store, workspace)]
+
+
 def newest_snapshot(store: ObjectStore, workspace: WorkspaceName) -> SnapshotId | None:
     """The id that sorts last, or None."""
-    newest = None
-    for found in _manifests(store, workspace):
-        newest = snapshot_of(found.key)
-    return newest
+    return max(snapshot_ids(store, workspace), default=None)
 
 
 def find_snapshot(

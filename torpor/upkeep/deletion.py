@@ -6,11 +6,16 @@ not run, and is safe beside everything that reads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 from torpor.errors import SnapshotKept, SnapshotMissing, StoreMissing
 from torpor.format.names import manifest_key
+from torpor.safety import Verified
 from torpor.store.seam import ObjectStore
 from torpor.store.snapshots import MAX_MANIFEST_BYTES, newest_snapshot
 from torpor.upkeep.pins import pinned, pinned_ids
+from torpor.upkeep.retention import Verdict
 from torpor.values import SnapshotId, WorkspaceName
 
 
@@ -46,6 +51,29 @@ def delete_snapshot(
     if snapshot in pinned_ids(store, workspace):
         store.put(key, blob)
         _refuse_pinned(store, workspace, snapshot)
+
+
+def expire(store: ObjectStore, verified: Verified, verdicts: Sequence[Verdict]) -> list[SnapshotId]:
+    """Delete what a retention lets go, now that ``verified`` is in the store, whole.
+
+    Returns what was deleted, newest first. What somebody pinned or deleted meanwhile is left as
+    it is. Raises SnapshotMissing when the verified snapshot itself is gone: then nothing goes.
+    """
+    workspace = verified.workspace
+    if store.head(manifest_key(workspace, verified.snapshot)) is None:
+        raise SnapshotMissing(
+            f"snapshot {verified.snapshot} of workspace {workspace} is gone from {store.address}, "
+            "though it was verified a moment ago: nothing was deleted; back up again"
+        )
+    deleted = []
+    for verdict in verdicts:
+        # Nothing as new as the proof goes by it, whatever a clock or a rule says.
+        if verdict.kept or verdict.snapshot >= verified.snapshot:
+            continue
+        with suppress(SnapshotKept, SnapshotMissing):
+            delete_snapshot(store, workspace, verdict.snapshot)
+            deleted.append(verdict.snapshot)
+    return deleted
 
 
 def _refuse_pinned(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:

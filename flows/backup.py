@@ -1,0 +1,144 @@
+"""Backup: a snapshot on a schedule that keeps the machine, then retention; and whether it came."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+from prefect.runtime import flow_run
+from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import Field
+
+from blocks import Workspace
+from flows.hibernate import PARTS_AT_ONCE, store_workspace
+from tasks.events import BackupFailed, BackupFinished, BackupMissed, emit
+from tasks.place import Place, open_place
+from tasks.retention import apply_retention, judge_snapshots, look_at_newest
+from torpor.errors import TorporError
+from torpor.upkeep.reports import BackupReport, FreshnessReport
+from torpor.upkeep.retention import MOST_KEPT, Retention
+
+Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_KEPT)]
+
+
+def _run_name() -> str:
+    workspace = flow_run.parameters.get("workspace")
+    return f"{flow_run.flow_name}-{getattr(workspace, 'name', workspace)}"
+
+
+@flow(
+    name="backup",
+    flow_run_name=_run_name,
+    task_runner=ThreadPoolTaskRunner(max_workers=PARTS_AT_ONCE),  # type: ignore[arg-type]
+    persist_result=False,
+)
+def backup(
+    workspace: Workspace | str,
+    keep_last: Count = 0,
+    keep_hourly: Count = 0,
+    keep_daily: Count = 0,
+    keep_weekly: Count = 0,
+    keep_monthly: Count = 0,
+    keep_yearly: Count = 0,
+    timezone: str = "UTC",
+    dry_run: bool = False,
+    machine: str = "",
+    accept_changed: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
+) -> BackupReport:
+    """Take a snapshot, keep the machine, and then delete old snapshots that no rule keeps.
+
+    A snapshot that any rule keeps stays; so do the newest and every pinned one. With all numbers
+    at 0 nothing is ever deleted. Nothing is deleted before the new snapshot is verified.
+
+    Args:
+        workspace: The Workspace block to back up, or its name.
+        keep_last: Keep the newest so many snapshots.
+        keep_hourly: Keep the newest snapshot of each of the last so many hours that have one.
+        keep_daily: Keep the newest snapshot of each of the last so many days that have one.
+        keep_weekly: Keep the newest snapshot of each of the last so many weeks that have one.
+        keep_monthly: Keep the newest snapshot of each of the last so many months that have one.
+        keep_yearly: Keep the newest snapshot of each of the last so many years that have one.
+        timezone: Where days begin, such as Europe/Berlin.
+        dry_run: Take and delete nothing; say what the next backup would delete, and why the rest
+            stays.
+        machine: Which machine, when the workspace is on several: its id, or user@host:port for a
+            machine of your own. Empty: the workspace's only machine.
+        accept_changed: Patterns of files that may change while they are read, such as *.log.
+    """
+    retention = Retention(
+        keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, timezone
+    )
+    place = open_place(workspace)
+    if dry_run:
+        verdicts = judge_snapshots(place, retention, and_a_new_one=True)
+        report = BackupReport(place.spec.name, None, None, verdicts, [])
+    else:
+        try:
+            report = _take_and_expire(place, workspace, retention, machine, accept_changed)
+        except Exception as error:
+            emit(
+                BackupFailed(
+                    workspace=place.spec.name, error=type(error).__name__, message=str(error)
+                )
+            )
+            raise
+    create_table_artifact(
+        key=f"backup-{place.spec.name}",
+        table=report.rows(),
+        description=_described(report),
+    )
+    return report
+
+
+@flow(name="check-backup", flow_run_name=_run_name, persist_result=False)
+def check_backup(
+    workspace: Workspace | str, most_hours: Annotated[float, Field(gt=0, le=24 * 366)] = 26.0
+) -> FreshnessReport:
+    """See that the newest snapshot is young enough; fail, and raise an event, where it is not.
+
+    A store that does not answer fails the check too: not knowing is not well.
+
+    Args:
+        workspace: The Workspace block whose backups are looked at, or its name.
+        most_hours: How old the newest snapshot may be. For a backup each day, a day and two hours.
+    """
+    place = open_place(workspace)
+    try:
+        report = look_at_newest(place, most_hours)
+    except TorporError as error:
+        emit(BackupMissed(workspace=place.spec.name, expected_hours=most_hours, message=str(error)))
+        raise
+    create_table_artifact(
+        key=f"check-backup-{place.spec.name}",
+        table=report.rows(),
+        description=f"Workspace {place.spec.name} has a backup that is young enough",
+    )
+    return report
+
+
+def _take_and_expire(
+    place: Place,
+    workspace: Workspace | str,
+    retention: Retention,
+    machine: str,
+    accept_changed: list[str],
+) -> BackupReport:
+    hibernated, verified = store_workspace(workspace, False, machine, accept_changed)
+    verdicts = judge_snapshots(place, retention, and_a_new_one=False)
+    deleted = apply_retention(place, verified, verdicts)
+    emit(BackupFinished(workspace=place.spec.name, snapshot=verified.snapshot, deleted=deleted))
+    return BackupReport(place.spec.name, verified.snapshot, hibernated, verdicts, deleted)
+
+
+def _described(report: BackupReport) -> str:
+    if report.dry_run:
+        going = sum(not verdict.kept for verdict in report.verdicts)
+        return (
+            f"Workspace {report.workspace}: the next backup would keep "
+            f"{len(report.verdicts) - going} snapshots, itself included, and delete {going}"
+        )
+    return (
+        f"Workspace {report.workspace} backed up as {report.snapshot}; "
+        f"{len(report.deleted)} old snapshots deleted"
+    )
