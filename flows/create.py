@@ -5,7 +5,8 @@ from __future__ import annotations
 from prefect import flow
 
 from blocks import Workspace
-from tasks.machines import create_machine, destroy_created, find_offers, hand_over, take_lease
+from flows.tenancy import rented
+from tasks.machines import find_offers, take_lease
 from tasks.place import open_place, probe_store
 from torpor.values import Machine
 
@@ -21,11 +22,6 @@ def create(workspace: Workspace | str) -> Machine:
     probe_store(place)
     offers = find_offers(place)
     lease, fresh = take_lease(place)
-    try:
-        machine = create_machine(place, offers, lease, fresh)
-    except BaseException:
-        if fresh:  # one that an earlier run left may hold what that run restored
-            destroy_created(place, lease)
-        raise
-    hand_over(place, lease, machine)
-    return machine
+    with rented(place, offers, lease, fresh) as tenancy:
+        tenancy.hand_over()
+    return tenancy.machine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from prefect import flow
@@ -14,31 +14,14 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from blocks import Workspace
 from flows.hibernate import PARTS_AT_ONCE
 from flows.phases import Phases
-from tasks.machines import (
-    create_machine,
-    destroy_created,
-    endpoint_of,
-    find_offers,
-    hand_over,
-    open_session,
-    own_machine,
-    take_lease,
-)
+from flows.restoration import Restoration
+from flows.tenancy import Tenancy, rented
+from tasks.machines import endpoint_of, find_offers, open_session, take_lease
 from tasks.place import Place, open_place, probe_store
 from tasks.progress import Progress
-from tasks.restore import (
-    begin_restore,
-    check_restore,
-    finish_restore,
-    pick_snapshot,
-    restore_part,
-)
-from torpor.errors import TorporError, WorkspaceBusy
-from torpor.ledger import Lease
-from torpor.remote.restore import Finished, RemoteRestore, RestorePlan
-from torpor.remote.session import Session
+from tasks.restore import pick_snapshot, restore_part
+from torpor.remote.restore import RemoteRestore, RestorePlan
 from torpor.reports import WakeReport
-from torpor.values import Machine, StoredSnapshot
 
 NEWEST: Final = "newest"
 
@@ -79,7 +62,12 @@ def wake(
         with phases.phase("connect"):
             session = open_session(place, endpoint_of(tenancy.machine))
         with session:
-            report = _restore(place, session, tenancy, wanted, full_check, phases)
+            work = Restoration(place, session, tenancy, wanted, str(flow_run.id), phases)
+            with work.begun() as plan:
+                if not plan.complete:
+                    with phases.phase("restore"):
+                        _restore_parts(place, work.remote, plan)
+                report = work.complete(plan, full_check)
     create_table_artifact(
         key=f"wake-{place.spec.name}",
         table=report.rows(),
@@ -88,88 +76,18 @@ def wake(
     return report
 
 
-class _Tenancy:
-    """One machine that a workspace is being woken on, and who may end it when that fails.
-
-    A machine that this run created is destroyed on failure. One that an earlier run left
-    unfinished is only destroyed once its agent has said that it holds an unfinished restore and
-    nothing else: unknown is not idle. One that was handed over is the user's.
-    """
-
-    def __init__(self, place: Place, machine: Machine, lease: Lease | None, fresh: bool) -> None:
-        self.machine = machine
-        self.fresh = fresh
-        self._place = place
-        self._lease = lease
-        self._ours = fresh and lease is not None
-
-    def hand_over(self) -> None:
-        self._ours = False  # first: a write whose answer is lost may have been done
-        if self._lease is not None:
-            hand_over(self._place, self._lease, self.machine)
-
-    def holds_nothing_else(self) -> None:
-        """The agent began the restore: the targets were empty, or an unfinished restore's."""
-        self._ours = self._lease is not None
-
-    def end_failed(self) -> None:
-        if self._ours and self._lease is not None:
-            destroy_created(self._place, self._lease)
-
-
 @contextmanager
-def _tenancy(place: Place, own: str, phases: Phases) -> Iterator[_Tenancy]:
+def _tenancy(place: Place, own: str, phases: Phases) -> Iterator[Tenancy]:
     """The user's own machine, or a rented one that does not outlive a failure unless it must."""
     if own:
-        yield _Tenancy(place, own_machine(own), None, fresh=True)
+        yield Tenancy.own(place, own)
         return
-    with phases.phase("machine"):
-        offers = find_offers(place)
-        lease, fresh = take_lease(place)
-        try:
-            machine = create_machine(place, offers, lease, fresh)
-        except BaseException:
-            if fresh:
-                destroy_created(place, lease)
-            raise
-    tenancy = _Tenancy(place, machine, lease, fresh=fresh)
-    try:
+    with ExitStack() as renting:
+        with phases.phase("machine"):
+            offers = find_offers(place)
+            lease, fresh = take_lease(place)
+            tenancy = renting.enter_context(rented(place, offers, lease, fresh))
         yield tenancy
-    except WorkspaceBusy:
-        raise  # another run wakes it on this very machine: hands off
-    except BaseException:
-        tenancy.end_failed()
-        raise
-
-
-def _restore(
-    place: Place,
-    session: Session,
-    tenancy: _Tenancy,
-    wanted: StoredSnapshot,
-    full_check: bool,
-    phases: Phases,
-) -> WakeReport:
-    restore = RemoteRestore(
-        session, place.store, wanted, place.key, str(flow_run.id), parts=place.spec.parts
-    )
-    try:
-        with phases.phase("plan"):
-            plan = begin_restore(restore, resume=not tenancy.fresh)
-        finished = Finished(plan.files, plan.bytes, [], 0)
-        if not plan.complete:
-            tenancy.holds_nothing_else()
-            with phases.phase("restore"):
-                _restore_parts(place, restore, plan)
-            with phases.phase("finish"):
-                finished = finish_restore(restore)
-            with phases.phase("check"):
-                check_restore(restore, full_check)
-        tenancy.hand_over()
-    finally:
-        with suppress(TorporError):  # the agent gives up by itself when it cannot be told
-            restore.end()
-    return _report(place, tenancy.machine, wanted, plan, finished, full_check, phases)
 
 
 def _restore_parts(place: Place, restore: RemoteRestore, plan: RestorePlan) -> None:
@@ -183,38 +101,3 @@ def _restore_parts(place: Place, restore: RemoteRestore, plan: RestorePlan) -> N
     for future in futures:
         future.result()
     progress.done()
-
-
-def _report(
-    place: Place,
-    machine: Machine,
-    wanted: StoredSnapshot,
-    plan: RestorePlan,
-    finished: Finished,
-    full_check: bool,
-    phases: Phases,
-) -> WakeReport:
-    endpoint = endpoint_of(machine)
-    return WakeReport(
-        workspace=place.spec.name,
-        snapshot=wanted.snapshot,
-        root=wanted.root,
-        machine=machine.id,
-        host=endpoint.host,
-        port=endpoint.port,
-        user=endpoint.user,
-        roots=plan.roots,
-        files=finished.files,
-        bytes=finished.bytes,
-        stored_bytes=plan.stored_bytes,
-        checked=_checked(plan, full_check),
-        warnings=finished.warnings,
-        seconds=phases.seconds,
-        price_usd_h=machine.price_usd_h,
-    )
-
-
-def _checked(plan: RestorePlan, full_check: bool) -> str:
-    if plan.complete:
-        return "by the earlier wake that restored it; nothing was written by this one"
-    return "every byte and attribute" if full_check else "names and attributes"

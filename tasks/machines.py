@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -37,13 +38,7 @@ _LONGEST_POLL_S: Final = 5.0
 @task(name="find machine", **STEP)
 def find_machine(place: Place, wanted: str) -> Machine:
     """The workspace's live machine, or the one of that id; never one without our label."""
-    mine = [
-        machine
-        for machine in place.provider.list_own()
-        if machine.label is not None
-        and machine.label.workspace == place.spec.name
-        and machine.state != "gone"
-    ]
+    mine = _live_machines(place)
     if wanted:
         mine = [machine for machine in mine if machine.id == wanted]
     if len(mine) == 1:
@@ -92,36 +87,69 @@ def take_lease(place: Place) -> tuple[Lease, bool]:
     it: nothing is rented twice. InvalidInput when the workspace is on a machine already.
     """
     provider = place.provider.identity
-    ledger = place.ledger
-    unfinished = ledger.unfinished(provider)
-    for machine in place.provider.list_own():
-        label = machine.label
-        if label is None or label.workspace != place.spec.name or machine.state == "gone":
-            continue
-        if unfinished is None or label != unfinished.label:
+    unfinished = place.ledger.unfinished(provider)
+    labels = [lease.label for lease in unfinished]
+    live = _live_machines(place)
+    for machine in live:
+        if machine.label not in labels:
             raise InvalidInput(
                 f"workspace {place.spec.name} is on machine {machine.id} at {provider} already: "
                 "work there, or hibernate it first"
             )
-    if unfinished is not None:
-        return unfinished, False
-    return ledger.open_lease(place.owner, provider), True
+    if len(live) > 1:
+        raise InvalidInput(
+            f"a replicate of workspace {place.spec.name} that did not finish left "
+            f"{len(live)} machines at {provider}, or is still at work: run replicate again, which "
+            "takes them up and destroys those that are not wanted"
+        )
+    if live:
+        return next(lease for lease in unfinished if lease.label == live[0].label), False
+    if unfinished:
+        return unfinished[0], False
+    return place.ledger.open_lease(place.owner, provider), True
+
+
+@task(name="take leases", **STEP)
+def take_leases(place: Place, most: int) -> list[tuple[Lease, bool]]:
+    """Leases for at least ``most`` machines of the workspace, and whether each is fresh.
+
+    Those that earlier runs left unfinished come first, all that have a machine: it is taken up or
+    destroyed, never forgotten. That the workspace is on other machines already does not matter.
+    """
+    provider = place.provider.identity
+    labels = {machine.label for machine in _live_machines(place)}
+    unfinished = place.ledger.unfinished(provider)
+    standing = [lease for lease in unfinished if lease.label in labels]
+    empty = [lease for lease in unfinished if lease.label not in labels]
+    taken = [*standing, *empty[: max(0, most - len(standing))]]
+    fresh = [place.ledger.open_lease(place.owner, provider) for _ in range(most - len(taken))]
+    return [*((lease, False) for lease in taken), *((lease, True) for lease in fresh)]
 
 
 @task(name="create machine", **ONCE)
-def create_machine(place: Place, offers: list[Offer], lease: Lease, fresh: bool) -> Machine:
+def create_machine(
+    place: Place,
+    offers: list[Offer],
+    lease: Lease,
+    fresh: bool,
+    nap: Callable[[float], None] | None = None,
+) -> Machine:
     """Rent the first offer that can be had and wait until SSH answers.
 
     An offer that fails is destroyed, and the next one tried; idempotent by the lease's label.
     Under a lease that is not ``fresh`` a machine may stand that an earlier run made: it may hold
-    something, so it is left alone.
+    something, so it is left alone. ``nap`` sleeps between two looks, and may raise to end this.
     """
     log = get_run_logger()
     refused: list[str] = []
     for offer in offers:
+        if refused:
+            place.ledger.reopen(lease)  # it went with the machine that failed
         try:
             machine = place.provider.create(offer, lease.label, place.ssh_public_key)
-            live = wait_until_reachable(place.provider, machine.id, timeout_s=READY_S)
+            live = wait_until_reachable(
+                place.provider, machine.id, timeout_s=READY_S, sleep=nap or time.sleep
+            )
         except (CreateFailed, MachineUnreachable) as error:
             if not fresh:
                 raise
@@ -152,8 +180,17 @@ def hand_over(place: Place, lease: Lease, machine: Machine) -> None:
     )
 
 
-def destroy_created(place: Place, lease: Lease) -> None:
-    """Destroy whatever stands under a lease that was never handed over, until it is gone."""
+def destroy_created(place: Place, lease: Lease, *, held: bool = False) -> None:
+    """Destroy whatever stands under a lease that was never handed over, until it is gone.
+
+    Another run may have taken the lease up, restored, and handed the machine over. So the ledger
+    is asked, unless this run ``held`` the workspace on the machine.
+    """
+    if not held and (now := place.ledger.lease_of(lease.label)) and now.state == "handed over":
+        get_run_logger().warning(
+            "lease %s was handed over by another run: its machine is left alone", lease.label.lease
+        )
+        return
     for machine in place.provider.list_own():
         if machine.label == lease.label:
             end_machine(place, machine, never_handed_over(machine, lease.label))
@@ -227,6 +264,16 @@ def parse_host(text: str) -> Endpoint:
 def own_machine(text: str) -> Machine:
     """The user's own host as a machine without a label: it can never be destroyed."""
     return Machine(MachineId(text), "own", None, "running", parse_host(text))
+
+
+def _live_machines(place: Place) -> list[Machine]:
+    return [
+        machine
+        for machine in place.provider.list_own()
+        if machine.label is not None
+        and machine.label.workspace == place.spec.name
+        and machine.state != "gone"
+    ]
 
 
 def _check_lease(place: Place, machine: Machine) -> None:

@@ -25,7 +25,7 @@ def store(seaweed: Server) -> S3Store:
 def test_a_lease_is_in_the_store_before_its_machine_is_made(store: S3Store) -> None:
     lease = Ledger(store, DEMO).open_lease("me", HERE)
     assert (lease.label.owner, lease.label.workspace, lease.state) == ("me", DEMO, "creating")
-    assert Ledger(store, DEMO).unfinished(HERE) == lease  # as the next run sees it
+    assert Ledger(store, DEMO).unfinished(HERE) == [lease]  # as the next run sees it
     assert Ledger(store, DEMO).lease_of(lease.label) == lease
 
 
@@ -36,15 +36,15 @@ def test_every_lease_has_a_label_of_its_own(store: S3Store) -> None:
 
 def test_a_lease_of_another_workspace_or_provider_is_not_taken_up(store: S3Store) -> None:
     Ledger(store, DEMO).open_lease("me", HERE)
-    assert Ledger(store, DEMO).unfinished(THERE) is None
-    assert Ledger(store, OTHER).unfinished(HERE) is None
+    assert Ledger(store, DEMO).unfinished(THERE) == []
+    assert Ledger(store, OTHER).unfinished(HERE) == []
 
 
 def test_a_machine_that_was_handed_over_is_nobody_s_to_take_up(store: S3Store) -> None:
     ledger = Ledger(store, DEMO)
     lease = ledger.open_lease("me", HERE)
     ledger.hand_over(lease)
-    assert ledger.unfinished(HERE) is None
+    assert ledger.unfinished(HERE) == []
     held = ledger.lease_of(lease.label)
     assert held == msgspec.structs.replace(lease, state="handed over")
 
@@ -55,7 +55,7 @@ def test_a_closed_lease_is_gone_and_may_be_closed_again(store: S3Store) -> None:
     ledger.close_lease(lease.label)
     ledger.close_lease(lease.label)
     assert ledger.lease_of(lease.label) is None
-    assert ledger.unfinished(HERE) == kept
+    assert ledger.unfinished(HERE) == [kept]
     assert ledger.lease_of(Label("me", DEMO, "never")) is None
 
 

@@ -54,13 +54,21 @@ class Ledger:
         self._write(self._lease_key(label), lease)
         return lease
 
-    def unfinished(self, provider: str) -> Lease | None:
-        """A lease that was never handed over: its run was killed, or works on it right now."""
-        for found in self._store.list(f"workspaces/{self._workspace}/leases/"):
-            lease = self._read(found.key, Lease)
-            if lease is not None and (lease.state, lease.provider) == ("creating", provider):
-                return lease
-        return None
+    def reopen(self, lease: Lease) -> None:
+        """Record the lease again, whose machine went before it was any use, for the next one."""
+        self._write(self._lease_key(lease.label), lease)
+
+    def unfinished(self, provider: str) -> list[Lease]:
+        """Leases that were never handed over: their run was killed, or works on them right now."""
+        read = (
+            self._read(found.key, Lease)
+            for found in self._store.list(f"workspaces/{self._workspace}/leases/")
+        )
+        return [
+            lease
+            for lease in read
+            if lease is not None and (lease.state, lease.provider) == ("creating", provider)
+        ]
 
     def hand_over(self, lease: Lease) -> None:
         """The machine is somebody's now: from here on only a verified snapshot may end it."""

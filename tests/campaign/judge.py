@@ -86,9 +86,10 @@ class Judge:
         """No process and no unfinished lease of a machine that is not listed."""
         found = []
         ledger = Ledger(self._world.direct, self._world.access.spec.name)
-        lease = ledger.unfinished(self._world.provider.identity)
-        if lease is not None:
-            found.append(f"lease {lease.label.lease} was never handed over nor closed")
+        found += [
+            f"lease {lease.label.lease} was never handed over nor closed"
+            for lease in ledger.unfinished(self._world.provider.identity)
+        ]
         end = time.monotonic() + _SETTLE_S
         while strays := self._strays():
             if time.monotonic() > end:

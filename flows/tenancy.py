@@ -1,0 +1,73 @@
+"""Tenancy: one machine that a workspace is brought to, and who may end it when that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tasks.machines import create_machine, destroy_created, hand_over, own_machine
+from tasks.place import Place
+from torpor.errors import WorkspaceBusy
+from torpor.ledger import Lease
+from torpor.values import Machine, Offer
+
+
+class Tenancy:
+    """A machine that this run created is destroyed on failure. One that an earlier run left
+    unfinished is only destroyed once its agent has said that it holds an unfinished restore and
+    nothing else: unknown is not idle. One that was handed over is the user's.
+    """
+
+    def __init__(self, place: Place, machine: Machine, lease: Lease | None, fresh: bool) -> None:
+        self.machine = machine
+        self.fresh = fresh
+        self._place = place
+        self._lease = lease
+        self._ours = fresh and lease is not None
+        self._held = False
+
+    @classmethod
+    def own(cls, place: Place, text: str) -> Tenancy:
+        """A machine of the user's own, ``user@host:port``: it is never destroyed."""
+        return cls(place, own_machine(text), None, fresh=True)
+
+    def hand_over(self) -> None:
+        self._ours = False  # first: a write whose answer is lost may have been done
+        if self._lease is not None:
+            hand_over(self._place, self._lease, self.machine)
+
+    def holds_nothing_else(self) -> None:
+        """The agent began the restore: the targets were empty, or an unfinished restore's."""
+        self._ours = self._held = self._lease is not None
+
+    def end_failed(self) -> None:
+        if self._ours and self._lease is not None:
+            destroy_created(self._place, self._lease, held=self._held)
+
+
+@contextmanager
+def rented(
+    place: Place,
+    offers: list[Offer],
+    lease: Lease,
+    fresh: bool,
+    nap: Callable[[float], None] | None = None,
+) -> Iterator[Tenancy]:
+    """A machine under ``lease`` that does not outlive a failure unless it must.
+
+    ``nap`` sleeps between two looks at a machine that is starting, and may raise to end that.
+    """
+    try:
+        machine = create_machine(place, offers, lease, fresh, nap)
+    except BaseException:
+        if fresh:  # one that an earlier run left may hold what that run restored
+            destroy_created(place, lease)
+        raise
+    tenancy = Tenancy(place, machine, lease, fresh)
+    try:
+        yield tenancy
+    except WorkspaceBusy:
+        raise  # another run brings it to this very machine: hands off
+    except BaseException:
+        tenancy.end_failed()
+        raise
