@@ -12,7 +12,7 @@ from torpor.agent.environment import record_environment
 from torpor.agent.machine import machine_id
 from torpor.agent.protocol import Call
 from torpor.agent.runs import Run
-from torpor.errors import AgentLost, SnapshotDamaged, WorkspaceInvalid
+from torpor.errors import AgentLost, SnapshotDamaged, StoreMissing, WorkspaceInvalid
 from torpor.format.checks import check_manifest
 from torpor.format.keys import Seal
 from torpor.format.manifest import FILE, HARDLINK, Entry, Manifest, decode_manifest, encode_manifest
@@ -309,7 +309,10 @@ class SnapshotRun(Run):
     def _learn(self, call: Call) -> None:
         """Read the workspace's earlier manifests: what they hold is not stored again."""
         for known in self._known:
-            blob = next(self.transfer(call).get_ranges(known.grant, [Range(0, known.bytes)]))
+            try:
+                blob = next(self.transfer(call).get_ranges(known.grant, [Range(0, known.bytes)]))
+            except StoreMissing:
+                continue  # deleted since the run began: what it held is stored anew
             manifest, root = decode_manifest(bytes(blob), self._seal, known.grant.key)
             if root != known.root:
                 raise SnapshotDamaged(
