@@ -1,11 +1,56 @@
-"""What there is: machines and snapshots of a workspace, as plain functions."""
+"""What there is: machines and snapshots of a workspace, as plain functions without a Prefect run.
+
+``frame`` turns any list that one of them returns into a pandas table.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
 from blocks import Workspace
-from tasks.place import open_place
+from tasks.place import Place, open_place
+from torpor.errors import ManifestInvalid, SnapshotMissing, WrongKey
+from torpor.format.manifest import Manifest
 from torpor.store import snapshots
-from torpor.values import Machine, StoredSnapshot
+from torpor.upkeep import differences
+from torpor.upkeep.differences import Comparison, Listed, Version
+from torpor.upkeep.frames import frame
+from torpor.upkeep.pins import pinned
+from torpor.upkeep.retention import made_at
+from torpor.values import Machine, SnapshotId, StoredSnapshot, snapshot_id
+
+__all__ = [
+    "Found",
+    "KeptSnapshot",
+    "compare_snapshots",
+    "find_files",
+    "frame",
+    "list_entries",
+    "list_kept",
+    "list_machines",
+    "list_snapshots",
+]
+
+NEWEST: Final = "newest"
+PREVIOUS: Final = "previous"
+
+
+class KeptSnapshot(msgspec.Struct, frozen=True):
+    """A snapshot as a listing of its workspace shows it; ``pinned`` is the reason, or empty."""
+
+    snapshot: SnapshotId
+    made_unix: float
+    pinned: str
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What a search found, and the snapshots that could not be read and why."""
+
+    versions: list[Version]
+    unread: list[str]
 
 
 def list_machines(workspace: Workspace | str) -> list[Machine]:
@@ -22,3 +67,66 @@ def list_snapshots(workspace: Workspace | str) -> list[StoredSnapshot]:
     """The workspace's snapshots, newest first."""
     place = open_place(workspace)
     return snapshots.list_snapshots(place.store, place.spec.name)
+
+
+def list_kept(workspace: Workspace | str) -> list[KeptSnapshot]:
+    """The workspace's snapshots with their times and pins, newest first; damaged ones too."""
+    place = open_place(workspace)
+    why = pinned(place.store, place.spec.name)
+    return [
+        KeptSnapshot(snapshot, made_at(snapshot).timestamp(), why.get(snapshot, ""))
+        for snapshot in reversed(snapshots.snapshot_ids(place.store, place.spec.name))
+    ]
+
+
+def list_entries(workspace: Workspace | str, snapshot: str = NEWEST) -> list[Listed]:
+    """Every file, directory and link of a snapshot."""
+    place = open_place(workspace)
+    return list(differences.listed(read_snapshot(place, snapshot)))
+
+
+def compare_snapshots(
+    workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST
+) -> Comparison:
+    """What ``after`` has otherwise than ``before``; previous is the one right before ``after``."""
+    place = open_place(workspace)
+    later = read_snapshot(place, after)
+    earlier = _before(place, later.snapshot) if before == PREVIOUS else before
+    return differences.compare(read_snapshot(place, earlier), later)
+
+
+def find_files(workspace: Workspace | str, pattern: str) -> Found:
+    """Every name that fits a glob in any snapshot of the workspace, with its versions.
+
+    ``*.bin`` fits last names, ``notes/*.txt`` whole paths or their ends. Manifests are read one
+    by one; one that cannot be read is named, and the search goes on.
+    """
+    place = open_place(workspace)
+    unread: list[str] = []
+    return Found(differences.find(_readable(place, unread), pattern), unread)
+
+
+def read_snapshot(place: Place, name: str) -> Manifest:
+    """The checked manifest of the newest snapshot or the named one."""
+    wanted = None if name in ("", NEWEST) else snapshot_id(name)
+    found = snapshots.find_snapshot(place.store, place.spec.name, wanted)
+    return snapshots.read_manifest(place.store, found, place.seal)
+
+
+def _before(place: Place, snapshot: SnapshotId) -> SnapshotId:
+    ids = snapshots.snapshot_ids(place.store, place.spec.name)
+    earlier = [one for one in ids if one < snapshot]
+    if not earlier:
+        raise SnapshotMissing(
+            f"workspace {place.spec.name} has no snapshot before {snapshot} in "
+            f"{place.store.address}: there is nothing to compare it with"
+        )
+    return earlier[-1]
+
+
+def _readable(place: Place, unread: list[str]) -> Iterator[Manifest]:
+    for snapshot in snapshots.snapshot_ids(place.store, place.spec.name):
+        try:
+            yield read_snapshot(place, snapshot)
+        except (ManifestInvalid, SnapshotMissing, WrongKey) as error:
+            unread.append(f"{snapshot}: {error}")

@@ -29,16 +29,7 @@ def list_snapshots(
     """The workspace's snapshots, newest first; at most ``newest`` of them."""
     objects = list(_manifests(store, workspace))[::-1][:newest]
     with Transfer() as transfer:
-        return [
-            StoredSnapshot(
-                workspace,
-                snapshot_of(found.key),
-                _root(store, transfer, found),
-                found.bytes,
-                found.modified_unix,
-            )
-            for found in objects
-        ]
+        return [_stored(store, transfer, workspace, found) for found in objects]
 
 
 def snapshot_ids(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
@@ -55,13 +46,12 @@ def find_snapshot(
     store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId | None
 ) -> StoredSnapshot:
     """The named snapshot, or the newest; SnapshotMissing says what there is instead."""
-    found = list_snapshots(store, workspace, newest=1 if snapshot is None else None)
-    if snapshot is None and found:
-        return found[0]
-    for one in found:
-        if one.snapshot == snapshot:
-            return one
-    there = ", ".join(one.snapshot for one in found[:5]) or "none"
+    objects = {snapshot_of(found.key): found for found in _manifests(store, workspace)}
+    wanted = max(objects, default=None) if snapshot is None else snapshot
+    if wanted is not None and wanted in objects:
+        with Transfer() as transfer:  # of this one only: another that is damaged is no obstacle
+            return _stored(store, transfer, workspace, objects[wanted])
+    there = ", ".join(sorted(objects, reverse=True)[:5]) or "none"
     raise SnapshotMissing(
         f"workspace {workspace} has no snapshot {snapshot or ''} in {store.address}; there: "
         f"{there}. Check the workspace's name and store block, or hibernate it first"
@@ -94,6 +84,13 @@ def _manifests(store: ObjectStore, workspace: WorkspaceName) -> Iterator[StoredO
         except InvalidInput:
             continue  # not ours: somebody else's object in this prefix
         yield found
+
+
+def _stored(
+    store: ObjectStore, transfer: Transfer, workspace: WorkspaceName, found: StoredObject
+) -> StoredSnapshot:
+    root = _root(store, transfer, found)
+    return StoredSnapshot(workspace, snapshot_of(found.key), root, found.bytes, found.modified_unix)
 
 
 def _root(store: ObjectStore, transfer: Transfer, found: StoredObject) -> str:
