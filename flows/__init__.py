@@ -3,9 +3,40 @@
 from flows import hibernate, wake
 """
 
+from flows.backup import backup, check_backup
 from flows.create import create
 from flows.hibernate import hibernate
-from flows.listing import list_machines, list_snapshots
+from flows.listing import (
+    compare_snapshots,
+    find_files,
+    frame,
+    list_entries,
+    list_kept,
+    list_machines,
+    list_snapshots,
+)
+from flows.snapshots import delete_snapshots, diff, find, pin, snapshots, unpin
+from flows.prune import prune
 from flows.wake import wake
 
-__all__ = ["create", "hibernate", "list_machines", "list_snapshots", "wake"]
+__all__ = [
+    "backup",
+    "check_backup",
+    "compare_snapshots",
+    "create",
+    "delete_snapshots",
+    "diff",
+    "find",
+    "find_files",
+    "frame",
+    "hibernate",
+    "list_entries",
+    "list_kept",
+    "list_machines",
+    "list_snapshots",
+    "pin",
+    "snapshots",
+    "unpin",
+    "prune",
+    "wake",
+]

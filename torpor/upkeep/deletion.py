@@ -32,12 +32,7 @@ def delete_snapshot(
     the newest, and a machine may have been destroyed because it is there. Raises SnapshotKept
     and SnapshotMissing; after either the snapshot is as it was.
     """
-    _refuse_pinned(store, workspace, snapshot)
-    if snapshot == newest_snapshot(store, workspace) and snapshot != even_newest:
-        raise SnapshotKept(
-            f"snapshot {snapshot} is the newest of workspace {workspace} in {store.address}, which "
-            "a wake would take: it was not deleted; name it as `even_newest` if it has to go"
-        )
+    refuse_kept(store, workspace, [snapshot], even_newest)
     key = manifest_key(workspace, snapshot)
     try:
         blob = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
@@ -51,6 +46,23 @@ def delete_snapshot(
     if snapshot in pinned_ids(store, workspace):
         store.put(key, blob)
         _refuse_pinned(store, workspace, snapshot)
+
+
+def refuse_kept(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    snapshots: Sequence[SnapshotId],
+    even_newest: SnapshotId | None = None,
+) -> None:
+    """SnapshotKept when one of them is pinned, or is the newest and not named as that."""
+    for snapshot in snapshots:
+        _refuse_pinned(store, workspace, snapshot)
+    newest = newest_snapshot(store, workspace)
+    if newest in snapshots and newest != even_newest:
+        raise SnapshotKept(
+            f"snapshot {newest} is the newest of workspace {workspace} in {store.address}, which "
+            "a wake would take: it was not deleted; name it as `even_newest` if it has to go"
+        )
 
 
 def expire(store: ObjectStore, verified: Verified, verdicts: Sequence[Verdict]) -> list[SnapshotId]:

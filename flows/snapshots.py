@@ -1,0 +1,198 @@
+"""Snapshots: list and show them, compare two, find a file, delete, pin and unpin.
+
+The same without a Prefect run, and with every row instead of the first 200: flows.listing.
+Looking has no steps to retry: the store's adapter repeats its own requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+from prefect.runtime import flow_run
+
+from blocks import Workspace
+from flows import listing
+from flows.listing import NEWEST, PREVIOUS
+from tasks.place import open_place
+from tasks.retention import delete_one, pin_one, unpin_one
+from torpor.errors import InvalidInput
+from torpor.reports import Row
+from torpor.upkeep.deletion import refuse_kept
+from torpor.upkeep.reports import MOST_ROWS, Table
+from torpor.values import SnapshotId, WorkspaceName, snapshot_id
+
+
+def _run_name() -> str:
+    workspace = flow_run.parameters.get("workspace")
+    return f"{flow_run.flow_name}-{getattr(workspace, 'name', workspace)}"
+
+
+@flow(name="snapshots", flow_run_name=_run_name, persist_result=False)
+def snapshots(workspace: Workspace | str, snapshot: str = "") -> Table:
+    """List the snapshots of a workspace, or the files of one of them.
+
+    Args:
+        workspace: The Workspace block whose snapshots are listed, or its name.
+        snapshot: Show the files of this one: its id, or newest. Empty: list the snapshots.
+    """
+    name = Workspace.of(workspace).spec().name
+    if not snapshot:
+        kept = listing.list_kept(workspace)
+        rows = [
+            {"snapshot": one.snapshot, "made": _moment(one.made_unix), "pinned": one.pinned}
+            for one in kept
+        ]
+        return _told("snapshots", _table(name, f"Snapshots of workspace {name}", rows))
+    entries = listing.list_entries(workspace, snapshot)
+    total = sum(one.bytes for one in entries)
+    title = f"{snapshot}: {len(entries):,} names, {total:,} bytes"
+    rows = [
+        {
+            "path": one.path,
+            "kind": one.kind,
+            "bytes": f"{one.bytes:,}",
+            "mode": one.mode,
+            "changed": _moment(one.mtime_ns / 1e9),
+        }
+        for one in entries[:MOST_ROWS]
+    ]
+    return _told("snapshot", _table(name, title, rows, len(entries)))
+
+
+@flow(name="diff", flow_run_name=_run_name, persist_result=False)
+def diff(workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST) -> Table:
+    """Say what differs between two snapshots of a workspace: added, removed, changed, metadata.
+
+    Args:
+        workspace: The Workspace block whose snapshots are compared, or its name.
+        before: The earlier snapshot: its id, or previous for the one right before the later.
+        after: The later snapshot: its id, or newest.
+    """
+    found = listing.compare_snapshots(workspace, before, after)
+    counts = ", ".join(
+        f"{found.count(kind)} {kind}" for kind in ("added", "removed", "changed", "metadata")
+    )
+    title = (
+        f"{found.before} to {found.after}: {counts}; {found.bytes_before:,} bytes became "
+        f"{found.bytes_after:,}, {found.new_bytes:,} of them new, stored as "
+        f"{found.new_stored_bytes:,}"
+    )
+    rows = [
+        {
+            "path": one.path,
+            "difference": one.difference,
+            "what": one.what,
+            "bytes before": f"{one.bytes_before:,}",
+            "bytes after": f"{one.bytes_after:,}",
+        }
+        for one in found.changes[:MOST_ROWS]
+    ]
+    name = Workspace.of(workspace).spec().name
+    return _told("diff", _table(name, title, rows, len(found.changes)))
+
+
+@flow(name="find", flow_run_name=_run_name, persist_result=False)
+def find(workspace: Workspace | str, pattern: str) -> Table:
+    """Find a file in all snapshots of a workspace, and which versions of it there are.
+
+    Args:
+        workspace: The Workspace block whose snapshots are searched, or its name.
+        pattern: A name such as *.safetensors, or the end of a path such as notes/*.txt.
+    """
+    found = listing.find_files(workspace, pattern)
+    rows = [
+        {
+            "path": one.path,
+            "bytes": f"{one.bytes:,}",
+            "changed": _moment(one.mtime_ns / 1e9),
+            "first in": one.first,
+            "last in": one.last,
+            "snapshots": str(one.snapshots),
+        }
+        for one in found.versions[:MOST_ROWS]
+    ]
+    title = f"{len(found.versions):,} versions of {pattern}"
+    if found.unread:
+        title += f"; {len(found.unread)} snapshots could not be read: {found.unread[0]}"
+    name = Workspace.of(workspace).spec().name
+    return _told("find", _table(name, title, rows, len(found.versions)))
+
+
+@flow(name="delete-snapshots", flow_run_name=_run_name, persist_result=False)
+def delete_snapshots(
+    workspace: Workspace | str, snapshots: list[str], even_newest: str = ""
+) -> Table:
+    """Delete snapshots of a workspace for good. What only they refer to is freed by prune.
+
+    A pinned snapshot is never deleted.
+
+    Args:
+        workspace: The Workspace block whose snapshots are deleted, or its name.
+        snapshots: The ids of the snapshots that are to go.
+        even_newest: The newest snapshot is what a wake takes. If it is to go too, write its id
+            here once more.
+    """
+    ids = [snapshot_id(text.strip()) for text in snapshots]
+    if not ids:
+        raise InvalidInput("no snapshot was named: write the ids of those that are to go")
+    newest = snapshot_id(even_newest.strip()) if even_newest.strip() else None
+    place = open_place(workspace)
+    refuse_kept(place.store, place.spec.name, ids, newest)  # all of them before the first goes
+    for snapshot in sorted(set(ids)):  # the newest last: an earlier one would become the newest
+        delete_one(place, snapshot, newest)
+    rows: list[Row] = [{"snapshot": snapshot, "now": "deleted"} for snapshot in sorted(set(ids))]
+    title = f"{len(rows)} snapshots of workspace {place.spec.name} deleted"
+    return _told("delete-snapshots", _table(place.spec.name, title, rows))
+
+
+@flow(name="pin", flow_run_name=_run_name, persist_result=False)
+def pin(workspace: Workspace | str, snapshot: str, reason: str) -> Table:
+    """Keep a snapshot until it is unpinned, whatever retention says and whoever deletes.
+
+    Args:
+        workspace: The Workspace block that the snapshot is of, or its name.
+        snapshot: The snapshot's id.
+        reason: Why it is kept, for whoever wonders later.
+    """
+    place = open_place(workspace)
+    wanted = snapshot_id(snapshot.strip())
+    pin_one(place, wanted, reason)
+    return _told("pin", _pinning(place.spec.name, wanted, f"pinned: {reason}"))
+
+
+@flow(name="unpin", flow_run_name=_run_name, persist_result=False)
+def unpin(workspace: Workspace | str, snapshot: str) -> Table:
+    """Let a pinned snapshot go the way of the others again. Deletes nothing by itself.
+
+    Args:
+        workspace: The Workspace block that the snapshot is of, or its name.
+        snapshot: The snapshot's id.
+    """
+    place = open_place(workspace)
+    wanted = snapshot_id(snapshot.strip())
+    unpin_one(place, wanted)
+    return _told("unpin", _pinning(place.spec.name, wanted, "not pinned"))
+
+
+def _pinning(workspace: WorkspaceName, snapshot: SnapshotId, now: str) -> Table:
+    return _table(workspace, f"Snapshot {snapshot}", [{"snapshot": snapshot, "now": now}])
+
+
+def _table(
+    workspace: WorkspaceName, title: str, rows: Sequence[Row], count: int | None = None
+) -> Table:
+    return Table(workspace, title, len(rows) if count is None else count, list(rows[:MOST_ROWS]))
+
+
+def _told(what: str, table: Table) -> Table:
+    create_table_artifact(
+        key=f"{what}-{table.workspace}", table=table.rows(), description=table.title
+    )
+    return table
+
+
+def _moment(unix: float) -> str:
+    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
