@@ -33,8 +33,9 @@ ENGINE = {
     # the control side's rooms; no machine gets them
     "ledger": {"store", "format", "values", "errors"},
     "safety": {"store", "format", "values", "errors"},
-    "upkeep": {"ledger", "safety", "store", "format", "values", "errors"},
+    "upkeep": {"ledger", "safety", "reports", "store", "format", "values", "errors"},
     "providers": {"safety", "values", "errors"},
+    "measure": {"agent", "codecs", "providers", "store", "values", "errors"},
     "remote": {"agent", "safety", "store", "format", "values", "errors", "gpu_kernels"},
 }
 """Which rooms of torpor a room may import."""

@@ -44,7 +44,6 @@ DEAD_BELOW: Final = 0.25
 """A pack of which snapshots use less than this share is mostly dead."""
 REWRITE_BYTES: Final = 1 * GIB
 """How much a prune may make the next snapshot store anew, in stored bytes."""
-_LOOKS: Final = 5
 
 
 class PruneRules(msgspec.Struct, frozen=True):
@@ -95,7 +94,7 @@ class PrunePlan(msgspec.Struct, frozen=True):
 
     @property
     def free_bytes(self) -> int:
-        return _bytes(self.free)
+        return share_of(self.free).bytes
 
 
 class Pruned(msgspec.Struct, frozen=True):
@@ -163,10 +162,14 @@ def carry_out(store: ObjectStore, plan: PrunePlan) -> Pruned:
     freed = [pack for pack_id, pack in still.items() if pack_id not in left]
     return Pruned(
         plan=plan,
-        freed=PackShare(len(freed), _bytes(freed)),
+        freed=share_of(freed),
         marks_written=written,
         marks_removed=_remove_marks(store, plan.workspace, left),
     )
+
+
+def share_of(packs: Sequence[Marked]) -> PackShare:
+    return PackShare(len(packs), sum(pack.bytes for pack in packs))
 
 
 def store_now(store: ObjectStore) -> float:
@@ -300,10 +303,6 @@ def _marked(packs: Mapping[bytes, StoredObject]) -> list[Marked]:
 
 def _share(packs: Mapping[bytes, StoredObject]) -> PackShare:
     return PackShare(len(packs), sum(found.bytes for found in packs.values()))
-
-
-def _bytes(packs: Iterable[Marked]) -> int:
-    return sum(pack.bytes for pack in packs)
 
 
 def _next_free(waiting: Container[bytes], early: Sequence[Mark], rules: PruneRules) -> float | None:

@@ -1,0 +1,68 @@
+"""Prune: what no snapshot names any more is marked, and a grace time later deleted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from pydantic import Field
+
+from blocks import Workspace
+from tasks.place import open_place, probe_store
+from tasks.pruning import free_dead_packs, look_for_dead_packs
+from torpor.store.marks import SHORTEST_GRACE_S
+from torpor.upkeep.prune import PruneRules
+from torpor.upkeep.prune_report import PruneReport
+from torpor.values import GIB
+
+
+def _run_name() -> str:
+    workspace = flow_run.parameters.get("workspace")
+    return f"prune-{getattr(workspace, 'name', workspace)}"
+
+
+@flow(name="prune", flow_run_name=_run_name, persist_result=False)
+def prune(
+    workspace: Workspace | str,
+    dry_run: bool = True,
+    grace_hours: Annotated[float, Field(ge=SHORTEST_GRACE_S / 3600, le=24 * 366)] = 24.0,
+    rewrite_gib: Annotated[float, Field(ge=0, le=1024)] = 1.0,
+    without_snapshots: bool = False,
+) -> PruneReport:
+    """Free what no snapshot names any more, a grace time after a first prune has marked it.
+
+    Safe at any time, beside anything: no lock is held, and a killed prune leaves nothing wrong. It
+    says first what it will free. A snapshot that cannot be read stops it.
+
+    Args:
+        workspace: The Workspace block to prune, or its name.
+        dry_run: Say what would be freed, and change nothing. Switch it off to free it.
+        grace_hours: How long a pack stays after it was marked, in hours. Until then a deleted
+            snapshot can be put back.
+        rewrite_gib: How much of what is still in use the next snapshots may have to store anew, in
+            GiB, so that packs which are mostly dead can go. 0 leaves those packs alone.
+        without_snapshots: Also prune a workspace that has no snapshot left, which frees it all.
+    """
+    place = open_place(workspace)
+    probe_store(place)
+    rules = PruneRules(
+        grace_s=grace_hours * 3600,
+        rewrite_bytes=int(rewrite_gib * GIB),
+        without_snapshots=without_snapshots,
+    )
+    plan = look_for_dead_packs(place, rules)
+    report = PruneReport.of_plan(plan)
+    log = get_run_logger()
+    for row in report.rows():
+        log.info("%s: %s", row["what"], row["value"])
+    if not dry_run:
+        report = PruneReport.of_prune(free_dead_packs(place, plan))
+    create_table_artifact(
+        key=f"prune-{place.spec.name}",
+        table=report.rows(),
+        description=f"Workspace {place.spec.name}, {'a dry run' if dry_run else 'pruned'}",
+    )
+    return report
