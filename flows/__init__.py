@@ -4,6 +4,7 @@ from flows import hibernate, wake
 """
 
 from flows.backup import backup, check_backup
+from flows.benchmark import benchmark
 from flows.create import create
 from flows.hibernate import hibernate
 from flows.listing import (
@@ -15,12 +16,13 @@ from flows.listing import (
     list_machines,
     list_snapshots,
 )
-from flows.snapshots import delete_snapshots, diff, find, pin, snapshots, unpin
 from flows.prune import prune
+from flows.snapshots import delete_snapshots, diff, find, pin, snapshots, unpin
 from flows.wake import wake
 
 __all__ = [
     "backup",
+    "benchmark",
     "check_backup",
     "compare_snapshots",
     "create",
@@ -35,8 +37,8 @@ __all__ = [
     "list_machines",
     "list_snapshots",
     "pin",
+    "prune",
     "snapshots",
     "unpin",
-    "prune",
     "wake",
 ]
