@@ -26,6 +26,7 @@
     │   ├── SnapshotOverdue     the newest one is older than a backup's schedule allows
     │   ├── WrongKey            sealed with another key, or sealed and no key given
     │   ├── StillChanging       files changed in every pass
+    │   ├── UnsavedWork         the machine holds work that is in no snapshot
     │   └── WorkspaceBusy       another run holds this workspace on this machine
     ├── ProviderError
     │   ├── NoOffer             nothing on sale fits
@@ -153,6 +154,10 @@ class WrongKey(SnapshotError):
 
 
 class StillChanging(SnapshotError):
+    pass
+
+
+class UnsavedWork(SnapshotError):
     pass
 
 

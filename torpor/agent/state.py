@@ -13,7 +13,7 @@ from torpor.errors import ManifestInvalid, WorkspaceBusy, WrongKey
 from torpor.format.keys import Seal
 from torpor.format.manifest import Manifest, decode_manifest
 from torpor.tree.walk import Held, Signature
-from torpor.values import WorkspaceName
+from torpor.values import SnapshotId, WorkspaceName
 
 
 class _Seen(msgspec.Struct, frozen=True, array_like=True):
@@ -32,6 +32,21 @@ class Index(msgspec.Struct, frozen=True):
     held: list[dict[bytes, Held]]
 
 
+class SyncRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A sync that has begun to write and has not ended."""
+
+    token: bytes  # in the names of the files that it stages
+    snapshot: SnapshotId
+    target: bytes  # the root hash of the snapshot that the tree becomes
+    roots: list[bytes]
+    mixed: bool  # names have begun to change: the tree is neither the old snapshot nor the new one
+    staged: list[tuple[int, bytes, bytes]]  # root, path, and the directory that holds it meanwhile
+
+
+_UNREADABLE = SyncRecord(b"", SnapshotId("unknown"), b"", [], True, [])
+"""What a damaged record stands for: it may have been any sync, at any step."""
+
+
 class WorkspaceState:
     """The folder ``HOME/workspaces/NAME`` (mode 0700)."""
 
@@ -40,6 +55,7 @@ class WorkspaceState:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.journal = self.folder / "journal"
         self.restore_journal = self.folder / "restore"
+        self._sync_record = self.folder / "sync"
         self._lock_fd: int | None = None
 
     def lock(self, workspace: WorkspaceName) -> None:
@@ -78,17 +94,37 @@ class WorkspaceState:
 
     def mirrored(self, roots: Sequence[bytes]) -> bytes | None:
         """The root hash of the snapshot that ``roots`` were equal to when that was looked at."""
+        if (record := self.sync_record()) is not None and record.mixed:
+            return None
         try:
             seen = msgspec.msgpack.decode((self.folder / "seen").read_bytes(), type=_Seen)
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
         return seen.root if seen.roots == list(roots) else None
 
-    def load_index(self, roots: Sequence[bytes], seal: Seal, among: set[bytes]) -> Index | None:
-        """The index, when it mirrors one of the snapshots whose roots are ``among``."""
+    def sync_record(self) -> SyncRecord | None:
+        """The sync that has not ended."""
+        try:
+            return msgspec.msgpack.decode(self._sync_record.read_bytes(), type=SyncRecord)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError:
+            return _UNREADABLE
+
+    def keep_sync_record(self, record: SyncRecord) -> None:
+        """Write it so that it is there after a power cut, before what it speaks of is done."""
+        _write(self._sync_record, msgspec.msgpack.encode(record), durable=True)
+
+    def clear_sync_record(self) -> None:
+        self._sync_record.unlink(missing_ok=True)
+
+    def load_index(
+        self, roots: Sequence[bytes], seal: Seal, among: set[bytes] | None
+    ) -> Index | None:
+        """The index, when it mirrors one of the snapshots whose roots are ``among`` (None: any)."""
         try:
             seen = msgspec.msgpack.decode((self.folder / "seen").read_bytes(), type=_Seen)
-            if seen.root not in among or seen.roots != list(roots):
+            if (among is not None and seen.root not in among) or seen.roots != list(roots):
                 return None
             blob = (self.folder / "manifest").read_bytes()
             manifest, root = decode_manifest(blob, seal, "the agent's copy of the last manifest")
@@ -103,7 +139,17 @@ class WorkspaceState:
         return Index(root, manifest, held)
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes, *, durable: bool = False) -> None:
     partial = path.with_name(path.name + ".new")
-    partial.write_bytes(data)
+    with partial.open("wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
     partial.replace(path)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -59,6 +60,20 @@ class Directories:
         if len(cache) > _KEPT_OPEN:
             os.close(cache.popitem(last=False)[1])
         return fd
+
+    def unlock(self, parent: int, name: bytes, path: bytes, kind: int, mode: int) -> None:
+        """chmod what is ours already; never what a symlink leads to, as plain chmod would.
+        ``kind``: S_IFDIR or S_IFREG, and nothing else is touched."""
+        try:
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        except OSError as exc:
+            raise self.swapped(exc, path) from None
+        try:
+            if stat.S_IFMT(os.fstat(fd).st_mode) != kind:
+                raise self.swapped(None, path)
+            os.chmod(b"/proc/self/fd/%d" % fd, mode)
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         """Close the calling thread's descriptors."""

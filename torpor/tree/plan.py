@@ -16,7 +16,7 @@ little, and what eight workers hold besides their packs stays under 200 MiB."""
 GROUP_BYTES: Final = 4 * MIB
 """Small files share chunks up to this: what a changed small file costs at most to fetch alone."""
 PART_BYTES: Final = 64 * MIB
-"""A part is worth a task run of its own from about one pack on."""
+"""A part is worth a task run of its own from about one pack on, unless told otherwise."""
 
 
 class Piece(NamedTuple):
@@ -62,10 +62,11 @@ def cut(unread: Sequence[Unread], roots: Sequence[bytes]) -> list[Job]:
     return jobs
 
 
-def share_out(jobs: Sequence[Job], max_parts: int) -> list[list[Job]]:
-    """At most ``max_parts`` runs of neighbouring jobs, of about equal bytes."""
+def share_out(jobs: Sequence[Job], max_parts: int, part_bytes: int = PART_BYTES) -> list[list[Job]]:
+    """At most ``max_parts`` runs of neighbouring jobs, of about equal bytes, ``part_bytes`` or
+    more where there is as much."""
     total = sum(job.length for job in jobs)
-    count = max(1, min(max_parts, -(-total // PART_BYTES)))
+    count = max(1, min(max_parts, -(-total // max(1, part_bytes))))
     parts: list[list[Job]] = [[] for _ in range(count)]
     done = 0
     for job in jobs:

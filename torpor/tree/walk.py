@@ -152,7 +152,7 @@ def walk(
     """
     found = Walk([], [], [], [], [{} for _ in roots], time.time_ns())
     for number, root in enumerate(roots):
-        _sync(root)
+        sync_disk(root)
         _walk_root(number, root, held[number], excluded, check, found)
     return found
 
@@ -300,7 +300,7 @@ def _kind_name(mode: int) -> str:
     return "block device" if stat.S_ISBLK(mode) else "character device"
 
 
-def _sync(root: bytes) -> None:
+def sync_disk(root: bytes) -> None:
     """Write dirty pages back: afterwards a write through mmap must fault, which sets mtime.
 
     Without it, a page that was dirty when it was read can be changed again unseen.

@@ -55,7 +55,7 @@ class TreeWriter:
                     os.mkdir(name, 0o700, dir_fd=parent)
                 except FileExistsError:
                     # an interrupted restore made it; its mode may keep us out by now
-                    self._unlock(entry, parent, name, 0o700)
+                    self._directories.unlock(parent, name, entry.path, stat.S_IFDIR, 0o700)
             elif entry.kind == FILE and in_pieces(entry):
                 fd = self._create(entry)
                 try:
@@ -117,7 +117,7 @@ class TreeWriter:
         try:
             fd = os.open(name, flags, 0o600, dir_fd=parent)
         except PermissionError:  # finished by an interrupted restore, and read-only
-            self._unlock(entry, parent, name, 0o600)
+            self._directories.unlock(parent, name, entry.path, stat.S_IFREG, 0o600)
             fd = os.open(name, flags, 0o600, dir_fd=parent)
         except OSError as exc:
             raise self._directories.swapped(exc, entry.path) from None
@@ -133,20 +133,6 @@ class TreeWriter:
             return os.open(name, flags, dir_fd=parent)
         except OSError as exc:
             raise self._directories.swapped(exc, entry.path) from None
-
-    def _unlock(self, entry: Entry, parent: int, name: bytes, mode: int) -> None:
-        """chmod what is ours already; never what a symlink leads to, as plain chmod would."""
-        try:
-            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        except OSError as exc:
-            raise self._directories.swapped(exc, entry.path) from None
-        try:
-            kind = stat.S_IFMT(os.fstat(fd).st_mode)
-            if kind != (stat.S_IFDIR if entry.kind == DIRECTORY else stat.S_IFREG):
-                raise self._directories.swapped(None, entry.path)
-            os.chmod(b"/proc/self/fd/%d" % fd, mode)
-        finally:
-            os.close(fd)
 
     def _link(self, entry: Entry) -> None:
         parent, name = self._parent(entry)

@@ -1,0 +1,208 @@
+"""Make a tree that stands on the disk equal to a snapshot, once every byte of it is there.
+
+Each name changes at once, by a rename: whoever looks, and whatever is killed, finds the old file
+or the new one. Nothing that changed since it was looked at is replaced or removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from torpor.errors import StillChanging
+from torpor.format.manifest import DIRECTORY, FILE, SYMLINK, Entry
+from torpor.tree.attributes import Attributes
+from torpor.tree.changes import Changes
+from torpor.tree.directories import Directories
+from torpor.tree.staging import Staging
+from torpor.tree.survey import Name, same_attributes
+from torpor.tree.walk import read_xattrs
+
+
+class TreeChanger:
+    """Applies the changes of one sync. ``names``: what stood on the disk when it was looked at."""
+
+    def __init__(
+        self, names: Sequence[dict[bytes, Name]], directories: Directories, staging: Staging
+    ) -> None:
+        self._names = names
+        self._directories = directories
+        self._staging = staging
+        self._attributes = Attributes()
+        self._owners = os.geteuid() == 0
+        self._unlocked: set[tuple[int, bytes]] = set()
+        self.kept: list[str] = []
+        """Directories that hold something of others, such as excluded files, and so stay."""
+
+    @property
+    def warnings(self) -> list[str]:
+        return self._attributes.warnings
+
+    @property
+    def refused_xattrs(self) -> set[tuple[int, bytes, bytes]]:
+        """Root, path and name of attributes that this machine does not let us set."""
+        return self._attributes.refused_xattrs
+
+    def apply(self, changes: Changes, entries: Sequence[Entry], check: Callable[[], None]) -> None:
+        """Make ``changes``, and give every directory of ``entries`` its attributes. ``check`` may
+        raise RunCancelled; the next run goes on from there."""
+        try:
+            for root, path, found in changes.removed:
+                check()
+                self._remove(root, path, found)
+            for entry in changes.directories:
+                parent, name = self._open(entry)
+                self._check_unchanged(entry, parent, name)
+                os.mkdir(name, 0o700, dir_fd=parent)
+            for staged in changes.staged:
+                check()
+                self._place(staged.entry)
+            for entry in changes.symlinks:
+                self._symlink(entry)
+            for entry in changes.links:
+                self._link(entry)
+            for entry, found in changes.touched:
+                check()
+                self._touch(entry, found)
+            for entry in reversed(entries):  # what is inside first: it moves the directory's mtime
+                if entry.kind == DIRECTORY:
+                    self._finish_directory(entry)
+        finally:
+            self._directories.close()
+
+    def _remove(self, root: int, path: bytes, name: Name) -> None:
+        parent, last = self._directories.parent(root, path)
+        self._unlock(root, path, parent)
+        self._check_unchanged(name.entry, parent, last)
+        try:
+            if name.kind == DIRECTORY:
+                os.rmdir(last, dir_fd=parent)
+            else:
+                os.unlink(last, dir_fd=parent)
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            if name.kind != DIRECTORY or exc.errno not in (
+                errno.ENOTEMPTY,
+                errno.EEXIST,
+                errno.EBUSY,
+            ):
+                raise
+            self.kept.append(os.fsdecode(path))
+
+    def _place(self, entry: Entry) -> None:
+        with self._staging.opened(entry, os.O_RDONLY) as fd:
+            self._attributes.apply(fd, entry)
+        holder, staged = self._staging.where(entry)
+        parent, name = self._open(entry)
+        self._check_unchanged(entry, parent, name)
+        os.rename(staged, name, src_dir_fd=holder, dst_dir_fd=parent)
+
+    def _symlink(self, entry: Entry) -> None:
+        parent, name = self._open(entry)
+        made = self._free_name(entry, parent)
+        os.symlink(entry.target, made, dir_fd=parent)
+        self._attributes.apply_to_symlink(parent, made, entry)
+        self._check_unchanged(entry, parent, name)
+        os.rename(made, name, src_dir_fd=parent, dst_dir_fd=parent)
+
+    def _link(self, entry: Entry) -> None:
+        of_parent, of_name = self._directories.parent(entry.root, entry.target)
+        of_parent = os.dup(of_parent)  # opening another directory may close it
+        try:
+            parent, name = self._open(entry)
+            made = self._free_name(entry, parent)
+            os.link(of_name, made, src_dir_fd=of_parent, dst_dir_fd=parent, follow_symlinks=False)
+        finally:
+            os.close(of_parent)
+        self._check_unchanged(entry, parent, name)
+        os.rename(made, name, src_dir_fd=parent, dst_dir_fd=parent)
+
+    def _touch(self, entry: Entry, found: Name) -> None:
+        parent, name = self._directories.parent(entry.root, entry.path)
+        self._check_unchanged(entry, parent, name)
+        fd = self._open_any(name, parent, entry)
+        try:
+            self._attributes.apply(fd, entry, anew=False)
+        finally:
+            os.close(fd)
+
+    def _open_any(self, name: bytes, parent: int, entry: Entry) -> int:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            return os.open(name, flags, dir_fd=parent)
+        except PermissionError:  # ours, and with a mode that keeps us out
+            self._directories.unlock(parent, name, entry.path, stat.S_IFREG, 0o600)
+            return os.open(name, flags, dir_fd=parent)
+        except OSError as exc:
+            raise self._directories.swapped(exc, entry.path) from None
+
+    def _finish_directory(self, entry: Entry) -> None:
+        fd = os.dup(self._directories.open(entry.root, entry.path))
+        try:
+            st = os.fstat(fd)
+            found = Entry(
+                DIRECTORY,
+                entry.root,
+                entry.path,
+                stat.S_IMODE(st.st_mode),
+                st.st_uid,
+                st.st_gid,
+                st.st_mtime_ns,
+                0,
+                xattrs=read_xattrs(fd),
+            )
+            if not same_attributes(found, entry, owners=self._owners):
+                self._attributes.apply(fd, entry, anew=False)
+        finally:
+            os.close(fd)
+
+    def _open(self, entry: Entry) -> tuple[int, bytes]:
+        parent, name = self._directories.parent(entry.root, entry.path)
+        self._unlock(entry.root, entry.path, parent)
+        return parent, name
+
+    def _unlock(self, root: int, path: bytes, parent: int) -> None:
+        """Let an ordinary user write to a read-only directory of theirs; its mode comes last."""
+        place = (root, path.rpartition(b"/")[0])
+        if self._owners or place in self._unlocked:
+            return
+        mode = stat.S_IMODE(os.fstat(parent).st_mode)
+        if mode & 0o700 != 0o700:
+            os.fchmod(parent, mode | 0o700)
+        self._unlocked.add(place)
+
+    def _free_name(self, entry: Entry, parent: int) -> bytes:
+        name = self._staging.name(entry.root, entry.path)
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=parent)  # left by a run that was killed
+        return name
+
+    def _check_unchanged(self, entry: Entry, parent: int, name: bytes) -> None:
+        """What is about to go is what was looked at, or nothing; otherwise StillChanging."""
+        found = self._names[entry.root].get(entry.path)
+        try:
+            st = os.lstat(name, dir_fd=parent)
+        except FileNotFoundError:
+            return
+        if found is not None and _is(found, st, name, parent):
+            return
+        raise StillChanging(
+            f"{os.fsdecode(entry.path)!r} was {'changed' if found else 'made'} on the machine "
+            "while it was being synced: it is left as it is; sync again"
+        )
+
+
+def _is(found: Name, st: os.stat_result, name: bytes, parent: int) -> bool:
+    if found.kind == FILE:
+        was = found.signature
+        now = (st.st_ino, st.st_size, st.st_mtime_ns)  # ctime moves when another name goes
+        return was is not None and stat.S_ISREG(st.st_mode) and now == was[:3]
+    if found.kind == SYMLINK:
+        return stat.S_ISLNK(st.st_mode) and os.readlink(name, dir_fd=parent) == found.entry.target
+    if found.kind == DIRECTORY:
+        return stat.S_ISDIR(st.st_mode)
+    return not (stat.S_ISREG(st.st_mode) or stat.S_ISDIR(st.st_mode))
