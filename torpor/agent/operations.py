@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from torpor.agent.environment import record_environment
+from torpor.agent.examine import ExamineRequest, examine
 from torpor.agent.protocol import Call, Operation
 from torpor.agent.restore import RestoreRun
 from torpor.agent.runs import RunRegistry
@@ -143,7 +144,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def snapshot_part(args: _StorePart, call: Call) -> dict[str, Any]:
         run = runs.get(SnapshotRun, args.run)
-        with run.serving(call), runs.worker(run, call):
+        with run.serving(call), runs.worker(lambda: run.check(call)):
             return run.part(args.number, args.part, [_checked(g) for g in args.packs], call)
 
     def snapshot_hook(args: _Hook, call: Call) -> dict[str, Any]:
@@ -206,7 +207,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def restore_part(args: _RestorePart, call: Call) -> dict[str, Any]:
         run = runs.get(RestoreRun, args.run)
-        with run.serving(call), runs.worker(run, call):
+        with run.serving(call), runs.worker(lambda: run.check(call)):
             return run.part(args.part, [_checked(g) for g in args.packs], call)
 
     def restore_finish(args: _OfRun, call: Call) -> dict[str, Any]:
@@ -225,6 +226,9 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
             run.end("finished")
         return {}
 
+    def verify_packs(args: ExamineRequest, call: Call) -> dict[str, Any]:
+        return examine(args, call, runs)
+
     return {
         "probe": _parsed(_Probe, _probe),
         "snapshot.begin": _parsed(_SnapshotBegin, snapshot_begin),
@@ -236,6 +240,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
         "snapshot.reread": _parsed(_Reread, snapshot_reread),
         "snapshot.confirm": _parsed(_Confirm, snapshot_confirm),
         "snapshot.end": _parsed(_SnapshotEnd, snapshot_end),
+        "verify.packs": _parsed(ExamineRequest, verify_packs),
         "restore.begin": _parsed(_RestoreBegin, restore_begin),
         "restore.part": _parsed(_RestorePart, restore_part),
         "restore.finish": _parsed(_OfRun, restore_finish),

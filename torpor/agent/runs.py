@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
@@ -126,10 +126,10 @@ class RunRegistry:
         return held
 
     @contextmanager
-    def worker(self, run: Run, call: Call) -> Iterator[None]:
-        """Wait for one of the agent's workers; may raise RunCancelled meanwhile."""
+    def worker(self, check: Callable[[], None]) -> Iterator[None]:
+        """Wait for one of the agent's workers; ``check`` may raise RunCancelled meanwhile."""
         while not self._workers.acquire(timeout=_POLL_S):
-            run.check(call)
+            check()
         try:
             yield
         finally:
