@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,9 +16,10 @@ from torpor.store.connections import Connections
 from torpor.store.transfer import Transfer
 from torpor.values import WorkspaceName
 
-WORKERS: Final = 8
+WORKERS: Final = max(4, min(8, 2 * (os.cpu_count() or 1)))
 """Parts worked at the same time. Each holds at most a pack (64 MiB) and three chunks: 8 of them
-stay under 0.75 GiB, and 8 connections fill what one connection cannot."""
+stay under 0.75 GiB, and their connections fill what one connection cannot. Two for each core:
+what two cores encode, four connections carry, and more would only hold memory."""
 
 _POLL_S: Final = 0.2
 

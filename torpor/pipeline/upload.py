@@ -17,6 +17,7 @@ from torpor.errors import GrantExpired, StoreCorrupt
 from torpor.format.keys import SEAL_BYTES, Seal, chunk_associated
 from torpor.format.manifest import Pack
 from torpor.format.names import pack_id_of
+from torpor.pipeline.buffers import PackBuffers
 from torpor.pipeline.chunks import ChunkTable, Place
 from torpor.pipeline.contents import Contents
 from torpor.pipeline.journal import Journal
@@ -64,6 +65,7 @@ class Source(NamedTuple):
     contents: Contents
     numbers: Numbers
     journal: Journal
+    buffers: PackBuffers  # of PACK_BYTES
 
 
 def packs_needed(plain_bytes: int) -> int:
@@ -87,18 +89,19 @@ def store_part(
     sender raises; claims of packs that did not reach the store are given back.
     """
     report = PartStored()
-    packer = _Packer(source, sender, iter(grants), report)
-    try:
-        for job in jobs:
-            check()
-            if isinstance(job, Piece):
-                _store_piece(job, source, packer, report)
-            else:
-                _store_group(job, source, packer, report)
-            progress(report)
-        packer.flush()
-    finally:
-        packer.give_back()
+    with source.buffers.lent() as buffer:
+        packer = _Packer(source, sender, iter(grants), report, buffer)
+        try:
+            for job in jobs:
+                check()
+                if isinstance(job, Piece):
+                    _store_piece(job, source, packer, report)
+                else:
+                    _store_group(job, source, packer, report)
+                progress(report)
+            packer.flush()
+        finally:
+            packer.give_back()
     progress(report)
     return report
 
@@ -158,16 +161,21 @@ class _Packer:
     """Fills packs and sends them. One thread's own."""
 
     def __init__(
-        self, source: Source, sender: Transfer, grants: Iterable[Grant], report: PartStored
+        self,
+        source: Source,
+        sender: Transfer,
+        grants: Iterable[Grant],
+        report: PartStored,
+        buffer: memoryview,
     ) -> None:
         self._source = source
         self._sender = sender
         self._grants = iter(grants)
         self._report = report
         self._grant: Grant | None = None
-        self._pieces: list[Buffer] = []
+        self._buffer = buffer
+        self._bytes = 0  # of the buffer, filled
         self._places: list[tuple[int, Place]] = []
-        self._bytes = 0
         self._md5 = hashlib.md5(usedforsecurity=False)
 
     def store(self, plain: bytes, runs: Sequence[Run] = ()) -> int:
@@ -193,7 +201,7 @@ class _Packer:
         return number
 
     def _add(self, number: int, name: bytes, encoding: int, encoded: Buffer, plain: int) -> None:
-        if self._pieces and self._bytes + len(encoded) + SEAL_BYTES > PACK_BYTES:
+        if self._bytes + len(encoded) + SEAL_BYTES > len(self._buffer):
             self.flush()
         if self._grant is None:
             self._grant = next(self._grants, None)
@@ -203,24 +211,25 @@ class _Packer:
         stored = self._source.seal.seal(encoded, chunk_associated(name, pack_id, encoding, plain))
         self._md5.update(stored)
         self._places.append((number, Place(pack_id, encoding, self._bytes, len(stored))))
-        self._pieces.append(stored)
-        self._bytes += len(stored)
+        end = self._bytes + len(stored)
+        self._buffer[self._bytes : end] = stored
+        self._bytes = end
 
     def flush(self) -> None:
         """Send the open pack; afterwards its chunks have places, in the journal too."""
-        if not self._pieces or self._grant is None:
+        if not self._bytes or self._grant is None:
             return
         started = time.perf_counter()
         md5 = self._md5.digest()
         pack = Pack(pack_id_of(self._grant.key), self._bytes, md5)
-        self._sender.put(self._grant, self._pieces, md5)
+        self._sender.put(self._grant, [self._buffer[: self._bytes]], md5)
         located = self._source.table.settle(pack, self._places)
         self._source.journal.append(pack, located)
         self._report.seconds.put += time.perf_counter() - started
         self._report.packs += 1
         self._report.stored_bytes += self._bytes
         self._grant = None
-        self._pieces, self._places, self._bytes = [], [], 0
+        self._places, self._bytes = [], 0
         self._md5 = hashlib.md5(usedforsecurity=False)
 
     def give_back(self) -> None:
