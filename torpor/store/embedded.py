@@ -147,6 +147,9 @@ def _launch(folder: Path, access_key: str, secret_key: str) -> EmbeddedStore:
         "-webdav=false",
         "-admin.ui=false",
         "-master.telemetry=false",
+        # Volumes are sparse files, some for each bucket; left alone, a disk that is half full
+        # allows so few that a server with many buckets answers every PUT with 500.
+        "-volume.max=4096",
     ]
     for name, port, grpc in zip(_PORTS, ports[::2], ports[1::2], strict=True):
         argv += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc}"]
