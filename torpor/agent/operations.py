@@ -18,6 +18,7 @@ from torpor.agent.protocol import Call, Operation
 from torpor.agent.restore import RestoreRun
 from torpor.agent.runs import RunRegistry
 from torpor.agent.snapshot import Known, SnapshotRun
+from torpor.agent.sync_operations import sync_operations
 from torpor.errors import HookFailed, InvalidInput
 from torpor.tree.walk import absolute_root
 from torpor.values import Grant, ObjectKey, SnapshotId, WorkspaceName, object_key
@@ -229,7 +230,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
     def verify_packs(args: ExamineRequest, call: Call) -> dict[str, Any]:
         return examine(args, call, runs)
 
-    return {
+    return sync_operations(runs) | {
         "probe": _parsed(_Probe, _probe),
         "snapshot.begin": _parsed(_SnapshotBegin, snapshot_begin),
         "snapshot.scan": _parsed(_Scan, snapshot_scan),

@@ -104,6 +104,7 @@ class RestoreRun(Run):
             return self._begun
         if done is None:
             self._check_targets()
+            self.state.clear_sync_record()  # what a sync had half changed is gone
         self._done = done or set()
         self._plan = RestorePlan(manifest, max_parts, self._done)
         self._check_space()

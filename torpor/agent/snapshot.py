@@ -12,6 +12,7 @@ from torpor.agent.environment import record_environment
 from torpor.agent.machine import machine_id
 from torpor.agent.protocol import Call
 from torpor.agent.runs import Run
+from torpor.agent.sync import drop_staged
 from torpor.errors import AgentLost, SnapshotDamaged, StoreMissing, WorkspaceInvalid
 from torpor.format.checks import check_manifest
 from torpor.format.keys import Seal
@@ -81,6 +82,7 @@ class SnapshotRun(Run):
                 "finished. Wake it here again, which takes up where that stopped; a snapshot now "
                 "would keep the half"
             )
+        self._settle_sync()
         self._roots = resolve_roots(roots)
         self._named_roots = list(roots)
         self._excluded = compile_excludes(exclude)
@@ -300,6 +302,20 @@ class SnapshotRun(Run):
             self.state.save_index(blob, root, self._roots, self._signatures)
             self._journal.clear()
         self.end("finished")
+
+    def _settle_sync(self) -> None:
+        """Refuse a tree that a sync has half changed; clear away what one has only prepared."""
+        record = self.state.sync_record()
+        if record is None:
+            return
+        if record.mixed:
+            raise WorkspaceInvalid(
+                f"workspace {self.workspace} on this machine is half of it snapshot "
+                f"{record.snapshot}: a sync to that never finished. Sync to it again, which takes "
+                "up where that stopped; a snapshot now would keep the half"
+            )
+        drop_staged(record)
+        self.state.clear_sync_record()
 
     def _take_up(self, records: Sequence[Record]) -> None:
         for record in records:

@@ -20,7 +20,7 @@ from torpor.format.names import pack_id_of
 from torpor.pipeline.opening import open_chunk
 from torpor.store.transfer import Range, Transfer
 from torpor.tree.plan import PART_BYTES
-from torpor.tree.write import TreeWriter
+from torpor.tree.write import ContentWriter
 from torpor.values import Grant
 
 _ATTEMPTS: Final = 3
@@ -155,15 +155,16 @@ def restore_part(
     seal: Seal,
     fetcher: Transfer,
     grants: Iterable[Grant],
-    writer: TreeWriter,
-    journal: RestoreJournal,
+    writer: ContentWriter,
+    journal: RestoreJournal | None,
     done: set[int],
     *,
     progress: Callable[[PartRestored], None],
     check: Callable[[], None],
 ) -> PartRestored:
     """Fetch and write what the granted packs hold, but for the chunks in ``done``, to which it
-    adds. Every chunk is checked against its name before a byte of it is written."""
+    adds. Every chunk is checked against its name before a byte of it is written. No ``journal``:
+    the disk itself tells what is there."""
     report = PartRestored()
     try:
         for grant in grants:
@@ -182,7 +183,8 @@ def restore_part(
                     )
                     started = time.perf_counter()
                     report.files += _write(number, plain, plan, writer)
-                    journal.add(number)
+                    if journal is not None:
+                        journal.add(number)
                     done.add(number)
                     report.seconds.write += time.perf_counter() - started
                     report.bytes += chunk.plain
@@ -227,7 +229,7 @@ def _plain(
     )
 
 
-def _write(number: int, plain: Buffer, plan: RestorePlan, writer: TreeWriter) -> int:
+def _write(number: int, plain: Buffer, plan: RestorePlan, writer: ContentWriter) -> int:
     view = memoryview(plain)
     files = 0
     for use in plan.uses[number]:

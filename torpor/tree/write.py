@@ -10,11 +10,25 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from torpor.errors import DiskFull, InvalidInput
 from torpor.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
 from torpor.tree.attributes import Attributes
 from torpor.tree.directories import Directories
+
+
+class ContentWriter(Protocol):
+    """What takes checked content, in any order and from any thread."""
+
+    def write_whole(self, entry: Entry, data: bytes | bytearray | memoryview) -> None:
+        """All the content of a file."""
+
+    def write_at(self, entry: Entry, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """A run of a file."""
+
+    def close(self) -> None:
+        """The calling thread has written all it will."""
 
 
 class TreeWriter:

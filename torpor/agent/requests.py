@@ -1,0 +1,38 @@
+"""From a request's JSON to typed arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from torpor.agent.protocol import Call, Operation
+from torpor.errors import InvalidInput
+from torpor.values import Grant, object_key
+
+A = TypeVar("A", bound=msgspec.Struct)
+
+
+def parsed(kind: type[A], serve: Callable[[A, Call], dict[str, Any]]) -> Operation:
+    """An operation whose arguments are a ``kind``; InvalidInput where they are not."""
+
+    def operation(args: dict[str, Any], call: Call) -> dict[str, Any]:
+        try:
+            typed = msgspec.convert(args, kind)
+        except msgspec.ValidationError as exc:
+            raise InvalidInput(f"a request does not fit the agent's protocol: {exc}") from None
+        return serve(typed, call)
+
+    return operation
+
+
+def checked(grant: Grant) -> Grant:
+    """A grant for an object that torpor writes or reads; InvalidInput for any other."""
+    object_key(grant.key)
+    return grant
+
+
+def key_of(text: str | None) -> bytes | None:
+    """The workspace's key, where the store has one."""
+    return None if text is None else bytes.fromhex(text)
