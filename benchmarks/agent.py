@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.host import host_facts, write_result
+from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine
 from benchmarks.workspace import bf16
+from torpor.measure.host import host_facts
 from torpor.store.embedded import EmbeddedStore
 from torpor.values import GIB, MIB
 

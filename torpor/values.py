@@ -156,6 +156,8 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     quiesce_timeout_s: float = 300.0
     accept_changed: list[str] = []
     parts: int = 32
+    part_bytes: int = 64 * MIB
+    """The least that a part moves: a small workspace is cut into fewer parts."""
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True):

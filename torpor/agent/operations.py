@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from torpor.agent import content, line
 from torpor.agent.environment import record_environment
 from torpor.agent.examine import ExamineRequest, examine
 from torpor.agent.protocol import Call, Operation
@@ -20,6 +21,7 @@ from torpor.agent.runs import RunRegistry
 from torpor.agent.snapshot import Known, SnapshotRun
 from torpor.agent.sync_operations import sync_operations
 from torpor.errors import HookFailed, InvalidInput
+from torpor.tree.plan import PART_BYTES
 from torpor.tree.walk import absolute_root
 from torpor.values import Grant, ObjectKey, SnapshotId, WorkspaceName, object_key
 
@@ -51,6 +53,7 @@ class _Scan(msgspec.Struct):
     resumed: list[ObjectKey]
     lost: list[ObjectKey]
     accepted: list[str]
+    part_bytes: int = PART_BYTES
 
 
 class _StorePart(msgspec.Struct):
@@ -105,6 +108,7 @@ class _RestoreBegin(msgspec.Struct):
     key: str | None
     roots: list[str] | None
     max_parts: int
+    part_bytes: int = PART_BYTES
     resume: bool = False
 
 
@@ -121,6 +125,24 @@ class _Check(msgspec.Struct):
 
 class _Probe(msgspec.Struct):
     roots: list[str]
+
+
+class _MakeContent(msgspec.Struct):
+    name: str
+    bytes: int
+    seed: int
+
+
+class _RemoveContent(msgspec.Struct):
+    name: str
+    place_too: bool
+
+
+class _Line(msgspec.Struct):
+    puts: list[Grant]
+    gets: list[Grant]
+    object_bytes: int
+    connections: int
 
 
 def operations(runs: RunRegistry) -> dict[str, Operation]:
@@ -140,7 +162,13 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
         run = runs.get(SnapshotRun, args.run)
         with run.serving(call):
             return run.scan(
-                args.number, args.max_parts, args.resumed, args.lost, args.accepted, call
+                args.number,
+                args.max_parts,
+                args.part_bytes,
+                args.resumed,
+                args.lost,
+                args.accepted,
+                call,
             )
 
     def snapshot_part(args: _StorePart, call: Call) -> dict[str, Any]:
@@ -199,6 +227,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
                     _key(args.key),
                     args.roots,
                     args.max_parts,
+                    args.part_bytes,
                     args.resume,
                     call,
                 )
@@ -232,6 +261,9 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
 
     return sync_operations(runs) | {
         "probe": _parsed(_Probe, _probe),
+        "content.make": _parsed(_MakeContent, _make_content),
+        "content.remove": _parsed(_RemoveContent, _remove_content),
+        "line": _parsed(_Line, _line),
         "snapshot.begin": _parsed(_SnapshotBegin, snapshot_begin),
         "snapshot.scan": _parsed(_Scan, snapshot_scan),
         "snapshot.part": _parsed(_StorePart, snapshot_part),
@@ -281,6 +313,21 @@ def _probe(args: _Probe, call: Call) -> dict[str, Any]:
         "disk_free_bytes": shutil.disk_usage(os.path.expanduser("~")).free,
         "environment": record_environment(),
     }
+
+
+def _make_content(args: _MakeContent, call: Call) -> dict[str, Any]:
+    return content.make(args.name, args.bytes, args.seed, call.check)._asdict()
+
+
+def _remove_content(args: _RemoveContent, call: Call) -> dict[str, Any]:
+    content.remove(args.name, place_too=args.place_too)
+    return {}
+
+
+def _line(args: _Line, call: Call) -> dict[str, Any]:
+    puts = [_checked(grant) for grant in args.puts]
+    gets = [_checked(grant) for grant in args.gets]
+    return line.move(puts, gets, args.object_bytes, args.connections, call.cancelled)._asdict()
 
 
 def _kind(path: str) -> dict[str, Any]:

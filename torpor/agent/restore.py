@@ -52,6 +52,7 @@ class RestoreRun(Run):
         key: bytes | None,
         roots: Sequence[str] | None,
         max_parts: int,
+        part_bytes: int,
         resume: bool,
         call: Call,
     ) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class RestoreRun(Run):
             self._check_targets()
             self.state.clear_sync_record()  # what a sync had half changed is gone
         self._done = done or set()
-        self._plan = RestorePlan(manifest, max_parts, self._done)
+        self._plan = RestorePlan(manifest, max_parts, self._done, part_bytes)
         self._check_space()
         self.state.forget_index()
         self._journal.begin()

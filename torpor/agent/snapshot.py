@@ -111,6 +111,7 @@ class SnapshotRun(Run):
         self,
         number: int,
         max_parts: int,
+        part_bytes: int,
         resumed: Sequence[ObjectKey],
         lost: Sequence[ObjectKey],
         accepted: Sequence[str],
@@ -140,7 +141,7 @@ class SnapshotRun(Run):
             self._journal,
         )
         self._walk, self._pass = seen, number
-        self._parts = share_out(jobs, max_parts)
+        self._parts = share_out(jobs, max_parts, part_bytes)
         is_accepted = compile_excludes(accepted)
         names = [
             u.entry.path for u in seen.unread if not (is_accepted and is_accepted(u.entry.path))

@@ -56,7 +56,9 @@ class Use(NamedTuple):
 class RestorePlan:
     """Which chunks go where, and which packs make up which part."""
 
-    def __init__(self, manifest: Manifest, max_parts: int, done: set[int]) -> None:
+    def __init__(
+        self, manifest: Manifest, max_parts: int, done: set[int], part_bytes: int = PART_BYTES
+    ) -> None:
         self.manifest = manifest
         self.uses: list[list[Use]] = [[] for _ in manifest.chunks]
         for number, entry in enumerate(manifest.entries):
@@ -74,7 +76,7 @@ class RestorePlan:
                 self._by_pack.setdefault(manifest.packs[chunk.pack].id, []).append(number)
         for numbers in self._by_pack.values():
             numbers.sort(key=lambda n: manifest.chunks[n].offset)
-        self.parts = self._share_out(max_parts)
+        self.parts = self._share_out(max_parts, part_bytes)
 
     def chunks_of(self, pack_id: bytes) -> list[int]:
         """The chunks to fetch from a pack, by offset."""
@@ -86,9 +88,9 @@ class RestorePlan:
     def stored_bytes(self, packs: Iterable[bytes]) -> int:
         return sum(self.manifest.chunks[n].stored for p in packs for n in self.chunks_of(p))
 
-    def _share_out(self, max_parts: int) -> list[list[bytes]]:
+    def _share_out(self, max_parts: int, part_bytes: int) -> list[list[bytes]]:
         total = self.plain_bytes(self._by_pack)
-        count = max(1, min(max_parts, -(-total // PART_BYTES)))
+        count = max(1, min(max_parts, -(-total // max(1, part_bytes))))
         parts: list[list[bytes]] = [[] for _ in range(count)]
         done = 0
         for pack in self._by_pack:

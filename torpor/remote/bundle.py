@@ -30,7 +30,12 @@ GATHER_S: Final = 300.0  # for uv to fetch about 15 MB of wheels
 
 _SOURCE: Final = Path(__file__).resolve().parents[2]
 _PACKAGES: Final = ("torpor", "gpu_kernels")
-_NOT_SENT: Final = ("torpor/remote/", "torpor/providers/")  # the control side's own rooms
+_NOT_SENT: Final = (  # the control side's own rooms
+    "torpor/remote/",
+    "torpor/providers/",
+    "torpor/upkeep/",
+    "torpor/measure/",
+)
 _MAIN: Final = b"""import sys
 
 from torpor.agent.__main__ import main

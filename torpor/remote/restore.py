@@ -11,7 +11,7 @@ from torpor.format.names import manifest_key
 from torpor.remote.run import RemoteRun
 from torpor.remote.session import Session
 from torpor.store.seam import ObjectStore
-from torpor.values import ObjectKey, StoredSnapshot
+from torpor.values import MIB, ObjectKey, StoredSnapshot
 
 
 class RestorePart(msgspec.Struct, frozen=True):
@@ -79,11 +79,13 @@ class RemoteRestore(RemoteRun):
         *,
         roots: list[str] | None = None,
         parts: int = 32,
+        part_bytes: int = 64 * MIB,
     ) -> None:
         super().__init__(session, store, key, run)
         self.wanted = wanted
         self._roots = roots
         self._parts = parts
+        self._part_bytes = part_bytes
 
     def begin(self, *, resume: bool = False) -> RestorePlan:
         """Take the workspace on the machine, check the manifest, the targets and the space.
@@ -101,6 +103,7 @@ class RemoteRestore(RemoteRun):
             key=self._key,
             roots=self._roots,
             max_parts=self._parts,
+            part_bytes=self._part_bytes,
             resume=resume,
         )
         return msgspec.convert(answer, RestorePlan)

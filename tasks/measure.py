@@ -1,0 +1,169 @@
+"""The steps of a benchmark as tasks."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from prefect import task
+from prefect.client.orchestration import get_client
+
+from blocks import ObjectStore, Workspace
+from blocks.reference import load
+from tasks.machines import end_machine
+from tasks.place import Place
+from tasks.retrying import ONCE, STEP
+from torpor.agent.content import make_below
+from torpor.measure import codecs, peers, scratch, storage
+from torpor.measure.figures import MB, Figure
+from torpor.measure.prices import StorePrice, price_of
+from torpor.remote.measuring import MadeContent, line_of, make_content, remove_content
+from torpor.remote.session import Session
+from torpor.safety import never_handed_over
+from torpor.store.s3 import S3Settings, S3Store
+from torpor.values import MIB, WorkspaceName
+
+EVERY: Final = "*"
+_MOST_STORES: Final = 200  # of one answer of Prefect's API
+
+
+@dataclass(frozen=True)
+class MeasuredStore:
+    """One Object Store block, opened, with what keeping data in it costs."""
+
+    name: str
+    store: S3Store
+    settings: S3Settings
+    price: StorePrice | None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured, and how often."""
+
+    parts: tuple[int, ...]
+    object_mib: tuple[int, ...]
+    batch_mib: int
+    content_mib: int
+    codec_mib: int
+    rounds: int
+
+
+def open_stores(workspace: Workspace, names: Sequence[str]) -> list[MeasuredStore]:
+    """The workspace's own store first, then the blocks of these names; ``*`` is every saved one."""
+    wanted = [workspace.store.rpartition("/")[2]]
+    for name in names:
+        wanted += _saved() if name.strip() == EVERY else [name.strip().rpartition("/")[2]]
+    return [_opened(name) for name in dict.fromkeys(wanted)]
+
+
+@task(name="measure store", task_run_name="measure store {measured.name}", **ONCE)
+def measure_store(
+    measured: MeasuredStore,
+    session: Session,
+    name: WorkspaceName,
+    sizes: Sizes,
+) -> list[Figure]:
+    """Raw random bytes up and down, from the machine."""
+    measured.store.probe()
+    return storage.measure_storage(
+        measured.store,
+        measured.name,
+        scratch.storage_prefix(name),
+        line_of(session),
+        measured_from=storage.MACHINE,
+        object_bytes=[size * MIB for size in sizes.object_mib],
+        parts=sizes.parts,
+        batch_bytes=sizes.batch_mib * MIB,
+        rounds=sizes.rounds,
+    )
+
+
+@task(name="measure codecs", **ONCE)
+def measure_codecs(limit: int, rounds: int) -> list[Figure]:
+    """Every encoding of the format on the built-in content, on one core of this host."""
+    return codecs.measure_codecs(limit, rounds, secrets.randbits(31))
+
+
+@task(name="measure peer", task_run_name="measure {peer}", **ONCE)
+def measure_peer(
+    peer: str, measured: MeasuredStore, name: WorkspaceName, total_bytes: int, rounds: int
+) -> list[Figure]:
+    """Another tool on content as torpor had it: a first upload, and a restore, from this host."""
+    store_s, restore_s, stored = [], [], []
+    for number in range(rounds):
+        below = f"workspaces/{name}/peers/{number}"
+        prefix = "/".join(part for part in (measured.settings.prefix.strip("/"), below) if part)
+        with tempfile.TemporaryDirectory(prefix="torpor-peer-") as held:
+            folder = Path(held)
+            make_below(folder / "content", total_bytes, secrets.randbits(31))
+            keys = folder / "keys"
+            keys.mkdir(mode=0o700)
+            tool = peers.PEERS[peer](measured.settings, prefix, folder / "content", keys)
+            store_s.append(tool.full().wall_s)
+            found = measured.store.list(f"{below}/")
+            stored.append(float(sum(one.bytes for one in found)))
+            restore_s.append(tool.restore(folder / "restored").wall_s)
+            shutil.rmtree(folder / "restored")
+        scratch.clear(measured.store, name, below="peers/")
+    return [
+        Figure("peer", peer, "s", tuple(store_s), "up", measured_from=storage.HERE),
+        Figure("peer", peer, "s", tuple(restore_s), "down", measured_from=storage.HERE),
+        Figure("peer", peer, "bytes", tuple(stored), "up", measured_from=storage.HERE),
+    ]
+
+
+@task(name="make content", **STEP)
+def make_machine_content(
+    session: Session, name: WorkspaceName, total_bytes: int, seed: int
+) -> MadeContent:
+    """Fresh content on the machine, made by its agent."""
+    return make_content(session, name, total_bytes, seed)
+
+
+@task(name="remove content", **STEP)
+def remove_machine_content(session: Session, name: WorkspaceName, place_too: bool) -> None:
+    """Away with it, so that the next round begins with nothing there."""
+    remove_content(session, name, place_too=place_too)
+
+
+@task(name="clear", **STEP)
+def clear_scratch(place: Place, below: str) -> int:
+    """Delete what was stored for measuring."""
+    return scratch.clear(place.store, place.spec.name, below=below)
+
+
+def end_left_machines(place: Place) -> None:
+    """End the machines that a killed benchmark left: those with our lease, never handed over."""
+    for machine in place.provider.list_own():
+        label = machine.label
+        if label is None or label.workspace != place.spec.name or machine.state == "gone":
+            continue
+        lease = place.ledger.lease_of(label)
+        if lease is not None and lease.state == "creating":
+            end_machine(place, machine, never_handed_over(machine, label))
+
+
+def rate(stored_bytes: float, seconds: float) -> float:
+    """Decimal MB a second."""
+    return stored_bytes / MB / max(seconds, 1e-9)
+
+
+def _opened(name: str) -> MeasuredStore:
+    block = load(name, (ObjectStore,), of="the benchmark")
+    price = price_of(block.flavour, block.price_gb_month_usd, block.price_egress_gb_usd)
+    return MeasuredStore(name, block.open(), block.settings(), price)
+
+
+def _saved() -> list[str]:
+    """The names of all saved Object Store blocks."""
+    with get_client(sync_client=True) as client:
+        documents = client.read_block_documents_by_type(
+            ObjectStore.get_block_type_slug(), include_secrets=False
+        )
+    return sorted(document.name for document in documents[:_MOST_STORES] if document.name)

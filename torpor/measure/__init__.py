@@ -1,0 +1,1 @@
+"""Measuring stores, codecs and peers, and judging what was measured."""

@@ -1,0 +1,99 @@
+"""One thing that was measured several times, and tables of such figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    import pandas
+
+What = Literal["line", "storage", "codec", "hibernate", "wake", "replicate", "peer"]
+Direction = Literal["up", "down", ""]
+Unit = Literal["MB/s", "s", "bytes", "ratio"]
+
+MB: Final = 1e6
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """Every sample of one figure. What does not apply is empty or None.
+
+    ``line``: raw random bytes to one store, the most that this host and store were seen to move.
+    ``storage``: objects of one size by one number of connections. ``codec``: one encoding on one
+    kind of data. ``hibernate``, ``wake``, ``replicate``: a whole flow, or one ``phase`` of it.
+    ``peer``: another tool on the same content. Rates are decimal MB of stored bytes a second of
+    wall time; of codecs, plain bytes a second of CPU time on one core.
+    """
+
+    what: What
+    name: str
+    unit: Unit
+    values: tuple[float, ...]
+    direction: Direction = ""
+    phase: str = ""
+    parts: int | None = None
+    machines: int | None = None
+    object_bytes: int | None = None
+    data: str = ""
+    measured_from: str = ""
+    cached: bool = False
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def low(self) -> float:
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        return max(self.values)
+
+    @property
+    def spread(self) -> float:
+        """Highest less lowest, over the median; 0 for one sample."""
+        return (self.high - self.low) / self.median if self.median else 0.0
+
+    def row(self) -> dict[str, Any]:
+        """One line of the table: the samples summed up, and kept."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "values"}
+        summed = {"n": self.n, "median": self.median, "min": self.low, "max": self.high}
+        return fields | summed | {"spread": self.spread, "samples": list(self.values)}
+
+
+def summed_up(values: Sequence[float]) -> dict[str, float]:
+    """n, median and spread (lowest and highest) of one figure."""
+    return {
+        "n": len(values),
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+    }
+
+
+def frame(figures: Sequence[Figure]) -> pandas.DataFrame:
+    """The figures as a table, one line each."""
+    import pandas  # a second of CPU that other flows need not spend
+
+    columns = list(Figure("line", "", "s", (0.0,)).row())
+    table = pandas.DataFrame([figure.row() for figure in figures], columns=columns)
+    whole = ("parts", "machines", "object_bytes")
+    return table.astype(dict.fromkeys(whole, "Int64"))
+
+
+def find(figures: Sequence[Figure], what: What, *, phase: str = "", **wanted: Any) -> list[Figure]:
+    """The figures of one kind whose other fields are as ``wanted``."""
+    return [
+        figure
+        for figure in figures
+        if (figure.what, figure.phase) == (what, phase)
+        and all(getattr(figure, name) == value for name, value in wanted.items())
+    ]
