@@ -17,6 +17,7 @@ from flows.listing import (
     list_snapshots,
 )
 from flows.prune import prune
+from flows.restore_path import restore_path
 from flows.snapshots import delete_snapshots, diff, find, pin, snapshots, unpin
 from flows.wake import wake
 
@@ -38,6 +39,7 @@ __all__ = [
     "list_snapshots",
     "pin",
     "prune",
+    "restore_path",
     "snapshots",
     "unpin",
     "wake",

@@ -8,6 +8,7 @@ from tasks.place import Place
 from tasks.progress import Progress
 from tasks.retrying import BUSY_TRIES, BUSY_WAIT_S, STEP, retry_if_busy
 from torpor.errors import SnapshotDamaged
+from torpor.remote.paths import Chosen
 from torpor.remote.restore import (
     Checked,
     Finished,
@@ -17,6 +18,7 @@ from torpor.remote.restore import (
     RestorePlan,
 )
 from torpor.store.snapshots import find_snapshot, read_manifest
+from torpor.upkeep.differences import entry_at
 from torpor.values import StoredSnapshot, snapshot_id
 
 NEWEST = "newest"
@@ -30,6 +32,12 @@ def pick_snapshot(place: Place, wanted: str) -> StoredSnapshot:
     found = find_snapshot(place.store, place.spec.name, name)
     read_manifest(place.store, found, place.seal)
     return found
+
+
+@task(name="choose path", **STEP)
+def choose_path(place: Place, wanted: StoredSnapshot, path: str) -> Chosen:
+    """The entry that ``path`` names in a snapshot; InvalidInput says what is near it."""
+    return Chosen(*entry_at(read_manifest(place.store, wanted, place.seal), path))
 
 
 @task(

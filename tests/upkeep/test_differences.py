@@ -19,7 +19,7 @@ from torpor.format.manifest import (
     Extent,
     Manifest,
 )
-from torpor.upkeep.differences import compare, find, listed
+from torpor.upkeep.differences import compare, entry_at, find, listed
 from torpor.upkeep.frames import frame
 from torpor.values import SnapshotId
 
@@ -175,6 +175,21 @@ def test_globs_fit_names_and_paths(pattern: str, paths: list[str]) -> None:
 def test_a_hard_link_is_found_with_the_bytes_of_its_file() -> None:
     (found,) = find([honest()], "same")
     assert (found.kind, found.bytes) == ("hard link", 100)
+
+
+def test_a_path_is_found_as_it_is_shown_or_below_the_workspace() -> None:
+    for path in ("~/workspace/d/whole", "d/whole", " d/whole/ "):
+        assert entry_at(honest(), path) == (0, b"d/whole")
+    assert entry_at(honest(), "~/workspace") == (0, b"")
+    for path in ("whole", "", "/", "~/workspace/nowhere"):
+        with pytest.raises(InvalidInput, match=r"has no .* look with `find`"):
+            entry_at(honest(), path)
+    entries = [*honest().entries, entry(DIRECTORY, b"", root=1), entry(FILE, b"empty", root=1)]
+    two = honest(roots=["~/workspace", "/data"], entries=entries)
+    assert entry_at(two, "/data/empty") == (1, b"empty")
+    assert entry_at(two, "d/whole") == (0, b"d/whole")
+    with pytest.raises(InvalidInput, match=r"in several directories .* ~/workspace, /data"):
+        entry_at(two, "empty")
 
 
 def test_an_empty_pattern_is_refused() -> None:

@@ -15,6 +15,7 @@ import msgspec
 from torpor.agent import content, line
 from torpor.agent.environment import record_environment
 from torpor.agent.examine import ExamineRequest, examine
+from torpor.agent.paths import PathRun
 from torpor.agent.protocol import Call, Operation
 from torpor.agent.restore import RestoreRun
 from torpor.agent.runs import RunRegistry
@@ -110,6 +111,22 @@ class _RestoreBegin(msgspec.Struct):
     max_parts: int
     part_bytes: int = PART_BYTES
     resume: bool = False
+
+
+class _RestorePath(msgspec.Struct):
+    run: str
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    root: str
+    grant: Grant
+    manifest_bytes: int
+    key: str | None
+    root_number: int
+    path: str  # hexadecimal: a name may be any bytes
+    into: str
+    aside: bool
+    max_parts: int
+    part_bytes: int
 
 
 class _RestorePart(msgspec.Struct):
@@ -235,6 +252,27 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
                 run.end("it could not begin")
                 raise
 
+    def restore_path(args: _RestorePath, call: Call) -> dict[str, Any]:
+        run, _ = runs.add(PathRun, args.run, args.workspace)
+        with run.serving(call), run.beginning:
+            try:
+                return run.begin_path(
+                    args.snapshot,
+                    bytes.fromhex(args.root),
+                    _checked(args.grant),
+                    args.manifest_bytes,
+                    _key(args.key),
+                    (args.root_number, bytes.fromhex(args.path)),
+                    args.into,
+                    args.aside,
+                    args.max_parts,
+                    args.part_bytes,
+                    call,
+                )
+            except BaseException:
+                run.end("it could not begin")
+                raise
+
     def restore_part(args: _RestorePart, call: Call) -> dict[str, Any]:
         run = runs.get(RestoreRun, args.run)
         with run.serving(call), runs.worker(lambda: run.check(call)):
@@ -275,6 +313,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
         "snapshot.end": _parsed(_SnapshotEnd, snapshot_end),
         "verify.packs": _parsed(ExamineRequest, verify_packs),
         "restore.begin": _parsed(_RestoreBegin, restore_begin),
+        "restore.path": _parsed(_RestorePath, restore_path),
         "restore.part": _parsed(_RestorePart, restore_part),
         "restore.finish": _parsed(_OfRun, restore_finish),
         "restore.check": _parsed(_Check, restore_check),

@@ -14,7 +14,7 @@ from torpor.agent.runs import Run
 from torpor.errors import DiskFull, InvalidInput, SnapshotDamaged
 from torpor.format.checks import check_manifest
 from torpor.format.keys import Seal
-from torpor.format.manifest import FILE, HOLE, Entry, decode_manifest
+from torpor.format.manifest import FILE, HOLE, Entry, Manifest, decode_manifest
 from torpor.format.names import pack_key
 from torpor.pipeline.download import (
     PartRestored,
@@ -64,15 +64,7 @@ class RestoreRun(Run):
         if self._begun is not None:
             return self._begun
         what = f"snapshot {snapshot}"
-        blob = bytes(next(self.transfer(call).get_ranges(grant, [Range(0, manifest_bytes)])))
-        self._seal = Seal(key)
-        manifest, found = decode_manifest(blob, self._seal, what)
-        if found != root or manifest.snapshot != snapshot or manifest.workspace != self.workspace:
-            raise SnapshotDamaged(
-                f"{grant.key} holds {manifest.snapshot} of workspace {manifest.workspace}, not the "
-                f"{what} that the control side read: it was changed in the store"
-            )
-        check_manifest(manifest, what)
+        blob, manifest = self._read(snapshot, root, grant, manifest_bytes, key, call)
         self._blob, self._root, self._manifest = blob, root, manifest
         self._targets = [os.fsencode(absolute_root(r)) for r in roots or manifest.roots]
         if len(self._targets) != len(manifest.roots):
@@ -201,6 +193,28 @@ class RestoreRun(Run):
             "differences": result.differences[:SHOWN],
             "difference_count": len(result.differences),
         }
+
+    def _read(
+        self,
+        snapshot: SnapshotId,
+        root: bytes,
+        grant: Grant,
+        manifest_bytes: int,
+        key: bytes | None,
+        call: Call,
+    ) -> tuple[bytes, Manifest]:
+        """The manifest that the control side read, checked before anything trusts it."""
+        what = f"snapshot {snapshot}"
+        blob = bytes(next(self.transfer(call).get_ranges(grant, [Range(0, manifest_bytes)])))
+        self._seal = Seal(key)
+        manifest, found = decode_manifest(blob, self._seal, what)
+        if found != root or manifest.snapshot != snapshot or manifest.workspace != self.workspace:
+            raise SnapshotDamaged(
+                f"{grant.key} holds {manifest.snapshot} of workspace {manifest.workspace}, not the "
+                f"{what} that the control side read: it was changed in the store"
+            )
+        check_manifest(manifest, what)
+        return blob, manifest
 
     def _real_targets(self) -> list[bytes]:
         return [os.path.realpath(target) for target in self._targets]

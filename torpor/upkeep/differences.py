@@ -157,6 +157,35 @@ def find(manifests: Iterable[Manifest], pattern: str) -> list[Version]:
     return sorted(found, key=lambda one: (one.path, one.first))
 
 
+def entry_at(manifest: Manifest, path: str) -> tuple[int, bytes]:
+    """The root's number and the path below it of the entry that people call ``path``: as a
+    listing shows it, or below one of the workspace's directories.
+
+    Raises InvalidInput when there is none or more than one.
+    """
+    wanted = path.strip().rstrip("/")
+    tails = {f"{root.rstrip('/')}/{wanted}" for root in manifest.roots}
+    exact, below = [], []
+    for entry in manifest.entries:
+        shown = shown_path(manifest, entry)
+        if shown == wanted:
+            exact.append((entry.root, entry.path))
+        elif shown in tails:
+            below.append((entry.root, entry.path))
+    found = exact or below
+    if len(found) == 1 and wanted:
+        return found[0]
+    if found and wanted:
+        raise InvalidInput(
+            f"{path!r} is in several directories of snapshot {manifest.snapshot}: write the whole "
+            f"path, beginning with one of {', '.join(manifest.roots)}"
+        )
+    raise InvalidInput(
+        f"snapshot {manifest.snapshot} of workspace {manifest.workspace} has no {path!r} in "
+        f"{', '.join(manifest.roots)}: look with `find`, or name another snapshot"
+    )
+
+
 class _Tree:
     """A manifest by shown path. Hard links count as the file they lead to: which of a file's
     names is the first may change without the file changing."""

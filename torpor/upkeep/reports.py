@@ -80,3 +80,31 @@ class FreshnessReport(msgspec.Struct, frozen=True):
             {"what": "age", "value": f"{self.age_hours:.1f} hours"},
             {"what": "allowed", "value": f"{self.most_hours:.1f} hours"},
         ]
+
+
+class PathReport(msgspec.Struct, frozen=True):
+    """A file or directory of a snapshot that is on a machine again, every byte compared."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    path: str
+    machine: str
+    restored_to: str
+    files: int
+    bytes: int
+    stored_bytes: int
+    warnings: list[str]
+    seconds: dict[str, float]
+
+    def rows(self) -> list[Row]:
+        phases = ", ".join(f"{name} {value:.2f}" for name, value in self.seconds.items())
+        return [
+            {"what": "snapshot", "value": self.snapshot},
+            {"what": "path", "value": self.path},
+            {"what": "machine", "value": self.machine},
+            {"what": "restored to", "value": self.restored_to},
+            {"what": "files", "value": f"{self.files:,}"},
+            {"what": "bytes", "value": f"{self.bytes:,}, fetched as {self.stored_bytes:,}"},
+            {"what": "warnings", "value": "; ".join(self.warnings) or "none"},
+            {"what": "seconds by phase", "value": phases},
+        ]
