@@ -17,6 +17,7 @@ from flows.listing import (
     list_snapshots,
 )
 from flows.prune import prune
+from flows.replicate import replicate
 from flows.restore_path import restore_path
 from flows.snapshots import delete_snapshots, diff, find, pin, snapshots, unpin
 from flows.wake import wake
@@ -39,6 +40,7 @@ __all__ = [
     "list_snapshots",
     "pin",
     "prune",
+    "replicate",
     "restore_path",
     "snapshots",
     "unpin",

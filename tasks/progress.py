@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Hashable
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,12 +20,12 @@ class Progress:
     def __init__(self, key: str, description: str, total_bytes: int) -> None:
         self._lock = threading.Lock()
         self._total = max(1, total_bytes)
-        self._parts: dict[int, int] = {}
+        self._parts: dict[Hashable, int] = {}
         self._updated = time.monotonic()
         created = create_progress_artifact(progress=0.0, key=key, description=description)
         self._artifact: UUID = created  # type: ignore[assignment]  # sync outside a loop
 
-    def event(self, part: int, event: dict[str, Any]) -> None:
+    def event(self, part: Hashable, event: dict[str, Any]) -> None:
         """A part has moved ``event["bytes"]`` so far."""
         with self._lock:
             self._parts[part] = max(self._parts.get(part, 0), int(event.get("bytes", 0)))

@@ -16,6 +16,7 @@ from torpor.agent import content, line
 from torpor.agent.environment import record_environment
 from torpor.agent.examine import ExamineRequest, examine
 from torpor.agent.paths import PathRun
+from torpor.agent.peers import PeerGrant
 from torpor.agent.protocol import Call, Operation
 from torpor.agent.restore import RestoreRun
 from torpor.agent.runs import RunRegistry
@@ -133,6 +134,13 @@ class _RestorePart(msgspec.Struct):
     run: str
     part: int
     packs: list[Grant]
+    peer: PeerGrant | None = None
+
+
+class _RestoreServe(msgspec.Struct):
+    run: str
+    host: str
+    most_bytes: int
 
 
 class _Check(msgspec.Struct):
@@ -276,7 +284,12 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
     def restore_part(args: _RestorePart, call: Call) -> dict[str, Any]:
         run = runs.get(RestoreRun, args.run)
         with run.serving(call), runs.worker(lambda: run.check(call)):
-            return run.part(args.part, [_checked(g) for g in args.packs], call)
+            return run.part(args.part, [_checked(g) for g in args.packs], args.peer, call)
+
+    def restore_serve(args: _RestoreServe, call: Call) -> dict[str, Any]:
+        run = runs.get(RestoreRun, args.run)
+        with run.serving(call):
+            return run.serve(args.host, args.most_bytes)
 
     def restore_finish(args: _OfRun, call: Call) -> dict[str, Any]:
         run = runs.get(RestoreRun, args.run)
@@ -315,6 +328,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
         "restore.begin": _parsed(_RestoreBegin, restore_begin),
         "restore.path": _parsed(_RestorePath, restore_path),
         "restore.part": _parsed(_RestorePart, restore_part),
+        "restore.serve": _parsed(_RestoreServe, restore_serve),
         "restore.finish": _parsed(_OfRun, restore_finish),
         "restore.check": _parsed(_Check, restore_check),
         "restore.end": _parsed(_OfRun, restore_end),

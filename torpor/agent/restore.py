@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from blake3 import blake3
 
+from torpor.agent.peers import Passing, PeerFirst, PeerGrant
 from torpor.agent.protocol import Call
 from torpor.agent.runs import Run
 from torpor.errors import DiskFull, InvalidInput, SnapshotDamaged
 from torpor.format.checks import check_manifest
 from torpor.format.keys import Seal
 from torpor.format.manifest import FILE, HOLE, Entry, Manifest, decode_manifest
-from torpor.format.names import pack_key
+from torpor.format.names import pack_id_of, pack_key
 from torpor.pipeline.download import (
     PartRestored,
     RestoreJournal,
@@ -42,6 +44,7 @@ class RestoreRun(Run):
         self._begun: dict[str, Any] | None = None
         self._whole = False  # restored and compared before this run began: hands off
         self._finished: dict[str, Any] | None = None
+        self._passing = Passing(self.state.folder)
 
     def begin(
         self,
@@ -109,7 +112,17 @@ class RestoreRun(Run):
         self._begun = self._described()
         return self._begun
 
-    def part(self, part: int, grants: Sequence[Grant], call: Call) -> dict[str, Any]:
+    def serve(self, host: str, most_bytes: int) -> dict[str, Any]:
+        """Keep what is fetched from now on, in the room that the restore leaves, and pass it on to
+        other machines at ``host``. Once a run."""
+        folder = self.state.folder
+        room = shutil.disk_usage(folder).free - self._lacking_bytes() - _SPARE_BYTES
+        server = self._passing.serve(host, max(0, min(most_bytes, room)))
+        return {"port": server.port, "url": server.token, "certificate": server.certificate}
+
+    def part(
+        self, part: int, grants: Sequence[Grant], peer: PeerGrant | None, call: Call
+    ) -> dict[str, Any]:
         """Fetch, check and write what the granted packs hold and the disk does not. A part is
         what its grants say: numbers change when an agent that was started anew plans again."""
 
@@ -117,23 +130,29 @@ class RestoreRun(Run):
             call.emit({"bytes": report.bytes, "stored_bytes": report.stored_bytes})
 
         report = PartRestored()
+        fetcher = PeerFirst(
+            self.transfer(call), peer, self._passing, lambda: call.cancelled() or self.ended
+        )
         if not self._whole:
             report = restore_part(
                 self._plan,
                 self._seal,
-                self.transfer(call),
+                fetcher,
                 grants,
                 self._writer,
                 self._journal,
                 self._done,
                 progress=progress,
                 check=lambda: self.check(call),
+                keep=self._passing.keep,
             )
         return {
             "part": part,
             "files": report.files,
             "bytes": report.bytes,
             "stored_bytes": report.stored_bytes,
+            "peer_bytes": fetcher.peer_bytes,
+            "kept": self._kept([pack_id_of(grant.key) for grant in grants]),
             "seconds": {
                 "get": report.seconds.get,
                 "decode": report.seconds.decode,
@@ -215,6 +234,26 @@ class RestoreRun(Run):
             )
         check_manifest(manifest, what)
         return blob, manifest
+
+    def _kept(self, packs: Sequence[bytes]) -> bool:
+        if self._whole:
+            return False
+        chunks = self._manifest.chunks
+        return all(
+            self._passing.holds(pack, [chunks[n].offset for n in self._plan.chunks_of(pack)])
+            for pack in packs
+        )
+
+    def _lacking_bytes(self) -> int:
+        """Plain bytes that are still to be written."""
+        if self._whole:
+            return 0
+        total = sum(_data_bytes(e) for e in self._manifest.entries if e.kind == FILE)
+        return max(0, total - sum(self._manifest.chunks[n].plain for n in set(self._done)))
+
+    def _give_back(self) -> None:
+        self._passing.close()
+        super()._give_back()
 
     def _real_targets(self) -> list[bytes]:
         return [os.path.realpath(target) for target in self._targets]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,7 +18,7 @@ from torpor.format.keys import Seal
 from torpor.format.manifest import FILE, HOLE, Chunk, Entry, Manifest
 from torpor.format.names import pack_id_of
 from torpor.pipeline.opening import open_chunk
-from torpor.store.transfer import Range, Transfer
+from torpor.store.transfer import Range
 from torpor.tree.plan import PART_BYTES
 from torpor.tree.write import ContentWriter
 from torpor.values import Grant
@@ -41,6 +41,15 @@ class PartRestored(msgspec.Struct):
     bytes: int = 0
     stored_bytes: int = 0
     seconds: Seconds = msgspec.field(default_factory=Seconds)
+
+
+class Fetcher(Protocol):
+    """Where ranges of packs come from. Bytes are what was sent: the caller checks them."""
+
+    def get_ranges(
+        self, grant: Grant, ranges: Sequence[Range]
+    ) -> Generator[memoryview, None, None]:
+        """Yield each range's bytes in order."""
 
 
 class Use(NamedTuple):
@@ -155,7 +164,7 @@ class RestoreJournal:
 def restore_part(
     plan: RestorePlan,
     seal: Seal,
-    fetcher: Transfer,
+    fetcher: Fetcher,
     grants: Iterable[Grant],
     writer: ContentWriter,
     journal: RestoreJournal | None,
@@ -163,10 +172,11 @@ def restore_part(
     *,
     progress: Callable[[PartRestored], None],
     check: Callable[[], None],
+    keep: Callable[[bytes, int, Buffer], None] = lambda pack_id, offset, stored: None,
 ) -> PartRestored:
     """Fetch and write what the granted packs hold, but for the chunks in ``done``, to which it
-    adds. Every chunk is checked against its name before a byte of it is written. No ``journal``:
-    the disk itself tells what is there."""
+    adds. Every chunk is checked against its name before a byte of it is written; ``keep`` is then
+    given it as it is stored. No ``journal``: the disk itself tells what is there."""
     report = PartRestored()
     try:
         for grant in grants:
@@ -178,11 +188,12 @@ def restore_part(
                 for number, chunk in zip(numbers, chunks, strict=True):
                     check()
                     started = time.perf_counter()
-                    stored = next(stream)
+                    stored: Buffer = next(stream)
                     report.seconds.get += time.perf_counter() - started
-                    plain = _plain(
+                    stored, plain = _plain(
                         chunk, pack_id, stored, seal, fetcher, grant, plan, number, report
                     )
+                    keep(pack_id, chunk.offset, stored)
                     started = time.perf_counter()
                     report.files += _write(number, plain, plan, writer)
                     if journal is not None:
@@ -202,13 +213,14 @@ def _plain(
     pack_id: bytes,
     stored: Buffer,
     seal: Seal,
-    fetcher: Transfer,
+    fetcher: Fetcher,
     grant: Grant,
     plan: RestorePlan,
     number: int,
     report: PartRestored,
-) -> Buffer:
-    """Open, decode and check one chunk; fetch it again when it is not what it was."""
+) -> tuple[Buffer, Buffer]:
+    """Open, decode and check one chunk; fetch it again when it is not what it was. Returns it as
+    it is stored, and plain."""
     started = time.perf_counter()
     fault: TorporError | None = None
     for attempt in range(_ATTEMPTS):
@@ -221,7 +233,7 @@ def _plain(
             fault = exc
             continue
         report.seconds.decode += time.perf_counter() - started
-        return plain
+        return stored, plain
     names = [os.fsdecode(plan.manifest.entries[u.entry].path) for u in plan.uses[number][:5]]
     more = len(plan.uses[number]) - len(names)
     raise SnapshotDamaged(

@@ -44,11 +44,26 @@ class RestoreSeconds(msgspec.Struct, frozen=True):
 
 
 class RestoredPart(msgspec.Struct, frozen=True):
+    """``peer_bytes`` of the stored bytes came from another machine; ``kept``: this machine passes
+    all of the part on."""
+
     part: int
     files: int
     bytes: int
     stored_bytes: int
     seconds: RestoreSeconds
+    peer_bytes: int = 0
+    kept: bool = False
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Where one machine passes packs on: an address that is a secret, and who answers there."""
+
+    url: str
+    certificate: str
+
+    def __repr__(self) -> str:
+        return "Peer()"
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -108,15 +123,33 @@ class RemoteRestore(RemoteRun):
         )
         return msgspec.convert(answer, RestorePlan)
 
+    def serve(self, host: str, most_bytes: int) -> Peer:
+        """From now on the machine keeps what it fetches, at most so much of it on disk, and passes
+        it on to others that reach it at ``host``; until the end of the run."""
+        answer = self._held("restore.serve", host=host, most_bytes=most_bytes)
+        place = f"[{host}]" if ":" in host else host
+        url = f"https://{place}:{int(answer['port'])}/{answer['url']}/"
+        return Peer(url, str(answer["certificate"]))
+
     def restore_part(
-        self, plan: RestorePart, on_event: Callable[[dict[str, Any]], None] | None = None
+        self,
+        plan: RestorePart,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
+        *,
+        peer: Peer | None = None,
+        floor_bytes_s: float = 0.0,
     ) -> RestoredPart:
-        """Fetch and write one part, by the packs it names. Idempotent."""
+        """Fetch and write one part, by the packs it names; from ``peer`` first, where one is named,
+        and from the store what that does not give at ``floor_bytes_s``. Idempotent."""
+        source = None
+        if peer is not None:
+            source = {**msgspec.structs.asdict(peer), "floor_bytes_s": floor_bytes_s}
         answer = self._held(
             "restore.part",
             on_event,
             part=plan.part,
             packs=[self._grant("GET", key, plan.stored_bytes) for key in plan.packs],
+            peer=source,
         )
         return msgspec.convert(answer, RestoredPart)
 
@@ -130,7 +163,7 @@ class RemoteRestore(RemoteRun):
 
     def end(self) -> None:
         """Give the workspace back."""
-        self._call("restore.end")
+        self._send("restore.end")
 
     def _begin_again(self) -> None:
         self.begin(resume=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
-from torpor.errors import AgentLost
+from torpor.errors import AgentLost, TorporError
 from torpor.remote.session import Session
 from torpor.store.seam import ObjectStore
 from torpor.values import MIB, ObjectKey
@@ -28,6 +29,18 @@ class RemoteRun(ABC):
         self._store = store
         self._key = None if key is None else key.hex()
         self._requests = itertools.count(1)
+        self._lock = threading.Lock()
+        self._open: set[str] = set()
+        self._given_up: TorporError | None = None
+
+    def give_up(self, reason: TorporError) -> None:
+        """Every request that waits and every later one ends with ``reason``, but for the one that
+        gives the workspace back. May be said again, for a request that was just being sent."""
+        with self._lock:
+            self._given_up = self._given_up or reason
+            waiting = list(self._open)
+        for request in waiting:
+            self._session.cancel(request)
 
     @abstractmethod
     def _begin_again(self) -> None:
@@ -40,9 +53,35 @@ class RemoteRun(ABC):
         /,
         **args: Any,
     ) -> dict[str, Any]:
-        """Ask the agent, under a fresh request id."""
+        """Ask the agent, under a fresh request id, unless the run was given up."""
+        self._refuse_given_up()
+        try:
+            return self._send(op, on_event, **args)
+        except TorporError:
+            self._refuse_given_up()
+            raise
+
+    def _send(
+        self,
+        op: str,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
+        /,
+        **args: Any,
+    ) -> dict[str, Any]:
         request = f"{self.run}:{next(self._requests)}"
-        return self._session.call(op, {"run": self.run, **args}, request=request, on_event=on_event)
+        with self._lock:
+            self._open.add(request)
+        try:
+            return self._session.call(
+                op, {"run": self.run, **args}, request=request, on_event=on_event
+            )
+        finally:
+            with self._lock:
+                self._open.discard(request)
+
+    def _refuse_given_up(self) -> None:
+        if self._given_up is not None:
+            raise type(self._given_up)(str(self._given_up))
 
     def _held(
         self,

@@ -53,7 +53,8 @@ class Transfer:
 
     ``attempts`` bounds the tries of one PUT, and of one GET since its last progress. ``on_retry``
     is told each error that will be retried and the wait in seconds. Waits end early, with
-    RunCancelled, once ``cancelled()`` is true; so do transfers, between two slices.
+    RunCancelled, once ``cancelled()`` is true; so do transfers, between two slices. A request that
+    is later than ``timeout_s`` at ``slowest_bytes_s`` has stalled.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Transfer:
         cancelled: Callable[[], bool] = lambda: False,
         sleep: Callable[[float], None] = time.sleep,
         connections: Connections | None = None,
+        slowest_bytes_s: float = SLOWEST_BYTES_S,
     ) -> None:
         if timeout_s <= 0 or attempts < 1:
             raise InvalidInput(
@@ -76,6 +78,7 @@ class Transfer:
         self._on_retry = on_retry
         self._cancelled = cancelled
         self._sleep = sleep
+        self._slowest_bytes_s = slowest_bytes_s
 
     def __enter__(self) -> Transfer:
         return self
@@ -243,7 +246,7 @@ class Transfer:
             if self._cancelled():
                 raise RunCancelled(f"{what}: cancelled after {moved} bytes")
             spent_s = time.monotonic() - began
-            if spent_s > self._timeout_s + moved / SLOWEST_BYTES_S:
+            if spent_s > self._timeout_s + moved / self._slowest_bytes_s:
                 raise StoreUnavailable(f"{what}: {moved} bytes in {spent_s:.0f} s is a stall")
 
         return check

@@ -1,0 +1,331 @@
+"""A fleet: several machines to which one snapshot is brought at once, each on its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Final
+
+from prefect.logging import get_run_logger
+
+from flows.phases import Phases
+from flows.restoration import Restoration
+from flows.tenancy import Tenancy, rented
+from tasks.machines import endpoint_of, open_session
+from tasks.place import Place
+from tasks.progress import Progress
+from tasks.replicas import restore_share, serve_packs
+from torpor.errors import MachineError, ProviderError, RunCancelled, TorporError
+from torpor.ledger import Lease
+from torpor.remote.peers import Exchange, Member
+from torpor.remote.restore import RestorePlan
+from torpor.remote.session import Session
+from torpor.reports import Replica, WakeReport
+from torpor.values import MachineId, Offer, StoredSnapshot
+
+MOST_MACHINES: Final = 64
+MOST_TASKS: Final = 64
+"""Task runs of parts, of all machines together: Prefect's server writes state for each."""
+TOGETHER: Final = 8
+"""Parts of one machine at the same time: its agent works no more."""
+WATCH_S: Final = 3.0
+"""Between two looks at what the provider says of the machines; a machine that is not running in
+two of them is given up."""
+
+
+class _Surplus(RunCancelled):
+    """Enough other machines were ready first."""
+
+
+@dataclass
+class _Candidate:
+    """One machine that may become one of the fleet."""
+
+    number: int
+    name: str  # the machine's, once it has one
+    own: bool
+    phases: Phases
+    kept: bool = False
+    stopped_looks: int = 0
+    machine: MachineId | None = None
+    work: Restoration | None = None
+    session: Session | None = None
+    member: Member | None = None
+
+
+class Fleet:
+    """Brings ``wanted`` to ``count`` rented machines and the user's ``own``.
+
+    The first ``count`` that are ready are kept; what else was created is destroyed. One that fails
+    later leaves the others alone; while ``spares`` last, a new machine takes its place.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        wanted: StoredSnapshot,
+        offers: list[Offer],
+        count: int,
+        spares: int,
+        exchange: Exchange,
+        run: str,
+        full_check: bool,
+        total: int,
+    ) -> None:
+        self._place = place
+        self._wanted = wanted
+        self._offers = offers
+        self._count = count
+        self._spares = spares
+        self._exchange = exchange
+        self._run = run
+        self._full_check = full_check
+        self._tasks = max(1, min(TOGETHER, MOST_TASKS // max(1, total)))
+        self._changed = threading.Condition()
+        self._kept = 0
+        self._stopped = False
+        self._progress: Progress | None = None
+        self._total = total
+        self._candidates: list[_Candidate] = []
+        self._running: dict[Future[WakeReport], _Candidate] = {}
+        self.replaced = 0
+        self.replicas: list[Replica] = []
+        self.fault: BaseException | None = None  # of one machine, and no TorporError: a bug
+
+    def bring(self, leases: list[tuple[Lease, bool]], own: list[str]) -> None:
+        """Start them all, and return once each is handed over, destroyed or reported."""
+        with ThreadPoolExecutor(
+            len(leases) + len(own) + self._spares, thread_name_prefix="replica"
+        ) as threads:
+            try:
+                for text in own:
+                    self._start(threads, text, None)
+                for lease in leases:
+                    self._start(threads, "", lease)
+                while self._running:
+                    done, _ = wait([*self._running], WATCH_S, FIRST_COMPLETED)
+                    for future in done:
+                        self._settle(self._running.pop(future), future)
+                    self._replace(threads)
+                    self._look_at_machines()
+            except BaseException:
+                self._stop()
+                raise
+        if self._progress is not None:
+            self._progress.done()
+
+    # -- on the flow's thread
+
+    def _start(
+        self, threads: ThreadPoolExecutor, own: str, lease: tuple[Lease, bool] | None
+    ) -> None:
+        number = len(self._candidates)
+        candidate = _Candidate(number, own or f"machine {number + 1}", bool(own), Phases())
+        self._candidates.append(candidate)
+        context = copy_context()  # a task needs to know the flow run that it belongs to
+        self._running[threads.submit(context.run, self._bring, candidate, lease)] = candidate
+
+    def _settle(self, candidate: _Candidate, future: Future[WakeReport]) -> None:
+        error = future.exception()
+        if error is None:
+            self.replicas.append(_ready(candidate, future.result()))
+            return
+        with self._changed:
+            if candidate.kept:
+                candidate.kept = False
+                self._kept -= 1
+        if isinstance(error, _Surplus):
+            return
+        get_run_logger().error("%s failed: %s", candidate.name, error)
+        if not isinstance(error, TorporError):
+            self.fault = self.fault or error
+        self.replicas.append(_failed(candidate, error))
+
+    def _replace(self, threads: ThreadPoolExecutor) -> None:
+        rented_now = [c for c in self._running.values() if not c.own and not c.kept]
+        missing = self._count - self._kept - len(rented_now)
+        for _ in range(min(missing, self._spares - self.replaced)):
+            self.replaced += 1
+            lease = self._place.ledger.open_lease(self._place.owner, self._place.provider.identity)
+            self._start(threads, "", (lease, True))
+
+    def _look_at_machines(self) -> None:
+        watched = [c for c in self._running.values() if c.machine is not None and not c.own]
+        if not watched:
+            return
+        try:
+            states = {live.id: live.state for live in self._place.provider.list_own()}
+        except ProviderError:
+            return  # unknown is not gone
+        for candidate in watched:
+            state = states.get(candidate.machine or MachineId(""), "gone")
+            running = state in ("running", "starting")
+            candidate.stopped_looks = 0 if running else candidate.stopped_looks + 1
+            if candidate.stopped_looks >= 2 and candidate.work is not None:
+                candidate.work.remote.give_up(
+                    MachineError(
+                        f"machine {candidate.machine} at {self._place.provider.identity} died "
+                        f"during the restore: its provider says that it is {state}"
+                    )
+                )
+                if candidate.session is not None:
+                    candidate.session.close()
+
+    def _stop(self) -> None:
+        """Every machine's own thread then ends, and destroys what was not handed over."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._exchange.stop()
+        while self._running:
+            for candidate in self._running.values():
+                if candidate.work is not None:
+                    candidate.work.remote.give_up(RunCancelled("the replicate was stopped"))
+            done, _ = wait([*self._running], 1.0)
+            for future in done:
+                self._running.pop(future)
+
+    # -- on each machine's thread
+
+    def _bring(self, candidate: _Candidate, taken: tuple[Lease, bool] | None) -> WakeReport:
+        if taken is None:
+            return self._restore(candidate, Tenancy.own(self._place, candidate.name))
+        lease, fresh = taken
+        first = candidate.number % len(self._offers)
+        offers = [*self._offers[first:], *self._offers[:first]]  # not all on the cheapest one
+        nap = self._nap if fresh else self._nap_on  # what was found is not just left again
+        with ExitStack() as renting:
+            with candidate.phases.phase("machine"):
+                tenancy = renting.enter_context(rented(self._place, offers, lease, fresh, nap))
+            candidate.name = candidate.machine = tenancy.machine.id
+            return self._restore(candidate, tenancy)
+
+    def _restore(self, candidate: _Candidate, tenancy: Tenancy) -> WakeReport:
+        phases = candidate.phases
+        self._check()
+        with phases.phase("connect"):
+            session = open_session(self._place, endpoint_of(tenancy.machine))
+        with session:
+            work = Restoration(
+                self._place,
+                session,
+                tenancy,
+                self._wanted,
+                f"{self._run}-{candidate.number}",
+                phases,
+            )
+            candidate.session, candidate.work = session, work
+            with work.begun() as plan:
+                self._keep(candidate, plan)
+                if plan.complete:
+                    return work.complete(plan, self._full_check)
+                with self._member(candidate, work, plan) as member:
+                    with phases.phase("restore"):
+                        self._fetch(candidate, work, member, plan)
+                    report = work.complete(plan, self._full_check)
+                    self._exchange.linger(member)
+                    return report
+
+    def _keep(self, candidate: _Candidate, plan: RestorePlan) -> None:
+        """Take one of the places of the fleet; _Surplus where others were faster."""
+        self._check()
+        with self._changed:
+            if candidate.own or plan.complete:  # somebody may work there: it is never surplus
+                candidate.kept = not candidate.own
+                self._kept += candidate.kept
+            elif self._kept < self._count:
+                candidate.kept = True
+                self._kept += 1
+            else:
+                raise _Surplus("enough other machines were ready first")
+            self._changed.notify_all()
+
+    @contextmanager
+    def _member(
+        self, candidate: _Candidate, work: Restoration, plan: RestorePlan
+    ) -> Iterator[Member]:
+        peer = None
+        if self._exchange.passing:
+            host = endpoint_of(work.tenancy.machine).host
+            with suppress(TorporError):  # it then passes nothing on; its own restore goes on
+                peer = serve_packs(work.remote, host, plan.stored_bytes)
+        member = self._exchange.join(plan, peer)
+        candidate.member = member
+        try:
+            yield member
+        finally:
+            member.leave()
+
+    def _fetch(
+        self, candidate: _Candidate, work: Restoration, member: Member, plan: RestorePlan
+    ) -> None:
+        tasks = min(self._tasks, max(1, len(plan.parts)))
+        together = -(-TOGETHER // tasks)
+        progress = self._shared_progress(plan)
+        futures = [
+            restore_share.submit(work.remote, member, candidate.name, number, together, progress)
+            for number in range(1, tasks + 1)
+        ]
+        for future in futures:
+            future.result()
+
+    def _shared_progress(self, plan: RestorePlan) -> Progress:
+        with self._changed:
+            if self._progress is None:
+                name = self._place.spec.name
+                self._progress = Progress(
+                    f"replicate-{name}-progress",
+                    f"Workspace {name} from {self._wanted.snapshot} to {self._total} machines",
+                    self._total * sum(part.bytes for part in plan.parts),
+                )
+            return self._progress
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise RunCancelled("the replicate was stopped")
+
+    def _nap(self, seconds: float) -> None:
+        """Sleep while a machine starts; ends that when it is not needed any more."""
+        with self._changed:
+            self._changed.wait_for(self._enough, seconds)
+            self._check()
+            if self._enough():
+                raise _Surplus("enough other machines were ready first")
+
+    def _nap_on(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped, seconds)
+            self._check()
+
+    def _enough(self) -> bool:
+        return self._stopped or self._kept >= self._count
+
+
+def _ready(candidate: _Candidate, report: WakeReport) -> Replica:
+    member = candidate.member
+    return Replica(
+        machine=report.machine,
+        ready=True,
+        host=report.host,
+        port=report.port,
+        user=report.user,
+        store_bytes=0 if member is None else member.store_bytes,
+        peer_bytes=0 if member is None else member.peer_bytes,
+        seconds=report.seconds,
+        price_usd_h=report.price_usd_h,
+        words=report.checked,
+        warnings=report.warnings,
+    )
+
+
+def _failed(candidate: _Candidate, error: BaseException) -> Replica:
+    return Replica(
+        machine=candidate.name,
+        ready=False,
+        seconds=candidate.phases.seconds,
+        words=f"{type(error).__name__}: {error}",
+    )

@@ -1,0 +1,114 @@
+"""Replicate: one snapshot becomes the same workspace on many machines at once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+from prefect.runtime import flow_run
+from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import Field
+
+from blocks import Workspace
+from flows.fleet import MOST_MACHINES, MOST_TASKS, Fleet
+from flows.phases import Phases
+from tasks.machines import endpoint_of, find_offers, own_machine, take_leases
+from tasks.place import open_place, probe_store
+from tasks.restore import NEWEST, pick_snapshot
+from torpor.errors import InvalidInput, MachineError
+from torpor.remote.peers import Exchange, PeerMode
+from torpor.reports import ReplicateReport
+
+MOST_SPARES: Final = 16
+
+
+def _run_name() -> str:
+    workspace = flow_run.parameters.get("workspace")
+    return f"replicate-{getattr(workspace, 'name', workspace)}"
+
+
+@flow(
+    name="replicate",
+    flow_run_name=_run_name,
+    task_runner=ThreadPoolTaskRunner(max_workers=MOST_TASKS),  # type: ignore[arg-type]
+    persist_result=False,
+)
+def replicate(
+    workspace: Workspace | str,
+    count: Annotated[int, Field(ge=0, le=MOST_MACHINES)] = 2,
+    snapshot: str = NEWEST,
+    machines: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
+    spares: Annotated[int, Field(ge=0, le=MOST_SPARES)] = 0,
+    peers: PeerMode = "auto",
+    full_check: bool = True,
+) -> ReplicateReport:
+    """Bring one snapshot to many machines at once, byte for byte.
+
+    Each machine is on its own: one that fails is destroyed and reported, and the others go on.
+
+    Args:
+        workspace: The Workspace block to replicate, or its name.
+        count: How many machines to rent, 0 to 64.
+        snapshot: Which snapshot: its id, or newest.
+        machines: user@host:port of machines of your own that get it too.
+        spares: Start so many machines more, keep the first that are ready, and destroy the rest;
+            replace as many that fail later.
+        peers: Whether machines pass on to each other what they fetched: auto measures and does it
+            while it is faster than the store, never, or always.
+        full_check: Read and hash every restored byte at the end, not names and attributes only.
+    """
+    _check(count, spares, machines)
+    phases = Phases()
+    with phases.phase("prepare"):
+        place = open_place(workspace)
+        probe_store(place)
+        wanted = pick_snapshot(place, snapshot)
+        offers = find_offers(place) if count else []
+        leases = take_leases(place, count + spares if count else 0)
+        if leases and not offers:
+            offers = find_offers(place)  # of what an earlier run left, none is wanted any more
+    total = count + len(machines)
+    exchange = Exchange(peers, total)
+    fleet = Fleet(
+        place, wanted, offers, count, spares, exchange, str(flow_run.id), full_check, total
+    )
+    with phases.phase("replicate"):
+        fleet.bring(leases, machines)
+    report = ReplicateReport(
+        workspace=place.spec.name,
+        snapshot=wanted.snapshot,
+        root=wanted.root,
+        wanted=total,
+        replaced=fleet.replaced,
+        source=exchange.decision,
+        replicas=fleet.replicas,
+        seconds=phases.seconds,
+    )
+    create_table_artifact(
+        key=f"replicate-{place.spec.name}", table=report.rows(), description=report.summary()
+    )
+    if fleet.fault is not None:
+        raise fleet.fault
+    if total and not report.ready:
+        raise MachineError(
+            f"none of {total} machines came up with snapshot {wanted.snapshot} of workspace "
+            f"{place.spec.name}; the first: {report.failed[0].words if report.failed else '-'}. "
+            "The snapshot is untouched: mend that and run replicate again"
+        )
+    return report
+
+
+def _check(count: int, spares: int, machines: list[str]) -> None:
+    named = [endpoint_of(own_machine(text)) for text in machines]
+    if len({(one.host, one.port, one.user) for one in named}) < len(named):
+        raise InvalidInput("a machine of your own is named twice: name each once")
+    if not 0 <= count <= MOST_MACHINES or not 0 <= spares <= MOST_SPARES:
+        raise InvalidInput(
+            f"count is 0 to {MOST_MACHINES} and spares 0 to {MOST_SPARES}, not {count} and {spares}"
+        )
+    if not 1 <= count + len(machines) <= MOST_MACHINES:
+        raise InvalidInput(
+            f"{count} machines to rent and {len(machines)} of your own: it takes 1 to "
+            f"{MOST_MACHINES} together"
+        )

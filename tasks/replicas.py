@@ -1,0 +1,64 @@
+"""The steps of one machine's restore beside others of the same snapshot, as tasks."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from prefect import task
+
+from tasks.progress import Progress
+from tasks.retrying import STEP
+from torpor.remote.peers import Errand, Member
+from torpor.remote.restore import Peer, RemoteRestore
+
+
+@task(name="pass packs on", **STEP)
+def serve_packs(restore: RemoteRestore, host: str, most_bytes: int) -> Peer:
+    """Let the machine keep what it fetches, and give it to the others that reach it."""
+    return restore.serve(host, most_bytes)
+
+
+@task(name="restore share", task_run_name="restore share {number} of {machine}", **STEP)
+def restore_share(
+    restore: RemoteRestore,
+    member: Member,
+    machine: str,
+    number: int,
+    together: int,
+    progress: Progress,
+) -> int:
+    """Fetch, check and write parts, ``together`` at the same time, until the machine lacks none;
+    returns how many. A repeat takes up those that failed."""
+    if together == 1:
+        return _fetch_all(restore, member, machine, progress)
+    with ThreadPoolExecutor(together, thread_name_prefix="restore-share") as threads:
+        futures = [
+            threads.submit(_fetch_all, restore, member, machine, progress) for _ in range(together)
+        ]
+        return sum(future.result() for future in futures)
+
+
+def _fetch_all(restore: RemoteRestore, member: Member, machine: str, progress: Progress) -> int:
+    fetched = 0
+    while (errand := member.next()) is not None:
+        _fetch(restore, member, errand, machine, progress)
+        fetched += 1
+    return fetched
+
+
+def _fetch(
+    restore: RemoteRestore, member: Member, errand: Errand, machine: str, progress: Progress
+) -> None:
+    name = (machine, *errand.part.packs)
+    try:
+        restored = restore.restore_part(
+            errand.part,
+            lambda event: progress.event(name, event),
+            peer=errand.peer,
+            floor_bytes_s=errand.floor_bytes_s,
+        )
+    except BaseException:
+        member.failed(errand)
+        raise
+    member.done(errand, restored)
+    progress.event(name, {"bytes": errand.part.bytes})
