@@ -20,6 +20,7 @@ from flows.prune import prune
 from flows.replicate import replicate
 from flows.restore_path import restore_path
 from flows.snapshots import delete_snapshots, diff, find, pin, snapshots, unpin
+from flows.sync import sync
 from flows.wake import wake
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "replicate",
     "restore_path",
     "snapshots",
+    "sync",
     "unpin",
     "wake",
 ]

@@ -177,6 +177,53 @@ class ReplicateReport(msgspec.Struct, frozen=True):
         )
 
 
+class SyncReport(msgspec.Struct, frozen=True):
+    """A machine that held one snapshot (``last``) and holds another. ``saved``: a snapshot of what
+    it held, where that was asked for. Names are the first few."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    root: str
+    last: SnapshotId | None
+    saved: SnapshotId | None
+    machine: MachineId
+    roots: list[str]
+    files: int
+    bytes: int
+    written: int
+    removed: int
+    copied_bytes: int  # taken from the machine itself
+    stored_bytes: int  # fetched
+    left_out: int  # names of the snapshot that are excluded here
+    kept: list[str]
+    discarded: list[str]
+    discarded_count: int
+    checked: str
+    warnings: list[str]
+    seconds: dict[str, float]
+
+    def rows(self) -> list[Row]:
+        """The report as a table of two columns."""
+        saved = f", saved as {self.saved}" if self.saved else ""
+        discarded = f"{self.discarded_count:,}: {', '.join(self.discarded)}"
+        return [
+            _row("snapshot", f"{self.snapshot}, on {self.machine}"),
+            _row("before", f"{self.last or 'unknown'}{saved}"),
+            _row("files", f"{self.files:,}: {self.written:,} written, {self.removed:,} removed"),
+            _row(
+                "bytes",
+                f"{self.bytes:,}: fetched as {self.stored_bytes:,}, {self.copied_bytes:,} copied "
+                "on the machine",
+            ),
+            _row("discarded", discarded if self.discarded_count else "nothing"),
+            _row("kept as they were", ", ".join(self.kept) or "nothing"),
+            _row("excluded", f"{self.left_out:,} names of the snapshot"),
+            _row("checked", self.checked),
+            _row("warnings", "; ".join(self.warnings) or "none"),
+            _row("seconds by phase", _phases(self.seconds)),
+        ]
+
+
 def _row(what: str, value: str) -> Row:
     return {"what": what, "value": value}
 
