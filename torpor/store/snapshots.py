@@ -60,14 +60,8 @@ def find_snapshot(
 
 def read_manifest(store: ObjectStore, wanted: StoredSnapshot, seal: Seal) -> Manifest:
     """A checked manifest whose root hash is the listed one."""
-    key = manifest_key(wanted.workspace, wanted.snapshot)
-    what = f"snapshot {wanted.snapshot} of workspace {wanted.workspace} in {store.address}"
-    try:
-        blob = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
-    except StoreMissing:
-        raise SnapshotMissing(f"{what} is gone: it was deleted meanwhile") from None
-    manifest, root = decode_manifest(blob, seal, what)
-    check_manifest(manifest, what)
+    what = _what(store, wanted.workspace, wanted.snapshot)
+    manifest, root = _checked(store, wanted.workspace, wanted.snapshot, seal)
     if (root.hex(), manifest.workspace, manifest.snapshot) != (
         wanted.root,
         wanted.workspace,
@@ -75,6 +69,36 @@ def read_manifest(store: ObjectStore, wanted: StoredSnapshot, seal: Seal) -> Man
     ):
         raise SnapshotMissing(f"{what} is not the one that was listed: it was replaced meanwhile")
     return manifest
+
+
+def open_manifest(
+    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, seal: Seal
+) -> Manifest:
+    """A checked manifest, by its name alone. Raises SnapshotMissing, ManifestInvalid, WrongKey."""
+    manifest, _ = _checked(store, workspace, snapshot, seal)
+    if (manifest.workspace, manifest.snapshot) != (workspace, snapshot):
+        raise ManifestInvalid(
+            f"{_what(store, workspace, snapshot)} is not what its name says: it holds snapshot "
+            f"{manifest.snapshot} of workspace {manifest.workspace}"
+        )
+    return manifest
+
+
+def _checked(
+    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, seal: Seal
+) -> tuple[Manifest, bytes]:
+    what = _what(store, workspace, snapshot)
+    try:
+        blob = store.get(manifest_key(workspace, snapshot), max_bytes=MAX_MANIFEST_BYTES)
+    except StoreMissing:
+        raise SnapshotMissing(f"{what} is gone: it was deleted meanwhile") from None
+    manifest, root = decode_manifest(blob, seal, what)
+    check_manifest(manifest, what)
+    return manifest, root
+
+
+def _what(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> str:
+    return f"snapshot {snapshot} of workspace {workspace} in {store.address}"
 
 
 def _manifests(store: ObjectStore, workspace: WorkspaceName) -> Iterator[StoredObject]:

@@ -17,6 +17,7 @@ from torpor.errors import InvalidInput, ManifestInvalid, SnapshotMissing, StoreC
 from torpor.format.keys import Seal
 from torpor.format.manifest import Manifest
 from torpor.format.names import (
+    manifest_key,
     pack_id_of,
     pack_key,
     packs_prefix,
@@ -32,9 +33,9 @@ from torpor.store.marks import (
     write_mark,
 )
 from torpor.store.seam import ObjectStore
-from torpor.store.snapshots import list_snapshots, read_manifest
+from torpor.store.snapshots import open_manifest
 from torpor.upkeep.pins import pinned_ids
-from torpor.values import GIB, ObjectKey, StoredObject, WorkspaceName
+from torpor.values import GIB, ObjectKey, SnapshotId, StoredObject, WorkspaceName
 
 GRACE_S: Final = 24 * 3600
 """Between the mark and the deletion: a day in which a deleted snapshot can be put back."""
@@ -194,26 +195,25 @@ def _live_bytes(
     """Of each pack that some manifest names, how many of its bytes snapshots use; and how many
     snapshots there are. One manifest is in memory at a time."""
     used: dict[bytes, dict[int, int]] = {}
-    _check_names(store, workspace)
-    listed = list_snapshots(store, workspace)
-    for snapshot in listed:
+    snapshots = _names(store, workspace)
+    for snapshot in snapshots:
         try:
-            manifest = read_manifest(store, snapshot, seal)
+            manifest = open_manifest(store, workspace, snapshot, seal)
         except SnapshotMissing:
-            if any(s.snapshot == snapshot.snapshot for s in list_snapshots(store, workspace)):
-                raise  # it is there, and is not what was listed
+            if store.head(manifest_key(workspace, snapshot)) is not None:
+                raise  # it is there, and was not to be had
             continue  # it was deleted meanwhile
         _add_used(manifest, used)
-    return {pack: sum(runs.values()) for pack, runs in used.items()}, len(listed)
+    return {pack: sum(runs.values()) for pack, runs in used.items()}, len(snapshots)
 
 
-def _check_names(store: ObjectStore, workspace: WorkspaceName) -> None:
-    """Unknown is not unnamed: an object that may be a manifest stops the prune, and so does a
-    pinned snapshot that is gone, whose packs are all that is left of it."""
-    there = set()
+def _names(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
+    """Every snapshot. Unknown is not unnamed: an object that may be a manifest stops the prune, and
+    so does a pinned snapshot that is gone, whose packs are all that is left of it."""
+    there = []
     for found in store.list(snapshots_prefix(workspace)):
         try:
-            there.add(snapshot_of(found.key))
+            there.append(snapshot_of(found.key))
         except InvalidInput:
             raise ManifestInvalid(
                 f"{found.key} in {store.address} is no snapshot that this torpor knows: nothing "
@@ -226,6 +226,7 @@ def _check_names(store: ObjectStore, workspace: WorkspaceName) -> None:
                 f"{store.address}: nothing was pruned, its packs may be there yet. Put its "
                 "manifest back, or unpin it"
             )
+    return there
 
 
 def _packs(store: ObjectStore, workspace: WorkspaceName) -> dict[bytes, StoredObject]:

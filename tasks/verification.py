@@ -1,0 +1,59 @@
+"""The steps of a verify as tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefect import task
+
+from tasks.place import Place
+from tasks.progress import Progress
+from tasks.retrying import STEP
+from torpor.remote.examination import ExaminedPack, PackWork, examine
+from torpor.remote.session import Session
+from torpor.store.snapshots import find_snapshot, newest_snapshot
+from torpor.upkeep.verification import SnapshotVerdict, Survey, survey, to_verify
+from torpor.values import SnapshotId, snapshot_id
+
+NEWEST = "newest"
+ALL = "all"
+
+
+@task(name="pick snapshots", **STEP)
+def pick_snapshots(place: Place, wanted: str) -> list[SnapshotId]:
+    """One snapshot by its id, the newest, or all there should be, newest first."""
+    if wanted == ALL:
+        return to_verify(place.store, place.spec.name)
+    if wanted not in ("", NEWEST):
+        return [snapshot_id(wanted)]
+    newest = newest_snapshot(place.store, place.spec.name)
+    if newest is None:  # says what to do
+        return [find_snapshot(place.store, place.spec.name, None).snapshot]
+    return [newest]
+
+
+@task(name="look at objects", **STEP)
+def look_at_objects(place: Place, wanted: Sequence[SnapshotId]) -> Survey:
+    """The quick look: manifests read, every pack compared with the store's listing."""
+    return survey(place.store, place.spec.name, place.seal, wanted)
+
+
+@task(name="examine packs", task_run_name="examine packs {part}", **STEP)
+def examine_packs(
+    place: Place, session: Session, part: int, works: Sequence[PackWork], progress: Progress
+) -> list[ExaminedPack]:
+    """Have the machine read some packs and check every hash."""
+    return examine(
+        session,
+        place.store,
+        place.spec.name,
+        place.key,
+        works,
+        lambda size: progress.event(part, {"bytes": size}),
+    )
+
+
+@task(name="judge snapshots", **STEP)
+def judge_snapshots(found: Survey) -> list[SnapshotVerdict]:
+    """Which snapshots and files the faults concern."""
+    return found.verdicts()

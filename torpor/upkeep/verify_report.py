@@ -1,0 +1,112 @@
+"""What a verify hands back: a verdict on each snapshot, and what can still be restored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from torpor.reports import Row
+from torpor.upkeep.verification import SnapshotVerdict, Survey
+from torpor.values import SnapshotId, WorkspaceName
+
+Depth = Literal["quick", "full", "drill"]
+MOST_VERDICTS: Final = 20
+"""Verdicts on damaged snapshots that a report spells out; the counts are always whole."""
+MOST_ROWS: Final = 200
+_PATHS_IN_ROW: Final = 5
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """Bytes are those in the store. ``snapshots`` are all that were looked at, newest first."""
+
+    workspace: WorkspaceName
+    depth: Depth
+    snapshots: list[SnapshotId]
+    whole: list[SnapshotId]
+    restorable: list[SnapshotId]
+    damaged: list[SnapshotVerdict]  # the first of them
+    damaged_count: int
+    objects: int
+    bytes: int
+    unproven: int  # packs whose MD5 the store hides, and that nobody has read
+    seconds: dict[str, float]
+
+    @classmethod
+    def of(
+        cls,
+        depth: Depth,
+        found: Survey,
+        verdicts: Sequence[SnapshotVerdict],
+        seconds: dict[str, float],
+    ) -> VerifyReport:
+        damaged = [verdict for verdict in verdicts if not verdict.whole]
+        return cls(
+            workspace=found.workspace,
+            depth=depth,
+            snapshots=[verdict.snapshot for verdict in verdicts],
+            whole=[verdict.snapshot for verdict in verdicts if verdict.whole],
+            restorable=[verdict.snapshot for verdict in verdicts if verdict.restorable],
+            damaged=damaged[:MOST_VERDICTS],
+            damaged_count=len(damaged),
+            objects=found.objects,
+            bytes=found.bytes,
+            unproven=len(found.unproven),
+            seconds=seconds,
+        )
+
+    @property
+    def failed(self) -> bool:
+        return self.damaged_count > 0
+
+    def message(self) -> str:
+        """In a sentence: what is wrong, and what can still be restored."""
+        if not self.failed:
+            return (
+                f"all {len(self.snapshots)} snapshots of workspace {self.workspace} are whole: "
+                f"{self.objects:,} objects, {self.bytes:,} bytes{self._unproven()}"
+            )
+        worst = self.damaged[0]
+        left = (
+            f"the newest that can be restored whole is {self.restorable[0]}"
+            if self.restorable
+            else "none can be restored whole; restore what is left of them path by path"
+        )
+        return (
+            f"{self.damaged_count} of {len(self.snapshots)} snapshots of workspace "
+            f"{self.workspace} are damaged, first {worst.snapshot}: {_state(worst)}; {left}"
+        )
+
+    def rows(self) -> list[Row]:
+        """One row for each snapshot; at most 200."""
+        spelled = {verdict.snapshot: verdict for verdict in self.damaged}
+        rows = []
+        for snapshot in self.snapshots[:MOST_ROWS]:
+            verdict = spelled.get(snapshot)
+            state = "whole" if snapshot in self.whole else "damaged"
+            rows.append(
+                {
+                    "snapshot": snapshot,
+                    "state": _state(verdict) if verdict else f"{state}{self._unproven()}",
+                    "files": ", ".join(verdict.paths[:_PATHS_IN_ROW]) if verdict else "",
+                    "objects": ", ".join(verdict.objects[:_PATHS_IN_ROW]) if verdict else "",
+                }
+            )
+        return rows
+
+    def _unproven(self) -> str:
+        if not self.unproven:
+            return ""
+        return f", but the store hides the MD5 of {self.unproven:,} packs: a full verify reads them"
+
+
+def _state(verdict: SnapshotVerdict) -> str:
+    if verdict.fault:
+        return verdict.fault
+    if not verdict.damaged_files:
+        return f"every file can be restored, {verdict.damaged_objects:,} objects are not as written"
+    return (
+        f"{verdict.damaged_files:,} of {verdict.files:,} files are lost or may be, "
+        f"in {verdict.damaged_objects:,} objects"
+    )
