@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Quiet: a path holds the token."""
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_GET(self) -> None:
         path, wanted = _PATH.fullmatch(self.path), _RANGE.fullmatch(self.headers.get("Range", ""))
         if (
             path is None

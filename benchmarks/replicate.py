@@ -1,0 +1,244 @@
+"""One snapshot to many local machines: over limited links, and with some of them killed.
+
+python -m benchmarks.replicate links [--machines 8] [--mib 256] [--mib-s 5]
+python -m benchmarks.replicate store [--machines 8] [--mib 256] [--mib-s 5]
+python -m benchmarks.replicate kills [--machines 8] [--kill 2]
+
+links: every machine has a link of its own for all that comes to it, from the store or from peers.
+store: the store's link is limited instead, and all machines share it.
+kills: machines are killed, with all their processes, while they restore.
+
+The flow runs without a Prefect server (tests/fixtures/plain_flows.py), so that its seconds are
+torpor's. Every machine's tree is compared with the source by a walk of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+from urllib.parse import urlsplit
+
+import msgspec
+
+from benchmarks.kept import write_result
+from tests.fixtures.machines import destroy_all
+from tests.fixtures.plain_flows import hibernate_plainly, replicate_plainly
+from tests.fixtures.shaping import Shaper
+from tests.fixtures.stores import Server
+from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
+from tests.fixtures.world import World, kill, make_world
+from torpor.ledger import Ledger
+from torpor.measure.host import host_facts
+from torpor.remote.restore import Peer, RemoteRestore
+from torpor.reports import ReplicateReport
+from torpor.store.embedded import EmbeddedStore
+from torpor.values import MIB, Machine
+
+PART_BYTES = 8 * MIB
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["links", "store", "kills"])
+    parser.add_argument("--machines", type=int, default=8)
+    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--mib-s", type=float, default=5.0, help="the limited link, MiB a second")
+    parser.add_argument("--kill", type=int, default=2)
+    parser.add_argument("--keep", default="", help="name of the JSON under results/")
+    options = parser.parse_args()
+    with embedded_server() as server:
+        if options.what == "kills":
+            figures = kills(server, options.machines, options.kill, options.mib)
+        else:
+            figures = limited(
+                server, options.what, options.machines, options.mib, options.mib_s * MIB
+            )
+    result = {"benchmark": f"replicate {options.what}", "host": host_facts(), **figures}
+    for name, value in figures.items():
+        print(f"{name:28}{value}")
+    if options.keep:
+        print(f"kept as {write_result(options.keep, result)}")
+
+
+@contextmanager
+def embedded_server() -> Iterator[Server]:
+    keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
+    with (
+        tempfile.TemporaryDirectory(prefix="torpor-replicate-") as folder,
+        EmbeddedStore.start(Path(folder), *keys, "first") as store,
+    ):
+        yield Server("seaweedfs", store.endpoint_url, *keys)
+
+
+def limited(server: Server, what: str, count: int, mib: int, bytes_s: float) -> dict[str, Any]:
+    """Seconds to one machine and to ``count``, with the machines' links or the store's limited."""
+    limit = {"machine_bytes_s" if what == "links" else "store_bytes_s": bytes_s}
+    with Shaper(**limit) as shaper, shaped_world(server, shaper, mib) as (world, truth):
+        one, one_s = _timed(world, truth, 1, shaper)
+        many, many_s = _timed(world, truth, count, shaper)
+    return {
+        "limited": what,
+        "bytes_s": bytes_s,
+        "stored_bytes": one.replicas[0].store_bytes,
+        "machines": count,
+        "one_s": one_s,
+        "many_s": many_s,
+        "many_over_one": many_s / one_s,
+        "source": many.source,
+        "from_store_bytes": sum(replica.store_bytes for replica in many.replicas),
+        "from_peers_bytes": sum(replica.peer_bytes for replica in many.replicas),
+        "one_phases_s": one.replicas[0].seconds,
+        "many_phases_s": [replica.seconds for replica in many.replicas],
+    }
+
+
+def kills(server: Server, count: int, victims: int, mib: int) -> dict[str, Any]:
+    """Kill ``victims`` of ``count`` machines while they restore, without spares and with them."""
+    figures: dict[str, Any] = {"machines": count, "killed": victims}
+    with (
+        Shaper(machine_bytes_s=mib * MIB / 6) as shaper,
+        shaped_world(server, shaper, mib) as (world, truth),
+    ):
+        for name, spares in (("without spares", 0), ("with spares", victims)):
+            with _killing(world, shaper, victims) as killed:
+                report = replicate_plainly(world.place, count=count, spares=spares)
+            figures[name] = judged(world, truth, report, killed)
+            figures[name]["leaked"] = leaks(world)
+            destroy_all(world.provider)
+            forget_leases(world)
+    return figures
+
+
+def judged(
+    world: World, truth: TreePrint, report: ReplicateReport, killed: list[str]
+) -> dict[str, Any]:
+    """What came out: how many are identical to the source, and who was reported."""
+    there = {machine.id for machine in world.machines()}
+    ready = {replica.machine for replica in report.ready}
+    same = [
+        machine
+        for machine in world.machines()
+        if not differences(truth, print_of(world.workspace(machine.id)))
+    ]
+    return {
+        "ready": len(ready),
+        "identical": len(same),
+        "reported": sorted(set(killed) & {replica.machine for replica in report.failed}),
+        "killed": sorted(killed),
+        "replaced": report.replaced,
+        "not_of_the_report": sorted(there ^ ready),
+        "seconds": report.seconds["replicate"],
+    }
+
+
+def leaks(world: World) -> list[str]:
+    """Leases that were not handed over, folders and packs that nobody needs any more."""
+    ledger = Ledger(world.direct, world.access.spec.name)
+    found = [lease.label.lease for lease in ledger.unfinished(world.provider.identity)]
+    own = {world.machine_place(machine.id).root.name for machine in world.machines()}
+    machines = Path(world.access.machines)
+    found += [path.name for path in machines.glob("m-*") if path.name not in own]
+    return found + [str(path) for path in machines.glob("m-*/home/.torpor/workspaces/*/passing/*")]
+
+
+def forget_leases(world: World) -> None:
+    """Of machines that a test destroyed itself."""
+    leases = world.direct.list(f"workspaces/{world.access.spec.name}/leases/")
+    world.direct.delete([found.key for found in leases])
+
+
+@contextmanager
+def shaped_world(server: Server, shaper: Shaper, mib: int) -> Iterator[tuple[World, TreePrint]]:
+    """A workspace that is in the store only, and whose machines' traffic goes by the shaper."""
+    with make_world(server, parts=64) as world:
+        spec = msgspec.structs.replace(world.access.spec, part_bytes=PART_BYTES)
+        world.access = msgspec.structs.replace(
+            world.access, spec=spec, endpoint_url=server.endpoint_url
+        )
+        machine = world.rent()
+        workspace = world.workspace(machine.id)
+        fill(workspace, random.Random(7), big=0)
+        noise = random.Random(8)
+        for number in range(mib // 4):
+            (workspace / f"noise-{number}").write_bytes(noise.randbytes(4 * MIB))
+        truth = print_of(workspace)
+        hibernate_plainly(world.place)
+        there = urlsplit(server.endpoint_url)
+        port = shaper.relay(there.hostname or "", there.port or 80, what="store")
+        world.access = msgspec.structs.replace(
+            world.access, endpoint_url=f"http://127.0.0.1:{port}"
+        )
+        with _shaped_peers(shaper):
+            yield world, truth
+
+
+@contextmanager
+def _shaped_peers(shaper: Shaper) -> Iterator[None]:
+    """What a machine fetches from a peer goes by its own link too."""
+    serve: Callable[..., Peer] = RemoteRestore.serve
+
+    def shaped(restore: RemoteRestore, host: str, most_bytes: int) -> Peer:
+        peer = serve(restore, host, most_bytes)
+        parts = urlsplit(peer.url)
+        port = shaper.relay(parts.hostname or "", parts.port or 443, what="peers")
+        return Peer(f"https://127.0.0.1:{port}{parts.path}", peer.certificate)
+
+    with patch.object(RemoteRestore, "serve", shaped):
+        yield
+
+
+def _timed(
+    world: World, truth: TreePrint, count: int, shaper: Shaper
+) -> tuple[ReplicateReport, float]:
+    shaper.carried.clear()
+    started = time.monotonic()
+    report = replicate_plainly(world.place, count=count)
+    seconds = time.monotonic() - started
+    same = judged(world, truth, report, [])
+    if same["identical"] != count or same["not_of_the_report"]:
+        raise SystemExit(f"not every machine is identical to the source: {same}")
+    destroy_all(world.provider)
+    forget_leases(world)
+    return report, seconds
+
+
+@contextmanager
+def _killing(world: World, shaper: Shaper, victims: int) -> Iterator[list[str]]:
+    """Kill every process of some machines once each has fetched a little."""
+    killed: list[str] = []
+    over = threading.Event()
+    shaper.carried.clear()
+
+    def strike() -> None:
+        while not over.wait(0.1) and len(killed) < victims:
+            fetched = {home for (home, _), size in shaper.carried.copy().items() if size > MIB}
+            for machine in _started(world):
+                at_work = str(world.home(machine.id) / ".torpor") in fetched
+                if at_work and machine.id not in killed and len(killed) < victims:
+                    kill([process.pid for process in world.processes(machine.id)])
+                    killed.append(machine.id)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
+
+
+def _started(world: World) -> list[Machine]:
+    return [machine for machine in world.machines() if machine.state == "running"]
+
+
+if __name__ == "__main__":
+    main()
