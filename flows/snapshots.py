@@ -38,7 +38,7 @@ def snapshots(workspace: Workspace | str, snapshot: str = "") -> Table:
         workspace: The Workspace block whose snapshots are listed, or its name.
         snapshot: Show the files of this one: its id, or newest. Empty: list the snapshots.
     """
-    name = Workspace.of(workspace).spec().name
+    name = open_place(workspace).spec.name
     if not snapshot:
         kept = listing.list_kept(workspace)
         rows = [
@@ -90,7 +90,7 @@ def diff(workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST
         }
         for one in found.changes[:MOST_ROWS]
     ]
-    name = Workspace.of(workspace).spec().name
+    name = open_place(workspace).spec.name
     return _told("diff", _table(name, title, rows, len(found.changes)))
 
 
@@ -117,7 +117,7 @@ def find(workspace: Workspace | str, pattern: str) -> Table:
     title = f"{len(found.versions):,} versions of {pattern}"
     if found.unread:
         title += f"; {len(found.unread)} snapshots could not be read: {found.unread[0]}"
-    name = Workspace.of(workspace).spec().name
+    name = open_place(workspace).spec.name
     return _told("find", _table(name, title, rows, len(found.versions)))
 
 

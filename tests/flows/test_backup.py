@@ -1,0 +1,190 @@
+"""Backups with retention, and the life of snapshots, by the real flows without a Prefect server."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from flows import check_backup
+from tests.fixtures.plain_flows import plain, run_plainly, told_of_phases
+from tests.fixtures.standing import raises
+from tests.fixtures.world import WORKSPACE, World
+from torpor.errors import (
+    InvalidInput,
+    SnapshotDamaged,
+    SnapshotMissing,
+    SnapshotOverdue,
+    StoreUnavailable,
+    WorkspaceInvalid,
+)
+from torpor.format.manifest import encode_manifest
+from torpor.format.names import manifest_key, packs_prefix
+from torpor.store.snapshots import read_manifest, snapshot_ids
+from torpor.upkeep.pins import pin, unpin
+from torpor.values import SnapshotId, new_snapshot_id
+
+pytestmark = pytest.mark.timeout(300)
+
+
+Told = deque[dict[str, Any]]
+
+
+def _named(events: Told, name: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == name]
+
+
+def _ids(world: World) -> list[SnapshotId]:
+    return snapshot_ids(world.direct, WORKSPACE)
+
+
+def _backup(world: World, **options: Any) -> Any:
+    return run_plainly(world.place, "backup.backup", **options)
+
+
+def _only(world: World, *kept: SnapshotId) -> None:
+    gone = [manifest_key(WORKSPACE, one) for one in _ids(world) if one not in kept]
+    world.direct.delete(gone)
+
+
+def _aged(world: World, *days: float) -> list[SnapshotId]:
+    """Whole snapshots like the newest one, made so many days ago."""
+    newest = read_manifest(world.direct, world.snapshots()[0], world.seal)
+    made = []
+    for age in days:
+        one = new_snapshot_id(datetime.now(timezone.utc) - timedelta(days=age))
+        blob, _ = encode_manifest(msgspec.structs.replace(newest, snapshot=one), world.seal)
+        world.direct.put(manifest_key(WORKSPACE, one), blob)
+        made.append(one)
+    return made
+
+
+def test_a_backup_keeps_the_machine_and_lets_old_snapshots_go(
+    standing: World, home: Path, events: Told
+) -> None:
+    first = _backup(standing)
+    assert [one.reasons for one in first.verdicts] == [["newest", "no retention is set"]]
+    assert first.hibernated.destroyed is False
+    assert len(standing.machines()) == 1
+    fresh, week, pinned, old = _aged(standing, 1, 8, 30, 300)
+    pin(standing.direct, WORKSPACE, pinned, "the paper")
+    before = _ids(standing)
+
+    plan = _backup(standing, keep_daily=2, dry_run=True)
+    assert (plan.dry_run, plan.deleted, _ids(standing)) == (True, [], before)
+    assert [row["kept"] for row in plan.rows()] == [
+        "yes",  # the one that would be taken
+        "no: it would be deleted",  # of today too, and older
+        "yes",
+        "no: it would be deleted",
+        "yes",
+        "no: it would be deleted",
+    ]
+    assert plan.rows()[4]["because"] == "pinned: the paper"
+
+    (home / "notes" / "a.txt").write_text("second, longer\n")
+    events.clear()
+    report = _backup(standing, keep_daily=2)
+    assert report.deleted == [first.snapshot, week, old]
+    assert _ids(standing) == [pinned, fresh, report.snapshot]
+    assert standing.verify_listed() == 3
+    assert [row["kept"] for row in report.rows()] == [
+        "yes", "deleted", "yes", "deleted", "yes", "deleted",
+    ]  # fmt: skip
+    assert [event["event"] for event in events] == [
+        "torpor.snapshot.committed",
+        "torpor.snapshot.verified",
+        *["torpor.snapshot.deleted"] * 3,
+        "torpor.backup.finished",
+    ]
+    (finished,) = _named(events, "torpor.backup.finished")
+    assert finished["resource"]["prefect.resource.id"] == "torpor.workspace.demo"
+    assert finished["payload"] == {
+        "workspace": "demo",
+        "snapshot": report.snapshot,
+        "deleted": report.deleted,
+    }
+    unpin(standing.direct, WORKSPACE, pinned)
+
+
+def test_a_backup_that_fails_deletes_nothing_and_says_so(
+    standing: World, home: Path, events: Told
+) -> None:
+    _backup(standing)
+    _aged(standing, 10, 20)
+    before = _ids(standing)
+    nowhere = standing.wanting(paths=["~/nowhere"])
+    with raises(WorkspaceInvalid, "nowhere"):
+        run_plainly(nowhere, "backup.backup", keep_last=1)
+    (failed,) = _named(events, "torpor.backup.failed")
+    assert failed["payload"]["error"] == "WorkspaceInvalid"
+    assert "nowhere" in failed["payload"]["message"]
+    assert _ids(standing) == before
+
+
+def test_a_snapshot_that_does_not_verify_deletes_nothing(
+    standing: World, home: Path, events: Told
+) -> None:
+    _backup(standing)
+    _aged(standing, 10)
+    before = _ids(standing)
+    (home / "new.bin").write_bytes(os.urandom(50_000))
+    packs = {found.key for found in standing.direct.list(packs_prefix(WORKSPACE))}
+
+    def vanish(phase: str) -> None:
+        if phase == "verify":
+            now = {found.key for found in standing.direct.list(packs_prefix(WORKSPACE))}
+            standing.direct.delete(now - packs)
+
+    with told_of_phases(vanish), pytest.raises(SnapshotDamaged):
+        _backup(standing, keep_last=1)
+    assert set(before) <= set(_ids(standing))
+    assert _named(events, "torpor.verification.failed")
+    assert _named(events, "torpor.backup.failed")
+    assert not _named(events, "torpor.snapshot.deleted")
+    _only(standing, *before)
+    _backup(standing)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"keep_daily": -1}, "keep_daily is -1"), ({"timezone": "Nowhere"}, "is no time zone")],
+)
+def test_a_retention_that_cannot_be_is_refused_before_anything(
+    standing: World, options: dict[str, Any], words: str
+) -> None:
+    before = _ids(standing)
+    with pytest.raises(InvalidInput, match=words):
+        _backup(standing, **options)
+    assert _ids(standing) == before
+
+
+def test_a_missed_backup_is_found_and_told(standing: World, home: Path, events: Told) -> None:
+    newest = _backup(standing).snapshot
+    events.clear()
+    report = run_plainly(standing.place, "backup.check_backup", 1.0)
+    assert (report.newest, report.most_hours) == (newest, 1.0)
+    assert report.age_hours < 0.5
+    assert not events
+    (old,) = _aged(standing, 2)
+    _only(standing, old)
+    with raises(SnapshotOverdue, old, "48.0 hours old", "at most 26", "worker runs"):
+        run_plainly(standing.place, "backup.check_backup")
+    _only(standing)
+    with raises(SnapshotMissing, "has no snapshot at all", "run backup"):
+        run_plainly(standing.place, "backup.check_backup")
+
+
+def test_not_knowing_is_not_well(standing: World, events: Told) -> None:
+    place = standing.access.place(
+        endpoint_url="http://127.0.0.1:9", attempts=1, connect_timeout_s=1.0
+    )
+    with pytest.raises(StoreUnavailable), plain(place, 0):
+        check_backup.fn("demo")
+    (missed,) = _named(events, "torpor.backup.missed")
+    assert missed["payload"]["expected_hours"] == 26.0
