@@ -21,6 +21,7 @@ from flows.replicate import replicate
 from flows.restore_path import restore_path
 from flows.snapshots import delete_snapshots, diff, find, pin, snapshots, unpin
 from flows.sync import sync
+from flows.verify import verify
 from flows.wake import wake
 
 __all__ = [
@@ -46,5 +47,6 @@ __all__ = [
     "snapshots",
     "sync",
     "unpin",
+    "verify",
     "wake",
 ]

@@ -53,7 +53,7 @@ def examine_packs(
     )
 
 
-@task(name="judge snapshots", **STEP)
-def judge_snapshots(found: Survey) -> list[SnapshotVerdict]:
+@task(name="judge what was found", **STEP)
+def judge_verified(found: Survey) -> list[SnapshotVerdict]:
     """Which snapshots and files the faults concern."""
     return found.verdicts()

@@ -73,15 +73,16 @@ def read_manifest(store: ObjectStore, wanted: StoredSnapshot, seal: Seal) -> Man
 
 def open_manifest(
     store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, seal: Seal
-) -> Manifest:
-    """A checked manifest, by its name alone. Raises SnapshotMissing, ManifestInvalid, WrongKey."""
-    manifest, _ = _checked(store, workspace, snapshot, seal)
+) -> tuple[Manifest, bytes]:
+    """A checked manifest and its root hash, by its name alone. Raises SnapshotMissing,
+    ManifestInvalid and WrongKey."""
+    manifest, root = _checked(store, workspace, snapshot, seal)
     if (manifest.workspace, manifest.snapshot) != (workspace, snapshot):
         raise ManifestInvalid(
             f"{_what(store, workspace, snapshot)} is not what its name says: it holds snapshot "
             f"{manifest.snapshot} of workspace {manifest.workspace}"
         )
-    return manifest
+    return manifest, root
 
 
 def _checked(

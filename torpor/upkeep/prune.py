@@ -198,7 +198,7 @@ def _live_bytes(
     snapshots = _names(store, workspace)
     for snapshot in snapshots:
         try:
-            manifest = open_manifest(store, workspace, snapshot, seal)
+            manifest, _ = open_manifest(store, workspace, snapshot, seal)
         except SnapshotMissing:
             if store.head(manifest_key(workspace, snapshot)) is not None:
                 raise  # it is there, and was not to be had

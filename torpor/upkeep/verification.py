@@ -81,17 +81,17 @@ class Survey:
         """Read one manifest, and keep which packs and chunks it uses."""
         self.objects += 1
         try:
-            manifest = self._manifest(snapshot)
+            manifest, root = self._manifest(snapshot)
         except _FAULTS as fault:
             key = manifest_key(self.workspace, snapshot)
-            self._snapshots[snapshot] = _Surveyed(str(fault), 0, frozenset(), [key])
+            self._snapshots[snapshot] = _Surveyed("", str(fault), 0, frozenset(), [key])
             return
         used = [self._chunks.setdefault(pack, {}) for pack in manifest.packs]
         for chunk in manifest.chunks:
             used[chunk.pack].setdefault((chunk.offset, chunk.name), chunk)
         files = sum(entry.kind in (FILE, HARDLINK) for entry in manifest.entries)
         packs = frozenset(pack.id for pack in manifest.packs)
-        self._snapshots[snapshot] = _Surveyed("", files, packs, [])
+        self._snapshots[snapshot] = _Surveyed(root.hex(), "", files, packs, [])
 
     def compare(self) -> None:
         """Every pack against what the store lists."""
@@ -140,8 +140,16 @@ class Survey:
 
     def blame(self, snapshot: SnapshotId, fault: str) -> None:
         """A snapshot that is not what it should be, whatever its objects are."""
-        known = self._snapshots.get(snapshot, _Surveyed("", 0, frozenset(), []))
+        known = self._snapshots[snapshot]
         self._snapshots[snapshot] = known._replace(fault=known.fault or fault)
+
+    def readable(self, snapshot: SnapshotId) -> bool:
+        """Whether its manifest could be read, so that more can be found out."""
+        return not self._snapshots[snapshot].fault
+
+    def root_of(self, snapshot: SnapshotId) -> str:
+        """The root hash in hex; empty where the manifest could not be read."""
+        return self._snapshots[snapshot].root
 
     def verdicts(self) -> list[SnapshotVerdict]:
         """One for each snapshot, newest first. Reads those manifests again that faults concern."""
@@ -154,7 +162,7 @@ class Survey:
         fault, paths = known.fault, list[str]()
         if bad:
             try:
-                paths = _damaged_paths(self._manifest(snapshot), self.faults)
+                paths = _damaged_paths(self._manifest(snapshot)[0], self.faults)
             except _FAULTS as gone:
                 fault = fault or str(gone)
         objects = known.objects + [pack_key(self.workspace, pack_id) for pack_id in bad]
@@ -168,7 +176,7 @@ class Survey:
             objects=objects[:SHOWN],
         )
 
-    def _manifest(self, snapshot: SnapshotId) -> Manifest:
+    def _manifest(self, snapshot: SnapshotId) -> tuple[Manifest, bytes]:
         return open_manifest(self._store, self.workspace, snapshot, self._seal)
 
 
@@ -201,6 +209,7 @@ def to_verify(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
 
 
 class _Surveyed(NamedTuple):
+    root: str
     fault: str
     files: int
     packs: frozenset[bytes]
