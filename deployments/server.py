@@ -77,14 +77,14 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
 def start(installation: Installation, server: Server) -> bool:
     """See to it that the server answers; True where it had to be started."""
     if not server.own:
-        if not _answers(server):
+        if not answers(server):
             raise InvalidInput(
                 f"PREFECT_API_URL is {server.api_url} and no Prefect server answers there: start "
                 "it, or unset PREFECT_API_URL to let torpor start one"
             )
         return False
     if running(installation, "server"):
-        if _recorded_port(installation) == _port(server) and _answers(server):
+        if _recorded_port(installation) == _port(server) and answers(server):
             return False
         end(installation, "server", polite_s=STOP_S)
     port = _port(server)
@@ -98,7 +98,7 @@ def start(installation: Installation, server: Server) -> bool:
     argv += ["--port", str(port)]
     process = launch(installation, "server", argv, environment(installation, server))
     deadline = time.monotonic() + READY_S
-    while not _answers(server):
+    while not answers(server):
         if not is_alive(process) or time.monotonic() > deadline:
             end(installation, "server", polite_s=STOP_S)
             log = installation.log("server")
@@ -115,7 +115,8 @@ def stop(installation: Installation) -> bool:
     return end(installation, "server", polite_s=STOP_S) > 0
 
 
-def _answers(server: Server) -> bool:
+def answers(server: Server) -> bool:
+    """Whether a Prefect server is up and well there."""
     # A proxy that the environment names is for the user's server, never for loopback.
     proxies = urllib.request.ProxyHandler({} if server.own else None)
     try:

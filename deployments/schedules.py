@@ -1,0 +1,44 @@
+"""The schedules that `make up` offers: there from the beginning, paused, and then the user's.
+
+They do not stand in prefect.yaml, because each deploy sets a schedule back to what stands there:
+one that was switched on in the UI would be off again after the next `make up`, and no backup would
+come.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.schedules import CronSchedule
+
+
+class Offered(NamedTuple):
+    """A schedule of one deployment: when, in which time zone, and under which name."""
+
+    deployment: str
+    slug: str
+    cron: str
+
+
+OFFERED: Final = (
+    Offered("backup/backup", "nightly", "0 3 * * *"),
+    Offered("check-backup/check-backup", "hourly", "30 * * * *"),
+)
+
+
+def offer_schedules(workspace: str) -> None:
+    """Add the paused schedules, for ``workspace``, to deployments that have none at all."""
+    with get_client(sync_client=True) as client:
+        for offered in OFFERED:
+            deployment = client.read_deployment_by_name(offered.deployment)
+            if deployment.schedules:
+                continue  # the user's by now
+            schedule = DeploymentScheduleCreate(
+                schedule=CronSchedule(cron=offered.cron, timezone="UTC"),
+                active=False,
+                parameters={"workspace": workspace},
+                slug=offered.slug,
+            )
+            client.create_deployment_schedules(deployment.id, [schedule])
