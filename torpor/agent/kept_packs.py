@@ -24,8 +24,7 @@ class KeptPacks:
         self._room = most_bytes
         self._lock = threading.Lock()
         self._runs: dict[bytes, dict[int, int]] = {}  # pack: where a chunk begins and ends
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700, parents=True)
+        folder.mkdir(mode=0o700)
 
     def keep(self, pack: bytes, offset: int, stored: Buffer) -> None:
         """Keep one verified chunk, while there is room. A full disk only ends the keeping."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -38,10 +39,16 @@ class PeerGrant(msgspec.Struct, frozen=True):
 
 class Passing:
     """This machine's part in passing packs on, for one run: what it keeps, the server that gives
-    it away, and connections to other machines. Thread-safe."""
+    it away, and connections to other machines. Thread-safe.
+
+    ``folder`` is the workspace's state, which the run holds: what an agent that was killed kept
+    there is removed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._packs = folder / "passing"
+        shutil.rmtree(self._packs, ignore_errors=True)
         self._lock = threading.Lock()
         self._kept: KeptPacks | None = None
         self._server: PackServer | None = None
@@ -54,7 +61,7 @@ class Passing:
             if self._closed:
                 raise StoreError("the run has ended: it passes nothing on any more")
             if self._server is None:
-                kept = KeptPacks(self._folder / "passing", most_bytes)
+                kept = KeptPacks(self._packs, most_bytes)
                 self._server = PackServer(kept, host, self._folder)
                 self._kept = kept
             return self._server
