@@ -239,7 +239,9 @@ class SyncRun(Run):
         self._record = msgspec.structs.replace(self._record, mixed=True)
         self.state.keep_sync_record(self._record)
         self._changer = TreeChanger(self._names, self._directories, self._staging)
-        self._changer.apply(self._changes, self._target.entries, lambda: self.check(call))
+        self._changer.apply(
+            self._changes, self._target.entries, self._record.staged, lambda: self.check(call)
+        )
         self._finished = {
             "warnings": self._warnings()[:SHOWN],
             "warning_count": len(self._warnings()),
@@ -362,7 +364,6 @@ class SyncRun(Run):
             is_same = number >= 0 and self._target.entries[number] is entry
             is_safe = is_same and (entry.root, entry.path) not in touched
             kept.append(signatures.get(number) if is_safe else None)
-        _remove_staged(self._record, self._directories)
         for target in self._targets:
             sync_disk(target)
         self.state.save_index(self._blob, self._root, self._targets, kept)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from torpor.errors import StillChanging
 from torpor.format.manifest import DIRECTORY, FILE, SYMLINK, Entry
@@ -46,9 +46,16 @@ class TreeChanger:
         """Root, path and name of attributes that this machine does not let us set."""
         return self._attributes.refused_xattrs
 
-    def apply(self, changes: Changes, entries: Sequence[Entry], check: Callable[[], None]) -> None:
-        """Make ``changes``, and give every directory of ``entries`` its attributes. ``check`` may
-        raise RunCancelled; the next run goes on from there."""
+    def apply(
+        self,
+        changes: Changes,
+        entries: Sequence[Entry],
+        leftovers: Sequence[tuple[int, bytes, bytes]],
+        check: Callable[[], None],
+    ) -> None:
+        """Make ``changes``, and give every directory of ``entries`` its attributes. ``leftovers``
+        (root, path, holder) were staged and may not be needed any more. ``check`` may raise
+        RunCancelled; the next run goes on from there."""
         try:
             for root, path, found in changes.removed:
                 check()
@@ -67,6 +74,8 @@ class TreeChanger:
             for entry, found in changes.touched:
                 check()
                 self._touch(entry, found)
+            for root, path, holder in leftovers:
+                self._staging.remove(root, path, holder)
             for entry in reversed(entries):  # what is inside first: it moves the directory's mtime
                 if entry.kind == DIRECTORY:
                     self._finish_directory(entry)
@@ -96,10 +105,9 @@ class TreeChanger:
     def _place(self, entry: Entry) -> None:
         with self._staging.opened(entry, os.O_RDONLY) as fd:
             self._attributes.apply(fd, entry)
-        holder, staged = self._staging.where(entry)
-        parent, name = self._open(entry)
-        self._check_unchanged(entry, parent, name)
-        os.rename(staged, name, src_dir_fd=holder, dst_dir_fd=parent)
+        with self._held(entry) as (parent, name):
+            self._check_unchanged(entry, parent, name)
+            self._staging.place(entry, parent, name)
 
     def _symlink(self, entry: Entry) -> None:
         parent, name = self._open(entry)
@@ -110,16 +118,12 @@ class TreeChanger:
         os.rename(made, name, src_dir_fd=parent, dst_dir_fd=parent)
 
     def _link(self, entry: Entry) -> None:
-        of_parent, of_name = self._directories.parent(entry.root, entry.target)
-        of_parent = os.dup(of_parent)  # opening another directory may close it
-        try:
-            parent, name = self._open(entry)
+        with self._held(entry) as (parent, name):
+            of_parent, of_name = self._directories.parent(entry.root, entry.target)
             made = self._free_name(entry, parent)
             os.link(of_name, made, src_dir_fd=of_parent, dst_dir_fd=parent, follow_symlinks=False)
-        finally:
-            os.close(of_parent)
-        self._check_unchanged(entry, parent, name)
-        os.rename(made, name, src_dir_fd=parent, dst_dir_fd=parent)
+            self._check_unchanged(entry, parent, name)
+            os.rename(made, name, src_dir_fd=parent, dst_dir_fd=parent)
 
     def _touch(self, entry: Entry, found: Name) -> None:
         parent, name = self._directories.parent(entry.root, entry.path)
@@ -141,8 +145,7 @@ class TreeChanger:
             raise self._directories.swapped(exc, entry.path) from None
 
     def _finish_directory(self, entry: Entry) -> None:
-        fd = os.dup(self._directories.open(entry.root, entry.path))
-        try:
+        with self._directories.held(entry.root, entry.path) as fd:
             st = os.fstat(fd)
             found = Entry(
                 DIRECTORY,
@@ -157,8 +160,14 @@ class TreeChanger:
             )
             if not same_attributes(found, entry, owners=self._owners):
                 self._attributes.apply(fd, entry, anew=False)
-        finally:
-            os.close(fd)
+
+    @contextmanager
+    def _held(self, entry: Entry) -> Iterator[tuple[int, bytes]]:
+        """The directory of a name, open while others are opened, and the name in it."""
+        directory, _, name = entry.path.rpartition(b"/")
+        with self._directories.held(entry.root, directory) as parent:
+            self._unlock(entry.root, entry.path, parent)
+            yield parent, name
 
     def _open(self, entry: Entry) -> tuple[int, bytes]:
         parent, name = self._directories.parent(entry.root, entry.path)

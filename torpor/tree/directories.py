@@ -7,7 +7,8 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from torpor.errors import InvalidInput
@@ -33,6 +34,15 @@ class Directories:
         """The directory that holds ``path``, and the name in it."""
         directory, _, name = path.rpartition(b"/")
         return self.open(root, directory), name
+
+    @contextmanager
+    def held(self, root: int, path: bytes) -> Iterator[int]:
+        """A descriptor that stays open while others are opened."""
+        fd = os.dup(self.open(root, path))
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def open(self, root: int, path: bytes) -> int:
         """A descriptor that stays this object's: kept open by this thread for a while."""

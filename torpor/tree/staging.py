@@ -152,7 +152,7 @@ class Staging:
     @contextmanager
     def opened(self, entry: Entry, access: int) -> Iterator[int]:
         """A descriptor of a staged file."""
-        parent, name = self.where(entry)
+        parent, name = self._where(entry)
         try:
             fd = os.open(name, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         except OSError as exc:
@@ -162,10 +162,10 @@ class Staging:
         finally:
             os.close(fd)
 
-    def where(self, entry: Entry) -> tuple[int, bytes]:
-        """The directory and the name of a staged file."""
-        holder = self._holders[entry.root, entry.path]
-        return self._directories.open(entry.root, holder), self.name(entry.root, entry.path)
+    def place(self, entry: Entry, parent: int, name: bytes) -> None:
+        """Put a staged file in its place: ``name`` in the directory ``parent``."""
+        holder, staged = self._where(entry)
+        os.rename(staged, name, src_dir_fd=holder, dst_dir_fd=parent)
 
     def remove(self, root: int, path: bytes, holder: bytes) -> None:
         """Forget a staged file, where it is there at all."""
@@ -177,9 +177,14 @@ class Staging:
             with _writable(parent):
                 os.unlink(self.name(root, path), dir_fd=parent)
 
+    def _where(self, entry: Entry) -> tuple[int, bytes]:
+        """The directory and the name of a staged file."""
+        holder = self._holders[entry.root, entry.path]
+        return self._directories.open(entry.root, holder), self.name(entry.root, entry.path)
+
     def _take_up(self, entry: Entry, chunks: Sequence[Chunk], seal: Seal) -> set[int] | None:
         """The extents that a staged file holds already; None where there is none to go on with."""
-        parent, name = self.where(entry)
+        parent, name = self._where(entry)
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         except FileNotFoundError:
@@ -201,7 +206,7 @@ class Staging:
         return None
 
     def _make(self, entry: Entry) -> None:
-        parent, name = self.where(entry)
+        parent, name = self._where(entry)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with _writable(parent):
             fd = os.open(name, flags, 0o600, dir_fd=parent)
