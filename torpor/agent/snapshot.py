@@ -18,11 +18,12 @@ from torpor.format.checks import check_manifest
 from torpor.format.keys import Seal
 from torpor.format.manifest import FILE, HARDLINK, Entry, Manifest, decode_manifest, encode_manifest
 from torpor.format.names import pack_id_of, pack_key
+from torpor.pipeline.buffers import PackBuffers
 from torpor.pipeline.chunks import ChunkTable, Located, Place
 from torpor.pipeline.contents import Contents
 from torpor.pipeline.journal import Journal, Record
 from torpor.pipeline.numbers import Numbers
-from torpor.pipeline.upload import PartStored, Source, packs_needed, store_part
+from torpor.pipeline.upload import PACK_BYTES, PartStored, Source, packs_needed, store_part
 from torpor.store.transfer import Range
 from torpor.tree.plan import CHUNK_BYTES, Job, cut, share_out
 from torpor.tree.walk import (
@@ -55,6 +56,7 @@ class SnapshotRun(Run):
         self._home = home
         self._journal = Journal(self.state.journal)
         self._table = ChunkTable()
+        self._buffers = PackBuffers(PACK_BYTES)
         self._walk: Walk | None = None
         self._source: Source | None = None
         self._parts: list[list[Job]] = []
@@ -139,6 +141,7 @@ class SnapshotRun(Run):
             contents,
             Numbers(self._roots, seen.unread),
             self._journal,
+            self._buffers,
         )
         self._walk, self._pass = seen, number
         self._parts = share_out(jobs, max_parts, part_bytes)
