@@ -18,6 +18,8 @@ READY_S: Final = 120.0
 """3 to 10 s, measured."""
 STOP_S: Final = 20.0
 """A flow run that is told to end has the agent's work cancelled first."""
+_LOOK_S: Final = 2
+"""How often the worker asks for runs: Prefect's ten seconds are long for who has pressed Run."""
 _POLL_S: Final = 0.2
 _STARTED: Final = b"started!"
 
@@ -30,7 +32,8 @@ def start(installation: Installation, server: Server) -> bool:
     argv = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL]
     argv += ["--type", "process", "--name", f"torpor-{socket.gethostname()}"]
     argv += ["--no-create-pool-if-not-found", "--install-policy", "never"]
-    process = launch(installation, "worker", argv, environment(installation, server))
+    env = environment(installation, server) | {"PREFECT_WORKER_QUERY_SECONDS": str(_LOOK_S)}
+    process = launch(installation, "worker", argv, env)
     log = installation.log("worker")
     deadline = time.monotonic() + READY_S
     while _STARTED not in log.read_bytes():
