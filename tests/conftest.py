@@ -10,4 +10,5 @@ pytest_plugins = [
     "tests.fixtures.short_agent",
     "tests.fixtures.standing",
     "tests.fixtures.prefect_server",
+    "tests.fixtures.deployed",
 ]
