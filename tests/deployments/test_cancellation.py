@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from blocks import ObjectStore, Workspace
+from blocks.reference import load_named
 from deployments.first_machine import fill
 from deployments.installation import Installation
 from deployments.server import Server
@@ -27,7 +28,7 @@ ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 @pytest.fixture
 def slow_store(torpor_up: Server) -> Iterator[FaultProxy]:
     """The installation's store behind a proxy, in a workspace whose machine has been filled."""
-    usual = ObjectStore.load("default")
+    usual = load_named(ObjectStore, "default", of="the test")
     proxy = FaultProxy(usual.endpoint_url)
     try:
         slow = usual.model_copy(update={"endpoint_url": proxy.endpoint_url})
