@@ -44,7 +44,7 @@ down:
 
 test: setup $(VENV)/.weights
 	@$(SYSTEM) test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=40
 
 lint: setup
 	$(BIN)/ruff check .
