@@ -10,24 +10,37 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import asyncssh
 
 from torpor.format.keys import Seal
+from torpor.format.manifest import Manifest
 from torpor.measure.peers import Cost
 from torpor.providers.local import LocalProvider
 from torpor.remote.restore import RemoteRestore
 from torpor.remote.session import Session
 from torpor.remote.snapshot import RemoteSnapshot
 from torpor.remote.ssh import Identity
+from torpor.remote.sync import RemoteSync
 from torpor.safety import never_handed_over, verify_snapshot
 from torpor.store.embedded import EmbeddedStore
 from torpor.store.s3 import S3Store
-from torpor.store.snapshots import find_snapshot
-from torpor.values import Label, Want, WorkspaceName, WorkspaceSpec
+from torpor.store.snapshots import find_snapshot, read_manifest
+from torpor.values import Label, StoredSnapshot, Want, WorkspaceName, WorkspaceSpec
 
 _NAME = WorkspaceName("bench")
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Synced(NamedTuple):
+    """What a sync took; ``fetched_bytes`` with the manifest, ``copied_bytes`` on the machine."""
+
+    cost: Cost
+    fetched_bytes: int
+    copied_bytes: int
+    files: int
+    seconds: dict[str, float]
 
 
 class BenchMachine:
@@ -101,6 +114,39 @@ class BenchMachine:
             raise SystemExit(f"restored wrongly: {checked.differences}")
         run.end()
         return self._since(started)
+
+    def newest(self) -> StoredSnapshot:
+        """The newest snapshot in the store."""
+        return find_snapshot(self._store, _NAME, None)
+
+    def manifest(self, wanted: StoredSnapshot) -> Manifest:
+        return read_manifest(self._store, wanted, Seal(None))
+
+    def sync(self, wanted: StoredSnapshot) -> Synced:
+        """The workspace becomes another snapshot, as flows/sync.py does it."""
+        started = self._now()
+        run = RemoteSync(
+            self._attached(), self._store, wanted, self._spec(), None, secrets.token_hex(8)
+        )
+        seconds = {}
+        for step in ("look", "stage", "fetch", "change", "check"):
+            began = time.monotonic()
+            if step == "look":
+                intent = run.begin()
+            elif step == "stage":
+                plan = run.stage()
+            elif step == "fetch":
+                with ThreadPoolExecutor(8) as threads:
+                    parts = list(threads.map(run.sync_part, plan.parts))
+            elif step == "change":
+                run.finish()
+            elif run.check(full=False).difference_count:
+                raise SystemExit("synced wrongly")
+            seconds[step] = time.monotonic() - began
+        run.end()
+        cost = self._since(started)
+        fetched = sum(part.stored_bytes for part in parts) + wanted.manifest_bytes
+        return Synced(cost, fetched, plan.copied_bytes, intent.staged, seconds)
 
     def _attached(self) -> Session:
         if self._session is None:

@@ -1,0 +1,138 @@
+"""A machine that holds an earlier state gets a later one: a sync beside a full restore.
+
+    python -m benchmarks.sync [--gib 1] [--share 0.01] [--rounds 3] [--keep NAME]
+
+Prints a table and JSON; --keep keeps the JSON under benchmarks/results. The S3 server (SeaweedFS)
+shares the machine, and so do both machines: local ones, reached over SSH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kept import write_result
+from benchmarks.machine import BenchMachine, Synced
+from benchmarks.workspace import change_workspace, make_workspace, tree_bytes
+from torpor.format.manifest import Manifest
+from torpor.measure.figures import summed_up
+from torpor.measure.host import host_facts
+from torpor.store.embedded import EmbeddedStore
+from torpor.values import GIB
+
+MOST_MOVED = 1.3
+"""Fetched bytes over those that the change put into the store."""
+MOST_TIME = 0.2
+"""Of a full restore's wall time."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gib", type=float, default=1.0)
+    parser.add_argument("--share", type=float, default=0.01, help="how much of it changes")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--keep", default="", help="name of the JSON under results/")
+    options = parser.parse_args()
+    result = measure(options.folder, options.gib, options.share, options.rounds)
+    _print(result)
+    print(json.dumps(result, indent=1, sort_keys=True))
+    if options.keep:
+        print(f"kept as {write_result(options.keep, result)}")
+
+
+def measure(folder: Path, gib: float, share: float, rounds: int) -> dict[str, Any]:
+    """Sync there and back, and restore whole on another machine, ``rounds`` times in turn."""
+    with tempfile.TemporaryDirectory(prefix="torpor-sync-", dir=folder) as scratch:
+        place = Path(scratch)
+        keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
+        with (
+            EmbeddedStore.start(place / "store", *keys, "torpor") as store,
+            BenchMachine(place / "one", store) as one,
+            BenchMachine(place / "other", store) as other,
+        ):
+            make_workspace(one.workspace, int(gib * GIB))
+            files, size = tree_bytes(one.workspace)
+            one.snapshot()
+            before = one.newest()
+            changed = change_workspace(one.workspace, share)
+            one.snapshot()
+            after = one.newest()
+            stored = _new_stored_bytes(one.manifest(before), one.manifest(after))
+            there: list[Synced] = []
+            back: list[Synced] = []
+            restores = []
+            for _ in range(rounds):
+                back.append(one.sync(before))
+                there.append(one.sync(after))
+                target = place / "restored"
+                restores.append(other.restore(target))
+                shutil.rmtree(target)
+    restore_s = summed_up([cost.wall_s for cost in restores])
+    result: dict[str, Any] = {
+        "benchmark": "sync",
+        "host": host_facts(),
+        "files": files,
+        "bytes": size,
+        "changed_bytes": changed,
+        "changed_stored_bytes": stored,
+        "restore": {
+            "wall_s": restore_s,
+            "cpu_s": summed_up([cost.cpu_s for cost in restores]),
+        },
+        "sync": _summed(there),
+        "sync back": _summed(back),
+    }
+    result["moved_over_changed"] = result["sync"]["fetched_bytes"]["median"] / stored
+    result["time_over_restore"] = result["sync"]["wall_s"]["median"] / restore_s["median"]
+    return result
+
+
+def _new_stored_bytes(before: Manifest, after: Manifest) -> int:
+    """What the later snapshot's chunks that the earlier one does not have take in the store."""
+    known = {chunk.name for chunk in before.chunks}
+    return sum(chunk.stored for chunk in after.chunks if chunk.name not in known)
+
+
+def _summed(runs: list[Synced]) -> dict[str, Any]:
+    return {
+        "wall_s": summed_up([run.cost.wall_s for run in runs]),
+        "cpu_s": summed_up([run.cost.cpu_s for run in runs]),
+        "fetched_bytes": summed_up([run.fetched_bytes for run in runs]),
+        "copied_bytes": summed_up([run.copied_bytes for run in runs]),
+        "files": summed_up([run.files for run in runs]),
+        "seconds": {
+            step: summed_up([run.seconds[step] for run in runs]) for step in runs[0].seconds
+        },
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    print(
+        f"{result['files']:,} files, {result['bytes']:,} bytes, {result['changed_bytes']:,} of "
+        f"them changed, stored as {result['changed_stored_bytes']:,}"
+    )
+    print(f"{'':12}{'wall s':>9}{'CPU s':>9}{'fetched':>16}{'copied':>16}{'files':>9}")
+    restore = result["restore"]
+    print(f"{'restore':12}{restore['wall_s']['median']:>9.2f}{restore['cpu_s']['median']:>9.2f}")
+    for name in ("sync", "sync back"):
+        row = result[name]
+        print(
+            f"{name:12}{row['wall_s']['median']:>9.2f}{row['cpu_s']['median']:>9.2f}"
+            f"{row['fetched_bytes']['median']:>16,.0f}{row['copied_bytes']['median']:>16,.0f}"
+            f"{row['files']['median']:>9,.0f}"
+        )
+        steps = row["seconds"].items()
+        print(f"{'':12}" + ", ".join(f"{step} {took['median']:.2f}" for step, took in steps))
+    moved, share = result["moved_over_changed"], result["time_over_restore"]
+    print(f"fetched over changed: {moved:.2f} (at most {MOST_MOVED})")
+    print(f"time over a restore's: {share:.2f} (at most {MOST_TIME})")
+
+
+if __name__ == "__main__":
+    main()
