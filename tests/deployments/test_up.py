@@ -51,7 +51,15 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     endpoint = _document(torpor_up, "object-store", "default")["data"]["endpoint_url"]
     identity = _document(torpor_up, "ssh-identity", "default")
     machines = {path.name for path in installation.machines.iterdir()}
+    url, schedule = _schedule(torpor_up, "backup")
+    assert not schedule["active"]  # until the user says so
+    assert schedule["parameters"] == {"workspace": "demo"}
+    theirs = {"active": True, "schedule": {"cron": "0 5 29 2 *", "timezone": "Europe/Berlin"}}
+    httpx.patch(url, json=theirs).raise_for_status()
     told = make(installation, "up")
+    url, again = _schedule(torpor_up, "backup")
+    assert (again["active"], again["schedule"]["cron"]) == (True, "0 5 29 2 *")
+    httpx.patch(url, json={"active": False}).raise_for_status()
     assert {role: set(running(installation, role)) for role in ("server", "worker")} == before
     assert _document(torpor_up, "object-store", "default")["data"]["endpoint_url"] == endpoint
     assert _document(torpor_up, "ssh-identity", "default") == identity
@@ -148,6 +156,15 @@ def _ask(server: Server, path: str) -> Any:
     answer = httpx.post(f"{server.api_url}/{path}", json={})
     answer.raise_for_status()
     return answer.json()
+
+
+def _schedule(server: Server, name: str) -> tuple[str, dict[str, Any]]:
+    """The URL and content of a deployment's only schedule."""
+    got = httpx.get(f"{server.api_url}/deployments/name/{name}/{name}")
+    got.raise_for_status()
+    deployment = got.json()
+    (schedule,) = deployment["schedules"]
+    return f"{server.api_url}/deployments/{deployment['id']}/schedules/{schedule['id']}", schedule
 
 
 def _document(server: Server, slug: str, name: str) -> dict[str, object]:

@@ -26,12 +26,31 @@ RUN_S = 240.0
 NAME = "ui-forms"
 
 FIELDS = {
+    "backup": {
+        "workspace": "The Workspace block to back up, or its name.",
+        "keep_last (Optional)": "Keep the newest so many snapshots.",
+        "keep_daily (Optional)": "of each of the last so many days that have one.",
+        "timezone (Optional)": "Where days begin, such as Europe/Berlin.",
+        "dry_run (Optional)": "say what the next backup would delete",
+    },
     "create": {"workspace": "The Workspace block that says what machine"},
+    "delete-snapshots": {
+        "workspace": "The Workspace block whose snapshots are deleted, or its name.",
+        "snapshots": "The ids of the snapshots that are to go.",
+        "even_newest (Optional)": "The newest snapshot is what a wake takes.",
+    },
     "hibernate": {
         "workspace": "The Workspace block to hibernate, or its name.",
         "destroy (Optional)": "Destroy the machine afterwards.",
         "machine (Optional)": "Which machine, when the workspace is on several",
         "accept_changed (Optional)": "Patterns of files that may change",
+    },
+    "restore-path": {
+        "workspace": "The Workspace block that the snapshot is of, or its name.",
+        "path": "What to bring back, as",
+        "into": "The directory on the machine that it is put into.",
+        "snapshot (Optional)": "Which snapshot: its id, or newest.",
+        "move_aside (Optional)": "When the directory has something of that name already",
     },
     "wake": {
         "workspace": "The Workspace block to wake, or its name.",
