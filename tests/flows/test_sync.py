@@ -1,0 +1,80 @@
+"""The sync flow on a real machine: what it moves, what it refuses, what it reports."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
+from tests.fixtures.tree_print import differences, fill, mutate, print_of
+from tests.fixtures.world import World, kill
+from torpor.errors import InvalidInput, UnsavedWork
+from torpor.reports import SyncReport
+from torpor.values import MIB
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def root(sealed_world: World) -> Path:
+    """The workspace on a rented machine."""
+    machine = sealed_world.rent()
+    root = sealed_world.workspace(machine.id)
+    fill(root, random.Random(1), big=2)
+    return root
+
+
+def _sync(world: World, **options: object) -> SyncReport:
+    report: SyncReport = run_plainly(world.place, "sync.sync", **options)
+    return report
+
+
+def test_a_machine_goes_back_and_forth(sealed_world: World, root: Path) -> None:
+    world = sealed_world
+    first, before = hibernate_plainly(world.place, destroy=False), print_of(root)
+    mutate(root, random.Random(2))
+    with pytest.raises(UnsavedWork, match="Nothing was changed: save them with `save_first`"):
+        _sync(world, snapshot=first.snapshot)
+    mine = print_of(root)
+
+    back = _sync(world, snapshot=first.snapshot, save_first=True, full_check=True)
+    assert differences(before, print_of(root)) == []
+    assert (back.last, back.snapshot) == (back.saved, first.snapshot)
+    assert back.checked == "every byte and attribute"
+    assert len(back.rows()) <= 10  # a page in the UI
+
+    forth = _sync(world)  # the newest one is what was saved
+    assert differences(mine, print_of(root)) == []
+    assert (forth.last, forth.snapshot) == (first.snapshot, back.saved)
+    assert 0 < forth.stored_bytes < first.stored_bytes
+
+    (root / "more").write_bytes(b"not kept")
+    lost = _sync(world, discard_local=True)
+    assert differences(mine, print_of(root)) == []
+    assert lost.discarded == ["more"]
+    saved = hibernate_plainly(world.place, destroy=False)
+    assert saved.new_bytes == 0
+    assert world.verify_listed() == 3
+
+
+def test_an_agent_that_is_killed_costs_nothing_twice(sealed_world: World, root: Path) -> None:
+    world = sealed_world
+    machine = world.machines()[0].id
+    first = hibernate_plainly(world.place, destroy=False)
+    (root / "weights-0.bin").write_bytes(os.urandom(9 * MIB))
+    (root / "new").write_bytes(b"new")
+    second, after = hibernate_plainly(world.place, destroy=False), print_of(root)
+    _sync(world, snapshot=first.snapshot)
+    kill(world.agents(machine))
+    report = _sync(world, snapshot=second.snapshot)
+    assert differences(after, print_of(root)) == []
+    assert report.last == first.snapshot
+
+
+def test_what_cannot_be_is_said(sealed_world: World, root: Path) -> None:
+    hibernate_plainly(sealed_world.place, destroy=False)
+    with pytest.raises(InvalidInput, match="is on no machine"):
+        _sync(sealed_world, machine="local:nowhere")
