@@ -59,6 +59,8 @@ def replicate(
         full_check: Read and hash every restored byte at the end, not names and attributes only.
     """
     _check(count, spares, machines)
+    total = count + len(machines)
+    exchange = Exchange(peers, total)
     phases = Phases()
     with phases.phase("prepare"):
         place = open_place(workspace)
@@ -68,8 +70,6 @@ def replicate(
         leases = take_leases(place, count + spares if count else 0)
         if leases and not offers:
             offers = find_offers(place)  # of what an earlier run left, none is wanted any more
-    total = count + len(machines)
-    exchange = Exchange(peers, total)
     fleet = Fleet(
         place, wanted, offers, count, spares, exchange, str(flow_run.id), full_check, total
     )

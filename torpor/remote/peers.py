@@ -26,6 +26,9 @@ FIRST_PATIENCE_S: Final = 60.0
 """How long a part that another machine fetches is waited for while no rate is known yet."""
 _POLL_S: Final = 0.5
 _TOGETHER: Final = 8  # parts that an agent works at the same time
+_PATIENT: Final = 4
+"""How much slower than the store a peer may be before a download is broken off: what has come of
+a chunk is lost then. That peers are slower on the whole is seen by the rates."""
 _KEPT_RATES: Final = 64
 
 
@@ -255,7 +258,7 @@ class Member:
         return self._errand(part, None)
 
     def _errand(self, part: RestorePart, holder: Member | None) -> Errand:
-        floor = self._exchange.store_bytes_s / _TOGETHER
+        floor = self._exchange.store_bytes_s / _TOGETHER / _PATIENT
         return Errand(part, holder, floor, self._exchange.clock())
 
     def _is_unclaimed(self, part: RestorePart) -> bool:
