@@ -1,0 +1,61 @@
+"""A short run of the model; the long one is ``python -m tests.model --actions 2000``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
+import pytest
+
+from tests.fixtures.stores import Server
+from tests.model import model
+from tests.model.__main__ import run
+from torpor.store.seam import ObjectStore
+from torpor.upkeep.prune import PackShare, Pruned, PrunePlan, carry_out
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_random_actions_lose_nothing(
+    seaweed: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(seaweed.store(), tmp_path, 120, secrets.randbelow(1 << 32))
+    told = capsys.readouterr().out
+    assert code == 0, told
+    assert "120 actions" in told
+
+
+def _lying(store: ObjectStore, plan: PrunePlan) -> Pruned:
+    freed = PackShare(plan.stored.packs, plan.stored.bytes)
+    return msgspec.structs.replace(carry_out(store, plan), freed=freed)
+
+
+def _keeping_nothing(*_: object) -> tuple[()]:
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("broken", "by", "says"),
+    [
+        ("tests.model.model.carry_out", _lying, "and reports"),
+        ("torpor.upkeep.deletion.pinned_ids", _keeping_nothing, "is pinned, and was deleted"),
+    ],
+)
+def test_the_model_sees_what_is_broken(
+    broken: str,
+    by: Callable[..., object],
+    says: str,
+    seaweed: Server,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert model.MOST_SNAPSHOTS  # the module is loaded, so that its names can be replaced
+    with patch(broken, by):
+        code = run(seaweed.store(), tmp_path, 400, 5)
+    told = capsys.readouterr().out
+    assert code == 1
+    assert says in told
+    assert "to repeat: python -m tests.model" in told
