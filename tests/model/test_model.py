@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from tests.fixtures.stores import Server
-from tests.model import model
 from tests.model.__main__ import run
 from torpor.store.seam import ObjectStore
 from torpor.upkeep.prune import PackShare, Pruned, PrunePlan, carry_out
@@ -22,10 +21,10 @@ pytestmark = pytest.mark.timeout(300)
 def test_random_actions_lose_nothing(
     seaweed: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run(seaweed.store(), tmp_path, 120, secrets.randbelow(1 << 32))
+    code = run(seaweed.store(), tmp_path, 80, secrets.randbelow(1 << 32))
     told = capsys.readouterr().out
     assert code == 0, told
-    assert "120 actions" in told
+    assert "80 actions" in told
 
 
 def _lying(store: ObjectStore, plan: PrunePlan) -> Pruned:
@@ -52,7 +51,6 @@ def test_the_model_sees_what_is_broken(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert model.MOST_SNAPSHOTS  # the module is loaded, so that its names can be replaced
     with patch(broken, by):
         code = run(seaweed.store(), tmp_path, 400, 5)
     told = capsys.readouterr().out

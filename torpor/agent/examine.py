@@ -8,7 +8,7 @@ import msgspec
 
 from torpor.agent.protocol import Call
 from torpor.agent.runs import RunRegistry
-from torpor.errors import InvalidInput
+from torpor.errors import InvalidInput, StoreCorrupt, StoreError
 from torpor.format.keys import Seal
 from torpor.format.manifest import MAX_CHUNK_BYTES, Chunk
 from torpor.format.names import pack_id_of
@@ -17,8 +17,6 @@ from torpor.store.connections import Connections
 from torpor.store.transfer import Transfer
 from torpor.values import MIB, Grant, object_key
 
-_ATTEMPTS: Final = 3
-"""Of one request, since its last progress: a pack that is cut short is asked for so many times."""
 _MOST_STORED: Final = MAX_CHUNK_BYTES + MIB
 """A chunk's bytes in its pack: an encoding may add a little, and is only kept where it does not."""
 
@@ -52,7 +50,9 @@ def examine(args: ExamineRequest, call: Call, runs: RunRegistry) -> dict[str, An
     seal = Seal(None if args.key is None else bytes.fromhex(args.key))
     works = [(pack, [_chunk(pack, place) for place in pack.chunks]) for pack in args.packs]
     connections = Connections(timeout_s=60.0)
-    transfer = Transfer(attempts=_ATTEMPTS, connections=connections, cancelled=call.cancelled)
+    transfer = Transfer(
+        connections=connections, cancelled=call.cancelled, on_retry=_not_of_corrupt_objects
+    )
     found = []
     came = 0
     try:
@@ -66,6 +66,12 @@ def examine(args: ExamineRequest, call: Call, runs: RunRegistry) -> dict[str, An
     finally:
         connections.close()
     return {"packs": found, "bytes": came}
+
+
+def _not_of_corrupt_objects(error: StoreError, _: float) -> None:
+    """An object that is shorter than it was stays so: that is what is to be found out."""
+    if isinstance(error, StoreCorrupt):
+        raise error
 
 
 def _chunk(pack: PackToExamine, place: ChunkPlace) -> Chunk:

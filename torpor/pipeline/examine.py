@@ -101,21 +101,21 @@ def _what_is_left(
     fetcher: Transfer,
     check: Callable[[], None],
 ) -> Examined:
-    """The pack is shorter than it was: which chunks are there still?"""
-    damaged = []
+    """The pack is shorter than it was: which chunks stand before its end, and are right?"""
+    lost = set(range(len(chunks)))
     came = 0
-    for number, chunk in enumerate(chunks):
+    for number in sorted(lost, key=lambda n: chunks[n].offset):
         check()
+        chunk = chunks[number]
         try:
             with closing(fetcher.get_ranges(grant, [Range(chunk.offset, chunk.stored)])) as stream:
                 data = next(stream)
         except (StoreCorrupt, StoreMissing):
-            damaged.append(number)
-            continue
+            break  # and what comes after it is beyond the end too
         came += len(data)
-        if not _opens(chunk, pack_id, data, seal):
-            damaged.append(number)
-    return Examined("cut short", damaged, came)
+        if _opens(chunk, pack_id, data, seal):
+            lost.discard(number)
+    return Examined("cut short", sorted(lost), came)
 
 
 def _opens(chunk: Chunk, pack_id: bytes, stored: Buffer, seal: Seal) -> bool:
