@@ -9,9 +9,9 @@ store: the store's link is limited instead, and all machines share it.
 kills: machines are killed, with all their processes, while they restore.
 
 The flow runs without a Prefect server (tests/fixtures/plain_flows.py), so that its seconds are
-torpor's. Here all machines start on the cores of one host, where rented ones have their own: the link
-is slow, so that it is the transfer that counts. Every machine's tree is compared with the source by a
-walk of its own.
+torpor's. Here all machines start on the cores of one host, where rented ones have their own: the
+link is slow, so that it is the transfer that counts. Every machine's tree is compared with the
+source by a walk of its own.
 """
 
 from __future__ import annotations

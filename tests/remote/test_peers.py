@@ -77,6 +77,42 @@ def test_each_part_comes_from_the_store_once_and_the_others_from_peers() -> None
     exchange.linger(members[0])
 
 
+def test_the_first_machine_leaves_the_others_their_share() -> None:
+    exchange, (one, other) = _exchange("auto", 2, 6)
+    assert exchange.share() == 3
+    first = [_next(one) for _ in range(3)]
+    waited: list[Errand] = []
+    thread = threading.Thread(target=lambda: waited.append(_next(one)))
+    thread.start()
+    theirs = [_next(other) for _ in range(3)]
+    assert all(errand.holder is None for errand in first + theirs)
+    assert {e.part.part for e in first} | {e.part.part for e in theirs} == set(range(6))
+    assert not waited
+    _done(other, theirs[0])
+    thread.join(10)
+    assert waited[0].holder is other
+
+
+def test_the_first_machine_goes_on_alone_where_the_others_are_late() -> None:
+    exchange = Exchange("auto", 4, Clock())
+    one = exchange.join(_plan(8), PEER)
+    for _ in range(8):
+        errand = _next(one)
+        assert errand.holder is None
+        _done(one, errand)
+    assert one.next() is None
+
+
+def test_auto_does_not_share_fewer_parts_than_machines() -> None:
+    exchange, members = _exchange("auto", 3, 2)
+    for member in members:
+        for _ in range(2):
+            errand = _next(member)
+            assert errand.holder is None
+            _done(member, errand)
+    assert "too few parts" in exchange.decision
+
+
 def test_never_is_never() -> None:
     exchange, members = _exchange("never", 2, 3)
     for member in members:

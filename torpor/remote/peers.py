@@ -76,7 +76,14 @@ class Exchange:
     @property
     def passing(self) -> bool:
         """Whether machines pass packs on to each other, as far as is known now."""
-        return self._mode != "never" and self._machines > 1 and self._verdict != "store"
+        if self._mode == "auto" and (self._verdict == "store" or self._too_few):
+            return False
+        return self._mode != "never" and self._machines > 1
+
+    @property
+    def _too_few(self) -> bool:
+        """Parts for each machine to begin with one: the others would have to wait for them."""
+        return bool(self._members) and len(self.lots) < self._machines
 
     @property
     def decision(self) -> str:
@@ -86,7 +93,8 @@ class Exchange:
         if self._mode == "never":
             return f"from the store only, as asked: {measured}"
         if not self._rates["peers"]:
-            return f"from the store only, no peer was needed: {measured}"
+            why = "too few parts to share" if self._too_few else "no peer was needed"
+            return f"from the store only, {why}: {measured}"
         measured += f", {peers / 1e6:.1f} from peers"
         if self._mode == "always":
             return f"passed on by peers, as asked: {measured}"
@@ -132,8 +140,8 @@ class Exchange:
             raise RunCancelled("the replicate was stopped")
 
     def share(self) -> int:
-        """How many parts a machine fetches from the store for the others."""
-        return -(-len(self.lots) // self._machines)
+        """How many parts a machine fetches from the store for all, before it takes more."""
+        return max(1, len(self.lots) // self._machines)
 
     def patience_s(self) -> float:
         """How long a part that another machine fetches is waited for."""
@@ -168,6 +176,7 @@ class Member:
         self._todo = {_name(part): part for part in [*parts[first:], *parts[:first]]}
         self._active: dict[str, int] = {"store": 0, "peers": 0}
         self._claims = 0
+        self._shared = 0  # of those, how many it has
         self._refused: set[Member] = set()
         self._gone = False
 
@@ -240,6 +249,8 @@ class Member:
         overdue = None
         for part in self._todo.values():
             lot = self._lot(part)
+            if lot.claimed is None and not lot.holders:
+                continue
             able = [m for m in lot.holders if m is not self and m not in self._refused]
             free = min(able, key=lambda m: m.uploads, default=None)
             if free is not None and free.uploads < UPLOADS:
@@ -247,7 +258,7 @@ class Member:
             waited_s = exchange.clock() - lot.claimed_at
             if not able and (lot.holders or waited_s > exchange.patience_s()):
                 overdue = overdue or part
-        if unclaimed:
+        if unclaimed and self._shared >= exchange.share():
             return self._claim(unclaimed[0])
         return None if overdue is None else self._errand(overdue, None)
 
@@ -272,6 +283,7 @@ class Member:
         lot = self._lot(errand.part)
         if lot.claimed is self:
             lot.claimed = None
+            self._shared += 1
 
     def _lot(self, part: RestorePart) -> _Lot:
         return self._exchange.lots[_name(part)]
