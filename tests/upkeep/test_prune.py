@@ -10,6 +10,7 @@ import pytest
 
 from tests.fixtures.near_agent import WORKSPACE, ClockedStore, NearAgent, settle
 from tests.fixtures.stores import Server
+from tests.model.killing import killed_at_request
 from torpor.errors import (
     InvalidInput,
     ManifestInvalid,
@@ -18,7 +19,7 @@ from torpor.errors import (
     StoreError,
     WrongKey,
 )
-from torpor.format.names import manifest_key, marks_prefix, packs_prefix
+from torpor.format.names import manifest_key, marks_prefix, pack_key, packs_prefix
 from torpor.safety import verify_snapshot
 from torpor.store.marks import (
     COMMIT_S,
@@ -27,7 +28,7 @@ from torpor.store.marks import (
     marked_packs,
     read_marks,
 )
-from torpor.store.snapshots import find_snapshot, list_snapshots
+from torpor.store.snapshots import find_snapshot, list_snapshots, open_manifest
 from torpor.upkeep.pins import pin
 from torpor.upkeep.prune import (
     GRACE_S,
@@ -370,3 +371,49 @@ def test_marks_are_few_however_often_a_prune_runs(machine: NearAgent, store: Clo
         if number:
             delete(store, newest)
     assert len(list(store.list(marks_prefix(WORKSPACE)))) <= 2
+
+
+def test_a_prune_killed_at_any_step_is_completed_by_the_next(
+    machine: NearAgent, store: ClockedStore, tmp_path: Path
+) -> None:
+    """Marking, deleting and clearing up, each killed before and after every request."""
+    kept = _with_every_kind_of_pack(machine, store)
+    killed = step = 0
+    while True:
+        step += 1
+        if not killed_at_request(store, step, lambda: prune(machine)):
+            break
+        killed += 1
+        store.look()
+        if step % 3 == 0:
+            assert restorable(machine, tmp_path / str(step)) == 2
+        if step % 9 == 0:  # the next one has something to do again
+            store.advance(GRACE_S)
+            kept = _with_every_kind_of_pack(machine, store)
+    assert killed > 20
+    store.advance(GRACE_S)
+    prune(machine)
+    store.advance(GRACE_S)
+    prune(machine)
+    assert packs(store) == {
+        pack_key(WORKSPACE, pack.id)
+        for snapshot in kept
+        for pack in open_manifest(store, WORKSPACE, snapshot, machine.seal)[0].packs
+    }
+
+
+def _with_every_kind_of_pack(machine: NearAgent, store: ClockedStore) -> list[SnapshotId]:
+    """Two snapshots, packs of a third one that is gone, and some that were marked long ago."""
+    for snapshot in list_snapshots(store, WORKSPACE):
+        delete(store, snapshot.snapshot)
+    fill(machine, 7, "kept")
+    kept = [machine.snapshot()]
+    fill(machine, random.randrange(1 << 30), "changes")
+    gone = machine.snapshot()
+    store.advance(YOUNG_S)
+    delete(store, gone)
+    prune(machine)
+    store.advance(GRACE_S)
+    fill(machine, random.randrange(1 << 30), "changes")
+    kept.append(machine.snapshot())
+    return kept

@@ -181,7 +181,7 @@ class RemoteSnapshot(RemoteRun):
         """Packs that the manifest would name and must not: the store does not have them as
         written, or prune has marked them. Their chunks have to be stored anew.
 
-        The order is what makes prune safe without a lock (docs/safety.md, rule 11): first the
+        The order is what makes prune safe without a lock (docs/safety.md, rule 13): first the
         leave to write the manifest, which ends COMMIT_S later whatever becomes of this process;
         then the marks; then the packs.
         """

@@ -2,7 +2,7 @@
 
 A pack that stands in a mark is referred to by no new snapshot: a run looks at the marks before it
 writes its manifest (remote/snapshot.py). So "marked, and named by no manifest" stays true once it
-is true, and prune needs no lock. docs/safety.md, rule 11, has the whole argument.
+is true, and prune needs no lock. docs/safety.md, rule 13, has the whole argument.
 """
 
 from __future__ import annotations

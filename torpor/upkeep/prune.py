@@ -2,7 +2,7 @@
 
 ``plan_prune`` looks and says what would be done; ``carry_out`` does that and nothing else. Both may
 be killed at any step and run any number of times at once. Why that is safe beside running
-snapshots stands in docs/safety.md, rule 11.
+snapshots stands in docs/safety.md, rule 13.
 """
 
 from __future__ import annotations
