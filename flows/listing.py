@@ -20,7 +20,7 @@ from torpor.upkeep.differences import Comparison, Listed, Version
 from torpor.upkeep.frames import frame
 from torpor.upkeep.pins import pinned
 from torpor.upkeep.retention import made_at
-from torpor.values import Machine, SnapshotId, StoredSnapshot, snapshot_id
+from torpor.values import Machine, SnapshotId, StoredSnapshot, WorkspaceName, snapshot_id
 
 __all__ = [
     "Found",
@@ -49,6 +49,7 @@ class KeptSnapshot(msgspec.Struct, frozen=True):
 class Found(msgspec.Struct, frozen=True):
     """What a search found, and the snapshots that could not be read and why."""
 
+    workspace: WorkspaceName
     versions: list[Version]
     unread: list[str]
 
@@ -103,7 +104,8 @@ def find_files(workspace: Workspace | str, pattern: str) -> Found:
     """
     place = open_place(workspace)
     unread: list[str] = []
-    return Found(differences.find(_readable(place, unread), pattern), unread)
+    versions = differences.find(_readable(place, unread), pattern)
+    return Found(place.spec.name, versions, unread)
 
 
 def read_snapshot(place: Place, name: str) -> Manifest:

@@ -90,8 +90,7 @@ def diff(workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST
         }
         for one in found.changes[:MOST_ROWS]
     ]
-    name = open_place(workspace).spec.name
-    return _told("diff", _table(name, title, rows, len(found.changes)))
+    return _told("diff", _table(found.workspace, title, rows, len(found.changes)))
 
 
 @flow(name="find", flow_run_name=_run_name, persist_result=False)
@@ -117,8 +116,7 @@ def find(workspace: Workspace | str, pattern: str) -> Table:
     title = f"{len(found.versions):,} versions of {pattern}"
     if found.unread:
         title += f"; {len(found.unread)} snapshots could not be read: {found.unread[0]}"
-    name = open_place(workspace).spec.name
-    return _told("find", _table(name, title, rows, len(found.versions)))
+    return _told("find", _table(found.workspace, title, rows, len(found.versions)))
 
 
 @flow(name="delete-snapshots", flow_run_name=_run_name, persist_result=False)

@@ -15,7 +15,7 @@ import msgspec
 
 from torpor.errors import InvalidInput
 from torpor.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Entry, Manifest
-from torpor.values import SnapshotId
+from torpor.values import SnapshotId, WorkspaceName
 
 Kind = Literal["file", "directory", "symlink", "hard link"]
 Difference = Literal["added", "removed", "changed", "metadata"]
@@ -57,6 +57,7 @@ class Comparison(msgspec.Struct, frozen=True):
     """Two snapshots beside each other. ``new_bytes`` are plain bytes of chunks that only the
     later one names, ``new_stored_bytes`` what they take in the store."""
 
+    workspace: WorkspaceName
     before: SnapshotId
     after: SnapshotId
     changes: list[Change]
@@ -108,6 +109,7 @@ def compare(before: Manifest, after: Manifest) -> Comparison:
     known = {chunk.name for chunk in before.chunks}
     new = [chunk for chunk in after.chunks if chunk.name not in known]
     return Comparison(
+        after.workspace,
         before.snapshot,
         after.snapshot,
         changes,
