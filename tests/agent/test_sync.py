@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import shutil
 from collections.abc import Iterator
@@ -31,8 +33,10 @@ from torpor.errors import (
     UnsavedWork,
     WorkspaceInvalid,
 )
+from torpor.format.manifest import Entry
 from torpor.format.names import manifest_key
 from torpor.store.s3 import S3Store
+from torpor.tree.staging import copy_range
 from torpor.values import MIB, SnapshotId
 
 KEY = bytes(range(32))
@@ -108,7 +112,7 @@ def test_only_what_differs_is_fetched(two: Two) -> None:
     assert differences(two.after, facts(two.root)) == []
     changed_chunk, small = 4 * MIB, 3600
     assert 0 < done["fetched_bytes"] < changed_chunk + small
-    assert done["copied_bytes"] == 5 * MIB  # of big
+    assert done["copied_bytes"] == 0  # what is new goes into big itself
     assert (done["staged"], done["removed_count"], done["last"]) == (3, 1, two.first)
     assert _reads_nothing(two.engine, two.root)
 
@@ -332,14 +336,19 @@ def test_a_file_that_is_made_after_the_look_is_left_as_it_is(two: Two) -> None:
     assert (two.root / "d/new").read_bytes() == b"precious"
 
 
-def test_a_source_that_changes_before_it_is_copied_stops_the_sync(two: Two) -> None:
-    run, _ = begin_sync(two.engine, two.second)
-    with (two.root / "big").open("r+b") as file:
-        file.write(b"at work")
-    before = facts(two.root)
-    with pytest.raises(StillChanging, match="'big' changed on the machine"):
-        stage_sync(two.engine, run)
-    assert differences(_files(before), _files(facts(two.root))) == []
+def test_a_source_that_changes_before_it_is_copied_stops_the_sync(
+    engine: Engine, was: Path
+) -> None:
+    first = engine.snapshot([was])
+    (was / "big").rename(was / "moved")
+    let_settle()
+    engine.snapshot([was])
+    run, _ = begin_sync(engine, first)
+    (was / "moved").write_bytes(b"at work")
+    before = facts(was)
+    with pytest.raises(StillChanging, match="'moved' changed on the machine"):
+        stage_sync(engine, run)
+    assert differences(_files(before), _files(facts(was))) == []
 
 
 @pytest.mark.parametrize("when", ["staged", "fetched"])
@@ -358,6 +367,76 @@ def test_nothing_is_written_through_a_symlink(two: Two, tmp_path: Path, when: st
             sync_part(two.engine, run, part)
         two.engine.call("sync.finish", run=run)
     assert differences(before, facts(elsewhere)) == []
+
+
+# -- big files
+
+
+def test_a_big_file_that_nobody_has_open_is_patched(two: Two) -> None:
+    inode = (two.root / "big").stat().st_ino
+    sync(two.engine, two.second)
+    assert (two.root / "big").stat().st_ino == inode
+    assert differences(two.after, facts(two.root)) == []
+
+
+@pytest.mark.parametrize("how", ["open", "mapped", "open to write"])
+def test_who_has_a_big_file_open_keeps_the_old_one(two: Two, how: str) -> None:
+    old = (two.root / "big").read_bytes()
+    with (two.root / "big").open("r+b" if how == "open to write" else "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if how == "mapped" else None
+        if mapped is not None:
+            file.close()
+        sync(two.engine, two.second)
+        assert (mapped[:] if mapped is not None else file.read()) == old
+        if mapped is not None:
+            mapped.close()
+    assert differences(two.after, facts(two.root)) == []
+
+
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+def test_a_patch_that_was_cut_short_is_completed_without_the_store(
+    two: Two, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    _cut_a_patch_short(two, monkeypatch, when)
+    assert not (two.root / "big").exists()  # never half of it under its name
+    done = sync(two.engine, two.second)
+    assert (done["fetched_bytes"], done["copied_bytes"], done["kept"]) == (0, 0, [])
+    assert differences(two.after, facts(two.root)) == []
+
+
+@pytest.mark.parametrize("discard_local", [False, True])
+def test_what_came_in_the_place_of_a_file_that_was_being_patched_counts(
+    two: Two, monkeypatch: pytest.MonkeyPatch, discard_local: bool
+) -> None:
+    _cut_a_patch_short(two, monkeypatch, "half")
+    (two.root / "big").write_bytes(b"precious")
+    done = sync(two.engine, two.second, discard_local=discard_local)
+    if discard_local:
+        assert differences(two.after, facts(two.root)) == []
+    else:
+        assert done["kept"] == ["big"]
+        assert (two.root / "big").read_bytes() == b"precious"
+    assert not any(b".torpor-" in path for path in facts(two.root))
+
+
+def _cut_a_patch_short(two: Two, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Stop a sync in the middle of patching ``big``; the agent is gone afterwards."""
+
+    def cut_short(source: int, offset: int, fd: int, at: int, length: int, entry: Entry) -> None:
+        if when != "before":
+            copy_range(source, offset, fd, at, length, entry)
+        if when == "half":
+            os.pwrite(fd, bytes(5000), at + 17)
+        raise OSError(errno.EIO, "as if the power went")
+
+    run, _ = begin_sync(two.engine, two.second)
+    for part in stage_sync(two.engine, run)["parts"]:
+        sync_part(two.engine, run, part)
+    with monkeypatch.context() as broken:
+        broken.setattr("torpor.tree.patch.copy_range", cut_short)
+        with pytest.raises(OSError, match="as if the power went"):
+            two.engine.call("sync.finish", run=run)
+    two.engine.restart()
 
 
 # -- the store goes away, and other syncs

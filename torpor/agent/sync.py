@@ -164,6 +164,7 @@ class SyncRun(Run):
         if self._before is not None and self._before.token != self._token:
             _remove_staged(self._before, self._directories)
         staged = self._staging.prepare(self._changes.staged, self._manifest.chunks, self._seal)
+        self._changes = self._changes._replace(staged=staged)
         self._staging.copy(
             staged, lambda size: call.emit({"bytes": size}), lambda: self.check(call)
         )
@@ -330,14 +331,18 @@ class SyncRun(Run):
         )
 
     def _check_space(self, staged: set[Place]) -> None:
-        """Both the old and the new content of a file are on the disk for a while."""
+        """What is old and what is new of a file are both on the disk for a while."""
         needed: dict[int, tuple[int, int]] = {}
         for file in self._changes.staged:
             entry = file.entry
             if (entry.root, entry.path) not in staged:
                 target = self._targets[entry.root]
                 device = os.stat(target).st_dev
-                size = sum(e.length for e in entry.extents if e.chunk != HOLE)
+                size = sum(
+                    extent.length
+                    for number, extent in enumerate(entry.extents)
+                    if extent.chunk != HOLE and (file.patches is None or number in file.patches)
+                )
                 needed[device] = (needed.get(device, (0, 0))[0] + size, entry.root)
         for size, root in needed.values():
             st = os.statvfs(self._targets[root])

@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 from torpor.errors import StillChanging
 from torpor.format.manifest import DIRECTORY, FILE, SYMLINK, Entry
 from torpor.tree.attributes import Attributes
-from torpor.tree.changes import Changes
+from torpor.tree.changes import Changes, Staged
 from torpor.tree.directories import Directories
+from torpor.tree.patch import kept_runs, patch
 from torpor.tree.staging import Staging
 from torpor.tree.survey import Name, same_attributes
 from torpor.tree.walk import read_xattrs
@@ -66,7 +67,7 @@ class TreeChanger:
                 os.mkdir(name, 0o700, dir_fd=parent)
             for staged in changes.staged:
                 check()
-                self._place(staged.entry)
+                self._place(staged, check)
             for entry in changes.symlinks:
                 self._symlink(entry)
             for entry in changes.links:
@@ -102,10 +103,20 @@ class TreeChanger:
                 raise
             self.kept.append(os.fsdecode(path))
 
-    def _place(self, entry: Entry) -> None:
-        with self._staging.opened(entry, os.O_RDONLY) as fd:
-            self._attributes.apply(fd, entry)
+    def _place(self, file: Staged, check: Callable[[], None]) -> None:
+        entry = file.entry
         with self._held(entry) as (parent, name):
+            self._check_unchanged(entry, parent, name)
+            if file.patches is not None:
+                found = self._names[entry.root].get(entry.path)
+                seen = None if found is None else found.signature
+                if patch(file, seen, parent, name, self._staging, self._attributes):
+                    return
+                if seen is not None:  # in use: those who have it open keep the old file
+                    whole = file._replace(copies=kept_runs(file, seen))
+                    self._staging.copy([whole], lambda _: None, check)
+            with self._staging.opened(entry, os.O_RDONLY) as fd:
+                self._attributes.apply(fd, entry)
             self._check_unchanged(entry, parent, name)
             self._staging.place(entry, parent, name)
 

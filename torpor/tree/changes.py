@@ -35,13 +35,18 @@ class Copy(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A file that is made beside the tree first. ``holder``: a directory that stays."""
+    """A file that is made beside the tree first. ``holder``: a directory that stays.
+
+    ``patches``: positions of the extents that the file which stands there lacks. Then only these
+    are staged, and go into that file itself; None where it is made whole.
+    """
 
     number: int  # among the target's entries
     entry: Entry
     holder: bytes
     copies: list[Copy]
     missing: list[int]  # positions of the extents that have to be fetched
+    patches: frozenset[int] | None = None
 
 
 class Changes(NamedTuple):
@@ -233,8 +238,30 @@ class _Planner:
                     if run in runs:
                         parts.setdefault(run, Source((root, path), at, name.signature))
                     at += run[1]
-        for staged in self._changes.staged:
-            self._find_copies_for(staged, whole, parts)
+        staged = self._changes.staged
+        for number, file in enumerate(staged):
+            self._find_copies_for(file, whole, parts)
+            if self._may_be_patched(file):
+                staged[number] = file._replace(copies=[], patches=frozenset(file.missing))
+
+    def _may_be_patched(self, file: Staged) -> bool:
+        """Whether most of a big file stands in it already, where it belongs. Then what is new goes
+        into it: a copy of it would cost its whole size, in time and on the disk."""
+        entry = file.entry
+        name = self._names[entry.root].get(entry.path)
+        if name is None or name.kind != FILE or name.content is None or not name.content.runs:
+            return False
+        place = (entry.root, entry.path)
+        if name.first != entry.path or place in self._claimed or not self._is_alone(place):
+            return False
+        here = {copy.at for copy in file.copies if copy.source[:2] == (place, copy.at)}
+        if len(here) != len(file.copies):
+            return False
+        kept = sum(copy.length for copy in file.copies)
+        fetched = sum(entry.extents[number].length for number in file.missing)
+        return kept > fetched and _holes(content_of(entry, self._target.chunks)) <= _holes(
+            name.content
+        )
 
     def _find_copies_for(
         self,
@@ -261,3 +288,14 @@ class _Planner:
                 else:
                     staged.copies.append(Copy(at, extent.length, source))
             at += extent.length
+
+
+def _holes(content: Content) -> set[tuple[int, int]]:
+    """Where a file has holes: offset and length."""
+    holes = set()
+    at = 0
+    for chunk, length in content.runs:
+        if not chunk:
+            holes.add((at, length))
+        at += length
+    return holes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from torpor.format.keys import Seal
@@ -31,10 +31,15 @@ def content_of(entry: Entry, chunks: Sequence[Chunk]) -> Content:
     return Content(entry.size, b"", tuple(zip(names, lengths, strict=True)))
 
 
-def right_extents(fd: int, entry: Entry, chunks: Sequence[Chunk], seal: Seal) -> set[int]:
-    """Positions of the extents of ``entry`` that the open file holds where they belong.
-
-    All or none where the content is known by one digest. May raise OSError.
+def right_extents(
+    fd: int,
+    entry: Entry,
+    chunks: Sequence[Chunk],
+    seal: Seal,
+    among: Container[int] | None = None,
+) -> set[int]:
+    """Positions of the extents of ``entry`` that the open file holds where they belong, ``among``
+    some or all. All or none where the content is known by one digest. May raise OSError.
     """
     everything = set(range(len(entry.extents)))
     if entry.digest:
@@ -45,7 +50,9 @@ def right_extents(fd: int, entry: Entry, chunks: Sequence[Chunk], seal: Seal) ->
     right = set()
     at = 0
     for number, extent in enumerate(entry.extents):
-        if extent.chunk == HOLE:
+        if among is not None and number not in among:
+            is_right = False
+        elif extent.chunk == HOLE:
             is_right = _is_hole(fd, at, extent.length)
         else:
             hasher = seal.hasher()

@@ -16,14 +16,14 @@ from typing import Final
 
 from blake3 import blake3
 
-from torpor.errors import StillChanging
+from torpor.errors import InvalidInput, StillChanging
 from torpor.format.keys import Seal
 from torpor.format.manifest import HOLE, Chunk, Entry
 from torpor.tree.changes import Copy, Place, Staged
 from torpor.tree.content import right_extents
 from torpor.tree.directories import Directories
 from torpor.tree.walk import Signature
-from torpor.tree.write import write_all
+from torpor.tree.write import NO_ROOM, write_all
 from torpor.values import MIB
 
 TOKEN_BYTES: Final = 8
@@ -56,6 +56,10 @@ class Staging:
         place = blake3(b"%d/%b" % (root, path)).digest(length=8).hex().encode()
         return _PREFIX + self._token.hex().encode() + b"-" + place
 
+    def aside(self, root: int, path: bytes) -> bytes:
+        """The name of a file while it is patched, in its own directory."""
+        return self.name(root, path) + b"-aside"
+
     def prepare(
         self, staged: Sequence[Staged], chunks: Sequence[Chunk], seal: Seal
     ) -> list[Staged]:
@@ -65,7 +69,8 @@ class Staging:
 
         def one(file: Staged) -> Staged:
             try:
-                right = self._take_up(file.entry, chunks, seal)
+                file = self._go_on_patching(file, chunks, seal)
+                right = self._take_up(file, chunks, seal)
                 if right is None:
                     self._make(file.entry)
                     return file
@@ -128,11 +133,10 @@ class Staging:
             check()
             entry = file.entry
             try:
+                wanted = range(len(entry.extents)) if file.patches is None else file.patches
                 with self.opened(entry, os.O_RDONLY) as fd:
-                    right = right_extents(fd, entry, chunks, seal)
-                    is_right = (
-                        len(right) == len(entry.extents) and os.fstat(fd).st_size == entry.size
-                    )
+                    right = right_extents(fd, entry, chunks, seal, wanted)
+                    is_right = right >= set(wanted) and os.fstat(fd).st_size == entry.size
                 if not is_right:
                     self.remove(entry.root, entry.path, file.holder)
             finally:
@@ -168,41 +172,66 @@ class Staging:
         os.rename(staged, name, src_dir_fd=holder, dst_dir_fd=parent)
 
     def remove(self, root: int, path: bytes, holder: bytes) -> None:
-        """Forget a staged file, where it is there at all."""
-        with suppress(FileNotFoundError):
-            try:
-                parent = self._directories.open(root, holder)
-            except (OSError, ValueError):
-                return
+        """Forget a staged file and one that was being patched, where they are there at all."""
+        self._remove(root, holder, self.name(root, path))
+        self._remove(root, path.rpartition(b"/")[0], self.aside(root, path))
+
+    def _remove(self, root: int, directory: bytes, name: bytes) -> None:
+        with suppress(FileNotFoundError, InvalidInput):  # its directory is gone, or another
+            parent = self._directories.open(root, directory)
+            os.stat(name, dir_fd=parent, follow_symlinks=False)
             with _writable(parent):
-                os.unlink(self.name(root, path), dir_fd=parent)
+                os.unlink(name, dir_fd=parent)
+
+    def _go_on_patching(self, file: Staged, chunks: Sequence[Chunk], seal: Seal) -> Staged:
+        """A file that a run which was killed had set aside to patch it is patched further."""
+        entry = file.entry
+        try:
+            parent, name = self._directories.parent(entry.root, entry.path)
+            aside = self.aside(entry.root, entry.path)
+            fd = os.open(aside, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        except (OSError, InvalidInput):
+            return file
+        with suppress(FileNotFoundError):
+            os.stat(name, dir_fd=parent, follow_symlinks=False)
+            os.close(fd)
+            return file  # something stands in its place: that counts
+        try:
+            right = right_extents(fd, entry, chunks, seal)
+        finally:
+            os.close(fd)
+        lacking = [n for n, e in enumerate(entry.extents) if n not in right]
+        if any(entry.extents[number].chunk == HOLE for number in lacking):
+            return file
+        return file._replace(copies=[], missing=lacking, patches=frozenset(lacking))
 
     def _where(self, entry: Entry) -> tuple[int, bytes]:
         """The directory and the name of a staged file."""
         holder = self._holders[entry.root, entry.path]
         return self._directories.open(entry.root, holder), self.name(entry.root, entry.path)
 
-    def _take_up(self, entry: Entry, chunks: Sequence[Chunk], seal: Seal) -> set[int] | None:
+    def _take_up(self, file: Staged, chunks: Sequence[Chunk], seal: Seal) -> set[int] | None:
         """The extents that a staged file holds already; None where there is none to go on with."""
+        entry = file.entry
         parent, name = self._where(entry)
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         except FileNotFoundError:
             return None
         except OSError:  # finished, with a mode that keeps us out
-            self.remove(entry.root, entry.path, self._holders[entry.root, entry.path])
+            self._remove(entry.root, file.holder, name)
             return None
         try:
             st = os.fstat(fd)
             if stat.S_ISREG(st.st_mode) and st.st_size == entry.size and st.st_nlink == 1:
                 os.fchmod(fd, 0o600)
-                right = right_extents(fd, entry, chunks, seal)
+                right = right_extents(fd, entry, chunks, seal, file.patches)
                 holes = {n for n, e in enumerate(entry.extents) if e.chunk == HOLE}
-                if holes <= right or not right:
+                if file.patches is not None or holes <= right or not right:
                     return right
         finally:
             os.close(fd)
-        self.remove(entry.root, entry.path, self._holders[entry.root, entry.path])
+        self._remove(entry.root, file.holder, name)
         return None
 
     def _make(self, entry: Entry) -> None:
@@ -228,7 +257,7 @@ class Staging:
             if _signature(source) != run.source.signature:
                 raise _changed(path)
             with self.opened(entry, os.O_WRONLY) as fd:
-                _copy_range(source, run.source.offset, fd, run.at, run.length, entry)
+                copy_range(source, run.source.offset, fd, run.at, run.length, entry)
             if _signature(source) != run.source.signature:
                 raise _changed(path)
         finally:
@@ -253,8 +282,8 @@ def _joined(staged: Staged) -> list[Copy]:
     return joined
 
 
-def _copy_range(source: int, offset: int, fd: int, at: int, length: int, entry: Entry) -> None:
-    """Inside the kernel where it can: a file system with reflinks then copies nothing at all."""
+def copy_range(source: int, offset: int, fd: int, at: int, length: int, entry: Entry) -> None:
+    """Copy inside the kernel where it can: with reflinks, a file system copies nothing at all."""
     in_kernel = hasattr(os, "copy_file_range")
     while length > 0:
         moved = 0
@@ -262,8 +291,8 @@ def _copy_range(source: int, offset: int, fd: int, at: int, length: int, entry: 
             try:
                 moved = os.copy_file_range(source, fd, length, offset, at)
             except OSError as exc:
-                if exc.errno not in _NO_COPY_IN_KERNEL:
-                    raise
+                if exc.errno not in _NO_COPY_IN_KERNEL | NO_ROOM:
+                    raise  # where there is no room, the write below says so
             in_kernel = moved > 0
         if not moved:
             data = os.pread(source, min(length, _COPY_BYTES), offset)

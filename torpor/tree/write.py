@@ -10,12 +10,14 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from torpor.errors import DiskFull, InvalidInput
 from torpor.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
 from torpor.tree.attributes import Attributes
 from torpor.tree.directories import Directories
+
+NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 class ContentWriter(Protocol):
@@ -190,9 +192,9 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int, entry:
             view = view[written:]
             offset += written
     except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if exc.errno not in NO_ROOM:
             raise
         raise DiskFull(
-            f"the machine's disk is full ({exc.strerror}) at {os.fsdecode(entry.path)!r}: wake on "
-            "a machine with a larger disk; the snapshot in the store is untouched"
+            f"the machine's disk is full ({exc.strerror}) at {os.fsdecode(entry.path)!r}: make "
+            "room, or wake on a machine with a larger disk; the snapshot in the store is untouched"
         ) from None
