@@ -28,7 +28,7 @@ from tasks.restore import (
 )
 from tasks.verification import examine_packs, judge_verified, look_at_objects, pick_snapshots
 from torpor.errors import InvalidInput, SnapshotDamaged, TorporError
-from torpor.remote.examination import PackWork
+from torpor.remote.examination import Examination, PackWork
 from torpor.remote.restore import RemoteRestore
 from torpor.remote.session import Session
 from torpor.upkeep.verification import Survey
@@ -119,7 +119,9 @@ def _examine(place: Place, session: Session, found: Survey) -> None:
     name = place.spec.name
     progress = Progress(f"verify-{name}-progress", f"Workspace {name}, every hash", found.bytes)
     futures = [
-        examine_packs.submit(place, session, number, part, progress)
+        examine_packs.submit(
+            Examination(session, place.store, name, place.key, part), number, progress
+        )
         for number, part in enumerate(parts)
     ]
     for future in futures:

@@ -9,8 +9,7 @@ from prefect import task
 from tasks.place import Place
 from tasks.progress import Progress
 from tasks.retrying import STEP
-from torpor.remote.examination import ExaminedPack, PackWork, examine
-from torpor.remote.session import Session
+from torpor.remote.examination import Examination, ExaminedPack
 from torpor.store.snapshots import find_snapshot, newest_snapshot
 from torpor.upkeep.verification import SnapshotVerdict, Survey, survey, to_verify
 from torpor.values import SnapshotId, snapshot_id
@@ -39,18 +38,9 @@ def look_at_objects(place: Place, wanted: Sequence[SnapshotId]) -> Survey:
 
 
 @task(name="examine packs", task_run_name="examine packs {part}", **STEP)
-def examine_packs(
-    place: Place, session: Session, part: int, works: Sequence[PackWork], progress: Progress
-) -> list[ExaminedPack]:
-    """Have the machine read some packs and check every hash."""
-    return examine(
-        session,
-        place.store,
-        place.spec.name,
-        place.key,
-        works,
-        lambda size: progress.event(part, {"bytes": size}),
-    )
+def examine_packs(examination: Examination, part: int, progress: Progress) -> list[ExaminedPack]:
+    """Have the machine read some packs and check every hash; a retry reads none of them twice."""
+    return examination.run(lambda read: progress.event(part, {"bytes": read}))
 
 
 @task(name="judge what was found", **STEP)

@@ -42,35 +42,57 @@ class _Answered(msgspec.Struct, frozen=True):
     damaged: list[int]
 
 
-def examine(
-    session: Session,
-    store: ObjectStore,
-    workspace: WorkspaceName,
-    key: bytes | None,
-    works: Sequence[PackWork],
-    on_event: Callable[[int], None] | None = None,
-) -> list[ExaminedPack]:
-    """Have the machine's agent read packs whole and check every hash. Nothing is written there,
-    and no workspace is held: asking again after a fault begins the unanswered request anew.
+class Examination:
+    """Packs that one machine's agent reads whole, checking every hash. Nothing is written there and
+    no workspace is held. ``run`` again after a fault goes on where the answers end."""
 
-    ``on_event`` hears how many bytes were read so far. Raises what says nothing about the packs.
-    """
-    found: list[ExaminedPack] = []
-    before = 0
-    for request in _requests(works):
-        answer = session.call(
-            "verify.packs",
-            {
-                "key": None if key is None else key.hex(),
-                "packs": [_wire(store, workspace, work) for work in request],
-            },
-            request=f"verify:{secrets.token_hex(8)}",
-            on_event=_added(before, on_event),
-        )
-        before += int(answer["bytes"])
-        answered = msgspec.convert(answer["packs"], list[_Answered])
-        found += [_examined(work, one) for work, one in zip(request, answered, strict=True)]
-    return found
+    def __init__(
+        self,
+        session: Session,
+        store: ObjectStore,
+        workspace: WorkspaceName,
+        key: bytes | None,
+        works: Sequence[PackWork],
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._workspace = workspace
+        self._key = None if key is None else key.hex()
+        self._works = works
+        self._read = 0
+        self.found: list[ExaminedPack] = []
+
+    def run(self, on_event: Callable[[int], None] = lambda read: None) -> list[ExaminedPack]:
+        """What was found of each pack. ``on_event`` hears how many bytes were read so far. Raises
+        what says nothing about the packs: the store or the machine is away."""
+        for request in _requests(self._works[len(self.found) :]):
+            before = self._read
+
+            def told(event: dict[str, Any], before: int = before) -> None:
+                on_event(before + int(event.get("bytes", 0)))
+
+            answer = self._session.call(
+                "verify.packs",
+                {"key": self._key, "packs": [self._wire(work) for work in request]},
+                request=f"verify:{secrets.token_hex(8)}",
+                on_event=told,
+            )
+            answered = msgspec.convert(answer["packs"], list[_Answered])
+            self.found += [_examined(w, one) for w, one in zip(request, answered, strict=True)]
+            self._read += int(answer["bytes"])
+            on_event(self._read)
+        return self.found
+
+    def _wire(self, work: PackWork) -> dict[str, Any]:
+        key = pack_key(self._workspace, work.pack.id)
+        grant = self._store.grant("GET", key, expires_s=_GRANT_S)
+        chunks = [[c.name.hex(), c.plain, c.encoding, c.offset, c.stored] for c in work.chunks]
+        return {
+            "grant": msgspec.to_builtins(grant),
+            "bytes": work.pack.size,
+            "md5": work.pack.md5.hex(),
+            "chunks": chunks,
+        }
 
 
 def _requests(works: Sequence[PackWork]) -> Iterator[list[PackWork]]:
@@ -88,24 +110,6 @@ def _requests(works: Sequence[PackWork]) -> Iterator[list[PackWork]]:
         yield request
 
 
-def _wire(store: ObjectStore, workspace: WorkspaceName, work: PackWork) -> dict[str, Any]:
-    grant = store.grant("GET", pack_key(workspace, work.pack.id), expires_s=_GRANT_S)
-    return {
-        "grant": msgspec.to_builtins(grant),
-        "bytes": work.pack.size,
-        "md5": work.pack.md5.hex(),
-        "chunks": [[c.name.hex(), c.plain, c.encoding, c.offset, c.stored] for c in work.chunks],
-    }
-
-
 def _examined(work: PackWork, answered: _Answered) -> ExaminedPack:
     damaged = frozenset(work.chunks[number].offset for number in answered.damaged)
     return ExaminedPack(pack_id_of(answered.key), answered.fault, damaged)
-
-
-def _added(
-    before: int, on_event: Callable[[int], None] | None
-) -> Callable[[dict[str, Any]], None] | None:
-    if on_event is None:
-        return None
-    return lambda event: on_event(before + int(event.get("bytes", 0)))
