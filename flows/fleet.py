@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,7 +20,13 @@ from tasks.machines import endpoint_of, open_session
 from tasks.place import Place
 from tasks.progress import Progress
 from tasks.replicas import restore_share, serve_packs
-from torpor.errors import MachineError, ProviderError, RunCancelled, TorporError
+from torpor.errors import (
+    MachineError,
+    ProviderError,
+    RunCancelled,
+    TorporError,
+    WorkspaceBusy,
+)
 from torpor.ledger import Lease
 from torpor.remote.peers import Exchange, Member
 from torpor.remote.restore import RestorePlan
@@ -35,6 +42,11 @@ TOGETHER: Final = 8
 WATCH_S: Final = 3.0
 """Between two looks at what the provider says of the machines; a machine that is not running in
 two of them is given up."""
+
+
+POLITE_S: Final = 5.0
+"""How long an agent may take to say that it has stopped; then its machine is not waited for. A
+worker that cancels a run kills it after half a minute."""
 
 
 class _Surplus(RunCancelled):
@@ -92,6 +104,8 @@ class Fleet:
         self._total = total
         self._candidates: list[_Candidate] = []
         self._running: dict[Future[WakeReport], _Candidate] = {}
+        self._busy = 0
+        self._looked_at = 0.0
         self.replaced = 0
         self.replicas: list[Replica] = []
         self.fault: BaseException | None = None  # of one machine, and no TorporError: a bug
@@ -140,6 +154,8 @@ class Fleet:
                 self._kept -= 1
         if isinstance(error, _Surplus):
             return
+        if isinstance(error, WorkspaceBusy) and not candidate.own:
+            self._busy += 1  # another run took up what an earlier one left: it was never ours
         get_run_logger().error("%s failed: %s", candidate.name, error)
         if not isinstance(error, TorporError):
             self.fault = self.fault or error
@@ -148,15 +164,21 @@ class Fleet:
     def _replace(self, threads: ThreadPoolExecutor) -> None:
         rented_now = [c for c in self._running.values() if not c.own and not c.kept]
         missing = self._count - self._kept - len(rented_now)
-        for _ in range(min(missing, self._spares - self.replaced)):
+        for _ in range(min(missing, self._spares + self._busy - self.replaced)):
+            provider = self._place.provider.identity
+            try:
+                lease = self._place.ledger.open_lease(self._place.owner, provider)
+            except TorporError as error:  # the others go on; it is tried again while they do
+                get_run_logger().warning("no machine can be replaced now: %s", error)
+                return
             self.replaced += 1
-            lease = self._place.ledger.open_lease(self._place.owner, self._place.provider.identity)
             self._start(threads, "", (lease, True))
 
     def _look_at_machines(self) -> None:
         watched = [c for c in self._running.values() if c.machine is not None and not c.own]
-        if not watched:
+        if not watched or time.monotonic() - self._looked_at < WATCH_S:
             return
+        self._looked_at = time.monotonic()
         try:
             states = {live.id: live.state for live in self._place.provider.list_own()}
         except ProviderError:
@@ -181,13 +203,17 @@ class Fleet:
             self._stopped = True
             self._changed.notify_all()
         self._exchange.stop()
-        while self._running:
-            for candidate in self._running.values():
-                if candidate.work is not None:
-                    candidate.work.remote.give_up(RunCancelled("the replicate was stopped"))
-            done, _ = wait([*self._running], 1.0)
-            for future in done:
-                self._running.pop(future)
+        polite_until = time.monotonic() + POLITE_S
+        with ThreadPoolExecutor(TOGETHER, thread_name_prefix="replica-end") as threads:
+            while self._running:
+                for candidate in self._running.values():
+                    if candidate.work is not None:
+                        candidate.work.remote.give_up(RunCancelled("the replicate was stopped"))
+                    if candidate.session is not None and time.monotonic() > polite_until:
+                        threads.submit(candidate.session.close)
+                done, _ = wait([*self._running], 1.0)
+                for future in done:
+                    self._running.pop(future)
 
     # -- on each machine's thread
 

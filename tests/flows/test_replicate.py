@@ -180,6 +180,21 @@ def test_cancelling_destroys_what_was_not_handed_over(kept: Kept) -> None:
     assert leaks(kept.world) == []
 
 
+def test_a_machine_that_another_run_holds_is_left_to_it_and_not_counted(kept: Kept) -> None:
+    machine = kept.unfinished(restored=1)
+    assert machine.endpoint is not None
+    place = kept.world.place
+    wanted = find_snapshot(place.store, place.spec.name, None)
+    with Session.open(machine.endpoint, place.identity) as session:
+        other = RemoteRestore(session, place.store, wanted, place.key, "another")
+        other.begin(resume=True)
+        report = kept.replicate(count=1)
+        other.end()
+    assert (len(report.ready), report.replaced) == (1, 1)
+    assert "works on workspace" in report.failed[0].words
+    assert {one.id for one in kept.world.machines()} == {machine.id, report.ready[0].machine}
+
+
 def test_an_offer_that_fails_costs_another_try_under_a_lease_that_is_there(kept: Kept) -> None:
     """The lease of a machine that never came up goes with it; the next machine has one again."""
     place, waits = kept.world.place, []
