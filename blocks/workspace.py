@@ -227,8 +227,8 @@ class Workspace(Block):
             raise ValueError(str(cause)) from None
         if name.startswith(RESERVED):
             raise ValueError(
-                f"names that begin with {RESERVED} are the benchmark's, which clears what is kept "
-                "under them: choose another name"
+                f"names that begin with {' or '.join(RESERVED)} are the benchmark's, which clears "
+                "what is kept under them: choose another name"
             )
         return name
 

@@ -1,10 +1,12 @@
-"""A benchmark's own place: a name in the store that it holds alone, and a machine to measure on."""
+"""A benchmark's own place: a name in the store that it holds alone, and machines to measure on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from flows.phases import Phases
 from tasks.machines import (
@@ -17,8 +19,9 @@ from tasks.machines import (
 )
 from tasks.measure import clear_scratch, end_left_machines, remove_machine_content
 from tasks.place import Place
+from torpor.errors import TorporError
 from torpor.ledger import Ledger
-from torpor.measure.scratch import held
+from torpor.measure.scratch import held, machines_name
 from torpor.remote.session import Session
 from torpor.values import Endpoint, Machine, WorkspaceName
 
@@ -34,40 +37,49 @@ class ScratchMachine:
 
 
 @contextmanager
-def held_and_cleared(place: Place, run: str) -> Iterator[None]:
+def held_and_cleared(place: Place, workspace: WorkspaceName, run: str) -> Iterator[None]:
     """Nobody else measures under the place's name meanwhile. What a killed run left there is
     cleared first, machines too, and everything of this run at the end, however it ends."""
     with held(place.store, place.spec.name, run):
-        _clear(place)
+        _clear(place, workspace)
         try:
             yield
         finally:
-            _clear(place)
+            _clear(place, workspace)
 
 
 @contextmanager
-def scratch_machine(
-    place: Place, workspace: WorkspaceName, own: str, phases: Phases
-) -> Iterator[ScratchMachine]:
-    """The user's own machine, or a rented one that is destroyed at the end.
+def scratch_machines(
+    place: Place, workspace: WorkspaceName, own: str, count: int, phases: Phases
+) -> Iterator[list[ScratchMachine]]:
+    """The user's own machine, or ``count`` rented ones that are destroyed at the end.
 
-    A rented one is never handed over: it holds nobody's work, so it may always be destroyed.
+    Rented ones are never handed over: they hold nobody's work, so they may always be destroyed.
     """
     if own:
-        with _attached(place, workspace, own_machine(own), here=False) as scratch:
-            yield scratch
+        with _attached(place, workspace, own_machine(own), here=False) as own_one:
+            try:
+                yield [own_one]
+            finally:
+                with suppress(TorporError):  # it is away: the next benchmark on it removes it
+                    remove_machine_content(own_one.session, place.spec.name, place_too=True)
         return
-    with phases.phase("machine"):
-        offers = find_offers(place)
-        lease = place.ledger.open_lease(place.owner, place.provider.identity)
-    try:
-        with phases.phase("machine"):
-            live = create_machine(place, offers, lease, True)
-        here = place.provider.identity.startswith("local:")
-        with _attached(place, workspace, live, here=here) as scratch:
-            yield scratch
-    finally:
-        destroy_created(place, lease)
+    with ExitStack() as stack:
+        with phases.phase("machines"):
+            mine = _machines_place(place, workspace)
+            offers = find_offers(mine)
+            creating = []
+            for _ in range(count):
+                lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
+                stack.callback(destroy_created, mine, lease)
+                creating.append(create_machine.submit(mine, offers, lease, True))
+            live = [future.result() for future in creating]
+            here = place.provider.identity.startswith("local:")
+            scratch = [
+                stack.enter_context(_attached(place, workspace, machine, here=here))
+                for machine in live
+            ]
+        yield scratch
 
 
 @contextmanager
@@ -78,15 +90,19 @@ def _attached(
     if endpoint.host_key is not None:
         place.ledger.pin(endpoint, endpoint.host_key)
     with open_session(place, endpoint) as session:
-        try:
-            yield ScratchMachine(session, _address(endpoint), here)
-        finally:
-            remove_machine_content(session, place.spec.name, place_too=True)
+        yield ScratchMachine(session, _address(endpoint), here)
 
 
-def _clear(place: Place) -> None:
-    end_left_machines(place)
+def _clear(place: Place, workspace: WorkspaceName) -> None:
+    machines = _machines_place(place, workspace)
+    end_left_machines(machines)
+    clear_scratch(machines, "")
     clear_scratch(place, "")
+
+
+def _machines_place(place: Place, workspace: WorkspaceName) -> Place:
+    spec = structs.replace(place.spec, name=machines_name(workspace))
+    return replace(place, spec=spec)
 
 
 def _address(endpoint: Endpoint) -> str:

@@ -22,6 +22,7 @@ from torpor.agent.content import make_below
 from torpor.measure import codecs, peers, scratch, storage
 from torpor.measure.figures import MB, Figure
 from torpor.measure.prices import StorePrice, price_of
+from torpor.measure.rounds import Rounds
 from torpor.remote.measuring import MadeContent, line_of, make_content, remove_content
 from torpor.remote.session import Session
 from torpor.safety import never_handed_over
@@ -48,10 +49,19 @@ class Sizes:
 
     parts: tuple[int, ...]
     object_mib: tuple[int, ...]
-    batch_mib: int
+    machines: tuple[int, ...]
     content_mib: int
-    codec_mib: int
     rounds: int
+
+    @property
+    def batch_mib(self) -> int:
+        """Raw bytes of one sample of a store."""
+        return min(64, self.content_mib)
+
+    @property
+    def codec_mib(self) -> int:
+        """Bytes of each kind of content that is encoded."""
+        return min(16, self.content_mib)
 
 
 def open_stores(workspace: Workspace, names: Sequence[str]) -> list[MeasuredStore]:
@@ -68,6 +78,7 @@ def measure_store(
     session: Session,
     name: WorkspaceName,
     sizes: Sizes,
+    rounds: Rounds,
 ) -> list[Figure]:
     """Raw random bytes up and down, from the machine."""
     measured.store.probe()
@@ -80,7 +91,7 @@ def measure_store(
         object_bytes=[size * MIB for size in sizes.object_mib],
         parts=sizes.parts,
         batch_bytes=sizes.batch_mib * MIB,
-        rounds=sizes.rounds,
+        rounds=rounds,
     )
 
 
@@ -92,11 +103,11 @@ def measure_codecs(limit: int, rounds: int) -> list[Figure]:
 
 @task(name="measure peer", task_run_name="measure {peer}", **ONCE)
 def measure_peer(
-    peer: str, measured: MeasuredStore, name: WorkspaceName, total_bytes: int, rounds: int
+    peer: str, measured: MeasuredStore, name: WorkspaceName, total_bytes: int, rounds: Rounds
 ) -> list[Figure]:
     """Another tool on content as torpor had it: a first upload, and a restore, from this host."""
     store_s, restore_s, stored = [], [], []
-    for number in range(rounds):
+    for number in rounds:
         below = f"workspaces/{name}/peers/{number}"
         prefix = "/".join(part for part in (measured.settings.prefix.strip("/"), below) if part)
         with tempfile.TemporaryDirectory(prefix="torpor-peer-") as held:

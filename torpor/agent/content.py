@@ -25,6 +25,7 @@ _SIGMA: Final = 0.02  # of a trained layer's weights
 _FILE_BYTES: Final = 512 * MIB  # a file of weights
 _BLOCK_BYTES: Final = 8 * MIB  # made at once, in memory
 _ROW_BYTES: Final = 130  # a JSON line, about
+_ROW_WORDS: Final = 16
 
 
 class Content(NamedTuple):
@@ -107,10 +108,11 @@ def sources(seed: int) -> Iterator[tuple[str, bytes]]:
 
 def json_lines(rows: int, dice: random.Random) -> bytes:
     """Text as it is logged and trained on: common words, rare numbers."""
+    words = dice.choices(_WORDS, cum_weights=_COMMON, k=_ROW_WORDS * rows)
     lines = []
     for number in range(rows):
-        text = " ".join(dice.choices(_WORDS, cum_weights=_COMMON, k=16))
-        lines.append(json.dumps({"id": number, "score": dice.random(), "text": text}))
+        text = " ".join(words[_ROW_WORDS * number : _ROW_WORDS * (number + 1)])
+        lines.append(f'{{"id": {number}, "score": {dice.random()}, "text": "{text}"}}')
     return "\n".join(lines).encode()
 
 

@@ -64,9 +64,7 @@ def move(
         moved = Moved(_timed(put, puts, connections), _timed(get, gets, connections))
     for key, body in bodies.items():
         if buffers[key] != body:
-            raise StoreCorrupt(
-                f"{key} came back with other bytes than were sent"
-            )
+            raise StoreCorrupt(f"{key} came back with other bytes than were sent")
     return moved
 
 

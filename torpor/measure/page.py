@@ -36,8 +36,9 @@ def page(
         *_section("Hibernate and wake", _flows(figures)),
         *_section("Beside other tools, on the same content", _peers(figures)),
         *_section("Encodings", _codecs(figures)),
-        "## What it was measured on",
-        *(f"* {name}: {value}" for name, value in facts.items()),
+        *_section(
+            "What it was measured on", ({"what": k, "value": str(v)} for k, v in facts.items())
+        ),
         *(f"* {note}" for note in notes),
         "",
         "Every figure is the median of n samples with the lowest and the highest. Rates up and "

@@ -13,9 +13,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-_WIDE: Final = 8.4  # inches; the UI's column is 650 px wide
+_WIDE: Final = 7.2  # inches; the UI's column is 584 px wide
 _COLOURS: Final = ("#2f6fb0", "#e08a1e", "#4c9a57", "#b8474b", "#7d62a8", "#8a6d5a", "#6f7782")
 _INK: Final = "#2b2f36"
+_STYLE: Final[Any] = {
+    "svg.hashsalt": "torpor",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.edgecolor": "#8b919b",
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+}
 
 
 def pictures(figures: Sequence[Figure], store: str) -> dict[str, bytes]:
@@ -76,7 +87,7 @@ def time_by_phase(figures: Sequence[Figure]) -> bytes | None:
             axes.bar(range(len(parts)), heights, 0.66, under, color=colour, label=phase)
             under = [a + b for a, b in zip(under, heights, strict=True)]
         rest = [max(0.0, f.median - low) for f, low in zip(whole, under, strict=True)]
-        axes.bar(range(len(parts)), rest, 0.66, under, color="#d4d8de", label="Prefect")
+        axes.bar(range(len(parts)), rest, 0.66, under, color="#d4d8de", label="the rest")
         for at, figure in enumerate(whole):
             axes.plot([at, at], [figure.low, figure.high], color=_INK, linewidth=1.2)
         axes.set_xticks(range(len(parts)), [str(count) for count in parts])
@@ -140,10 +151,12 @@ def _by_parts(figure: Figure) -> int:
 
 
 def _canvas(height: float, columns: int, *, share_y: bool) -> tuple[Canvas, list[Any]]:
+    import matplotlib
     from matplotlib.figure import Figure as Canvas  # without pyplot: no state, no window
 
-    canvas = Canvas(figsize=(_WIDE, height), layout="constrained")
-    panels = list(canvas.subplots(1, columns, sharey=share_y, squeeze=False)[0])
+    with matplotlib.rc_context(_STYLE):
+        canvas = Canvas(figsize=(_WIDE, height), layout="constrained")
+        panels = list(canvas.subplots(1, columns, sharey=share_y, squeeze=False)[0])
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#e7e9ed")
@@ -156,6 +169,6 @@ def _svg(canvas: Canvas) -> bytes:
 
     written = io.BytesIO()
     # Text as paths looks the same everywhere; no date, so that equal figures give equal bytes.
-    with matplotlib.rc_context({"svg.hashsalt": "torpor", "font.size": 9}):
+    with matplotlib.rc_context(_STYLE):
         canvas.savefig(written, format="svg", metadata={"Date": None})
     return written.getvalue()

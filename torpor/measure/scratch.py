@@ -1,7 +1,9 @@
 """The benchmark's own place in a store, held by one run at a time and cleared by the next.
 
 Everything that a benchmark stores, leases and pins lies under a workspace whose name begins with
-``benchmark--``, which no Workspace block may have: what is deleted there is nobody's work.
+``benchmark--`` or ``benchmark-machines--``, which no Workspace block may have: what is deleted
+there is nobody's work. Machines are leased under a name of their own: a flow that runs under the
+first would take them for what an earlier run left.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torpor.providers.local_processes import Process, boot_id, identify, is_aliv
 from torpor.store.seam import ObjectStore
 from torpor.values import ObjectKey, WorkspaceName, workspace_name
 
-RESERVED: Final = "benchmark--"
+RESERVED: Final = ("benchmark--", "benchmark-machines--")
 STALE_S: Final = 600.0
 """A claim of another host that was not renewed for this long is a dead run's."""
 _BEAT_S: Final = 60.0
@@ -44,7 +46,12 @@ class Claim(msgspec.Struct, frozen=True):
 
 def scratch_name(workspace: WorkspaceName) -> WorkspaceName:
     """The name that a benchmark of ``workspace`` works under."""
-    return workspace_name(f"{RESERVED}{workspace}"[:63].rstrip("-"))
+    return workspace_name(f"{RESERVED[0]}{workspace}"[:63].rstrip("-"))
+
+
+def machines_name(workspace: WorkspaceName) -> WorkspaceName:
+    """The name that the machines of a benchmark of ``workspace`` are leased under."""
+    return workspace_name(f"{RESERVED[1]}{workspace}"[:63].rstrip("-"))
 
 
 @contextmanager

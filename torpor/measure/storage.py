@@ -7,7 +7,7 @@ faster than its disks; the line rate is measured in the same way, so the two can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple
 
@@ -24,7 +24,7 @@ LINE_CONNECTIONS: Final = 8
 """As many as an agent uses."""
 LINE_OBJECT_BYTES: Final = 8 * MIB
 CACHED_ABOVE: Final = 1.1
-"""A rate this far above the line rate's best sample is no noise: some cache answered."""
+"""Rates all this far above the line rate's best sample are no noise: some cache answered."""
 _GRANT_S: Final = 3600
 
 Move = Callable[[Sequence[Grant], Sequence[Grant], int, int], Moved]
@@ -59,13 +59,15 @@ def measure_storage(
     object_bytes: Sequence[int],
     parts: Sequence[int],
     batch_bytes: int,
-    rounds: int,
+    rounds: Iterable[int],
 ) -> list[Figure]:
     """The line rate, and each object size by each number of connections, up and down.
 
     Each sample moves ``batch_bytes``, or one object where that is more; a number of connections
     above the number of objects would measure nothing and is left out. A round goes over all
-    cells, so that a slow minute touches all alike. Objects lie below ``prefix`` and are deleted.
+    cells, so that a slow minute touches all alike, with the line rate before and after them; a
+    first batch, for which the store makes room, does not count. Objects lie below ``prefix`` and
+    are deleted.
     """
     cells = [
         Cell("storage", size, count)
@@ -74,9 +76,10 @@ def measure_storage(
         if count <= max(1, batch_bytes // size)
     ]
     moved: dict[Cell, list[Rates]] = {cell: [] for cell in (_LINE, *cells)}
-    for number in range(rounds):
-        for cell in moved:
-            where = f"{prefix}/{cell.what}-{cell.object_bytes}-{cell.connections}-{number}"
+    _moved(store, f"{prefix}/first", _LINE, batch_bytes, move)
+    for number in rounds:
+        for at, cell in enumerate((_LINE, *cells, _LINE)):
+            where = f"{prefix}/round-{number}/{at}"
             moved[cell].append(_moved(store, where, cell, batch_bytes, move))
     whole = Figure("line", name, "MB/s", (), measured_from=measured_from)
     line_up = replace(whole, values=tuple(r.up for r in moved[_LINE]), direction="up")
@@ -94,8 +97,8 @@ def measure_storage(
 
 
 def above_line(values: Sequence[float], line: Figure | None) -> bool:
-    """Whether rates are above what raw random bytes were seen to do in the same direction."""
-    return line is not None and sorted(values)[len(values) // 2] > CACHED_ABOVE * line.high
+    """Whether each rate is above all that raw random bytes were seen to do the same way."""
+    return line is not None and min(values) > CACHED_ABOVE * line.high
 
 
 def _moved(store: ObjectStore, where: str, cell: Cell, batch_bytes: int, move: Move) -> Rates:

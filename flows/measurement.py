@@ -1,0 +1,293 @@
+"""The order of a benchmark's measurements, and the judgement of them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import structs
+from prefect.logging import get_run_logger
+
+from blocks import Workspace
+from flows.hibernate import hibernate
+from flows.phases import Phases
+from flows.replicate import replicate
+from flows.scratch_machine import ScratchMachine
+from flows.wake import wake
+from tasks.measure import (
+    MeasuredStore,
+    Sizes,
+    clear_scratch,
+    make_machine_content,
+    measure_codecs,
+    measure_peer,
+    measure_store,
+    rate,
+    remove_machine_content,
+)
+from tasks.place import Place
+from torpor.agent.content import path_of
+from torpor.errors import InvalidInput, MachineError, StoreError
+from torpor.measure import advice, page, peers, plots
+from torpor.measure.figures import Direction, Figure, find
+from torpor.measure.host import host_facts
+from torpor.measure.results import write_results
+from torpor.measure.rounds import Rounds
+from torpor.measure.scratch import scratch_name
+from torpor.measure.storage import MACHINE, above_line
+from torpor.reports import BenchmarkReport
+from torpor.tree.plan import CHUNK_BYTES
+from torpor.values import MIB, WorkspaceName
+
+_SHARES: Final = {"stores": 0.2, "flows": 0.65, "replicas": 0.75, "others": 0.92}
+"""Of the time, when each kind of measurement begins no further round. The rest is for the codecs
+and the pictures, which take seconds."""
+
+Report = TypeVar("Report")
+
+
+class Measurement:
+    """Measures one kind of thing a method. ``figures`` grow; ``notes`` say what was not measured,
+    and why."""
+
+    def __init__(
+        self,
+        block: Workspace,
+        place: Place,
+        measured: list[MeasuredStore],
+        sizes: Sizes,
+        phases: Phases,
+        began: float,
+        seconds: float,
+    ) -> None:
+        self.figures: list[Figure] = []
+        self.notes: list[str] = []
+        self._block = block
+        self._place = place
+        self._name = place.spec.name
+        self._measured = measured
+        self._sizes = sizes
+        self._phases = phases
+        self._began = began
+        self._seconds = seconds
+        self._started = datetime.now(timezone.utc)
+
+    def stores(self, scratch: ScratchMachine) -> None:
+        """Each store by itself; a further one that fails is noted, and the others are measured."""
+        with self._phases.phase("stores"):
+            for number, one in enumerate(self._measured, 1):
+                share = _SHARES["stores"] * number / len(self._measured)
+                rounds = self._rounds(share)
+                try:
+                    self.figures += measure_store(
+                        one, scratch.session, self._name, self._sizes, rounds
+                    )
+                except (InvalidInput, StoreError) as error:
+                    if number == 1:  # nothing else works without it
+                        raise
+                    self._note(f"store {one.name} was not measured: {error}")
+                else:
+                    self._tell(rounds, f"store {one.name}")
+
+    def flows(self, scratch: ScratchMachine) -> None:
+        """Hibernate and wake. A round goes over all numbers of parts, so that a slow minute
+        touches all alike."""
+        most = self._sizes.content_mib * MIB // CHUNK_BYTES
+        seen: dict[int, list[_Round]] = {n: [] for n in self._sizes.parts if n <= most}
+        for count in sorted(set(self._sizes.parts) - set(seen)):
+            need = count * CHUNK_BYTES // MIB
+            self._note(f"{count} parts were not measured: they take {need} MiB of content")
+        rounds = self._rounds(_SHARES["flows"])
+        with self._phases.phase("hibernate and wake"):
+            for _ in rounds:
+                for count, ran in seen.items():
+                    ran.append(self._round(scratch, count))
+        self._tell(rounds, "hibernate and wake")
+        for count, ran in seen.items():
+            self.figures += self._figures("hibernate", count, [one.slept for one in ran])
+            self.figures += self._figures("wake", count, [one.woken for one in ran])
+
+    def replicas(self, machines: Sequence[ScratchMachine]) -> None:
+        """One snapshot to several machines at once, at the number of parts that woke fastest."""
+        counts = [count for count in self._sizes.machines if count <= len(machines)]
+        wakes = find(self.figures, "wake", unit="s")
+        if not wakes or len(counts) < len(self._sizes.machines):
+            self._note("replicate was not measured for more machines than there are")
+        if not wakes or not counts:
+            return
+        parts = min(wakes, key=lambda figure: figure.median).parts or 1
+        block = measured_block(self._block, self._sizes, parts)
+        seen: dict[int, list[_Ran]] = {count: [] for count in counts}
+        rounds = self._rounds(_SHARES["replicas"])
+        with self._phases.phase("replicate"):
+            self._make(machines[0])
+            hibernate(block, destroy=False, machine=machines[0].address)
+            self._empty(machines[0])
+            for _ in rounds:
+                for count, ran in seen.items():
+                    targets = [one.address for one in machines[:count]]
+                    report, wall_s = _timed(
+                        lambda to=targets: replicate(block, count=0, machines=to)  # type: ignore[misc]
+                    )
+                    if report.failed:
+                        raise MachineError(
+                            f"replicate to {count} machines failed on {report.failed[0].machine}: "
+                            f"{report.failed[0].words}"
+                        )
+                    ran.append(_Ran(wall_s, report.seconds, 0, 0.0))
+                    for one in machines[:count]:
+                        self._empty(one)
+            clear_scratch(self._place, "snapshots/")
+            clear_scratch(self._place, "packs/")
+        self._tell(rounds, "replicate")
+        for count, ran in seen.items():
+            whole = Figure(
+                "replicate", "torpor", "s", tuple(one.wall_s for one in ran), "down",
+                parts=parts, machines=count, measured_from=MACHINE,
+            )  # fmt: skip
+            self.figures += [whole, *_by_phase(whole, ran)]
+
+    def others(self, scratch: ScratchMachine) -> None:
+        """Other tools run on this host, so they are only measured where the machine is here too."""
+        flows = find(self.figures, "hibernate", unit="s")
+        if not scratch.here or not flows:
+            self._note("other tools were not measured: the machine is not on this host")
+            return
+        best = min(flows, key=lambda figure: figure.median)
+        back = find(self.figures, "wake", unit="s", parts=best.parts)[0]
+        stored = find(self.figures, "hibernate", unit="bytes", parts=best.parts)[0]
+        self.figures += [structs.replace(one, what="peer") for one in (best, back, stored)]
+        with self._phases.phase("other tools"):
+            for number, peer in enumerate(peers.PEERS, 1):
+                absent = peers.missing(peer)
+                if absent is not None:
+                    self._note(f"{peer} was not measured: {absent} is not installed on this host")
+                    continue
+                past = _SHARES["replicas"]
+                rounds = self._rounds(past + (_SHARES["others"] - past) * number / len(peers.PEERS))
+                content = self._sizes.content_mib * MIB
+                self.figures += measure_peer(peer, self._measured[0], self._name, content, rounds)
+                self._tell(rounds, peer)
+
+    def codecs(self) -> None:
+        """Encodings on this host; nothing of it goes anywhere."""
+        with self._phases.phase("encodings"):
+            self.figures += measure_codecs(self._sizes.codec_mib * MIB, self._sizes.rounds)
+
+    def judged(self, folder: Path) -> tuple[BenchmarkReport, str]:
+        """Everything written below ``folder``; the report, and the page as Markdown."""
+        prices = {one.name: one.price for one in self._measured}
+        said = advice.advise(self.figures, prices)
+        with self._phases.phase("pictures"):
+            pictures = plots.pictures(self.figures, self._measured[0].name)
+        facts = host_facts() | {
+            "workspace": self._block.name,
+            "provider": self._place.provider.identity,
+            "content": f"{self._sizes.content_mib} MiB, made for it: BF16 weights, sources, JSON",
+            "rounds": f"{self._sizes.rounds}, as far as {self._seconds / 60:g} minutes let them",
+            "seconds": ", ".join(f"{k} {v:.1f}" for k, v in self._phases.seconds.items()),
+        }
+        into = folder / f"{self._started:%Y%m%dT%H%M%SZ}-{self._block.name}"
+        about = {"host": facts, "notes": self.notes, "prices": msgspec.to_builtins(prices)}
+        write_results(into, self.figures, said, pictures, about)
+        report = BenchmarkReport(
+            workspace=WorkspaceName(self._block.name),
+            folder=str(into),
+            figures=len(self.figures),
+            advice={one.about: f"{one.choice}: {one.because}" for one in said},
+            cached=sum(figure.cached for figure in self.figures),
+            notes=self.notes,
+            seconds=self._phases.seconds,
+        )
+        return report, page.page(self.figures, said, pictures, prices, facts, self.notes)
+
+    def _round(self, scratch: ScratchMachine, count: int) -> _Round:
+        """Content that no store has seen is hibernated and woken on the machine."""
+        self._make(scratch)
+        block = measured_block(self._block, self._sizes, count)
+        slept, slept_s = _timed(lambda: hibernate(block, destroy=False, machine=scratch.address))
+        self._empty(scratch)  # a wake needs the place empty
+        woken, woken_s = _timed(lambda: wake(block, machine=scratch.address))
+        self._empty(scratch)
+        clear_scratch(self._place, "snapshots/")
+        clear_scratch(self._place, "packs/")
+        return _Round(
+            _Ran(slept_s, slept.seconds, slept.stored_bytes, slept.seconds["store"]),
+            _Ran(woken_s, woken.seconds, woken.stored_bytes, woken.seconds["restore"]),
+        )
+
+    def _make(self, scratch: ScratchMachine) -> None:
+        content = self._sizes.content_mib * MIB
+        make_machine_content(scratch.session, self._name, content, secrets.randbits(31))
+
+    def _empty(self, scratch: ScratchMachine) -> None:
+        remove_machine_content(scratch.session, self._name, place_too=False)
+
+    def _figures(
+        self, what: Literal["hibernate", "wake"], count: int, ran: Sequence[_Ran]
+    ) -> Iterator[Figure]:
+        """Seconds of the flow and of each phase, stored bytes, and their rate in the phase that
+        moves them."""
+        direction: Direction = "up" if what == "hibernate" else "down"
+        line = find(self.figures, "line", direction=direction, name=self._measured[0].name)
+        whole = Figure(
+            what, "torpor", "s", tuple(one.wall_s for one in ran), direction,
+            parts=count, machines=1, measured_from=MACHINE,
+        )  # fmt: skip
+        yield whole
+        yield from _by_phase(whole, ran)
+        stored = tuple(float(one.stored_bytes) for one in ran)
+        yield structs.replace(whole, values=stored, unit="bytes")
+        rates = tuple(rate(one.stored_bytes, one.moving_s) for one in ran)
+        cached = above_line(rates, line[0] if line else None)
+        yield structs.replace(whole, values=rates, unit="MB/s", cached=cached)
+
+    def _rounds(self, share: float) -> Rounds:
+        return Rounds(self._sizes.rounds, self._began + share * self._seconds)
+
+    def _tell(self, rounds: Rounds, what: str) -> None:
+        if rounds.done < self._sizes.rounds:
+            self._note(
+                f"the time was over after {rounds.done} of {self._sizes.rounds} rounds of {what}"
+            )
+
+    def _note(self, text: str) -> None:
+        get_run_logger().warning(text)
+        self.notes.append(text)
+
+
+def measured_block(block: Workspace, sizes: Sizes, parts: int) -> Workspace:
+    """The workspace's settings with the benchmark's name and content, cut into ``parts``."""
+    name = scratch_name(WorkspaceName(block.name))
+    return block.for_measuring(name, path_of(name), parts, max(1, sizes.content_mib // parts))
+
+
+class _Ran(NamedTuple):
+    """One flow: wall seconds in all and by phase, and what it moved in how long."""
+
+    wall_s: float
+    seconds: dict[str, float]
+    stored_bytes: int
+    moving_s: float
+
+
+class _Round(NamedTuple):
+    slept: _Ran
+    woken: _Ran
+
+
+def _by_phase(whole: Figure, ran: Sequence[_Ran]) -> Iterator[Figure]:
+    for phase in ran[0].seconds:
+        values = tuple(one.seconds.get(phase, 0.0) for one in ran)
+        yield structs.replace(whole, values=values, phase=phase)
+
+
+def _timed(work: Callable[[], Report]) -> tuple[Report, float]:
+    started = time.monotonic()
+    report = work()
+    return report, time.monotonic() - started
