@@ -1,0 +1,136 @@
+"""Real stores: the line, what is held and cleared, and what other tools do beside torpor."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.fixtures.stores import Server
+from torpor.agent import line
+from torpor.agent.content import make_below
+from torpor.errors import InvalidInput, StoreCorrupt, StoreError, WorkspaceBusy
+from torpor.measure import peers, scratch
+from torpor.measure.storage import measure_storage
+from torpor.providers.local_processes import Process, boot_id, identify
+from torpor.values import KIB, MIB, ObjectKey, WorkspaceName
+
+NAME = scratch.scratch_name(WorkspaceName("demo"))
+
+
+def test_a_store_is_measured_both_ways_and_nothing_stays(seaweed: Server) -> None:
+    store = seaweed.store()
+    figures = measure_storage(
+        store, "near", scratch.storage_prefix(NAME), line.move, measured_from="here",
+        object_bytes=[64 * KIB, MIB], parts=[1, 4, 64], batch_bytes=2 * MIB, rounds=range(2),
+    )  # fmt: skip
+    lines = [f for f in figures if f.what == "line"]
+    assert [(f.direction, f.n) for f in lines] == [("up", 4), ("down", 4)]
+    cells = {(f.object_bytes, f.parts, f.direction): f for f in figures if f.what == "storage"}
+    # 64 connections have nothing to do with two objects of 1 MiB, nor with 32 of 64 KiB
+    assert {key[:2] for key in cells} == {(64 * KIB, 1), (64 * KIB, 4), (MIB, 1)}
+    assert all(f.n == 2 and f.low > 0 for f in cells.values())
+    assert list(store.list("")) == []
+
+
+def test_what_comes_back_is_compared(seaweed: Server) -> None:
+    store = seaweed.store()
+    one, other = ObjectKey("workspaces/x/one"), ObjectKey("workspaces/x/other")
+    store.put(other, os.urandom(KIB))
+    get = msgspec.structs.replace(store.grant("GET", other, expires_s=60), key=one)
+    with pytest.raises(StoreCorrupt, match="came back with other bytes"):
+        line.move([store.grant("PUT", one, expires_s=60)], [get], KIB, 1)
+
+
+@pytest.mark.parametrize(("connections", "size"), [(0, KIB), (65, KIB), (1, 257 * MIB), (1, 0)])
+def test_what_cannot_be_measured_is_refused(connections: int, size: int, seaweed: Server) -> None:
+    store = seaweed.store()
+    key = ObjectKey("workspaces/x/one")
+    grants = [store.grant(verb, key, expires_s=60) for verb in ("PUT", "GET")]
+    with pytest.raises(InvalidInput):
+        line.move(grants[:1], grants[1:], size, connections)
+
+
+def test_one_benchmark_at_a_time_holds_a_name(seaweed: Server) -> None:
+    store = seaweed.store()
+    with scratch.held(store, NAME, "run-1"):
+        with pytest.raises(WorkspaceBusy, match="run-1"), scratch.held(store, NAME, "run-2"):
+            pass
+        store.put(ObjectKey(f"workspaces/{NAME}/packs/aa"), b"left")
+        assert scratch.clear(store, NAME) == 1
+        assert len(list(store.list(""))) == 1  # the claim is the holder's
+    assert list(store.list("")) == []
+
+
+@pytest.mark.parametrize("where", ["this host", "another host"])
+def test_a_claim_of_a_dead_run_is_taken_over(where: str, seaweed: Server) -> None:
+    store = seaweed.store()
+    boot = boot_id() if where == "this host" else "00000000-another"
+    dead = scratch.Claim("run-1", boot, Process(1 << 22, 1), beat_unix=0.0)
+    store.put(ObjectKey(f"workspaces/{NAME}/claim"), msgspec.json.encode(dead))
+    with scratch.held(store, NAME, "run-2"):
+        pass
+    assert list(store.list("")) == []
+
+
+def test_a_live_claim_of_another_host_counts_for_ten_minutes() -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    assert scratch.Claim("r", "another", me, time.time() - 500).alive()
+    assert not scratch.Claim("r", "another", me, time.time() - 700).alive()
+    assert scratch.Claim("r", boot_id(), me, 0.0).alive()
+
+
+def test_only_a_benchmark_s_own_name_is_cleared(seaweed: Server) -> None:
+    store = seaweed.store()
+    with pytest.raises(AssertionError):
+        scratch.clear(store, WorkspaceName("demo"))
+    assert scratch.machines_name(WorkspaceName("x" * 63)).startswith("benchmark-machines--")
+
+
+@pytest.mark.parametrize("peer", sorted(peers.PEERS))
+def test_a_peer_stores_and_restores_and_no_argument_holds_a_key(
+    peer: str, seaweed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if absent := peers.missing(peer):
+        pytest.fail(f"{absent} is missing: run `make test`, which installs it")
+    seen: list[str] = []
+    real = peers.subprocess.Popen
+
+    def told(argv: list[str], **how: object) -> object:
+        env = how["env"]
+        assert isinstance(env, dict)
+        seen.extend([*argv, *env.values()])
+        return real(argv, **how)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(peers.subprocess, "Popen", told)
+    make_below(tmp_path / "content", MIB, 1)
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    store = seaweed.store()
+    settings = seaweed.settings(*_place_of(store.address))
+    tool = peers.PEERS[peer](settings, f"{settings.prefix}/peers", tmp_path / "content", keys)
+    assert tool.full().wall_s > 0
+    assert sum(found.bytes for found in store.list("peers/")) > 100 * KIB
+    tool.restore(tmp_path / "back")
+    first = {path.name: path.stat().st_size for path in (tmp_path / "content").rglob("*.py")}
+    again = {path.name: path.stat().st_size for path in (tmp_path / "back").rglob("*.py")}
+    assert first == again != {}
+    assert not any(settings.secret_key in word for word in seen)
+    assert {path.stat().st_mode & 0o077 for path in keys.iterdir() if path.is_file()} == {0}
+
+
+def test_a_peer_that_fails_says_why(seaweed: Server, tmp_path: Path) -> None:
+    settings = seaweed.settings("no-such-bucket-here", "x")
+    (tmp_path / "content").mkdir()
+    tool = peers.tarball(settings, "x", tmp_path / "content", tmp_path)
+    with pytest.raises(StoreError, match="s5cmd"):
+        tool.restore(tmp_path / "back")
+
+
+def _place_of(address: str) -> tuple[str, str]:
+    bucket, _, prefix = address.partition("://")[2].partition("/")[2].partition("/")
+    return bucket, prefix
