@@ -1,0 +1,64 @@
+"""The benchmark's form submitted, and its page with pictures, in a real browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pandas
+import pytest
+from playwright.sync_api import Page, expect
+
+from blocks import Workspace
+from deployments.installation import Installation
+from deployments.server import Server
+from tests.ui.test_flows import Deployments
+from torpor.providers.local import LocalProvider
+
+pytestmark = pytest.mark.timeout(1200)  # the first test starts everything: see test_up.py
+
+NAME = "ui-measured"
+
+
+def test_a_benchmark_from_the_form_to_its_page(
+    torpor_up: Server, page: Page, pictures: Path, installation: Installation, tmp_path: Path
+) -> None:
+    Workspace(name=NAME).save(NAME, overwrite=True, _sync=True)  # playwright keeps a loop running
+    machines = LocalProvider(installation.machines)
+    before = {machine.id for machine in machines.list_own()}
+    deployments = Deployments(torpor_up, page, pictures)
+
+    deployments.open("benchmark")
+    expect(page.get_by_text("Numbers of parts to compare, 1 to 64.")).to_be_visible()
+    deployments.picture("benchmark-form")
+    deployments.pick(NAME)
+    page.get_by_label("content_mib").fill("16")
+    page.get_by_label("rounds").fill("1")
+    page.get_by_label("minutes").fill("0.1")
+    page.get_by_label("folder").fill(str(tmp_path))
+    run = deployments.submit("benchmark")
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+
+    (folder,) = tmp_path.iterdir()
+    table = pandas.read_parquet(folder / "figures.parquet")
+    assert {"line", "storage", "codec", "hibernate", "wake", "replicate"} <= set(table.what)
+    assert set(table[table.what == "hibernate"].parts) == {1, 4}
+    assert set(table[table.what == "replicate"].machines) == {1, 2}
+    kept = json.loads((folder / "benchmark.json").read_text())
+    assert {"store", "parts"} <= {one["about"] for one in kept["advice"]}
+    assert any("64 parts were not measured" in note for note in kept["notes"])
+    assert {machine.id for machine in machines.list_own()} == before
+
+    wanted = {"artifacts": {"key": {"any_": [f"benchmark-{NAME}"]}}, "limit": 1}
+    found = httpx.post(f"{torpor_up.api_url}/artifacts/filter", json=wanted).json()[0]
+    assert found["flow_run_id"] == run["id"]
+    page.goto(f"{torpor_up.ui_url}/v2/artifacts/artifact/{found['id']}")
+    expect(page.get_by_role("heading", name="What it advises")).to_be_visible()
+    images = page.locator("[data-testid=markdown-display] img")
+    expect(images).to_have_count(3)
+    for image in images.all():
+        # a picture that cannot be shown has no width of its own
+        expect(image).to_be_visible()
+        assert image.evaluate("i => i.decode().then(() => i.naturalWidth)") > 300
+    deployments.picture("benchmark-page")
