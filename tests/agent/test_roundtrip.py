@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.engine import WORKSPACE, Engine
+from tests.fixtures.generated_trees import CHANGES, TREES, Plant, build, change
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import (
     content,
@@ -21,7 +20,6 @@ from tests.fixtures.trees import (
     kept,
     let_settle,
     plant_every_kind,
-    set_xattr,
 )
 from torpor.format.manifest import decode_manifest
 from torpor.format.names import manifest_key
@@ -87,135 +85,6 @@ def test_an_excluded_name_is_not_kept(seaweed: Server, tmp_path: Path) -> None:
 # -- generated trees
 
 
-Plant = Callable[[Path, list[bytes], list[bytes]], None]
-"""Puts something below a root; knows its directories and its files so far."""
-
-_names = (
-    st.one_of(
-        st.binary(min_size=1, max_size=6),
-        st.sampled_from([b"n" * 255, b"new\nline", b"\xff\xfe", b" ", b"...", b"a", b"b", b"c"]),
-    )
-    .map(lambda name: name.replace(b"/", b"-").replace(b"\0", b"0"))
-    .filter(lambda name: name not in (b".", b".."))
-)
-_sizes = st.sampled_from([0, 0, 1, 5, 100, 4095, 4096, 70_000, (1 << 20) - 1, 1 << 20, 9_000_000])
-_times = st.integers(-2_000_000_000 * 10**9, 4_000_000_000 * 10**9)
-_modes = st.sampled_from([0o644, 0o755, 0, 0o400, 0o4711, 0o2750, 0o1777])
-_spots = st.integers(0, 1000)
-_seeds = st.integers(0, 5)
-
-
-def _pick(among: list[bytes], spot: int) -> bytes:
-    return among[spot % len(among)]
-
-
-@st.composite
-def _plants(draw: st.DrawFn) -> Plant:
-    kind = draw(st.sampled_from(["file", "file", "file", "directory", "symlink", "link", "sparse"]))
-    name, spot, other = draw(_names), draw(_spots), draw(_spots)
-    size, seed, when, mode = draw(_sizes), draw(_seeds), draw(_times), draw(_modes)
-    target = draw(st.binary(min_size=1, max_size=30)).replace(b"\0", b"/")
-
-    def plant(root: Path, directories: list[bytes], files: list[bytes]) -> None:
-        full = os.path.join(_pick(directories, spot), name)
-        if os.path.lexists(full):
-            return
-        if kind == "directory":
-            os.mkdir(full)
-            directories.append(full)
-        elif kind == "symlink":
-            os.symlink(target, full)
-        elif kind == "link" and files:
-            os.link(_pick(files, other), full)
-        else:
-            with open(full, "wb") as file:
-                if kind == "sparse":
-                    file.truncate(size * 3)
-                    file.seek(size)
-                file.write(content(seed, min(size, 70_000) if kind == "sparse" else size))
-            if seed == 0:
-                set_xattr(full, "user.seed", name[:50])
-            os.chmod(full, mode)
-            os.utime(full, ns=(0, when))
-            files.append(full)
-
-    return plant
-
-
-_trees = st.lists(_plants(), min_size=1, max_size=14)
-
-_CHANGES = [
-    "append",
-    "truncate",
-    "rewrite",
-    "rewrite and set the time back",
-    "delete",
-    "rename",
-    "chmod",
-    "xattr",
-    "to a symlink",
-    "to a directory",
-    "new hard link",
-    "touch",
-]
-_changes = st.lists(st.tuples(st.sampled_from(_CHANGES), _spots, _seeds), max_size=6)
-
-
-def _build(root: Path, plants: list[Plant]) -> None:
-    root.mkdir()
-    (root / "seed").write_bytes(b"a root is never empty")
-    directories, files = [os.fsencode(root)], [os.fsencode(root / "seed")]
-    for plant in plants:
-        plant(root, directories, files)
-    for number, directory in enumerate(reversed(directories[1:])):
-        os.chmod(directory, 0o500 + number % 64)
-        os.utime(directory, ns=(0, number * 10**17 + 1))
-
-
-def _change(root: Path, change: str, spot: int, seed: int) -> None:
-    at = os.fsencode(root)
-    paths = sorted(
-        p for p, f in facts(root).items() if p not in (b"", b"seed") and f.kind != "directory"
-    )
-    if not paths:
-        return
-    full = os.path.join(at, _pick(paths, spot))
-    is_link = os.path.islink(full)
-    st_was = os.lstat(full)
-    if change == "delete":
-        os.unlink(full)
-    elif change == "rename":
-        os.rename(full, os.path.join(at, b"renamed-%d" % seed))
-    elif change == "to a symlink":
-        os.unlink(full)
-        os.symlink(b"seed", full)
-    elif change == "to a directory":
-        os.unlink(full)
-        os.mkdir(full)
-    elif change == "new hard link" and not is_link:
-        with_number = os.path.join(at, b"linked-%d-%d" % (seed, spot))
-        if not os.path.lexists(with_number):
-            os.link(full, with_number)
-    elif is_link:
-        return
-    elif change == "chmod":
-        os.chmod(full, 0o600 + seed)
-    elif change == "xattr":
-        set_xattr(full, "user.changed", b"%d" % seed)
-    elif change == "touch":
-        os.utime(full)
-    elif change == "truncate":
-        os.truncate(full, st_was.st_size // 2)
-    elif change == "append":
-        with open(full, "ab") as file:
-            file.write(content(seed + 10, 100))
-    else:
-        with open(full, "r+b") as file:
-            file.write(content(seed + 20, min(st_was.st_size, 10_000)))
-        if change.endswith("back"):
-            os.utime(full, ns=(st_was.st_atime_ns, st_was.st_mtime_ns))
-
-
 @pytest.fixture(scope="module")
 def bucket(seaweed: Server) -> str:
     return seaweed.bucket()
@@ -227,7 +96,7 @@ def bucket(seaweed: Server) -> str:
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(plants=_trees, changes=_changes, sealed=st.booleans())
+@given(plants=TREES, changes=CHANGES, sealed=st.booleans())
 def test_any_tree_and_any_change_comes_back(
     seaweed: Server,
     bucket: str,
@@ -243,14 +112,14 @@ def test_any_tree_and_any_change_comes_back(
     store = S3Store.connect(seaweed.settings(bucket, prefix))
     key = KEY if sealed else None
     was = here / "was"
-    _build(was, plants)
+    build(was, plants)
     first_facts = facts(was)
     engine = Engine(store, here / "home", key)
     let_settle()
     first = engine.snapshot([was])
 
-    for change in changes:
-        _change(was, *change)
+    for one in changes:
+        change(was, *one)
     second_facts = facts(was)
     let_settle()
     second = engine.snapshot([was])
