@@ -128,6 +128,7 @@ class Measurement:
             self._make(machines[0])
             hibernate(block, destroy=False, machine=machines[0].address)
             self._empty(machines[0])
+            self._empty(machines[0])
             for _ in rounds:
                 for count, ran in seen.items():
                     targets = [one.address for one in machines[:count]]

@@ -1,0 +1,107 @@
+"""A benchmark's machines and objects: gone with it, and with the next one where it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flows.phases import Phases
+from flows.scratch_machine import ScratchMachine, held_and_cleared, scratch_machines
+from tasks.place import Place
+from tests.fixtures.plain_flows import plain
+from tests.fixtures.world import WORKSPACE, Access, World
+from torpor.errors import WorkspaceBusy
+from torpor.measure.scratch import scratch_name
+from torpor.remote.measuring import make_content
+from torpor.values import MIB, ObjectKey
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = scratch_name(WORKSPACE)
+
+
+def _place(access: Access) -> Place:
+    return msgspec.structs.replace(
+        access, spec=msgspec.structs.replace(access.spec, name=NAME)
+    ).place()
+
+
+def _begin(stack: ExitStack, access: Access, count: int = 1) -> list[ScratchMachine]:
+    """A benchmark that has its machines, content on one, and something in the store."""
+    place = _place(access)
+    stack.enter_context(plain(place))
+    stack.enter_context(held_and_cleared(place, WORKSPACE, f"run-{os.getpid()}"))
+    machines = stack.enter_context(scratch_machines(place, WORKSPACE, "", count, Phases()))
+    make_content(machines[0].session, NAME, MIB, 1)
+    place.store.put(ObjectKey(f"workspaces/{NAME}/packs/aa/left"), b"left")
+    return machines
+
+
+def _left(world: World) -> list[str]:
+    return [found.key for found in world.direct.list("workspaces/benchmark")]
+
+
+def test_machines_and_objects_go_with_the_benchmark(world: World) -> None:
+    mine = world.rent()
+    with ExitStack() as stack:
+        machines = _begin(stack, world.access, 2)
+        assert len({machine.address for machine in machines}) == 2
+        assert all(machine.here for machine in machines)
+        assert len(world.machines()) == 3
+    assert [machine.id for machine in world.machines()] == [mine.id]
+    assert _left(world) == []
+
+
+def test_a_failure_leaves_nothing_either(world: World) -> None:
+    with pytest.raises(KeyError), ExitStack() as stack:
+        _begin(stack, world.access)
+        raise KeyError("a measurement failed")
+    assert world.machines() == []
+    assert _left(world) == []
+
+
+def test_what_a_killed_one_left_the_next_one_clears(world: World, tmp_path: Path) -> None:
+    mine = world.rent()
+    access = tmp_path / "access.json"
+    access.write_bytes(msgspec.json.encode(world.access))
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.flows.test_scratch_machine", str(access)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        assert len(world.machines()) == 2
+        with pytest.raises(WorkspaceBusy), ExitStack() as stack:
+            _begin(stack, world.access)
+        assert len(world.machines()) == 2, "a benchmark ended the machines of a live one"
+        child.send_signal(signal.SIGKILL)
+        child.wait(10)
+    finally:
+        child.kill()
+        child.communicate()
+    assert any(key.endswith("packs/aa/left") for key in _left(world))
+    with ExitStack() as stack:
+        _begin(stack, world.access)
+        assert len(world.machines()) == 2
+    assert [machine.id for machine in world.machines()] == [mine.id]
+    assert _left(world) == []
+
+
+def _main(access: str) -> None:
+    with ExitStack() as stack:
+        _begin(stack, msgspec.json.decode(Path(access).read_bytes(), type=Access))
+        print("ready", flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
