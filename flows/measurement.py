@@ -128,7 +128,9 @@ class Measurement:
             self._make(machines[0])
             hibernate(block, destroy=False, machine=machines[0].address)
             self._empty(machines[0])
-            self._empty(machines[0])
+            for one in machines[1:]:  # what has not been made there would not be removed either
+                make_machine_content(one.session, self._name, 0, 0)
+                self._empty(one)
             for _ in rounds:
                 for count, ran in seen.items():
                     targets = [one.address for one in machines[:count]]

@@ -77,3 +77,11 @@ def test_a_cancelled_making_ends(home: Path) -> None:
 
     with pytest.raises(KeyError):
         content.make("x", MIB, 1, check)
+
+
+def test_nothing_at_all_can_be_made_so_that_the_place_is_ours(home: Path) -> None:
+    assert content.make("x", 0, 0, lambda: None).bytes < 1024
+    content.remove("x", place_too=False)
+    (home / "torpor-benchmark/x/models").mkdir(parents=True)  # as a replicate makes it
+    content.remove("x", place_too=False)
+    assert not (home / "torpor-benchmark/x").exists()

@@ -13,7 +13,7 @@ from math import erf, sqrt
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from torpor.errors import InvalidInput
+from torpor.errors import InvalidInput, MachineError
 from torpor.values import MIB, workspace_name
 
 PLACE: Final = "~/torpor-benchmark"
@@ -79,7 +79,15 @@ def remove(name: str, *, place_too: bool) -> None:
     place = Path(PLACE).expanduser()
     if not (place / _MARK).is_file():
         return
-    shutil.rmtree(Path(path_of(name)).expanduser(), ignore_errors=True)
+    try:
+        shutil.rmtree(Path(path_of(name)).expanduser())
+    except FileNotFoundError:  # gone already
+        pass
+    except OSError as cause:
+        raise MachineError(
+            f"{path_of(name)} cannot be removed from the machine: {cause.filename}: "
+            f"{cause.strerror}; remove it by hand"
+        ) from None
     if place_too and os.listdir(place) == [_MARK]:
         shutil.rmtree(place)
 
