@@ -72,6 +72,11 @@ def two(engine: Engine, tmp_path: Path) -> Two:
     return Two(engine, tmp_path / "was")
 
 
+def _snapshot(two: Two) -> SnapshotId:
+    let_settle()
+    return two.engine.snapshot([two.root])
+
+
 def _reads_nothing(engine: Engine, root: Path) -> bool:
     run = engine.begin([root])
     scan = engine.scan(run, 1)
@@ -178,7 +183,7 @@ def test_unsaved_work_is_refused_by_name_and_nothing_is_touched(two: Two, work: 
     with pytest.raises(UnsavedWork, match=rf"d/{name}.*save_first.*discard_local"):
         begin_sync(two.engine, two.second)
     assert differences(there, facts(two.root)) == []
-    saved = two.engine.snapshot([two.root])  # saved, it is no obstacle any more
+    saved = _snapshot(two)  # saved, it is no obstacle any more
     sync(two.engine, two.second)
     assert differences(two.after, facts(two.root)) == []
     sync(two.engine, saved)
@@ -291,7 +296,7 @@ def test_a_file_with_a_name_elsewhere_is_not_changed_there(two: Two, tmp_path: P
     """An inode that has a name outside of the tree is replaced, never written to."""
     (two.root / "d/same").chmod(0o604)
     let_settle()
-    third = two.engine.snapshot([two.root])
+    third = _snapshot(two)
     sync(two.engine, two.first)
     os.link(two.root / "d/same", tmp_path / "outside")
     outside = os.lstat(tmp_path / "outside")
@@ -320,7 +325,7 @@ def test_a_file_that_is_edited_after_the_look_is_left_as_it_is(two: Two) -> None
     now = facts(two.root)
     assert now.pop(b"d/edited").content != two.after[b"d/edited"].content
     assert differences({p: f for p, f in two.after.items() if p != b"d/edited"}, now) == []
-    saved = two.engine.snapshot([two.root])  # and the next snapshot has it
+    saved = _snapshot(two)  # and the next snapshot has it
     back = two.root.with_name("back")
     two.engine.restore(saved, [back])
     assert (back / "d/edited").read_bytes() == b"precious"
@@ -489,14 +494,14 @@ def test_a_snapshot_clears_away_what_was_only_staged(two: Two) -> None:
     stage_sync(two.engine, run)
     two.engine.restart()
     assert any(b".torpor-" in path for path in facts(two.root))
-    two.engine.snapshot([two.root])
+    _snapshot(two)
     assert not any(b".torpor-" in path for path in facts(two.root))
     assert WorkspaceState(two.engine.home, WORKSPACE).sync_record() is None
 
 
 def test_a_sync_to_another_snapshot_clears_away_what_was_staged(two: Two) -> None:
     (two.root / "d/third").write_bytes(b"third")
-    third = two.engine.snapshot([two.root])
+    third = _snapshot(two)
     run, _ = begin_sync(two.engine, two.second)
     stage_sync(two.engine, run)
     two.engine.restart()
@@ -512,8 +517,18 @@ def test_half_a_sync_is_completed_before_another_one_begins(two: Two) -> None:
         two.engine.begin([two.root])
     with pytest.raises(InvalidInput, match="is not empty"):
         two.engine.begin_restore(two.first, [two.root], resume=True)
+    with pytest.raises(WorkspaceInvalid, match=f"half of it snapshot {two.second}"):
+        two.engine.begin_restore(two.first, [two.root.with_name("elsewhere")])
     sync(two.engine, two.second)
     sync(two.engine, third)
+
+
+def test_half_a_sync_whose_directory_was_emptied_is_woken_over(two: Two) -> None:
+    _half_a_sync(two)
+    shutil.rmtree(two.root)
+    two.engine.restore(two.first, [two.root])
+    assert differences(two.before, facts(two.root)) == []
+    _snapshot(two)
 
 
 def test_half_a_sync_may_be_given_up_where_its_loss_is_accepted(two: Two) -> None:
@@ -535,7 +550,7 @@ def test_a_record_that_is_damaged_is_taken_for_half_a_sync(two: Two) -> None:
 def _half_a_sync(two: Two) -> SnapshotId:
     """Leave a sync to ``second`` behind that stopped in the middle; returns a third snapshot."""
     (two.root / "d/third").write_bytes(b"third")
-    third = two.engine.snapshot([two.root])
+    third = _snapshot(two)
     run, _ = begin_sync(two.engine, two.second)
     for part in stage_sync(two.engine, run)["parts"]:
         sync_part(two.engine, run, part)

@@ -41,7 +41,7 @@ def _plant(root: Path) -> None:
 def _change(root: Path) -> None:
     """Everything that can become of a name."""
     with (root / "big").open("r+b") as file:
-        file.write(b"changed")
+        os.pwrite(file.fileno(), b"changed", 4 * MIB + 5)  # most of it stays: it is patched
     (root / "moves").rename(root / "d/deep/moved")
     (root / "d/1").write_bytes(content(20, 3000))
     (root / "d/2").unlink()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -18,6 +18,7 @@ from torpor.agent.examine import ExamineRequest, examine
 from torpor.agent.paths import PathRun
 from torpor.agent.peers import PeerGrant
 from torpor.agent.protocol import Call, Operation
+from torpor.agent.requests import checked, key_of, parsed
 from torpor.agent.restore import RestoreRun
 from torpor.agent.runs import RunRegistry
 from torpor.agent.snapshot import Known, SnapshotRun
@@ -25,12 +26,9 @@ from torpor.agent.sync_operations import sync_operations
 from torpor.errors import HookFailed, InvalidInput
 from torpor.tree.plan import PART_BYTES
 from torpor.tree.walk import absolute_root
-from torpor.values import Grant, ObjectKey, SnapshotId, WorkspaceName, object_key
+from torpor.values import Grant, ObjectKey, SnapshotId, WorkspaceName
 
 _TAIL_BYTES: Final = 4096
-
-T = TypeVar("T")
-A = TypeVar("A", bound=msgspec.Struct)
 
 
 class _KnownSnapshot(msgspec.Struct):
@@ -175,10 +173,10 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def snapshot_begin(args: _SnapshotBegin, call: Call) -> dict[str, Any]:
         run, _ = runs.add(SnapshotRun, args.run, args.workspace)
-        known = [Known(bytes.fromhex(k.root), k.bytes, _checked(k.grant)) for k in args.known]
+        known = [Known(bytes.fromhex(k.root), k.bytes, checked(k.grant)) for k in args.known]
         with run.serving(call), run.beginning:
             try:
-                return run.begin(args.roots, args.exclude, _key(args.key), known)
+                return run.begin(args.roots, args.exclude, key_of(args.key), known)
             except BaseException:
                 run.end("it could not begin")
                 raise
@@ -199,7 +197,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
     def snapshot_part(args: _StorePart, call: Call) -> dict[str, Any]:
         run = runs.get(SnapshotRun, args.run)
         with run.serving(call), runs.worker(lambda: run.check(call)):
-            return run.part(args.number, args.part, [_checked(g) for g in args.packs], call)
+            return run.part(args.number, args.part, [checked(g) for g in args.packs], call)
 
     def snapshot_hook(args: _Hook, call: Call) -> dict[str, Any]:
         run = runs.get(SnapshotRun, args.run)
@@ -220,14 +218,14 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
                 args.created_unix,
                 args.statistics,
                 args.accepted,
-                _checked(args.grant),
+                checked(args.grant),
                 call,
             )
 
     def snapshot_reread(args: _Reread, call: Call) -> dict[str, Any]:
         run = runs.get(SnapshotRun, args.run)
         with run.serving(call):
-            return run.reread([_checked(g) for g in args.packs], call)
+            return run.reread([checked(g) for g in args.packs], call)
 
     def snapshot_confirm(args: _Confirm, call: Call) -> dict[str, Any]:
         run = runs.get(SnapshotRun, args.run)
@@ -247,9 +245,9 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
                 return run.begin(
                     args.snapshot,
                     bytes.fromhex(args.root),
-                    _checked(args.grant),
+                    checked(args.grant),
                     args.manifest_bytes,
-                    _key(args.key),
+                    key_of(args.key),
                     args.roots,
                     args.max_parts,
                     args.part_bytes,
@@ -267,9 +265,9 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
                 return run.begin_path(
                     args.snapshot,
                     bytes.fromhex(args.root),
-                    _checked(args.grant),
+                    checked(args.grant),
                     args.manifest_bytes,
-                    _key(args.key),
+                    key_of(args.key),
                     (args.root_number, bytes.fromhex(args.path)),
                     args.into,
                     args.aside,
@@ -284,7 +282,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
     def restore_part(args: _RestorePart, call: Call) -> dict[str, Any]:
         run = runs.get(RestoreRun, args.run)
         with run.serving(call), runs.worker(lambda: run.check(call)):
-            return run.part(args.part, [_checked(g) for g in args.packs], args.peer, call)
+            return run.part(args.part, [checked(g) for g in args.packs], args.peer, call)
 
     def restore_serve(args: _RestoreServe, call: Call) -> dict[str, Any]:
         run = runs.get(RestoreRun, args.run)
@@ -311,48 +309,28 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
         return examine(args, call, runs)
 
     return sync_operations(runs) | {
-        "probe": _parsed(_Probe, _probe),
-        "content.make": _parsed(_MakeContent, _make_content),
-        "content.remove": _parsed(_RemoveContent, _remove_content),
-        "line": _parsed(_Line, _line),
-        "snapshot.begin": _parsed(_SnapshotBegin, snapshot_begin),
-        "snapshot.scan": _parsed(_Scan, snapshot_scan),
-        "snapshot.part": _parsed(_StorePart, snapshot_part),
-        "snapshot.hook": _parsed(_Hook, snapshot_hook),
-        "snapshot.packs": _parsed(_OfRun, snapshot_packs),
-        "snapshot.commit": _parsed(_Commit, snapshot_commit),
-        "snapshot.reread": _parsed(_Reread, snapshot_reread),
-        "snapshot.confirm": _parsed(_Confirm, snapshot_confirm),
-        "snapshot.end": _parsed(_SnapshotEnd, snapshot_end),
-        "verify.packs": _parsed(ExamineRequest, verify_packs),
-        "restore.begin": _parsed(_RestoreBegin, restore_begin),
-        "restore.path": _parsed(_RestorePath, restore_path),
-        "restore.part": _parsed(_RestorePart, restore_part),
-        "restore.serve": _parsed(_RestoreServe, restore_serve),
-        "restore.finish": _parsed(_OfRun, restore_finish),
-        "restore.check": _parsed(_Check, restore_check),
-        "restore.end": _parsed(_OfRun, restore_end),
+        "probe": parsed(_Probe, _probe),
+        "content.make": parsed(_MakeContent, _make_content),
+        "content.remove": parsed(_RemoveContent, _remove_content),
+        "line": parsed(_Line, _line),
+        "snapshot.begin": parsed(_SnapshotBegin, snapshot_begin),
+        "snapshot.scan": parsed(_Scan, snapshot_scan),
+        "snapshot.part": parsed(_StorePart, snapshot_part),
+        "snapshot.hook": parsed(_Hook, snapshot_hook),
+        "snapshot.packs": parsed(_OfRun, snapshot_packs),
+        "snapshot.commit": parsed(_Commit, snapshot_commit),
+        "snapshot.reread": parsed(_Reread, snapshot_reread),
+        "snapshot.confirm": parsed(_Confirm, snapshot_confirm),
+        "snapshot.end": parsed(_SnapshotEnd, snapshot_end),
+        "verify.packs": parsed(ExamineRequest, verify_packs),
+        "restore.begin": parsed(_RestoreBegin, restore_begin),
+        "restore.path": parsed(_RestorePath, restore_path),
+        "restore.part": parsed(_RestorePart, restore_part),
+        "restore.serve": parsed(_RestoreServe, restore_serve),
+        "restore.finish": parsed(_OfRun, restore_finish),
+        "restore.check": parsed(_Check, restore_check),
+        "restore.end": parsed(_OfRun, restore_end),
     }
-
-
-def _parsed(kind: type[A], serve: Callable[[A, Call], dict[str, Any]]) -> Operation:
-    def operation(args: dict[str, Any], call: Call) -> dict[str, Any]:
-        try:
-            parsed = msgspec.convert(args, kind)
-        except msgspec.ValidationError as exc:
-            raise InvalidInput(f"a request does not fit the agent's protocol: {exc}") from None
-        return serve(parsed, call)
-
-    return operation
-
-
-def _checked(grant: Grant) -> Grant:
-    object_key(grant.key)
-    return grant
-
-
-def _key(text: str | None) -> bytes | None:
-    return None if text is None else bytes.fromhex(text)
 
 
 def _probe(args: _Probe, call: Call) -> dict[str, Any]:
@@ -378,8 +356,8 @@ def _remove_content(args: _RemoveContent, call: Call) -> dict[str, Any]:
 
 
 def _line(args: _Line, call: Call) -> dict[str, Any]:
-    puts = [_checked(grant) for grant in args.puts]
-    gets = [_checked(grant) for grant in args.gets]
+    puts = [checked(grant) for grant in args.puts]
+    gets = [checked(grant) for grant in args.gets]
     return line.move(puts, gets, args.object_bytes, args.connections, call.cancelled)._asdict()
 
 

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from blake3 import blake3
 
+from torpor.agent.manifests import Wanted, read_wanted
 from torpor.agent.peers import Passing, PeerFirst, PeerGrant
 from torpor.agent.protocol import Call
 from torpor.agent.runs import Run
-from torpor.errors import DiskFull, InvalidInput, SnapshotDamaged
-from torpor.format.checks import check_manifest
+from torpor.errors import DiskFull, InvalidInput, WorkspaceInvalid
 from torpor.format.keys import Seal
-from torpor.format.manifest import FILE, HOLE, Entry, Manifest, decode_manifest
+from torpor.format.manifest import FILE, HOLE, Entry, Manifest
 from torpor.format.names import pack_id_of, pack_key
 from torpor.pipeline.download import (
     PartRestored,
@@ -25,7 +25,6 @@ from torpor.pipeline.download import (
     in_pieces,
     restore_part,
 )
-from torpor.store.transfer import Range
 from torpor.tree.compare import compare_tree
 from torpor.tree.walk import absolute_root
 from torpor.tree.write import TreeWriter
@@ -100,7 +99,7 @@ class RestoreRun(Run):
             return self._begun
         if done is None:
             self._check_targets()
-            self.state.clear_sync_record()  # what a sync had half changed is gone
+            self._settle_sync()
         self._done = done or set()
         self._plan = RestorePlan(manifest, max_parts, self._done, part_bytes)
         self._check_space()
@@ -223,17 +222,22 @@ class RestoreRun(Run):
         call: Call,
     ) -> tuple[bytes, Manifest]:
         """The manifest that the control side read, checked before anything trusts it."""
-        what = f"snapshot {snapshot}"
-        blob = bytes(next(self.transfer(call).get_ranges(grant, [Range(0, manifest_bytes)])))
         self._seal = Seal(key)
-        manifest, found = decode_manifest(blob, self._seal, what)
-        if found != root or manifest.snapshot != snapshot or manifest.workspace != self.workspace:
-            raise SnapshotDamaged(
-                f"{grant.key} holds {manifest.snapshot} of workspace {manifest.workspace}, not the "
-                f"{what} that the control side read: it was changed in the store"
+        wanted = Wanted(self.workspace, snapshot, root, grant, manifest_bytes)
+        return read_wanted(wanted, self._seal, self.transfer(call))
+
+    def _settle_sync(self) -> None:
+        """What a sync had half changed is gone, or still has to be completed: its index is needed
+        for that, and a restore ends with another one."""
+        record = self.state.sync_record()
+        if record is None or record.roots == self._real_targets():
+            self.state.clear_sync_record()
+        elif record.mixed:
+            raise WorkspaceInvalid(
+                f"workspace {self.workspace} on this machine is half of it snapshot "
+                f"{record.snapshot}: a sync to that never finished. Sync to it again first, which "
+                "takes up where that stopped; or empty its directories, and wake it there"
             )
-        check_manifest(manifest, what)
-        return blob, manifest
 
     def _kept(self, packs: Sequence[bytes]) -> bool:
         if self._whole:
