@@ -25,7 +25,7 @@ def make_content(session: Session, name: str, total_bytes: int, seed: int) -> Ma
 
 
 def remove_content(session: Session, name: str, *, place_too: bool = False) -> None:
-    """Remove it from the machine; gone already is fine. ``place_too``: nothing of it comes again."""
+    """Remove it from the machine; gone already is fine. ``place_too``: nothing of it comes back."""
     args = {"name": name, "place_too": place_too}
     session.call("content.remove", args, request=f"content-{secrets.token_hex(8)}")
 
