@@ -6,13 +6,14 @@ import random
 import threading
 from typing import Any
 
+import httpx
 import pytest
 from prefect_aws import MinIOCredentials
 from pydantic import SecretStr
 
 from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
 from deployments.server import Server as PrefectServer
-from flows import hibernate, wake
+from flows import hibernate, replicate, wake
 from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.sshd import until
 from tests.fixtures.standing import gets, lists, puts
@@ -106,6 +107,36 @@ def test_a_wake_that_is_refused_fails_with_the_reason_and_leaves_no_machine(
     assert world.machines() == []
     world.proxy.clear()
     assert _state(wake).is_completed()
+
+
+def test_a_replicate_brings_all_it_can_and_names_the_machine_that_failed(
+    world: World, workspace: Workspace, truth: TreePrint, prefect_server: PrefectServer
+) -> None:
+    """Each machine in a thread of its own: its tasks, retries and artifacts are this run's."""
+    full = world.rent()
+    (world.home(full.id) / "workspace").mkdir()
+    (world.home(full.id) / "workspace" / "work").write_text("mine")
+    (first,) = [machine for machine in world.machines() if machine.id != full.id]
+    assert _state(hibernate, machine=first.id).is_completed()
+    world.proxy.add(Fault("status", gets("/packs/"), status=503))
+    world.proxy.add(Fault("cut", gets("/packs/"), at_byte=10_000))
+    assert full.endpoint is not None
+    own = f"{full.endpoint.user}@{full.endpoint.host}:{full.endpoint.port}"
+    state = _state(replicate, count=2, machines=[own])
+    assert state.is_completed(), state.message
+    report = state.result()
+    assert (len(report.ready), [one.machine for one in report.failed]) == (2, [own])
+    for machine in world.machines():
+        if machine.id != full.id:
+            assert not differences(truth, print_of(world.workspace(machine.id)))
+    assert (world.home(full.id) / "workspace" / "work").read_text() == "mine"
+    tasks = httpx.post(
+        f"{prefect_server.api_url}/task_runs/filter",
+        json={"flow_runs": {"id": {"any_": [str(state.state_details.flow_run_id)]}}},
+    ).json()
+    shares = [task["name"] for task in tasks if task["name"].startswith("restore share")]
+    assert 0 < len(shares) <= 64
+    assert {name.split(" of ")[1] for name in shares} == {one.machine for one in report.ready}
 
 
 def test_a_hibernate_that_cannot_be_fails_at_once_and_keeps_the_machine(
