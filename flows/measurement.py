@@ -44,7 +44,7 @@ from torpor.reports import BenchmarkReport
 from torpor.tree.plan import CHUNK_BYTES
 from torpor.values import MIB, WorkspaceName
 
-_SHARES: Final = {"stores": 0.2, "flows": 0.65, "replicas": 0.75, "others": 0.92}
+_SHARES: Final = {"stores": 0.12, "flows": 0.72, "replicas": 0.8, "others": 0.95}
 """Of the time, when each kind of measurement begins no further round. The rest is for the codecs
 and the pictures, which take seconds."""
 

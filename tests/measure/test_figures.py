@@ -74,6 +74,13 @@ def test_of_stores_within_each_other_s_spread_the_cheaper_one_is_advised() -> No
     assert "within the spread of dear" in store.because
 
 
+def test_advice_from_one_sample_says_so() -> None:
+    figures = [_flow("hibernate", 1, (2.0,)), _flow("wake", 1, (1.0,))]
+    (parts,) = advice.advise(figures, {})
+    assert "One sample has no spread" in parts.because
+    assert all("no spread" not in one.because for one in advice.advise(FIGURES, {}))
+
+
 def test_nothing_is_advised_from_nothing() -> None:
     assert advice.advise([], {}) == []
 

@@ -109,6 +109,8 @@ def _parts(figures: Sequence[Figure]) -> Advice | None:
         if shared
         else "no number is among the fastest for both, so the wake's counts"
     )
+    if min(figure.n for flows in both for figure in flows) < 2:
+        because += ". One sample has no spread: measure for more minutes before you rely on it"
     return Advice("parts", str(choice), because)
 
 
