@@ -14,9 +14,10 @@ from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.stores import Server
 from tests.fixtures.tree_print import fill
 from tests.fixtures.world import World, make_world
-from torpor.errors import InvalidInput, SnapshotDamaged, SnapshotMissing
+from torpor.errors import GrantExpired, InvalidInput, SnapshotDamaged, SnapshotMissing
 from torpor.format.names import manifest_key
 from torpor.remote import bundle
+from torpor.remote.snapshot import RemoteSnapshot
 from torpor.upkeep.verify_report import VerifyReport
 from torpor.values import MachineId, ObjectKey
 
@@ -98,6 +99,20 @@ def test_a_dry_prune_frees_nothing_and_says_what_it_would(kept: World) -> None:
     assert (done.freed.packs, done.freed.bytes) == (0, 0)
     assert packs(kept) == before
     assert any("dry run" in row["value"] for row in report.rows())
+
+
+def test_a_control_side_that_slept_before_its_commit_goes_round_once_more(kept: World) -> None:
+    commit, late = RemoteSnapshot.commit, iter([True])
+
+    def first_too_late(self: RemoteSnapshot, statistics: dict[str, int]) -> Any:
+        if next(late, False):
+            raise GrantExpired("the grant's time is over")
+        return commit(self, statistics)
+
+    with patch.object(RemoteSnapshot, "commit", first_too_late):
+        report = hibernate_plainly(kept.place, destroy=False)
+    assert next(late, None) is None
+    assert kept.snapshots()[0].snapshot == report.snapshot
 
 
 def test_full_rents_a_machine_where_the_workspace_has_none(kept: World) -> None:

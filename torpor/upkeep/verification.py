@@ -22,7 +22,7 @@ from torpor.values import ObjectKey, SnapshotId, WorkspaceName
 
 SHOWN: Final = 10
 """Paths and objects that a verdict spells out; the counts are always whole."""
-_MOST_PATH: Final = 300
+_MOST_PATH: Final = 150
 """Characters of a path in a verdict."""
 
 _FAULTS: Final = (ManifestInvalid, SnapshotMissing, StoreCorrupt, WrongKey)
