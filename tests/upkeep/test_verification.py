@@ -17,7 +17,7 @@ from torpor.store.snapshots import open_manifest
 from torpor.store.transfer import Transfer
 from torpor.upkeep.pins import pin
 from torpor.upkeep.verification import SHOWN, SnapshotVerdict, Survey, survey, to_verify
-from torpor.upkeep.verify_report import MOST_ROWS, MOST_VERDICTS, VerifyReport
+from torpor.upkeep.verify_report import MOST_NAMED, MOST_VERDICTS, VerifyReport
 from torpor.values import KIB, ObjectKey, SnapshotId, StoredObject
 
 
@@ -223,5 +223,6 @@ def test_a_report_is_bounded(machine: NearAgent) -> None:
     told = VerifyReport.of("full", looked(machine), verdicts, {})
     assert told.damaged_count == 210
     assert len(told.damaged) == MOST_VERDICTS
-    assert len(told.rows()) == MOST_ROWS
-    assert len(msgspec.json.encode(told)) < 80 * KIB
+    assert len(told.rows()) == MOST_NAMED
+    assert len(msgspec.json.encode(told)) < 64 * KIB
+    assert told.snapshot_count == 210

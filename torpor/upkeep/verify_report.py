@@ -14,16 +14,18 @@ from torpor.values import SnapshotId, WorkspaceName
 Depth = Literal["quick", "full", "drill"]
 MOST_VERDICTS: Final = 20
 """Verdicts on damaged snapshots that a report spells out; the counts are always whole."""
-MOST_ROWS: Final = 200
+MOST_NAMED: Final = 200
+"""Snapshots of each kind that a report names, the newest."""
 _PATHS_IN_ROW: Final = 5
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """Bytes are those in the store. ``snapshots`` are all that were looked at, newest first."""
+    """Bytes are those in the store. The newest of the snapshots are named; the counts are whole."""
 
     workspace: WorkspaceName
     depth: Depth
     snapshots: list[SnapshotId]
+    snapshot_count: int
     whole: list[SnapshotId]
     restorable: list[SnapshotId]
     damaged: list[SnapshotVerdict]  # the first of them
@@ -45,9 +47,10 @@ class VerifyReport(msgspec.Struct, frozen=True):
         return cls(
             workspace=found.workspace,
             depth=depth,
-            snapshots=[verdict.snapshot for verdict in verdicts],
-            whole=[verdict.snapshot for verdict in verdicts if verdict.whole],
-            restorable=[verdict.snapshot for verdict in verdicts if verdict.restorable],
+            snapshots=[one.snapshot for one in verdicts][:MOST_NAMED],
+            snapshot_count=len(verdicts),
+            whole=[one.snapshot for one in verdicts if one.whole][:MOST_NAMED],
+            restorable=[one.snapshot for one in verdicts if one.restorable][:MOST_NAMED],
             damaged=damaged[:MOST_VERDICTS],
             damaged_count=len(damaged),
             objects=found.objects,
@@ -64,7 +67,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
         """In a sentence: what is wrong, and what can still be restored."""
         if not self.failed:
             return (
-                f"all {len(self.snapshots)} snapshots of workspace {self.workspace} are whole: "
+                f"all {self.snapshot_count} snapshots of workspace {self.workspace} are whole: "
                 f"{self.objects:,} objects, {self.bytes:,} bytes{self._unproven()}"
             )
         worst = self.damaged[0]
@@ -74,15 +77,15 @@ class VerifyReport(msgspec.Struct, frozen=True):
             else "none can be restored whole; restore what is left of them path by path"
         )
         return (
-            f"{self.damaged_count} of {len(self.snapshots)} snapshots of workspace "
+            f"{self.damaged_count} of {self.snapshot_count} snapshots of workspace "
             f"{self.workspace} are damaged, first {worst.snapshot}: {_state(worst)}; {left}"
         )
 
     def rows(self) -> list[Row]:
-        """One row for each snapshot; at most 200."""
+        """One row for each snapshot that is named."""
         spelled = {verdict.snapshot: verdict for verdict in self.damaged}
         rows = []
-        for snapshot in self.snapshots[:MOST_ROWS]:
+        for snapshot in self.snapshots:
             verdict = spelled.get(snapshot)
             state = "whole" if snapshot in self.whole else "damaged"
             rows.append(
