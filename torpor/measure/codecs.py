@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from torpor.agent.content import json_lines, sources, weights
 from torpor.codecs.codec import Buffer
 from torpor.codecs.layout import Element, Run
-from torpor.codecs.planes import PLANES, RANS, PlanesCodec
+from torpor.codecs.planes import PLANES, PlanesCodec
 from torpor.codecs.stock import LZ4, RAW, ZSTD
 from torpor.measure.figures import MB, Figure
 from torpor.values import MIB
@@ -72,11 +72,11 @@ def planes_coder(codec: PlanesCodec, element: Element) -> Coder:
 
 
 def coders(element: Element) -> Iterator[Coder]:
-    """The encodings of the snapshot format."""
+    """The encodings that a snapshot may have: nothing else can be advised."""
     for codec in (RAW, LZ4, ZSTD):
         yield Coder(codec.name, codec.encode, codec.decode)
     if element is not Element.BYTES:
-        yield from (planes_coder(codec, element) for codec in (PLANES, RANS))
+        yield planes_coder(PLANES, element)
 
 
 def run_coder(
