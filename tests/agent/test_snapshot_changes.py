@@ -203,3 +203,24 @@ def test_a_workspace_that_became_empty_is_no_snapshot(engine: Engine, was: Path)
     with pytest.raises(WorkspaceInvalid, match="has become empty while it was read"):
         engine.commit(run)
     assert engine.snapshots() == []
+
+
+def test_small_files_that_were_only_touched_are_read_and_not_stored_again(
+    engine: Engine, tmp_path: Path
+) -> None:
+    root = tmp_path / "touched"
+    root.mkdir()
+    for number in range(9):
+        (root / f"{number}").write_bytes(bytes([number]) * (1000 + number))
+    let_settle()
+    engine.snapshot([root])
+    os.utime(root / "3")
+    (root / "5").chmod(0o600)
+    (root / "7").write_bytes(b"other" * 50)
+    let_settle()
+    run = engine.begin([root])
+    (report,) = store_parts(engine, run, 1, engine.scan(run, 1))
+    assert (report["files"], report["new_bytes"]) == (3, 250)
+    snapshot, _ = engine.commit(run)
+    engine.call("snapshot.end", run=run, committed=True)
+    comes_back(engine, snapshot, root)

@@ -134,7 +134,7 @@ class WorkspaceState:
             return None
         held: list[dict[bytes, Held]] = [{} for _ in roots]
         for entry, signature in zip(manifest.entries, seen.signatures, strict=True):
-            if signature is not None and not entry.changed:
+            if not entry.changed:
                 held[entry.root][entry.path] = Held(signature, entry)
         return Index(root, manifest, held)
 

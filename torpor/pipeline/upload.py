@@ -15,7 +15,7 @@ from torpor.codecs.layout import Run
 from torpor.codecs.stock import RAW
 from torpor.errors import GrantExpired, StoreCorrupt
 from torpor.format.keys import SEAL_BYTES, Seal, chunk_associated
-from torpor.format.manifest import Pack
+from torpor.format.manifest import Extent, Pack
 from torpor.format.names import pack_id_of
 from torpor.pipeline.buffers import PackBuffers
 from torpor.pipeline.chunks import ChunkTable, Place
@@ -127,14 +127,32 @@ def _store_group(group: Group, source: Source, packer: _Packer, report: PartStor
         for n, read in zip(group.files, reads, strict=True)
     ]
     report.seconds.hash += time.perf_counter() - started
-    plain = b"".join(read.data for read in reads)
+    fresh = []
+    for number, read, digest in zip(group.files, reads, digests, strict=True):
+        same = _as_before(source.unread[number], digest, source.table)
+        if same is None:
+            fresh.append((number, read, digest))
+        else:
+            source.contents.add_small(number, read, same.chunk, same.offset, digest)
+    plain = b"".join(read.data for _, read, _ in fresh)
     chunk = packer.store(plain) if plain else -1
     offset = 0
-    for number, read, digest in zip(group.files, reads, digests, strict=True):
+    for number, read, digest in fresh:
         source.contents.add_small(number, read, chunk, offset, digest)
         offset += len(read.data)
     report.files += len(group.files)
-    report.bytes += len(plain)
+    report.bytes += sum(len(read.data) for read in reads)
+
+
+def _as_before(file: Unread, digest: bytes, table: ChunkTable) -> Extent | None:
+    """Where a small file's content lies already, when it was only touched: its chunk is shared, so
+    the chunk's own name would not tell."""
+    before = file.before
+    if before is None or not digest or before.digest != digest or len(before.extents) != 1:
+        return None
+    (extent,) = before.extents
+    is_whole = extent.length == before.size == file.signature.size
+    return extent if is_whole and extent.chunk >= 0 and table.has_place(extent.chunk) else None
 
 
 def _read(number: int, offset: int, length: int, source: Source, report: PartStored) -> Read:

@@ -43,6 +43,7 @@ class Unread(NamedTuple):
     entry: Entry  # without content
     signature: Signature
     sparse: bool
+    before: Entry | None = None  # what was held under its name
 
 
 class Walk(NamedTuple):
@@ -192,7 +193,8 @@ def _walk_root(
         signature = Signature(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
         if new.kind == FILE:
             sparse = st.st_blocks * 512 < st.st_size
-            found.unread.append(Unread(new, signature, sparse))
+            before = None if known is None else known.entry
+            found.unread.append(Unread(new, signature, sparse, before))
         if not settled(signature, found.started_ns):
             signature = None
         if new.kind != FILE:
