@@ -43,6 +43,8 @@ def _small() -> dict[str, Any]:
         "parts": [1],
         "content_mib": 8,
         "rounds": 1,
+        "minutes": 1,
+        "machines": [1],
         "object_mib": [1],
         "other_tools": False,
     }
@@ -96,7 +98,7 @@ def test_every_deployment_is_run_by_a_worker(
             assert ended["work_pool_name"] == "torpor"
             assert ended["infrastructure_pid"]  # a worker's process, not this one
             if name != "create":
-                assert deployed.tables(run), f"{name} made no table"
+                assert deployed.pages(run), f"{name} tells nothing"
         if number == 0:
             (machine,) = list_machines(NAME)
             assert machine.label is not None
@@ -111,5 +113,5 @@ def test_every_deployment_is_run_by_a_worker(
     homes = [
         place_of(installation.machines, one.label).home for one in machines if one.label is not None
     ]
-    found = sorted(path.name for one in homes for path in one.glob("*/a.txt"))
+    found = sorted(path.name for one in homes for path in one.rglob("a.txt"))
     assert found == ["a.txt"] * 3  # the workspace on both, and the path that was restored
