@@ -321,6 +321,10 @@ class SnapshotRun(Run):
         drop_staged(record)
         self.state.clear_sync_record()
 
+    def _give_back(self) -> None:
+        super()._give_back()
+        self._buffers.drop()
+
     def _take_up(self, records: Sequence[Record]) -> None:
         for record in records:
             self._table.know(record.located, [record.pack])

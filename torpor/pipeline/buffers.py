@@ -35,6 +35,11 @@ class PackBuffers:
             with self._lock:
                 self._idle.append(buffer)
 
+    def drop(self) -> None:
+        """Give the memory of idle buffers back to the machine."""
+        with self._lock:
+            self._idle.clear()
+
 
 _HUGE: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None)
 
