@@ -50,6 +50,29 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wide
 
 
+# -- packs are written once
+
+
+def test_a_part_that_is_asked_for_twice_with_the_same_grants_writes_no_pack_twice(
+    engine: Engine, was: Path
+) -> None:
+    run = engine.begin([was])
+    (part,) = engine.scan(run, 1)["parts"]
+    keys = [new_pack_key(WORKSPACE) for _ in range(part["packs"])]
+    grants = [engine.grant("PUT", key) for key in keys]
+    args: dict[str, Any] = {"run": run, "pass": 1, "part": part["part"], "packs": grants}
+    engine.call("snapshot.part", **args)
+    first = engine.store.get(keys[0], max_bytes=64 * MIB)
+    (was / "small").write_bytes(content(9, 3000))  # what is new has to go into some pack
+    engine.call("snapshot.part", **args)
+    assert engine.store.get(keys[0], max_bytes=64 * MIB) == first
+    assert engine.store.head(keys[1]) is not None
+    with pytest.raises(GrantExpired, match="more packs than it has grants for"):
+        (was / "small").write_bytes(content(10, 3000))
+        engine.call("snapshot.part", **args)
+    engine.call("snapshot.end", run=run, committed=False)
+
+
 # -- one run at a time
 
 

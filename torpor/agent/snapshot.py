@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -57,6 +58,8 @@ class SnapshotRun(Run):
         self._journal = Journal(self.state.journal)
         self._table = ChunkTable()
         self._buffers = PackBuffers(PACK_BYTES)
+        self._filling = threading.Lock()
+        self._begun_packs: set[ObjectKey] = set()
         self._walk: Walk | None = None
         self._source: Source | None = None
         self._parts: list[list[Job]] = []
@@ -181,7 +184,7 @@ class SnapshotRun(Run):
             self._parts[part],
             self._source,
             self.transfer(call),
-            grants,
+            self._unused(grants),
             progress=progress,
             check=lambda: self.check(call),
         )
@@ -241,6 +244,7 @@ class SnapshotRun(Run):
                 record_environment(),
                 counted,
             )
+            check_manifest(manifest, f"snapshot {snapshot}")  # what a reader refuses is not written
             blob, root = encode_manifest(manifest, self._seal)
             self._entries = entries
             self._committed = (snapshot, blob, root)
@@ -320,6 +324,16 @@ class SnapshotRun(Run):
             )
         drop_staged(record)
         self.state.clear_sync_record()
+
+    def _unused(self, grants: Sequence[Grant]) -> Iterator[Grant]:
+        """Grants for packs that no request of this run has begun: a pack is written once, also
+        when a request comes again while the first one is still at work."""
+        for grant in grants:
+            with self._filling:
+                if grant.key in self._begun_packs:
+                    continue
+                self._begun_packs.add(grant.key)
+            yield grant
 
     def _give_back(self) -> None:
         super()._give_back()

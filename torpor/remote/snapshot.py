@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from torpor.errors import AgentLost
 from torpor.format.names import manifest_key, new_pack_key, pack_id_of, packs_prefix
 from torpor.remote.run import RemoteRun
 from torpor.remote.session import Session
@@ -159,15 +160,20 @@ class RemoteSnapshot(RemoteRun):
         on_event: Callable[[dict[str, Any]], None] | None = None,
     ) -> PartReport:
         """Store one part of pass ``number``; with new grants each time. Idempotent."""
-        keys = [new_pack_key(self.spec.name) for _ in range(plan.packs)]
-        grants = [self._grant("PUT", key, plan.bytes) for key in keys]
-        answer = self._held(
-            "snapshot.part",
-            on_event,
-            **{"pass": number},
-            part=plan.part,
-            packs=grants,
-        )
+
+        def ask() -> dict[str, Any]:
+            keys = [new_pack_key(self.spec.name) for _ in range(plan.packs)]
+            grants = [self._grant("PUT", key, plan.bytes) for key in keys]
+            return self._call(
+                "snapshot.part", on_event, **{"pass": number}, part=plan.part, packs=grants
+            )
+
+        try:
+            answer = ask()
+        except AgentLost:
+            # The agent may be alive and still fill the packs of the first request.
+            self._begin_again()
+            answer = ask()
         return msgspec.convert(answer, PartReport)
 
     def quiesce(self) -> str:
