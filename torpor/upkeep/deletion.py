@@ -43,7 +43,12 @@ def delete_snapshot(
         ) from None
     store.delete([key])
     # A pin that was made since the first look found the snapshot there and said so.
-    if snapshot in pinned_ids(store, workspace):
+    try:
+        is_pinned = snapshot in pinned_ids(store, workspace)
+    except BaseException:
+        store.put(key, blob)  # not known is not unpinned
+        raise
+    if is_pinned:
         store.put(key, blob)
         _refuse_pinned(store, workspace, snapshot)
 

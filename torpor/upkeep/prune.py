@@ -165,7 +165,7 @@ def carry_out(store: ObjectStore, plan: PrunePlan) -> Pruned:
         plan=plan,
         freed=share_of(freed),
         marks_written=written,
-        marks_removed=_remove_marks(store, plan.workspace, left),
+        marks_removed=_remove_marks(store, plan.workspace),
     )
 
 
@@ -280,12 +280,15 @@ def _write_mark(store: ObjectStore, plan: PrunePlan) -> int:
     return 1
 
 
-def _remove_marks(store: ObjectStore, workspace: WorkspaceName, left: Container[bytes]) -> int:
+def _remove_marks(store: ObjectStore, workspace: WorkspaceName) -> int:
     """Remove the marks whose packs are all gone, or stand in a later mark. A pack's last mark is
     never removed while the pack is there, so that no snapshot ever refers to it again."""
+    # In this order: a pack that stands in one of these marks and is gone by now never comes back.
+    marks = read_marks(store, workspace)
+    left = _packs(store, workspace)
     later: set[bytes] = set()
     done = []
-    for mark in reversed(read_marks(store, workspace)):
+    for mark in reversed(marks):
         if all(pack in later or pack not in left for pack in mark.packs):
             done.append(mark.key)
         else:
