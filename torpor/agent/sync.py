@@ -100,9 +100,9 @@ class SyncRun(Run):
             )
         self._before = before
         resumed = before is not None and mine and before.mixed
-        found = self._look(exclude, stored, mine, call)
+        found = self._look(exclude, stored, resumed, call)
         kept = set(found.unsaved) if resumed and not discard_local else set()
-        lost = [] if resumed else found.unsaved + ([] if mine else found.removed)
+        lost = [] if resumed else found.unsaved + found.removed
         if lost and not discard_local:
             raise UnsavedWork(self._refusal(lost, found))
         self._names = _without(found.names, kept)
@@ -277,7 +277,7 @@ class SyncRun(Run):
         }
 
     def _look(
-        self, exclude: Sequence[str], stored: Sequence[SnapshotId], mine: bool, call: Call
+        self, exclude: Sequence[str], stored: Sequence[SnapshotId], resumed: bool, call: Call
     ) -> Survey:
         excluded = self._excluded(exclude)
         index = self.state.load_index(self._targets, self._seal, None)
@@ -296,7 +296,7 @@ class SyncRun(Run):
             self._seal,
             last_is_stored=self._last in stored,
             owners=os.geteuid() == 0,
-            strict=not mine,
+            strict=not resumed,
             check=lambda: self.check(call),
         )
 
