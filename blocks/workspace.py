@@ -44,6 +44,7 @@ class Workspace(Block):
         accept_changed: Patterns of files that may change while they are read.
         parts: How many shares a transfer is cut into.
         part_mib: The least that a share moves, in MiB.
+        smallest: Whether fewer bytes count for more than less time.
         owner: Whose machines they are, on the label of each.
 
     Example:
@@ -147,6 +148,14 @@ class Workspace(Block):
         title="Least part (MiB)",
         description="The least that a share moves: a small workspace is cut into fewer of them.",
     )
+    smallest: bool = Field(
+        default=False,
+        title="Fewest bytes",
+        description=(
+            "Compress text and programs as hard as is sensible, whatever time it takes. Otherwise "
+            "as hard as the link leaves time for. Weights are always stored in their smallest form."
+        ),
+    )
 
     owner: str = Field(
         default="torpor",
@@ -184,6 +193,7 @@ class Workspace(Block):
             accept_changed=list(self.accept_changed),
             parts=self.parts,
             part_bytes=self.part_mib * MIB,
+            smallest=self.smallest,
         )
 
     def for_measuring(self, name: WorkspaceName, path: str, parts: int, part_mib: int) -> Workspace:

@@ -238,6 +238,7 @@ class _Hibernation:
             stored_bytes=sum(part.stored_bytes for part in self._stored),
             total_stored_bytes=sum(chunk.stored for chunk in verified.manifest.chunks),
             packs=len(packs),
+            encoding=committed.encoding,
             sealed=self._place.seal.sealed,
             changed=committed.unaccepted,
             skipped=last.skipped,

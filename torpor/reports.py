@@ -25,6 +25,7 @@ class HibernateReport(msgspec.Struct, frozen=True):
     stored_bytes: int  # of new_bytes
     total_stored_bytes: int  # of everything that the snapshot names
     packs: int
+    encoding: str  # how hard text was compressed, and why
     sealed: bool
     changed: list[str]
     skipped: int
@@ -51,7 +52,7 @@ class HibernateReport(msgspec.Struct, frozen=True):
             _row(
                 "new",
                 f"{self.new_bytes:,} bytes, stored as {self.stored_bytes:,}, "
-                f"in {_count(self.passes, 'pass', 'passes')}",
+                f"in {_count(self.passes, 'pass', 'passes')}; {self.encoding}",
             ),
             _row("sealed", "yes, AES-256-GCM" if self.sealed else "no: the store block has no key"),
             _row("changed while read", ", ".join(self.changed) or "nothing"),

@@ -158,6 +158,8 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     parts: int = 32
     part_bytes: int = 64 * MIB
     """The least that a part moves: a small workspace is cut into fewer parts."""
+    smallest: bool = False
+    """Fewest bytes rather than least time."""
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True):

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torpor.codecs.choose import SAMPLE_BYTES, choose, decode_chunk, encode_chunk
+from torpor.codecs.choose import SAMPLE_BYTES, Encoder, choose, decode_chunk
+from torpor.codecs.effort import Effort
 from torpor.codecs.layout import Element, Run
 from torpor.codecs.planes import PLANES
 from torpor.codecs.stock import LZ4, RAW, ZSTD
 from torpor.errors import SnapshotDamaged
 
 NOISE = random.Random(1).randbytes(1 << 20)
+encode_chunk = Encoder(Effort()).encode
 WORDS = " ".join(random.Random(2).choices([f"word{n}" for n in range(500)], k=50_000)).encode()
 
 

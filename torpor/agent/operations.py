@@ -44,6 +44,7 @@ class _SnapshotBegin(msgspec.Struct):
     exclude: list[str]
     key: str | None
     known: list[_KnownSnapshot]
+    smallest: bool = False
 
 
 class _Scan(msgspec.Struct):
@@ -176,7 +177,9 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
         known = [Known(bytes.fromhex(k.root), k.bytes, checked(k.grant)) for k in args.known]
         with run.serving(call), run.beginning:
             try:
-                return run.begin(args.roots, args.exclude, key_of(args.key), known)
+                return run.begin(
+                    args.roots, args.exclude, key_of(args.key), known, smallest=args.smallest
+                )
             except BaseException:
                 run.end("it could not begin")
                 raise

@@ -14,6 +14,8 @@ from torpor.agent.machine import machine_id
 from torpor.agent.protocol import Call
 from torpor.agent.runs import Run
 from torpor.agent.sync import drop_staged
+from torpor.codecs.choose import Encoder
+from torpor.codecs.effort import Effort
 from torpor.errors import AgentLost, SnapshotDamaged, StoreMissing, WorkspaceInvalid
 from torpor.format.checks import check_manifest
 from torpor.format.keys import Seal
@@ -76,9 +78,11 @@ class SnapshotRun(Run):
         exclude: Sequence[str],
         key: bytes | None,
         known: Sequence[Known],
+        *,
+        smallest: bool,
     ) -> dict[str, Any]:
         """Resolve the roots and take up what earlier runs left; ``known`` are the workspace's
-        snapshots, newest first. Once a run."""
+        snapshots, newest first; ``smallest`` prefers fewer bytes to less time. Once a run."""
         if self._begun is not None:
             return self._begun
         if self.state.restore_journal.exists():
@@ -93,6 +97,7 @@ class SnapshotRun(Run):
         self._excluded = compile_excludes(exclude)
         self._seal = Seal(key)
         self._known = list(known)
+        self._encoder = Encoder(Effort(smallest=smallest))
         index = self.state.load_index(self._roots, self._seal, {one.root for one in known})
         self._held: list[dict[bytes, Held]]
         if index is not None:
@@ -145,6 +150,7 @@ class SnapshotRun(Run):
             Numbers(self._roots, seen.unread),
             self._journal,
             self._buffers,
+            self._encoder,
         )
         self._walk, self._pass = seen, number
         self._parts = share_out(jobs, max_parts, part_bytes)
@@ -263,6 +269,7 @@ class SnapshotRun(Run):
             "changed_count": len(changed),
             "unaccepted_count": len(names),
             "unaccepted": [_shown(name) for name in names[:SHOWN]],
+            "encoding": self._encoder.effort.words,
         }
 
     def confirm(self, accepted: Sequence[str], call: Call) -> dict[str, Any]:

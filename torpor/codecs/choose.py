@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from torpor.codecs.codec import Buffer, Codec
+from torpor.codecs.effort import Effort
 from torpor.codecs.layout import Element, Run
 from torpor.codecs.planes import PLANES
-from torpor.codecs.stock import LZ4, RAW, ZSTD
+from torpor.codecs.stock import LZ4, RAW, ZSTD, zstd_at
 from torpor.errors import SnapshotDamaged
 from torpor.values import KIB
 
@@ -21,20 +22,26 @@ _LZ4_IS_ENOUGH: Final = 1.02
 _BY_CODE: Final[dict[int, Codec]] = {codec.code: codec for codec in (RAW, LZ4, ZSTD)}
 
 
-def encode_chunk(plain: Buffer, runs: Sequence[Run] = ()) -> tuple[int, Buffer]:
-    """Encode one chunk; returns the encoding's code and the stored bytes, never longer.
+class Encoder:
+    """Encodes the chunks of one run, text as hard as ``effort`` says. Thread-safe."""
 
-    ``runs`` say which numbers the chunk is made of, where that is known; they cover it exactly.
-    """
-    if any(run.element is not Element.BYTES for run in runs):
-        planes = PLANES.encode(memoryview(plain), runs)
-        if planes is not None and len(planes) < _GAIN * len(plain):
-            return PLANES.code, planes
-    codec = choose(plain)
-    stored = codec.encode(plain)
-    if len(stored) >= len(plain):
-        return RAW.code, plain
-    return codec.code, stored
+    def __init__(self, effort: Effort) -> None:
+        self.effort = effort
+
+    def encode(self, plain: Buffer, runs: Sequence[Run] = ()) -> tuple[int, Buffer]:
+        """Encode one chunk; returns the encoding's code and the stored bytes, never longer.
+
+        ``runs`` say which numbers the chunk is made of, where that is known; they cover it exactly.
+        """
+        if any(run.element is not Element.BYTES for run in runs):
+            planes = PLANES.encode(memoryview(plain), runs)
+            if planes is not None and len(planes) < _GAIN * len(plain):
+                return PLANES.code, planes
+        codec = choose(plain)
+        stored = (zstd_at(self.effort.level) if codec is ZSTD else codec).encode(plain)
+        if len(stored) >= len(plain):
+            return RAW.code, plain
+        return codec.code, stored
 
 
 def decode_chunk(code: int, stored: Buffer, plain_bytes: int) -> Buffer:
@@ -48,7 +55,7 @@ def decode_chunk(code: int, stored: Buffer, plain_bytes: int) -> Buffer:
 
 
 def choose(plain: Buffer) -> Codec:
-    """The encoding for a chunk, from a 64 KiB sample of its middle."""
+    """The kind of encoding for a chunk, from a 64 KiB sample of its middle."""
     view = memoryview(plain)
     start = max(0, (len(view) - SAMPLE_BYTES) // 2)
     sample = view[start : start + SAMPLE_BYTES]

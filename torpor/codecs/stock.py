@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import Final
 
 import lz4.block
@@ -44,16 +45,15 @@ class _Lz4:
 class _Zstd:
     name: Final = "zstd"
     code: Final = 2
-    _LEVEL: Final = 1
-    """Level 3 gains 10 % on sources and costs half the speed (docs/decisions.md)."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int) -> None:
+        self._level = level
         self._threads = threading.local()  # a context serves one thread at a time
 
     def encode(self, plain: Buffer) -> Buffer:
         compressor = getattr(self._threads, "compressor", None)
         if compressor is None:
-            compressor = zstandard.ZstdCompressor(level=self._LEVEL)
+            compressor = zstandard.ZstdCompressor(level=self._level)
             self._threads.compressor = compressor
         encoded: bytes = compressor.compress(plain)
         return encoded
@@ -81,4 +81,10 @@ def _exactly(plain: bytes, plain_bytes: int, name: str) -> bytes:
 
 RAW: Final[Codec] = _Raw()
 LZ4: Final[Codec] = _Lz4()
-ZSTD: Final[Codec] = _Zstd()
+ZSTD: Final[Codec] = _Zstd(1)
+
+
+@cache
+def zstd_at(level: int) -> Codec:
+    """The zstd encoding at that level; what it makes is decoded alike."""
+    return _Zstd(level)

@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from torpor.codecs.choose import decode_chunk, encode_chunk
+from torpor.codecs.choose import Encoder, decode_chunk
 from torpor.codecs.codec import Buffer
+from torpor.codecs.effort import Pace
 from torpor.codecs.layout import Run
 from torpor.codecs.stock import RAW
 from torpor.errors import GrantExpired, StoreCorrupt
@@ -66,6 +67,7 @@ class Source(NamedTuple):
     numbers: Numbers
     journal: Journal
     buffers: PackBuffers  # of PACK_BYTES
+    encoder: Encoder
 
 
 def packs_needed(plain_bytes: int) -> int:
@@ -195,6 +197,8 @@ class _Packer:
         self._bytes = 0  # of the buffer, filled
         self._places: list[tuple[int, Place]] = []
         self._md5 = hashlib.md5(usedforsecurity=False)
+        self._opened = time.perf_counter()  # when the open pack began to be filled
+        self._encoded = self._encoded_cpu = 0.0  # seconds of encoding for it, by both clocks
 
     def store(self, plain: bytes, runs: Sequence[Run] = ()) -> int:
         """The chunk's number; its bytes are in the open pack when the store did not have it."""
@@ -208,7 +212,7 @@ class _Packer:
         if not must_store:
             return number
         try:
-            encoding, encoded = _encoded(plain, name, runs)
+            encoding, encoded = self._encode(plain, name, runs)
             self._add(number, name, encoding, encoded, len(plain))
         except BaseException:
             self._source.table.release([number])
@@ -233,6 +237,19 @@ class _Packer:
         self._buffer[self._bytes : end] = stored
         self._bytes = end
 
+    def _encode(self, plain: bytes, name: bytes, runs: Sequence[Run]) -> tuple[int, Buffer]:
+        """Encode, and decode again at once: a fault of memory or codec must not reach the store."""
+        wall, cpu = time.perf_counter(), time.thread_time()
+        encoding, encoded = self._source.encoder.encode(plain, runs)
+        if encoding != RAW.code and decode_chunk(encoding, encoded, len(plain)) != plain:
+            raise StoreCorrupt(
+                f"encoding {encoding} did not give chunk {name.hex()} back: bad memory on the "
+                "machine, or a broken codec library; nothing was sent"
+            )
+        self._encoded += time.perf_counter() - wall
+        self._encoded_cpu += time.thread_time() - cpu
+        return encoding, encoded
+
     def flush(self) -> None:
         """Send the open pack; afterwards its chunks have places, in the journal too."""
         if not self._bytes or self._grant is None:
@@ -243,24 +260,18 @@ class _Packer:
         self._sender.put(self._grant, [self._buffer[: self._bytes]], md5)
         located = self._source.table.settle(pack, self._places)
         self._source.journal.append(pack, located)
-        self._report.seconds.put += time.perf_counter() - started
+        ended = time.perf_counter()
+        self._report.seconds.put += ended - started
         self._report.packs += 1
         self._report.stored_bytes += self._bytes
+        self._source.encoder.effort.note(
+            Pace(started - self._opened, self._encoded, self._encoded_cpu, ended - started)
+        )
         self._grant = None
         self._places, self._bytes = [], 0
         self._md5 = hashlib.md5(usedforsecurity=False)
+        self._opened, self._encoded, self._encoded_cpu = ended, 0.0, 0.0
 
     def give_back(self) -> None:
         """Release the claims of a pack that was not sent; nothing after a flush."""
         self._source.table.release([number for number, _ in self._places])
-
-
-def _encoded(plain: bytes, name: bytes, runs: Sequence[Run]) -> tuple[int, Buffer]:
-    """Encode, and decode again at once: a fault of memory or codec must not reach the store."""
-    encoding, encoded = encode_chunk(plain, runs)
-    if encoding != RAW.code and decode_chunk(encoding, encoded, len(plain)) != plain:
-        raise StoreCorrupt(
-            f"encoding {encoding} did not give chunk {name.hex()} back: bad memory on the machine, "
-            "or a broken codec library; nothing was sent"
-        )
-    return encoding, encoded

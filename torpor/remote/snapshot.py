@@ -89,6 +89,7 @@ class Committed(msgspec.Struct, frozen=True):
     changed_count: int
     unaccepted_count: int
     unaccepted: list[str]
+    encoding: str  # how hard chunks were compressed and why, in words
 
 
 class _Leave(NamedTuple):
@@ -134,6 +135,7 @@ class RemoteSnapshot(RemoteRun):
             exclude=self.spec.exclude,
             key=self._key,
             known=[self._known(one) for one in known],
+            smallest=self.spec.smallest,
         )
         self._resumed = self._still_there(begun["resumable"])
         environment: dict[str, Any] = begun["environment"]

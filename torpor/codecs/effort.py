@@ -1,0 +1,90 @@
+"""How hard text is compressed: as hard as the link leaves time for, as ``zstd --adapt`` does it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Final, NamedTuple
+
+LEVELS: Final = (1, 3, 6, 9)
+"""zstd's levels, from fast to small; a higher one costs about twice the time of the one before."""
+SMALLEST_LEVEL: Final = 12
+"""Where bytes count and time does not: what follows gains under 1 % on this size of chunk."""
+
+_START: Final = LEVELS.index(3)
+_LOOKS: Final = 3  # one pack tells little: the first waits for nobody, the last is small
+_LINK_LIMITS: Final = 0.5  # of a part's time spent on sending, from which the link is the limit
+_LINK_RESTS: Final = 0.3  # below which it is not
+_CORES_FREE: Final = 0.75  # CPU seconds of encoding for each second of it, while cores are free
+_CORES_SHORT: Final = 0.6  # below which encoders wait for a core
+
+
+class Pace(NamedTuple):
+    """Where one pack's time went, in seconds: filling it, encoding as a part of that (by the wall
+    and by the thread's CPU clock), and sending it."""
+
+    filled: float
+    encoded: float
+    encoded_cpu: float
+    sent: float
+
+
+class Effort:
+    """The level for the next chunk. Thread-safe; one for each run.
+
+    Two things are watched, pack by pack. When parts spend their time on sending and encoders still
+    find free cores, a slower level costs nothing and the link carries more: the level rises. When
+    encoders wait for cores, or sending is quick, it falls. Both are measured in the transfer
+    itself, so neither another process on the machine nor a link that changes needs to be known.
+
+    ``smallest`` takes the smallest level at once and stays there.
+    """
+
+    def __init__(self, *, smallest: bool = False) -> None:
+        self._lock = threading.Lock()
+        self._smallest = smallest
+        self._step = _START
+        self._lowest = self._highest = _START
+        self._recent: deque[Pace] = deque(maxlen=_LOOKS)
+        self._filled = self._sent = 0.0
+
+    @property
+    def level(self) -> int:
+        return SMALLEST_LEVEL if self._smallest else LEVELS[self._step]
+
+    def note(self, pace: Pace) -> None:
+        """Take one pack's times into account."""
+        with self._lock:
+            self._filled += pace.filled
+            self._sent += pace.sent
+            self._recent.append(pace)
+            if len(self._recent) < _LOOKS:
+                return
+            step = min(max(self._step + self._turn(), 0), len(LEVELS) - 1)
+            if step != self._step:
+                self._step = step
+                self._lowest, self._highest = min(self._lowest, step), max(self._highest, step)
+                self._recent.clear()  # what was measured before says nothing of the new level
+
+    @property
+    def words(self) -> str:
+        """The level that was taken and why, for the report."""
+        if self._smallest:
+            return f"zstd {SMALLEST_LEVEL}: the workspace block asks for the fewest bytes"
+        with self._lock:
+            low, high = LEVELS[self._lowest], LEVELS[self._highest]
+            if not self._sent:
+                return "nothing new was encoded"
+            waited = self._sent / (self._filled + self._sent)
+        levels = f"zstd {low}" if low == high else f"zstd {low} to {high}"
+        return f"{levels}: parts spent {waited:.0%} of their time on sending"
+
+    def _turn(self) -> int:
+        filled = sum(pace.filled for pace in self._recent)
+        sent = sum(pace.sent for pace in self._recent)
+        encoded = sum(pace.encoded for pace in self._recent)
+        waiting = sent / (filled + sent) if filled + sent else 0.0
+        cores = sum(pace.encoded_cpu for pace in self._recent) / encoded if encoded else 1.0
+        if waiting > _LINK_LIMITS and cores > _CORES_FREE:
+            return 1
+        return -1 if waiting < _LINK_RESTS or cores < _CORES_SHORT else 0
