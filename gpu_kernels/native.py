@@ -23,6 +23,8 @@ BUILT: Final = Path(__file__).resolve().parent / "built"
 RANS_SEGMENT_LOG2: Final = 15
 """Symbols of a segment, as a power of two: larger ones store fewer states, smaller ones give a GPU
 more to do at once."""
+MD5_LANES: Final = 8
+"""Streams that MD5 takes at once, where the CPU has vectors."""
 REFUSALS: Final = {
     1: "header or sizes",
     2: "frequency table",
@@ -61,6 +63,7 @@ class Library(Protocol):
     def torpor_rans_decode(self, *args: object) -> int: ...
     def torpor_huffman_bound(self, *args: object) -> int: ...
     def torpor_huffman_frame(self, *args: object) -> int: ...
+    def torpor_md5_blocks(self, *args: object) -> int: ...
     def torpor_cpu_level(self) -> int: ...
     def torpor_cpu_limit(self, level: int) -> int: ...
 
@@ -92,6 +95,7 @@ def library() -> Library | None:
     loaded.torpor_huffman_bound.restype = size
     loaded.torpor_huffman_frame.argtypes = (pointer, size, pointer, size)
     loaded.torpor_huffman_frame.restype = size
+    loaded.torpor_md5_blocks.argtypes = (pointer, planes, number, size)
     return loaded
 
 
@@ -142,6 +146,22 @@ def huffman_frame(lib: Library, plain: Buffer) -> memoryview | None:
     with _address(plain) as source, _address(frame, writable=True) as target:
         made = lib.torpor_huffman_frame(source, len(plain), target, len(frame))
     return memoryview(frame)[:made] if made else None
+
+
+def md5_blocks(lib: Library, states: Sequence[bytearray], streams: Sequence[memoryview]) -> None:
+    """Take streams of one length, whole blocks of 64 bytes, into their states of 16 bytes."""
+    sizes = {len(stream) for stream in streams}
+    if len(sizes) != 1 or len(states) != len(streams) or any(len(s) != 16 for s in states):
+        raise ValueError(f"{len(states)} states for {len(streams)} streams of {sizes} bytes")
+    blocks, rest = divmod(sizes.pop(), 64)
+    if rest:
+        raise ValueError(f"{rest} bytes are no whole block of MD5")
+    held = bytearray().join(states)
+    with _addresses(streams) as sources, _address(held, writable=True) as target:
+        if lib.torpor_md5_blocks(target, sources, len(streams), blocks):
+            raise ValueError(f"{len(streams)} streams: at most {MD5_LANES} go together")
+    for number, state in enumerate(states):
+        state[:] = held[16 * number : 16 * number + 16]
 
 
 def _elements(plain_bytes: int, width: int, planes: Sequence[Buffer]) -> int:

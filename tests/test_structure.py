@@ -28,7 +28,7 @@ ENGINE = {
     "tree": {"format", "values", "errors"},
     "store": {"format", "values", "errors"},
     "codecs": {"format", "values", "errors", "gpu_kernels"},
-    "pipeline": {"tree", "store", "codecs", "format", "values", "errors"},
+    "pipeline": {"tree", "store", "codecs", "format", "values", "errors", "gpu_kernels"},
     "agent": {"pipeline", "tree", "store", "codecs", "format", "values", "errors", "gpu_kernels"},
     # the control side's rooms; no machine gets them
     "ledger": {"store", "format", "values", "errors"},

@@ -24,6 +24,7 @@ from torpor.format.names import pack_id_of, pack_key
 from torpor.pipeline.buffers import PackBuffers
 from torpor.pipeline.chunks import ChunkTable, Located, Place
 from torpor.pipeline.contents import Contents
+from torpor.pipeline.digests import PackDigests
 from torpor.pipeline.journal import Journal, Record
 from torpor.pipeline.numbers import Numbers
 from torpor.pipeline.upload import PACK_BYTES, PartStored, Source, packs_needed, store_part
@@ -60,6 +61,7 @@ class SnapshotRun(Run):
         self._journal = Journal(self.state.journal)
         self._table = ChunkTable()
         self._buffers = PackBuffers(PACK_BYTES)
+        self._digests = PackDigests()
         self._filling = threading.Lock()
         self._begun_packs: set[ObjectKey] = set()
         self._walk: Walk | None = None
@@ -150,6 +152,7 @@ class SnapshotRun(Run):
             Numbers(self._roots, seen.unread),
             self._journal,
             self._buffers,
+            self._digests,
             self._encoder,
         )
         self._walk, self._pass = seen, number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
@@ -21,6 +20,7 @@ from torpor.format.names import pack_id_of
 from torpor.pipeline.buffers import PackBuffers
 from torpor.pipeline.chunks import ChunkTable, Place
 from torpor.pipeline.contents import Contents
+from torpor.pipeline.digests import PackDigests
 from torpor.pipeline.journal import Journal
 from torpor.pipeline.numbers import Numbers
 from torpor.store.transfer import Transfer
@@ -67,6 +67,7 @@ class Source(NamedTuple):
     numbers: Numbers
     journal: Journal
     buffers: PackBuffers  # of PACK_BYTES
+    digests: PackDigests
     encoder: Encoder
 
 
@@ -196,14 +197,13 @@ class _Packer:
         self._buffer = buffer
         self._bytes = 0  # of the buffer, filled
         self._places: list[tuple[int, Place]] = []
-        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._digest = source.digests.begin(buffer)
         self._opened = time.perf_counter()  # when the open pack began to be filled
         self._encoded = self._encoded_cpu = 0.0  # seconds of encoding for it, by both clocks
 
     def store(self, plain: bytes, runs: Sequence[Run] = ()) -> int:
         """The chunk's number; its bytes are in the open pack when the store did not have it."""
         seconds = self._report.seconds
-        put_before = seconds.put
         started = time.perf_counter()
         name = self._source.seal.name(plain)
         number, must_store = self._source.table.claim(name, len(plain))
@@ -211,6 +211,7 @@ class _Packer:
         seconds.hash += hashed - started
         if not must_store:
             return number
+        before = seconds.put + seconds.hash  # a pack that is closed meanwhile counts there
         try:
             encoding, encoded = self._encode(plain, name, runs)
             self._add(number, name, encoding, encoded, len(plain))
@@ -218,7 +219,7 @@ class _Packer:
             self._source.table.release([number])
             raise
         finally:
-            seconds.encode += time.perf_counter() - hashed - (seconds.put - put_before)
+            seconds.encode += time.perf_counter() - hashed - (seconds.put + seconds.hash - before)
         self._report.new_bytes += len(plain)
         return number
 
@@ -231,11 +232,10 @@ class _Packer:
                 raise GrantExpired("the part needs more packs than it has grants for: ask again")
         pack_id = pack_id_of(self._grant.key)
         stored = self._source.seal.seal(encoded, chunk_associated(name, pack_id, encoding, plain))
-        self._md5.update(stored)
         self._places.append((number, Place(pack_id, encoding, self._bytes, len(stored))))
         end = self._bytes + len(stored)
         self._buffer[self._bytes : end] = stored
-        self._bytes = end
+        self._bytes = self._digest.filled = end
 
     def _encode(self, plain: bytes, name: bytes, runs: Sequence[Run]) -> tuple[int, Buffer]:
         """Encode, and decode again at once: a fault of memory or codec must not reach the store."""
@@ -254,13 +254,15 @@ class _Packer:
         """Send the open pack; afterwards its chunks have places, in the journal too."""
         if not self._bytes or self._grant is None:
             return
+        full = time.perf_counter()
+        md5 = self._digest.finish()
         started = time.perf_counter()
-        md5 = self._md5.digest()
         pack = Pack(pack_id_of(self._grant.key), self._bytes, md5)
         self._sender.put(self._grant, [self._buffer[: self._bytes]], md5)
         located = self._source.table.settle(pack, self._places)
         self._source.journal.append(pack, located)
         ended = time.perf_counter()
+        self._report.seconds.hash += started - full
         self._report.seconds.put += ended - started
         self._report.packs += 1
         self._report.stored_bytes += self._bytes
@@ -269,9 +271,10 @@ class _Packer:
         )
         self._grant = None
         self._places, self._bytes = [], 0
-        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._digest = self._source.digests.begin(self._buffer)
         self._opened, self._encoded, self._encoded_cpu = ended, 0.0, 0.0
 
     def give_back(self) -> None:
-        """Release the claims of a pack that was not sent; nothing after a flush."""
+        """Release the buffer, and the claims of a pack that was not sent; none after a flush."""
+        self._digest.drop()
         self._source.table.release([number for number, _ in self._places])
