@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from torpor.codecs.codec import Codec
-from torpor.codecs.planes import PLANES
+from torpor.codecs.planes import PLANES, RANS
 from torpor.codecs.stock import LZ4, RAW, ZSTD
 from torpor.format.checks import KNOWN_ENCODINGS
 
@@ -259,7 +259,8 @@ def test_the_format_names_every_encoding() -> None:
     text = (ROOT / "docs/format.md").read_text()
     rows = dict(re.findall(r"^\| (\d) \| `(\w+)` \|", text, re.MULTILINE))
     codecs: tuple[Codec, ...] = (RAW, LZ4, ZSTD)
-    named = {str(codec.code): codec.name for codec in codecs} | {str(PLANES.code): PLANES.name}
+    named = {str(codec.code): codec.name for codec in codecs}
+    named |= {str(codec.code): codec.name for codec in (PLANES, RANS)}
     assert rows == named
     assert {int(code) for code in rows} == KNOWN_ENCODINGS
 

@@ -145,7 +145,7 @@ def _chunk_bomb(stored: bytes, encoding: int) -> Manifest:
     )
 
 
-@pytest.mark.parametrize("encoding", [0, 1, 2, 3])
+@pytest.mark.parametrize("encoding", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize(
     "stored",
     [bytes(100) + b"x", b"x" * 100, random.Random(1).randbytes(99)],

@@ -8,7 +8,7 @@ from typing import Final
 from torpor.codecs.codec import Buffer, Codec
 from torpor.codecs.effort import Effort
 from torpor.codecs.layout import Element, Run
-from torpor.codecs.planes import PLANES
+from torpor.codecs.planes import PLANES, RANS
 from torpor.codecs.stock import LZ4, RAW, ZSTD, zstd_at
 from torpor.errors import SnapshotDamaged
 from torpor.values import KIB
@@ -20,6 +20,7 @@ _LZ4_IS_ENOUGH: Final = 1.02
 """LZ4 where zstd would save less than 2 % more: it decodes four times as fast."""
 
 _BY_CODE: Final[dict[int, Codec]] = {codec.code: codec for codec in (RAW, LZ4, ZSTD)}
+_OF_NUMBERS: Final = {codec.code: codec for codec in (PLANES, RANS)}
 
 
 class Encoder:
@@ -46,8 +47,9 @@ class Encoder:
 
 def decode_chunk(code: int, stored: Buffer, plain_bytes: int) -> Buffer:
     """The plain bytes, or SnapshotDamaged."""
-    if code == PLANES.code:
-        return PLANES.decode(memoryview(stored), plain_bytes)
+    numbers = _OF_NUMBERS.get(code)
+    if numbers is not None:
+        return numbers.decode(memoryview(stored), plain_bytes)
     codec = _BY_CODE.get(code)
     if codec is None:
         raise SnapshotDamaged(f"a chunk has unknown encoding {code}: use a newer torpor")

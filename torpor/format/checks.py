@@ -24,7 +24,7 @@ MAX_PATH_BYTES = 1 << 16  # far above PATH_MAX: restore works with dir_fds, comp
 MAX_FILE_BYTES = 1 << 50
 MAX_OWNER = (1 << 32) - 2  # one more is -1, which means "leave it" to chown
 MAX_XATTR_BYTES = 1 << 16  # Linux, for one value
-KNOWN_ENCODINGS = frozenset({0, 1, 2, 3})
+KNOWN_ENCODINGS = frozenset({0, 1, 2, 3, 4})
 
 
 def check_manifest(manifest: Manifest, what: str) -> None:

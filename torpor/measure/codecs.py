@@ -72,7 +72,8 @@ def planes_coder(codec: PlanesCodec, element: Element) -> Coder:
 
 
 def coders(element: Element) -> Iterator[Coder]:
-    """The encodings that a snapshot may have: nothing else can be advised."""
+    """The encodings that a CPU writes: nothing else can be advised. A snapshot may hold `rans` as
+    well, but only a GPU writes it, of which these figures say nothing."""
     for codec in (RAW, LZ4, ZSTD):
         yield Coder(codec.name, codec.encode, codec.decode)
     if element is not Element.BYTES:
