@@ -1,170 +1,262 @@
-"""Splits, joins, encodes and decodes batches of planes on a device. Bytes as the C twins make.
+"""A GPU and the queues of work on it, through the CUDA driver.
 
-Every buffer's size is computed here from the format's bounds (rans.cuh, planes.cuh); a kernel gets
-no address that this file has not measured.
+The tests run the same code over a driver of their own, which runs the kernels on the CPU:
+shim/driver.cpp.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
+import ctypes
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final, NamedTuple
 
-from gpu_kernels.launch import ALIGN, Device, Memory
-from gpu_kernels.native import RANS_SEGMENT_LOG2, REFUSALS
-from gpu_kernels.rans.portable import (
-    BLOCK_LOG2,
-    HEADER,
-    LANES,
-    SEGMENT_LOG2,
-    SYMBOLS_MAX,
-    RansStreamError,
-)
+from gpu_kernels.driver import LIBRARY, NON_BLOCKING, NOT_READY, Driver, GpuError
+from gpu_kernels.native import BUILT, Buffer, address_of
 
-_THREADS: Final = 256
-JOBS_MAX: Final = 65_535
-"""Jobs of one launch: CUDA's limit for the grid's second dimension."""
+ALIGN: Final = 256
+"""Every address that a kernel gets is a multiple of this; kernels ask for 16."""
+PATIENCE_S: Final = 10.0
+"""A queue whose work takes longer has hung: its work takes milliseconds, also on a busy GPU."""
+KERNELS: Final = {
+    "planes": ("planes_split", "planes_join"),
+    "rans": (
+        "rans_tables", "rans_segments", "rans_measure", "rans_pack", "rans_check", "rans_decode",
+    ),
+}  # fmt: skip
+"""Of each fat binary that gpu_kernels.build makes."""
 
-
-class Planes(NamedTuple):
-    """``width`` planes in one run of memory; plane p begins at ``p * stride``."""
-
-    memory: Memory
-    elements: int
-    stride: int
+_POLL_S: Final = 1e-4  # between two looks at a queue, at most
 
 
-def split(device: Device, plains: Sequence[Memory], width: int, rotate: bool) -> list[Planes]:
-    """Cut each of a batch of plain buffers (whole elements) into planes."""
-    planes = []
-    for plain in plains:
-        elements, rest = divmod(plain.bytes, width)
-        if rest or width not in (2, 4, 8):
-            raise ValueError(f"{plain.bytes} bytes are not elements of {width}")
-        stride = _aligned(elements)
-        planes.append(Planes(device.room(stride * width), elements, stride))
-    _launch_planes(device, "planes_split", plains, planes, width, rotate)
-    return planes
+class Memory(NamedTuple):
+    """A run of a queue's device memory, for as long as the scope that it was taken in."""
+
+    address: int
+    bytes: int
+
+    def part(self, offset: int, size: int) -> Memory:
+        if not 0 <= offset <= offset + size <= self.bytes:
+            raise ValueError(f"bytes {offset} to {offset + size} of {self.bytes}")
+        return Memory(self.address + offset, size)
 
 
-def join(device: Device, planes: Sequence[Planes], width: int, rotate: bool) -> list[Memory]:
-    """Put each of a batch of cut buffers back together."""
-    for one in planes:
-        if one.stride % ALIGN or one.stride < one.elements or one.memory.bytes < one.stride * width:
-            raise ValueError(f"{one.memory.bytes} bytes do not hold {width} planes")
-    plains = [device.room(one.elements * width) for one in planes]
-    _launch_planes(device, "planes_join", plains, planes, width, rotate)
-    return plains
+class Device:
+    """One GPU, its primary context held, with the kernels loaded. Thread-safe.
 
-
-def rans_encode(
-    device: Device, planes: Sequence[Memory], segment_log2: int = RANS_SEGMENT_LOG2
-) -> list[bytes | None]:
-    """The stream of each plane; None where it would not be smaller than the plane."""
-    rooms: list[Memory] = []
-    jobs: list[tuple[int, ...]] = []
-    streams: list[Memory] = []
-    results = device.room(4 * len(planes))
-    for number, plane in enumerate(planes):
-        blocks, segments = _counts(plane.bytes, segment_log2)
-        capacity = HEADER.size + 32 * blocks + 130 * segments + 512 * blocks + plane.bytes
-        stream, room = device.room(capacity), device.room(segments * 2 << segment_log2)
-        freqs, places = device.room(512 * blocks), device.room(4 * blocks)
-        words = device.room(4 * segments)
-        streams.append(stream)
-        rooms += (room, freqs, places, words)
-        jobs.append((
-            plane.address, plane.bytes, segment_log2, stream.address, capacity, room.address,
-            freqs.address, places.address, words.address, results.address + 4 * number,
-        ))  # fmt: skip
-    held = _put_jobs(device, jobs, planes, segment_log2)
-    grid = (max(_counts(plane.bytes, segment_log2)[0] for plane in planes), len(planes))
-    threads = LANES << (BLOCK_LOG2 - segment_log2)
-    device.launch("rans_tables", grid, 256, held)
-    device.launch("rans_segments", grid, threads, held)
-    device.launch("rans_measure", (1, len(planes)), LANES, held)
-    device.launch("rans_pack", grid, threads, held)
-    sizes = struct.unpack(f"<{len(planes)}I", device.get(results, 0, 4 * len(planes)))
-    return [
-        device.get(stream, 0, size) if 0 < size < plane.bytes else None
-        for stream, size, plane in zip(streams, sizes, planes, strict=True)
-    ]
-
-
-def rans_decode(
-    device: Device, streams: Sequence[bytes | memoryview], symbols: Sequence[int]
-) -> list[Memory]:
-    """Each plane, on the device; raises RansStreamError where any stream is not one.
-
-    Check the streams' hash first all the same: the kernels are bounded, but refuse late.
+    Raises GpuError, here and in all that follows, with the reason; after one in a queue the GPU is
+    of no more use to this process.
     """
-    rooms: list[Memory] = []
-    jobs: list[tuple[int, ...]] = []
-    results = device.room(4 * len(streams))
-    plains: list[Memory] = []
-    logs = set()
-    for number, (stream, size) in enumerate(zip(streams, symbols, strict=True)):
-        segment_log2 = stream[3] if len(stream) >= HEADER.size else 0
-        if segment_log2 not in SEGMENT_LOG2:
-            raise RansStreamError("header or sizes")
-        blocks, segments = _counts(size, segment_log2)
-        logs.add(segment_log2)
-        source, plain = device.put(stream), device.room(size)
-        places, words = device.room(4 * blocks), device.room(4 * segments)
-        plains.append(plain)
-        rooms += (source, places, words)
-        jobs.append((
-            source.address, len(stream), plain.address, size, segment_log2, places.address,
-            words.address, results.address + 4 * number,
-        ))  # fmt: skip
-    if len(logs) != 1:
-        raise ValueError("streams of one batch must share their segment size")
-    segment_log2 = logs.pop()
-    held = _put_jobs(device, jobs, plains, segment_log2)
-    grid = (max(_counts(size, segment_log2)[0] for size in symbols), len(streams))
-    device.launch("rans_check", (1, len(streams)), LANES, held)
-    device.launch("rans_decode", grid, LANES << (BLOCK_LOG2 - segment_log2), held)
-    for refusal in struct.unpack(f"<{len(streams)}I", device.get(results, 0, 4 * len(streams))):
-        if refusal:
-            raise RansStreamError(REFUSALS.get(refusal, "content"))
-    return plains
+
+    def __init__(self, library: str = LIBRARY, built: Path = BUILT, index: int = 0) -> None:
+        images = _images(built)
+        self.driver = Driver(library)
+        self.driver.call("cuInit", 0)
+        count, self._number = ctypes.c_int(), ctypes.c_int()
+        self.driver.call("cuDeviceGetCount", ctypes.byref(count))
+        if not 0 <= index < count.value:
+            raise GpuError(f"GPU {index} was asked for, the CUDA driver lists {count.value}")
+        self.driver.call("cuDeviceGet", ctypes.byref(self._number), index)
+        self.name = self._name()
+        self._context = ctypes.c_void_p()
+        self._modules: list[ctypes.c_void_p] = []
+        self._functions: dict[str, ctypes.c_void_p] = {}
+        self._lock = threading.Lock()
+        self._queues: list[Queue] = []
+        self.driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._number)
+        try:
+            self.enter()
+            for room, image in images.items():
+                self._load(room, image)
+        except BaseException:
+            self.close()
+            raise
+
+    def enter(self) -> None:
+        """Make this GPU current for the calling thread: the driver keeps that for each thread."""
+        self.driver.call("cuCtxSetCurrent", self._context)
+
+    def free_bytes(self) -> int:
+        """Memory of the GPU that nobody has taken yet."""
+        self.enter()
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value
+
+    def queue(self, device_bytes: int, pinned_bytes: int) -> Queue:
+        """A new queue; its memory, on the GPU and pinned on the host, is taken at once."""
+        self.enter()
+        queue = Queue(self, device_bytes, pinned_bytes)
+        with self._lock:
+            self._queues.append(queue)
+        return queue
+
+    def function(self, kernel: str) -> ctypes.c_void_p:
+        return self._functions[kernel]
+
+    def close(self) -> None:
+        """Give everything back, the context last; no queue may be at work. Idempotent.
+
+        What the driver refuses to take back, after a fault, goes with the context.
+        """
+        if not self._context:
+            return
+        self.driver.ask("cuCtxSetCurrent", self._context)
+        with self._lock:
+            queues, self._queues = self._queues, []
+        for queue in queues:
+            queue.free()
+        while self._modules:
+            self.driver.ask("cuModuleUnload", self._modules.pop())
+        self.driver.ask("cuCtxSetCurrent", None)
+        self.driver.ask("cuDevicePrimaryCtxRelease_v2", self._number)
+        self._context = ctypes.c_void_p()
+
+    def _name(self) -> str:
+        name = ctypes.create_string_buffer(256)
+        self.driver.call("cuDeviceGetName", name, len(name), self._number)
+        return name.value.decode("utf-8", "replace")
+
+    def _load(self, room: str, image: bytes) -> None:
+        module = ctypes.c_void_p()
+        self.driver.call("cuModuleLoadData", ctypes.byref(module), image)
+        self._modules.append(module)
+        for kernel in KERNELS[room]:
+            function = ctypes.c_void_p()
+            self.driver.call("cuModuleGetFunction", ctypes.byref(function), module, kernel.encode())
+            self._functions[kernel] = function
 
 
-def _launch_planes(
-    device: Device,
-    kernel: str,
-    plains: Sequence[Memory],
-    planes: Sequence[Planes],
-    width: int,
-    rotate: bool,
-) -> None:
-    jobs = [
-        (plain.address, one.memory.address, one.elements, one.stride, width, int(rotate))
-        for plain, one in zip(plains, planes, strict=True)
-    ]
-    held = _put_jobs(device, jobs, plains, None)
-    most = max(one.elements for one in planes)
-    device.launch(kernel, (max(1, -(-most // (8 * _THREADS))), len(jobs)), _THREADS, held)
-    device.get(held, 0, 0)  # the jobs may be freed once they are done
+class Queue:
+    """A stream of work on a GPU, with memory of its own. For one thread at a time.
+
+    Memory is taken from the front on, in a scope, and is free again behind the scope: nothing is
+    allocated for a batch, and nothing of another queue can lie there.
+    """
+
+    def __init__(self, device: Device, device_bytes: int, pinned_bytes: int) -> None:
+        self.device = device
+        self._driver = device.driver
+        self._stream = ctypes.c_void_p()
+        self._arena = ctypes.c_uint64()
+        self._host = ctypes.c_void_p()
+        self._device_bytes = device_bytes
+        self._taken = self._staged = 0
+        self._busy = False
+        try:
+            self._driver.call("cuStreamCreate", ctypes.byref(self._stream), NON_BLOCKING)
+            self._driver.call("cuMemAlloc_v2", ctypes.byref(self._arena), device_bytes)
+            self._driver.call("cuMemHostAlloc", ctypes.byref(self._host), pinned_bytes, 0)
+        except BaseException:
+            self.free()
+            raise
+        pinned = (ctypes.c_ubyte * pinned_bytes).from_address(self._host.value or 0)
+        self._pinned = memoryview(pinned).cast("B")
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Work of the calling thread. What is taken within is free again behind it."""
+        self.device.enter()
+        taken, staged = self._taken, self._staged
+        try:
+            yield
+        finally:
+            if self._busy:
+                self.wait()
+            self._taken, self._staged = taken, staged
+
+    def room(self, size: int) -> Memory:
+        """Uninitialised memory of the device; raises MemoryError where the queue has too little."""
+        end = self._taken + -(-size // ALIGN) * ALIGN
+        if end > self._device_bytes:
+            raise MemoryError(f"a queue of {self._device_bytes} bytes has no {size} bytes left")
+        memory = Memory((self._arena.value or 0) + self._taken, size)
+        self._taken = end
+        return memory
+
+    def put(self, *buffers: Buffer) -> Memory:
+        """Copy to the device, one buffer behind the other; the buffers may go away at once."""
+        memory = self.room(sum(map(len, buffers)))
+        host = at = self._stage(memory.bytes)
+        for buffer in buffers:
+            with address_of(buffer) as source:
+                ctypes.memmove(at, source, len(buffer))  # lets go of the interpreter's lock
+            at += len(buffer)
+        self._busy = True
+        self._driver.call("cuMemcpyHtoDAsync_v2", memory.address, host, memory.bytes, self._stream)
+        return memory
+
+    def launch(self, kernel: str, grid: tuple[int, int], threads: int, jobs: Memory) -> None:
+        """Start a kernel, which takes the address of ``jobs``, behind everything put before."""
+        argument = ctypes.c_uint64(jobs.address)
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+        self._busy = True
+        self._driver.call(
+            "cuLaunchKernel", self.device.function(kernel), *grid, 1, threads, 1, 1, 0,
+            self._stream, arguments, None,
+        )  # fmt: skip
+
+    def fetch(self, memories: Sequence[Memory]) -> list[memoryview]:
+        """Copy from the device, once all work has ended; the views are valid within the scope."""
+        views = []
+        self._busy = True
+        for memory in memories:
+            host = self._stage(memory.bytes)
+            self._driver.call(
+                "cuMemcpyDtoHAsync_v2", host, memory.address, memory.bytes, self._stream
+            )
+            at = host - (self._host.value or 0)
+            views.append(self._pinned[at : at + memory.bytes])
+        self.wait()
+        return views
+
+    def get(self, memory: Memory) -> bytes:
+        """As ``fetch``, of one run, as bytes of the caller's own."""
+        return bytes(self.fetch([memory])[0])
+
+    def wait(self) -> None:
+        """Wait until all work has ended; raises GpuError where it failed or takes too long."""
+        self._busy = False
+        end, pause_s = time.monotonic() + PATIENCE_S, 0.0
+        while (result := self._driver.ask("cuStreamQuery", self._stream)) == NOT_READY:
+            if time.monotonic() >= end:
+                raise GpuHangs(f"{self.device.name} has not answered for {PATIENCE_S:g} s")
+            time.sleep(pause_s)
+            pause_s = min(_POLL_S, 2 * pause_s + 1e-5)
+        self._driver.check("the work on a queue", result)
+
+    def free(self) -> None:
+        """Give stream and memory back to the driver; the context must be current."""
+        if self._host:
+            self._driver.ask("cuMemFreeHost", self._host)
+        if self._arena:
+            self._driver.ask("cuMemFree_v2", self._arena)
+        if self._stream:
+            self._driver.ask("cuStreamDestroy_v2", self._stream)
+
+    def _stage(self, size: int) -> int:
+        """The address of pinned memory that nothing else uses within the scope."""
+        start = self._staged
+        end = start + -(-size // ALIGN) * ALIGN
+        if end > len(self._pinned):
+            raise MemoryError(f"a queue stages {len(self._pinned)} bytes, no {size} are left")
+        self._staged = end
+        return (self._host.value or 0) + start
 
 
-def _put_jobs(
-    device: Device,
-    jobs: Sequence[tuple[int, ...]],
-    plains: Sequence[Memory],
-    segment_log2: int | None,
-) -> Memory:
-    if not 0 < len(jobs) <= JOBS_MAX:
-        raise ValueError(f"a batch of {len(jobs)}: the limits are 1 and {JOBS_MAX}")
-    if segment_log2 is not None and any(not 0 < p.bytes <= SYMBOLS_MAX for p in plains):
-        raise ValueError(f"a plane must hold 1 to {SYMBOLS_MAX} bytes")
-    return device.put(b"".join(struct.pack(f"<{len(job)}Q", *job) for job in jobs))
+class GpuHangs(GpuError):
+    """Work was given to the GPU and never ended: its memory must not be given back."""
 
 
-def _counts(symbols: int, segment_log2: int) -> tuple[int, int]:
-    """Blocks and segments of a plane."""
-    return -(-symbols >> BLOCK_LOG2), -(-symbols >> segment_log2)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGN) * ALIGN
+def _images(built: Path) -> dict[str, bytes]:
+    """The fat binary of each room. They are padded to a multiple of 8 and say their own length."""
+    images = {}
+    for room in KERNELS:
+        try:
+            images[room] = (built / f"{room}.fatbin").read_bytes()
+        except OSError as error:
+            raise GpuError(f"no CUDA kernels for {room} are here ({error.strerror})") from error
+    return images

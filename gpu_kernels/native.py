@@ -104,14 +104,14 @@ def split(
 ) -> None:
     """Cut ``plain`` into ``width`` writable planes of ``len(plain) / width`` bytes each."""
     elements = _elements(len(plain), width, planes)
-    with _address(plain) as source, _addresses(planes, writable=True) as targets:
+    with address_of(plain) as source, _addresses(planes, writable=True) as targets:
         lib.torpor_planes_split(source, elements, width, rotate, targets)
 
 
 def join(lib: Library, planes: Sequence[Buffer], width: int, rotate: bool, plain: Buffer) -> None:
     """Put planes back together into the writable ``plain``."""
     elements = _elements(len(plain), width, planes)
-    with _addresses(planes) as sources, _address(plain, writable=True) as target:
+    with _addresses(planes) as sources, address_of(plain, writable=True) as target:
         lib.torpor_planes_join(sources, elements, width, rotate, target)
 
 
@@ -120,7 +120,7 @@ def rans_encode(
 ) -> memoryview | None:
     """Encode into at most ``capacity`` bytes; None where that is not enough."""
     stream = bytearray(capacity)
-    with _address(plain) as source, _address(stream, writable=True) as target:
+    with address_of(plain) as source, address_of(stream, writable=True) as target:
         made = lib.torpor_rans_encode(source, len(plain), segment_log2, target, capacity)
     return memoryview(stream)[:made] if made else None
 
@@ -128,7 +128,7 @@ def rans_encode(
 def rans_decode(lib: Library, stream: Buffer, symbols: int) -> bytearray:
     """Decode exactly ``symbols`` bytes; raises RansStreamError."""
     plain = bytearray(symbols)
-    with _address(stream) as source, _address(plain, writable=True) as target:
+    with address_of(stream) as source, address_of(plain, writable=True) as target:
         refusal = lib.torpor_rans_decode(source, len(stream), target, symbols)
     if refusal:
         raise RansStreamError(REFUSALS.get(refusal, "content"))
@@ -143,7 +143,7 @@ def rans_bound(lib: Library, symbols: int, segment_log2: int = RANS_SEGMENT_LOG2
 def huffman_frame(lib: Library, plain: Buffer) -> memoryview | None:
     """A zstd frame of Huffman-coded literals; None where that needs a table left to libzstd."""
     frame = bytearray(int(lib.torpor_huffman_bound(len(plain))))
-    with _address(plain) as source, _address(frame, writable=True) as target:
+    with address_of(plain) as source, address_of(frame, writable=True) as target:
         made = lib.torpor_huffman_frame(source, len(plain), target, len(frame))
     return memoryview(frame)[:made] if made else None
 
@@ -157,7 +157,7 @@ def md5_blocks(lib: Library, states: Sequence[bytearray], streams: Sequence[memo
     if rest:
         raise ValueError(f"{rest} bytes are no whole block of MD5")
     held = bytearray().join(states)
-    with _addresses(streams) as sources, _address(held, writable=True) as target:
+    with _addresses(streams) as sources, address_of(held, writable=True) as target:
         if lib.torpor_md5_blocks(target, sources, len(streams), blocks):
             raise ValueError(f"{len(streams)} streams: at most {MD5_LANES} go together")
     for number, state in enumerate(states):
@@ -174,7 +174,7 @@ def _elements(plain_bytes: int, width: int, planes: Sequence[Buffer]) -> int:
 
 
 @contextmanager
-def _address(buffer: Buffer, *, writable: bool = False) -> Iterator[int]:
+def address_of(buffer: Buffer, *, writable: bool = False) -> Iterator[int]:
     """A buffer's address, held in place meanwhile. Unlike ``from_buffer`` it takes bytes too."""
     held = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(

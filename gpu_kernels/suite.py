@@ -13,62 +13,62 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
-from gpu_kernels import cases, device, native, twin
-from gpu_kernels.launch import Device
-from gpu_kernels.probe import open_gpu, probe
+from gpu_kernels import batch, cases, native, twin
+from gpu_kernels.device import Device, Queue
+from gpu_kernels.driver import GpuError
 from gpu_kernels.rans.portable import RansStreamError
 
 NO_GPU = 3
 _SEGMENTS_LOG2 = (12, 15)
+_DEVICE_BYTES = 128 << 20  # all cases at once, large ones too
+_PINNED_BYTES = 64 << 20
 
 
-def check_planes(where: Device) -> Iterator[str]:
+def check_planes(where: Queue) -> Iterator[str]:
     """Split and join all cases in batches of their width; yields what differs."""
     for width in (2, 4, 8):
         named = [(name, plain) for name, of, plain in cases.elements_to_split() if of == width]
         for rotate in (False, True):
-            held = [where.put(plain) for _, plain in named]
-            cut = device.split(where, held, width, rotate)
-            back = device.join(where, cut, width, rotate)
-            for (name, plain), planes, joined in zip(named, cut, back, strict=True):
-                expected = [bytearray(planes.elements) for _ in range(width)]
-                twin.split(memoryview(plain), width, rotate, [memoryview(e) for e in expected])
-                for number, plane in enumerate(expected):
-                    got = where.get(planes.memory, number * planes.stride, planes.elements)
-                    if got != plane:
-                        yield f"split of {name}, rotate {rotate}: plane {number} differs"
-                if where.get(joined, 0, len(plain)) != plain:
-                    yield f"join of {name}, rotate {rotate}: differs"
+            with where.scope():
+                held = [where.put(plain) for _, plain in named]
+                cut = batch.split(where, held, width, rotate)
+                back = batch.join(where, cut, width, rotate)
+                for (name, plain), planes, joined in zip(named, cut, back, strict=True):
+                    expected = [bytearray(planes.elements) for _ in range(width)]
+                    twin.split(memoryview(plain), width, rotate, [memoryview(e) for e in expected])
+                    for number, plane in enumerate(expected):
+                        if where.get(planes.plane(number)) != plane:
+                            yield f"split of {name}, rotate {rotate}: plane {number} differs"
+                    if where.get(joined) != plain:
+                        yield f"join of {name}, rotate {rotate}: differs"
 
 
-def check_rans(where: Device, *, large: bool) -> Iterator[str]:
+def check_rans(where: Queue, *, large: bool) -> Iterator[str]:
     """Encode and decode all cases in one batch; yields what differs from the C twin."""
-    lib = native.library()
-    if lib is None:
-        raise RuntimeError("the C twins are not built: run python -m gpu_kernels.build")
+    lib = _twins()
     named = list(cases.planes_to_encode(large=large))
     for segment_log2 in _SEGMENTS_LOG2:
-        held = [where.put(plain) for _, plain in named]
         expected: list[bytes] = []
-        for (name, plain), stream in zip(
-            named, device.rans_encode(where, held, segment_log2), strict=True
-        ):
+        with where.scope():
+            held = [where.put(plain) for _, plain in named]
+            made = batch.rans_encode(where, held, segment_log2)
+            streams = [None if one is None else where.get(one) for one in made]
+        for (name, plain), stream in zip(named, streams, strict=True):
             room = native.rans_bound(lib, len(plain), segment_log2)
             one = bytes(native.rans_encode(lib, plain, room, segment_log2) or b"")
             expected.append(one)
             if stream != (one if len(one) < len(plain) else None):
                 yield f"encoding of {name}, segments of 2^{segment_log2}: differs"
-        back = device.rans_decode(where, expected, [len(plain) for _, plain in named])
-        for (name, plain), memory in zip(named, back, strict=True):
-            if where.get(memory, 0, len(plain)) != plain:
-                yield f"decoding of {name}, segments of 2^{segment_log2}: differs"
+        with where.scope():
+            back = batch.rans_decode(where, expected, [len(plain) for _, plain in named])
+            for (name, plain), memory in zip(named, back, strict=True):
+                if where.get(memory) != plain:
+                    yield f"decoding of {name}, segments of 2^{segment_log2}: differs"
 
 
-def check_refusals(where: Device, streams: int) -> Iterator[str]:
+def check_refusals(where: Queue, streams: int) -> Iterator[str]:
     """Damaged streams: the kernels must agree with the C twin, in verdict and bytes."""
-    lib = native.library()
-    if lib is None:
-        raise RuntimeError("the C twins are not built: run python -m gpu_kernels.build")
+    lib = _twins()
     dice = random.Random(3)  # noqa: S311  (test data)
     for number in range(streams):
         plain = cases.exponents(dice, dice.randrange(1, 3000))
@@ -79,31 +79,44 @@ def check_refusals(where: Device, streams: int) -> Iterator[str]:
         verdicts: list[bytes | None] = [None, None]
         with suppress(RansStreamError):
             verdicts[0] = bytes(native.rans_decode(lib, stream, len(plain)))
-        with suppress(RansStreamError):
-            memory = device.rans_decode(where, [bytes(stream)], [len(plain)])[0]
-            verdicts[1] = where.get(memory, 0, len(plain))
+        with suppress(RansStreamError), where.scope():
+            memory = batch.rans_decode(where, [bytes(stream)], [len(plain)])[0]
+            verdicts[1] = where.get(memory)
         if verdicts[0] != verdicts[1]:
             yield f"damaged stream {number}: the kernel and the C twin disagree"
 
 
-def run(where: Device, *, large: bool, refusals: int) -> dict[str, object]:
-    """All checks on one device; the report names every difference."""
+def run(device: Device, *, large: bool, refusals: int) -> dict[str, object]:
+    """All checks on one GPU, each with fresh memory; the report names every difference."""
     failures = [
-        *check_planes(where),
-        *check_rans(where, large=large),
-        *check_refusals(where, refusals),
+        *check_planes(_queue(device)),
+        *check_rans(_queue(device), large=large),
+        *check_refusals(_queue(device), refusals),
     ]
-    return {"device": where.name, "failures": failures}
+    return {"device": device.name, "failures": failures}
 
 
 def main() -> int:
-    found = probe()
-    if not found.gpus:
-        print(f"no GPU suite was run: {found.reason}", file=sys.stderr)
+    try:
+        device = Device()
+    except GpuError as error:
+        print(f"no GPU suite was run: {error}", file=sys.stderr)
         return NO_GPU
-    report = run(open_gpu(), large=True, refusals=1000)
+    report = run(device, large=True, refusals=1000)
+    device.close()
     print(json.dumps(report, indent=2))
     return 1 if report["failures"] else 0
+
+
+def _queue(device: Device) -> Queue:
+    return device.queue(device_bytes=_DEVICE_BYTES, pinned_bytes=_PINNED_BYTES)
+
+
+def _twins() -> native.Library:
+    lib = native.library()
+    if lib is None:
+        raise RuntimeError("the C twins are not built: run python -m gpu_kernels.build")
+    return lib
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ pytest_plugins = [
     "tests.fixtures.agent_bundle",
     "tests.fixtures.fault_proxy",
     "tests.fixtures.world",
+    "tests.fixtures.shim",
     "tests.fixtures.short_agent",
     "tests.fixtures.standing",
     "tests.fixtures.prefect_server",

@@ -5,23 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from gpu_kernels import build, native
-from gpu_kernels.launch import Shim
+from gpu_kernels import native
+from gpu_kernels.device import Device, Queue
+from tests.fixtures.shim import ShimDriver
+from torpor.values import MIB
 
 
-@pytest.fixture(scope="session")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Shim:
-    """The CUDA source, compiled for this CPU."""
-    return Shim(build.build_shim(tmp_path_factory.mktemp("shim") / "shim.so"))
+@pytest.fixture
+def device(shim: ShimDriver) -> Iterator[Device]:
+    """The CUDA source, compiled for this CPU; all is given back at the end."""
+    opened = shim.device()
+    yield opened
+    opened.close()
+    assert shim.held == 0
 
 
-@pytest.fixture(scope="session")
-def built_library() -> Path:
-    """The C twins, built now if they are not: their absence must fail, not hide."""
-    if not build.is_current():
-        build.build_library()
-        native.library.cache_clear()
-    return native.library_path()
+@pytest.fixture
+def queue(device: Device) -> Queue:
+    return device.queue(16 * MIB, 8 * MIB)
 
 
 @pytest.fixture(params=[0, 1, 2], ids=["plain C", "AVX2", "AVX-512"])

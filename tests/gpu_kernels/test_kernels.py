@@ -9,71 +9,70 @@ from pathlib import Path
 
 import pytest
 
-from gpu_kernels import build, cases, device, fuzz, native, probe, suite
-from gpu_kernels.launch import Memory, Shim
+from gpu_kernels import batch, build, cases, fuzz, native, suite
+from gpu_kernels import device as device_module
+from gpu_kernels.device import Device, Memory, Queue
 from gpu_kernels.rans.portable import RansStreamError
+from tests.fixtures.shim import ShimDriver
 
 
-def test_kernels_are_the_c_twins(shim: Shim, built_library: Path) -> None:
-    assert suite.run(shim, large=False, refusals=300)["failures"] == []
+def test_kernels_are_the_c_twins(device: Device, built_library: Path) -> None:
+    assert suite.run(device, large=False, refusals=300)["failures"] == []
 
 
-class WrongShim(Shim):
-    """A device whose every tenth byte is off by one, to see that the suite can fail."""
+class WrongQueue(Queue):
+    """A queue whose every tenth byte comes back off by one, to see that the suite can fail."""
 
-    def get(self, memory: Memory, offset: int, size: int) -> bytes:
-        right = bytearray(super().get(memory, offset, size))
-        for at in range(9, len(right) if size > 4000 else 0, 10):
+    def get(self, memory: Memory) -> bytes:
+        right = bytearray(super().get(memory))
+        for at in range(9, len(right) if memory.bytes > 4000 else 0, 10):
             right[at] ^= 1
         return bytes(right)
 
 
-def test_suite_reports_a_device_that_errs(shim: Shim, built_library: Path, tmp_path: Path) -> None:
-    wrong = WrongShim(build.build_shim(tmp_path / "shim.so"))
-    failures = suite.run(wrong, large=False, refusals=0)["failures"]
+def test_suite_reports_a_device_that_errs(
+    device: Device, built_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_module, "Queue", WrongQueue)
+    failures = suite.run(device, large=False, refusals=0)["failures"]
     assert isinstance(failures, list)
     assert any("split" in failure for failure in failures)
     assert any("encoding" in failure for failure in failures)
     assert any("decoding" in failure for failure in failures)
 
 
-def test_batches_of_unequal_planes(shim: Shim, lib: native.Library) -> None:
+def test_batches_of_unequal_planes(queue: Queue, lib: native.Library) -> None:
     dice = random.Random(3)
     plains = [cases.exponents(dice, size) for size in (70_000, 1, 140_000, 5000)]
-    streams = device.rans_encode(shim, [shim.put(plain) for plain in plains])
+    with queue.scope():
+        made = batch.rans_encode(queue, [queue.put(plain) for plain in plains])
+        streams = [None if one is None else queue.get(one) for one in made]
     assert streams[1] is None  # one byte cannot shrink
     whole = [
         bytes(native.rans_encode(lib, p, native.rans_bound(lib, len(p))) or b"") for p in plains
     ]
     assert [s or w for s, w in zip(streams, whole, strict=True)] == whole
-    back = device.rans_decode(shim, whole, [len(plain) for plain in plains])
-    assert [shim.get(m, 0, len(p)) for m, p in zip(back, plains, strict=True)] == plains
+    with queue.scope():
+        back = batch.rans_decode(queue, whole, [len(plain) for plain in plains])
+        assert [queue.get(memory) for memory in back] == plains
 
 
-def test_one_damaged_stream_of_a_batch_is_refused(shim: Shim, lib: native.Library) -> None:
+def test_one_damaged_stream_of_a_batch_is_refused(queue: Queue, lib: native.Library) -> None:
     plain = cases.exponents(random.Random(4), 5000)
     stream = bytes(native.rans_encode(lib, plain, 5000) or b"")
     damaged = bytearray(stream)
     damaged[-1] ^= 1
-    with pytest.raises(RansStreamError):
-        device.rans_decode(shim, [stream, bytes(damaged)], [5000, 5000])
-
-
-def test_shim_refuses_what_is_not_there(shim: Shim) -> None:
-    with pytest.raises(ValueError, match="no kernel 'nonsense'"):
-        shim.launch("nonsense", (1, 1), 32, shim.put(bytes(64)))
-    with pytest.raises(ValueError, match="33 threads"):
-        shim.launch("rans_check", (1, 1), 33, shim.put(bytes(64)))
+    with pytest.raises(RansStreamError), queue.scope():
+        batch.rans_decode(queue, [stream, bytes(damaged)], [5000, 5000])
 
 
 def test_without_a_gpu_the_suite_says_so_and_does_not_pass(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shim: ShimDriver
 ) -> None:
-    monkeypatch.setattr(probe, "BUILT", tmp_path)
+    shim.has_devices(0)
+    monkeypatch.setattr(suite, "Device", shim.device)
     assert suite.main() == suite.NO_GPU
-    assert "no GPU suite was run: no CUDA kernels for planes, rans" in capsys.readouterr().err
-    with pytest.raises(RuntimeError, match="nvcc was missing"):
-        probe.open_gpu()
+    assert "no GPU suite was run: cuInit failed with 100" in capsys.readouterr().err
 
 
 def test_mutated_streams_under_sanitizers() -> None:
