@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from torpor.tree.plan import (
     Job,
     Piece,
     cut,
+    part_ends,
     share_out,
 )
 from torpor.tree.walk import Signature, Unread
@@ -96,6 +98,19 @@ def test_every_byte_is_in_one_job_and_every_job_in_one_part(
     assert all(parts)
     total = sum(sizes)
     assert len(parts) <= max(1, min(max_parts, -(-total // PART_BYTES)))
+    fair = total / max(1, min(max_parts, -(-total // PART_BYTES)))
     for part in parts:  # about even: nobody waits for one part long
-        fair = total / max(1, min(max_parts, -(-total // PART_BYTES)))
-        assert sum(job.length for job in part) <= fair + 2 * CHUNK_BYTES
+        assert sum(job.length for job in part) <= 1.2 * fair + 2 * CHUNK_BYTES
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 7, 8, 32, 64])
+def test_parts_are_even_and_the_last_ones_smaller_and_smaller(parts: int) -> None:
+    ends = part_ends(parts * PART_BYTES, parts, PART_BYTES)
+    assert ends[-1] == parts * PART_BYTES
+    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    even = sizes[: parts - parts // 4]
+    assert max(even) - min(even) <= 1
+    assert max(even) <= 1.2 * PART_BYTES
+    last = sizes[len(even) - 1 :]
+    assert last == sorted(last, reverse=True)
+    assert len(set(last)) == len(last) or parts < 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +20,7 @@ from torpor.format.manifest import FILE, HOLE, Chunk, Entry, Manifest
 from torpor.format.names import pack_id_of
 from torpor.pipeline.opening import open_chunk
 from torpor.store.transfer import Range
-from torpor.tree.plan import PART_BYTES
+from torpor.tree.plan import PART_BYTES, part_ends
 from torpor.tree.write import ContentWriter
 from torpor.values import Grant
 
@@ -98,13 +99,12 @@ class RestorePlan:
         return sum(self.manifest.chunks[n].stored for p in packs for n in self.chunks_of(p))
 
     def _share_out(self, max_parts: int, part_bytes: int) -> list[list[bytes]]:
-        total = self.plain_bytes(self._by_pack)
-        count = max(1, min(max_parts, -(-total // max(1, part_bytes))))
-        parts: list[list[bytes]] = [[] for _ in range(count)]
+        ends = part_ends(self.plain_bytes(self._by_pack), max_parts, part_bytes)
+        parts: list[list[bytes]] = [[] for _ in ends]
         done = 0
         for pack in self._by_pack:
             size = self.plain_bytes([pack])
-            parts[min(count - 1, (done + size // 2) * count // max(1, total))].append(pack)
+            parts[min(bisect_right(ends, done + size // 2), len(ends) - 1)].append(pack)
             done += size
         return [part for part in parts if part]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple, Union
 
 from torpor.tree.read import data_regions
@@ -63,16 +65,26 @@ def cut(unread: Sequence[Unread], roots: Sequence[bytes]) -> list[Job]:
 
 
 def share_out(jobs: Sequence[Job], max_parts: int, part_bytes: int = PART_BYTES) -> list[list[Job]]:
-    """At most ``max_parts`` runs of neighbouring jobs, of about equal bytes, ``part_bytes`` or
-    more where there is as much."""
-    total = sum(job.length for job in jobs)
-    count = max(1, min(max_parts, -(-total // max(1, part_bytes))))
-    parts: list[list[Job]] = [[] for _ in range(count)]
+    """At most ``max_parts`` runs of neighbouring jobs, as part_ends cuts them."""
+    ends = part_ends(sum(job.length for job in jobs), max_parts, part_bytes)
+    parts: list[list[Job]] = [[] for _ in ends]
     done = 0
     for job in jobs:
-        parts[min(count - 1, (done + job.length // 2) * count // max(1, total))].append(job)
+        parts[min(bisect_right(ends, done + job.length // 2), len(ends) - 1)].append(job)
         done += job.length
     return [part for part in parts if part]
+
+
+def part_ends(total: int, max_parts: int, part_bytes: int) -> list[int]:
+    """Where ``total`` bytes are cut into parts: the end of each.
+
+    Parts are equal, ``part_bytes`` or a little more, but for the last quarter of them: those become
+    smaller and smaller, so that the workers come to their ends at about the same time.
+    """
+    count = max(1, min(max_parts, -(-total // max(1, part_bytes))))
+    tail = max(1, count // 4)
+    weights = [min(tail, count - number) for number in range(count)]
+    return [total * done // sum(weights) for done in accumulate(weights)]
 
 
 def _pieces(file: int, start: int, length: int) -> list[Piece]:
