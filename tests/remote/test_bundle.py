@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -95,10 +96,29 @@ def test_an_index_that_has_them_not_is_an_error_to_act_on(
     agent_source: Path, tmp_path: Path
 ) -> None:
     source = shutil.copytree(agent_source, tmp_path / "source")
-    (source / "torpor" / "agent" / "wheels.txt").write_text("blake3==0.0.0.999\n")
+    (source / "torpor" / "agent" / "wheels.txt").write_text(
+        f"blake3==0.0.0.999 --hash=sha256:{'0' * 64}\n"
+    )
     with pytest.raises(InvalidInput, match="package index"):
         make_bundle(_HERE, source=source, cache=tmp_path / "cache")
     assert not list((tmp_path / "cache" / "wheels").glob("cp*[!k]"))  # nothing half-made
+
+
+def test_a_wheel_that_is_not_the_one_that_was_pinned_goes_to_no_machine(
+    agent_source: Path, tmp_path: Path
+) -> None:
+    """It would run there beside the only copy of somebody's work."""
+    source = shutil.copytree(agent_source, tmp_path / "source")
+    pins = source / "torpor" / "agent" / "wheels.txt"
+    version = re.search(r"^certifi==(\S+)", pins.read_text(), re.MULTILINE)
+    assert version is not None
+    pins.write_text(f"certifi=={version[1]} --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(InvalidInput, match=r"(?i)hash"):
+        make_bundle(_HERE, source=source, cache=tmp_path / "cache")
+    pins.write_text(f"certifi=={version[1]}\n")
+    with pytest.raises(InvalidInput, match=r"(?i)hash"):
+        make_bundle(_HERE, source=source, cache=tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "wheels").glob("cp*[!k]"))
 
 
 def test_the_cache_is_bounded(

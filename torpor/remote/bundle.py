@@ -42,7 +42,7 @@ from torpor.agent.__main__ import main
 
 sys.exit(main(sys.argv))
 """
-_SENT: Final = (".py", ".typed", ".txt")
+_SENT: Final = (".py", ".typed")
 """Kinds of our own files that a machine needs, besides its kernels' library."""
 _LEFT_OUT: Final = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 _LEFT_OUT_FOLDERS: Final = frozenset({"__pycache__", "tests", "bin"})
@@ -137,7 +137,8 @@ def _fetch(target: Target, pins: bytes, into: Path) -> None:
     argv = [uv.find_uv_bin(), "pip", "install", "--quiet", "--python", sys.executable]
     argv += ["--target", str(into), "--python-version", _dotted(target.python)]
     argv += ["--python-platform", f"{target.machine}-manylinux_{oldest}", "--link-mode", "copy"]
-    argv += ["--only-binary", ":all:", "--no-deps", "--requirement", str(pinned)]
+    argv += ["--only-binary", ":all:", "--no-deps", "--require-hashes"]
+    argv += ["--requirement", str(pinned)]
     try:
         done = subprocess.run(argv, capture_output=True, timeout=GATHER_S, check=False)
     except subprocess.TimeoutExpired:
