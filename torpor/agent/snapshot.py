@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from torpor.agent.environment import record_environment
+from torpor.agent.gpu import open_gpu
+from torpor.agent.log import LOG_FILE, Log
 from torpor.agent.machine import machine_id
 from torpor.agent.protocol import Call
-from torpor.agent.runs import Run
+from torpor.agent.runs import WORKERS, Run
 from torpor.agent.sync import drop_staged
 from torpor.codecs.choose import Encoder
 from torpor.codecs.effort import Effort
+from torpor.codecs.trial import GpuTrial
 from torpor.errors import AgentLost, SnapshotDamaged, StoreMissing, WorkspaceInvalid
 from torpor.format.checks import check_manifest
 from torpor.format.keys import Seal
@@ -62,6 +65,11 @@ class SnapshotRun(Run):
         self._table = ChunkTable()
         self._buffers = PackBuffers(PACK_BYTES)
         self._digests = PackDigests()
+        self._gpu = GpuTrial(
+            lambda: open_gpu(home),
+            encoding_cores(),
+            lambda words: Log(home / LOG_FILE).write(f"run {run}: {words}"),
+        )
         self._filling = threading.Lock()
         self._begun_packs: set[ObjectKey] = set()
         self._walk: Walk | None = None
@@ -99,7 +107,7 @@ class SnapshotRun(Run):
         self._excluded = compile_excludes(exclude)
         self._seal = Seal(key)
         self._known = list(known)
-        self._encoder = Encoder(Effort(smallest=smallest))
+        self._encoder = Encoder(Effort(smallest=smallest), self._gpu)
         index = self.state.load_index(self._roots, self._seal, {one.root for one in known})
         self._held: list[dict[bytes, Held]]
         if index is not None:
@@ -272,7 +280,7 @@ class SnapshotRun(Run):
             "changed_count": len(changed),
             "unaccepted_count": len(names),
             "unaccepted": [_shown(name) for name in names[:SHOWN]],
-            "encoding": self._encoder.effort.words,
+            "encoding": self._encoder.words,
         }
 
     def confirm(self, accepted: Sequence[str], call: Call) -> dict[str, Any]:
@@ -348,6 +356,7 @@ class SnapshotRun(Run):
     def _give_back(self) -> None:
         super()._give_back()
         self._buffers.drop()
+        self._gpu.close()
 
     def _take_up(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -428,6 +437,11 @@ class SnapshotRun(Run):
                 entries.append(entry)
                 signatures.append(signature)
         return entries, signatures
+
+
+def encoding_cores() -> int:
+    """How many cores may encode at once: each worker is one thread."""
+    return min(WORKERS, len(os.sched_getaffinity(0)))
 
 
 def _wire(report: PartStored) -> dict[str, Any]:

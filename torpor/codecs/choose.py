@@ -10,6 +10,7 @@ from torpor.codecs.effort import Effort
 from torpor.codecs.layout import Element, Run
 from torpor.codecs.planes import PLANES, RANS
 from torpor.codecs.stock import LZ4, RAW, ZSTD, zstd_at
+from torpor.codecs.trial import GpuTrial
 from torpor.errors import SnapshotDamaged
 from torpor.values import KIB
 
@@ -24,10 +25,12 @@ _OF_NUMBERS: Final = {codec.code: codec for codec in (PLANES, RANS)}
 
 
 class Encoder:
-    """Encodes the chunks of one run, text as hard as ``effort`` says. Thread-safe."""
+    """Encodes the chunks of one run, text as hard as ``effort`` says, numbers where ``gpu`` says.
+    Thread-safe."""
 
-    def __init__(self, effort: Effort) -> None:
+    def __init__(self, effort: Effort, gpu: GpuTrial | None = None) -> None:
         self.effort = effort
+        self._gpu = gpu
 
     def encode(self, plain: Buffer, runs: Sequence[Run] = ()) -> tuple[int, Buffer]:
         """Encode one chunk; returns the encoding's code and the stored bytes, never longer.
@@ -35,14 +38,25 @@ class Encoder:
         ``runs`` say which numbers the chunk is made of, where that is known; they cover it exactly.
         """
         if any(run.element is not Element.BYTES for run in runs):
-            planes = PLANES.encode(memoryview(plain), runs)
+            code, planes = self._encode_numbers(memoryview(plain), runs)
             if planes is not None and len(planes) < _GAIN * len(plain):
-                return PLANES.code, planes
+                return code, planes
         codec = choose(plain)
         stored = (zstd_at(self.effort.level) if codec is ZSTD else codec).encode(plain)
         if len(stored) >= len(plain):
             return RAW.code, plain
         return codec.code, stored
+
+    @property
+    def words(self) -> str:
+        """How chunks were encoded and why, for the report."""
+        gpu = self._gpu.words if self._gpu is not None else ""
+        return f"{self.effort.words}; {gpu}" if gpu else self.effort.words
+
+    def _encode_numbers(self, plain: memoryview, runs: Sequence[Run]) -> tuple[int, Buffer | None]:
+        if self._gpu is None:
+            return PLANES.code, PLANES.encode(plain, runs)
+        return self._gpu.encode(plain, runs, wanted=self.effort.cores_limit)
 
 
 def decode_chunk(code: int, stored: Buffer, plain_bytes: int) -> Buffer:

@@ -47,6 +47,12 @@ class Effort:
         self._lowest = self._highest = _START
         self._recent: deque[Pace] = deque(maxlen=_LOOKS)
         self._filled = self._sent = 0.0
+        self._cores_limit = False
+
+    @property
+    def cores_limit(self) -> bool:
+        """Whether the run waits for its encoders, not for the link, as the last packs say."""
+        return self._cores_limit
 
     @property
     def level(self) -> int:
@@ -60,7 +66,9 @@ class Effort:
             self._recent.append(pace)
             if len(self._recent) < _LOOKS:
                 return
-            step = min(max(self._step + self._turn(), 0), len(LEVELS) - 1)
+            turn = self._turn()
+            self._cores_limit = turn < 0
+            step = min(max(self._step + turn, 0), len(LEVELS) - 1)
             if step != self._step:
                 self._step = step
                 self._lowest, self._highest = min(self._lowest, step), max(self._highest, step)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, Protocol
 
 import zstandard
 
@@ -23,6 +23,10 @@ from torpor.codecs.layout import RUNS_MAX, Element, Run, covered, tidy
 from torpor.errors import SnapshotDamaged
 
 Buffer = bytes | bytearray | memoryview
+Way = Callable[[Buffer], Buffer]
+"""How the frame of a plane is made."""
+Places = Sequence[tuple[int, int]]
+"""The (offset, bytes) of all runs of one element in a chunk."""
 
 
 class Method(IntEnum):
@@ -88,10 +92,13 @@ class PlanesCodec:
     code: int
     methods: frozenset[Method]
 
-    def encode(self, plain: memoryview, layout: Sequence[Run]) -> bytes | None:
+    def encode(
+        self, plain: memoryview, layout: Sequence[Run], pack: Packer | None = None
+    ) -> bytes | None:
         """The stream of ``plain``, whose runs the layout gives; None when nothing is gained.
 
-        The layout must cover ``plain`` exactly. A wrong element costs ratio, nothing else.
+        The layout must cover ``plain`` exactly. A wrong element costs ratio, nothing else. ``pack``
+        makes the planes elsewhere than on this thread.
         """
         plain = memoryview(plain).cast("B")
         runs = tuple(tidy(layout))
@@ -105,8 +112,7 @@ class PlanesCodec:
         for element, places in _groups(runs):
             size = sum(size for _, size in places)
             here, room = room[:size], room[size:]
-            for plane in _cut(plain, element, places, here):
-                method, stored = self._pack(plane, element)
+            for method, stored in (pack or self.pack_all)(plain, element, places, here):
                 gained = gained or method is not Method.RAW
                 head.append(_PLANE.pack(method, len(stored)))
                 body.append(stored)
@@ -138,10 +144,17 @@ class PlanesCodec:
                 _join(target, element, places, [next(parts) for _ in range(element.width)])
         return plain
 
-    def _pack(self, plane: memoryview, element: Element) -> tuple[Method, Buffer]:
-        """Store one plane in the smallest way that a sample says is worth its time."""
-        way = _choose(plane, element)
-        if way is _huffman and Method.RANS in self.methods:
+    def pack_all(
+        self, plain: memoryview, element: Element, places: Places, room: memoryview
+    ) -> list[tuple[Method, Buffer]]:
+        """Cut and store all planes of one element on this thread."""
+        ways = choose_ways(plain, element, places)
+        planes = _cut(plain, element, places, room)
+        return [self.pack(plane, way) for plane, way in zip(planes, ways, strict=True)]
+
+    def pack(self, plane: memoryview, way: Way | None) -> tuple[Method, Buffer]:
+        """Store one plane in that way, or as it is where that is no longer."""
+        if way is huffman and Method.RANS in self.methods:
             stream = twin.rans_encode(plane, len(plane) - 1)
             if stream is not None:
                 return Method.RANS, stream
@@ -211,8 +224,34 @@ class PlanesCodec:
         )
 
 
+class Packer(Protocol):
+    """Makes the planes of all runs of one element, in their order, as they are stored."""
+
+    def __call__(
+        self, plain: memoryview, element: Element, places: Places, room: memoryview
+    ) -> Sequence[tuple[Method, Buffer]]:
+        """``room`` is as large as the runs together; what is returned may lie in it."""
+
+
 PLANES: Final = PlanesCodec("planes", 3, frozenset({Method.RAW, Method.ZSTD}))
 RANS: Final = PlanesCodec("rans", 4, frozenset(Method))
+
+
+def choose_ways(plain: memoryview, element: Element, places: Places) -> list[Way | None]:
+    """How to make each plane's frame, from four samples; the planes need not be cut for it."""
+    elements = sum(size for _, size in places) // element.width
+    step, width = max(elements // 4, _SAMPLE), element.width
+    samples = memoryview(
+        b"".join(
+            part
+            for at in range(0, elements, step)
+            for part in _within(plain, places, at * width, min(at + _SAMPLE, elements) * width)
+        )
+    )
+    room = memoryview(bytearray(len(samples) if width > 1 else 0))
+    return [
+        _choose(sample, element) for sample in _cut(samples, element, [(0, len(samples))], room)
+    ]
 
 
 def _groups(runs: Sequence[Run]) -> Iterator[tuple[Element, list[tuple[int, int]]]]:
@@ -225,9 +264,7 @@ def _groups(runs: Sequence[Run]) -> Iterator[tuple[Element, list[tuple[int, int]
     yield from sorted(places.items())
 
 
-def _cut(
-    plain: memoryview, element: Element, places: Sequence[tuple[int, int]], room: memoryview
-) -> list[memoryview]:
+def _cut(plain: memoryview, element: Element, places: Places, room: memoryview) -> list[memoryview]:
     """The planes of all runs of one element, one run behind the other, in ``room`` if cut."""
     width = element.width
     if width == 1:
@@ -247,7 +284,7 @@ def _cut(
 def _join(
     plain: memoryview,
     element: Element,
-    places: Sequence[tuple[int, int]],
+    places: Places,
     planes: Sequence[Buffer],
 ) -> None:
     """Put the planes of one element back to where its runs are."""
@@ -262,21 +299,27 @@ def _join(
         done += size // width
 
 
-def _choose(plane: memoryview, element: Element) -> Callable[[Buffer], Buffer] | None:
-    """How to make a plane's frame, from four samples of it; None where raw is as good."""
-    step = max(len(plane) // 4, _SAMPLE)
-    sample = b"".join(plane[at : at + _SAMPLE] for at in range(0, len(plane), step))
+def huffman(plane: Buffer) -> Buffer:
+    """A frame of Huffman codes alone, ours or, where ours needs a table it cannot write, zstd's."""
+    frame = twin.huffman_frame(plane)
+    return _coders.huffman.compress(plane) if frame is None else frame
+
+
+def _choose(sample: memoryview, element: Element) -> Way | None:
+    """How to make a plane's frame, from samples of it; None where raw is as good."""
     search = _coders.text.compress if element is Element.BYTES else _coders.fast.compress
-    coded, searched = len(_huffman(sample)), len(search(sample))
+    coded, searched = len(huffman(sample)), len(search(sample))
     if min(coded, searched) >= _WORTH * len(sample):
         return None
     # Samples that nearly vanish say nothing of what lies between them: a search copes with both.
     if searched < _RICHER * coded or coded < len(sample) // _VANISHING:
         return search
-    return _huffman
+    return huffman
 
 
-def _huffman(plane: Buffer) -> Buffer:
-    """A frame of Huffman codes alone, ours or, where ours needs a table it cannot write, zstd's."""
-    frame = twin.huffman_frame(plane)
-    return _coders.huffman.compress(plane) if frame is None else frame
+def _within(plain: memoryview, places: Places, start: int, end: int) -> Iterator[memoryview]:
+    """Bytes ``start`` to ``end`` of the runs, as if they lay one behind the other."""
+    for at, size in places:
+        if start < size and end > 0:
+            yield plain[at + max(start, 0) : at + min(end, size)]
+        start, end = start - size, end - size
