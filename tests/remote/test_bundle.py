@@ -61,6 +61,23 @@ def test_a_bundle_for_another_machine(
         assert not any(unwanted in name for name in names), unwanted
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+def test_kernels_for_a_gpu_go_only_where_one_is(
+    agent_source: Path, bundle_cache: Path, tmp_path: Path, gpu: bool
+) -> None:
+    source = shutil.copytree(agent_source, tmp_path / "source")
+    built = source / "gpu_kernels" / "built"
+    built.mkdir(parents=True)
+    for name in ("planes.fatbin", "rans.fatbin", "other.fatbin"):
+        (built / name).write_bytes(b"kernels")
+    target = Target(_HERE.python, _HERE.machine, gpu)
+    made = make_bundle(target, source=source, cache=bundle_cache)
+    with tarfile.open(made.archive) as tar:
+        sent = {name for name in tar.getnames() if name.endswith(".fatbin")}
+    both = {f"gpu_kernels/built/{room}.fatbin" for room in ("planes", "rans")}
+    assert sent == (both if gpu else set())
+
+
 def test_what_is_sent_is_small_and_without_the_control_sides_rooms(bundle_cache: Path) -> None:
     made = make_bundle(_HERE, cache=bundle_cache)
     assert made.archive.stat().st_size < 16 << 20

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ _FACTS: dict[str, Any] = {
     "free_bytes": 1 << 40,
     "writable": True,
     "in_the_way": False,
+    "nvidia": False,
     "bundles": [],
 }
 
@@ -80,6 +83,26 @@ def test_what_is_unfit_is_named(sshd: Sshd, facts: dict[str, Any], words: str) -
     with pytest.raises(MachineUnfit, match=words):
         _open(sshd, _fake_python(sshd, **facts))
     assert not (sshd.home / ".torpor").exists()
+
+
+@pytest.mark.parametrize("nvidia", [True, False])
+def test_a_gpu_is_known_by_its_device_file(nvidia: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = probe_module._check({**_FACTS, "nvidia": nvidia}, "python3", "here")
+    assert machine.target.gpu is nvidia
+    asked: list[str] = []
+
+    def exists(path: str) -> bool:
+        asked.append(path)
+        return nvidia
+
+    monkeypatch.setattr(os.path, "exists", exists)
+    monkeypatch.setattr(sys, "argv", ["probe", "~/.torpor"])
+    said = io.StringIO()
+    with redirect_stdout(said):
+        exec(probe_module._SCRIPT, {})  # noqa: S102  (as the machine runs it)
+    facts = json.loads(said.getvalue().split("torpor-probe ")[1])
+    assert facts["nvidia"] is nvidia
+    assert asked[0] == "/dev/nvidiactl"
 
 
 def test_no_space(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:

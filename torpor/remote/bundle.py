@@ -19,6 +19,7 @@ from typing import Final
 
 import uv
 
+from gpu_kernels.device import KERNELS
 from gpu_kernels.native import library_path
 from torpor.errors import InvalidInput, MachineUnfit
 
@@ -43,17 +44,19 @@ from torpor.agent.__main__ import main
 sys.exit(main(sys.argv))
 """
 _SENT: Final = (".py", ".typed")
-"""Kinds of our own files that a machine needs, besides its kernels' library."""
+"""Kinds of our own files that a machine needs, besides its kernels."""
 _LEFT_OUT: Final = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 _LEFT_OUT_FOLDERS: Final = frozenset({"__pycache__", "tests", "bin"})
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a bundle is for: CPython's version and the machine's architecture (Linux, glibc)."""
+    """What a bundle is for: CPython's version and the machine's architecture (Linux, glibc), and
+    whether it needs the kernels for an NVIDIA GPU."""
 
     python: tuple[int, int]
     machine: str
+    gpu: bool = False
 
     def __post_init__(self) -> None:
         if self.python not in PYTHONS:
@@ -171,12 +174,15 @@ def _wheel_files(wheels: Path) -> dict[str, bytes]:
 
 def _source_files(source: Path, target: Target) -> dict[str, bytes]:
     files = {}
+    kernels = {library_path(target.machine).name}
+    if target.gpu:
+        kernels |= {f"{room}.fatbin" for room in KERNELS}
     for package in _PACKAGES:
         for path in sorted((source / package).rglob("*")):
             name = path.relative_to(source)
             if not path.is_file() or _LEFT_OUT_FOLDERS & set(name.parts[:-1]):
                 continue
-            if path.suffix not in _SENT and path.name != library_path(target.machine).name:
+            if path.suffix not in _SENT and path.name not in kernels:
                 continue
             if not name.as_posix().startswith(_NOT_SENT) and not path.name.startswith("."):
                 files[name.as_posix()] = path.read_bytes()

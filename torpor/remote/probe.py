@@ -43,6 +43,7 @@ for name in ("fcntl", "hashlib", "lzma", "socket", "ssl", "tarfile", "zlib"):
 above = home
 while not os.path.isdir(above) and os.path.dirname(above) != above:
     above = os.path.dirname(above)
+facts["nvidia"] = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
 room = os.statvfs(above)
 facts["free_bytes"] = room.f_bavail * room.f_frsize
 facts["writable"] = os.access(above, os.W_OK | os.X_OK)
@@ -137,7 +138,9 @@ def _check(facts: dict[str, Any], python: str, where: str) -> Probed:
         )
     return Probed(
         python=python,
-        target=Target((int(version[0]), int(version[1])), str(facts["machine"])),
+        target=Target(
+            (int(version[0]), int(version[1])), str(facts["machine"]), bool(facts["nvidia"])
+        ),
         home=home,
         free_bytes=int(facts["free_bytes"]),
         bundles=frozenset(str(name) for name in facts["bundles"]),
