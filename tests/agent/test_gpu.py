@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ from torpor.agent.gpu import MARKER, open_gpu
 from torpor.agent.log import LOG_FILE
 from torpor.codecs import trial as trial_module
 from torpor.codecs.effort import Effort
-from torpor.codecs.gpu import FREE_LEAST
+from torpor.codecs.gpu import FREE_LEAST, GpuEncoder
 from torpor.codecs.layout import Element, Run
 from torpor.codecs.planes import PLANES, RANS
 from torpor.codecs.trial import CHUNKS, GpuTrial
@@ -239,6 +241,26 @@ def test_a_gpu_that_fails_costs_a_snapshot_nothing_but_its_help(
     assert set(made[CHUNKS + 1 :]) == {PLANES.code}
     assert "; GPU used until it failed: " in engine.committed["encoding"]
     assert (engine.home / LOG_FILE).read_text().count("GPU used until it failed") == 1
+    assert on_shim.held == 0
+
+
+@pytest.mark.parametrize("at", [0, -1], ids=["no stream", "other content"])
+def test_a_gpu_that_encodes_wrongly_is_found_before_anything_is_sent(
+    engine: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None,
+    monkeypatch: pytest.MonkeyPatch, at: int,
+) -> None:  # fmt: skip
+    real, done = GpuEncoder.encode, itertools.count()
+
+    def wrong(encoder: GpuEncoder, plain: bytes, runs: Sequence[Run]) -> bytes | None:
+        stream = bytearray(real(encoder, plain, runs) or b"")
+        stream[at] ^= next(done) > 2 * CHUNKS  # right while it is measured, and once more
+        return bytes(stream)
+
+    monkeypatch.setattr(GpuEncoder, "encode", wrong)
+    made = encodings(engine, [weights])
+    assert made == [PLANES.code] * CHUNKS + [RANS.code] + [PLANES.code] * (FILE_CHUNKS - CHUNKS - 1)
+    said = "; GPU used until it failed: what it encoded did not come back"
+    assert engine.committed["encoding"].endswith(said)
     assert on_shim.held == 0
 
 

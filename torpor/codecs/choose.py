@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from gpu_kernels.driver import GpuError
 from torpor.codecs.codec import Buffer, Codec
 from torpor.codecs.effort import Effort
 from torpor.codecs.layout import Element, Run
@@ -46,6 +47,11 @@ class Encoder:
         if len(stored) >= len(plain):
             return RAW.code, plain
         return codec.code, stored
+
+    def distrust_gpu(self) -> None:
+        """What the GPU made of a chunk does not come back: encode nothing there any more."""
+        if self._gpu is not None:
+            self._gpu.give_up(GpuError("what it encoded did not come back"))
 
     @property
     def words(self) -> str:

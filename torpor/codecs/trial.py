@@ -66,7 +66,7 @@ class GpuTrial:
             try:
                 return RANS.code, gpu.encode(plain, runs)
             except (GpuError, MemoryError) as error:
-                self._give_up(error)
+                self.give_up(error)
         started = time.thread_time()
         stream = PLANES.encode(plain, runs)
         cpu_s = time.thread_time() - started
@@ -74,6 +74,14 @@ class GpuTrial:
         if wanted and self._thread is None and stream is not None and len(plain) >= _CHUNK_LEAST:
             self._collect(_Sample(bytes(plain), tuple(runs), cpu_s))
         return PLANES.code, stream
+
+    def give_up(self, error: GpuError | MemoryError) -> None:
+        """Use the GPU no more in this run. Idempotent."""
+        with self._lock:
+            gpu, self._gpu = self._gpu, None
+        if gpu is not None:  # the first of the threads that see it
+            self._decide(f"GPU used until it failed: {_told(error)}")
+            gpu.close()
 
     @property
     def words(self) -> str:
@@ -154,13 +162,6 @@ class GpuTrial:
     def _decide(self, words: str) -> None:
         self._words = words
         self._say(words)
-
-    def _give_up(self, error: GpuError | MemoryError) -> None:
-        with self._lock:
-            gpu, self._gpu = self._gpu, None
-        if gpu is not None:  # the first of the threads that see it
-            self._decide(f"GPU used until it failed: {_told(error)}")
-            gpu.close()
 
 
 def _bytes(samples: Sequence[_Sample]) -> int:

@@ -12,8 +12,9 @@ from torpor.codecs.choose import Encoder, decode_chunk
 from torpor.codecs.codec import Buffer
 from torpor.codecs.effort import Pace
 from torpor.codecs.layout import Run
+from torpor.codecs.planes import RANS
 from torpor.codecs.stock import RAW
-from torpor.errors import GrantExpired, StoreCorrupt
+from torpor.errors import GrantExpired, SnapshotDamaged, StoreCorrupt
 from torpor.format.keys import SEAL_BYTES, Seal, chunk_associated
 from torpor.format.manifest import Extent, Pack
 from torpor.format.names import pack_id_of
@@ -239,9 +240,16 @@ class _Packer:
 
     def _encode(self, plain: bytes, name: bytes, runs: Sequence[Run]) -> tuple[int, Buffer]:
         """Encode, and decode again at once: a fault of memory or codec must not reach the store."""
+        encoder = self._source.encoder
         wall, cpu = time.perf_counter(), time.thread_time()
-        encoding, encoded = self._source.encoder.encode(plain, runs)
-        if encoding != RAW.code and decode_chunk(encoding, encoded, len(plain)) != plain:
+        encoding, encoded = encoder.encode(plain, runs)
+        if encoding == RANS.code:  # by the GPU: waiting for it says nothing of the cores
+            if _comes_back(encoding, encoded, plain):
+                return encoding, encoded
+            encoder.distrust_gpu()
+            wall, cpu = time.perf_counter(), time.thread_time()
+            encoding, encoded = encoder.encode(plain, runs)
+        if not _comes_back(encoding, encoded, plain):
             raise StoreCorrupt(
                 f"encoding {encoding} did not give chunk {name.hex()} back: bad memory on the "
                 "machine, or a broken codec library; nothing was sent"
@@ -278,3 +286,10 @@ class _Packer:
         """Release the buffer, and the claims of a pack that was not sent; none after a flush."""
         self._digest.drop()
         self._source.table.release([number for number, _ in self._places])
+
+
+def _comes_back(encoding: int, encoded: Buffer, plain: bytes) -> bool:
+    try:
+        return encoding == RAW.code or decode_chunk(encoding, encoded, len(plain)) == plain
+    except SnapshotDamaged:
+        return False
