@@ -25,7 +25,7 @@ class HibernateReport(msgspec.Struct, frozen=True):
     stored_bytes: int  # of new_bytes
     total_stored_bytes: int  # of everything that the snapshot names
     packs: int
-    encoding: str  # how hard text was compressed, and why
+    encoding: str  # how chunks were encoded, and why
     sealed: bool
     changed: list[str]
     skipped: int

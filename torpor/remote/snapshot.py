@@ -89,7 +89,7 @@ class Committed(msgspec.Struct, frozen=True):
     changed_count: int
     unaccepted_count: int
     unaccepted: list[str]
-    encoding: str  # how hard chunks were compressed and why, in words
+    encoding: str  # how chunks were encoded and why, in words
 
 
 class _Leave(NamedTuple):
