@@ -30,12 +30,13 @@ from torpor.codecs.effort import Effort
 from torpor.codecs.gpu import FREE_LEAST, GpuEncoder
 from torpor.codecs.layout import Element, Run
 from torpor.codecs.planes import PLANES, RANS
-from torpor.codecs.trial import CHUNKS, GpuTrial
+from torpor.codecs.trial import GpuTrial
 from torpor.format.manifest import FILE
 from torpor.values import MIB
 
 RUNS = [Run(MIB, Element.BF16)]
-FILE_CHUNKS = CHUNKS + 2
+MEASURED = 1
+FILE_CHUNKS = MEASURED + 2
 """The first ones are measured, the others are then encoded by what was decided."""
 
 _DIE = """
@@ -207,7 +208,8 @@ def encodings(engine: Engine, roots: list[Path]) -> list[int]:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial decides in one round, before the next chunk comes."""
+    """A trial decides by one chunk in one round, before the next one comes."""
+    monkeypatch.setattr(trial_module, "CHUNKS", MEASURED)
     monkeypatch.setattr(trial_module, "ROUNDS", 1)
     encode = GpuTrial.encode
 
@@ -223,7 +225,7 @@ def test_a_snapshot_that_a_gpu_encoded_wakes_on_a_machine_without_one(
     engine: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None
 ) -> None:
     made = encodings(engine, [weights])
-    assert made == [PLANES.code] * CHUNKS + [RANS.code] * (FILE_CHUNKS - CHUNKS)
+    assert made == [PLANES.code] * MEASURED + [RANS.code] * (FILE_CHUNKS - MEASURED)
     assert "; GPU used: " in engine.committed["encoding"]
     assert "GPU used: " in (engine.home / LOG_FILE).read_text()
     assert on_shim.held == 0
@@ -234,11 +236,11 @@ def test_a_gpu_that_fails_costs_a_snapshot_nothing_but_its_help(
     engine: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    measured = 2 * CHUNKS  # to warm up, and in one round; 5 launches each
+    measured = 2 * MEASURED  # to warm up, and in one round; 5 launches each
     on_shim.fail("cuLaunchKernel", LAUNCH_FAILED, nth=5 * measured + 7)
     made = encodings(engine, [weights])
-    assert made[CHUNKS] == RANS.code
-    assert set(made[CHUNKS + 1 :]) == {PLANES.code}
+    assert made[MEASURED] == RANS.code
+    assert set(made[MEASURED + 1 :]) == {PLANES.code}
     assert "; GPU used until it failed: " in engine.committed["encoding"]
     assert (engine.home / LOG_FILE).read_text().count("GPU used until it failed") == 1
     assert on_shim.held == 0
@@ -253,12 +255,14 @@ def test_a_gpu_that_encodes_wrongly_is_found_before_anything_is_sent(
 
     def wrong(encoder: GpuEncoder, plain: bytes, runs: Sequence[Run]) -> bytes | None:
         stream = bytearray(real(encoder, plain, runs) or b"")
-        stream[at] ^= next(done) > 2 * CHUNKS  # right while it is measured, and once more
+        stream[at] ^= next(done) > 2 * MEASURED  # right while it is measured, and once more
         return bytes(stream)
 
     monkeypatch.setattr(GpuEncoder, "encode", wrong)
     made = encodings(engine, [weights])
-    assert made == [PLANES.code] * CHUNKS + [RANS.code] + [PLANES.code] * (FILE_CHUNKS - CHUNKS - 1)
+    assert made == [PLANES.code] * MEASURED + [RANS.code] + [PLANES.code] * (
+        FILE_CHUNKS - MEASURED - 1
+    )
     said = "; GPU used until it failed: what it encoded did not come back"
     assert engine.committed["encoding"].endswith(said)
     assert on_shim.held == 0
