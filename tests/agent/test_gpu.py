@@ -41,7 +41,6 @@ FILE_CHUNKS = MEASURED + 2
 
 _DIE = """
 import sys
-import threading
 from pathlib import Path
 from tests.fixtures.shim import ABORT, ShimDriver
 from torpor.agent import gpu

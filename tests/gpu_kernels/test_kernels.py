@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import shutil
+import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +44,65 @@ def test_suite_reports_a_device_that_errs(
     assert any("split" in failure for failure in failures)
     assert any("encoding" in failure for failure in failures)
     assert any("decoding" in failure for failure in failures)
+
+
+class GuardedQueue(Queue):
+    """A queue whose memory lies between guards, to see that no kernel writes beside its own."""
+
+    GUARD = b"\x3c" * 64
+
+    def __init__(self, device: Device, device_bytes: int, pinned_bytes: int) -> None:
+        super().__init__(device, device_bytes, pinned_bytes)
+        self.guarded: list[Memory] = []
+        self.touched = self.checked = 0
+
+    def room(self, size: int) -> Memory:
+        block = super().room(size + 2 * len(self.GUARD) + 15)
+        memory = block.part(len(self.GUARD), size)
+        for guard in self._guards(memory):
+            host = self._stage(len(self.GUARD))
+            ctypes.memmove(host, self.GUARD, len(self.GUARD))
+            self._driver.call(
+                "cuMemcpyHtoDAsync_v2", guard.address, host, guard.bytes, self._stream
+            )
+        self.guarded.append(memory)
+        return memory
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        with super().scope():
+            held = len(self.guarded)
+            try:
+                yield
+            finally:
+                mine, self.guarded = self.guarded[held:], self.guarded[:held]
+                guards = self.fetch([guard for memory in mine for guard in self._guards(memory)])
+                self.checked += len(guards)
+                self.touched += sum(guard != self.GUARD for guard in guards)
+
+    def _guards(self, memory: Memory) -> tuple[Memory, Memory]:
+        size = len(self.GUARD)
+        return Memory(memory.address - size, size), Memory(memory.address + memory.bytes, size)
+
+
+def test_no_kernel_writes_beside_its_memory(
+    device: Device, built_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[GuardedQueue] = []
+
+    def guarded(*args: Any) -> GuardedQueue:
+        made.append(GuardedQueue(*args))
+        return made[-1]
+
+    monkeypatch.setattr(device_module, "Queue", guarded)
+    assert suite.run(device, large=False, refusals=300)["failures"] == []
+    assert all(queue.checked > 100 for queue in made)
+    assert [queue.touched for queue in made] == [0, 0, 0]
+    with made[0].scope():  # and it would be seen
+        plain, planes = made[0].put(bytes(80)), made[0].room(100)
+        job = (plain.address, planes.address, 40, 64, 2, 0)  # the second one ends at 104
+        made[0].launch("planes_split", (1, 1), 256, made[0].put(struct.pack("<6Q", *job)))
+    assert made[0].touched == 1
 
 
 def test_batches_of_unequal_planes(queue: Queue, lib: native.Library) -> None:
