@@ -130,6 +130,13 @@ def test_a_gpu_with_little_memory_free_is_given_back(on_shim: ShimDriver, tmp_pa
     assert (list(tmp_path.iterdir()), on_shim.held) == ([], 0)
 
 
+def test_a_marker_that_is_gone_already_fails_nothing(on_shim: ShimDriver, tmp_path: Path) -> None:
+    encoder = open_gpu(tmp_path)
+    (tmp_path / MARKER).unlink()
+    encoder.close()
+    open_gpu(tmp_path).close()
+
+
 def test_only_one_run_has_the_gpu(on_shim: ShimDriver, tmp_path: Path) -> None:
     first = open_gpu(tmp_path)
     with pytest.raises(GpuError, match="another run of this agent has it"):

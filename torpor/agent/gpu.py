@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +41,8 @@ def open_gpu(home: Path) -> GpuEncoder:
 
 def _encoder(marker: Path) -> GpuEncoder:
     def release() -> None:
-        marker.unlink(missing_ok=True)
+        with suppress(OSError):  # then it stays, and the GPU is left alone: no run fails by that
+            marker.unlink()
         _lent.release()
 
     device = Device(LIBRARY, BUILT)
@@ -61,11 +63,8 @@ def _mark(home: Path) -> Path:
         ) from None
     except OSError as error:
         raise GpuError(f"{marker} cannot be written ({error.strerror})") from None
-    try:
+    with suppress(OSError):  # a full disk: what counts is that the file is there
         os.write(fd, f"{os.getpid()}\n".encode("ascii"))
         os.fsync(fd)  # a driver may take the whole machine down
-    except OSError:  # a full disk: what counts is that the file is there
-        pass
-    finally:
-        os.close(fd)
+    os.close(fd)
     return marker
