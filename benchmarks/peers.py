@@ -1,9 +1,11 @@
 """torpor beside tar+lz4+s5cmd and restic on one workspace, against one S3 server, in one run.
 
-    python -m benchmarks.peers [--gib 2] [--rounds 1] [--folder /dev/shm] [--keep NAME]
+    python -m benchmarks.peers [--gib 2] [--rounds 1] [--line-mib-s 0] [--folder /dev/shm]
+                               [--keep NAME]
 
 Prints a table and keeps JSON under benchmarks/results. Each step of each tool runs alone; the
-S3 server (SeaweedFS) shares the machine with them, as it would on a small host.
+S3 server (SeaweedFS) shares the machine with them, as it would on a small host. ``--line-mib-s``
+puts a line of that rate, each way, between all tools and the server: what a rented machine has.
 """
 
 from __future__ import annotations
@@ -14,18 +16,23 @@ import secrets
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine
 from benchmarks.workspace import change_workspace, make_workspace, tree_bytes
+from tests.fixtures.shaping import Shaper
 from torpor.measure.figures import summed_up
 from torpor.measure.host import host_facts
 from torpor.measure.peers import PEERS, Tool
 from torpor.store.embedded import EmbeddedStore
 from torpor.store.s3 import S3Store
-from torpor.values import GIB
+from torpor.values import GIB, MIB
 
 PEER_BUCKETS = {"restic": "restic", "tar+lz4+s5cmd": "tarball"}
 STEPS = ("full", "unchanged", "incremental", "restore")
@@ -35,22 +42,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--line-mib-s", type=float, default=0.0, help="0: as fast as loopback is")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--keep", default="", help="name of the JSON under results/")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="torpor-peers-", dir=options.folder) as scratch:
-        rounds = [_round(Path(scratch) / str(n), options.gib) for n in range(options.rounds)]
-    result = _result(rounds, options.gib)
+        rounds = [
+            _round(Path(scratch) / str(n), options.gib, options.line_mib_s * MIB)
+            for n in range(options.rounds)
+        ]
+    result = {"line_mib_s": options.line_mib_s, **_result(rounds, options.gib)}
     _print(result)
     if options.keep:
         print(f"\nkept as {write_result(options.keep, result)}")
 
 
-def _round(folder: Path, gib: float) -> dict[str, Any]:
+def _round(folder: Path, gib: float, line_bytes_s: float) -> dict[str, Any]:
     folder.mkdir()
     keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
     figures: dict[str, Any] = {}
-    with EmbeddedStore.start(folder / "store", *keys, "torpor") as store:
+    with (
+        EmbeddedStore.start(folder / "store", *keys, "torpor") as server,
+        _over_a_line(server, line_bytes_s) as store,
+    ):
         for bucket in PEER_BUCKETS.values():
             store.make_bucket(bucket)
         with BenchMachine(folder / "machine", store) as machine:
@@ -66,6 +80,18 @@ def _round(folder: Path, gib: float) -> dict[str, Any]:
                 tools[name] = (peer, bucket)
             _steps(tools, workspace, folder, store, figures)
     return figures
+
+
+@contextmanager
+def _over_a_line(server: EmbeddedStore, bytes_s: float) -> Iterator[EmbeddedStore]:
+    """The same server as it is seen through a line of that rate; 0 is the server itself."""
+    if not bytes_s:
+        yield server
+        return
+    with Shaper(line_bytes_s=bytes_s) as shaper:
+        port = urlsplit(server.endpoint_url).port or 80
+        relay = shaper.relay("127.0.0.1", port, what="store")
+        yield replace(server, endpoint_url=f"http://127.0.0.1:{relay}")
 
 
 def _steps(
