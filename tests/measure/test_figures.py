@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from torpor.codecs.layout import Element
 from torpor.measure import advice, page, plots
+from torpor.measure.codecs import coders
 from torpor.measure.figures import Figure, find, frame
 from torpor.measure.prices import LIST_PRICES, price_of
 from torpor.measure.results import read_table, write_results
@@ -157,3 +159,9 @@ def test_rounds_end_with_the_time_but_the_first_one_runs() -> None:
 def test_figures_are_found_by_their_fields() -> None:
     assert [f.parts for f in find(FIGURES, "hibernate", unit="s")] == [1, 4, 8, 64]
     assert len(find(FIGURES, "wake", phase="restore")) == 1
+
+
+def test_only_what_a_cpu_writes_is_measured_and_so_advised() -> None:
+    """A snapshot may hold `rans` too, but only a GPU writes it."""
+    assert {coder.name for coder in coders(Element.BF16)} == {"raw", "lz4", "zstd", "planes"}
+    assert {coder.name for coder in coders(Element.BYTES)} == {"raw", "lz4", "zstd"}
