@@ -266,6 +266,19 @@ def test_a_run_that_ends_while_it_is_measured_gets_the_gpu_back(
     assert set(fed(trial)) == {PLANES.code}
 
 
+def test_a_system_without_another_thread_goes_on_without_the_gpu(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    trial = bench.trial(cores=0)
+    assert set(fed(trial) + fed(trial)) == {PLANES.code}
+    assert bench.said == ["GPU not used: can't start new thread"] == [trial.words]
+    trial.close()
+
+
 def test_an_encoder_tries_the_gpu_when_cores_limit_the_run(bench: Bench) -> None:
     effort = Effort()
     trial = bench.trial(cores=0)

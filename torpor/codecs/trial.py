@@ -114,8 +114,14 @@ class GpuTrial:
             if len(self._samples) < CHUNKS:
                 return
             self._words = "GPU not used: the run ended while it was measured"
-            self._thread = threading.Thread(target=self._try, name="gpu-trial", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._try, name="gpu-trial", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system gives no more threads
+                self._closed = True
+                self._decide(f"GPU not used: {error}")
+                return
+            self._thread = thread
 
     def _try(self) -> None:
         samples, self._samples = self._samples, []
