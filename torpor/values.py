@@ -145,6 +145,15 @@ class Machine(msgspec.Struct, frozen=True):
     note: str = ""  # the provider's last words on it, for messages
 
 
+class Compression(msgspec.Struct, frozen=True):
+    """What chunks are encoded for, where there is a choice."""
+
+    smallest: bool = False
+    """Fewest bytes rather than least time."""
+    gpu: bool = False
+    """The machine's GPU may encode numbers, where it proves faster than the cores."""
+
+
 class WorkspaceSpec(msgspec.Struct, frozen=True):
     """What a user keeps, and what it needs: the workspace block without Prefect."""
 
@@ -158,8 +167,7 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     parts: int = 32
     part_bytes: int = 64 * MIB
     """The least that a part moves: a small workspace is cut into fewer parts."""
-    smallest: bool = False
-    """Fewest bytes rather than least time."""
+    compression: Compression = Compression()
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True):

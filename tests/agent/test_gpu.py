@@ -65,6 +65,13 @@ def bf16(size: int, seed: int = 1) -> bytes:
     return (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
+@pytest.fixture
+def willing(engine: Engine) -> Engine:
+    """A workspace whose block lets the GPU encode."""
+    engine.compression = {"gpu": True}
+    return engine
+
+
 # -- the marker
 
 
@@ -228,33 +235,33 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_snapshot_that_a_gpu_encoded_wakes_on_a_machine_without_one(
-    engine: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None
+    willing: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None
 ) -> None:
-    made = encodings(engine, [weights])
+    made = encodings(willing, [weights])
     assert made == [PLANES.code] * MEASURED + [RANS.code] * (FILE_CHUNKS - MEASURED)
-    assert "; GPU used: " in engine.committed["encoding"]
-    assert "GPU used: " in (engine.home / LOG_FILE).read_text()
+    assert "; GPU used: " in willing.committed["encoding"]
+    assert "GPU used: " in (willing.home / LOG_FILE).read_text()
     assert on_shim.held == 0
-    assert not (engine.home / MARKER).exists()
+    assert not (willing.home / MARKER).exists()
 
 
 def test_a_gpu_that_fails_costs_a_snapshot_nothing_but_its_help(
-    engine: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None,
+    willing: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     measured = 2 * MEASURED  # to warm up, and in one round; 5 launches each
     on_shim.fail("cuLaunchKernel", LAUNCH_FAILED, nth=5 * measured + 7)
-    made = encodings(engine, [weights])
+    made = encodings(willing, [weights])
     assert made[MEASURED] == RANS.code
     assert set(made[MEASURED + 1 :]) == {PLANES.code}
-    assert "; GPU used until it failed: " in engine.committed["encoding"]
-    assert (engine.home / LOG_FILE).read_text().count("GPU used until it failed") == 1
+    assert "; GPU used until it failed: " in willing.committed["encoding"]
+    assert (willing.home / LOG_FILE).read_text().count("GPU used until it failed") == 1
     assert on_shim.held == 0
 
 
 @pytest.mark.parametrize("at", [0, -1], ids=["no stream", "other content"])
 def test_a_gpu_that_encodes_wrongly_is_found_before_anything_is_sent(
-    engine: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None,
+    willing: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None,
     monkeypatch: pytest.MonkeyPatch, at: int,
 ) -> None:  # fmt: skip
     real, done = GpuEncoder.encode, itertools.count()
@@ -265,35 +272,43 @@ def test_a_gpu_that_encodes_wrongly_is_found_before_anything_is_sent(
         return bytes(stream)
 
     monkeypatch.setattr(GpuEncoder, "encode", wrong)
-    made = encodings(engine, [weights])
+    made = encodings(willing, [weights])
     assert made == [PLANES.code] * MEASURED + [RANS.code] + [PLANES.code] * (
         FILE_CHUNKS - MEASURED - 1
     )
     said = "; GPU used until it failed: what it encoded did not come back"
-    assert engine.committed["encoding"].endswith(said)
+    assert willing.committed["encoding"].endswith(said)
     assert on_shim.held == 0
 
 
 def test_without_a_driver_a_snapshot_says_so(
-    engine: Engine, weights: Path, cores_limit: None, at_once: None,
+    willing: Engine, weights: Path, cores_limit: None, at_once: None,
     shim: ShimDriver, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(gpu_module, "BUILT", shim.built)
     monkeypatch.setattr(gpu_module, "LIBRARY", "libcuda-of-nobody.so.1")
+    assert set(encodings(willing, [weights])) == {PLANES.code}
+    assert "; GPU not used: no CUDA driver (libcuda-of-nobody" in willing.committed["encoding"]
+
+
+def test_a_workspace_that_does_not_ask_for_it_never_touches_the_gpu(
+    engine: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None
+) -> None:
     assert set(encodings(engine, [weights])) == {PLANES.code}
-    assert "; GPU not used: no CUDA driver (libcuda-of-nobody" in engine.committed["encoding"]
+    assert on_shim.calls("cuInit") == 0
+    assert "GPU" not in engine.committed["encoding"]
 
 
 def test_a_run_that_is_given_up_gives_the_gpu_back(
-    engine: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None
+    willing: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None
 ) -> None:
-    run = engine.begin([weights])
-    (part,) = engine.scan(run, 1)["parts"]
-    engine.part(run, 1, part)
-    assert (engine.home / MARKER).exists()
-    engine.restart()
+    run = willing.begin([weights])
+    (part,) = willing.scan(run, 1)["parts"]
+    willing.part(run, 1, part)
+    assert (willing.home / MARKER).exists()
+    willing.restart()
     assert on_shim.held == 0
-    assert not (engine.home / MARKER).exists()
+    assert not (willing.home / MARKER).exists()
 
 
 def test_encoding_cores_are_those_that_this_process_may_use(

@@ -26,7 +26,7 @@ from torpor.agent.sync_operations import sync_operations
 from torpor.errors import HookFailed, InvalidInput
 from torpor.tree.plan import PART_BYTES
 from torpor.tree.walk import absolute_root
-from torpor.values import Grant, ObjectKey, SnapshotId, WorkspaceName
+from torpor.values import Compression, Grant, ObjectKey, SnapshotId, WorkspaceName
 
 _TAIL_BYTES: Final = 4096
 
@@ -44,7 +44,7 @@ class _SnapshotBegin(msgspec.Struct):
     exclude: list[str]
     key: str | None
     known: list[_KnownSnapshot]
-    smallest: bool = False
+    compression: Compression = Compression()
 
 
 class _Scan(msgspec.Struct):
@@ -178,7 +178,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
         with run.serving(call), run.beginning:
             try:
                 return run.begin(
-                    args.roots, args.exclude, key_of(args.key), known, smallest=args.smallest
+                    args.roots, args.exclude, key_of(args.key), known, args.compression
                 )
             except BaseException:
                 run.end("it could not begin")

@@ -41,7 +41,7 @@ from torpor.tree.walk import (
     resolve_roots,
     walk,
 )
-from torpor.values import Grant, ObjectKey, SnapshotId, WorkspaceName
+from torpor.values import Compression, Grant, ObjectKey, SnapshotId, WorkspaceName
 
 SHOWN: Final = 20
 """How many names a result spells out; the count is always whole."""
@@ -88,11 +88,10 @@ class SnapshotRun(Run):
         exclude: Sequence[str],
         key: bytes | None,
         known: Sequence[Known],
-        *,
-        smallest: bool,
+        compression: Compression,
     ) -> dict[str, Any]:
         """Resolve the roots and take up what earlier runs left; ``known`` are the workspace's
-        snapshots, newest first; ``smallest`` prefers fewer bytes to less time. Once a run."""
+        snapshots, newest first. Once a run."""
         if self._begun is not None:
             return self._begun
         if self.state.restore_journal.exists():
@@ -107,7 +106,8 @@ class SnapshotRun(Run):
         self._excluded = compile_excludes(exclude)
         self._seal = Seal(key)
         self._known = list(known)
-        self._encoder = Encoder(Effort(smallest=smallest), self._gpu)
+        effort = Effort(smallest=compression.smallest)
+        self._encoder = Encoder(effort, self._gpu if compression.gpu else None)
         index = self.state.load_index(self._roots, self._seal, {one.root for one in known})
         self._held: list[dict[bytes, Held]]
         if index is not None:

@@ -135,7 +135,7 @@ class RemoteSnapshot(RemoteRun):
             exclude=self.spec.exclude,
             key=self._key,
             known=[self._known(one) for one in known],
-            smallest=self.spec.smallest,
+            compression=msgspec.to_builtins(self.spec.compression),
         )
         self._resumed = self._still_there(begun["resumable"])
         environment: dict[str, Any] = begun["environment"]
