@@ -156,6 +156,11 @@ class Queue:
         pinned = (ctypes.c_ubyte * pinned_bytes).from_address(self._host.value or 0)
         self._pinned = memoryview(pinned).cast("B")
 
+    @property
+    def stream(self) -> int:
+        """The CUDA stream's handle, for a library that puts work of its own behind ours."""
+        return self._stream.value or 0
+
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Work of the calling thread. What is taken within is free again behind it."""

@@ -8,6 +8,7 @@ pytest_plugins = [
     "tests.fixtures.fault_proxy",
     "tests.fixtures.world",
     "tests.fixtures.shim",
+    "tests.fixtures.nvcomp",
     "tests.fixtures.short_agent",
     "tests.fixtures.standing",
     "tests.fixtures.prefect_server",
