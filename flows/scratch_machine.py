@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from threading import Event
 
 from msgspec import structs
+from prefect.futures import PrefectFuture
 
 from flows.phases import Phases
 from tasks.machines import (
@@ -19,8 +21,8 @@ from tasks.machines import (
 )
 from tasks.measure import clear_scratch, end_left_machines, remove_machine_content
 from tasks.place import Place
-from torpor.errors import TorporError
-from torpor.ledger import Ledger
+from torpor.errors import RunCancelled, TorporError
+from torpor.ledger import Lease, Ledger
 from torpor.measure.scratch import held, machines_name
 from torpor.remote.session import Session
 from torpor.values import Endpoint, Machine, WorkspaceName
@@ -64,6 +66,12 @@ def scratch_machines(
                 with suppress(TorporError):  # it is away: the next benchmark on it removes it
                     remove_machine_content(own_one.session, place.spec.name, place_too=True)
         return
+    ended = Event()
+
+    def nap(seconds: float) -> None:
+        if ended.wait(seconds):
+            raise RunCancelled("the benchmark ended before all of its machines were ready")
+
     with ExitStack() as stack:
         with phases.phase("machines"):
             mine = _machines_place(place, workspace)
@@ -71,8 +79,9 @@ def scratch_machines(
             creating = []
             for _ in range(count):
                 lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
-                stack.callback(destroy_created, mine, lease)
-                creating.append(create_machine.submit(mine, offers, lease, True))
+                future = create_machine.submit(mine, offers, lease, True, nap)
+                stack.callback(_end, mine, lease, future, ended)
+                creating.append(future)
             live = [future.result() for future in creating]
             here = place.provider.identity.startswith("local:")
             scratch = [
@@ -91,6 +100,14 @@ def _attached(
         place.ledger.pin(endpoint, endpoint.host_key)
     with open_session(place, endpoint) as session:
         yield ScratchMachine(session, _address(endpoint), here)
+
+
+def _end(place: Place, lease: Lease, creating: PrefectFuture[Machine], ended: Event) -> None:
+    """Its task first: one that is still creating would rent again after the destroy."""
+    ended.set()
+    with suppress(Exception):  # whoever waited for the machine has heard why there is none
+        creating.result()
+    destroy_created(place, lease)
 
 
 def _clear(place: Place, workspace: WorkspaceName) -> None:

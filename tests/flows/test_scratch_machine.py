@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,10 +19,11 @@ from flows.scratch_machine import ScratchMachine, held_and_cleared, scratch_mach
 from tasks.place import Place
 from tests.fixtures.plain_flows import plain
 from tests.fixtures.world import WORKSPACE, Access, World
-from torpor.errors import WorkspaceBusy
+from torpor.errors import InvalidInput, RunCancelled, WorkspaceBusy
 from torpor.measure.scratch import scratch_name
+from torpor.providers.local import LocalProvider
 from torpor.remote.measuring import make_content
-from torpor.values import MIB, ObjectKey
+from torpor.values import MIB, Label, Machine, ObjectKey, Offer
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = scratch_name(WORKSPACE)
@@ -62,6 +65,29 @@ def test_a_failure_leaves_nothing_either(world: World) -> None:
     with pytest.raises(KeyError), ExitStack() as stack:
         _begin(stack, world.access)
         raise KeyError("a measurement failed")
+    assert world.machines() == []
+    assert _left(world) == []
+
+
+def test_a_machine_that_is_still_created_when_another_failed_is_gone_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first to be asked for fails at once; the other is asked for while all is ended."""
+    create, asked, lock = LocalProvider.create, [], threading.Lock()
+
+    def slow(self: LocalProvider, offer: Offer, label: Label, ssh_public_key: str) -> Machine:
+        with lock:
+            asked.append(label)
+            fails = asked[0] == label
+        if fails:
+            raise InvalidInput("the provider takes no such machine")
+        time.sleep(1.0)
+        return create(self, offer, label, ssh_public_key)
+
+    monkeypatch.setattr(LocalProvider, "create", slow)
+    with pytest.raises((InvalidInput, RunCancelled)), ExitStack() as stack:
+        _begin(stack, world.access, 2)
+    assert len(set(asked)) == 2
     assert world.machines() == []
     assert _left(world) == []
 
