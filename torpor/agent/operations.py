@@ -294,12 +294,12 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def restore_finish(args: _OfRun, call: Call) -> dict[str, Any]:
         run = runs.get(RestoreRun, args.run)
-        with run.serving(call):
+        with run.serving(call), run.alone(call):
             return run.finish()
 
     def restore_check(args: _Check, call: Call) -> dict[str, Any]:
         run = runs.get(RestoreRun, args.run)
-        with run.serving(call):
+        with run.serving(call), run.alone(call):
             return run.compare(args.full, call)
 
     def restore_end(args: _OfRun, call: Call) -> dict[str, Any]:

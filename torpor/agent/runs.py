@@ -34,7 +34,7 @@ class Run:
         self.state.lock(workspace)
         self.connections = Connections(timeout_s=60.0)
         self.beginning = threading.Lock()
-        """Held while the run begins: several requests may find at once that it must."""
+        """Held by what is done once a run: several requests may find at once that it must."""
         self._lock = threading.Lock()
         self._calls = 0
         self._ended: str | None = None
@@ -54,6 +54,14 @@ class Run:
                 last = self._calls == 0 and self._ended is not None
             if last:
                 self._give_back()
+
+    @contextmanager
+    def alone(self, call: Call) -> Iterator[None]:
+        """Keep other requests that begin, finish or check the run out: one that is asked again,
+        since its answer did not come, waits for the first and then finds it done."""
+        with self.beginning:
+            self.check(call)
+            yield
 
     def check(self, call: Call) -> None:
         """Raise RunCancelled when the request or the run is to end."""

@@ -80,12 +80,12 @@ def sync_operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def finish(args: _OfRun, call: Call) -> dict[str, Any]:
         run = runs.get(SyncRun, args.run)
-        with run.serving(call):
+        with run.serving(call), run.alone(call):
             return run.finish(call)
 
     def check(args: _Check, call: Call) -> dict[str, Any]:
         run = runs.get(SyncRun, args.run)
-        with run.serving(call):
+        with run.serving(call), run.alone(call):
             return run.compare(args.full, call)
 
     def end(args: _OfRun, call: Call) -> dict[str, Any]:
