@@ -6,9 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,6 @@ from torpor.errors import (
 )
 from torpor.format.manifest import DIRECTORY, encode_manifest
 from torpor.store.s3 import S3Store
-from torpor.tree.write import TreeWriter
 from torpor.values import MIB, ObjectKey, SnapshotId
 
 KEY = bytes(range(32))
@@ -458,33 +455,3 @@ def test_an_ordinary_user_has_all_but_the_owners(seaweed: Server, tmp_path: Path
         for path, fact in before.items()
     }
     assert differences(expected, facts(nobodys / "back")) == []
-
-
-def test_a_finish_that_is_asked_again_meanwhile_is_done_once(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "was").mkdir()
-    (tmp_path / "was/file").write_bytes(content(1, 3000))
-    let_settle()
-    run = engine.begin_restore(engine.snapshot([tmp_path / "was"]), [tmp_path / "new"])
-    for part in engine.planned["parts"]:
-        engine.restore_part(run, part)
-    finish, begun, go_on = TreeWriter.finish, threading.Semaphore(0), threading.Event()
-
-    def slow(self: TreeWriter, *args: Any) -> None:
-        begun.release()
-        go_on.wait(20)
-        finish(self, *args)
-
-    monkeypatch.setattr(TreeWriter, "finish", slow)
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(engine.call, "restore.finish", run=run)
-        try:
-            assert begun.acquire(timeout=20)
-            second = threads.submit(engine.call, "restore.check", run=run, full=True)
-            assert not begun.acquire(timeout=0.5), "the tree was finished by two at once"
-        finally:
-            go_on.set()
-        first.result(20)
-        assert second.result(20)["differences"] == []
-    assert differences(kept(tmp_path / "was"), facts(tmp_path / "new")) == []

@@ -6,11 +6,8 @@ import errno
 import mmap
 import os
 import shutil
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,7 +36,6 @@ from torpor.errors import (
 from torpor.format.manifest import Entry
 from torpor.format.names import manifest_key
 from torpor.store.s3 import S3Store
-from torpor.tree.apply import TreeChanger
 from torpor.tree.staging import copy_range
 from torpor.values import MIB, SnapshotId
 
@@ -565,36 +561,6 @@ def _half_a_sync(two: Two) -> SnapshotId:
     moved.unlink()
     two.engine.restart()
     return third
-
-
-@pytest.mark.parametrize("again", ["finish", "check"])
-def test_a_request_that_is_asked_again_meanwhile_changes_nothing_twice(
-    two: Two, monkeypatch: pytest.MonkeyPatch, again: str
-) -> None:
-    run, _ = begin_sync(two.engine, two.second)
-    for part in stage_sync(two.engine, run)["parts"]:
-        sync_part(two.engine, run, part)
-    apply, begun, go_on = TreeChanger.apply, threading.Semaphore(0), threading.Event()
-
-    def slow(self: TreeChanger, *args: Any) -> None:
-        begun.release()
-        go_on.wait(20)
-        apply(self, *args)
-
-    monkeypatch.setattr(TreeChanger, "apply", slow)
-    options = {"full": True} if again == "check" else {}
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(two.engine.call, "sync.finish", run=run)
-        try:
-            assert begun.acquire(timeout=20)
-            second = threads.submit(two.engine.call, f"sync.{again}", run=run, **options)
-            assert not begun.acquire(timeout=0.5), "the tree was changed by two at once"
-        finally:
-            go_on.set()
-        finished, answered = first.result(20), second.result(20)
-    assert answered == finished if again == "finish" else answered["differences"] == []
-    finish_sync(two.engine, run)
-    assert differences(two.after, facts(two.root)) == []
 
 
 def test_calls_may_come_twice(two: Two) -> None:

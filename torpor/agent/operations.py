@@ -186,7 +186,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def snapshot_scan(args: _Scan, call: Call) -> dict[str, Any]:
         run = runs.get(SnapshotRun, args.run)
-        with run.serving(call):
+        with run.serving(call), run.alone(call):
             return run.scan(
                 args.number,
                 args.max_parts,
@@ -204,17 +204,17 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def snapshot_hook(args: _Hook, call: Call) -> dict[str, Any]:
         run = runs.get(SnapshotRun, args.run)
-        with run.serving(call):
+        with run.serving(call), run.alone(call):
             return _run_hook(args.argv, args.timeout_s, lambda: run.check(call))
 
     def snapshot_packs(args: _OfRun, call: Call) -> dict[str, Any]:
         run = runs.get(SnapshotRun, args.run)
-        with run.serving(call):
+        with run.serving(call), run.alone(call):
             return run.packs()
 
     def snapshot_commit(args: _Commit, call: Call) -> dict[str, Any]:
         run = runs.get(SnapshotRun, args.run)
-        with run.serving(call):
+        with run.serving(call), run.alone(call):
             return run.commit(
                 args.snapshot,
                 args.parent,
@@ -232,7 +232,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def snapshot_confirm(args: _Confirm, call: Call) -> dict[str, Any]:
         run = runs.get(SnapshotRun, args.run)
-        with run.serving(call):
+        with run.serving(call), run.alone(call):
             return run.confirm(args.accepted, call)
 
     def snapshot_end(args: _SnapshotEnd, call: Call) -> dict[str, Any]:

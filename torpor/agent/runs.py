@@ -57,8 +57,8 @@ class Run:
 
     @contextmanager
     def alone(self, call: Call) -> Iterator[None]:
-        """Keep other requests that begin, finish or check the run out: one that is asked again,
-        since its answer did not come, waits for the first and then finds it done."""
+        """Keep other requests out that begin the run, change what it knows, finish or check it: one
+        that is asked again, since its answer did not come, waits for the first."""
         with self.beginning:
             self.check(call)
             yield

@@ -1,0 +1,131 @@
+"""A request whose answer did not come is asked again, maybe while the first is still at work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torpor.agent.snapshot as snapshot_module
+from tests.fixtures.engine import Engine
+from tests.fixtures.syncs import begin_sync, finish_sync, stage_sync, sync, sync_part
+from tests.fixtures.trees import differences, facts, kept, let_settle
+from torpor.tree.apply import TreeChanger
+from torpor.tree.write import TreeWriter
+
+_WAIT_S = 20
+
+Ask = Callable[[], dict[str, Any]]
+
+
+@contextmanager
+def _one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, first: Ask, second: Ask
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Ask ``first`` and, while it is within ``owner.name``, ``second``, which must not get there;
+    yields both answers."""
+    inner = getattr(owner, name)
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow(*args: Any, **options: Any) -> Any:
+        begun.release()
+        go_on.wait(_WAIT_S)
+        return inner(*args, **options)
+
+    monkeypatch.setattr(owner, name, slow)
+    with ThreadPoolExecutor(2) as threads:
+        answers: list[Future[dict[str, Any]]] = [threads.submit(first)]
+        try:
+            assert begun.acquire(timeout=_WAIT_S)
+            answers.append(threads.submit(second))
+            assert not begun.acquire(timeout=0.5), "two were at it at once"
+        finally:
+            go_on.set()
+        done = [answer.result(_WAIT_S) for answer in answers]
+    monkeypatch.setattr(owner, name, inner)
+    yield done[0], done[1]
+
+
+@pytest.mark.parametrize("again", ["finish", "check"])
+def test_a_sync_changes_the_tree_once(
+    engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    first = engine.snapshot([was])
+    (was / "small").write_bytes(b"changed")
+    let_settle()
+    second, after = engine.snapshot([was]), kept(was)
+    sync(engine, first)
+    run, _ = begin_sync(engine, second)
+    for part in stage_sync(engine, run)["parts"]:
+        sync_part(engine, run, part)
+    options = {"full": True} if again == "check" else {}
+    with _one_at_a_time(
+        monkeypatch,
+        TreeChanger,
+        "apply",
+        lambda: engine.call("sync.finish", run=run),
+        lambda: engine.call(f"sync.{again}", run=run, **options),
+    ) as (finished, answered):
+        assert answered == finished if again == "finish" else answered["differences"] == []
+    finish_sync(engine, run)
+    assert differences(after, facts(was)) == []
+
+
+def test_a_restore_is_finished_once(
+    engine: Engine, was: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = engine.begin_restore(engine.snapshot([was]), [tmp_path / "new"])
+    for part in engine.planned["parts"]:
+        engine.restore_part(run, part)
+    with _one_at_a_time(
+        monkeypatch,
+        TreeWriter,
+        "finish",
+        lambda: engine.call("restore.finish", run=run),
+        lambda: engine.call("restore.check", run=run, full=True),
+    ) as (_, checked):
+        assert checked["differences"] == []
+    assert differences(kept(was), facts(tmp_path / "new")) == []
+
+
+def test_a_workspace_is_walked_by_one_at_a_time(
+    engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A walk changes what the run knows of every file."""
+    run = engine.begin([was])
+    for part in engine.scan(run, 1)["parts"]:
+        engine.part(run, 1, part)
+    with _one_at_a_time(
+        monkeypatch,
+        snapshot_module,
+        "walk",
+        lambda: engine.scan(run, 2),
+        lambda: engine.scan(run, 2),
+    ) as (seen, again):
+        assert seen["read_files"] == 0
+        assert again == seen
+    snapshot, _ = engine.commit(run)
+    engine.call("snapshot.end", run=run, committed=True)
+    assert snapshot in engine.snapshots()
+
+
+def test_one_manifest_is_made_at_a_time(
+    engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = engine.begin([was])
+    for part in engine.scan(run, 1)["parts"]:
+        engine.part(run, 1, part)
+    engine.scan(run, 2)
+    with _one_at_a_time(
+        monkeypatch,
+        snapshot_module,
+        "encode_manifest",
+        lambda: engine.commit(run)[1],
+        lambda: engine.commit(run)[1],
+    ) as (committed, again):
+        assert committed["files"] == again["files"] == 3
