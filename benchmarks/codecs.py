@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from benchmarks.codecs_plot import draw
 from gpu_kernels import native, twin
 from torpor.agent.memory import keep_freed_chunks
 from torpor.codecs.layout import Element
@@ -268,7 +269,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.codecs", description=__doc__)
     parser.add_argument("--mib", type=int, default=24, help="plain MiB of each kind of data")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, help="where the JSON goes; default: standard output")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="where the JSON goes, and beside it a plot; default: standard output",
+    )
     options = parser.parse_args()
     keep_freed_chunks()
     report = run(options.mib * MIB, options.rounds)
@@ -277,6 +282,7 @@ def main() -> int:
         print(text, end="")
     else:
         options.out.write_text(text)
+        options.out.with_suffix(".svg").write_bytes(draw(report))
         print(report["table"])
     return 0
 

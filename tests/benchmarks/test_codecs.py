@@ -21,4 +21,7 @@ def test_the_benchmark_runs_small_and_says_where(
     assert rows["random bytes", "planes"]["decode_gb_s"] is None
     assert rows["random bytes", "planes"]["ratio"] == 1
     assert all(row["encode_gb_s"]["n"] == 1 for row in rows.values())
+    picture = out.with_suffix(".svg").read_text()
+    assert picture.count("</svg>") == 1
+    assert picture.count("</use>") + picture.count("<use ") > 2 * len(rows) - 10
     assert "| weights BF16 | planes |" in capsys.readouterr().out
