@@ -15,6 +15,7 @@ import torpor.agent.snapshot as snapshot_module
 from tests.fixtures.engine import Engine
 from tests.fixtures.syncs import begin_sync, finish_sync, stage_sync, sync, sync_part
 from tests.fixtures.trees import differences, facts, kept, let_settle
+from torpor.errors import RunCancelled, WorkspaceInvalid
 from torpor.tree.apply import TreeChanger
 from torpor.tree.write import TreeWriter
 
@@ -73,6 +74,32 @@ def test_a_sync_changes_the_tree_once(
     ) as (finished, answered):
         assert answered == finished if again == "finish" else answered["differences"] == []
     finish_sync(engine, run)
+    assert differences(after, facts(was)) == []
+
+
+def test_a_sync_that_was_stopped_within_its_changes_says_so(
+    engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = engine.snapshot([was])
+    (was / "small").write_bytes(b"changed")
+    let_settle()
+    second, after = engine.snapshot([was]), kept(was)
+    sync(engine, first)
+    run, _ = begin_sync(engine, second)
+    for part in stage_sync(engine, run)["parts"]:
+        sync_part(engine, run, part)
+
+    def fails(*args: Any) -> None:
+        raise RunCancelled("the request was cancelled")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TreeChanger, "apply", fails)
+        with pytest.raises(RunCancelled):
+            engine.call("sync.finish", run=run)
+    with pytest.raises(WorkspaceInvalid, match=f"half of it snapshot {second} now: sync to that"):
+        engine.call("sync.finish", run=run)
+    engine.restart()
+    sync(engine, second)
     assert differences(after, facts(was)) == []
 
 

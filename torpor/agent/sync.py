@@ -60,6 +60,7 @@ class SyncRun(Run):
         self._begun: dict[str, Any] | None = None
         self._planned: dict[str, Any] | None = None
         self._finished: dict[str, Any] | None = None
+        self._changing = False  # from the first change of the directories on
         self._done: set[int] = set()
         self._before: SyncRecord | None = None
         self._last: SnapshotId | None = None
@@ -218,6 +219,12 @@ class SyncRun(Run):
         """Read back every staged file, then change the tree. Once a run."""
         if self._finished is not None:
             return self._finished
+        if self._changing:
+            raise WorkspaceInvalid(
+                f"run {self.id} was stopped while it changed the directories, which are half of it "
+                f"snapshot {self._record.snapshot} now: sync to that again, which takes up where "
+                "this stopped"
+            )
         missing = [n for n, uses in enumerate(self._plan.uses) if uses and n not in self._done]
         if missing:
             raise InvalidInput(
@@ -239,6 +246,7 @@ class SyncRun(Run):
             sync_disk(target)  # a power cut must not leave empty files under new names
         self._record = msgspec.structs.replace(self._record, mixed=True)
         self.state.keep_sync_record(self._record)
+        self._changing = True
         self._changer = TreeChanger(self._names, self._directories, self._staging)
         self._changer.apply(
             self._changes, self._target.entries, self._record.staged, lambda: self.check(call)
