@@ -23,10 +23,11 @@ TOPS = ("torpor", "gpu_kernels", "blocks", "tasks", "flows", "deployments", "ben
 ENGINE = {
     "errors": set(),
     "values": {"errors"},
+    "ports": set(),
     "format": {"values", "errors"},
     "reports": {"values", "errors"},
     "tree": {"format", "values", "errors"},
-    "store": {"format", "values", "errors"},
+    "store": {"format", "ports", "values", "errors"},
     "codecs": {"format", "values", "errors", "gpu_kernels"},
     "pipeline": {"tree", "store", "codecs", "format", "values", "errors", "gpu_kernels"},
     "agent": {"pipeline", "tree", "store", "codecs", "format", "values", "errors", "gpu_kernels"},
@@ -34,7 +35,7 @@ ENGINE = {
     "ledger": {"store", "format", "values", "errors"},
     "safety": {"store", "format", "values", "errors"},
     "upkeep": {"ledger", "safety", "reports", "store", "format", "values", "errors"},
-    "providers": {"safety", "values", "errors"},
+    "providers": {"safety", "ports", "values", "errors"},
     "measure": {"agent", "codecs", "providers", "store", "values", "errors"},
     "remote": {"agent", "safety", "store", "format", "values", "errors", "gpu_kernels"},
 }

@@ -30,8 +30,8 @@ from torpor.errors import (
     WrongKey,
 )
 from torpor.format.keys import workspace_key
+from torpor.ports import free_ports
 from torpor.remote.ssh import Identity
-from torpor.store.embedded import free_ports
 from torpor.values import MachineId, WorkspaceName
 
 

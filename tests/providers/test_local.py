@@ -364,10 +364,12 @@ def test_a_process_on_the_machine_cannot_destroy_it(
 def test_a_port_that_was_taken_meanwhile_is_passed_over(
     provider: LocalProvider, identity_key: KeyPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = local_server._free_port
+    free = local_server.free_ports
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = [taken.getsockname()[1]]
-        monkeypatch.setattr(local_server, "_free_port", lambda: ports.pop() if ports else free())
+        monkeypatch.setattr(
+            local_server, "free_ports", lambda count: [ports.pop()] if ports else free(count)
+        )
         machine = _create(provider, LABEL, identity_key)
         assert machine.state == "running"
         assert ports == []
@@ -379,7 +381,7 @@ def test_no_port_at_all_is_told_in_the_servers_words_and_leaves_nothing(
     provider: LocalProvider, identity_key: KeyPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr(local_server, "_free_port", lambda: taken.getsockname()[1])
+        monkeypatch.setattr(local_server, "free_ports", lambda count: [taken.getsockname()[1]])
         with pytest.raises(CreateFailed, match="ddress already in use"):
             _create(provider, LABEL, identity_key)
     assert provider.list_own() == []

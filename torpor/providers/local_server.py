@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from typing import Final
 
 from torpor.errors import CreateFailed
+from torpor.ports import free_ports
 from torpor.providers import asyncssh_host, openssh_host
 from torpor.providers.local_place import MachineRecord, Place, ServerRecord
 from torpor.providers.local_processes import (
@@ -38,7 +38,7 @@ def serve(place: Place, record: MachineRecord) -> None:
         end_processes(lambda: server_processes(record.id, place.log))
     host = openssh_host if record.server == "openssh" else asyncssh_host
     for attempt in range(_PORT_TRIES):
-        port = last.port if last is not None and attempt == 0 else _free_port()
+        port = last.port if last is not None and attempt == 0 else free_ports(1)[0]
         heard = _log_bytes(place)
         place.write_server(ServerRecord(port, boot_id()))
         place.pid_file.unlink(missing_ok=True)
@@ -94,10 +94,3 @@ def _log_bytes(place: Place) -> int:
         return place.log.stat().st_size
     except OSError:
         return 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from torpor.errors import StoreError, StoreUnavailable, TorporError
+from torpor.ports import free_ports
 from torpor.store.s3 import S3Settings, S3Store
 from torpor.values import object_key
 
@@ -188,16 +188,6 @@ def _program() -> str:
             "into this Python environment"
         )
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        ports = []
-        for _ in range(count):
-            listener = held.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports.append(int(listener.getsockname()[1]))
-        return ports
 
 
 def _stat(pid: int) -> tuple[str, str]:

@@ -1,0 +1,43 @@
+"""Ports on loopback for servers of our own."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from pathlib import Path
+from typing import Final
+
+_LOWEST: Final = 10_240  # below it, well-known servers are more than a few
+_TRIES: Final = 200
+_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+_dice: Final = random.SystemRandom()
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports that nothing listens on now.
+
+    They are not of those that the kernel gives to outgoing connections: a server that ends and is
+    started again would find its port taken by some program's connection, and clients that know it
+    by that port would wait for nothing. Only where there are no others, any will do.
+    """
+    below = _first_of_connections()
+    with contextlib.ExitStack() as held:
+        ports: list[int] = []
+        for attempt in range(_TRIES + count):
+            if len(ports) == count:
+                break
+            listener = held.enter_context(socket.socket())
+            wanted = _dice.randrange(_LOWEST, below) if below > _LOWEST and attempt < _TRIES else 0
+            with contextlib.suppress(OSError):  # it is taken
+                listener.bind(("127.0.0.1", wanted))
+                ports.append(int(listener.getsockname()[1]))
+    return ports
+
+
+def _first_of_connections() -> int:
+    try:
+        return int(_RANGE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
