@@ -44,7 +44,8 @@ down:
 
 test: setup $(VENV)/.weights
 	@$(SYSTEM) test
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations=40
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+		--durations=40
 
 lint: setup
 	$(BIN)/ruff check .

@@ -247,10 +247,13 @@ def test_a_run_ends_without_its_own_control_side_though_another_is_attached(
     with agent_in(tmp_path, abandon_s=0.1) as agent:
         killed, waiting = agent.attach(), agent.attach()
         (tmp_path / "run-is-active").touch()
-        killed.ask("r1", "echo", run="run-1")
+        killed.say(id="r1", op="wait", args={"run": "run-1", "count": "n", "until": "never"})
         waiting.ask("r2", "echo", run="run-2")
+        until((tmp_path / "n").exists, "the request runs")
         killed.close()
         until((tmp_path / "abandoned").exists, "the lost one's run was abandoned")
+        ended = waiting.ask("r1", "wait", run="run-1", count="n", until="never")
+        assert ended["error"]["type"] == "RunCancelled"
         assert (tmp_path / "abandoned").read_text().startswith("run-1: ")
         assert waiting.ask("r3", "echo", run="run-2")["result"]
         waiting.close()

@@ -263,14 +263,14 @@ class Daemon:
         now = time.monotonic()
         with self._lock:
             attached, running = bool(self._connections), self._running
-            calls = [s.call for s in self._requests.values() if s.answer is None]
+            unanswered = [s for s in self._requests.values() if s.answer is None]
             alone_s, quiet_s = now - self._alone_since, now - self._quiet_since
             abandon = not attached and alone_s >= self._patience.abandon_s and not self._abandoned
             self._abandoned = self._abandoned or abandon
             orphans = self._orphans.take(self._patience.abandon_s)
-        if abandon:
-            for call in calls:
-                call.cancel()
+        for served in unanswered:
+            if abandon or served.run in orphans:
+                served.call.cancel()
         for run in orphans:
             self._log.write(f"no control side for {self._patience.abandon_s:g} s: run {run} ends")
             self._runs.abandon(
@@ -303,6 +303,7 @@ class _Served:
     def __init__(self, request: Request, home: Path) -> None:
         self.id = request.id
         self.op = request.op
+        self.run = request.args.get("run")
         self.digest = request.digest
         self.answer: bytes | None = None
         self.listeners: frozenset[Connection] = frozenset()  # replaced, never changed
