@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 
@@ -208,19 +210,22 @@ def test_a_gpu_that_fails_mid_run_is_given_up_and_no_chunk_is_lost(
     assert (shim.held, bench.released) == (0, 1)
 
 
-def test_memory_that_runs_out_mid_run_gives_the_gpu_up(
-    bench: Bench, shim: ShimDriver, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "fault", [MemoryError("a queue has no bytes left"), ValueError("a stream of -1 bytes")]
+)
+def test_whatever_goes_wrong_mid_run_gives_the_gpu_up(
+    bench: Bench, shim: ShimDriver, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     trial = bench.trial(cores=0)
     fed(trial)
     settled(trial)
 
     def full(*_: object) -> None:
-        raise MemoryError("a queue has no bytes left")
+        raise fault
 
     monkeypatch.setattr(batch, "split", full)
     assert set(fed(trial)) == {PLANES.code}
-    assert trial.words == "GPU used until it failed: MemoryError: a queue has no bytes left"
+    assert trial.words == f"GPU used until it failed: {type(fault).__name__}: {fault}"
     assert shim.held == 0
 
 
@@ -264,6 +269,33 @@ def test_a_run_that_ends_while_it_is_measured_gets_the_gpu_back(
     assert bench.said == ["GPU not used: the run ended while it was measured"]
     assert (shim.held, bench.released) == (0, 1)
     assert set(fed(trial)) == {PLANES.code}
+
+
+def test_a_process_ends_though_a_trial_hangs_in_the_driver() -> None:
+    """An agent that leaves must not wait for a GPU that does not."""
+    done = subprocess.run([sys.executable, "-c", _HANGS], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().strip() == "GPU not used: the run ended while it was measured"
+
+
+_HANGS = """
+import threading
+from torpor.codecs import trial
+from torpor.codecs.layout import Element, Run
+
+class Hangs:
+    def takes(self, size): return True
+    def encode(self, plain, runs): threading.Event().wait()
+    def close(self): pass
+
+trial.CLOSE_S = 0.2
+one = trial.GpuTrial(Hangs, 1, lambda words: None)
+plain = memoryview(bytes(range(256)) * 8192)
+for _ in range(trial.CHUNKS):
+    one.encode(plain, [Run(len(plain), Element.BF16)], wanted=True)
+one.close()
+print(one.words)
+"""
 
 
 def test_a_system_without_another_thread_goes_on_without_the_gpu(

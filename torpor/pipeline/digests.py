@@ -39,22 +39,20 @@ class PackDigests:
             self._open.add(digest)
         return digest
 
-    def _taken_along(self, leader: PackDigest) -> list[PackDigest]:
-        """Other packs with something to hash, locked: the fullest, as many as there are lanes."""
+    def _take_along(self, leader: PackDigest, taken: list[PackDigest]) -> None:
+        """Lock other packs with something to hash, the fullest, as many as there are lanes; each
+        that is locked stands in ``taken``."""
         with self._lock:
             others = [one for one in self._open if one is not leader]
         others.sort(key=lambda one: one.blocks_behind, reverse=True)
-        taken: list[PackDigest] = []
         for one in others:
             if len(taken) + 1 >= self._together or one.blocks_behind < _WORTH_BLOCKS:
                 break
             if not one.lock.acquire(blocking=False):
                 continue  # its own thread is at it, or another one is
+            taken.append(one)
             if one.blocks_behind < _WORTH_BLOCKS:  # by now
-                one.lock.release()
-            else:
-                taken.append(one)
-        return taken
+                taken.pop().lock.release()
 
     def _forget(self, digest: PackDigest) -> None:
         with self._lock:
@@ -101,8 +99,9 @@ class PackDigest:
     def _advance(self) -> None:
         """Hash up to a step, and as much of others' packs."""
         with self.lock:
-            taken = self._of._taken_along(self)
+            taken: list[PackDigest] = []
             try:
+                self._of._take_along(self, taken)
                 lanes = [self, *taken]
                 blocks = min(_STEP_BLOCKS, *(lane.blocks_behind for lane in lanes))
                 twin.md5_advance(

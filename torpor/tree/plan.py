@@ -83,8 +83,8 @@ def part_ends(total: int, max_parts: int, part_bytes: int) -> list[int]:
     """
     count = max(1, min(max_parts, -(-total // max(1, part_bytes))))
     tail = max(1, count // 4)
-    weights = [min(tail, count - number) for number in range(count)]
-    return [total * done // sum(weights) for done in accumulate(weights)]
+    done = list(accumulate(min(tail, count - number) for number in range(count)))
+    return [total * weight // done[-1] for weight in done]
 
 
 def _pieces(file: int, start: int, length: int) -> list[Piece]:
