@@ -35,7 +35,7 @@ def kill_agents(world: World) -> None:
 def kill_servers(world: World) -> None:
     _kill_all(world, lambda machine: world.sessions(machine) + world.listener(machine))
     for machine in world.machines():
-        world.revive_server(machine.id)
+        assert world.revive_server(machine.id)
 
 
 VICTIMS = [drop_connections, kill_agents, kill_servers]
