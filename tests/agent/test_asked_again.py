@@ -17,6 +17,7 @@ from tests.fixtures.syncs import begin_sync, finish_sync, stage_sync, sync, sync
 from tests.fixtures.trees import differences, facts, kept, let_settle
 from torpor.errors import RunCancelled, WorkspaceInvalid
 from torpor.tree.apply import TreeChanger
+from torpor.tree.staging import Staging
 from torpor.tree.write import TreeWriter
 
 _WAIT_S = 20
@@ -118,6 +119,85 @@ def test_a_restore_is_finished_once(
     ) as (_, checked):
         assert checked["differences"] == []
     assert differences(kept(was), facts(tmp_path / "new")) == []
+
+
+@contextmanager
+def _first_hangs_in(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, first: Ask
+) -> Iterator[tuple[Future[dict[str, Any]], threading.Event]]:
+    """``first``, asked and now within ``owner.name`` until the event; who comes later passes."""
+    inner = getattr(owner, name)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hangs_once(*args: Any) -> Any:
+        if not begun.is_set():
+            begun.set()
+            go_on.wait(_WAIT_S)
+        return inner(*args)
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(1) as threads:
+        patched.setattr(owner, name, hangs_once)
+        answer = threads.submit(first)
+        try:
+            assert begun.wait(_WAIT_S)
+            yield answer, go_on
+        finally:
+            go_on.set()
+
+
+def test_a_restore_is_finished_behind_a_part_that_was_asked_for_twice(
+    engine: Engine, was: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is cut off, and still writes when the second has written it all."""
+    run = engine.begin_restore(engine.snapshot([was]), [tmp_path / "new"])
+    part, *others = engine.planned["parts"]
+    with (
+        _first_hangs_in(
+            monkeypatch, TreeWriter, "write_at", lambda: engine.restore_part(run, part)
+        ) as (cut_off, go_on),
+        ThreadPoolExecutor(2) as threads,
+    ):
+        for one in (part, *others):
+            engine.restore_part(run, one)
+        finished = threads.submit(engine.call, "restore.finish", run=run)
+        with pytest.raises(TimeoutError):
+            finished.result(0.5)
+        late = threads.submit(engine.restore_part, run, part)
+        go_on.set()
+        cut_off.result(_WAIT_S)
+        finished.result(_WAIT_S)
+        assert late.result(_WAIT_S)["stored_bytes"] == 0
+    assert engine.call("restore.check", run=run, full=True)["differences"] == []
+    assert differences(kept(was), facts(tmp_path / "new")) == []
+
+
+def test_a_sync_changes_nothing_before_its_last_part_is_written(
+    engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = engine.snapshot([was])
+    (was / "big").write_bytes(bytes(range(256)) * (5 << 12))
+    let_settle()
+    second, after = engine.snapshot([was]), kept(was)
+    sync(engine, first)
+    run, _ = begin_sync(engine, second)
+    part, *others = stage_sync(engine, run)["parts"]
+    with (
+        _first_hangs_in(monkeypatch, Staging, "write_at", lambda: sync_part(engine, run, part)) as (
+            cut_off,
+            go_on,
+        ),
+        ThreadPoolExecutor(1) as threads,
+    ):
+        for one in (part, *others):
+            sync_part(engine, run, one)
+        finished = threads.submit(engine.call, "sync.finish", run=run)
+        with pytest.raises(TimeoutError):
+            finished.result(0.5)
+        go_on.set()
+        cut_off.result(_WAIT_S)
+        finished.result(_WAIT_S)
+    finish_sync(engine, run)
+    assert differences(after, facts(was)) == []
 
 
 def test_a_workspace_is_walked_by_one_at_a_time(

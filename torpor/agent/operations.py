@@ -284,7 +284,7 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def restore_part(args: _RestorePart, call: Call) -> dict[str, Any]:
         run = runs.get(RestoreRun, args.run)
-        with run.serving(call), runs.worker(lambda: run.check(call)):
+        with run.serving(call), runs.worker(lambda: run.check(call)), run.writing(call):
             return run.part(args.part, [checked(g) for g in args.packs], args.peer, call)
 
     def restore_serve(args: _RestoreServe, call: Call) -> dict[str, Any]:
@@ -294,12 +294,12 @@ def operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def restore_finish(args: _OfRun, call: Call) -> dict[str, Any]:
         run = runs.get(RestoreRun, args.run)
-        with run.serving(call), run.alone(call):
+        with run.serving(call), run.written(call):
             return run.finish()
 
     def restore_check(args: _Check, call: Call) -> dict[str, Any]:
         run = runs.get(RestoreRun, args.run)
-        with run.serving(call), run.alone(call):
+        with run.serving(call), run.written(call):
             return run.compare(args.full, call)
 
     def restore_end(args: _OfRun, call: Call) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +37,7 @@ class Run:
         self.beginning = threading.Lock()
         """Held by what is done once a run: several requests may find at once that it must."""
         self._lock = threading.Lock()
-        self._calls = 0
+        self._calls = self._writing = 0
         self._ended: str | None = None
 
     @contextmanager
@@ -61,6 +62,28 @@ class Run:
         that is asked again, since its answer did not come, waits for the first."""
         with self.beginning:
             self.check(call)
+            yield
+
+    @contextmanager
+    def writing(self, call: Call) -> Iterator[None]:
+        """Count a part in that writes files: while one is at work, nothing finishes or checks them.
+        A part that comes only then waits."""
+        with self.alone(call), self._lock:
+            self._writing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writing -= 1
+
+    @contextmanager
+    def written(self, call: Call) -> Iterator[None]:
+        """As ``alone``, and behind every part: one that was asked for anew on another connection may
+        still be writing what the second has written already."""
+        with self.alone(call):
+            while self._writing:
+                time.sleep(_POLL_S)
+                self.check(call)
             yield
 
     def check(self, call: Call) -> None:

@@ -75,17 +75,17 @@ def sync_operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def part(args: _Part, call: Call) -> dict[str, Any]:
         run = runs.get(SyncRun, args.run)
-        with run.serving(call), runs.worker(lambda: run.check(call)):
+        with run.serving(call), runs.worker(lambda: run.check(call)), run.writing(call):
             return run.part(args.part, [checked(grant) for grant in args.packs], call)
 
     def finish(args: _OfRun, call: Call) -> dict[str, Any]:
         run = runs.get(SyncRun, args.run)
-        with run.serving(call), run.alone(call):
+        with run.serving(call), run.written(call):
             return run.finish(call)
 
     def check(args: _Check, call: Call) -> dict[str, Any]:
         run = runs.get(SyncRun, args.run)
-        with run.serving(call), run.alone(call):
+        with run.serving(call), run.written(call):
             return run.compare(args.full, call)
 
     def end(args: _OfRun, call: Call) -> dict[str, Any]:
