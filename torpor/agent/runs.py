@@ -78,8 +78,8 @@ class Run:
 
     @contextmanager
     def written(self, call: Call) -> Iterator[None]:
-        """As ``alone``, and behind every part: one that was asked for anew on another connection may
-        still be writing what the second has written already."""
+        """As ``alone``, and behind every part: one that was asked for anew may still be writing
+        what the second has written already."""
         with self.alone(call):
             while self._writing:
                 time.sleep(_POLL_S)
