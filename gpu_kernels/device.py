@@ -94,6 +94,13 @@ class Device:
             self._queues.append(queue)
         return queue
 
+    def drop(self, queue: Queue) -> None:
+        """Give a queue's memory back before the device is closed; it must not be at work."""
+        self.enter()
+        with self._lock:
+            self._queues.remove(queue)
+        queue.free()
+
     def function(self, kernel: str) -> ctypes.c_void_p:
         return self._functions[kernel]
 

@@ -182,8 +182,8 @@ class Batches:
     """Encodes and decodes chunks with one algorithm on one device. For one thread, and for one
     ``encode`` or ``decode`` at a time.
 
-    Takes ``device_bytes`` of the device and as much pinned memory of the host, until the device is
-    closed; nvCOMP takes memory of its own besides. GpuError where the GPU or nvCOMP fails.
+    Takes ``device_bytes`` of the device and as much pinned memory of the host, until it is closed;
+    nvCOMP takes memory of its own besides. GpuError where the GPU or nvCOMP fails.
     """
 
     def __init__(
@@ -199,6 +199,7 @@ class Batches:
             raise ValueError(f"{batch} chunks of {chunk_bytes} bytes: the limit is {CHUNK_MAX}")
         self.algorithm = algorithm
         self.version = library.__version__
+        self._device = device
         self._library = library
         self._chunk_bytes = chunk_bytes
         self._width = 1 if algorithm in STOCK else _WIDTHS.get(element, 1)
@@ -224,6 +225,17 @@ class Batches:
         """Each chunk's plain bytes, in order; EncodedRefused before the GPU sees any of a batch."""
         return self._in_turns(self._decode, encoded)
 
+    def close(self) -> None:
+        """Give all memory back. Call it before the device is closed, and not behind a GpuError.
+        Idempotent.
+        """
+        if self._at_work:
+            raise RuntimeError("end the encode or decode of these Batches before they are closed")
+        queues = [lane.queue for lane in self.lanes]
+        self.lanes.clear()  # nvCOMP's managers must not outlive their streams (lz4.hpp)
+        for queue in queues:
+            self._device.drop(queue)
+
     def _encode(self, lane: Lane, plains: Sequence[Buffer]) -> Generator[list[Encoded], None, None]:
         for plain in plains:
             if not 0 < len(plain) <= self._chunk_bytes or len(plain) % self._width:
@@ -235,8 +247,8 @@ class Batches:
         with queue.scope(), _told(f"{self.algorithm} does not encode"):
             held = [queue.put(plain) for plain in plains]
             rooms = [queue.room(self.bound) for _ in plains]
-            out = arrays(self._library, queue, rooms)
-            made = codec.encode(arrays(self._library, queue, held), out)
+            given, out = arrays(self._library, queue, held), arrays(self._library, queue, rooms)
+            made = codec.encode(given, out)  # nothing says that it keeps them: they stay till then
             yield []
             sizes = self._sizes(queue, made, rooms)
             parts = [room.part(0, size) for room, size in zip(rooms, sizes, strict=True)]
@@ -250,8 +262,8 @@ class Batches:
         with queue.scope(), _told(f"{self.algorithm} does not decode"):
             held = [queue.put(one.stored) for one in batch]
             rooms = [queue.room(one.plain_bytes) for one in batch]
-            out = arrays(self._library, queue, rooms)
-            made = codec.decode(arrays(self._library, queue, held), out=out)
+            given, out = arrays(self._library, queue, held), arrays(self._library, queue, rooms)
+            made = codec.decode(given, out=out)
             yield []
             sizes = self._sizes(queue, made, rooms)
             if sizes != [one.plain_bytes for one in batch]:
@@ -267,6 +279,8 @@ class Batches:
         """Run batches on the lanes in turn; each begins before the one ahead is waited for."""
         if self._at_work:  # both would take the same memory
             raise RuntimeError("end one encode or decode of these Batches before the next")
+        if not self.lanes:
+            raise RuntimeError("these Batches are closed")
         self._at_work = True
         running: deque[Generator[list[Any], None, None]] = deque()
         lanes, source = cycle(self.lanes), iter(items)

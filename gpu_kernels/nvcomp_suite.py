@@ -11,6 +11,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -63,16 +64,19 @@ def check_stock(device: Device, library: Nvcomp, largest: int) -> Iterator[str]:
         ]
         wanted = [p for p, one in zip(plains, stored, strict=True) if len(one) <= batches.bound]
         yield from _differences(f"{algorithm} of the CPU", batches.decode(theirs), wanted)
+        batches.close()
 
 
 def check_own(device: Device, library: Nvcomp, largest: int) -> Iterator[str]:
     """nvCOMP's own bitstreams, for elements of each kind; yields what does not come back."""
+    some = chunks(largest)
     for algorithm in sorted(nvcomp.TRANSIENT):
         for element, width in (("BYTES", 1), ("F8", 1), ("BF16", 2), ("F32", 4)):
             batches = Batches(device, library, algorithm, element, largest)
-            plains = [whole for p in chunks(largest) if (whole := p[: len(p) // width * width])]
+            plains = [whole for p in some if (whole := p[: len(p) // width * width])]
             what = f"{algorithm} of {element}"
             yield from _differences(what, batches.decode(list(batches.encode(plains))), plains)
+            batches.close()
 
 
 def check_refusals(device: Device, library: Nvcomp) -> Iterator[str]:
@@ -81,11 +85,10 @@ def check_refusals(device: Device, library: Nvcomp) -> Iterator[str]:
         batches = Batches(device, library, algorithm, chunk_bytes=nvcomp.PART_BYTES)
         (one,) = batches.encode([b"plain" * 999])
         damaged = replace(one, stored=one.stored[:-1] + bytes([one.stored[-1] ^ 1]))
-        try:
+        with suppress(EncodedRefused):
             list(batches.decode([damaged]))
-        except EncodedRefused:
-            continue
-        yield f"{algorithm}: a damaged chunk was given to the GPU"
+            yield f"{algorithm}: a damaged chunk was given to the GPU"
+        batches.close()
 
 
 def run(device: Device, library: Nvcomp, sizes: Sequence[int] = SIZES) -> dict[str, object]:

@@ -14,7 +14,7 @@ import lz4.block
 import pytest
 import zstandard
 
-from gpu_kernels import cases, nvcomp
+from gpu_kernels import cases, nvcomp, nvcomp_suite
 from gpu_kernels.device import Device
 from gpu_kernels.driver import GpuError
 from gpu_kernels.nvcomp import Batches, Encoded, EncodedRefused, NvcompError, Stock, Transient
@@ -118,6 +118,17 @@ def test_memory_is_bounded_and_given_back(
     assert list(room.decode(list(room.encode(noise)))) == noise
     with pytest.raises(RuntimeError, match="end one encode or decode"):
         list(room.decode(room.encode(noise)))
+    begun = room.encode(noise)
+    next(begun)
+    with pytest.raises(RuntimeError, match="before they are closed"):
+        room.close()
+    begun.close()  # type: ignore[attr-defined]
+    room.close()
+    room.close()
+    assert device.free_bytes() == 1 << 30
+    assert fake_nvcomp.streams_gone == [0, 0, 0]  # two codecs, and one that told its bound
+    with pytest.raises(RuntimeError, match="these Batches are closed"):
+        next(room.encode(noise))
     device.close()
     assert shim.held == 0
 
@@ -236,7 +247,7 @@ def test_arguments_of_the_codecs(device: Device, fake_nvcomp: FakeNvcomp) -> Non
     for algorithm, expected in wanted.items():
         fake_nvcomp.codecs.clear()
         room = batches(device, fake_nvcomp, algorithm)
-        assert [codec.options for codec in fake_nvcomp.codecs] == [
+        assert fake_nvcomp.codecs == [
             expected,  # asked for its bound
             *({**expected, "cuda_stream": lane.queue.stream} for lane in room.lanes),
         ]
@@ -351,3 +362,27 @@ def test_the_fake_is_as_strict_as_the_documentation(fake_nvcomp: FakeNvcomp) -> 
     frame = zstandard.ZstdCompressor().compress(b"plain")
     assert zstandard.ZstdDecompressor().decompress(frame) == b"plain"
     assert lz4.block.decompress(lz4.block.compress(b"x" * 99)) == b"x" * 99
+
+
+# -- the suite for a machine with a GPU
+
+
+def test_the_suite_finds_nothing_and_gives_all_back(
+    device: Device, shim: ShimDriver, fake_nvcomp: FakeNvcomp
+) -> None:
+    before = shim.held
+    report = nvcomp_suite.run(device, fake_nvcomp, sizes=[4096])
+    assert report == {"device": "CPU shim", "nvcomp": "6.0.0", "failures": []}
+    assert shim.held == before
+    assert set(fake_nvcomp.streams_gone) == set(range(0, shim.calls("cuStreamDestroy_v2"), 2))
+
+
+@pytest.mark.parametrize("algorithm", ALL)
+def test_the_suite_names_what_comes_back_wrong(
+    device: Device, fake_nvcomp: FakeNvcomp, algorithm: str
+) -> None:
+    fake_nvcomp.spoils = algorithm
+    failures = nvcomp_suite.run(device, fake_nvcomp, sizes=[4096])["failures"]
+    assert isinstance(failures, list)
+    assert len(failures) > 10
+    assert {failure.split()[0] for failure in failures} == {algorithm}
