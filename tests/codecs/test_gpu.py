@@ -251,6 +251,40 @@ def test_closing_waits_for_the_chunk_that_is_on_it(
     assert (shim.held, released.times) == (0, 1)
 
 
+def test_a_driver_that_does_not_take_the_gpu_back_holds_nobody_up(
+    shim: ShimDriver, released: Released, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of the driver that never returns, as those for a GPU that fell off its bus."""
+    go_on, ended = threading.Event(), threading.Event()
+    close = device_module.Device.close
+
+    def hanging(device: device_module.Device) -> None:
+        assert go_on.wait(30)
+        close(device)
+        ended.set()
+
+    monkeypatch.setattr(device_module.Device, "close", hanging)
+    monkeypatch.setattr(gpu_module, "GIVE_BACK_S", 0.02)
+    encoder = GpuEncoder(shim.device(), released)
+    encoder.close()
+    assert (shim.held > 0, released.times) == (True, 0)
+    go_on.set()
+    assert ended.wait(30)
+    assert shim.held == 0
+
+
+def test_without_another_thread_the_gpu_is_given_back_all_the_same(
+    shim: ShimDriver, released: Released, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    encoder = GpuEncoder(shim.device(), released)
+    monkeypatch.setattr(threading.Thread, "start", full)
+    encoder.close()
+    assert (shim.held, released.times) == (0, 1)
+
+
 def test_a_gpu_that_hangs_is_not_given_back(
     shim: ShimDriver, released: Released, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,8 @@ DEVICE_BYTES_MAX: Final = QUEUES * QUEUE_BYTES
 """192 MiB, besides what the driver takes for itself."""
 FREE_LEAST: Final = 2 * GIB
 """A GPU with less memory free is left to the work that it is rented for."""
+GIVE_BACK_S: Final = 10.0
+"""A driver that takes longer to take the GPU back is left behind with it."""
 
 _WORTH_BYTES: Final = 64 * KIB  # what is less is encoded before the GPU has been asked
 
@@ -42,7 +44,7 @@ class GpuEncoder:
 
     GpuError is raised when the GPU has less than FREE_LEAST free, and by ``encode`` when anything
     fails: it is then of no more use. ``release`` is called once, after ``close``, when no thread is
-    at work on the device any more; never, where the GPU hangs.
+    at work on the device any more, from any thread; never, where the GPU hangs.
     """
 
     def __init__(self, device: Device, release: Callable[[], None]) -> None:
@@ -110,9 +112,19 @@ class GpuEncoder:
                 self._idle.append(queue)
 
     def _give_back(self) -> None:
-        if not self._hangs:  # the driver may still write into the memory that it has
-            self._device.close()
-            self._release()
+        if self._hangs:  # the driver may still write into the memory that it has
+            return
+        ending = threading.Thread(target=self._end, name="gpu-end", daemon=True)
+        try:
+            ending.start()
+        except RuntimeError:  # the system gives no more threads
+            self._end()
+            return
+        ending.join(GIVE_BACK_S)  # of a GPU that has failed, the driver may never come back
+
+    def _end(self) -> None:
+        self._device.close()
+        self._release()
 
 
 def _pack(
