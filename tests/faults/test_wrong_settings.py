@@ -18,6 +18,7 @@ from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.standing import QUICK, Asleep, Awake, raises
 from tests.fixtures.world import World, kill, until_gone
 from torpor.errors import (
+    HookFailed,
     HostKeyChanged,
     InvalidInput,
     MachineDenied,
@@ -157,6 +158,24 @@ def test_a_workspace_path_that_cannot_be(
     before = len(awake.world.snapshots())
     with raises(WorkspaceInvalid, path, *words):
         hibernate_plainly(wrong, retries=0)
+    assert len(awake.world.snapshots()) == before
+    awake.unharmed()
+    awake.recovers()
+
+
+@pytest.mark.parametrize(
+    ("quiesce", "words"),
+    [
+        (["sh", "-c", "echo the database is busy; exit 4"], ("status 4", "the database is busy")),
+        (["no-such-program"], ("no-such-program", "cannot be started", "No such file")),
+    ],
+)
+def test_a_quiesce_hook_that_fails_keeps_the_machine(
+    awake: Awake, short_agent: None, quiesce: list[str], words: tuple[str, ...]
+) -> None:
+    before = len(awake.world.snapshots())
+    with raises(HookFailed, *words):
+        hibernate_plainly(awake.world.wanting(quiesce=quiesce), retries=0)
     assert len(awake.world.snapshots()) == before
     awake.unharmed()
     awake.recovers()

@@ -11,16 +11,18 @@ from typing import Any, Final
 
 from blake3 import blake3
 
+from torpor.agent.manifests import Wanted, read_wanted
 from torpor.agent.protocol import Call
 from torpor.agent.restore import SHOWN, RestoreRun
 from torpor.errors import InvalidInput
 from torpor.format.checks import check_manifest
+from torpor.format.keys import Seal
 from torpor.format.selection import select
 from torpor.pipeline.download import RestoreJournal, RestorePlan, in_pieces
 from torpor.tree.compare import compare_tree
 from torpor.tree.walk import absolute_root
 from torpor.tree.write import TreeWriter
-from torpor.values import Grant, SnapshotId, WorkspaceName
+from torpor.values import WorkspaceName
 
 _STAGE: Final = b".torpor-"
 """A restore is written, finished and compared in a directory of this name, beside its place."""
@@ -40,10 +42,7 @@ class PathRun(RestoreRun):
 
     def begin_path(
         self,
-        snapshot: SnapshotId,
-        root: bytes,
-        grant: Grant,
-        manifest_bytes: int,
+        wanted: Wanted,
         key: bytes | None,
         chosen: tuple[int, bytes],
         into: str,
@@ -60,17 +59,18 @@ class PathRun(RestoreRun):
         """
         if self._begun is not None:
             return self._begun
-        _, manifest = self._read(snapshot, root, grant, manifest_bytes, key, call)
+        self._seal = Seal(key)
+        _, manifest = read_wanted(wanted, self._seal, self.transfer(call))
         self._manifest, self._name = select(manifest, *chosen)
-        check_manifest(self._manifest, f"what was chosen of snapshot {snapshot}")
+        check_manifest(self._manifest, f"what was chosen of snapshot {wanted.snapshot}")
         self._into = os.fsencode(absolute_root(into))
         self._aside = aside
-        self._snapshot = snapshot
+        self._snapshot = wanted.snapshot
         self._refuse_what_is_there()
         own = blake3(self.id.encode()).hexdigest(8).encode()
         self._stage = os.path.join(self._into, _STAGE + own)
         self._targets = [self._stage]
-        identity = blake3(root + self._stage + b"\0" + chosen[1]).digest()
+        identity = blake3(wanted.root + self._stage + b"\0" + chosen[1]).digest()
         self._journal = RestoreJournal(self.state.folder / "path", identity)
         if not os.path.isdir(self._stage):
             self._journal.clear()  # what it says was written went with a run that was given up

@@ -7,11 +7,52 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from torpor.agent.manifests import Wanted
 from torpor.agent.protocol import Call, Operation
 from torpor.errors import InvalidInput
-from torpor.values import Grant, object_key
+from torpor.values import Grant, SnapshotId, WorkspaceName, object_key
 
 A = TypeVar("A", bound=msgspec.Struct)
+
+
+class OfRun(msgspec.Struct):
+    """Asks for something of a run that has begun."""
+
+    run: str
+
+
+class Check(OfRun):
+    """Compare what was written; ``full``: every byte."""
+
+    full: bool
+
+
+class FetchPart(OfRun):
+    """Fetch what the packs hold."""
+
+    part: int
+    packs: list[Grant]
+
+
+class OfSnapshot(OfRun):
+    """Begins a run that brings a snapshot, or some of it, onto this machine. ``root`` and ``key``
+    in hexadecimal."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    root: str
+    grant: Grant
+    manifest_bytes: int
+    key: str | None
+
+    def wanted(self) -> Wanted:
+        return Wanted(
+            self.workspace,
+            self.snapshot,
+            bytes.fromhex(self.root),
+            checked(self.grant),
+            self.manifest_bytes,
+        )
 
 
 def parsed(kind: type[A], serve: Callable[[A, Call], dict[str, Any]]) -> Operation:

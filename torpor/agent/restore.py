@@ -16,7 +16,7 @@ from torpor.agent.protocol import Call
 from torpor.agent.runs import Run
 from torpor.errors import DiskFull, InvalidInput, WorkspaceInvalid
 from torpor.format.keys import Seal
-from torpor.format.manifest import FILE, HOLE, Entry, Manifest
+from torpor.format.manifest import FILE, HOLE, Entry
 from torpor.format.names import pack_id_of, pack_key
 from torpor.pipeline.download import (
     PartRestored,
@@ -28,7 +28,7 @@ from torpor.pipeline.download import (
 from torpor.tree.compare import compare_tree
 from torpor.tree.walk import absolute_root
 from torpor.tree.write import TreeWriter
-from torpor.values import MIB, Grant, SnapshotId, WorkspaceName
+from torpor.values import MIB, Grant, WorkspaceName
 
 SHOWN: Final = 20
 _SPARE_BYTES: Final = 64 * MIB
@@ -47,10 +47,7 @@ class RestoreRun(Run):
 
     def begin(
         self,
-        snapshot: SnapshotId,
-        root: bytes,
-        grant: Grant,
-        manifest_bytes: int,
+        wanted: Wanted,
         key: bytes | None,
         roots: Sequence[str] | None,
         max_parts: int,
@@ -65,17 +62,18 @@ class RestoreRun(Run):
         """
         if self._begun is not None:
             return self._begun
-        what = f"snapshot {snapshot}"
-        blob, manifest = self._read(snapshot, root, grant, manifest_bytes, key, call)
-        self._blob, self._root, self._manifest = blob, root, manifest
+        self._seal = Seal(key)
+        self._blob, manifest = read_wanted(wanted, self._seal, self.transfer(call))
+        self._root, self._manifest = wanted.root, manifest
         self._targets = [os.fsencode(absolute_root(r)) for r in roots or manifest.roots]
         if len(self._targets) != len(manifest.roots):
             raise InvalidInput(
-                f"{what} has {len(manifest.roots)} directories ({', '.join(manifest.roots)}) and "
-                f"{len(self._targets)} targets were named: name one for each"
+                f"snapshot {wanted.snapshot} has {len(manifest.roots)} directories "
+                f"({', '.join(manifest.roots)}) and {len(self._targets)} targets were "
+                "named: name one for each"
             )
         _check_apart(self._targets)
-        identity = blake3(root + b"\0".join(self._targets)).digest()
+        identity = blake3(wanted.root + b"\0".join(self._targets)).digest()
         self._journal = RestoreJournal(self.state.restore_journal, identity)
         done = self._journal.done()
         if done is not None and not any(map(_holds_something, self._targets)):
@@ -85,7 +83,7 @@ class RestoreRun(Run):
         if (
             resume
             and done is None
-            and mirrored == root
+            and mirrored == wanted.root
             and any(map(_holds_something, self._targets))
         ):
             self._whole = True
@@ -211,20 +209,6 @@ class RestoreRun(Run):
             "differences": result.differences[:SHOWN],
             "difference_count": len(result.differences),
         }
-
-    def _read(
-        self,
-        snapshot: SnapshotId,
-        root: bytes,
-        grant: Grant,
-        manifest_bytes: int,
-        key: bytes | None,
-        call: Call,
-    ) -> tuple[bytes, Manifest]:
-        """The manifest that the control side read, checked before anything trusts it."""
-        self._seal = Seal(key)
-        wanted = Wanted(self.workspace, snapshot, root, grant, manifest_bytes)
-        return read_wanted(wanted, self._seal, self.transfer(call))
 
     def _settle_sync(self) -> None:
         """What a sync had half changed is gone, or still has to be completed: its index is needed

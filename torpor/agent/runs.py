@@ -57,6 +57,16 @@ class Run:
                 self._give_back()
 
     @contextmanager
+    def starting(self, call: Call) -> Iterator[None]:
+        """Serve the request that begins the run, one at a time; where it fails, so does the run."""
+        with self.serving(call), self.beginning:
+            try:
+                yield
+            except BaseException:
+                self.end("it could not begin")
+                raise
+
+    @contextmanager
     def alone(self, call: Call) -> Iterator[None]:
         """Keep other requests out that begin the run, change what it knows, finish or check it: one
         that is asked again, since its answer did not come, waits for the first."""

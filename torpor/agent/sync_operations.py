@@ -4,47 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from torpor.agent.manifests import Wanted
 from torpor.agent.protocol import Call, Operation
-from torpor.agent.requests import checked, key_of, parsed
+from torpor.agent.requests import Check, FetchPart, OfRun, OfSnapshot, checked, key_of, parsed
 from torpor.agent.runs import RunRegistry
 from torpor.agent.sync import SyncRun
-from torpor.values import Grant, SnapshotId, WorkspaceName
+from torpor.values import SnapshotId
 
 
-class _Begin(msgspec.Struct):
-    run: str
-    workspace: WorkspaceName
-    snapshot: SnapshotId
-    root: str
-    grant: Grant
-    manifest_bytes: int
-    key: str | None
+class _Begin(OfSnapshot):
     exclude: list[str]
     stored: list[SnapshotId]
     discard_local: bool
 
 
-class _Stage(msgspec.Struct):
-    run: str
+class _Stage(OfRun):
     max_parts: int
-
-
-class _Part(msgspec.Struct):
-    run: str
-    part: int
-    packs: list[Grant]
-
-
-class _OfRun(msgspec.Struct):
-    run: str
-
-
-class _Check(msgspec.Struct):
-    run: str
-    full: bool
 
 
 def sync_operations(runs: RunRegistry) -> dict[str, Operation]:
@@ -52,43 +26,32 @@ def sync_operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def begin(args: _Begin, call: Call) -> dict[str, Any]:
         run, _ = runs.add(SyncRun, args.run, args.workspace)
-        wanted = Wanted(
-            args.workspace,
-            args.snapshot,
-            bytes.fromhex(args.root),
-            checked(args.grant),
-            args.manifest_bytes,
-        )
-        with run.serving(call), run.beginning:
-            try:
-                return run.begin(
-                    wanted, key_of(args.key), args.exclude, args.stored, args.discard_local, call
-                )
-            except BaseException:
-                run.end("it could not begin")
-                raise
+        with run.starting(call):
+            return run.begin(
+                args.wanted(), key_of(args.key), args.exclude, args.stored, args.discard_local, call
+            )
 
     def stage(args: _Stage, call: Call) -> dict[str, Any]:
         run = runs.get(SyncRun, args.run)
         with run.serving(call), run.beginning:
             return run.stage(args.max_parts, call)
 
-    def part(args: _Part, call: Call) -> dict[str, Any]:
+    def part(args: FetchPart, call: Call) -> dict[str, Any]:
         run = runs.get(SyncRun, args.run)
         with run.serving(call), runs.worker(lambda: run.check(call)), run.writing(call):
             return run.part(args.part, [checked(grant) for grant in args.packs], call)
 
-    def finish(args: _OfRun, call: Call) -> dict[str, Any]:
+    def finish(args: OfRun, call: Call) -> dict[str, Any]:
         run = runs.get(SyncRun, args.run)
         with run.serving(call), run.written(call):
             return run.finish(call)
 
-    def check(args: _Check, call: Call) -> dict[str, Any]:
+    def check(args: Check, call: Call) -> dict[str, Any]:
         run = runs.get(SyncRun, args.run)
         with run.serving(call), run.written(call):
             return run.compare(args.full, call)
 
-    def end(args: _OfRun, call: Call) -> dict[str, Any]:
+    def end(args: OfRun, call: Call) -> dict[str, Any]:
         run = runs.get(SyncRun, args.run)
         with run.serving(call):
             run.end("finished")
@@ -97,8 +60,8 @@ def sync_operations(runs: RunRegistry) -> dict[str, Operation]:
     return {
         "sync.begin": parsed(_Begin, begin),
         "sync.stage": parsed(_Stage, stage),
-        "sync.part": parsed(_Part, part),
-        "sync.finish": parsed(_OfRun, finish),
-        "sync.check": parsed(_Check, check),
-        "sync.end": parsed(_OfRun, end),
+        "sync.part": parsed(FetchPart, part),
+        "sync.finish": parsed(OfRun, finish),
+        "sync.check": parsed(Check, check),
+        "sync.end": parsed(OfRun, end),
     }

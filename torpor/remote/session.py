@@ -101,11 +101,12 @@ class Session:
         """Ask the agent and wait for the answer; ``on_event`` is called in this thread.
 
         ``request`` names the work: the same name again gets the same answer. Raises the agent's
-        error, or AgentLost where the agent stays away. Whatever else ends the wait (the time is
-        over, ``on_event`` raises, the thread is interrupted) cancels the request.
+        error, which then names the machine, or AgentLost where the agent stays away. Whatever else
+        ends the wait (the time is over, ``on_event`` raises, the thread is interrupted) cancels the
+        request.
         """
         line = encode_line({"id": request, "op": op, "args": args})
-        waiting = _Waiting(op, request, line)
+        waiting = _Waiting(op, request, line, self._route.where)
         self._submit(lambda: self._begin(waiting))
         give_up = None if timeout_s is None else time.monotonic() + timeout_s
         try:
@@ -311,10 +312,11 @@ class Session:
 class _Waiting:
     """A request without an answer yet: written by the loop's thread, read by the caller's."""
 
-    def __init__(self, op: str, request: str, line: bytes) -> None:
+    def __init__(self, op: str, request: str, line: bytes, where: str) -> None:
         self.op = op
         self.request = request
         self.line = line
+        self._where = where
         self.sends = 0
         self.cancelled = False
         self._wake = threading.Condition()
@@ -333,7 +335,8 @@ class _Waiting:
             if isinstance(message.get("result"), dict):
                 self._result = message["result"]
             elif isinstance(message.get("error"), dict):
-                self._error = from_wire(message["error"])
+                error = from_wire(message["error"])
+                self._error = type(error)(f"{self._where}: {error}")
             elif isinstance(message.get("event"), dict):
                 self._events.append(message["event"])
             self._wake.notify_all()
