@@ -12,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpu_kernels import batch
 from gpu_kernels import device as device_module
+from gpu_kernels.device import GpuHangs
 from gpu_kernels.driver import GpuError
 from tests.fixtures.shim import LAUNCH_FAILED, NOT_READY, OUT_OF_MEMORY, ShimDriver
 from torpor.codecs import gpu as gpu_module
@@ -271,6 +273,38 @@ def test_a_driver_that_does_not_take_the_gpu_back_holds_nobody_up(
     go_on.set()
     assert ended.wait(30)
     assert shim.held == 0
+
+
+def test_a_driver_that_does_not_come_back_holds_no_chunk_up(
+    shim: ShimDriver, released: Released, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def hanging(*_: object) -> None:
+        assert go_on.wait(30)
+        raise GpuError("too late")
+
+    monkeypatch.setattr(batch, "split", hanging)
+    monkeypatch.setattr(gpu_module, "ENCODE_S", 0.02)
+    encoder = GpuEncoder(shim.device(), released)
+    for _ in range(QUEUES + 2):  # none of those that wait keeps a turn
+        with pytest.raises(GpuHangs, match=r"driver has not come back for 0\.02 s"):
+            encoder.encode(*wide(Element.BF16))
+    encoder.close()
+    go_on.set()
+    assert (shim.held > 0, released.times) == (True, 0)
+
+
+def test_threads_end_with_the_encoder(shim: ShimDriver, released: Released) -> None:
+    before = set(threading.enumerate())
+    encoder = GpuEncoder(shim.device(), released)
+    for _ in range(3):
+        encoder.encode(*wide(Element.BF16))
+    (lane,) = set(threading.enumerate()) - before
+    encoder.close()
+    for thread in {lane, *threading.enumerate()} - before:
+        thread.join(30)
+    assert set(threading.enumerate()) <= before
 
 
 def test_without_another_thread_the_gpu_is_given_back_all_the_same(

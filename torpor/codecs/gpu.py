@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -16,6 +16,7 @@ from gpu_kernels import batch
 from gpu_kernels.device import Device, GpuHangs, Memory, Queue
 from gpu_kernels.driver import GpuError
 from torpor.codecs.codec import Buffer
+from torpor.codecs.lane import Lane
 from torpor.codecs.layout import Element, Run
 from torpor.codecs.planes import RANS, Method, Places, choose_ways, huffman
 from torpor.values import GIB, KIB, MIB
@@ -23,7 +24,7 @@ from torpor.values import GIB, KIB, MIB
 CHUNK_MAX: Final = 4 * MIB
 """Larger chunks are left to the CPU; no file is cut into any."""
 QUEUES: Final = 8
-"""Threads that encode at once; others wait."""
+"""Chunks that are encoded at once; others wait."""
 QUEUE_BYTES: Final = 5 * CHUNK_MAX + 4 * MIB
 """Device memory of a queue: a chunk, its planes, their streams, and words on their way, which take
 twice a chunk; 64 KiB and some for each plane that is shorter than a segment, of at most 31."""
@@ -33,6 +34,8 @@ DEVICE_BYTES_MAX: Final = QUEUES * QUEUE_BYTES
 """192 MiB, besides what the driver takes for itself."""
 FREE_LEAST: Final = 2 * GIB
 """A GPU with less memory free is left to the work that it is rented for."""
+ENCODE_S: Final = 30.0
+"""A chunk that takes longer hangs in the driver. Its work on a queue is waited for shorter."""
 GIVE_BACK_S: Final = 10.0
 """A driver that takes longer to take the GPU back is left behind with it."""
 
@@ -40,7 +43,7 @@ _WORTH_BYTES: Final = 64 * KIB  # what is less is encoded before the GPU has bee
 
 
 class GpuEncoder:
-    """Encodes chunks on one GPU. Thread-safe.
+    """Encodes chunks on one GPU. Thread-safe. No call waits for the driver without an end.
 
     GpuError is raised when the GPU has less than FREE_LEAST free, and by ``encode`` when anything
     fails: it is then of no more use. ``release`` is called once, after ``close``, when no thread is
@@ -58,7 +61,7 @@ class GpuEncoder:
         self._release = release
         self._turns = threading.BoundedSemaphore(QUEUES)
         self._lock = threading.Lock()
-        self._idle: list[Queue] = []
+        self._idle: list[Lane] = []
         self._working = 0
         self._closed = self._hangs = False
 
@@ -70,8 +73,8 @@ class GpuEncoder:
         """As ``RANS.encode``, with the same result."""
         if not self.takes(len(plain)):
             raise ValueError(f"a chunk of {len(plain)} bytes: the GPU takes up to {CHUNK_MAX}")
-        with self._turns, self._working_here(), self._queue() as queue, queue.scope():
-            return RANS.encode(memoryview(plain), layout, partial(_pack, queue))
+        with self._turns, self._working_here(), self._lane() as lane:
+            return lane.run(partial(self._encode, lane, memoryview(plain), layout), ENCODE_S)
 
     def close(self) -> None:
         """Give the GPU back, at once or with the last chunk that is on it. Idempotent."""
@@ -80,6 +83,12 @@ class GpuEncoder:
             self._closed = True
         if last:
             self._give_back()
+
+    def _encode(self, lane: Lane, plain: memoryview, layout: Sequence[Run]) -> bytes | None:
+        if lane.queue is None:
+            lane.queue = self._device.queue(QUEUE_BYTES, PINNED_BYTES)
+        with lane.queue.scope():
+            return RANS.encode(plain, layout, partial(_pack, lane.queue))
 
     @contextmanager
     def _working_here(self) -> Iterator[None]:
@@ -100,27 +109,32 @@ class GpuEncoder:
                 self._give_back()
 
     @contextmanager
-    def _queue(self) -> Iterator[Queue]:
+    def _lane(self) -> Iterator[Lane]:
         with self._lock:
-            queue = self._idle.pop() if self._idle else None
-        if queue is None:
-            queue = self._device.queue(QUEUE_BYTES, PINNED_BYTES)
+            lane = self._idle.pop() if self._idle else None
+        lane = lane or Lane("gpu-encode")
         try:
-            yield queue
-        finally:
-            with self._lock:
-                self._idle.append(queue)
+            yield lane
+        except BaseException:  # its queue may be at work yet: nobody else gets it
+            lane.end()
+            raise
+        with self._lock:
+            self._idle.append(lane)
 
     def _give_back(self) -> None:
+        lanes, self._idle = self._idle, []
+        for lane in lanes:
+            lane.end()
         if self._hangs:  # the driver may still write into the memory that it has
             return
-        ending = threading.Thread(target=self._end, name="gpu-end", daemon=True)
         try:
-            ending.start()
+            lane = Lane("gpu-end")
         except RuntimeError:  # the system gives no more threads
             self._end()
             return
-        ending.join(GIVE_BACK_S)  # of a GPU that has failed, the driver may never come back
+        with suppress(GpuHangs):
+            lane.run(self._end, GIVE_BACK_S)
+        lane.end()
 
     def _end(self) -> None:
         self._device.close()
