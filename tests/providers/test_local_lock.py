@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -41,6 +42,22 @@ def test_it_dies_with_its_holder(tmp_path: Path) -> None:
         pass
     os.close(ready)
     os.close(told)
+
+
+def test_a_lock_whose_file_cannot_be_removed_is_given_up_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / ".m-0123456789ab.lock"
+
+    def refused(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as now:
+        now.setattr(os, "unlink", refused)
+        with pytest.raises(OSError, match="lock"), held(lock, timeout_s=0):
+            pass
+    with held(lock, timeout_s=0):
+        pass
 
 
 def test_sweep_clears_debris_but_not_of_a_live_holder(tmp_path: Path) -> None:

@@ -129,30 +129,21 @@ class LocalProvider:
             return None
         try:
             record = place.read_machine()
+            if record is None or record.id != machine:
+                return None
+            return self._describe(place, record)
         except NotOurs as cause:
             return Machine(machine, self.identity, None, "stopped", None, note=str(cause))
-        if record is None or record.id != machine:
-            return None
-        return self._describe(place, record)
+        except OSError as cause:
+            raise self._unreadable(cause) from cause
 
     def list_own(self) -> list[Machine]:
         """Damaged ones are no machines of ours: they are named in the log and left alone."""
-        own = []
         try:
-            places = places_in(self._folder)
+            looked = [self._look(place) for place in places_in(self._folder)]
         except OSError as cause:
             raise self._unreadable(cause) from cause
-        for place in places:
-            if place.destroying.exists():
-                _go_on_ending(place)
-            try:
-                record = place.read_machine()
-            except NotOurs as cause:
-                _log.warning("%s", cause)
-                continue
-            if record is not None:
-                own.append(self._describe(place, record))
-        return own
+        return [machine for machine in looked if machine is not None]
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         """Returns when the machine's processes and its folder are gone."""
@@ -192,6 +183,16 @@ class LocalProvider:
             f"the folder of the local machines, {self._folder}, cannot be read: {cause}; what "
             "machines there are is unknown until it can"
         )
+
+    def _look(self, place: Place) -> Machine | None:
+        if place.destroying.exists():
+            _go_on_ending(place)
+        try:
+            record = place.read_machine()
+        except NotOurs as cause:
+            _log.warning("%s", cause)
+            return None
+        return None if record is None else self._describe(place, record)
 
     def _place(self, machine: MachineId) -> Place | None:
         name = name_of_id(machine)

@@ -25,9 +25,11 @@ def held(path: Path, *, timeout_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        os.close(fd)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        finally:  # a lock that is only unlinked once the process ends would be held until then
+            os.close(fd)
 
 
 def _acquire(path: Path, timeout_s: float) -> int:

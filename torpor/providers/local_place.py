@@ -8,6 +8,7 @@ start. ``destroying`` marks a machine whose end has begun. Everything else can b
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -27,6 +28,16 @@ PlaceName = NewType("PlaceName", str)
 _PLACE_NAME = re.compile(r"m-[0-9a-f]{12}")
 _MACHINE_ID = re.compile(r"(m-[0-9a-f]{12})-[0-9a-f]{8}")
 _RECORD_MAX_BYTES = 64 << 10
+# What stands there is no record of ours, or not for us to read. Any other error (no descriptor
+# left, a disk that fails) says nothing about the machine: it must not be taken for gone.
+_NO_RECORD = (
+    errno.ELOOP,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ENXIO,
+    errno.EACCES,
+    errno.EPERM,
+)
 
 
 class MachineRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,25 +122,36 @@ class Place(msgspec.Struct, frozen=True):
         return self.root.with_name(f".{self.root.name}.lock")
 
     def read_machine(self) -> MachineRecord | None:
-        """The machine's record; None where there is no machine, NotOurs where it is damaged."""
+        """The machine's record; None where there is no machine, NotOurs where it is damaged,
+        OSError where that cannot be said now."""
         try:
             raw = _read(self.machine_json)
-            record = msgspec.json.decode(raw, type=MachineRecord)
         except FileNotFoundError:
             if not os.path.lexists(self.root):
                 return None
             raise NotOurs(_damaged(self.machine_json, "it is missing")) from None
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as cause:
+        except OSError as cause:
+            if cause.errno not in _NO_RECORD:
+                raise
+            raise NotOurs(_damaged(self.machine_json, str(cause))) from cause
+        try:
+            record = msgspec.json.decode(raw, type=MachineRecord)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
             raise NotOurs(_damaged(self.machine_json, str(cause))) from cause
         if name_of_id(record.id) != self.root.name or name_of_label(record.label) != self.root.name:
             raise NotOurs(_damaged(self.machine_json, "it describes another machine"))
         return record
 
     def read_server(self) -> ServerRecord | None:
-        """The server's record; None where none was started, or where it cannot be trusted."""
+        """The server's record; None where none was started, or where it cannot be trusted;
+        OSError where that cannot be said now."""
         try:
             return msgspec.json.decode(_read(self.server_json), type=ServerRecord)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        except OSError as cause:
+            if cause.errno not in (errno.ENOENT, *_NO_RECORD):
+                raise
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
 
     def write_server(self, record: ServerRecord) -> None:

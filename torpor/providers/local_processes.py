@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -25,6 +26,10 @@ MARK = "TORPOR_MACHINE"
 _ROUNDS = 8  # a process that forks while it is hunted is caught by a later round
 _POLL_S = 0.02
 _ENVIRON_MAX_BYTES = 4 << 20
+_PF_EXITING: Final = 0x4  # Linux, include/linux/sched.h; zombies have it too
+# It has gone, or it is another account's. Anything else (no descriptor left) is no answer at all:
+# taken for one, a process would be left running on a machine that is said to be gone.
+_NOT_THERE: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -42,11 +47,28 @@ def boot_id() -> str:
 def identify(pid: int) -> Process | None:
     """The process that has this pid now; None for none and for a zombie."""
     stat = _stat(pid)
-    return None if stat is None else Process(pid, stat[1])
+    return None if stat is None else Process(pid, stat.start_ticks)
 
 
 def is_alive(process: Process) -> bool:
     return identify(process.pid) == process
+
+
+def is_at_work(process: Process) -> bool:
+    """Whether it is alive and not on its way out: then it runs nothing any more, and holds its
+    port all the same until it is a zombie."""
+    stat = _stat(process.pid)
+    return (
+        stat is not None
+        and stat.start_ticks == process.start_ticks
+        and not stat.flags & _PF_EXITING
+    )
+
+
+def wait_for_end(processes: list[Process], at_most_s: float) -> None:
+    end = time.monotonic() + at_most_s
+    while any(is_alive(p) for p in processes) and time.monotonic() < end:
+        time.sleep(_POLL_S)
 
 
 def machine_processes(machine: MachineId, log: Path, server: Process | None) -> list[Process]:
@@ -59,8 +81,8 @@ def machine_processes(machine: MachineId, log: Path, server: Process | None) -> 
         stat = _stat(pid)
         if stat is None:
             continue
-        process = Process(pid, stat[1])
-        parents[pid] = (stat[0], process)
+        process = Process(pid, stat.start_ticks)
+        parents[pid] = (stat.parent, process)
         if process == server or _is_sshd_of(pid, log):
             servers.add(process)
         elif marked in _environ(pid):
@@ -91,13 +113,13 @@ def end_processes(
     """
     asked = find()
     _signal(asked, signal.SIGTERM)
-    _wait(asked, polite_s)
+    wait_for_end(asked, polite_s)
     for _ in range(_ROUNDS):
         left = find()
         if not left:
             return
         _signal(left, signal.SIGKILL)
-        _wait(left, hard_s)
+        wait_for_end(left, hard_s)
     pids = ", ".join(str(p.pid) for p in find())
     if pids:
         raise ProviderError(
@@ -116,12 +138,6 @@ def _signal(processes: Iterable[Process], number: signal.Signals) -> None:
                     signal.pidfd_send_signal(fd, number)
             finally:
                 os.close(fd)
-
-
-def _wait(processes: list[Process], at_most_s: float) -> None:
-    end = time.monotonic() + at_most_s
-    while any(is_alive(p) for p in processes) and time.monotonic() < end:
-        time.sleep(_POLL_S)
 
 
 def _descendants(of: set[Process], parents: dict[int, tuple[int, Process]]) -> set[Process]:
@@ -143,7 +159,7 @@ def _is_sshd_of(pid: int, log: Path) -> bool:
         told = os.fspath(log)
         fds = f"/proc/{pid}/fd"
         return any(os.readlink(f"{fds}/{fd}") == told for fd in os.listdir(fds))
-    except OSError:
+    except _NOT_THERE:
         return False
 
 
@@ -151,17 +167,23 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _stat(pid: int) -> tuple[int, int] | None:
-    """Parent and start time; None where there is no such process or only its zombie."""
+class _Stat(NamedTuple):
+    parent: int
+    flags: int
+    start_ticks: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    """What the kernel says of it; None where there is no such process or only its zombie."""
     try:
         raw = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except _NOT_THERE:
         return None
     # The name in parentheses may hold anything, so count from the last one.
     fields = raw[raw.rfind(b")") + 2 :].split()
     if fields[0] in (b"Z", b"X"):
         return None
-    return int(fields[1]), int(fields[19])
+    return _Stat(int(fields[1]), int(fields[6]), int(fields[19]))
 
 
 def _environ(pid: int) -> list[bytes]:
@@ -176,5 +198,5 @@ def _words(path: str) -> list[bytes]:
     try:
         with open(path, "rb") as file:
             return file.read(_ENVIRON_MAX_BYTES).split(b"\0")
-    except OSError:
+    except _NOT_THERE:
         return []

@@ -16,14 +16,16 @@ from torpor.providers.local_processes import (
     boot_id,
     end_processes,
     identify,
-    is_alive,
+    is_at_work,
     server_processes,
+    wait_for_end,
 )
 from torpor.values import MachineId
 
 _LISTEN_S = 20.0  # from launch to pid file
 _LISTEN_POLL_S = 0.01
 _DEAD_LOOK_S = 0.1  # how often to see whether the server still lives while it starts
+_GONE_S = 5.0  # from the end of a server to that of its process, which still holds the port
 _PORT_TRIES = 5  # a free port may be taken between the look and the bind
 _TAKEN: Final = "ddress already in use"
 
@@ -36,6 +38,8 @@ def serve(place: Place, record: MachineRecord) -> None:
     if last is None or last.process is None:
         # An earlier create was killed between launch and record. Nobody knows that server.
         end_processes(lambda: server_processes(record.id, place.log))
+    elif last.boot == boot_id():
+        wait_for_end([last.process], _GONE_S)
     host = openssh_host if record.server == "openssh" else asyncssh_host
     for attempt in range(_PORT_TRIES):
         port = last.port if last is not None and attempt == 0 else free_ports(1)[0]
@@ -57,7 +61,7 @@ def serve(place: Place, record: MachineRecord) -> None:
 
 
 def server_lives(server: ServerRecord) -> bool:
-    return server.process is not None and server.boot == boot_id() and is_alive(server.process)
+    return server.process is not None and server.boot == boot_id() and is_at_work(server.process)
 
 
 def log_words(place: Place, begin: int, at_most: int = 800) -> str:
