@@ -12,11 +12,11 @@ from blocks.object_store import ObjectStore
 from blocks.reference import LOGOS, Reference, load
 from blocks.ssh_identity import SSHIdentity
 from torpor.errors import InvalidInput
-from torpor.measure.scratch import RESERVED
 from torpor.providers.seam import Provider
 from torpor.store.s3 import S3Store
 from torpor.values import (
     MIB,
+    RESERVED,
     Compression,
     Want,
     WorkspaceName,
@@ -253,8 +253,8 @@ class Workspace(Block):
             raise ValueError(str(cause)) from None
         if name.startswith(RESERVED):
             raise ValueError(
-                f"names that begin with {' or '.join(RESERVED)} are the benchmark's, which clears "
-                "what is kept under them: choose another name"
+                f"names that begin with {' or '.join(RESERVED)} are torpor's own: what is kept "
+                "under them is cleared. Choose another name"
             )
         return name
 

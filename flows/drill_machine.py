@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Final
 
 import msgspec
+from prefect.logging import get_run_logger
 
 from flows.phases import Phases
 from tasks.machines import (
     create_machine,
-    destroy_created,
+    end_left,
+    end_scratch,
     endpoint_of,
     find_offers,
     open_session,
 )
 from tasks.place import Place
-from torpor.ledger import Lease
+from torpor.errors import TorporError
 from torpor.remote.session import Session
-from torpor.values import WorkspaceName, workspace_name
+from torpor.values import DRILL, reserved_name
 
 LEFT_AFTER_S: Final = 24 * 3600
 """A drill that began so long ago was killed: its machine holds nobody's work, and is ended."""
-_SUFFIX: Final = "-drill"
-_LONGEST: Final = 63
 
 
 @contextmanager
 def drill_machine(place: Place, phases: Phases) -> Iterator[Session]:
-    """A fresh machine as the workspace wants it, under a name of its own, so that no wake and no
-    hibernate takes it for the workspace's. It is never handed over, and always destroyed."""
+    """A fresh machine as the workspace wants it, under a reserved name, so that no wake and no
+    hibernate takes it for a workspace's. It is never handed over, and always destroyed."""
     mine = _drilling(place)
     with phases.phase("machine"):
-        _end_left(mine)
         offers = find_offers(mine)
         lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
     try:
@@ -46,29 +43,18 @@ def drill_machine(place: Place, phases: Phases) -> Iterator[Session]:
         with session:
             yield session
     finally:
-        _end(mine, lease)
+        end_scratch(mine, lease)
 
 
-def drill_name(workspace: WorkspaceName) -> WorkspaceName:
-    """``demo-drill``; of a name that is too long for that, its beginning and a hash."""
-    if len(workspace) + len(_SUFFIX) <= _LONGEST:
-        return workspace_name(workspace + _SUFFIX)
-    mark = "-" + blake2b(workspace.encode(), digest_size=4).hexdigest() + _SUFFIX
-    return workspace_name(workspace[: _LONGEST - len(mark)] + mark)
+def end_left_drills(place: Place) -> None:
+    """End what drills of the workspace left that were killed a day ago, as far as that is possible
+    now: nobody waits for it."""
+    try:
+        end_left(_drilling(place), older_s=LEFT_AFTER_S)
+    except TorporError as error:
+        get_run_logger().warning("what a killed drill left was not ended: %s", error)
 
 
 def _drilling(place: Place) -> Place:
-    return replace(
-        place, spec=msgspec.structs.replace(place.spec, name=drill_name(place.spec.name))
-    )
-
-
-def _end_left(mine: Place) -> None:
-    for lease in mine.ledger.unfinished(mine.provider.identity):
-        if lease.created_unix < time.time() - LEFT_AFTER_S:
-            _end(mine, lease)
-
-
-def _end(mine: Place, lease: Lease) -> None:
-    destroy_created(mine, lease)
-    mine.ledger.close_lease(lease.label)
+    name = reserved_name(DRILL, place.spec.name)
+    return replace(place, spec=msgspec.structs.replace(place.spec, name=name))

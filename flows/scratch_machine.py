@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from threading import Event
 
 from msgspec import structs
-from prefect.futures import PrefectFuture
 
 from flows.phases import Phases
 from tasks.machines import (
     create_machine,
-    destroy_created,
+    end_left,
+    end_scratch,
     endpoint_of,
     find_offers,
     open_session,
     own_machine,
 )
-from tasks.measure import clear_scratch, end_left_machines, remove_machine_content
+from tasks.measure import clear_scratch, remove_machine_content
 from tasks.place import Place
 from torpor.errors import RunCancelled, TorporError
-from torpor.ledger import Lease, Ledger
+from torpor.ledger import Ledger
 from torpor.measure.scratch import held, machines_name
 from torpor.remote.session import Session
 from torpor.values import Endpoint, Machine, WorkspaceName
@@ -41,13 +43,15 @@ class ScratchMachine:
 @contextmanager
 def held_and_cleared(place: Place, workspace: WorkspaceName, run: str) -> Iterator[None]:
     """Nobody else measures under the place's name meanwhile. What a killed run left there is
-    cleared first, machines too, and everything of this run at the end, however it ends."""
-    with held(place.store, place.spec.name, run):
+    cleared first, and its machines at this provider; everything of this run at the end, however it
+    ends, unless another run is at work there by then."""
+    with held(place.store, place.spec.name, run) as ours:
         _clear(place, workspace)
         try:
             yield
         finally:
-            _clear(place, workspace)
+            if ours():
+                _clear(place, workspace)
 
 
 @contextmanager
@@ -76,12 +80,18 @@ def scratch_machines(
         with phases.phase("machines"):
             mine = _machines_place(place, workspace)
             offers = find_offers(mine)
-            creating = []
-            for _ in range(count):
-                lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
-                future = create_machine.submit(mine, offers, lease, True, nap)
-                stack.callback(_end, mine, lease, future, ended)
-                creating.append(future)
+            leases = [
+                mine.ledger.open_lease(mine.owner, mine.provider.identity) for _ in range(count)
+            ]
+            for lease in leases:
+                stack.callback(end_scratch, mine, lease)
+            # Left before any machine is ended: a thread that still creates would rent once more.
+            threads = stack.enter_context(ThreadPoolExecutor(count, thread_name_prefix="scratch"))
+            stack.callback(ended.set)
+            creating = [
+                threads.submit(copy_context().run, create_machine, mine, offers, lease, True, nap)
+                for lease in leases
+            ]
             live = [future.result() for future in creating]
             here = place.provider.identity.startswith("local:")
             scratch = [
@@ -102,18 +112,8 @@ def _attached(
         yield ScratchMachine(session, _address(endpoint), here)
 
 
-def _end(place: Place, lease: Lease, creating: PrefectFuture[Machine], ended: Event) -> None:
-    """Its task first: one that is still creating would rent again after the destroy."""
-    ended.set()
-    with suppress(Exception):  # whoever waited for the machine has heard why there is none
-        creating.result()
-    destroy_created(place, lease)
-
-
 def _clear(place: Place, workspace: WorkspaceName) -> None:
-    machines = _machines_place(place, workspace)
-    end_left_machines(machines)
-    clear_scratch(machines, "")
+    end_left(_machines_place(place, workspace))
     clear_scratch(place, "")
 
 

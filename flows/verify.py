@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from blocks import Workspace
-from flows.drill_machine import drill_machine
+from flows.drill_machine import drill_machine, end_left_drills
 from flows.hibernate import PARTS_AT_ONCE
 from flows.phases import Phases
 from tasks.events import SnapshotVerified, VerificationFailed, emit
@@ -57,7 +57,7 @@ def verify(
 ) -> VerifyReport:
     """See whether snapshots are whole in the store; fail, and name the files, where one is not.
 
-    Nothing is changed anywhere, and work may go on meanwhile.
+    Nothing of yours is changed anywhere, and work may go on meanwhile.
 
     Args:
         workspace: The Workspace block to verify, or its name.
@@ -76,6 +76,7 @@ def verify(
             )
         place = open_place(workspace)
         probe_store(place)
+        end_left_drills(place)
         wanted = pick_snapshots(place, snapshot)
     with phases.phase("look"):
         found = look_at_objects(place, wanted)

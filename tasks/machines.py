@@ -196,6 +196,22 @@ def destroy_created(place: Place, lease: Lease, *, held: bool = False) -> None:
             end_machine(place, machine, never_handed_over(machine, lease.label))
 
 
+def end_scratch(place: Place, lease: Lease) -> None:
+    """Destroy what stands under a lease of a reserved name, and close the lease.
+
+    Nobody is ever handed such a machine, so it goes also when the ledger cannot be asked.
+    """
+    destroy_created(place, lease, held=True)
+    place.ledger.close_lease(lease.label)
+
+
+def end_left(place: Place, *, older_s: float = 0.0) -> None:
+    """``end_scratch`` what runs under this reserved name left at this provider so long ago."""
+    for lease in place.ledger.unfinished(place.provider.identity):
+        if lease.created_unix <= time.time() - older_s:
+            end_scratch(place, lease)
+
+
 @task(name="destroy machine", **STEP)
 def destroy_machine(place: Place, machine: Machine, warrant: Warrant) -> None:
     """End the rent, by a warrant that only a verified snapshot gives, until it is gone."""

@@ -15,7 +15,6 @@ from prefect.client.orchestration import get_client
 
 from blocks import ObjectStore, Workspace
 from blocks.reference import load
-from tasks.machines import end_machine
 from tasks.place import Place
 from tasks.retrying import ONCE, STEP
 from torpor.agent.content import make_below
@@ -25,7 +24,6 @@ from torpor.measure.prices import StorePrice, price_of
 from torpor.measure.rounds import Rounds
 from torpor.remote.measuring import MadeContent, line_of, make_content, remove_content
 from torpor.remote.session import Session
-from torpor.safety import never_handed_over
 from torpor.store.s3 import S3Settings, S3Store
 from torpor.values import MIB, WorkspaceName
 
@@ -80,8 +78,9 @@ def measure_store(
     sizes: Sizes,
     rounds: Rounds,
 ) -> list[Figure]:
-    """Raw random bytes up and down, from the machine."""
+    """Raw random bytes up and down, from the machine. What a killed run left there goes first."""
     measured.store.probe()
+    scratch.clear(measured.store, name, below="storage/")
     return storage.measure_storage(
         measured.store,
         measured.name,
@@ -147,17 +146,6 @@ def remove_machine_content(session: Session, name: WorkspaceName, place_too: boo
 def clear_scratch(place: Place, below: str) -> int:
     """Delete what was stored for measuring."""
     return scratch.clear(place.store, place.spec.name, below=below)
-
-
-def end_left_machines(place: Place) -> None:
-    """End the machines that a killed benchmark left: those with our lease, never handed over."""
-    for machine in place.provider.list_own():
-        label = machine.label
-        if label is None or label.workspace != place.spec.name or machine.state == "gone":
-            continue
-        lease = place.ledger.lease_of(label)
-        if lease is not None and lease.state == "creating":
-            end_machine(place, machine, never_handed_over(machine, label))
 
 
 def rate(stored_bytes: float, seconds: float) -> float:

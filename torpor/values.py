@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import secrets
 from datetime import datetime, timezone
-from typing import Literal, NewType
+from hashlib import blake2b
+from typing import Final, Literal, NewType
 
 import msgspec
 
@@ -22,6 +23,14 @@ MachineId = NewType("MachineId", str)
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
+BENCHMARK: Final = "benchmark--"
+BENCHMARK_MACHINES: Final = "benchmark-machines--"
+DRILL: Final = "drill--"
+RESERVED: Final = (BENCHMARK, BENCHMARK_MACHINES, DRILL)
+"""How the names begin under which torpor leases machines and keeps objects that are nobody's work,
+and may always be destroyed. No Workspace block may have such a name."""
+
+_LONGEST_NAME: Final = 63
 _WORKSPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SNAPSHOT = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}")
 _OBJECT_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
@@ -35,6 +44,14 @@ def workspace_name(text: str) -> WorkspaceName:
             "hyphens, beginning and ending with a letter or digit"
         )
     return WorkspaceName(text)
+
+
+def reserved_name(prefix: str, workspace: WorkspaceName) -> WorkspaceName:
+    """``drill--demo``; of a name that is too long for that, its beginning and a hash."""
+    if len(prefix + workspace) <= _LONGEST_NAME:
+        return workspace_name(prefix + workspace)
+    mark = f"-{blake2b(workspace.encode(), digest_size=4).hexdigest()}"
+    return workspace_name((prefix + workspace)[: _LONGEST_NAME - len(mark)] + mark)
 
 
 def snapshot_id(text: str) -> SnapshotId:

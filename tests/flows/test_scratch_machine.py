@@ -8,8 +8,11 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,11 +20,12 @@ import pytest
 from flows.phases import Phases
 from flows.scratch_machine import ScratchMachine, held_and_cleared, scratch_machines
 from tasks.place import Place
-from tests.fixtures.plain_flows import plain
+from tests.fixtures.plain_flows import PlainTask, plain
 from tests.fixtures.world import WORKSPACE, Access, World
 from torpor.errors import InvalidInput, RunCancelled, WorkspaceBusy
-from torpor.measure.scratch import scratch_name
+from torpor.measure.scratch import Claim, machines_name, scratch_name
 from torpor.providers.local import LocalProvider
+from torpor.providers.local_processes import Process
 from torpor.remote.measuring import make_content
 from torpor.values import MIB, Label, Machine, ObjectKey, Offer
 
@@ -90,6 +94,58 @@ def test_a_machine_that_is_still_created_when_another_failed_is_gone_too(
     assert len(set(asked)) == 2
     assert world.machines() == []
     assert _left(world) == []
+
+
+def test_a_machine_that_is_still_created_when_its_request_is_interrupted_is_gone_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is cancelled before anybody has noted which thread creates the machine."""
+    submit, create = ThreadPoolExecutor.submit, LocalProvider.create
+
+    def interrupted(self: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> Any:
+        future = submit(self, *args, **kwargs)
+        if any(isinstance(arg, PlainTask) and arg.name == "create machine" for arg in args):
+            raise KeyboardInterrupt
+        return future
+
+    def slow(self: LocalProvider, offer: Offer, label: Label, ssh_public_key: str) -> Machine:
+        time.sleep(1.0)
+        return create(self, offer, label, ssh_public_key)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    monkeypatch.setattr(LocalProvider, "create", slow)
+    with pytest.raises(KeyboardInterrupt), ExitStack() as stack:
+        _begin(stack, world.access)
+    assert world.machines() == []
+    assert _left(world) == []
+
+
+def test_a_machine_at_another_provider_is_not_forgotten(world: World) -> None:
+    """A killed benchmark left it; then one ran with a provider that does not know it."""
+    place = _place(world.access)
+    mine = replace(place, spec=msgspec.structs.replace(place.spec, name=machines_name(WORKSPACE)))
+    lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
+    offer = mine.provider.offers(mine.spec.want)[0]
+    mine.provider.create(offer, lease.label, mine.ssh_public_key)
+    elsewhere = replace(place, provider=LocalProvider(world.folder / "elsewhere"))
+    with plain(elsewhere), held_and_cleared(elsewhere, WORKSPACE, "run-1"):
+        pass
+    assert mine.ledger.lease_of(lease.label) == lease
+    assert len(world.machines()) == 1
+    with plain(place), held_and_cleared(place, WORKSPACE, "run-2"):
+        pass
+    assert world.machines() == []
+    assert _left(world) == []
+
+
+def test_what_another_run_has_taken_over_is_left_to_it(world: World) -> None:
+    place = _place(world.access)
+    claim = ObjectKey(f"workspaces/{NAME}/claim")
+    with plain(place), held_and_cleared(place, WORKSPACE, "run-1"):
+        other = Claim("run-2", "another", Process(1, 1), time.time())
+        place.store.put(claim, msgspec.json.encode(other))
+        place.store.put(ObjectKey(f"workspaces/{NAME}/packs/aa/theirs"), b"theirs")
+    assert len(_left(world)) == 2
 
 
 def test_what_a_killed_one_left_the_next_one_clears(world: World, tmp_path: Path) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import pytest
 
+import tasks.measure
 from tests.fixtures.stores import Server
 from torpor.agent import line
 from torpor.agent.content import make_below
 from torpor.errors import InvalidInput, StoreCorrupt, StoreError, WorkspaceBusy
 from torpor.measure import peers, scratch
+from torpor.measure.rounds import Rounds
 from torpor.measure.storage import measure_storage
 from torpor.providers.local_processes import Process, boot_id, identify
-from torpor.values import KIB, MIB, ObjectKey, WorkspaceName
+from torpor.values import KIB, MIB, RESERVED, ObjectKey, WorkspaceName
 
 NAME = scratch.scratch_name(WorkspaceName("demo"))
 
@@ -65,10 +70,49 @@ def test_one_benchmark_at_a_time_holds_a_name(seaweed: Server) -> None:
     assert list(store.list("")) == []
 
 
+def test_who_lost_a_name_while_it_slept_leaves_it_to_its_holder(seaweed: Server) -> None:
+    store = seaweed.store()
+    key = ObjectKey(f"workspaces/{NAME}/claim")
+    with scratch.held(store, NAME, "run-1") as ours:
+        assert ours()
+        other = scratch.Claim("run-2", "another", Process(1, 1), time.time())
+        store.put(key, msgspec.json.encode(other))
+        assert not ours()
+        ended = threading.Event()
+        with patch.object(scratch, "_BEAT_S", 0.01):
+            scratch._keep(store, NAME, "run-1", ours, ended)  # ends by itself
+    assert msgspec.json.decode(store.get(key, max_bytes=4096), type=scratch.Claim) == other
+
+
+def test_a_claim_that_cannot_be_read_stands_for_somebody(seaweed: Server) -> None:
+    store = seaweed.store()
+    store.put(ObjectKey(f"workspaces/{NAME}/claim"), b'{"of": "a later version"}')
+    with pytest.raises(StoreError, match="then delete it"), scratch.held(store, NAME, "run-2"):
+        pass
+    assert len(list(store.list(""))) == 1
+
+
+def test_what_a_killed_run_left_in_a_further_store_goes_with_the_next(
+    seaweed: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = seaweed.store()
+    store.put(ObjectKey(f"{scratch.storage_prefix(NAME)}/round-7/1/0"), b"left")
+    monkeypatch.setattr(tasks.measure, "line_of", lambda _: line.move)
+    settings = seaweed.settings(*_place_of(store.address))
+    tasks.measure.measure_store.fn(
+        tasks.measure.MeasuredStore("further", store, settings, None),
+        None,  # type: ignore[arg-type]  # no machine: the line is measured from here
+        NAME,
+        tasks.measure.Sizes((1,), (1,), (1,), 1, 1),
+        Rounds(1, until=0.0),
+    )
+    assert list(store.list("")) == []
+
+
 @pytest.mark.parametrize("where", ["this host", "another host"])
 def test_a_claim_of_a_dead_run_is_taken_over(where: str, seaweed: Server) -> None:
     store = seaweed.store()
-    boot = boot_id() if where == "this host" else "00000000-another"
+    boot = scratch._here() if where == "this host" else "00000000-another"
     dead = scratch.Claim("run-1", boot, Process(1 << 22, 1), beat_unix=0.0)
     store.put(ObjectKey(f"workspaces/{NAME}/claim"), msgspec.json.encode(dead))
     with scratch.held(store, NAME, "run-2"):
@@ -76,19 +120,30 @@ def test_a_claim_of_a_dead_run_is_taken_over(where: str, seaweed: Server) -> Non
     assert list(store.list("")) == []
 
 
-def test_a_live_claim_of_another_host_counts_for_ten_minutes() -> None:
-    me = identify(os.getpid())
+@pytest.mark.parametrize("where", ["another", f"{boot_id()} pid:[1]"])
+def test_a_live_claim_of_another_host_or_container_counts_for_ten_minutes(where: str) -> None:
+    me, unseen = identify(os.getpid()), Process(1 << 22, 1)
     assert me is not None
-    assert scratch.Claim("r", "another", me, time.time() - 500).alive()
-    assert not scratch.Claim("r", "another", me, time.time() - 700).alive()
-    assert scratch.Claim("r", boot_id(), me, 0.0).alive()
+    assert scratch.Claim("r", where, unseen, time.time() - 500).alive()
+    assert not scratch.Claim("r", where, me, time.time() - 700).alive()
+    assert scratch.Claim("r", scratch._here(), me, 0.0).alive()
 
 
 def test_only_a_benchmark_s_own_name_is_cleared(seaweed: Server) -> None:
     store = seaweed.store()
     with pytest.raises(AssertionError):
         scratch.clear(store, WorkspaceName("demo"))
-    assert scratch.machines_name(WorkspaceName("x" * 63)).startswith("benchmark-machines--")
+    with pytest.raises(AssertionError):  # the leases of machines
+        scratch.clear(store, scratch.machines_name(WorkspaceName("demo")))
+
+
+@pytest.mark.parametrize("name", [scratch.scratch_name, scratch.machines_name])
+def test_long_names_have_reserved_names_of_their_own(
+    name: Callable[[WorkspaceName], WorkspaceName],
+) -> None:
+    names = [name(WorkspaceName("x" * 62 + last)) for last in "ab"]
+    assert len(set(names)) == 2
+    assert all(len(one) <= 63 and one.startswith(RESERVED) for one in names)
 
 
 @pytest.mark.parametrize("peer", sorted(peers.PEERS))

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from msgspec import structs
 
-from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
+from flows.drill_machine import LEFT_AFTER_S, drill_machine
+from flows.phases import Phases
+from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly
 from tests.fixtures.stores import Server
 from tests.fixtures.tree_print import fill
 from tests.fixtures.world import World, make_world
-from torpor.errors import GrantExpired, InvalidInput, SnapshotDamaged, SnapshotMissing
+from torpor.errors import (
+    GrantExpired,
+    InvalidInput,
+    SnapshotDamaged,
+    SnapshotMissing,
+    StoreUnavailable,
+)
 from torpor.format.names import manifest_key
+from torpor.ledger import Ledger
 from torpor.remote import bundle
 from torpor.remote.snapshot import RemoteSnapshot
 from torpor.upkeep.verify_report import VerifyReport
@@ -56,8 +68,39 @@ def test_every_depth_says_that_whole_snapshots_are_whole(kept: World) -> None:
     assert [machine.id for machine in kept.machines()] == [
         kept.machines()[0].id
     ]  # the drill's went
-    assert list(kept.direct.list("workspaces/demo-drill/leases/")) == []
+    assert list(kept.direct.list("workspaces/drill--demo/")) == []
     assert "restore" in drill.seconds
+
+
+@pytest.mark.parametrize("depth", ["quick", "drill"])
+def test_what_a_killed_drill_left_goes_a_day_later_and_not_before(kept: World, depth: str) -> None:
+    place = replace(kept.place, spec=structs.replace(kept.place.spec, name="drill--demo"))
+    lease = place.ledger.open_lease(place.owner, place.provider.identity)
+    offer = place.provider.offers(place.spec.want)[0]
+    left = place.provider.create(offer, lease.label, place.ssh_public_key).id
+    verify(kept, depth=depth)
+    assert left in [machine.id for machine in kept.machines()]
+    place.ledger.reopen(structs.replace(lease, created_unix=time.time() - LEFT_AFTER_S - 1))
+    verify(kept, depth=depth)
+    assert left not in [machine.id for machine in kept.machines()]
+    assert list(kept.direct.list("workspaces/drill--demo/leases/")) == []
+
+
+def test_a_drill_s_machine_goes_also_when_the_store_is_away(kept: World) -> None:
+    def away(self: Ledger, *_: object) -> None:
+        raise StoreUnavailable("the store is away")
+
+    before = kept.machines()
+    with (
+        plain(kept.place),
+        patch.object(Ledger, "lease_of", away),
+        patch.object(Ledger, "close_lease", away),
+        pytest.raises(StoreUnavailable),
+        drill_machine(kept.place, Phases()),
+    ):
+        assert len(kept.machines()) == len(before) + 1
+    assert kept.machines() == before
+    kept.direct.delete([one.key for one in kept.direct.list("workspaces/drill--demo/")])
 
 
 def test_a_rotten_pack_fails_each_depth_and_the_files_are_named(kept: World) -> None:

@@ -1,7 +1,6 @@
 """The benchmark's own place in a store, held by one run at a time and cleared by the next.
 
-Everything that a benchmark stores, leases and pins lies under a workspace whose name begins with
-``benchmark--`` or ``benchmark-machines--``, which no Workspace block may have: what is deleted
+Everything that a benchmark stores, leases and pins lies under a reserved name: what is deleted
 there is nobody's work. Machines are leased under a name of their own: a flow that runs under the
 first would take them for what an earlier run left.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -20,9 +19,14 @@ import msgspec
 from torpor.errors import ObjectExists, StoreError, StoreMissing, WorkspaceBusy
 from torpor.providers.local_processes import Process, boot_id, identify, is_alive
 from torpor.store.seam import ObjectStore
-from torpor.values import ObjectKey, WorkspaceName, workspace_name
+from torpor.values import (
+    BENCHMARK,
+    BENCHMARK_MACHINES,
+    ObjectKey,
+    WorkspaceName,
+    reserved_name,
+)
 
-RESERVED: Final = ("benchmark--", "benchmark-machines--")
 STALE_S: Final = 600.0
 """A claim of another host that was not renewed for this long is a dead run's."""
 _BEAT_S: Final = 60.0
@@ -30,7 +34,8 @@ _CLAIM_MAX_BYTES: Final = 4096
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Who measures here now: a run, its process, and when it last said so."""
+    """Who measures here now: a run, its process, and when it last said so. ``boot`` is where that
+    process has its number: a boot of a host, and a PID namespace there."""
 
     run: str
     boot: str
@@ -38,46 +43,54 @@ class Claim(msgspec.Struct, frozen=True):
     beat_unix: float
 
     def alive(self) -> bool:
-        """Whether the run may still be at work: certain on this host, by its age on another."""
-        if self.boot == boot_id():
+        """Whether the run may still be at work: certain on this host, by its age on another or in
+        another container, whose processes cannot be seen from here."""
+        if self.boot == _here():
             return is_alive(self.process)
         return time.time() - self.beat_unix < STALE_S
 
 
 def scratch_name(workspace: WorkspaceName) -> WorkspaceName:
     """The name that a benchmark of ``workspace`` works under."""
-    return workspace_name(f"{RESERVED[0]}{workspace}"[:63].rstrip("-"))
+    return reserved_name(BENCHMARK, workspace)
 
 
 def machines_name(workspace: WorkspaceName) -> WorkspaceName:
     """The name that the machines of a benchmark of ``workspace`` are leased under."""
-    return workspace_name(f"{RESERVED[1]}{workspace}"[:63].rstrip("-"))
+    return reserved_name(BENCHMARK_MACHINES, workspace)
 
 
 @contextmanager
-def held(store: ObjectStore, name: WorkspaceName, run: str) -> Iterator[None]:
+def held(store: ObjectStore, name: WorkspaceName, run: str) -> Iterator[Callable[[], bool]]:
     """Hold ``name`` in ``store`` while a benchmark works there; WorkspaceBusy while another does.
 
-    A claim that a killed run left is taken over. What that run left is the caller's to clear.
+    A claim that a killed run left is taken over. What that run left is the caller's to clear. What
+    is yielded says whether ``name`` is still held: a host that slept may find another run there.
     """
     _take(store, name, run)
+
+    def ours() -> bool:
+        claim = _read(store, name)
+        return claim is not None and claim.run == run
+
     ended = threading.Event()
-    beats = threading.Thread(target=_keep, args=(store, name, run, ended), daemon=True)
+    beats = threading.Thread(target=_keep, args=(store, name, run, ours, ended), daemon=True)
     beats.start()
     try:
-        yield
+        yield ours
     finally:
         ended.set()
         beats.join()
-        store.delete([_key(name)])
+        if ours():
+            store.delete([_key(name)])
 
 
 def clear(store: ObjectStore, name: WorkspaceName, *, below: str = "") -> int:
     """Delete every object of the scratch workspace but the claim; returns how many there were.
 
-    Its machines are the caller's to end first: their leases go too.
+    Never leases: one whose machine is at another provider is all that knows of it.
     """
-    if not name.startswith(RESERVED):
+    if not name.startswith(BENCHMARK):
         raise AssertionError(f"{name} is not the name of a benchmark's scratch workspace")
     keys = [found.key for found in store.list(f"workspaces/{name}/{below}")]
     keys = [key for key in keys if key != _key(name)]
@@ -113,9 +126,17 @@ def _take(store: ObjectStore, name: WorkspaceName, run: str) -> None:
     )
 
 
-def _keep(store: ObjectStore, name: WorkspaceName, run: str, ended: threading.Event) -> None:
+def _keep(
+    store: ObjectStore,
+    name: WorkspaceName,
+    run: str,
+    ours: Callable[[], bool],
+    ended: threading.Event,
+) -> None:
     while not ended.wait(_BEAT_S):
         try:
+            if not ours():
+                return
             store.put(_key(name), msgspec.json.encode(_claim(run)))
         except StoreError:  # the next beat tries again; ten are missed before it counts
             continue
@@ -125,14 +146,24 @@ def _claim(run: str) -> Claim:
     process = identify(os.getpid())
     if process is None:
         raise AssertionError("this very process is not there")
-    return Claim(run, boot_id(), process, time.time())
+    return Claim(run, _here(), process, time.time())
+
+
+def _here() -> str:
+    """Containers of one host have its boot, and each its own processes."""
+    return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _read(store: ObjectStore, name: WorkspaceName) -> Claim | None:
     try:
         return msgspec.json.decode(store.get(_key(name), max_bytes=_CLAIM_MAX_BYTES), type=Claim)
-    except (StoreMissing, msgspec.MsgspecError):
+    except StoreMissing:
         return None
+    except msgspec.MsgspecError as error:
+        raise StoreError(
+            f"{_key(name)} in {store.address} is not what this torpor writes there ({error}): see "
+            "that no benchmark works there, then delete it"
+        ) from None
 
 
 def _key(name: WorkspaceName) -> ObjectKey:
