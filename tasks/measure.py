@@ -111,10 +111,9 @@ def measure_peer(
         prefix = "/".join(part for part in (measured.settings.prefix.strip("/"), below) if part)
         with tempfile.TemporaryDirectory(prefix="torpor-peer-") as held:
             folder = Path(held)
-            make_below(folder / "content", total_bytes, secrets.randbits(31))
-            keys = folder / "keys"
-            keys.mkdir(mode=0o700)
-            tool = peers.PEERS[peer](measured.settings, prefix, folder / "content", keys)
+            content, cache = folder / "content", folder / "cache"
+            make_below(content, total_bytes, secrets.randbits(31))
+            tool = peers.PEERS[peer](measured.settings, prefix, content, cache)
             store_s.append(tool.full().wall_s)
             found = measured.store.list(f"{below}/")
             stored.append(float(sum(one.bytes for one in found)))

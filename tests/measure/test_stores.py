@@ -147,7 +147,7 @@ def test_long_names_have_reserved_names_of_their_own(
 
 
 @pytest.mark.parametrize("peer", sorted(peers.PEERS))
-def test_a_peer_stores_and_restores_and_no_argument_holds_a_key(
+def test_a_peer_stores_and_restores_and_no_argument_and_no_file_holds_a_key(
     peer: str, seaweed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if absent := peers.missing(peer):
@@ -163,11 +163,11 @@ def test_a_peer_stores_and_restores_and_no_argument_holds_a_key(
 
     monkeypatch.setattr(peers.subprocess, "Popen", told)
     make_below(tmp_path / "content", MIB, 1)
-    keys = tmp_path / "keys"
-    keys.mkdir()
     store = seaweed.store()
     settings = seaweed.settings(*_place_of(store.address))
-    tool = peers.PEERS[peer](settings, f"{settings.prefix}/peers", tmp_path / "content", keys)
+    tool = peers.PEERS[peer](
+        settings, f"{settings.prefix}/peers", tmp_path / "content", tmp_path / "c"
+    )
     assert tool.full().wall_s > 0
     assert sum(found.bytes for found in store.list("peers/")) > 100 * KIB
     tool.restore(tmp_path / "back")
@@ -175,7 +175,8 @@ def test_a_peer_stores_and_restores_and_no_argument_holds_a_key(
     again = {path.name: path.stat().st_size for path in (tmp_path / "back").rglob("*.py")}
     assert first == again != {}
     assert not any(settings.secret_key in word for word in seen)
-    assert {path.stat().st_mode & 0o077 for path in keys.iterdir() if path.is_file()} == {0}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(settings.secret_key.encode() in path.read_bytes() for path in files)
 
 
 def test_a_peer_that_fails_says_why(seaweed: Server, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """restic and tar | lz4 | s5cmd on one folder and one bucket, as a user would run them.
 
-Keys reach them in files that only this user can read, never in arguments or the environment.
+Keys reach them in files in memory that have no name, never in arguments or the environment: they
+go with the processes that hold them, also when those are killed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -43,44 +45,42 @@ class Tool(NamedTuple):
     restore: Callable[[Path], Cost]
 
 
-def restic(settings: S3Settings, below: str, folder: Path, scratch: Path) -> Tool:
-    """restic into a fresh repository below ``below``; ``scratch`` holds its cache and keys."""
+def restic(settings: S3Settings, below: str, folder: Path, cache: Path) -> Tool:
+    """restic into a fresh repository below ``below``."""
     _found("restic")
-    env = _environment(settings, scratch)
-    password = scratch / "restic-password"
-    _write_secret(password, secrets.token_hex(16))
-    env |= {"RESTIC_PASSWORD_FILE": str(password), "RESTIC_CACHE_DIR": str(scratch / "cache")}
+    env = _environment(settings) | {"RESTIC_CACHE_DIR": str(cache)}
+    keys = _keys(settings) | {"RESTIC_PASSWORD_FILE": secrets.token_hex(16)}
     endpoint = settings.endpoint_url or "https://s3.amazonaws.com"
     base = ["restic", "-r", f"s3:{endpoint}/{settings.bucket}/{below}/restic", "-q"]
-    _timed([[*base, "init"]], env, folder)
+    _timed([[*base, "init"]], env, keys, folder)
 
     def backup() -> Cost:
-        return _timed([[*base, "backup", "."]], env, folder)
+        return _timed([[*base, "backup", "."]], env, keys, folder)
 
     def restore(target: Path) -> Cost:
-        return _timed([[*base, "restore", "latest", "--target", str(target)]], env, folder)
+        return _timed([[*base, "restore", "latest", "--target", str(target)]], env, keys, folder)
 
     return Tool("restic", f"{below}/restic/", backup, backup, restore)
 
 
-def tarball(settings: S3Settings, below: str, folder: Path, scratch: Path) -> Tool:
+def tarball(settings: S3Settings, below: str, folder: Path, _: Path) -> Tool:
     """tar, lz4 and s5cmd in one pipe, to one object below ``below``."""
     s5cmd = _found("s5cmd")
     _found("lz4")
-    env = _environment(settings, scratch)
-    base = [s5cmd, "--credentials-file", env["AWS_SHARED_CREDENTIALS_FILE"]]
+    env, keys = _environment(settings), _keys(settings)
+    base = [s5cmd]
     if settings.endpoint_url:
         base += ["--endpoint-url", settings.endpoint_url]
     url = f"s3://{settings.bucket}/{below}/tarball/workspace.tar.lz4"
 
     def upload() -> Cost:
         stages = [["tar", "-cf", "-", "."], ["lz4", "-q", "-1", "-"], [*base, "pipe", url]]
-        return _timed(stages, env, folder)
+        return _timed(stages, env, keys, folder)
 
     def restore(target: Path) -> Cost:
         target.mkdir()
         unpack = ["tar", "-xf", "-", "-C", str(target)]
-        return _timed([[*base, "cat", url], ["lz4", "-q", "-d", "-"], unpack], env, folder)
+        return _timed([[*base, "cat", url], ["lz4", "-q", "-d", "-"], unpack], env, keys, folder)
 
     return Tool("tar+lz4+s5cmd", f"{below}/tarball/", upload, upload, restore)
 
@@ -105,8 +105,13 @@ def _found(program: str) -> str:
     return path
 
 
-def _environment(settings: S3Settings, scratch: Path) -> dict[str, str]:
-    keys = scratch / "credentials"
+def _environment(settings: S3Settings) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return env | {"AWS_REGION": settings.region}
+
+
+def _keys(settings: S3Settings) -> dict[str, str]:
+    """What the file holds that an environment variable names."""
     lines = [
         "[default]",
         f"aws_access_key_id = {settings.access_key}",
@@ -114,30 +119,43 @@ def _environment(settings: S3Settings, scratch: Path) -> dict[str, str]:
     ]
     if settings.session_token:
         lines.append(f"aws_session_token = {settings.session_token}")
-    _write_secret(keys, "\n".join(lines) + "\n")
-    env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    return env | {"AWS_SHARED_CREDENTIALS_FILE": str(keys), "AWS_REGION": settings.region}
+    return {"AWS_SHARED_CREDENTIALS_FILE": "\n".join(lines) + "\n"}
 
 
-def _write_secret(path: Path, text: str) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
+@contextmanager
+def _in_memory(keys: Mapping[str, str]) -> Iterator[dict[str, int]]:
+    with ExitStack() as stack:
+        held: dict[str, int] = {}
+        for name, text in keys.items():
+            held[name] = os.memfd_create("torpor")
+            stack.callback(os.close, held[name])
+            os.write(held[name], text.encode())
+        yield held
 
 
-def _timed(stages: Sequence[list[str]], env: dict[str, str], cwd: Path) -> Cost:
+def _timed(
+    stages: Sequence[list[str]], env: Mapping[str, str], keys: Mapping[str, str], cwd: Path
+) -> Cost:
     """Run a pipe of programs to its end. StoreError with their last words where one fails."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
     running: list[subprocess.Popen[bytes]] = []
     source: Any = subprocess.DEVNULL
-    with tempfile.TemporaryFile() as words:
+    with tempfile.TemporaryFile() as words, _in_memory(keys) as held:
+        env = {**env, **{name: f"/proc/self/fd/{fd}" for name, fd in held.items()}}
         try:
             for number, argv in enumerate(stages):
                 last = number == len(stages) - 1
                 sink = subprocess.DEVNULL if last else subprocess.PIPE
                 running.append(
                     subprocess.Popen(
-                        argv, env=env, cwd=cwd, stdin=source, stdout=sink, stderr=words
+                        argv,
+                        env=env,
+                        cwd=cwd,
+                        stdin=source,
+                        stdout=sink,
+                        stderr=words,
+                        pass_fds=tuple(held.values()),
                     )
                 )
                 if number:
