@@ -33,7 +33,8 @@ _POLL_S: Final = 1e-4  # between two looks at a queue, at most
 
 
 class Memory(NamedTuple):
-    """A run of a queue's device memory, for as long as the scope that it was taken in."""
+    """A run of a queue's memory, for as long as the scope that it was taken in: of the device, or
+    pinned on the host where that is said."""
 
     address: int
     bytes: int
@@ -192,14 +193,35 @@ class Queue:
     def put(self, *buffers: Buffer) -> Memory:
         """Copy to the device, one buffer behind the other; the buffers may go away at once."""
         memory = self.room(sum(map(len, buffers)))
-        host = at = self._stage(memory.bytes)
+        host = self.staging(memory.bytes)
+        at = host.address
         for buffer in buffers:
             with address_of(buffer) as source:
                 ctypes.memmove(at, source, len(buffer))  # lets go of the interpreter's lock
             at += len(buffer)
-        self._busy = True
-        self._driver.call("cuMemcpyHtoDAsync_v2", memory.address, host, memory.bytes, self._stream)
+        self._copy("cuMemcpyHtoDAsync_v2", host, memory)
         return memory
+
+    def staging(self, size: int) -> Memory:
+        """Pinned memory of the host, uninitialised, that nothing else uses within the scope."""
+        start = self._staged
+        end = start + -(-size // ALIGN) * ALIGN
+        if end > len(self._pinned):
+            raise MemoryError(f"a queue stages {len(self._pinned)} bytes, no {size} are left")
+        self._staged = end
+        return Memory((self._host.value or 0) + start, size)
+
+    def send(self, host: Memory, memory: Memory) -> None:
+        """Copy pinned memory to the device, behind everything put before."""
+        self._copy("cuMemcpyHtoDAsync_v2", host, memory)
+
+    def bring(self, memory: Memory, host: Memory) -> None:
+        """Copy from the device to pinned memory, behind everything put before."""
+        self._copy("cuMemcpyDtoHAsync_v2", memory, host)
+
+    def copy(self, source: Memory, target: Memory) -> None:
+        """Copy on the device, behind everything put before."""
+        self._copy("cuMemcpyDtoDAsync_v2", source, target)
 
     def launch(self, kernel: str, grid: tuple[int, int], threads: int, jobs: Memory) -> None:
         """Start a kernel, which takes the address of ``jobs``, behind everything put before."""
@@ -214,13 +236,10 @@ class Queue:
     def fetch(self, memories: Sequence[Memory]) -> list[memoryview]:
         """Copy from the device, once all work has ended; the views are valid within the scope."""
         views = []
-        self._busy = True
         for memory in memories:
-            host = self._stage(memory.bytes)
-            self._driver.call(
-                "cuMemcpyDtoHAsync_v2", host, memory.address, memory.bytes, self._stream
-            )
-            at = host - (self._host.value or 0)
+            host = self.staging(memory.bytes)
+            self.bring(memory, host)
+            at = host.address - (self._host.value or 0)
             views.append(self._pinned[at : at + memory.bytes])
         self.wait()
         return views
@@ -249,14 +268,11 @@ class Queue:
         if self._stream:
             self._driver.ask("cuStreamDestroy_v2", self._stream)
 
-    def _stage(self, size: int) -> int:
-        """The address of pinned memory that nothing else uses within the scope."""
-        start = self._staged
-        end = start + -(-size // ALIGN) * ALIGN
-        if end > len(self._pinned):
-            raise MemoryError(f"a queue stages {len(self._pinned)} bytes, no {size} are left")
-        self._staged = end
-        return (self._host.value or 0) + start
+    def _copy(self, function: str, source: Memory, target: Memory) -> None:
+        if source.bytes != target.bytes:
+            raise ValueError(f"{source.bytes} bytes are not to be copied to {target.bytes}")
+        self._busy = True
+        self._driver.call(function, target.address, source.address, source.bytes, self._stream)
 
 
 class GpuHangs(GpuError):

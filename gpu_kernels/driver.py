@@ -1,7 +1,8 @@
 """The CUDA driver's functions by ctypes: its library is there wherever a GPU is.
 
 Signatures and constants are those of cuda.h, the same since CUDA 11; the names with a version are
-what that header's macros stand for. ctypes lets go of the interpreter's lock during each call.
+what that header's macros stand for, up to CUDA 12. Newer drivers still have them. ctypes lets go of
+the interpreter's lock during each call.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ NON_BLOCKING: Final = 1
 _Size = ctypes.c_size_t
 _Number = ctypes.c_int
 _Unsigned = ctypes.c_uint
-_Handle = ctypes.c_void_p  # CUcontext, CUmodule, CUfunction and CUstream are pointers
+_Handle = ctypes.c_void_p  # CUcontext, CUmodule, CUfunction, CUstream and CUevent are pointers
 _Address = ctypes.c_uint64  # CUdeviceptr
 
 _SIGNATURES: Final[dict[str, tuple[object, ...]]] = {
@@ -39,9 +40,14 @@ _SIGNATURES: Final[dict[str, tuple[object, ...]]] = {
     "cuMemFreeHost": (ctypes.c_void_p,),
     "cuMemcpyHtoDAsync_v2": (_Address, ctypes.c_void_p, _Size, _Handle),
     "cuMemcpyDtoHAsync_v2": (ctypes.c_void_p, _Address, _Size, _Handle),
+    "cuMemcpyDtoDAsync_v2": (_Address, _Address, _Size, _Handle),
     "cuStreamCreate": (ctypes.POINTER(_Handle), _Unsigned),
     "cuStreamQuery": (_Handle,),
     "cuStreamDestroy_v2": (_Handle,),
+    "cuEventCreate": (ctypes.POINTER(_Handle), _Unsigned),
+    "cuEventRecord": (_Handle, _Handle),
+    "cuEventElapsedTime": (ctypes.POINTER(ctypes.c_float), _Handle, _Handle),  # milliseconds
+    "cuEventDestroy_v2": (_Handle,),
     "cuLaunchKernel": (
         _Handle, *(_Unsigned,) * 7, _Handle,
         ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p),

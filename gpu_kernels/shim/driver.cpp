@@ -5,6 +5,7 @@
  * spoils what comes. Fresh memory is filled with rubbish. Copies must lie in memory that this
  * driver gave, host memory must be pinned, each thread must have made the context current, and
  * after a fault of a kernel every call says so, as a real context does. One lock serves all.
+ * Events are stamped in the order of their stream, by a clock that the work moves on, and no other.
  *
  * Tests set it up by the functions at the end. A module's image is the text "shim ROOM".
  */
@@ -13,6 +14,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -32,6 +34,10 @@ struct stream {
 struct module {
     std::string room;
 };
+struct event {
+    bool recorded, done;
+    int64_t at_ns;
+};
 struct failure {
     std::string function;
     int nth, times, result;
@@ -41,6 +47,7 @@ std::mutex lock;
 std::map<uint8_t *, size_t> device_memory, pinned_memory;
 std::set<stream *> streams;
 std::set<module *> modules;
+std::map<event *, std::shared_ptr<event>> events; /* work on a stream may outlive the handle */
 std::set<std::string> kernels; /* a function's handle is the address of its name */
 std::map<std::string, int> calls;
 failure planned;
@@ -48,6 +55,7 @@ uint64_t free_bytes;
 int devices, initialised, retained, fault;
 uintptr_t context = 1; /* the handle of the primary context; another one after each release */
 thread_local uintptr_t entered;
+int64_t now_ns; /* a byte that is copied, a thread that is started: a nanosecond each */
 
 int begin(const char *function, bool in_context) {
     calls[function]++;
@@ -103,6 +111,14 @@ int give_back(std::map<uint8_t *, size_t> &memory, uint8_t *at) {
     return SUCCESS;
 }
 
+void put_copy(void *on, void *to, const void *from, size_t size) {
+    ((stream *)on)->work.push_back([=] {
+        now_ns += (int64_t)size;
+        memcpy(to, from, size);
+        return (int)SUCCESS;
+    });
+}
+
 void drop_everything() {
     for (auto &one : device_memory)
         free(one.first);
@@ -116,6 +132,7 @@ void drop_everything() {
     pinned_memory.clear();
     streams.clear();
     modules.clear();
+    events.clear();
     retained = fault = 0;
     context++;
 }
@@ -252,7 +269,7 @@ int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t size, v
     NEED(streams.count((stream *)on), INVALID_HANDLE)
     NEED(holds(device_memory, (uint8_t *)to, size), INVALID_VALUE)
     NEED(holds(pinned_memory, (const uint8_t *)from, size), INVALID_VALUE)
-    ((stream *)on)->work.push_back([=] { return memcpy((void *)to, from, size), SUCCESS; });
+    put_copy(on, (void *)to, from, size);
     return SUCCESS;
 }
 
@@ -261,7 +278,17 @@ int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t size, void *o
     NEED(streams.count((stream *)on), INVALID_HANDLE)
     NEED(holds(device_memory, (uint8_t *)from, size), INVALID_VALUE)
     NEED(holds(pinned_memory, (uint8_t *)to, size), INVALID_VALUE)
-    ((stream *)on)->work.push_back([=] { return memcpy(to, (void *)from, size), SUCCESS; });
+    put_copy(on, to, (void *)from, size);
+    return SUCCESS;
+}
+
+int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t size, void *on) {
+    BEGIN(true)
+    NEED(streams.count((stream *)on), INVALID_HANDLE)
+    NEED(holds(device_memory, (uint8_t *)from, size), INVALID_VALUE)
+    NEED(holds(device_memory, (uint8_t *)to, size), INVALID_VALUE)
+    NEED(to + size <= from || from + size <= to, INVALID_VALUE)
+    put_copy(on, (void *)to, (void *)from, size);
     return SUCCESS;
 }
 
@@ -291,6 +318,46 @@ int cuStreamDestroy_v2(void *ended) {
     return SUCCESS;
 }
 
+int cuEventCreate(void **to, unsigned flags) {
+    BEGIN(true)
+    NEED(!flags, INVALID_VALUE)
+    auto made = std::make_shared<event>(event{false, false, 0});
+    events[made.get()] = made;
+    *to = made.get();
+    return SUCCESS;
+}
+
+int cuEventRecord(void *recorded, void *on) {
+    BEGIN(true)
+    auto found = events.find((event *)recorded);
+    NEED(found != events.end() && streams.count((stream *)on), INVALID_HANDLE)
+    std::shared_ptr<event> kept = found->second;
+    kept->recorded = true;
+    kept->done = false;
+    ((stream *)on)->work.push_back([kept] {
+        kept->at_ns = ++now_ns;
+        kept->done = true;
+        return (int)SUCCESS;
+    });
+    return SUCCESS;
+}
+
+int cuEventElapsedTime(float *milliseconds, void *from, void *to) {
+    BEGIN(true)
+    auto first = events.find((event *)from), last = events.find((event *)to);
+    NEED(first != events.end() && last != events.end(), INVALID_HANDLE)
+    NEED(first->second->recorded && last->second->recorded, INVALID_HANDLE)
+    NEED(first->second->done && last->second->done, NOT_READY)
+    *milliseconds = (float)((double)(last->second->at_ns - first->second->at_ns) / 1e6);
+    return SUCCESS;
+}
+
+int cuEventDestroy_v2(void *ended) {
+    BEGIN(true)
+    NEED(events.erase((event *)ended), INVALID_HANDLE)
+    return SUCCESS;
+}
+
 int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                    void *on, void **parameters, void **extra) {
@@ -304,6 +371,7 @@ int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned gr
     ((stream *)on)->work.push_back([=] {
         if (!holds(device_memory, (uint8_t *)jobs, 1))
             return (int)ILLEGAL_ADDRESS;
+        now_ns += (int64_t)grid_x * grid_y * block_x;
         int done = torpor_shim_launch(name->c_str(), grid_x, grid_y, block_x, (void *)jobs);
         return done ? (int)LAUNCH_FAILED : (int)SUCCESS;
     });
@@ -328,6 +396,7 @@ void torpor_shim_reset() {
     calls.clear();
     planned = failure{"", 0, 0, 0};
     free_bytes = (uint64_t)80 << 30;
+    now_ns = 0;
     devices = 1;
     initialised = 0;
 }
@@ -350,7 +419,8 @@ int torpor_shim_calls(const char *function) {
 /* Whatever was taken from this driver and not given back. */
 int torpor_shim_held() {
     std::lock_guard<std::mutex> guard(lock);
-    return (int)(device_memory.size() + pinned_memory.size() + streams.size() + modules.size()) +
+    return (int)(device_memory.size() + pinned_memory.size() + streams.size() + modules.size() +
+                 events.size()) +
            retained;
 }
 

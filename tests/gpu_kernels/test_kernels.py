@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpu_kernels import batch, build, cases, fuzz, native, suite
+from gpu_kernels import batch, build, cases, fuzz, native, suite, twin
 from gpu_kernels import device as device_module
 from gpu_kernels.device import Device, Memory, Queue
 from gpu_kernels.rans.portable import RansStreamError
@@ -60,11 +60,9 @@ class GuardedQueue(Queue):
         block = super().room(size + 2 * len(self.GUARD) + 15)
         memory = block.part(len(self.GUARD), size)
         for guard in self._guards(memory):
-            host = self._stage(len(self.GUARD))
-            ctypes.memmove(host, self.GUARD, len(self.GUARD))
-            self._driver.call(
-                "cuMemcpyHtoDAsync_v2", guard.address, host, guard.bytes, self._stream
-            )
+            host = self.staging(len(self.GUARD))
+            ctypes.memmove(host.address, self.GUARD, len(self.GUARD))
+            self.send(host, guard)
         self.guarded.append(memory)
         return memory
 
@@ -128,6 +126,35 @@ def test_one_damaged_stream_of_a_batch_is_refused(queue: Queue, lib: native.Libr
     damaged[-1] ^= 1
     with pytest.raises(RansStreamError), queue.scope():
         batch.rans_decode(queue, [stream, bytes(damaged)], [5000, 5000])
+
+
+def test_prepared_work_may_be_launched_again(queue: Queue, built_library: Path) -> None:
+    """Over whatever the launch before has left, also where the plain bytes are others by then."""
+    dice = random.Random(5)
+    first, second = cases.exponents(dice, 9000), cases.exponents(dice, 9000)
+    with queue.scope():
+        plane, back = queue.put(first), queue.room(9000)
+        encoding = batch.prepare_rans_encode(queue, [plane])
+        for plain in (first, second, second):
+            queue.copy(queue.put(plain), plane)
+            encoding.work.launch()
+            (stream,) = encoding.streams()
+            assert stream is not None
+            assert queue.get(stream) == bytes(twin.rans_encode(plain, 9000) or b"")
+            decoding = batch.prepare_rans_decode(queue, [stream], [back])
+            for _ in range(2):
+                queue.copy(queue.room(9000), back)  # rubbish
+                decoding.work.launch()
+                decoding.check()
+                assert queue.get(back) == plain
+
+
+def test_planes_are_joined_into_memory_of_their_size(queue: Queue) -> None:
+    with queue.scope():
+        planes = batch.split(queue, [queue.put(bytes(80))], 2, False)
+        for wrong in (78, 82):
+            with pytest.raises(ValueError, match=f"40 elements of 2 do not make {wrong} bytes"):
+                batch.prepare_join(queue, planes, [queue.room(wrong)], 2, False)
 
 
 def test_without_a_gpu_the_suite_says_so_and_does_not_pass(
