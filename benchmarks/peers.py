@@ -71,12 +71,10 @@ def _round(folder: Path, gib: float, line_bytes_s: float) -> dict[str, Any]:
             workspace = machine.workspace
             make_workspace(workspace, int(gib * GIB))
             figures["files"], figures["bytes"] = tree_bytes(workspace)
-            kept = folder / "keys"
-            kept.mkdir(mode=0o700)
             ours = Tool("torpor", "", machine.snapshot, machine.snapshot, machine.restore)
             tools = {"torpor": (ours, "torpor")}
             for name, bucket in PEER_BUCKETS.items():
-                peer = PEERS[name](store.settings(bucket), "all", workspace, kept)
+                peer = PEERS[name](store.settings(bucket), "all", workspace, folder / "cache")
                 tools[name] = (peer, bucket)
             _steps(tools, workspace, folder, store, figures)
     return figures

@@ -174,8 +174,14 @@ class Measurement:
                 past = _SHARES["replicas"]
                 rounds = self._rounds(past + (_SHARES["others"] - past) * number / len(peers.PEERS))
                 content = self._sizes.content_mib * MIB
-                self.figures += measure_peer(peer, self._measured[0], self._name, content, rounds)
-                self._tell(rounds, peer)
+                try:
+                    self.figures += measure_peer(
+                        peer, self._measured[0], self._name, content, rounds
+                    )
+                except StoreError as error:  # it costs none of what was measured before
+                    self._note(f"{peer} was not measured: {error}")
+                else:
+                    self._tell(rounds, peer)
 
     def codecs(self) -> None:
         """Encodings on this host; nothing of it goes anywhere."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import threading
+import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -17,8 +19,9 @@ from tests.fixtures.fault_proxy import FaultProxy
 from tests.fixtures.snapshots import Machines
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import differences, facts, kept
+from torpor.agent import pack_server
 from torpor.agent.kept_packs import KeptPacks
-from torpor.agent.pack_server import trusting
+from torpor.agent.pack_server import PackServer, trusting
 from torpor.agent.peers import PEER_S, PeerGrant
 from torpor.errors import RunCancelled, TorporError
 from torpor.store.transfer import GAP_BYTES
@@ -239,6 +242,59 @@ def test_who_does_not_speak_tls_holds_nobody_up(pair: Pair) -> None:
     with socket.create_connection((host, int(port))) as rude:
         rude.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert pair.fetch()["peer_bytes"] > 0
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackServer]:
+    """It holds nothing, and has room for two connections."""
+    monkeypatch.setattr(pack_server, "MOST_CONNECTIONS", 2)
+    made = PackServer(KeptPacks(tmp_path / "held", 1 << 20), "127.0.0.1", tmp_path)
+    yield made
+    made.close()
+
+
+def _secured(server: PackServer) -> ssl.SSLSocket:
+    link = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+    try:
+        return trusting(server.certificate).wrap_socket(link)
+    except OSError:
+        link.close()
+        raise
+
+
+def _until_known(server: PackServer) -> None:
+    until = time.monotonic() + 5
+    while not any(isinstance(one, ssl.SSLSocket) for one in server._server._open):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_who_is_in_a_handshake_is_dropped_at_the_end_too(server: PackServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as silent:
+        _until_known(server)
+        server._server.drop_all()
+        assert silent.recv(1) == b""
+
+
+def test_a_connection_counts_once(server: PackServer) -> None:
+    with _secured(server):
+        _until_known(server)
+        with _secured(server), pytest.raises(OSError):
+            _secured(server)
+
+
+def test_a_connection_without_a_thread_takes_no_room(
+    server: PackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as now:
+        now.setattr(threading.Thread, "start", refused)
+        for _ in range(3):
+            with pytest.raises(OSError):
+                _secured(server)
+    _secured(server).close()
 
 
 def test_a_cancelled_request_does_not_go_on_with_the_store(pair: Pair) -> None:

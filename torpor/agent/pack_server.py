@@ -70,6 +70,7 @@ class _Server(ThreadingHTTPServer):
         self.token = token
         self._context = context
         self._open: set[socket.socket] = set()
+        self._dropped = False
         self._lock = threading.Lock()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -84,28 +85,43 @@ class _Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """The handshake is done here, in the connection's own thread: it may take its time."""
-        secured = request
         try:
             request.settimeout(IDLE_S)
-            secured = self._context.wrap_socket(request, server_side=True)
-            with self._lock:
-                self._open.add(secured)
-            self.finish_request(secured, client_address)
+            request = self._secured(request)
+            request.do_handshake()
+            self.finish_request(request, client_address)
         except OSError:  # it hung up, or is no client of ours
             pass
         finally:
-            with self._lock:
-                self._open -= {request, secured}
-            self.shutdown_request(secured)
+            self.shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Every connection ends here, also one for which no thread could be started."""
+        with self._lock:
+            self._open.discard(request)
+        super().shutdown_request(request)
 
     def drop_all(self) -> None:
         with self._lock:
+            self._dropped = True
             left = list(self._open)
         for connection in left:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
                 continue
+
+    def _secured(self, request: socket.socket) -> ssl.SSLSocket:
+        """The connection with its handshake still to come, so that it can be dropped in that."""
+        with self._lock:
+            if self._dropped:
+                raise ConnectionAbortedError
+            secured = self._context.wrap_socket(
+                request, server_side=True, do_handshake_on_connect=False
+            )
+            self._open.remove(request)
+            self._open.add(secured)
+            return secured
 
 
 class _Handler(BaseHTTPRequestHandler):
