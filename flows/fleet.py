@@ -204,12 +204,18 @@ class Fleet:
             self._changed.notify_all()
         self._exchange.stop()
         polite_until = time.monotonic() + POLITE_S
+        closed: set[int] = set()
         with ThreadPoolExecutor(TOGETHER, thread_name_prefix="replica-end") as threads:
             while self._running:
                 for candidate in self._running.values():
                     if candidate.work is not None:
                         candidate.work.remote.give_up(RunCancelled("the replicate was stopped"))
-                    if candidate.session is not None and time.monotonic() > polite_until:
+                    if (
+                        candidate.session is not None
+                        and candidate.number not in closed
+                        and time.monotonic() > polite_until
+                    ):
+                        closed.add(candidate.number)
                         threads.submit(candidate.session.close)
                 done, _ = wait([*self._running], 1.0)
                 for future in done:

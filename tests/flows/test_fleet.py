@@ -1,0 +1,30 @@
+"""A fleet that is stopped."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from flows import fleet
+from flows.fleet import Fleet
+
+
+def test_each_session_is_closed_once_however_long_its_machine_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet, "POLITE_S", -1.0)
+    going: Any = Future()
+    session = Mock()
+    place: Any = None
+    stopped = Fleet(place, place, [], 1, 0, Mock(), "run", False, 1)
+    stopped._running[going] = SimpleNamespace(number=0, work=None, session=session)  # type: ignore[assignment]
+    end = threading.Timer(2.5, going.set_result, (None,))
+    end.start()
+    stopped._stop()
+    end.join()
+    assert session.close.call_count == 1
