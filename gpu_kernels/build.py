@@ -3,12 +3,15 @@
 * the C twins into one plain shared object, which needs gcc, and no Python headers: one file
   serves every Python on a machine;
 * the CUDA kernels into one fat binary a room (a cubin for each architecture, PTX for later ones),
-  where nvcc is. Nothing is compiled on a user's machine.
+  where nvcc is. Nothing is compiled on a user's machine. They are kept in the repository, with
+  what they were made from: few machines have nvcc.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import platform
 import shutil
@@ -34,6 +37,7 @@ HEADERS = (
     "rans/rans_avx512.h",
 )
 CUDA_SOURCES = ("planes/planes.cu", "rans/rans.cu")
+CUDA_HEADERS = ("shim/cuda.h", "planes/planes.cuh", "rans/layout.h", "rans/rans.h", "rans/rans.cuh")
 ARCHITECTURES = (70, 75, 80, 86, 89, 90, 100, 120)
 """What we would like; nvcc is asked what it still knows (CUDA 13 begins at 75)."""
 
@@ -80,7 +84,19 @@ def build_cuda(nvcc: str | None = None) -> list[Path]:
         target = BUILT / (Path(name).stem + ".fatbin")
         run_compiler([found, "-O3", "-std=c++17", "-fatbin", *codes, str(ROOM / name)], target)
         made.append(target)
+    (BUILT / "kernels.json").write_text(json.dumps(cuda_digests(), indent=1) + "\n")
     return made
+
+
+def cuda_digests() -> dict[str, str]:
+    """SHA-256 of the kernels' sources and of the fat binaries that are here: built/kernels.json
+    must say the same, or some fat binary is of other sources."""
+    sources = hashlib.sha256()
+    for name in CUDA_SOURCES + CUDA_HEADERS:
+        sources.update(f"{name}\0".encode() + (ROOM / name).read_bytes())
+    names = [Path(name).stem + ".fatbin" for name in CUDA_SOURCES]
+    made = {name: hashlib.sha256((BUILT / name).read_bytes()).hexdigest() for name in names}
+    return {"sources": sources.hexdigest(), **made}
 
 
 def build_shim(target: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import random
 import shutil
 import struct
@@ -184,6 +185,11 @@ def test_library_needs_nothing_but_an_old_c_library(built_library: Path) -> None
     assert set(needed) <= {"libc.so.6"}
     versions = {part for part in listed.split() if part.startswith("GLIBC_")}
     assert versions <= {"GLIBC_2.2.5", "GLIBC_2.14", "GLIBC_2.17"}
+
+
+def test_the_fat_binaries_are_of_these_sources() -> None:
+    kept = json.loads((build.BUILT / "kernels.json").read_text())
+    assert kept == build.cuda_digests(), "run python -m gpu_kernels.build where nvcc is, and commit"
 
 
 def test_a_missing_compiler_is_named() -> None:
