@@ -43,10 +43,12 @@ from torpor.measure.codecs import Coder, planes_coder, relative_deviation, run_c
 from torpor.tree.plan import CHUNK_BYTES
 from torpor.values import MIB
 
+EXPONENTS = "exponent plane of BF16"
+
 
 @dataclass(frozen=True)
 class Rate:
-    """GB/s of plain bytes per CPU second over n rounds."""
+    """GB/s of plain bytes over n rounds, by the clock that the report names."""
 
     median: float
     best: float
@@ -86,6 +88,11 @@ def data_sets(limit: int) -> Iterator[tuple[str, bytes, Element]]:
     yield "random bytes", random.Random(1).randbytes(limit), Element.BYTES
 
 
+def exponents(bf16: bytes) -> bytes:
+    """The exponent of each BF16 value, which is what its first plane holds."""
+    return (np.frombuffer(bf16, np.uint16) >> 7 & 255).astype(np.uint8).tobytes()
+
+
 def coders(element: Element) -> Iterator[Coder]:
     """Ours and the peers', each with the settings in its name."""
     yield from (planes_coder(codec, element) for codec in (PLANES, RANS))
@@ -120,8 +127,8 @@ def measure(data: str, plain: bytes, coder: Coder, rounds: int) -> Row:
     return Row(
         data, coder.name, len(plain), coded.stored_bytes,
         round(len(plain) / coded.stored_bytes, 4),
-        _rate(len(plain), coded.encode_s),
-        _rate(len(plain), coded.decode_s) if coded.decode_s else None,
+        rate_of(len(plain), coded.encode_s),
+        rate_of(len(plain), coded.decode_s) if coded.decode_s else None,
     )  # fmt: skip
 
 
@@ -138,7 +145,7 @@ def rans_twin(plane: bytes, rounds: int) -> list[dict[str, Any]]:
             lambda plain: bytes(native.rans_encode(lib, plain, len(plain)) or b""),
             lambda stored, size: native.rans_decode(lib, stored, size),
         )
-        rows.append(asdict(measure("exponent plane of BF16", plane, coder, rounds)))
+        rows.append(asdict(measure(EXPONENTS, plane, coder, rounds)))
     lib.torpor_cpu_limit(best)
     return rows
 
@@ -189,8 +196,7 @@ def run(limit: int, rounds: int) -> dict[str, Any]:
             rows.append(measure(name, plain, coder, rounds))
             print(table(rows[-1:]).splitlines()[-1], file=sys.stderr)
         if element is Element.BF16:
-            bits = np.frombuffer(plain, np.uint16)
-            twin_rows = rans_twin((bits >> 7 & 255).astype(np.uint8).tobytes(), rounds)
+            twin_rows = rans_twin(exponents(plain), rounds)
     return {
         "benchmark": "codecs",
         "host": host(),
@@ -203,7 +209,8 @@ def run(limit: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def _rate(size: int, seconds: Sequence[float]) -> Rate:
+def rate_of(size: int, seconds: Sequence[float]) -> Rate:
+    """The rate of ``size`` bytes that took so long in each round."""
     rates = [size / max(s, 1e-9) / 1e9 for s in seconds]
     return Rate(
         round(statistics.median(rates), 3),

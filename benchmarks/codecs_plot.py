@@ -1,5 +1,5 @@
-"""What benchmarks/codecs.py measured as one picture: ratio against speed, a panel for each kind of
-data.
+"""What benchmarks/codecs.py or codecs_gpu.py measured as one picture: ratio against speed, a panel
+for each kind of data.
 
     python -m benchmarks.codecs_plot benchmarks/results/codecs.json  # writes codecs.svg beside it
 """
@@ -16,17 +16,19 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-_COLOURS: Final = ("#b8474b", "#e08a1e", "#2f6fb0", "#7fb1e0", "#4c9a57", "#7d62a8", "#c3a6dd")
+_COLOURS: Final = (
+    "#b8474b", "#e08a1e", "#2f6fb0", "#7fb1e0", "#4c9a57", "#7d62a8", "#c3a6dd", "#7a7f87",
+)  # fmt: skip
 _COLUMNS: Final = 3
-_TICKS: Final = (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+_TICKS: Final = (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 _STYLE: Final[Any] = {"svg.hashsalt": "torpor", "font.size": 9, "axes.titlesize": 10}
 
 
 def draw(report: dict[str, Any]) -> bytes:
-    """The report of benchmarks/codecs.py as SVG; equal reports give equal bytes."""
+    """The report of one of the two as SVG; equal reports give equal bytes."""
     rows = report["rows"]
     kinds = list(dict.fromkeys(row["data"] for row in rows))
-    colours = dict(zip(dict.fromkeys(row["codec"] for row in rows), _COLOURS, strict=True))
+    colours = dict(zip(dict.fromkeys(row["codec"] for row in rows), _COLOURS, strict=False))
     lines = -(-len(kinds) // _COLUMNS)
     with matplotlib.rc_context(_STYLE):
         canvas = Figure(figsize=(3.3 * _COLUMNS, 2.5 * lines + 0.8), layout="constrained")
@@ -36,11 +38,7 @@ def draw(report: dict[str, Any]) -> bytes:
         for axes in panels[len(kinds) :]:
             axes.set_visible(False)
         canvas.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-        host = report["host"]
-        canvas.suptitle(
-            f"Ratio by GB/s of one core, encoding (filled) and decoding; {host['cpu']}, "
-            f"{host['twin']}, n = {report['rounds']}"
-        )
+        canvas.suptitle(_title(report))
         written = io.BytesIO()
         canvas.savefig(written, format="svg", metadata={"Date": None})
     return written.getvalue()
@@ -48,11 +46,18 @@ def draw(report: dict[str, Any]) -> bytes:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("report", type=Path, help="the JSON that benchmarks/codecs.py wrote")
+    parser.add_argument("report", type=Path, help="the JSON that one of the two wrote")
     path: Path = parser.parse_args().report
     picture = path.with_suffix(".svg")
     picture.write_bytes(draw(json.loads(path.read_text())))
     print(picture)
+
+
+def _title(report: dict[str, Any]) -> str:
+    host = report["host"]
+    of = "the GPU" if "gpu" in host else "one core"
+    where = host.get("gpu") or f"{host['cpu']}, {host['twin']}"
+    return f"Ratio by GB/s of {of}, encoding (filled) and decoding; {where}, n = {report['rounds']}"
 
 
 def _panel(axes: Axes, kind: str, rows: list[dict[str, Any]], colours: dict[str, str]) -> None:

@@ -167,10 +167,36 @@ def settings(library: Nvcomp, algorithm: str, element: str, chunk_bytes: int) ->
     return made | {"bitstream_kind": kind, "uncomp_chunk_size": part_bytes}
 
 
+def bound_of(library: Nvcomp, made: dict[str, Any], chunk_bytes: int) -> int:
+    """The most bytes that a codec of those settings makes of a chunk."""
+    like = library.as_array(_OnHost(chunk_bytes))
+    return int(library.Codec(**made).get_max_comp_buffer_size(like))
+
+
 def arrays(library: Nvcomp, queue: Queue, memories: Sequence[Memory]) -> BatchArray:
     """Memory of the queue as nvCOMP takes it; nothing is copied."""
     runs = [_OnDevice(memory, queue.stream) for memory in memories]
     return library.as_arrays(runs, cuda_stream=queue.stream)
+
+
+def sizes_of(queue: Queue, made: BatchArray, rooms: Sequence[Memory], algorithm: str) -> list[int]:
+    """How much of each room nvCOMP has filled; waits for the work on the queue."""
+    queue.wait()  # with our patience; nvCOMP's own has no end
+    sizes = [int(size) for size in made.buffer_sizes]
+    if len(sizes) != len(rooms) or any(
+        not 0 < size <= room.bytes for size, room in zip(sizes, rooms, strict=True)
+    ):
+        raise NvcompError(f"nvCOMP's {algorithm} claims {sizes} bytes: out of bounds")
+    return sizes
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """nvCOMP's errors as ours."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise NvcompError(f"nvCOMP's {what}: {error}") from error
 
 
 def digest_of(stored: Buffer) -> bytes:
@@ -207,9 +233,8 @@ class Batches:
         self._at_work = False
         made = settings(library, algorithm, element, chunk_bytes)
         device.enter()
-        with _told(f"{algorithm} cannot be set up"):
-            like = library.as_array(_OnHost(chunk_bytes))
-            self.bound = int(library.Codec(**made).get_max_comp_buffer_size(like))
+        with told(f"{algorithm} cannot be set up"):
+            self.bound = bound_of(library, made, chunk_bytes)
             lane_bytes = batch * (_aligned(chunk_bytes) + _aligned(self.bound))
             self.device_bytes = LANES * lane_bytes
             queues = [device.queue(lane_bytes, lane_bytes) for _ in range(LANES)]
@@ -244,13 +269,13 @@ class Batches:
                     f"{self._chunk_bytes} here, in elements of {self._width}"
                 )
         queue, codec = lane
-        with queue.scope(), _told(f"{self.algorithm} does not encode"):
+        with queue.scope(), told(f"{self.algorithm} does not encode"):
             held = [queue.put(plain) for plain in plains]
             rooms = [queue.room(self.bound) for _ in plains]
             given, out = arrays(self._library, queue, held), arrays(self._library, queue, rooms)
             made = codec.encode(given, out)  # nothing says that it keeps them: they stay till then
             yield []
-            sizes = self._sizes(queue, made, rooms)
+            sizes = sizes_of(queue, made, rooms, self.algorithm)
             parts = [room.part(0, size) for room, size in zip(rooms, sizes, strict=True)]
             stored = [bytes(view) for view in queue.fetch(parts)]
         yield [self._typed(one, len(plain)) for one, plain in zip(stored, plains, strict=True)]
@@ -259,13 +284,13 @@ class Batches:
         for one in batch:
             self._check(one)
         queue, codec = lane
-        with queue.scope(), _told(f"{self.algorithm} does not decode"):
+        with queue.scope(), told(f"{self.algorithm} does not decode"):
             held = [queue.put(one.stored) for one in batch]
             rooms = [queue.room(one.plain_bytes) for one in batch]
             given, out = arrays(self._library, queue, held), arrays(self._library, queue, rooms)
             made = codec.decode(given, out=out)
             yield []
-            sizes = self._sizes(queue, made, rooms)
+            sizes = sizes_of(queue, made, rooms, self.algorithm)
             if sizes != [one.plain_bytes for one in batch]:
                 raise NvcompError(f"nvCOMP's {self.algorithm} decoded to other sizes: {sizes}")
             plains = [bytes(view) for view in queue.fetch(rooms)]
@@ -297,15 +322,6 @@ class Batches:
             self._at_work = False
             for begun in running:
                 begun.close()
-
-    def _sizes(self, queue: Queue, made: BatchArray, rooms: Sequence[Memory]) -> list[int]:
-        queue.wait()  # with our patience; nvCOMP's own has no end
-        sizes = [int(size) for size in made.buffer_sizes]
-        if len(sizes) != len(rooms) or any(
-            not 0 < size <= room.bytes for size, room in zip(sizes, rooms, strict=True)
-        ):
-            raise NvcompError(f"nvCOMP's {self.algorithm} claims {sizes} bytes: out of bounds")
-        return sizes
 
     def _typed(self, stored: bytes, plain_bytes: int) -> Encoded:
         digest = digest_of(stored)
@@ -353,15 +369,6 @@ class _OnHost:
             "shape": (size,), "typestr": "|u1", "strides": None, "version": 3,
             "data": (ctypes.addressof(self._bytes), False),
         }  # fmt: skip
-
-
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    """nvCOMP's errors as ours."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        raise NvcompError(f"nvCOMP's {what}: {error}") from error
 
 
 def _rest(begun: Iterator[list[_T]]) -> Iterator[_T]:
