@@ -61,7 +61,8 @@ model: setup
 corruption: setup
 	$(BIN)/python -m tests.corruption
 
-# On a machine with an NVIDIA GPU; elsewhere the suites say so and end with status 3.
+# On a machine with an NVIDIA GPU; elsewhere the suites say so and end with status 3. Rates there:
+# make .venv/.weights, then .venv/bin/python -m benchmarks.codecs_gpu.
 gpu: setup
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build \
 		-c constraints.txt -r pyproject.toml --extra gpu

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ _COLOURS: Final = (
 )  # fmt: skip
 _COLUMNS: Final = 3
 _TICKS: Final = (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+_TICKS_MOST: Final = 7  # in a panel; the powers of ten where there were more
 _STYLE: Final[Any] = {"svg.hashsalt": "torpor", "font.size": 9, "axes.titlesize": 10}
 
 
@@ -63,8 +65,6 @@ def _title(report: dict[str, Any]) -> str:
 def _panel(axes: Axes, kind: str, rows: list[dict[str, Any]], colours: dict[str, str]) -> None:
     axes.set_title(kind)
     axes.set_xscale("log")
-    axes.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
-    axes.minorticks_off()
     axes.grid(color="#e7e9ed")
     axes.set_axisbelow(True)
     for row in rows:
@@ -76,7 +76,13 @@ def _panel(axes: Axes, kind: str, rows: list[dict[str, Any]], colours: dict[str,
             axes.plot([decode["median"]], [row["ratio"]], "o", color=colour, markerfacecolor="none")
     both = [row[way] for row in rows for way in ("encode_gb_s", "decode_gb_s")]
     rates = [rate["median"] for rate in both if rate is not None]
-    axes.set_xlim(min(rates) / 1.2, max(rates) * 1.2)
+    lowest, highest = min(rates) / 1.2, max(rates) * 1.2
+    ticks = [tick for tick in _TICKS if lowest <= tick <= highest]
+    if len(ticks) > _TICKS_MOST:
+        ticks = [tick for tick in ticks if math.log10(tick).is_integer()]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(lowest, highest)
 
 
 if __name__ == "__main__":
