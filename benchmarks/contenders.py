@@ -169,7 +169,7 @@ class Nvcomp:
             encoding = codec.compression_config([part.bytes for part in self._parts])
             # without this one it would read the sizes from the streams, and wait for them
             self._configs = [encoding, codec.decompression_config(encoding)]
-            self._given = nvcomp.arrays(library, queue, self._parts)
+        self._given = self._arrays(self._parts)
 
     def ready_to_encode(self) -> None:
         self._ready(self._rooms)
@@ -182,7 +182,7 @@ class Nvcomp:
     def settle(self) -> int:
         sizes = self._sizes(self._rooms)
         stored = [room.part(0, size) for room, size in zip(self._rooms, sizes, strict=True)]
-        self._given = nvcomp.arrays(self._library, self._queue, stored)
+        self._given = self._arrays(stored)
         return sum(sizes)
 
     def ready_to_decode(self, rubbish: Memory) -> None:
@@ -207,8 +207,11 @@ class Nvcomp:
 
     def _ready(self, rooms: Sequence[Memory]) -> None:
         """Rooms as they are, for each round anew: nvCOMP tells in them how far it filled them."""
+        self._out = [self._arrays(rooms)]
+
+    def _arrays(self, memories: Sequence[Memory]) -> nvcomp.BatchArray:
         with nvcomp.told(f"{self._algorithm} does not take its buffers"):
-            self._out = [nvcomp.arrays(self._library, self._queue, rooms)]
+            return nvcomp.arrays(self._library, self._queue, memories)
 
     def _sizes(self, rooms: Sequence[Memory]) -> list[int]:
         with nvcomp.told(f"{self._algorithm} fails"):
