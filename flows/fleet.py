@@ -60,6 +60,7 @@ class _Candidate:
     number: int
     name: str  # the machine's, once it has one
     own: bool
+    found: bool  # its lease, and maybe its machine, are what an earlier run left
     phases: Phases
     kept: bool = False
     stopped_looks: int = 0
@@ -104,7 +105,7 @@ class Fleet:
         self._total = total
         self._candidates: list[_Candidate] = []
         self._running: dict[Future[WakeReport], _Candidate] = {}
-        self._busy = 0
+        self._never_ours = 0
         self._looked_at = 0.0
         self.replaced = 0
         self.replicas: list[Replica] = []
@@ -138,7 +139,8 @@ class Fleet:
         self, threads: ThreadPoolExecutor, own: str, lease: tuple[Lease, bool] | None
     ) -> None:
         number = len(self._candidates)
-        candidate = _Candidate(number, own or f"machine {number + 1}", bool(own), Phases())
+        name, found = own or f"machine {number + 1}", lease is not None and not lease[1]
+        candidate = _Candidate(number, name, bool(own), found, Phases())
         self._candidates.append(candidate)
         context = copy_context()  # a task needs to know the flow run that it belongs to
         self._running[threads.submit(context.run, self._bring, candidate, lease)] = candidate
@@ -149,13 +151,16 @@ class Fleet:
             self.replicas.append(_ready(candidate, future.result()))
             return
         with self._changed:
+            began = candidate.kept
             if candidate.kept:
                 candidate.kept = False
                 self._kept -= 1
         if isinstance(error, _Surplus):
             return
-        if isinstance(error, WorkspaceBusy) and not candidate.own:
-            self._busy += 1  # another run took up what an earlier one left: it was never ours
+        busy = isinstance(error, WorkspaceBusy) and not candidate.own
+        if busy or (candidate.found and not began):
+            # What an earlier run left is of no use, or another run took it up. It takes no place.
+            self._never_ours += 1
         get_run_logger().error("%s failed: %s", candidate.name, error)
         if not isinstance(error, TorporError):
             self.fault = self.fault or error
@@ -164,7 +169,7 @@ class Fleet:
     def _replace(self, threads: ThreadPoolExecutor) -> None:
         rented_now = [c for c in self._running.values() if not c.own and not c.kept]
         missing = self._count - self._kept - len(rented_now)
-        for _ in range(min(missing, self._spares + self._busy - self.replaced)):
+        for _ in range(min(missing, self._spares + self._never_ours - self.replaced)):
             provider = self._place.provider.identity
             try:
                 lease = self._place.ledger.open_lease(self._place.owner, provider)

@@ -10,7 +10,7 @@ from flows.tenancy import Tenancy
 from tasks.machines import endpoint_of
 from tasks.place import Place
 from tasks.restore import begin_restore, check_restore, finish_restore
-from torpor.errors import TorporError
+from torpor.errors import RestoreUnfinished, TorporError
 from torpor.remote.restore import Finished, RemoteRestore, RestorePlan
 from torpor.remote.session import Session
 from torpor.reports import WakeReport
@@ -52,6 +52,9 @@ class Restoration:
             if not plan.complete:
                 self.tenancy.holds_nothing_else()
             yield plan
+        except RestoreUnfinished:
+            self.tenancy.holds_unfinished()
+            raise
         finally:
             with suppress(TorporError):  # the agent gives up by itself when it cannot be told
                 self.remote.end()

@@ -40,6 +40,11 @@ class Tenancy:
         """The agent began the restore: the targets were empty, or an unfinished restore's."""
         self._ours = self._held = self._lease is not None
 
+    def holds_unfinished(self) -> None:
+        """The agent refused: an earlier run's unfinished restore of another snapshot is all there
+        is. Nobody holds the workspace now, so the ledger is asked before the machine is ended."""
+        self._ours = self._lease is not None
+
     def end_failed(self) -> None:
         if self._ours and self._lease is not None:
             destroy_created(self._place, self._lease, held=self._held)

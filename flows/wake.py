@@ -8,6 +8,7 @@ from typing import Final
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -20,8 +21,10 @@ from tasks.machines import endpoint_of, find_offers, open_session, take_lease
 from tasks.place import Place, open_place, probe_store
 from tasks.progress import Progress
 from tasks.restore import pick_snapshot, restore_part
+from torpor.errors import RestoreUnfinished
 from torpor.remote.restore import RemoteRestore, RestorePlan
 from torpor.reports import WakeReport
+from torpor.values import StoredSnapshot
 
 NEWEST: Final = "newest"
 
@@ -58,7 +61,23 @@ def wake(
         place = open_place(workspace)
         probe_store(place)
         wanted = pick_snapshot(place, snapshot)
-    with _tenancy(place, machine, phases) as tenancy:
+    try:
+        report = _bring(place, wanted, machine, full_check, phases)
+    except RestoreUnfinished as left:  # of another snapshot: its machine was destroyed for that
+        get_run_logger().warning("%s; it was destroyed, and another one is rented", left)
+        report = _bring(place, wanted, machine, full_check, phases)
+    create_table_artifact(
+        key=f"wake-{place.spec.name}",
+        table=report.rows(),
+        description=f"Workspace {place.spec.name} woken from {wanted.snapshot}",
+    )
+    return report
+
+
+def _bring(
+    place: Place, wanted: StoredSnapshot, own: str, full_check: bool, phases: Phases
+) -> WakeReport:
+    with _tenancy(place, own, phases) as tenancy:
         with phases.phase("connect"):
             session = open_session(place, endpoint_of(tenancy.machine))
         with session:
@@ -67,13 +86,7 @@ def wake(
                 if not plan.complete:
                     with phases.phase("restore"):
                         _restore_parts(place, work.remote, plan)
-                report = work.complete(plan, full_check)
-    create_table_artifact(
-        key=f"wake-{place.spec.name}",
-        table=report.rows(),
-        description=f"Workspace {place.spec.name} woken from {wanted.snapshot}",
-    )
-    return report
+                return work.complete(plan, full_check)
 
 
 @contextmanager

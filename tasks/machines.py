@@ -90,11 +90,17 @@ def take_lease(place: Place) -> tuple[Lease, bool]:
     unfinished = place.ledger.unfinished(provider)
     labels = [lease.label for lease in unfinished]
     live = _live_machines(place)
+    left = ", ".join(machine.id for machine in live if machine.label in labels)
     for machine in live:
         if machine.label not in labels:
+            also = (
+                f". A replicate left {left} unfinished: run it again to take that up"
+                if left
+                else ""
+            )
             raise InvalidInput(
                 f"workspace {place.spec.name} is on machine {machine.id} at {provider} already: "
-                "work there, or hibernate it first"
+                f"work there, or hibernate it first{also}"
             )
     if len(live) > 1:
         raise InvalidInput(
@@ -303,8 +309,8 @@ def _check_lease(place: Place, machine: Machine) -> None:
     if lease.state != "handed over":
         raise InvalidInput(
             f"machine {machine.id} at {machine.provider} was never handed over: waking workspace "
-            f"{place.spec.name} on it did not finish. Run wake again, which takes it up; to "
-            "hibernate now would keep half a workspace"
+            f"{place.spec.name} on it did not finish. Run wake again, or replicate where that "
+            "began it, which takes it up; to hibernate now would keep half a workspace"
         )
 
 

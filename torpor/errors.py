@@ -27,6 +27,7 @@
     │   ├── WrongKey            sealed with another key, or sealed and no key given
     │   ├── StillChanging       files changed in every pass
     │   ├── UnsavedWork         the machine holds work that is in no snapshot
+    │   ├── RestoreUnfinished   the machine holds what an earlier run began to restore, no more
     │   └── WorkspaceBusy       another run holds this workspace on this machine
     ├── ProviderError
     │   ├── NoOffer             nothing on sale fits
@@ -158,6 +159,10 @@ class StillChanging(SnapshotError):
 
 
 class UnsavedWork(SnapshotError):
+    pass
+
+
+class RestoreUnfinished(SnapshotError):
     pass
 
 

@@ -22,6 +22,7 @@ from torpor.errors import (
     AgentLost,
     DiskFull,
     InvalidInput,
+    RestoreUnfinished,
     RunCancelled,
     WorkspaceBusy,
     WorkspaceInvalid,
@@ -289,9 +290,13 @@ def test_another_snapshot_does_not_take_up_this_one_s_restore(
     engine.restart()
     with pytest.raises(InvalidInput, match="is not empty"):
         engine.begin_restore(second, [back])
+    with pytest.raises(RestoreUnfinished, match="holds nothing else"):
+        engine.begin_restore(second, [back], resume=True)
     run = engine.begin_restore(first, [back])
     assert engine.planned["parts"] == []
     assert _finish(engine, run)["differences"] == []
+    with pytest.raises(InvalidInput, match="somebody may work there"):
+        engine.begin_restore(second, [back], resume=True)
     assert (back / "file").read_bytes() == content(1, 2 * MIB)
 
 

@@ -14,7 +14,7 @@ from torpor.agent.manifests import Wanted, read_wanted
 from torpor.agent.peers import Passing, PeerFirst, PeerGrant
 from torpor.agent.protocol import Call
 from torpor.agent.runs import Run
-from torpor.errors import DiskFull, InvalidInput, WorkspaceInvalid
+from torpor.errors import DiskFull, InvalidInput, RestoreUnfinished, WorkspaceInvalid
 from torpor.format.keys import Seal
 from torpor.format.manifest import FILE, HOLE, Entry
 from torpor.format.names import pack_id_of, pack_key
@@ -96,6 +96,8 @@ class RestoreRun(Run):
             }
             return self._begun
         if done is None:
+            if resume:
+                self._check_left(mirrored)
             self._check_targets()
             self._settle_sync()
         self._done = done or set()
@@ -280,6 +282,23 @@ class RestoreRun(Run):
                 for number, part in enumerate(plan.parts)
             ],
         }
+
+    def _check_left(self, mirrored: bytes | None) -> None:
+        """An earlier run was about another snapshot: what it left is told apart from work."""
+        if not any(map(_holds_something, self._targets)):
+            return
+        if self._journal.of_another():
+            raise RestoreUnfinished(
+                f"workspace {self.workspace} on this machine is the unfinished restore of another "
+                "snapshot, by an earlier run that never handed the machine over: it holds nothing "
+                "else"
+            )
+        if mirrored is not None:
+            raise InvalidInput(
+                f"workspace {self.workspace} on this machine is another snapshot, which an earlier "
+                "run restored whole without handing the machine over: somebody may work there. "
+                "Run that again with its snapshot, which hands it over; then hibernate it"
+            )
 
     def _check_targets(self) -> None:
         for target in self._targets:

@@ -140,6 +140,13 @@ class RestoreJournal:
         numbers = data[32 : len(data) - (len(data) - 32) % 4]
         return {int.from_bytes(numbers[i : i + 4], "little") for i in range(0, len(numbers), 4)}
 
+    def of_another(self) -> bool:
+        """Whether a restore of another snapshot, or to elsewhere, was interrupted."""
+        try:
+            return self._path.read_bytes()[:32] != self._identity
+        except FileNotFoundError:
+            return False
+
     def begin(self) -> None:
         """Start afresh, or cut a torn tail off."""
         done = self.done()
