@@ -3,17 +3,22 @@
 ``serve``: forks one control side for each line of its input, without Prefect; ``prefect``: one
 run of the real flow against the server that PREFECT_API_URL names; ``blocks``: saves the blocks
 that those runs load. What a run came to is written to its ``out`` file, the phases it went
-through to ``phases``; a killed one leaves no ``out``.
+through to ``phases``; a killed one leaves no ``out``. A run that is told to dies by SIGKILL at a
+step of its own, so that no timing decides what was done by then.
 """
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import os
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,21 +26,38 @@ from unittest.mock import patch
 import msgspec
 from pydantic import SecretStr
 
-from tests.fixtures.plain_flows import hibernate_plainly, told_of_phases, wake_plainly
+from tests.fixtures.plain_flows import (
+    hibernate_plainly,
+    replicate_plainly,
+    told_of_phases,
+    wake_plainly,
+)
 from tests.fixtures.world import Access
 from torpor.errors import TorporError
 from torpor.remote import bundle
 
 
+class Step(msgspec.Struct, frozen=True):
+    """A moment of a run: the ``call``-th call of ``what``, by any thread, begins or is over."""
+
+    what: str  # module:function or module:Class.method, as its caller finds it
+    call: int = 1
+    over: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what.partition(':')[2]} {self.call} {'over' if self.over else 'begins'}"
+
+
 class Order(msgspec.Struct, frozen=True):
     """One run of one flow."""
 
-    flow: str  # hibernate or wake
+    flow: str  # hibernate, wake or replicate
     options: dict[str, Any]
     access: str
     source: str  # where the agent's packages are
     out: str
     phases: str
+    dies_at: Step | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -88,7 +110,11 @@ def _carry_out(order: Order, work: Callable[[Order], object]) -> int:
             phases.write(phase + "\n")
 
     try:
-        with patch.object(bundle, "_SOURCE", Path(order.source)), told_of_phases(enter):
+        with (
+            patch.object(bundle, "_SOURCE", Path(order.source)),
+            told_of_phases(enter),
+            _dying_at(order.dies_at),
+        ):
             work(order)
         outcome = Outcome(time.monotonic() - began)
     except Exception as error:  # noqa: BLE001 - the process's border: all becomes an outcome
@@ -100,9 +126,38 @@ def _carry_out(order: Order, work: Callable[[Order], object]) -> int:
     return 0
 
 
+@contextmanager
+def _dying_at(step: Step | None) -> Iterator[None]:
+    if step is None:
+        yield
+        return
+    module, _, name = step.what.partition(":")
+    *owners, last = name.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    original: Callable[..., Any] = getattr(owner, last)
+    begun, over = itertools.count(1), itertools.count(1)  # each next() is one step of the GIL
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        if next(begun) == step.call and not step.over:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*args, **kwargs)
+        if next(over) == step.call and step.over:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    with patch.object(owner, last, counted):
+        yield
+
+
 def _plainly(order: Order) -> None:
-    run = hibernate_plainly if order.flow == "hibernate" else wake_plainly
-    run(read_access(order).place(), **order.options)
+    runs: dict[str, Callable[..., object]] = {
+        "hibernate": hibernate_plainly,
+        "wake": wake_plainly,
+        "replicate": replicate_plainly,
+    }
+    runs[order.flow](read_access(order).place(), **order.options)
 
 
 def _by_prefect(order: Order) -> None:

@@ -18,13 +18,15 @@ from typing import Any
 import msgspec
 
 import torpor
-from tests.campaign.control import Order, Outcome
-from tests.fixtures.short_agent import SMALL_PARTS, SOON_ABANDONED, copy_agent
+from tests.campaign.control import Order, Outcome, Step
+from tests.fixtures.short_agent import SMALL_PARTS, SOON_ABANDONED, Change, copy_agent
 from tests.fixtures.world import Access
 from torpor.ports import free_ports
 
 _REPOSITORY = Path(torpor.__file__).resolve().parents[1]
 _SERVER_S = 120.0
+_MARK = "TORPOR_TESTS_CONTROL"
+"""In the environment of every process of a control side; machines do not inherit it."""
 
 
 @dataclass
@@ -71,7 +73,7 @@ class Control:
 class Controls:
     """Makes control sides for one world. ``api_url`` is a Prefect server's, or None."""
 
-    def __init__(self, folder: Path, access: Access) -> None:
+    def __init__(self, folder: Path, access: Access, abandoned: Change = SOON_ABANDONED) -> None:
         self._folder = folder
         self._access = folder / "access.json"
         self._source = folder / "source"
@@ -80,7 +82,7 @@ class Controls:
         self._access.touch(mode=0o600)
         self.know(access)
         # What makes a campaign of hours one of minutes: small parts, a short wait for the lost.
-        copy_agent(self._source, SMALL_PARTS, SOON_ABANDONED)
+        copy_agent(self._source, SMALL_PARTS, abandoned)
         with (folder / "plain.log").open("ab") as log:
             self._zygote = subprocess.Popen(
                 [sys.executable, "-m", "tests.campaign.control", "serve"],
@@ -119,9 +121,15 @@ class Controls:
             time.sleep(0.2)
         self._save_blocks()
 
-    def start(self, flow: str, options: dict[str, Any], by_prefect: bool) -> Control:
+    def start(
+        self,
+        flow: str,
+        options: dict[str, Any],
+        by_prefect: bool = False,
+        dies_at: Step | None = None,
+    ) -> Control:
         """A control side that begins now."""
-        order = self._order(flow, options)
+        order = self._order(flow, options, dies_at)
         folder = Path(order.out).parent
         told = msgspec.json.encode(order)
         if by_prefect:
@@ -134,6 +142,16 @@ class Controls:
         pid = json.loads(self._zygote.stdout.readline())["pid"]
         return Control(pid, folder, self._zygote, forked=True)
 
+    def left(self) -> list[int]:
+        """The processes that ended control sides left behind; none, while none is under way."""
+        own = {self._zygote.pid, *([self._server.pid] if self._server else [])}
+        mark = f"{_MARK}={self._folder}".encode()
+        return [
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/environ")
+            if int(path.parent.name) not in own and mark in _environ(path)
+        ]
+
     def close(self) -> None:
         with self._zygote:  # closes its input, at which it ends
             pass
@@ -142,11 +160,12 @@ class Controls:
                 os.killpg(self._server.pid, signal.SIGKILL)
             self._server.wait()
 
-    def _order(self, flow: str, options: dict[str, Any]) -> Order:
+    def _order(self, flow: str, options: dict[str, Any], dies_at: Step | None = None) -> Order:
         folder = self._folder / "runs" / secrets.token_hex(6)
         folder.mkdir(parents=True)
-        places = (self._access, self._source, folder / "out", folder / "phases")
-        return Order(flow, options, *map(str, places))
+        access, source = str(self._access), str(self._source)
+        out, phases = str(folder / "out"), str(folder / "phases")
+        return Order(flow, options, access, source, out, phases, dies_at)
 
     def _save_blocks(self) -> None:
         told = msgspec.json.encode(self._order("blocks", {})).decode()
@@ -171,7 +190,7 @@ class Controls:
         }
         if self._api_url is not None:
             prefect["PREFECT_API_URL"] = self._api_url
-        return {**os.environ, **prefect}
+        return {**os.environ, **prefect, _MARK: str(self._folder)}
 
 
 def _answers(port: int) -> bool:
@@ -183,6 +202,13 @@ def _answers(port: int) -> bool:
         return False
     finally:
         link.close()
+
+
+def _environ(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return []
 
 
 def _state(pid: int) -> str:

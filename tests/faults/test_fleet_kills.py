@@ -1,0 +1,183 @@
+"""The control side of a fleet is killed at each of its steps, and the next replicate goes on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from benchmarks.replicate import forget_leases, leaks
+from tests.campaign.control import Outcome, Step
+from tests.campaign.controls import Control, Controls
+from tests.campaign.judge import Judge
+from tests.fixtures.fault_proxy import Fault
+from tests.fixtures.machines import destroy_all
+from tests.fixtures.plain_flows import hibernate_plainly
+from tests.fixtures.short_agent import SOON_ABANDONED
+from tests.fixtures.sshd import until
+from tests.fixtures.stores import Server
+from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
+from tests.fixtures.world import World, make_world
+from torpor.ledger import Ledger
+from torpor.values import MIB, Machine, MachineId
+
+RUN_S: Final = 120.0
+SETTLE_S: Final = 20.0
+COUNT: Final = 2
+AT_ONCE: Final = (*SOON_ABANDONED[:2], "abandon_s: float = 1.0")
+"""No connection is lost here but by a death, so its runs need not be waited for."""
+
+LEASE = "torpor.ledger:Ledger.open_lease"
+CREATE = "torpor.providers.local:LocalProvider.create"
+REACHABLE = "tasks.machines:wait_until_reachable"
+BEGIN = "torpor.remote.restore:RemoteRestore.begin"
+PART = "torpor.remote.restore:RemoteRestore.restore_part"
+FINISH = "torpor.remote.restore:RemoteRestore.finish"
+CHECK = "torpor.remote.restore:RemoteRestore.check"
+HAND_OVER = "torpor.ledger:Ledger.hand_over"
+ENDING = "torpor.providers.local:remove_contents"
+STEPS: Final = (
+    (Step(LEASE, 2, over=True), 0),
+    (Step(CREATE, 1, over=True), 0),
+    (Step(REACHABLE, 2, over=True), 0),
+    (Step(BEGIN, 1, over=True), 0),
+    (Step(PART, 4, over=True), 0),
+    (Step(FINISH, 1, over=True), 0),
+    (Step(CHECK, 1, over=True), 0),
+    (Step(HAND_OVER, 1, over=True), 0),
+    (Step(ENDING), 1),
+)
+"""With how many spares: one that is not needed is destroyed."""
+
+
+class Fleets:
+    """Two snapshots that nobody holds, ``truth`` the newest, and control sides to replicate it."""
+
+    def __init__(self, world: World, controls: Controls, truth: TreePrint) -> None:
+        self.world = world
+        self.controls = controls
+        self.truth = truth
+        self._judge = Judge(world)
+
+    def start(self, dies_at: Step | None = None, **options: Any) -> Control:
+        fleet = {"count": COUNT, "peers": "always", **options}
+        return self.controls.start("replicate", fleet, dies_at=dies_at)
+
+    def end(self, control: Control) -> Outcome | None:
+        """What a run came to, None where it was killed; no process of it is left."""
+        until(control.ended, "the control side ends", RUN_S)
+        outcome = control.outcome()
+        assert self.controls.left() == []
+        return outcome
+
+    def handed_over(self) -> set[MachineId]:
+        """The machines that are somebody's, each with the very same workspace. Every other one has
+        a lease by which it is found, and the snapshots are whole."""
+        theirs = set()
+        for machine in self.world.machines():
+            assert machine.label is not None
+            lease = self._ledger.lease_of(machine.label)
+            assert lease is not None, f"{machine.id} is forgotten"
+            if lease.state == "handed over":
+                assert not differences(self.truth, self._tree(machine))
+                theirs.add(machine.id)
+        assert self.world.verify_listed() == 2
+        return theirs
+
+    def is_completed(self) -> None:
+        """The next replicate brings what it is asked for, and nothing else is left. A machine that
+        was whole already counts whenever it says so: then it may be one more."""
+        before, machines = self.handed_over(), self.world.machines()
+        whole = {m.id for m in machines if not differences(self.truth, self._tree(m))} - before
+        outcome = self.end(self.start())
+        assert outcome is not None
+        assert not outcome.error, outcome
+        after = self.handed_over()
+        assert before < after == {machine.id for machine in self.world.machines()}
+        more = after - before
+        assert len(more) == COUNT or (len(more) > COUNT and whole <= more)
+        assert len(more) <= COUNT + len(whole)
+        assert self._judge.leaks() == []
+        until(lambda: leaks(self.world) == [], "the killed run's agents give up", SETTLE_S)
+
+    @property
+    def _ledger(self) -> Ledger:
+        return Ledger(self.world.direct, self.world.access.spec.name)
+
+    def _tree(self, machine: Machine) -> TreePrint:
+        workspace = self.world.workspace(machine.id)
+        return print_of(workspace) if workspace.is_dir() else {}
+
+
+@pytest.fixture(scope="module")
+def made(seaweed: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleets]:
+    with make_world(seaweed) as world:
+        spec = msgspec.structs.replace(world.access.spec, parts=16, part_bytes=1 * MIB)
+        world.access = msgspec.structs.replace(world.access, spec=spec)
+        workspace = world.workspace(world.rent().id)
+        fill(workspace, random.Random(5), big=3, big_bytes=1_500_000)
+        hibernate_plainly(world.place, destroy=False)
+        (workspace / "more").write_bytes(b"work")
+        truth = print_of(workspace)
+        hibernate_plainly(world.place)
+        controls = Controls(tmp_path_factory.mktemp("controls"), world.access, AT_ONCE)
+        try:
+            yield Fleets(world, controls, truth)
+        finally:
+            controls.close()
+
+
+@pytest.fixture
+def fleets(made: Fleets) -> Iterator[Fleets]:
+    yield made
+    made.world.proxy.clear()
+    destroy_all(made.world.provider)
+    forget_leases(made.world)
+
+
+@pytest.mark.parametrize(("step", "spares"), STEPS, ids=lambda given: str(given))
+def test_a_fleet_killed_at_any_step_is_completed_by_the_next(
+    fleets: Fleets, step: Step, spares: int
+) -> None:
+    assert fleets.end(fleets.start(step, spares=spares)) is None, "it was not killed"
+    fleets.is_completed()
+
+
+def test_a_hand_over_that_comes_after_the_death_of_its_sender_changes_nothing(
+    fleets: Fleets,
+) -> None:
+    proxy = fleets.world.proxy
+    proxy.clear()
+    control = fleets.start(Step(HAND_OVER, 2))
+    asked = proxy.requests
+    until(lambda: sum(_writes_lease(*one) for one in list(asked)) == COUNT, "leases are there")
+    proxy.add(Fault("delay", _writes_lease, delay_s=2.0))
+    assert fleets.end(control) is None
+    fleets.is_completed()
+
+
+def test_what_a_killed_fleet_left_of_another_snapshot_takes_no_place(fleets: Fleets) -> None:
+    older = fleets.world.snapshots()[-1].snapshot
+    assert fleets.end(fleets.start(Step(PART, 4, over=True), snapshot=older)) is None
+    assert len(fleets.world.machines()) == COUNT
+    fleets.is_completed()
+
+
+def test_a_wake_ends_what_was_left_of_another_snapshot_and_comes_through(fleets: Fleets) -> None:
+    older = fleets.world.snapshots()[-1].snapshot
+    killed = fleets.start(Step(PART, 4, over=True), snapshot=older, count=1)
+    assert fleets.end(killed) is None
+    (left,) = fleets.world.machines()
+    outcome = fleets.end(fleets.controls.start("wake", {}))
+    assert outcome is not None
+    assert not outcome.error, outcome
+    (machine,) = fleets.world.machines()
+    assert machine.id != left.id
+    assert fleets.handed_over() == {machine.id}
+
+
+def _writes_lease(verb: str, path: str) -> bool:
+    return verb == "PUT" and "/leases/" in path
