@@ -1,4 +1,4 @@
-"""What benchmarks/codecs.py or codecs_gpu.py measured as one picture: ratio against speed, a panel
+"""What benchmarks/codecs.py or codecs_gpu measured as one picture: ratio against speed, a panel
 for each kind of data.
 
     python -m benchmarks.codecs_plot benchmarks/results/codecs.json  # writes codecs.svg beside it

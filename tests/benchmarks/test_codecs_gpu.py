@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import codecs, codecs_gpu, gpu_report
-from benchmarks.contenders import Torpor
-from benchmarks.field import CameBackWrong
-from benchmarks.gpu_report import WEIGHTS
+from benchmarks import codecs
+from benchmarks.codecs_gpu import __main__ as codecs_gpu
+from benchmarks.codecs_gpu import report as gpu_report
+from benchmarks.codecs_gpu.contenders import Torpor
+from benchmarks.codecs_gpu.field import CameBackWrong
+from benchmarks.codecs_gpu.report import WEIGHTS
 from gpu_kernels import device as device_module
 from gpu_kernels import nvcomp
 from gpu_kernels.suite import NO_GPU

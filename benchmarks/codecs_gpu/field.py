@@ -1,4 +1,4 @@
-"""Chunks in a GPU's memory, where benchmarks/codecs_gpu.py times what is done to them."""
+"""Chunks in a GPU's memory, where the benchmark times what is done to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from benchmarks.contenders import Contender
+from benchmarks.codecs_gpu.contenders import Contender
 from gpu_kernels.clock import Clock
 from gpu_kernels.device import ALIGN, Device, Queue
 from gpu_kernels.driver import GpuError

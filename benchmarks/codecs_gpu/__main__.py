@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.codecs import EXPONENTS, data_sets, exponents
+from benchmarks.codecs_gpu.field import CameBackWrong, chunks_that_fit, queue_for
+from benchmarks.codecs_gpu.report import WEIGHTS, Kind, Report
 from benchmarks.codecs_plot import draw
-from benchmarks.field import CameBackWrong, chunks_that_fit, queue_for
-from benchmarks.gpu_report import WEIGHTS, Kind, Report
 from gpu_kernels import nvcomp
 from gpu_kernels.clock import Clock
 from gpu_kernels.device import Device, GpuHangs

@@ -1,4 +1,4 @@
-"""What benchmarks/codecs_gpu.py measures on one GPU, as rows and as one JSON document."""
+"""What the benchmark measures on one GPU, as rows and as one JSON document."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.codecs import Rate, host, rate_of
-from benchmarks.contenders import Contender, Nvcomp, Torpor, coded_planes
-from benchmarks.end_to_end import batches_seconds, encoder_seconds
-from benchmarks.field import STAGED_MAX, Field
+from benchmarks.codecs_gpu.contenders import Contender, Nvcomp, Torpor, coded_planes
+from benchmarks.codecs_gpu.end_to_end import batches_seconds, encoder_seconds
+from benchmarks.codecs_gpu.field import STAGED_MAX, Field
 from gpu_kernels import nvcomp
 from gpu_kernels.clock import Clock
 from gpu_kernels.device import Device, Queue

@@ -1,4 +1,4 @@
-"""The codecs that benchmarks/codecs_gpu.py sets against each other, over chunks on a GPU."""
+"""The codecs that this benchmark sets against each other, over chunks on a GPU."""
 
 from __future__ import annotations
 
