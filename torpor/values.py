@@ -154,7 +154,7 @@ class Machine(msgspec.Struct, frozen=True):
     """One live machine as its provider describes it now."""
 
     id: MachineId
-    provider: str  # the provider's identity, e.g. local:/home/me/machines
+    provider: str  # the provider's identity, e.g. local://desk/home/me/machines
     label: Label | None  # None: not ours
     state: Literal["starting", "running", "stopped", "stopping", "gone"]
     endpoint: Endpoint | None  # None until it is known

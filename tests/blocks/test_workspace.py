@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_saved_and_loaded_it_opens_what_it_names(saved: Path) -> None:
         assert block.open_identity().public_key.startswith("ssh-ed25519 ")
         provider = block.open_provider()
         assert isinstance(provider, LocalMachines)
-        assert provider.identity == f"local:{saved}"
+        assert provider.identity == f"local://{socket.gethostname()}{saved}"
 
 
 def test_every_field_survives_saving(prefect_server: Server) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -462,7 +463,7 @@ def test_a_folder_that_sshd_config_cannot_name_is_refused(name: str, tmp_path: P
 def test_a_folder_has_one_identity_by_whatever_path(machines_folder: Path) -> None:
     (machines_folder / "real").mkdir()
     (machines_folder / "link").symlink_to("real")
-    assert LocalProvider(machines_folder / "link").identity == f"local:{machines_folder}/real"
+    assert LocalProvider(machines_folder / "link").identity == _here(machines_folder / "real")
 
 
 def test_offers_name_gpus_that_are_here(
@@ -480,6 +481,19 @@ def test_offers_name_gpus_that_are_here(
     assert provider.offers(Want(max_price_usd_h=2.0)) == []
 
 
+def test_a_folder_of_the_same_path_on_another_host_is_another(
+    machines_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both may keep their leases in one bucket, and each ends what it left itself."""
+    here = LocalProvider(machines_folder).identity
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    assert LocalProvider(machines_folder).identity == f"local://elsewhere{machines_folder}" != here
+
+
+def _here(folder: Path) -> str:
+    return f"local://{socket.gethostname()}{folder}"
+
+
 def _create(provider: LocalProvider, label: Label, key: KeyPair) -> Machine:
     return provider.create(_offer(provider), label, key.public)
 
@@ -489,7 +503,7 @@ def _offer(provider: LocalProvider) -> Offer:
 
 
 def _place(provider: LocalProvider, label: Label) -> Place:
-    return place_of(Path(provider.identity.removeprefix("local:")), label)
+    return place_of(Path(urlsplit(provider.identity).path), label)
 
 
 def _state(

@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -31,7 +32,7 @@ def machine(local_provider: LocalProvider, identity_key: KeyPair) -> Machine:
 
 @pytest.fixture
 def place(local_provider: LocalProvider, machine: Machine) -> Place:
-    return place_of(Path(local_provider.identity.removeprefix("local:")), LABEL)
+    return place_of(Path(urlsplit(local_provider.identity).path), LABEL)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import os
 import pwd
 import re
 import shutil
+import socket
 import time
 from pathlib import Path
 from typing import Final, Literal
@@ -83,7 +84,7 @@ class LocalProvider:
 
     @property
     def identity(self) -> str:
-        return f"local:{self._folder}"
+        return f"local://{socket.gethostname()}{self._folder}"  # another host may have such a path
 
     def offers(self, want: Want) -> list[Offer]:
         """This host, without its GPUs and once for each model of them, where its disk suffices."""
