@@ -43,7 +43,7 @@ class Tenancy:
     def holds_unfinished(self) -> None:
         """The agent refused: an earlier run's unfinished restore of another snapshot is all there
         is. Nobody holds the workspace now, so the ledger is asked before the machine is ended."""
-        self._ours = self._lease is not None
+        self._ours, self._held = self._lease is not None, False
 
     def end_failed(self) -> None:
         if self._ours and self._lease is not None:

@@ -20,6 +20,7 @@ from torpor.errors import (
     NoOffer,
     NotOurs,
     ProviderError,
+    StoreError,
     TorporError,
 )
 from torpor.ledger import Lease
@@ -189,25 +190,30 @@ def hand_over(place: Place, lease: Lease, machine: Machine) -> None:
 def destroy_created(place: Place, lease: Lease, *, held: bool = False) -> None:
     """Destroy whatever stands under a lease that was never handed over, until it is gone.
 
-    Another run may have taken the lease up, restored, and handed the machine over. So the ledger
-    is asked, unless this run ``held`` the workspace on the machine.
+    Another run may have taken the lease up, restored, and handed the machine over, also after this
+    run ``held`` the workspace there and lost it with its connection. So the ledger is asked; where
+    it cannot be, a machine that this run held goes all the same.
     """
-    if not held and (now := place.ledger.lease_of(lease.label)) and now.state == "handed over":
+    try:
+        now = place.ledger.lease_of(lease.label)
+    except StoreError:
+        if not held:
+            raise
+        now = None
+    if now is not None and now.state == "handed over":
         get_run_logger().warning(
             "lease %s was handed over by another run: its machine is left alone", lease.label.lease
         )
         return
-    for machine in place.provider.list_own():
-        if machine.label == lease.label:
-            end_machine(place, machine, never_handed_over(machine, lease.label))
+    _end_under(place, lease)
 
 
 def end_scratch(place: Place, lease: Lease) -> None:
     """Destroy what stands under a lease of a reserved name, and close the lease.
 
-    Nobody is ever handed such a machine, so it goes also when the ledger cannot be asked.
+    Nobody is ever handed such a machine, so the ledger is not asked.
     """
-    destroy_created(place, lease, held=True)
+    _end_under(place, lease)
     place.ledger.close_lease(lease.label)
 
 
@@ -286,6 +292,12 @@ def parse_host(text: str) -> Endpoint:
 def own_machine(text: str) -> Machine:
     """The user's own host as a machine without a label: it can never be destroyed."""
     return Machine(MachineId(text), "own", None, "running", parse_host(text))
+
+
+def _end_under(place: Place, lease: Lease) -> None:
+    for machine in place.provider.list_own():
+        if machine.label == lease.label:
+            end_machine(place, machine, never_handed_over(machine, lease.label))
 
 
 def _live_machines(place: Place) -> list[Machine]:

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.replicate import forget_leases, kills, leaks, limited
 from flows import fleet
 from flows.fleet import Fleet
+from flows.tenancy import rented
 from tasks.machines import destroy_created
 from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.machines import destroy_all
@@ -22,7 +23,15 @@ from tests.fixtures.standing import gets, raises
 from tests.fixtures.stores import Server
 from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
 from tests.fixtures.world import World, make_world
-from torpor.errors import InvalidInput, MachineError, MachineUnreachable, StoreDenied
+from torpor.errors import (
+    InvalidInput,
+    MachineError,
+    MachineUnreachable,
+    SnapshotDamaged,
+    StoreDenied,
+    StoreUnavailable,
+)
+from torpor.ledger import Ledger
 from torpor.providers.local import LocalProvider
 from torpor.remote import bundle
 from torpor.remote.restore import RemoteRestore
@@ -228,6 +237,31 @@ def test_a_machine_that_another_run_handed_over_is_left_alone(kept: Kept) -> Non
         assert len(kept.world.machines()) == 1
         place.ledger.reopen(lease)
         destroy_created(place, lease)
+    assert kept.world.machines() == []
+
+
+def test_a_machine_that_this_run_held_and_lost_to_another_one_is_left_alone(kept: Kept) -> None:
+    """It lost its connection; meanwhile another run took the lease up and handed it over."""
+    place = kept.world.place
+    lease = place.ledger.open_lease(place.owner, place.provider.identity)
+    offers = place.provider.offers(Want())
+    with (
+        plain(place),
+        pytest.raises(SnapshotDamaged),
+        rented(place, offers, lease, True) as tenancy,
+    ):
+        tenancy.holds_nothing_else()
+        place.ledger.hand_over(lease)
+        raise SnapshotDamaged("the other one restored another snapshot")
+    assert [machine.label for machine in kept.world.machines()] == [lease.label]
+    with (
+        plain(place),
+        patch.object(Ledger, "lease_of", side_effect=StoreUnavailable("the store is away")),
+    ):
+        with pytest.raises(StoreUnavailable):
+            destroy_created(place, lease)
+        assert len(kept.world.machines()) == 1
+        destroy_created(place, lease, held=True)
     assert kept.world.machines() == []
 
 
