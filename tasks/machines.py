@@ -218,10 +218,17 @@ def end_scratch(place: Place, lease: Lease) -> None:
 
 
 def end_left(place: Place, *, older_s: float = 0.0) -> None:
-    """``end_scratch`` what runs under this reserved name left at this provider so long ago."""
+    """``end_scratch`` what runs under this reserved name left at this provider so long ago: each
+    of it, and then raise where one could not be ended."""
+    fault: TorporError | None = None
     for lease in place.ledger.unfinished(place.provider.identity):
         if lease.created_unix <= time.time() - older_s:
-            end_scratch(place, lease)
+            try:
+                end_scratch(place, lease)
+            except TorporError as error:
+                fault = error
+    if fault is not None:
+        raise fault
 
 
 @task(name="destroy machine", **STEP)

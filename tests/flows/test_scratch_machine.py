@@ -19,14 +19,16 @@ import pytest
 
 from flows.phases import Phases
 from flows.scratch_machine import ScratchMachine, held_and_cleared, scratch_machines
+from tasks.machines import end_left
 from tasks.place import Place
 from tests.fixtures.plain_flows import PlainTask, plain
 from tests.fixtures.world import WORKSPACE, Access, World
-from torpor.errors import InvalidInput, RunCancelled, WorkspaceBusy
+from torpor.errors import InvalidInput, ProviderError, RunCancelled, WorkspaceBusy
 from torpor.measure.scratch import Claim, machines_name, scratch_name
 from torpor.providers.local import LocalProvider
 from torpor.providers.local_processes import Process
 from torpor.remote.measuring import make_content
+from torpor.safety import Warrant
 from torpor.values import MIB, Label, Machine, ObjectKey, Offer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,6 +136,34 @@ def test_a_machine_at_another_provider_is_not_forgotten(world: World) -> None:
     assert len(world.machines()) == 1
     with plain(place), held_and_cleared(place, WORKSPACE, "run-2"):
         pass
+    assert world.machines() == []
+    assert _left(world) == []
+
+
+def test_one_that_cannot_be_ended_keeps_none_of_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = _place(world.access)
+    mine = replace(place, spec=msgspec.structs.replace(place.spec, name=machines_name(WORKSPACE)))
+    offer = mine.provider.offers(mine.spec.want)[0]
+    for _ in range(2):
+        lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
+        mine.provider.create(offer, lease.label, mine.ssh_public_key)
+    first = mine.ledger.unfinished(mine.provider.identity)[0].label
+    destroy = LocalProvider.destroy
+
+    def stuck(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
+        if machine.label == first:
+            raise ProviderError("it does not go")
+        destroy(self, machine, warrant)
+
+    with monkeypatch.context() as patched, plain(mine):
+        patched.setattr(LocalProvider, "destroy", stuck)
+        with pytest.raises(ProviderError, match="it does not go"):
+            end_left(mine)
+    assert [machine.label for machine in world.machines()] == [first]
+    with plain(mine):
+        end_left(mine)
     assert world.machines() == []
     assert _left(world) == []
 
