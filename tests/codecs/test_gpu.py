@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -303,6 +305,26 @@ def test_threads_end_with_the_encoder(shim: ShimDriver, released: Released) -> N
     (lane,) = set(threading.enumerate()) - before
     encoder.close()
     ended({lane, *threading.enumerate()} - before)
+
+
+def test_a_chunk_goes_when_it_is_encoded(shim: ShimDriver, released: Released) -> None:
+    """Its lane waits for another one, and the run may be at its end."""
+    plain, layout = wide(Element.BF16)
+    memory = mmap.mmap(-1, len(plain))
+    memory[:] = bytes(plain)
+    encoder = GpuEncoder(shim.device(), released)
+    view = memoryview(memory)
+    encoder.encode(view, layout)
+    view.release()
+    deadline = time.monotonic() + 10
+    while True:  # the lane answers a moment before it lets go
+        try:
+            memory.close()
+            break
+        except BufferError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    encoder.close()
 
 
 def ended(threads: set[threading.Thread]) -> None:

@@ -49,3 +49,4 @@ class Lane:
     def _serve(self) -> None:
         while (do := self._asked.get()) is not None:
             do()
+            del do  # it holds a chunk and its stream: not until the next one comes
