@@ -21,7 +21,8 @@ def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> di
     """Run the quiesce hook and wait for it; what it leaves in the background may go on.
 
     Its exit status (0), its seconds and the end of what it said. HookFailed where it cannot start,
-    fails or takes too long; then, or where ``check`` raises, its whole process group ends with it.
+    fails or takes too long; one that takes too long, or that runs when ``check`` raises, is ended
+    with its whole process group.
     """
     if not argv:
         raise InvalidInput("the quiesce hook is an empty list: give a program and its arguments")
