@@ -63,8 +63,10 @@ def wake(
         wanted = pick_snapshot(place, snapshot)
     try:
         report = _bring(place, wanted, machine, full_check, phases)
-    except RestoreUnfinished as left:  # of another snapshot: its machine was destroyed for that
-        get_run_logger().warning("%s; it was destroyed, and another one is rented", left)
+    except RestoreUnfinished as left:  # of another snapshot: a rented machine goes for that
+        if machine:
+            raise
+        get_run_logger().warning("%s; another machine is rented instead", left)
         report = _bring(place, wanted, machine, full_check, phases)
     create_table_artifact(
         key=f"wake-{place.spec.name}",

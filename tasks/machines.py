@@ -88,9 +88,9 @@ def take_lease(place: Place) -> tuple[Lease, bool]:
     it: nothing is rented twice. InvalidInput when the workspace is on a machine already.
     """
     provider = place.provider.identity
-    unfinished = place.ledger.unfinished(provider)
-    labels = [lease.label for lease in unfinished]
     live = _live_machines(place)
+    unfinished = place.ledger.unfinished(provider, [machine.label for machine in live])
+    labels = [lease.label for lease in unfinished]
     left = ", ".join(machine.id for machine in live if machine.label in labels)
     for machine in live:
         if machine.label not in labels:
@@ -125,7 +125,7 @@ def take_leases(place: Place, most: int) -> list[tuple[Lease, bool]]:
     """
     provider = place.provider.identity
     labels = {machine.label for machine in _live_machines(place)}
-    unfinished = place.ledger.unfinished(provider)
+    unfinished = place.ledger.unfinished(provider, labels)
     standing = [lease for lease in unfinished if lease.label in labels]
     empty = [lease for lease in unfinished if lease.label not in labels]
     taken = [*standing, *empty[: max(0, most - len(standing))]]
@@ -221,7 +221,8 @@ def end_left(place: Place, *, older_s: float = 0.0) -> None:
     """``end_scratch`` what runs under this reserved name left at this provider so long ago: each
     of it, and then raise where one could not be ended."""
     fault: TorporError | None = None
-    for lease in place.ledger.unfinished(place.provider.identity):
+    standing = [machine.label for machine in _live_machines(place)]
+    for lease in place.ledger.unfinished(place.provider.identity, standing):
         if lease.created_unix <= time.time() - older_s:
             try:
                 end_scratch(place, lease)

@@ -40,6 +40,17 @@ def test_a_lease_of_another_workspace_or_provider_is_not_taken_up(store: S3Store
     assert Ledger(store, OTHER).unfinished(HERE) == []
 
 
+def test_one_whose_machine_stands_here_is_taken_up_whatever_the_provider_was_called(
+    store: S3Store,
+) -> None:
+    ledger = Ledger(store, DEMO)
+    lease, other = ledger.open_lease("me", THERE), ledger.open_lease("me", THERE)
+    assert ledger.unfinished(HERE, [lease.label, None]) == [lease]
+    ledger.hand_over(lease)
+    assert ledger.unfinished(HERE, [lease.label]) == []
+    assert ledger.unfinished(HERE, [other.label]) == [other]
+
+
 def test_a_machine_that_was_handed_over_is_nobody_s_to_take_up(store: S3Store) -> None:
     ledger = Ledger(store, DEMO)
     lease = ledger.open_lease("me", HERE)

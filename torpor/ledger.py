@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
+from collections.abc import Collection
 from typing import Final, Literal, TypeVar
 
 import msgspec
@@ -58,8 +59,12 @@ class Ledger:
         """Record the lease again, whose machine went before it was any use, for the next one."""
         self._write(self._lease_key(lease.label), lease)
 
-    def unfinished(self, provider: str) -> list[Lease]:
-        """Leases that were never handed over: their run was killed, or works on them right now."""
+    def unfinished(self, provider: str, standing: Collection[Label | None] = ()) -> list[Lease]:
+        """Leases that were never handed over: their run was killed, or works on them right now.
+
+        Those of the provider, and those of the machines ``standing`` there, should it have had
+        another name when they were written.
+        """
         read = (
             self._read(found.key, Lease)
             for found in self._store.list(f"workspaces/{self._workspace}/leases/")
@@ -67,7 +72,9 @@ class Ledger:
         return [
             lease
             for lease in read
-            if lease is not None and (lease.state, lease.provider) == ("creating", provider)
+            if lease is not None
+            and lease.state == "creating"
+            and (lease.provider == provider or lease.label in standing)
         ]
 
     def hand_over(self, lease: Lease) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ from torpor.errors import (
 from torpor.ledger import Ledger
 from torpor.providers.local import LocalProvider
 from torpor.remote import bundle
-from torpor.remote.restore import RemoteRestore
+from torpor.remote.peers import Exchange, Member
+from torpor.remote.restore import Peer, RemoteRestore, RestorePlan
 from torpor.remote.session import Session
 from torpor.store.snapshots import find_snapshot
 from torpor.values import MIB, Machine, Want
@@ -58,10 +60,11 @@ class Kept:
             assert not differences(self.truth, print_of(self.world.workspace(machine.id)))
         assert leaks(self.world) == []
 
-    def unfinished(self, *, restored: int) -> Machine:
-        """A machine as a run that was killed leaves it, some parts of a restore on its disk."""
+    def unfinished(self, *, restored: int, at: str = "") -> Machine:
+        """A machine as a run that was killed leaves it, some parts of a restore on its disk; ``at``
+        is what the provider was called then."""
         place = self.world.place
-        lease = place.ledger.open_lease(place.owner, place.provider.identity)
+        lease = place.ledger.open_lease(place.owner, at or place.provider.identity)
         machine = place.provider.create(
             place.provider.offers(Want())[0], lease.label, place.ssh_public_key
         )
@@ -98,7 +101,19 @@ def kept(world: Kept, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     forget_leases(world.world)
 
 
-def test_every_machine_gets_the_same_and_the_store_is_asked_once(kept: Kept) -> None:
+def test_every_machine_gets_the_same_and_the_store_is_asked_once(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_there = threading.Barrier(3, timeout=120)
+    join = Exchange.join
+
+    def joins(self: Exchange, plan: RestorePlan, peer: Peer | None) -> Member:
+        """One that is done before the others are there does not wait for them."""
+        member = join(self, plan, peer)
+        all_there.wait()
+        return member
+
+    monkeypatch.setattr(Exchange, "join", joins)
     report = kept.replicate(count=3, peers="always")
     assert (len(report.ready), report.failed, report.missing) == (3, [], 0)
     stored = sum(replica.store_bytes + replica.peer_bytes for replica in report.replicas) / 3
@@ -202,6 +217,13 @@ def test_a_machine_that_another_run_holds_is_left_to_it_and_not_counted(kept: Ke
     assert (len(report.ready), report.replaced) == (1, 1)
     assert "works on workspace" in report.failed[0].words
     assert {one.id for one in kept.world.machines()} == {machine.id, report.ready[0].machine}
+
+
+def test_what_was_left_before_the_host_had_another_name_is_taken_up(kept: Kept) -> None:
+    machine = kept.unfinished(restored=1, at="local://before/machines")
+    wake_plainly(kept.world.place, retries=0)
+    assert [one.id for one in kept.world.machines()] == [machine.id]
+    kept.identical(1)
 
 
 def test_an_offer_that_fails_costs_another_try_under_a_lease_that_is_there(kept: Kept) -> None:

@@ -70,7 +70,7 @@ def restore_operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def part(args: _Part, call: Call) -> dict[str, Any]:
         run = runs.get(RestoreRun, args.run)
-        with run.serving(call), runs.worker(lambda: run.check(call)), run.writing(call):
+        with run.serving(call), run.writing(call), runs.worker(lambda: run.check(call)):
             return run.part(args.part, [checked(g) for g in args.packs], args.peer, call)
 
     def serve(args: _Serve, call: Call) -> dict[str, Any]:

@@ -33,12 +33,12 @@ def sync_operations(runs: RunRegistry) -> dict[str, Operation]:
 
     def stage(args: _Stage, call: Call) -> dict[str, Any]:
         run = runs.get(SyncRun, args.run)
-        with run.serving(call), run.beginning:
+        with run.serving(call), run.alone(call):
             return run.stage(args.max_parts, call)
 
     def part(args: FetchPart, call: Call) -> dict[str, Any]:
         run = runs.get(SyncRun, args.run)
-        with run.serving(call), runs.worker(lambda: run.check(call)), run.writing(call):
+        with run.serving(call), run.writing(call), runs.worker(lambda: run.check(call)):
             return run.part(args.part, [checked(grant) for grant in args.packs], call)
 
     def finish(args: OfRun, call: Call) -> dict[str, Any]:

@@ -79,12 +79,13 @@ class LocalProvider:
                 f"{str(self._folder)!r} cannot hold local machines: use a folder whose path has no "
                 "quotes, backslashes, percent signs or control characters"
             )
+        self._host = socket.gethostname()  # another host may have a folder of the same path
         self._server = server
         self._price_usd_h = price_usd_h
 
     @property
     def identity(self) -> str:
-        return f"local://{socket.gethostname()}{self._folder}"  # another host may have such a path
+        return f"local://{self._host}{self._folder}"
 
     def offers(self, want: Want) -> list[Offer]:
         """This host, without its GPUs and once for each model of them, where its disk suffices."""
