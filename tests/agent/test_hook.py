@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.fixtures.sshd import until
 from torpor.agent.hook import run_hook
 from torpor.errors import HookFailed, InvalidInput, RunCancelled
 
@@ -65,13 +70,28 @@ def test_a_run_that_is_cancelled_ends_its_hook() -> None:
     assert time.monotonic() - started < 10
 
 
-def test_a_server_that_it_starts_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_server_that_it_starts_is_not_waited_for_and_may_go_on_talking(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    server = f"(sleep 2; head -c 1000000 /dev/zero && touch {said}; sleep 20)"
     started = time.monotonic()
-    done = run_hook(["sh", "-c", "sleep 20 & echo $!"], 10, goes_on)
+    done = run_hook(["sh", "-c", f"{server} & echo $!"], 10, goes_on)
+    assert done["seconds"] < 2
     assert time.monotonic() - started < 10
     pid = int(done["tail"])
     assert Path(f"/proc/{pid}").exists()
-    run_hook(["kill", str(pid)], 10, goes_on)
+    until(said.exists, "the server has talked")
+    os.killpg(os.getpgid(pid), signal.SIGKILL)
+
+
+def test_a_full_disk_does_not_keep_it_from_talking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is when a workspace is put to sleep."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    assert run_hook(["echo", "paused"], 10, goes_on)["tail"] == "paused\n"
 
 
 def test_one_that_says_much_is_cut_to_its_end() -> None:
