@@ -50,10 +50,10 @@ class Restoration:
             with self.phases.phase("plan"):
                 plan = begin_restore(self.remote, resume=not self.tenancy.fresh)
             if not plan.complete:
-                self.tenancy.holds_nothing_else()
+                self.tenancy.holds_nothing_else(lambda: self.remote.holding)
             yield plan
-        except RestoreUnfinished:
-            self.tenancy.holds_unfinished()
+        except RestoreUnfinished:  # of another snapshot, and nothing else
+            self.tenancy.holds_nothing_else()
             raise
         finally:
             with suppress(TorporError):  # the agent gives up by itself when it cannot be told

@@ -191,14 +191,18 @@ def destroy_created(place: Place, lease: Lease, *, held: bool = False) -> None:
     """Destroy whatever stands under a lease that was never handed over, until it is gone.
 
     Another run may have taken the lease up, restored, and handed the machine over, also after this
-    run ``held`` the workspace there and lost it with its connection. So the ledger is asked; where
-    it cannot be, a machine that this run held goes all the same.
+    run had the workspace there and lost it with its connection. So the ledger is asked; where it
+    cannot be, the machine only goes if this run ``held`` the workspace until now.
     """
     try:
         now = place.ledger.lease_of(lease.label)
-    except StoreError:
+    except StoreError as error:
         if not held:
-            raise
+            raise type(error)(
+                f"{error}. So nobody can tell whether the machine under lease {lease.label.lease} "
+                f"at {place.provider.identity} is another run's by now: it was left. Run this "
+                "again, which takes it up"
+            ) from error
         now = None
     if now is not None and now.state == "handed over":
         get_run_logger().warning(

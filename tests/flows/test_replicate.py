@@ -25,6 +25,7 @@ from tests.fixtures.stores import Server
 from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
 from tests.fixtures.world import World, make_world
 from torpor.errors import (
+    AgentLost,
     InvalidInput,
     MachineError,
     MachineUnreachable,
@@ -272,7 +273,7 @@ def test_a_machine_that_this_run_held_and_lost_to_another_one_is_left_alone(kept
         pytest.raises(SnapshotDamaged),
         rented(place, offers, lease, True) as tenancy,
     ):
-        tenancy.holds_nothing_else()
+        tenancy.holds_nothing_else(lambda: True)
         place.ledger.hand_over(lease)
         raise SnapshotDamaged("the other one restored another snapshot")
     assert [machine.label for machine in kept.world.machines()] == [lease.label]
@@ -280,11 +281,28 @@ def test_a_machine_that_this_run_held_and_lost_to_another_one_is_left_alone(kept
         plain(place),
         patch.object(Ledger, "lease_of", side_effect=StoreUnavailable("the store is away")),
     ):
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailable, match=r"it was left\. Run this again"):
             destroy_created(place, lease)
         assert len(kept.world.machines()) == 1
         destroy_created(place, lease, held=True)
     assert kept.world.machines() == []
+
+
+def test_a_run_that_has_lost_the_agent_does_not_say_that_it_holds_the_workspace(
+    kept: Kept,
+) -> None:
+    place, machine = kept.world.place, kept.world.rent()
+    assert machine.endpoint is not None
+    wanted = find_snapshot(place.store, place.spec.name, None)
+    with Session.open(machine.endpoint, place.identity) as session:
+        restore = RemoteRestore(session, place.store, wanted, place.key, "lost")
+        assert not restore.holding
+        plan = restore.begin()
+        assert restore.holding
+        session.close()
+        with pytest.raises(AgentLost):
+            restore.restore_part(plan.parts[0])
+    assert not restore.holding
 
 
 def test_killed_machines_are_reported_and_replaced_when_spares_are_asked_for(
