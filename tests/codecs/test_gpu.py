@@ -302,13 +302,13 @@ def test_threads_end_with_the_encoder(shim: ShimDriver, released: Released) -> N
     encoder = GpuEncoder(shim.device(), released)
     for _ in range(3):
         encoder.encode(*wide(Element.BF16))
-    (lane,) = set(threading.enumerate()) - before
+    (thread,) = set(threading.enumerate()) - before
     encoder.close()
-    ended({lane, *threading.enumerate()} - before)
+    ended({thread, *threading.enumerate()} - before)
 
 
 def test_a_chunk_goes_when_it_is_encoded(shim: ShimDriver, released: Released) -> None:
-    """Its lane waits for another one, and the run may be at its end."""
+    """Its thread waits for another one, and the run may be at its end."""
     plain, layout = wide(Element.BF16)
     memory = mmap.mmap(-1, len(plain))
     memory[:] = bytes(plain)
@@ -317,7 +317,7 @@ def test_a_chunk_goes_when_it_is_encoded(shim: ShimDriver, released: Released) -
     encoder.encode(view, layout)
     view.release()
     deadline = time.monotonic() + 10
-    while True:  # the lane answers a moment before it lets go
+    while True:  # the thread answers a moment before it lets go
         try:
             memory.close()
             break

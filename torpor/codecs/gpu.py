@@ -16,7 +16,7 @@ from gpu_kernels import batch
 from gpu_kernels.device import Device, GpuHangs, Memory, Queue
 from gpu_kernels.driver import GpuError
 from torpor.codecs.codec import Buffer
-from torpor.codecs.lane import Lane
+from torpor.codecs.driver_thread import DriverThread
 from torpor.codecs.layout import Element, Run
 from torpor.codecs.planes import RANS, Method, Places, choose_ways, huffman
 from torpor.values import GIB, KIB, MIB
@@ -61,7 +61,7 @@ class GpuEncoder:
         self._release = release
         self._turns = threading.BoundedSemaphore(QUEUES)
         self._lock = threading.Lock()
-        self._idle: list[Lane] = []
+        self._idle: list[DriverThread] = []
         self._working = 0
         self._closed = self._hangs = False
 
@@ -73,8 +73,8 @@ class GpuEncoder:
         """As ``RANS.encode``, with the same result."""
         if not self.takes(len(plain)):
             raise ValueError(f"a chunk of {len(plain)} bytes: the GPU takes up to {CHUNK_MAX}")
-        with self._turns, self._working_here(), self._lane() as lane:
-            return lane.run(partial(self._encode, lane, memoryview(plain), layout), ENCODE_S)
+        with self._turns, self._working_here(), self._thread() as thread:
+            return thread.run(partial(self._encode, thread, memoryview(plain), layout), ENCODE_S)
 
     def close(self) -> None:
         """Give the GPU back, at once or with the last chunk that is on it. Idempotent."""
@@ -84,11 +84,13 @@ class GpuEncoder:
         if last:
             self._give_back()
 
-    def _encode(self, lane: Lane, plain: memoryview, layout: Sequence[Run]) -> bytes | None:
-        if lane.queue is None:
-            lane.queue = self._device.queue(QUEUE_BYTES, PINNED_BYTES)
-        with lane.queue.scope():
-            return RANS.encode(plain, layout, partial(_pack, lane.queue))
+    def _encode(
+        self, thread: DriverThread, plain: memoryview, layout: Sequence[Run]
+    ) -> bytes | None:
+        if thread.queue is None:
+            thread.queue = self._device.queue(QUEUE_BYTES, PINNED_BYTES)
+        with thread.queue.scope():
+            return RANS.encode(plain, layout, partial(_pack, thread.queue))
 
     @contextmanager
     def _working_here(self) -> Iterator[None]:
@@ -109,32 +111,32 @@ class GpuEncoder:
                 self._give_back()
 
     @contextmanager
-    def _lane(self) -> Iterator[Lane]:
+    def _thread(self) -> Iterator[DriverThread]:
         with self._lock:
-            lane = self._idle.pop() if self._idle else None
-        lane = lane or Lane("gpu-encode")
+            thread = self._idle.pop() if self._idle else None
+        thread = thread or DriverThread("gpu-encode")
         try:
-            yield lane
+            yield thread
         except BaseException:  # its queue may be at work yet: nobody else gets it
-            lane.end()
+            thread.end()
             raise
         with self._lock:
-            self._idle.append(lane)
+            self._idle.append(thread)
 
     def _give_back(self) -> None:
-        lanes, self._idle = self._idle, []
-        for lane in lanes:
-            lane.end()
+        threads, self._idle = self._idle, []
+        for thread in threads:
+            thread.end()
         if self._hangs:  # the driver may still write into the memory that it has
             return
         try:
-            lane = Lane("gpu-end")
+            thread = DriverThread("gpu-end")
         except RuntimeError:  # the system gives no more threads
             self._end()
             return
         with suppress(GpuHangs):
-            lane.run(self._end, GIVE_BACK_S)
-        lane.end()
+            thread.run(self._end, GIVE_BACK_S)
+        thread.end()
 
     def _end(self) -> None:
         self._device.close()

@@ -6,6 +6,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from gpu_kernels.driver import GpuError
@@ -149,48 +150,24 @@ class GpuTrial:
     def _measure(self, gpu: GpuEncoder, samples: Sequence[_Sample]) -> float:
         """Plain bytes per second of wall time, copies and all, after a round that warms up."""
         seconds: list[float] = []
-        for number in range(ROUNDS + 1):
-            if self._closed:
-                raise GpuError("the run ended while it was measured")
-            started = time.perf_counter()
-            streams = _encoded_at_once(gpu, samples)
-            if number:
-                seconds.append(time.perf_counter() - started)
-                continue
-            for stream, sample in zip(streams, samples, strict=True):
-                size = len(sample.plain)
-                if stream is None or RANS.decode(memoryview(stream), size) != sample.plain:
-                    raise GpuError("what it encodes does not come back")
+        with ThreadPoolExecutor(len(samples)) as threads:
+            for number in range(ROUNDS + 1):
+                if self._closed:
+                    raise GpuError("the run ended while it was measured")
+                started = time.perf_counter()
+                streams = list(threads.map(lambda one: gpu.encode(one.plain, one.runs), samples))
+                if number:
+                    seconds.append(time.perf_counter() - started)
+                    continue
+                for stream, sample in zip(streams, samples, strict=True):
+                    size = len(sample.plain)
+                    if stream is None or RANS.decode(memoryview(stream), size) != sample.plain:
+                        raise GpuError("what it encodes does not come back")
         return _bytes(samples) / statistics.median(seconds)
 
     def _decide(self, words: str) -> None:
         self._words = words
         self._say(words)
-
-
-def _encoded_at_once(gpu: GpuEncoder, samples: Sequence[_Sample]) -> list[bytes | None]:
-    """The samples' streams, each on a thread of its own; raises what one of them raised. Daemons,
-    unlike an executor's threads: an agent must be able to leave one behind that hangs."""
-    streams: list[bytes | None] = [None] * len(samples)
-    errors: list[Exception] = []
-
-    def encode(number: int) -> None:
-        try:
-            streams[number] = gpu.encode(samples[number].plain, samples[number].runs)
-        except Exception as error:  # noqa: BLE001  the thread's border
-            errors.append(error)
-
-    threads = [
-        threading.Thread(target=encode, args=(n,), name="gpu-sample", daemon=True)
-        for n in range(len(samples))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return streams
 
 
 def _bytes(samples: Sequence[_Sample]) -> int:

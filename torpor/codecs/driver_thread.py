@@ -13,12 +13,12 @@ from gpu_kernels.device import GpuHangs, Queue
 _T = TypeVar("_T")
 
 
-class Lane:
+class DriverThread:
     """Does one piece of work at a time, for one thread at a time. RuntimeError where the system
     gives no more threads.
 
     A call of the driver for a GPU that is lost may never return, and no signal ends it. Then the
-    lane is left behind in it: it holds up neither whoever asked nor the end of the process.
+    thread is left behind in it: it holds up neither whoever asked nor the end of the process.
     """
 
     def __init__(self, name: str) -> None:
