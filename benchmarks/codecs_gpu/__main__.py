@@ -20,16 +20,14 @@ host memory, copies and all. Nothing is projected. Without a GPU it says so and 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import closing
 from typing import Any, Final
 
-from benchmarks.codecs import EXPONENTS, data_sets, exponents
-from benchmarks.codecs_gpu.field import CameBackWrong, chunks_that_fit, queue_for
+from benchmarks.codecs import EXPONENTS, add_common, data_sets, exponents, publish
+from benchmarks.codecs_gpu.chunks import CameBackWrong, chunks_that_fit, queue_for
 from benchmarks.codecs_gpu.report import WEIGHTS, Kind, Report
-from benchmarks.codecs_plot import draw
 from gpu_kernels import nvcomp
 from gpu_kernels.clock import Clock
 from gpu_kernels.device import Device, GpuHangs
@@ -63,7 +61,7 @@ def run(
     count = chunks_that_fit(device, plain_bytes, chunk_bytes)
     queue = queue_for(device, count, chunk_bytes)
     weights = None
-    with Clock(queue) as clock:
+    with closing(Clock(queue)) as clock:
         report.measure_copies(queue, clock, count, chunk_bytes)
         for kind in kinds(min(_UNLIKE_MAX, count * chunk_bytes), chunk_bytes):
             report.measure_kind(queue, clock, kind, count)
@@ -83,12 +81,7 @@ def _chunks(plain: bytes, chunk_bytes: int) -> list[bytes]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.codecs_gpu", description=__doc__)
     parser.add_argument("--mib", type=int, default=1024, help="plain MiB on the GPU at once")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="where the JSON goes, and beside it a plot; default: standard output",
-    )
+    add_common(parser)
     options = parser.parse_args()
     try:
         device = Device()
@@ -106,13 +99,7 @@ def main() -> int:
     if failure:
         print(f"the benchmark was ended, and nothing is kept: {failure}", file=sys.stderr)
         return 1
-    text = json.dumps(report, indent=2) + "\n"
-    if options.out is None:
-        print(text, end="")
-    else:
-        options.out.write_text(text)
-        options.out.with_suffix(".svg").write_bytes(draw(report))
-        print(report["table"])
+    publish(report, options.out)
     return 0
 
 

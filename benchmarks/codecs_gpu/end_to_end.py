@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from benchmarks.codecs_gpu.field import CameBackWrong
+from benchmarks.codecs_gpu.chunks import CameBackWrong
 from gpu_kernels import nvcomp
 from gpu_kernels.device import Device
 from torpor.codecs.gpu import GpuEncoder

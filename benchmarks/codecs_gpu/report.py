@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.codecs import Rate, host, rate_of
-from benchmarks.codecs_gpu.contenders import Contender, Nvcomp, Torpor, coded_planes
+from benchmarks.codecs_gpu.chunks import STAGED_MAX, DeviceChunks
+from benchmarks.codecs_gpu.coders import DeviceCoder, Nvcomp, Torpor, coded_planes
 from benchmarks.codecs_gpu.end_to_end import batches_seconds, encoder_seconds
-from benchmarks.codecs_gpu.field import STAGED_MAX, Field
 from gpu_kernels import nvcomp
 from gpu_kernels.clock import Clock
 from gpu_kernels.device import Device, Queue
@@ -74,12 +74,12 @@ class Report:
     def measure_copies(self, queue: Queue, clock: Clock, count: int, chunk_bytes: int) -> None:
         """What the GPU copies in its own memory, and from and to pinned memory of the host."""
         with queue.scope():
-            field = Field(queue, clock, [bytes(chunk_bytes)], count)
-            copied = rate_of(field.moved_by_copy, field.copy_seconds(self._rounds))
-            size = min(STAGED_MAX, field.plain_bytes)
+            on_gpu = DeviceChunks(queue, clock, [bytes(chunk_bytes)], count)
+            copied = rate_of(on_gpu.moved_by_copy, on_gpu.copy_seconds(self._rounds))
+            size = min(STAGED_MAX, on_gpu.plain_bytes)
             staged, there = queue.staging(size), queue.room(size)
-            sent = field.seconds(partial(queue.send, staged, there), self._rounds)
-            brought = field.seconds(partial(queue.bring, there, staged), self._rounds)
+            sent = on_gpu.seconds(partial(queue.send, staged, there), self._rounds)
+            brought = on_gpu.seconds(partial(queue.bring, there, staged), self._rounds)
         self.copies = {
             "on_device_read_and_written_gb_s": copied,
             "host_to_device_gb_s": rate_of(size, sent),
@@ -89,12 +89,12 @@ class Report:
     def measure_kind(self, queue: Queue, clock: Clock, kind: Kind, count: int) -> None:
         """All codecs on one kind of data, one after the other, behind ``measure_copies``."""
         with queue.scope():
-            field = Field(queue, clock, kind.chunks, count)
+            on_gpu = DeviceChunks(queue, clock, kind.chunks, count)
             coded = kind.coded()
             if any(coded):
                 over = [coded[number % len(coded)] for number in range(count)]
-                ours = partial(Torpor, queue, kind.element, field.plains, field.targets, over)
-                self._contest(field, kind, ours)
+                ours = partial(Torpor, queue, kind.element, on_gpu.plains, on_gpu.targets, over)
+                self._measure_coder(on_gpu, kind, ours)
             else:
                 why = "no plane of it is one for rANS: zstd on the CPU takes it, or it stays raw"
                 self._leave_out(kind.name, Torpor.name, why)
@@ -103,11 +103,11 @@ class Report:
             for algorithm in ("ans",) if kind.bare else _ALGORITHMS:
                 for part_bytes in _part_bytes(algorithm, len(kind.chunks[0])):
                     theirs = partial(
-                        Nvcomp, queue, self._library, algorithm, kind.element, field.plains,
-                        field.targets, part_bytes,
+                        Nvcomp, queue, self._library, algorithm, kind.element, on_gpu.plains,
+                        on_gpu.targets, part_bytes,
                     )  # fmt: skip
                     try:
-                        self._contest(field, kind, theirs)
+                        self._measure_coder(on_gpu, kind, theirs)
                     except (nvcomp.NvcompError, MemoryError) as error:
                         self._leave_out(kind.name, f"nvCOMP {algorithm}", error)
 
@@ -151,19 +151,21 @@ class Report:
             "table": table(self.rows),
         }
 
-    def _contest(self, field: Field, kind: Kind, make: Callable[[], Contender]) -> None:
-        with field.queue.scope():
-            contender = make()
+    def _measure_coder(
+        self, on_gpu: DeviceChunks, kind: Kind, make: Callable[[], DeviceCoder]
+    ) -> None:
+        with on_gpu.queue.scope():
+            coder = make()
             try:
-                encode_s, stored_bytes, decode_s = field.contest(contender, self._rounds)
+                encode_s, stored_bytes, decode_s = on_gpu.run_coder(coder, self._rounds)
             finally:
-                contender.close()
-        encode, decode = (rate_of(field.plain_bytes, s) for s in (encode_s, decode_s))
-        moved = 1 + stored_bytes / field.plain_bytes
+                coder.close()
+        encode, decode = (rate_of(on_gpu.plain_bytes, s) for s in (encode_s, decode_s))
+        moved = 1 + stored_bytes / on_gpu.plain_bytes
         copied = self.copies["on_device_read_and_written_gb_s"].median
         row = Row(
-            kind.name, contender.name, field.plain_bytes, stored_bytes,
-            round(field.plain_bytes / stored_bytes, 4), encode, decode,
+            kind.name, coder.name, on_gpu.plain_bytes, stored_bytes,
+            round(on_gpu.plain_bytes / stored_bytes, 4), encode, decode,
             round(moved * encode.median / copied, 4), round(moved * decode.median / copied, 4),
         )  # fmt: skip
         self.rows.append(row)

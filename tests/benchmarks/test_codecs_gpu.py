@@ -13,8 +13,8 @@ import pytest
 from benchmarks import codecs
 from benchmarks.codecs_gpu import __main__ as codecs_gpu
 from benchmarks.codecs_gpu import report as gpu_report
-from benchmarks.codecs_gpu.contenders import Torpor
-from benchmarks.codecs_gpu.field import CameBackWrong
+from benchmarks.codecs_gpu.chunks import CameBackWrong
+from benchmarks.codecs_gpu.coders import Torpor
 from benchmarks.codecs_gpu.report import WEIGHTS
 from gpu_kernels import device as device_module
 from gpu_kernels import nvcomp

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
+from contextlib import closing
 
 import pytest
 
@@ -19,7 +20,7 @@ TICK_S = 1e-9
 
 
 def test_what_lies_between_start_and_stop_is_timed_and_nothing_else(queue: Queue) -> None:
-    with queue.scope(), Clock(queue) as clock:
+    with queue.scope(), closing(Clock(queue)) as clock:
         source, target = queue.put(b"a" * 4000), queue.room(4000)
         for rounds in (1, 3):
             queue.copy(source, target)
@@ -33,7 +34,7 @@ def test_what_lies_between_start_and_stop_is_timed_and_nothing_else(queue: Queue
 
 
 def test_kernels_and_copies_of_the_host_are_timed_too(queue: Queue) -> None:
-    with queue.scope(), Clock(queue) as clock:
+    with queue.scope(), closing(Clock(queue)) as clock:
         host, there = queue.staging(1000), queue.room(1000)
         ctypes.memset(host.address, 7, host.bytes)
         clock.start()
@@ -55,7 +56,7 @@ def test_kernels_and_copies_of_the_host_are_timed_too(queue: Queue) -> None:
 
 
 def test_a_clock_that_was_never_started_has_no_time(queue: Queue) -> None:
-    with queue.scope(), Clock(queue) as clock:
+    with queue.scope(), closing(Clock(queue)) as clock:
         clock.stop()
         with pytest.raises(GpuError, match="cuEventElapsedTime failed with 400"):
             clock.seconds()
@@ -63,7 +64,7 @@ def test_a_clock_that_was_never_started_has_no_time(queue: Queue) -> None:
 
 def test_the_driver_of_the_tests_waits_for_an_event(queue: Queue) -> None:
     """As a real one: before the stream has come there, an event has no time."""
-    with queue.scope(), Clock(queue) as clock:
+    with queue.scope(), closing(Clock(queue)) as clock:
         clock.start()
         clock.stop()
         elapsed_ms = ctypes.c_float()
@@ -85,7 +86,7 @@ def test_after_a_fault_all_goes_with_the_device(shim: ShimDriver, function: str)
     device = shim.device()
     queue = device.queue(MIB, MIB)
     shim.fail(function, LAUNCH_FAILED)
-    with pytest.raises(GpuError, match="719"), queue.scope(), Clock(queue) as clock:
+    with pytest.raises(GpuError, match="719"), queue.scope(), closing(Clock(queue)) as clock:
         clock.start()
         clock.stop()
         clock.seconds()
@@ -99,7 +100,7 @@ def test_a_clock_gives_its_events_back_with_work_ahead_of_them(
     queue = device.queue(MIB, MIB)
     before = shim.held
     with queue.scope():
-        with Clock(queue) as clock:
+        with closing(Clock(queue)) as clock:
             clock.start()
             queue.put(b"x")
             clock.stop()

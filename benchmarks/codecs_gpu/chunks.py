@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from benchmarks.codecs_gpu.contenders import Contender
+from benchmarks.codecs_gpu.coders import DeviceCoder
 from gpu_kernels.clock import Clock
 from gpu_kernels.device import ALIGN, Device, Queue
 from gpu_kernels.driver import GpuError
@@ -43,13 +43,13 @@ def chunks_that_fit(device: Device, wanted_bytes: int, chunk_bytes: int) -> int:
 
 
 def queue_for(device: Device, count: int, chunk_bytes: int) -> Queue:
-    """A queue with room for a field of so many chunks, and one codec at a time."""
+    """A queue with room for so many chunks, and one codec at a time."""
     staged = min(STAGED_MAX, count * chunk_bytes)
     pinned_bytes = staged + chunk_bytes + count * _JOBS + MIB
     return device.queue(count * (_FOLD * chunk_bytes + _SLACK) + MIB, pinned_bytes)
 
 
-class Field:
+class DeviceChunks:
     """``chunks``, of one size, over and over until there are ``count``, on the GPU. In an open
     scope of the queue. GpuError where the GPU fails."""
 
@@ -88,20 +88,20 @@ class Field:
     def moved_by_copy(self) -> int:
         return 2 * self._plain.bytes
 
-    def contest(self, contender: Contender, rounds: int) -> tuple[list[float], int, list[float]]:
+    def run_coder(self, coder: DeviceCoder, rounds: int) -> tuple[list[float], int, list[float]]:
         """Seconds of encoding, stored bytes, seconds of decoding. CameBackWrong where the last
         round did not give all chunks back."""
         encode_s = []
         for _ in range(rounds + 1):
-            contender.ready_to_encode()
-            encode_s.append(self._once(contender.encode))
-        stored_bytes = contender.settle()
+            coder.ready_to_encode()
+            encode_s.append(self._once(coder.encode))
+        stored_bytes = coder.settle()
         decode_s = []
         for _ in range(rounds + 1):
-            contender.ready_to_decode(self._spare)
-            decode_s.append(self._once(contender.decode))
-        contender.check()
-        self._compare(contender.name)
+            coder.ready_to_decode(self._spare)
+            decode_s.append(self._once(coder.decode))
+        coder.check()
+        self._compare(coder.name)
         return encode_s[1:], stored_bytes, decode_s[1:]
 
     def _once(self, work: Callable[[], None]) -> float:

@@ -12,7 +12,7 @@ from torpor.codecs.layout import Element
 from torpor.codecs.planes import choose_ways, huffman
 
 
-class Contender(Protocol):
+class DeviceCoder(Protocol):
     """One codec over all chunks at once, in an open scope of a queue; it takes memory there.
 
     Each ``ready`` comes before its work is timed; the work is put on the queue, and nothing is
