@@ -14,11 +14,12 @@ import pytest
 import torpor.agent.snapshot as snapshot_module
 from tests.fixtures.engine import Engine
 from tests.fixtures.syncs import begin_sync, finish_sync, stage_sync, sync, sync_part
-from tests.fixtures.trees import differences, facts, kept, let_settle
+from tests.fixtures.trees import Facts, differences, facts, kept, let_settle
 from torpor.errors import RunCancelled, WorkspaceInvalid
 from torpor.tree.apply import TreeChanger
 from torpor.tree.staging import Staging
 from torpor.tree.write import TreeWriter
+from torpor.values import SnapshotId
 
 _WAIT_S = 20
 
@@ -53,15 +54,23 @@ def _one_at_a_time(
     yield done[0], done[1]
 
 
+def _changed(
+    engine: Engine, was: Path, name: str, content: bytes
+) -> tuple[SnapshotId, dict[bytes, Facts]]:
+    """A snapshot in which one file is another, and its facts; the machine is back at the first."""
+    first = engine.snapshot([was])
+    (was / name).write_bytes(content)
+    let_settle()
+    second, after = engine.snapshot([was]), kept(was)
+    sync(engine, first)
+    return second, after
+
+
 @pytest.mark.parametrize("again", ["finish", "check"])
 def test_a_sync_changes_the_tree_once(
     engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
-    first = engine.snapshot([was])
-    (was / "small").write_bytes(b"changed")
-    let_settle()
-    second, after = engine.snapshot([was]), kept(was)
-    sync(engine, first)
+    second, after = _changed(engine, was, "small", b"changed")
     run, _ = begin_sync(engine, second)
     for part in stage_sync(engine, run)["parts"]:
         sync_part(engine, run, part)
@@ -81,11 +90,7 @@ def test_a_sync_changes_the_tree_once(
 def test_a_sync_that_was_stopped_within_its_changes_says_so(
     engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = engine.snapshot([was])
-    (was / "small").write_bytes(b"changed")
-    let_settle()
-    second, after = engine.snapshot([was]), kept(was)
-    sync(engine, first)
+    second, after = _changed(engine, was, "small", b"changed")
     run, _ = begin_sync(engine, second)
     for part in stage_sync(engine, run)["parts"]:
         sync_part(engine, run, part)
@@ -174,11 +179,7 @@ def test_a_restore_is_finished_behind_a_part_that_was_asked_for_twice(
 def test_a_sync_changes_nothing_before_its_last_part_is_written(
     engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = engine.snapshot([was])
-    (was / "big").write_bytes(bytes(range(256)) * (5 << 12))
-    let_settle()
-    second, after = engine.snapshot([was]), kept(was)
-    sync(engine, first)
+    second, after = _changed(engine, was, "big", bytes(range(256)) * (5 << 12))
     run, _ = begin_sync(engine, second)
     part, *others = stage_sync(engine, run)["parts"]
     with (

@@ -31,16 +31,16 @@ class Scripted:
         return said
 
     def offers(self, want: Want) -> list[Offer]:
-        raise NotImplementedError
+        raise AssertionError("waiting looks, and does nothing else")
 
     def create(self, offer: Offer, label: Label, ssh_public_key: str) -> Machine:
-        raise NotImplementedError
+        raise AssertionError("waiting looks, and does nothing else")
 
     def list_own(self) -> list[Machine]:
-        raise NotImplementedError
+        raise AssertionError("waiting looks, and does nothing else")
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
-        raise NotImplementedError
+        raise AssertionError("waiting looks, and does nothing else")
 
 
 class Clock:
