@@ -5,7 +5,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from prefect import flow
 from prefect.blocks.core import Block
@@ -16,6 +15,7 @@ from pydantic import Field, SecretStr, ValidationError
 from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
 from blocks.reference import load
 from deployments.server import Server
+from tests.fixtures.prefect_api import ask
 from torpor.errors import InvalidInput
 from torpor.providers.local import LocalProvider as LocalMachines
 from torpor.values import Want, WorkspaceSpec
@@ -141,12 +141,8 @@ def test_a_damaged_document_is_named_without_its_secrets(prefect_server: Server)
     SSHIdentity.generate().save("damaged", overwrite=True)
     api = prefect_server.api_url
     by_name = f"{api}/block_types/slug/ssh-identity/block_documents/name/damaged"
-    document = httpx.get(by_name).json()
-    changed = httpx.patch(
-        f"{api}/block_documents/{document['id']}",
-        json={"data": {"private_key": "a-secret-text"}, "merge_existing_data": False},
-    )
-    assert changed.status_code == 204
+    damaged = {"data": {"private_key": "a-secret-text"}, "merge_existing_data": False}
+    ask("PATCH", f"{api}/block_documents/{ask('GET', by_name)['id']}", damaged)
     with pytest.raises(InvalidInput, match=r"ssh-identity/damaged.*whole text") as refused:
         workspace(identity="damaged").open_identity()
     assert "a-secret-text" not in str(refused.value)
@@ -190,10 +186,8 @@ def test_a_flow_takes_the_block_or_its_name_and_stores_no_secret(prefect_server:
     takes_either(Workspace.of("ws"))
     takes_either("ws")
     assert len(set(seen)) == 1
-    runs = httpx.post(
-        f"{prefect_server.api_url}/flow_runs/filter",
-        json={"flows": {"name": {"any_": ["takes-either"]}}},
-    ).json()
+    wanted = {"flows": {"name": {"any_": ["takes-either"]}}}
+    runs = ask("POST", f"{prefect_server.api_url}/flow_runs/filter", wanted)
     assert len(runs) == 2
     assert {type(run["parameters"]["workspace"]) for run in runs} == {dict, str}
     assert "hidden-secret" not in json.dumps(runs)
@@ -208,9 +202,9 @@ def test_a_block_object_as_a_deployment_parameter_arrives_whole(prefect_server: 
     def takes_one(workspace: Workspace | str) -> None:
         """Never run here."""
 
-    with httpx.Client(base_url=prefect_server.api_url) as api:
-        owner = api.post("/flows/", json={"name": "takes-one"}).json()["id"]
-        api.post("/deployments/", json={"name": "d", "flow_id": owner}).raise_for_status()
+    api = prefect_server.api_url
+    owner = ask("POST", f"{api}/flows/", {"name": "takes-one"})["id"]
+    ask("POST", f"{api}/deployments/", {"name": "d", "flow_id": owner})
     run = run_deployment(
         "takes-one/d", parameters={"workspace": Workspace.of("ws")}, timeout=0, as_subflow=False
     )

@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from blocks import ObjectStore, Workspace
 from blocks.reference import load_named
 from deployments.first_machine import fill
 from deployments.installation import Installation
-from deployments.server import Server
 from flows import create, hibernate, list_machines, list_snapshots, wake
 from tasks.place import open_place
+from tests.fixtures.deployed import Deployed
 from tests.fixtures.fault_proxy import Fault, FaultProxy
 from torpor.measure.scratch import machines_name
 from torpor.providers.local import LocalProvider
@@ -30,11 +28,10 @@ MEASURED = machines_name(WorkspaceName(NAME))
 WAIT_S = 120.0
 SMALL = {"machines": [2], "rounds": 1, "content_mib": 8, "other_tools": False}
 """A benchmark that rents two machines and would not take long."""
-ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
 @pytest.fixture
-def slow_store(torpor_up: Server) -> Iterator[FaultProxy]:
+def slow_store(deployed: Deployed) -> Iterator[FaultProxy]:
     """The installation's store behind a proxy, in a workspace of its own."""
     usual = load_named(ObjectStore, "default", of="the test")
     proxy = FaultProxy(usual.endpoint_url)
@@ -49,7 +46,7 @@ def slow_store(torpor_up: Server) -> Iterator[FaultProxy]:
 
 
 def test_a_cancelled_run_destroys_only_what_it_created(
-    torpor_up: Server, installation: Installation, slow_store: FaultProxy, tmp_path: Path
+    deployed: Deployed, installation: Installation, slow_store: FaultProxy, tmp_path: Path
 ) -> None:
     create(NAME)
     (machine,) = list_machines(NAME)
@@ -57,7 +54,7 @@ def test_a_cancelled_run_destroys_only_what_it_created(
     fill(home / "workspace")
 
     _hold(slow_store, ("PUT", "/packs/"))
-    _cancel_when(torpor_up, "hibernate", lambda: _asked(slow_store, "PUT", "/packs/"))
+    _cancel_when(deployed, "hibernate", lambda: _asked(slow_store, "PUT", "/packs/"))
     slow_store.clear()
     assert list_snapshots(NAME) == []
     assert [m.id for m in list_machines(NAME)] == [machine.id]
@@ -68,24 +65,24 @@ def test_a_cancelled_run_destroys_only_what_it_created(
     assert list_machines(NAME) == []
 
     _hold(slow_store, ("GET", "/packs/"))
-    _cancel_when(torpor_up, "wake", lambda: _asked(slow_store, "GET", "/packs/"))
+    _cancel_when(deployed, "wake", lambda: _asked(slow_store, "GET", "/packs/"))
     slow_store.clear()
     _until(lambda: list_machines(NAME) == [], "the machine of the cancelled wake is destroyed")
     assert [stored.snapshot for stored in list_snapshots(NAME)] == [report.snapshot]
 
     _hold(slow_store, ("GET", "/packs/"), ("PUT", "/storage/"))
-    fleet = _start(torpor_up, "replicate", count=2)
-    measuring = _start(torpor_up, "benchmark", folder=str(tmp_path), **SMALL)
+    fleet = deployed.start("replicate", {"workspace": NAME, "count": 2})
+    measuring = deployed.start("benchmark", {"workspace": NAME, "folder": str(tmp_path), **SMALL})
     _until(
         lambda: len(_rented(installation, NAME)) == 2 and _asked(slow_store, "GET", "/packs/"),
         "the replicate is in the middle",
     )
     _until(lambda: _asked(slow_store, "PUT", "/storage/"), "the benchmark is in the middle")
     assert len(_rented(installation, MEASURED)) == 2
-    _cancel(torpor_up, fleet)
-    _cancel(torpor_up, measuring)
-    _see_cancelled(torpor_up, fleet)
-    _see_cancelled(torpor_up, measuring)
+    deployed.cancel(fleet)
+    deployed.cancel(measuring)
+    _see_cancelled(deployed, fleet)
+    _see_cancelled(deployed, measuring)
     slow_store.clear()
     _until(lambda: _left(installation) == [], "both leave nothing")
     assert [stored.snapshot for stored in list_snapshots(NAME)] == [report.snapshot]
@@ -134,49 +131,17 @@ def _asked(proxy: FaultProxy, verb: str, path: str) -> bool:
     return any(method == verb and path in asked for method, asked in proxy.requests)
 
 
-def _cancel_when(server: Server, deployment: str, ready: Callable[[], bool]) -> None:
+def _cancel_when(deployed: Deployed, deployment: str, ready: Callable[[], bool]) -> None:
     """Start a deployment, cancel it once it is in the middle, see it end."""
-    run = _start(server, deployment)
+    run = deployed.start(deployment, {"workspace": NAME})
     _until(ready, f"the run of {deployment} is in the middle")
-    _cancel(server, run)
-    _see_cancelled(server, run)
+    deployed.cancel(run)
+    _see_cancelled(deployed, run)
 
 
-def _start(server: Server, deployment: str, **parameters: Any) -> str:
-    """A run of a deployment, asked for as the UI does; returns its id."""
-    found = _post(server, f"deployments/name/{deployment}/{deployment}", None)
-    run = _post(
-        server,
-        f"deployments/{found['id']}/create_flow_run",
-        {"parameters": {"workspace": NAME, **parameters}, "state": {"type": "SCHEDULED"}},
-    )
-    return str(run["id"])
-
-
-def _cancel(server: Server, run: str) -> None:
-    answer = _post(
-        server,
-        f"flow_runs/{run}/set_state",
-        {"state": {"type": "CANCELLING", "name": "Cancelling"}},
-    )
-    assert answer["status"] == "ACCEPT", answer
-
-
-def _see_cancelled(server: Server, run: str) -> None:
-    def state() -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{server.api_url}/flow_runs/{run}").json()["state"]
-        return found
-
-    _until(lambda: state()["type"] in ENDED, f"the cancelled run {run} ends")
-    assert state()["type"] == "CANCELLED", state()
-
-
-def _post(server: Server, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-    url = f"{server.api_url}/{path}"
-    answer = httpx.get(url) if body is None else httpx.post(url, json=body)
-    answer.raise_for_status()
-    found: dict[str, Any] = answer.json()
-    return found
+def _see_cancelled(deployed: Deployed, run: str) -> None:
+    ended = deployed.end(run)
+    assert ended["state_type"] == "CANCELLED", ended["state"]
 
 
 def _until(holds: Callable[[], bool], what: str) -> None:

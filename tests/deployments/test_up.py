@@ -16,6 +16,7 @@ from deployments.down import down
 from deployments.installation import Installation
 from deployments.processes import running
 from deployments.server import Server
+from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import make
 from torpor.providers.local_processes import Process
 
@@ -25,7 +26,7 @@ ROLES = ("server", "worker", "register")
 
 
 def test_up_brings_everything_that_a_first_click_needs(torpor_up: Server) -> None:
-    deployments = {one["name"]: one for one in _ask(torpor_up, "deployments/filter")}
+    deployments = {one["name"]: one for one in _all(torpor_up, "deployments/filter")}
     # By name: tests of other rooms deploy flows of their own to the session's server.
     for one in (deployments[name] for name in ("create", "hibernate", "wake")):
         assert one["work_pool_name"] == "torpor"
@@ -33,7 +34,7 @@ def test_up_brings_everything_that_a_first_click_needs(torpor_up: Server) -> Non
         assert "torpor" in one["tags"]
     blocks = {
         f"{one['block_type']['slug']}/{one['name']}"
-        for one in _ask(torpor_up, "block_documents/filter")
+        for one in _all(torpor_up, "block_documents/filter")
     }
     assert {
         "object-store/default",
@@ -42,7 +43,7 @@ def test_up_brings_everything_that_a_first_click_needs(torpor_up: Server) -> Non
         "workspace/demo",
         "aws-credentials/embedded",
     } <= blocks
-    workers = _ask(torpor_up, "work_pools/torpor/workers/filter")
+    workers = _all(torpor_up, "work_pools/torpor/workers/filter")
     assert [one["status"] for one in workers] == ["ONLINE"]
 
 
@@ -55,11 +56,11 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     assert not schedule["active"]  # until the user says so
     assert schedule["parameters"] == {"workspace": "demo"}
     theirs = {"active": True, "schedule": {"cron": "0 5 29 2 *", "timezone": "Europe/Berlin"}}
-    httpx.patch(url, json=theirs).raise_for_status()
+    ask("PATCH", url, theirs)
     told = make(installation, "up")
     url, again = _schedule(torpor_up, "backup")
     assert (again["active"], again["schedule"]["cron"]) == (True, "0 5 29 2 *")
-    httpx.patch(url, json={"active": False}).raise_for_status()
+    ask("PATCH", url, {"active": False})
     assert _longest_running(installation) == before
     assert _document(torpor_up, "object-store", "default")["data"]["endpoint_url"] == endpoint
     assert _document(torpor_up, "ssh-identity", "default") == identity
@@ -158,32 +159,26 @@ def test_two_at_once_do_not_interleave(tmp_path: Path, capfd: pytest.CaptureFixt
     down(made)  # the lock died with its holder
 
 
-def _ask(server: Server, path: str) -> Any:
-    answer = httpx.post(f"{server.api_url}/{path}", json={})
-    answer.raise_for_status()
-    return answer.json()
+def _all(server: Server, path: str) -> Any:
+    return ask("POST", f"{server.api_url}/{path}", {})
 
 
 def _schedule(server: Server, name: str) -> tuple[str, dict[str, Any]]:
     """The URL and content of a deployment's only schedule."""
-    got = httpx.get(f"{server.api_url}/deployments/name/{name}/{name}")
-    got.raise_for_status()
-    deployment = got.json()
+    deployment = ask("GET", f"{server.api_url}/deployments/name/{name}/{name}")
     (schedule,) = deployment["schedules"]
     return f"{server.api_url}/deployments/{deployment['id']}/schedules/{schedule['id']}", schedule
 
 
 def _document(server: Server, slug: str, name: str) -> dict[str, object]:
     url = f"{server.api_url}/block_types/slug/{slug}/block_documents/name/{name}"
-    got = httpx.get(url)
-    got.raise_for_status()
-    document = got.json()
+    document = ask("GET", url)
     return {"id": document["id"], "data": document["data"]}
 
 
 def _secret(server: Server) -> str:
     url = f"{server.api_url}/block_types/slug/aws-credentials/block_documents/name/embedded"
-    data = httpx.get(url, params={"include_secrets": True}).json()["data"]
+    data = ask("GET", url, query={"include_secrets": True})["data"]
     return str(data["aws_secret_access_key"])
 
 
@@ -211,18 +206,19 @@ def _listening(pid: int) -> set[tuple[str, int]]:
     return found
 
 
-def _everything(installation: Installation) -> set[Process]:
-    """Every process that says the installation's folder in arguments or environment."""
+def _everything(installation: Installation) -> set[tuple[int, str]]:
+    """Every process that says the installation's folder in arguments or environment, and its
+    arguments. The tests' own store inherits this environment, and is not one of them."""
     told = str(installation.folder).encode()
     found = set()
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            text = Path(f"/proc/{name}/cmdline").read_bytes()
-            text += Path(f"/proc/{name}/environ").read_bytes()
+            argv = Path(f"/proc/{name}/cmdline").read_bytes()
+            env = Path(f"/proc/{name}/environ").read_bytes()
         except OSError:
             continue
-        if told in text:
-            found.add(Process(int(name), 0))
+        if told in argv + env and b"/pytest-of-" not in argv:
+            found.add((int(name), argv.replace(b"\0", b" ").decode(errors="replace")))
     return found

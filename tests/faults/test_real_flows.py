@@ -6,7 +6,6 @@ import random
 import threading
 from typing import Any
 
-import httpx
 import pytest
 from prefect_aws import MinIOCredentials
 from pydantic import SecretStr
@@ -15,6 +14,7 @@ from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
 from deployments.server import Server as PrefectServer
 from flows import hibernate, replicate, wake
 from tests.fixtures.fault_proxy import Fault
+from tests.fixtures.prefect_api import ask
 from tests.fixtures.sshd import until
 from tests.fixtures.standing import gets, lists, puts
 from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
@@ -130,10 +130,8 @@ def test_a_replicate_brings_all_it_can_and_names_the_machine_that_failed(
         if machine.id != full.id:
             assert not differences(truth, print_of(world.workspace(machine.id)))
     assert (world.home(full.id) / "workspace" / "work").read_text() == "mine"
-    tasks = httpx.post(
-        f"{prefect_server.api_url}/task_runs/filter",
-        json={"flow_runs": {"id": {"any_": [str(state.state_details.flow_run_id)]}}},
-    ).json()
+    wanted = {"flow_runs": {"id": {"any_": [str(state.state_details.flow_run_id)]}}}
+    tasks = ask("POST", f"{prefect_server.api_url}/task_runs/filter", wanted)
     shares = [task["name"] for task in tasks if task["name"].startswith("restore share")]
     assert 0 < len(shares) <= 64
     assert {name.split(" of ")[1] for name in shares} == {one.machine for one in report.ready}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import httpx
 import pandas
 import pytest
 from playwright.sync_api import Page, expect
@@ -13,6 +12,7 @@ from playwright.sync_api import Page, expect
 from blocks import Workspace
 from deployments.installation import Installation
 from deployments.server import Server
+from tests.fixtures.prefect_api import ask
 from tests.ui.test_flows import Deployments
 from torpor.providers.local import LocalProvider
 
@@ -51,7 +51,7 @@ def test_a_benchmark_from_the_form_to_its_page(
     assert {machine.id for machine in machines.list_own()} == before
 
     wanted = {"artifacts": {"key": {"any_": [f"benchmark-{NAME}"]}}, "limit": 1}
-    found = httpx.post(f"{torpor_up.api_url}/artifacts/filter", json=wanted).json()[0]
+    found = ask("POST", f"{torpor_up.api_url}/artifacts/filter", wanted)[0]
     assert found["flow_run_id"] == run["id"]
     page.goto(f"{torpor_up.ui_url}/v2/artifacts/artifact/{found['id']}")
     expect(page.get_by_role("heading", name="What it advises")).to_be_visible()

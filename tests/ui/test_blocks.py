@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
 from blocks import ObjectStore, SSHIdentity, Workspace
 from blocks.reference import load_named
 from deployments.server import Server
-from tests.ui.conftest import WAIT_MS
+from tests.fixtures.prefect_api import ask
+from tests.ui.conftest import WAIT_MS, press
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -22,13 +22,13 @@ def _create(page: Page, server: Server, slug: str, name: str) -> None:
 
 
 def _save(page: Page) -> None:
-    page.get_by_role("button", name="Save").click()
+    press(page, "Save", "/block_documents/")
     page.wait_for_url(re.compile(r"/blocks/block/[0-9a-f-]{36}$"), timeout=WAIT_MS)
 
 
 def _edit(page: Page, server: Server, slug: str, name: str) -> None:
     url = f"{server.api_url}/block_types/slug/{slug}/block_documents/name/{name}"
-    page.goto(f"{server.ui_url}/v2/blocks/block/{httpx.get(url).json()['id']}/edit")
+    page.goto(f"{server.ui_url}/v2/blocks/block/{ask('GET', url)['id']}/edit")
     expect(page.get_by_text("Block names are not editable")).to_be_visible(timeout=WAIT_MS)
 
 
@@ -104,3 +104,19 @@ def test_a_private_key_pasted_into_the_form(
         load_named(SSHIdentity, "ui-pasted", of="test").public_key.split()[:2]
         == (made.public_key.split()[:2])
     )
+
+
+def test_a_save_that_the_server_was_too_busy_for_can_be_pressed_again(
+    torpor_up: Server, page: Page, pictures: object
+) -> None:
+    """SQLite's writers meet now and then; Prefect's client asks again, its UI leaves it to us."""
+    _create(page, torpor_up, "workspace", "ui-busy")
+    page.get_by_label("Workspace name").fill("ui-busy")
+    busy = {"status": 503, "json": {"exception_message": "Service Unavailable"}}
+    page.route("**/api/block_documents/", lambda route: route.fulfill(**busy), times=1)
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("Unknown error while creating block")).to_be_visible()
+    page.screenshot(path=f"{pictures}/block-busy.png", full_page=True)
+    expect(page.get_by_label("Workspace name")).to_have_value("ui-busy")
+    _save(page)
+    assert load_named(Workspace, "ui-busy", of="test").name == "ui-busy"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -17,7 +16,8 @@ from deployments.first_machine import fill
 from deployments.installation import Installation
 from deployments.server import Server
 from flows import list_machines, list_snapshots
-from tests.ui.conftest import WAIT_MS
+from tests.fixtures.prefect_api import ask
+from tests.ui.conftest import WAIT_MS, press
 from torpor.providers.local_place import place_of
 
 pytestmark = pytest.mark.timeout(1200)  # the first test starts everything: see test_up.py
@@ -85,7 +85,7 @@ class Deployments:
     def submit(self, name: str) -> dict[str, Any]:
         """Submit the form and wait for the run that it made to end."""
         self.picture(f"{name}-filled")
-        self.page.get_by_role("button", name="Submit").click()
+        press(self.page, "Submit", "/create_flow_run")
         self.page.wait_for_url("**?tab=Runs", timeout=WAIT_MS)
         wanted = {
             "deployments": {"name": {"any_": [name]}},
@@ -119,9 +119,7 @@ class Deployments:
         assert path.stat().st_size > 10_000
 
     def _one(self, path: str, wanted: dict[str, Any]) -> dict[str, Any]:
-        answer = httpx.post(f"{self.server.api_url}/{path}", json=wanted)
-        answer.raise_for_status()
-        one: dict[str, Any] = answer.json()[0]
+        one: dict[str, Any] = ask("POST", f"{self.server.api_url}/{path}", wanted)[0]
         return one
 
 
