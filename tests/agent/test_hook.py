@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.sshd import until
+from torpor.agent import hook
 from torpor.agent.hook import run_hook
 from torpor.errors import HookFailed, InvalidInput, RunCancelled
 
@@ -83,19 +84,38 @@ def test_a_server_that_it_starts_is_not_waited_for_and_may_go_on_talking(tmp_pat
     os.killpg(os.getpgid(pid), signal.SIGKILL)
 
 
-def test_a_full_disk_does_not_keep_it_from_talking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That is when a workspace is put to sleep."""
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    monkeypatch.setattr(tempfile, "mkstemp", full)
-    assert run_hook(["echo", "paused"], 10, goes_on)["tail"] == "paused\n"
+@pytest.mark.parametrize("gone", ["the disk", "the memory", "both"])
+def test_its_words_lie_in_memory_or_on_the_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gone: str
+) -> None:
+    """A machine whose disk is full is put to sleep as well."""
+    if gone != "the memory":
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    if gone != "the disk":
+        monkeypatch.setattr(hook, "_IN_MEMORY", str(tmp_path / "none"))
+    if gone == "both":
+        with pytest.raises(HookFailed, match="'echo' was not started: there is no room"):
+            run_hook(["echo", "paused"], 10, goes_on)
+    else:
+        assert run_hook(["echo", "paused"], 10, goes_on)["tail"] == "paused\n"
 
 
 def test_one_that_says_much_is_cut_to_its_end() -> None:
-    talks = "for n in range(300_000): print('line', n)"
-    done = run_hook([sys.executable, "-c", talks], 30, goes_on)
-    assert done["tail"].endswith("line 299999\n")
+    talks = "import time\nfor n in range(600_000): print('line', n); n % 50_000 or time.sleep(0.3)"
+    held: list[int] = []
+
+    def looks() -> None:
+        held.append(sum(size for size in map(_unnamed_bytes, os.listdir("/proc/self/fd"))))
+
+    done = run_hook([sys.executable, "-c", talks], 60, looks)
+    assert done["tail"].endswith("line 599999\n")
     assert len(done["tail"]) == 4096
+    assert 0 < max(held) < 3 << 20
+
+
+def _unnamed_bytes(fd: str) -> int:
+    """The size of an open file that has no name any more."""
+    with suppress(OSError):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("(deleted)"):
+            return os.fstat(int(fd)).st_size
+    return 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
-import threading
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,10 +14,10 @@ from typing import IO, Any, Final
 
 from torpor.errors import HookFailed, InvalidInput
 
+_IN_MEMORY: Final = "/dev/shm"  # noqa: S108 - the file has no name there
 _TAIL_BYTES: Final = 4096
-_READ_BYTES: Final = 65_536
+_MOST_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.2
-_LAST_WORDS_S: Final = 1.0  # for what the hook had still in the pipe when it ended
 
 
 def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> dict[str, Any]:
@@ -29,63 +30,83 @@ def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> di
     if not argv:
         raise InvalidInput("the quiesce hook is an empty list: give a program and its arguments")
     started = time.monotonic()
-    try:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=os.path.expanduser("~"),
-            start_new_session=True,
-        )
-    except OSError as exc:
-        raise HookFailed(
-            f"the quiesce hook {argv[0]!r} cannot be started on the machine: {exc.strerror}. "
-            "Mend `quiesce` in the workspace block: a program there, and its arguments"
-        ) from None
-    words = _Tail(process.stdout)
-    try:
-        while process.poll() is None:
-            check()
-            if time.monotonic() - started > timeout_s:
-                raise HookFailed(
-                    f"the quiesce hook {argv[0]!r} took longer than {timeout_s:.0f} s and was "
-                    "ended: raise its time limit, or make it finish"
-                )
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_POLL_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    seconds, tail = time.monotonic() - started, words.so_far()
+    with _unnamed_file(argv[0]) as file:
+        words = _Words(file)
+        process = _start(argv, file)
+        try:
+            while process.poll() is None:
+                check()
+                words.trim()
+                if time.monotonic() - started > timeout_s:
+                    raise HookFailed(
+                        f"the quiesce hook {argv[0]!r} took longer than {timeout_s:.0f} s and was "
+                        "ended: raise its time limit, or make it finish"
+                    )
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        tail = words.last()
     if process.returncode != 0:
         raise HookFailed(
             f"the quiesce hook {argv[0]!r} ended with status {process.returncode}, having said: "
             f"{tail.strip() or 'nothing'}. Mend it, or take it out of the workspace block"
         )
-    return {"exit": process.returncode, "seconds": seconds, "tail": tail}
+    return {"exit": process.returncode, "seconds": time.monotonic() - started, "tail": tail}
 
 
-class _Tail:
-    """The end of what comes through a pipe, however much that is; no disk is needed for it.
-
-    A server that the hook has started holds the pipe as well. It is read from as long as the agent
-    lives, so that the server may go on talking.
-    """
-
-    def __init__(self, pipe: IO[bytes] | None) -> None:
-        self._held = b""
-        self._thread = threading.Thread(
-            target=self._read, args=(pipe,), name="torpor-hook", daemon=True
+def _start(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=os.path.expanduser("~"),
+            start_new_session=True,
         )
-        self._thread.start()
+    except OSError as error:
+        raise HookFailed(
+            f"the quiesce hook {argv[0]!r} cannot be started on the machine: {error.strerror}. "
+            "Mend `quiesce` in the workspace block: a program there, and its arguments"
+        ) from None
 
-    def so_far(self) -> str:
-        self._thread.join(_LAST_WORDS_S)
-        return self._held.decode(errors="replace")
 
-    def _read(self, pipe: IO[bytes]) -> None:
-        with pipe:
-            while more := os.read(pipe.fileno(), _READ_BYTES):
-                self._held = (self._held + more)[-_TAIL_BYTES:]
+def _unnamed_file(hook: str) -> IO[bytes]:
+    """For what a hook says: a pipe would hold up, or end, a server that it starts and that goes on
+    talking when nobody reads any more. In memory where that can be had: a machine whose disk is
+    full is put to sleep as well."""
+    with suppress(OSError):
+        return tempfile.TemporaryFile(dir=_IN_MEMORY)
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        raise HookFailed(
+            f"the quiesce hook {hook!r} was not started: there is no room on the machine for what "
+            f"it says, neither in {_IN_MEMORY} nor on the disk ({error.strerror}). Make some"
+        ) from None
+
+
+class _Words:
+    """The end of what is written to a file by others, who append; of the rest no more is kept than
+    is written in a moment."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._fd = file.fileno()
+        self._before = b""
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)  # shared with whoever inherits the file
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_APPEND)
+
+    def trim(self) -> None:
+        if os.fstat(self._fd).st_size > _MOST_BYTES:
+            self._before = self._end()
+            os.ftruncate(self._fd, 0)
+
+    def last(self) -> str:
+        return (self._before + self._end())[-_TAIL_BYTES:].decode(errors="replace")
+
+    def _end(self) -> bytes:
+        size = os.fstat(self._fd).st_size
+        return os.pread(self._fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
