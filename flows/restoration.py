@@ -50,7 +50,7 @@ class Restoration:
             with self.phases.phase("plan"):
                 plan = begin_restore(self.remote, resume=not self.tenancy.fresh)
             if not plan.complete:
-                self.tenancy.holds_nothing_else(lambda: self.remote.holding)
+                self.tenancy.holds_nothing_else()
             yield plan
         except RestoreUnfinished:  # of another snapshot, and nothing else
             self.tenancy.holds_nothing_else()

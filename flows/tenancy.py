@@ -12,10 +12,6 @@ from torpor.ledger import Lease
 from torpor.values import Machine, Offer
 
 
-def _not_held() -> bool:
-    return False
-
-
 class Tenancy:
     """A machine that this run created is destroyed on failure. One that an earlier run left
     unfinished is only destroyed once its agent has said that it holds an unfinished restore and
@@ -28,7 +24,6 @@ class Tenancy:
         self._place = place
         self._lease = lease
         self._ours = fresh and lease is not None
-        self._held = _not_held
 
     @classmethod
     def own(cls, place: Place, text: str) -> Tenancy:
@@ -40,14 +35,13 @@ class Tenancy:
         if self._lease is not None:
             hand_over(self._place, self._lease, self.machine)
 
-    def holds_nothing_else(self, held: Callable[[], bool] = _not_held) -> None:
-        """The agent said so: the targets were empty, or an unfinished restore's. ``held`` tells
-        whether this run has the workspace there still, so that no other run can take it up."""
-        self._ours, self._held = self._lease is not None, held
+    def holds_nothing_else(self) -> None:
+        """The agent said so: the targets were empty, or an unfinished restore's."""
+        self._ours = self._lease is not None
 
     def end_failed(self) -> None:
         if self._ours and self._lease is not None:
-            destroy_created(self._place, self._lease, held=self._held())
+            destroy_created(self._place, self._lease)
 
 
 @contextmanager

@@ -15,12 +15,12 @@ from tasks.place import Place
 from tasks.retrying import ONCE, STEP
 from torpor.errors import (
     CreateFailed,
+    HandedOver,
     InvalidInput,
     MachineUnreachable,
     NoOffer,
     NotOurs,
     ProviderError,
-    StoreError,
     TorporError,
 )
 from torpor.ledger import Lease
@@ -145,7 +145,8 @@ def create_machine(
 
     An offer that fails is destroyed, and the next one tried; idempotent by the lease's label.
     Under a lease that is not ``fresh`` a machine may stand that an earlier run made: it may hold
-    something, so it is left alone. ``nap`` sleeps between two looks, and may raise to end this.
+    something, so it is left alone. HandedOver where another run was faster under the lease.
+    ``nap`` sleeps between two looks, and may raise to end this.
     """
     log = get_run_logger()
     refused: list[str] = []
@@ -158,11 +159,16 @@ def create_machine(
                 place.provider, machine.id, timeout_s=READY_S, sleep=nap or time.sleep
             )
         except (CreateFailed, MachineUnreachable) as error:
-            if not fresh:
-                raise
+            if fresh:
+                destroy_created(place, lease)
+            elif _under(place, lease):
+                raise type(error)(
+                    f"{error}. What stands under lease {lease.label.lease} may hold what another "
+                    "run restored, so it was left. Run this again; if it never answers, name it "
+                    "in `end` of reconcile, which lists it"
+                ) from error
             log.warning("offer %s failed, trying the next: %s", offer.id, error)
             refused.append(f"{offer.id}: {error}")
-            destroy_created(place, lease)
         else:
             emit(
                 MachineCreated(
@@ -187,29 +193,21 @@ def hand_over(place: Place, lease: Lease, machine: Machine) -> None:
     )
 
 
-def destroy_created(place: Place, lease: Lease, *, held: bool = False) -> None:
+def destroy_created(place: Place, lease: Lease) -> None:
     """Destroy whatever stands under a lease that was never handed over, until it is gone.
 
-    Another run may have taken the lease up, restored, and handed the machine over, also after this
-    run had the workspace there and lost it with its connection. So the ledger is asked; where it
-    cannot be, the machine only goes if this run ``held`` the workspace until now.
+    Another run may have taken the lease up, restored, and handed the machine over: it is left alone
+    then. StoreError where the ledger cannot be asked: it is left to the next run.
     """
+
+    def ask() -> None:
+        place.ledger.see_not_handed_over(lease.label)
+
     try:
-        now = place.ledger.lease_of(lease.label)
-    except StoreError as error:
-        if not held:
-            raise type(error)(
-                f"{error}. So nobody can tell whether the machine under lease {lease.label.lease} "
-                f"at {place.provider.identity} is another run's by now: it was left. Run this "
-                "again, which takes it up"
-            ) from error
-        now = None
-    if now is not None and now.state == "handed over":
-        get_run_logger().warning(
-            "lease %s was handed over by another run: its machine is left alone", lease.label.lease
-        )
-        return
-    _end_under(place, lease)
+        ask()
+        _end_under(place, lease, ask)
+    except HandedOver as error:
+        get_run_logger().warning("%s", error)
 
 
 def end_scratch(place: Place, lease: Lease) -> None:
@@ -217,7 +215,7 @@ def end_scratch(place: Place, lease: Lease) -> None:
 
     Nobody is ever handed such a machine, so the ledger is not asked.
     """
-    _end_under(place, lease)
+    _end_under(place, lease, lambda: None)
     place.ledger.close_lease(lease.label)
 
 
@@ -247,6 +245,13 @@ def end_machine(place: Place, machine: Machine, warrant: Warrant) -> None:
 
     Raises ProviderError when it is still there after five minutes: it still costs money.
     """
+    destroy_until_gone(place, machine, warrant)
+    if machine.label is not None:
+        place.ledger.close_lease(machine.label)
+
+
+def destroy_until_gone(place: Place, machine: Machine, warrant: Warrant) -> None:
+    """As ``end_machine``, and the lease stays: the next run uses it."""
     give_up = time.monotonic() + GONE_S
     wait_s = _FIRST_POLL_S
     while True:
@@ -268,8 +273,6 @@ def end_machine(place: Place, machine: Machine, warrant: Warrant) -> None:
             )
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_POLL_S)
-    if machine.label is not None:
-        place.ledger.close_lease(machine.label)
     emit(
         MachineDestroyed(
             workspace=place.spec.name,
@@ -306,10 +309,13 @@ def own_machine(text: str) -> Machine:
     return Machine(MachineId(text), "own", None, "running", parse_host(text))
 
 
-def _end_under(place: Place, lease: Lease) -> None:
-    for machine in place.provider.list_own():
-        if machine.label == lease.label:
-            end_machine(place, machine, never_handed_over(machine, lease.label))
+def _end_under(place: Place, lease: Lease, ask: Callable[[], None]) -> None:
+    for machine in _under(place, lease):
+        end_machine(place, machine, never_handed_over(machine, lease.label, ask))
+
+
+def _under(place: Place, lease: Lease) -> list[Machine]:
+    return [machine for machine in place.provider.list_own() if machine.label == lease.label]
 
 
 def _live_machines(place: Place) -> list[Machine]:

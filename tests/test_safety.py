@@ -17,6 +17,7 @@ from tests.fixtures.trees import content, let_settle
 from torpor import safety
 from torpor.agent.machine import machine_id
 from torpor.errors import (
+    HandedOver,
     ManifestInvalid,
     NotOurs,
     SnapshotDamaged,
@@ -403,9 +404,27 @@ def test_a_warrant_fits_its_machine_in_any_state() -> None:
         warrant.check(msgspec.structs.replace(MACHINE, state=state))
 
 
+def test_a_machine_that_nobody_was_handed_is_asked_about_at_each_destroy() -> None:
+    answers: list[TorporError | None] = [None, HandedOver("it is somebody's by now"), None]
+
+    def ask() -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    warrant = never_handed_over(MACHINE, LABEL, ask)
+    assert len(answers) == 3  # the warrant alone asks nobody
+    warrant.check(MACHINE)
+    with pytest.raises(HandedOver):
+        warrant.check(MACHINE)
+    with pytest.raises(UnsafeDestroy):  # of another machine, whatever the answer would be
+        warrant.check(msgspec.structs.replace(MACHINE, id=MachineId("m-2")))
+    assert len(answers) == 1
+
+
 def test_what_another_run_created_is_not_destroyed_as_ours() -> None:
     for label in (None, Label("me", WORKSPACE, "lease-2"), Label("you", WORKSPACE, "lease-1")):
-        with pytest.raises(NotOurs, match="this run created"):
+        with pytest.raises(NotOurs, match="nothing was destroyed"):
             never_handed_over(msgspec.structs.replace(MACHINE, label=label), LABEL)
 
 

@@ -33,6 +33,7 @@
     │   ├── NoOffer             nothing on sale fits
     │   ├── CreateFailed        the provider refused or lost the machine; try the next offer
     │   └── NotOurs             the machine does not carry our label and lease
+    │       └── HandedOver      another run has handed it to its user meanwhile
     ├── UnsafeDestroy           a destroy without a proof that fits the live machine
     └── RunCancelled            the user or the control side stopped the run
 
@@ -183,6 +184,10 @@ class CreateFailed(ProviderError):
 
 
 class NotOurs(ProviderError):
+    pass
+
+
+class HandedOver(NotOurs):
     pass
 
 

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from torpor.errors import HostKeyChanged, StoreError, StoreMissing
+from torpor.errors import HandedOver, HostKeyChanged, StoreError, StoreMissing
 from torpor.store.seam import ObjectStore
 from torpor.values import Endpoint, Label, ObjectKey, WorkspaceName
 
@@ -56,8 +56,29 @@ class Ledger:
         return lease
 
     def reopen(self, lease: Lease) -> None:
-        """Record the lease again, whose machine went before it was any use, for the next one."""
+        """Record the lease again, whose machine went before it was any use, for the next one.
+
+        HandedOver where another run has taken it up and handed a machine over.
+        """
+        self.see_not_handed_over(lease.label)
         self._write(self._lease_key(lease.label), lease)
+
+    def see_not_handed_over(self, label: Label) -> None:
+        """HandedOver where the machine under ``label`` is somebody's; StoreError where nobody can
+        tell."""
+        try:
+            now = self.lease_of(label)
+        except StoreError as error:
+            raise type(error)(
+                f"{error}. So nobody can tell whether the machine under lease {label.lease} of "
+                f"workspace {self._workspace} is somebody's by now, and it is left: the next wake "
+                "or replicate takes it up"
+            ) from error
+        if now is not None and now.state == "handed over":
+            raise HandedOver(
+                f"lease {label.lease} of workspace {self._workspace} was handed over by another "
+                "run: its machine is left alone"
+            )
 
     def unfinished(self, provider: str, standing: Collection[Label | None] = ()) -> list[Lease]:
         """Leases that were never handed over: their run was killed, or works on them right now.
@@ -65,17 +86,17 @@ class Ledger:
         Those of the provider, and those of the machines ``standing`` there, should it have had
         another name when they were written.
         """
-        read = (
-            self._read(found.key, Lease)
-            for found in self._store.list(f"workspaces/{self._workspace}/leases/")
-        )
         return [
             lease
-            for lease in read
-            if lease is not None
-            and lease.state == "creating"
-            and (lease.provider == provider or lease.label in standing)
+            for lease in self.leases()
+            if lease.state == "creating" and (lease.provider == provider or lease.label in standing)
         ]
+
+    def leases(self) -> list[Lease]:
+        """Every lease of the workspace, at any provider and in any state."""
+        keys = [found.key for found in self._store.list(f"workspaces/{self._workspace}/leases/")]
+        read = [self._read(key, Lease) for key in keys]
+        return [lease for lease in read if lease is not None]
 
     def hand_over(self, lease: Lease) -> None:
         """The machine is somebody's now: from here on only a verified snapshot may end it."""

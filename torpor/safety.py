@@ -36,6 +36,10 @@ _MINT: Final = object()
 _REREAD_GRANT_S: Final = 6 * 3600
 
 
+def _nothing_more() -> None:
+    """What was proven cannot change."""
+
+
 class Confirmed(msgspec.Struct, frozen=True):
     """What a fresh walk of the machine's disk found against the committed snapshot."""
 
@@ -79,14 +83,21 @@ class Verified(_Proof):
 class Warrant(_Proof):
     """Leave to destroy one machine, once its live identity has been compared. See ``check``."""
 
-    __slots__ = ("_label", "_machine", "_provider", "reason")
+    __slots__ = ("_ask", "_label", "_machine", "_provider", "reason")
 
     _provider: str
     _machine: MachineId
     _label: Label
+    _ask: Callable[[], None]
     reason: str
 
-    def __init__(self, mint: object, machine: Machine, reason: str) -> None:
+    def __init__(
+        self,
+        mint: object,
+        machine: Machine,
+        reason: str,
+        ask: Callable[[], None] = _nothing_more,
+    ) -> None:
         if mint is not _MINT:
             raise UnsafeDestroy(
                 "a Warrant can only be made by torpor.safety, from a verified snapshot or for a "
@@ -98,10 +109,12 @@ class Warrant(_Proof):
         keep("_provider", machine.provider)
         keep("_machine", machine.id)
         keep("_label", machine.label)
+        keep("_ask", ask)
         keep("reason", reason)
 
     def check(self, live: Machine) -> None:
-        """Compare with what the provider says now; raises UnsafeDestroy or NotOurs."""
+        """Compare with what the provider says now, and ask once more whether it still holds; raises
+        UnsafeDestroy, NotOurs, or why that cannot be told."""
         if live.label is None or live.label != self._label:
             raise NotOurs(
                 f"machine {live.id} at {live.provider} carries label {live.label}, the warrant is "
@@ -112,6 +125,7 @@ class Warrant(_Proof):
                 f"the warrant is for machine {self._machine} at {self._provider}, not for "
                 f"{live.id} at {live.provider}: nothing was destroyed"
             )
+        self._ask()
 
 
 def verify_snapshot(
@@ -223,11 +237,17 @@ def warrant_to_destroy(
     return Warrant(_MINT, machine, f"snapshot {verified.snapshot} is verified and the newest")
 
 
-def never_handed_over(machine: Machine, label: Label) -> Warrant:
-    """A warrant for a machine that this very run created under ``label`` and did not hand over."""
+def never_handed_over(
+    machine: Machine, label: Label, ask: Callable[[], None] = _nothing_more
+) -> Warrant:
+    """A warrant for a machine under ``label`` that was not handed over to anybody.
+
+    ``ask`` raises where it has been, or where nobody can tell. It is called right before each
+    destroy: minutes may pass until a provider answers, and by then it may be somebody's.
+    """
     if machine.label != label:
         raise NotOurs(
-            f"machine {machine.id} at {machine.provider} carries label {machine.label}, this run "
-            f"created {label}: nothing was destroyed"
+            f"machine {machine.id} at {machine.provider} carries label {machine.label}, not "
+            f"{label}: nothing was destroyed"
         )
-    return Warrant(_MINT, machine, "created by this run and never handed over")
+    return Warrant(_MINT, machine, "never handed over to anybody", ask)

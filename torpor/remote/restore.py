@@ -108,7 +108,6 @@ class RemoteRestore(RemoteRun):
         ``resume``: an earlier run may have begun this restore, or completed it.
         """
         key = manifest_key(self.wanted.workspace, self.wanted.snapshot)
-        self.holding = False
         answer = self._call(
             "restore.begin",
             workspace=self.wanted.workspace,
@@ -122,7 +121,6 @@ class RemoteRestore(RemoteRun):
             part_bytes=self._part_bytes,
             resume=resume,
         )
-        self.holding = True
         return msgspec.convert(answer, RestorePlan)
 
     def serve(self, host: str, most_bytes: int) -> Peer:

@@ -32,8 +32,6 @@ class RemoteRun(ABC):
         self._lock = threading.Lock()
         self._open: set[str] = set()
         self._given_up: TorporError | None = None
-        self.holding = False
-        """Whether the agent has the run, and with it the workspace, as far as was heard last."""
 
     def give_up(self, reason: TorporError) -> None:
         """Every request that waits and every later one ends with ``reason``, but for the one that
@@ -77,9 +75,6 @@ class RemoteRun(ABC):
             return self._session.call(
                 op, {"run": self.run, **args}, request=request, on_event=on_event
             )
-        except AgentLost:
-            self.holding = False
-            raise
         finally:
             with self._lock:
                 self._open.discard(request)
