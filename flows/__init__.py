@@ -17,6 +17,7 @@ from flows.listing import (
     list_snapshots,
 )
 from flows.prune import prune
+from flows.reconcile import reconcile
 from flows.replicate import replicate
 from flows.restore_path import restore_path
 from flows.snapshots import delete_snapshots, diff, find, pin, snapshots, unpin
@@ -42,6 +43,7 @@ __all__ = [
     "list_snapshots",
     "pin",
     "prune",
+    "reconcile",
     "replicate",
     "restore_path",
     "snapshots",

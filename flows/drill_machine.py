@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Final
 
-import msgspec
 from prefect.logging import get_run_logger
 
 from flows.phases import Phases
@@ -56,5 +54,4 @@ def end_left_drills(place: Place) -> None:
 
 
 def _drilling(place: Place) -> Place:
-    name = reserved_name(DRILL, place.spec.name)
-    return replace(place, spec=msgspec.structs.replace(place.spec, name=name))
+    return place.under(reserved_name(DRILL, place.spec.name))

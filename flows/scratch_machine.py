@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Event
-
-from msgspec import structs
 
 from flows.phases import Phases
 from tasks.machines import (
@@ -78,7 +76,7 @@ def scratch_machines(
 
     with ExitStack() as stack:
         with phases.phase("machines"):
-            mine = _machines_place(place, workspace)
+            mine = place.under(machines_name(workspace))
             offers = find_offers(mine)
             leases = [
                 mine.ledger.open_lease(mine.owner, mine.provider.identity) for _ in range(count)
@@ -113,13 +111,8 @@ def _attached(
 
 
 def _clear(place: Place, workspace: WorkspaceName) -> None:
-    end_left(_machines_place(place, workspace))
+    end_left(place.under(machines_name(workspace)))
     clear_scratch(place, "")
-
-
-def _machines_place(place: Place, workspace: WorkspaceName) -> Place:
-    spec = structs.replace(place.spec, name=machines_name(workspace))
-    return replace(place, spec=spec)
 
 
 def _address(endpoint: Endpoint) -> str:

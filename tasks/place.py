@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import msgspec
 from prefect import task
 
 from blocks import Workspace
@@ -13,7 +14,7 @@ from torpor.ledger import Ledger
 from torpor.providers.seam import Provider
 from torpor.remote.ssh import Identity
 from torpor.store.seam import ObjectStore
-from torpor.values import Capabilities, WorkspaceSpec
+from torpor.values import Capabilities, WorkspaceName, WorkspaceSpec
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class Place:
     ssh_public_key: str
     owner: str
     key: bytes | None = field(repr=False)  # the workspace's own key, never the store's
+
+    def under(self, name: WorkspaceName) -> Place:
+        """The same place under another name, such as drills and benchmarks lease machines under.
+        The key stays the workspace's: nothing is sealed there."""
+        return replace(self, spec=msgspec.structs.replace(self.spec, name=name))
 
     @property
     def seal(self) -> Seal:

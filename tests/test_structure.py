@@ -34,6 +34,7 @@ ENGINE = {
     # the control side's rooms; no machine gets them
     "ledger": {"store", "format", "values", "errors"},
     "safety": {"store", "format", "values", "errors"},
+    "reconciliation": {"ledger", "reports", "values", "errors"},
     "upkeep": {"ledger", "safety", "reports", "store", "format", "values", "errors"},
     "providers": {"safety", "ports", "values", "errors"},
     "measure": {"agent", "codecs", "providers", "store", "values", "errors"},

@@ -60,6 +60,7 @@ STAGES: list[dict[str, Parameters]] = [
         "pin": lambda: {**_newest(), "reason": "a test"},
         "verify": _nothing_more,
         "prune": _nothing_more,
+        "reconcile": _nothing_more,
     },
     {"hibernate": _nothing_more},
     {"wake": _nothing_more, "unpin": _oldest},

@@ -125,7 +125,7 @@ def test_a_machine_that_is_still_created_when_its_request_is_interrupted_is_gone
 def test_a_machine_at_another_provider_is_not_forgotten(world: World) -> None:
     """A killed benchmark left it; then one ran with a provider that does not know it."""
     place = _place(world.access)
-    mine = replace(place, spec=msgspec.structs.replace(place.spec, name=machines_name(WORKSPACE)))
+    mine = place.under(machines_name(WORKSPACE))
     lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
     offer = mine.provider.offers(mine.spec.want)[0]
     mine.provider.create(offer, lease.label, mine.ssh_public_key)
@@ -144,7 +144,7 @@ def test_one_that_cannot_be_ended_keeps_none_of_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = _place(world.access)
-    mine = replace(place, spec=msgspec.structs.replace(place.spec, name=machines_name(WORKSPACE)))
+    mine = place.under(machines_name(WORKSPACE))
     offer = mine.provider.offers(mine.spec.want)[0]
     for _ in range(2):
         lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)

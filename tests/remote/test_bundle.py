@@ -83,7 +83,12 @@ def test_what_is_sent_is_small_and_without_the_control_sides_rooms(bundle_cache:
     assert made.archive.stat().st_size < 16 << 20
     with tarfile.open(made.archive) as tar:
         names = tar.getnames()
-    assert not [n for n in names if "remote/" in n or n.startswith(("flows", "tests", "prefect"))]
+    assert not [name for name in names if name.startswith(("flows", "tests", "prefect"))]
+    rooms = {name.split("/")[1] for name in names if name.startswith("torpor/")}
+    assert rooms == {
+        *("__init__.py", "py.typed", "errors.py", "values.py", "ports.py"),
+        *("agent", "codecs", "format", "pipeline", "store", "tree"),
+    }
 
 
 def test_the_agent_imports_nothing_of_the_control_side(bundle_cache: Path, tmp_path: Path) -> None:

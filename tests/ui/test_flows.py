@@ -45,6 +45,10 @@ FIELDS = {
         "machine (Optional)": "Which machine, when the workspace is on several",
         "accept_changed (Optional)": "Patterns of files that may change",
     },
+    "reconcile": {
+        "workspace": "The Workspace block whose provider and leases are compared, or its name.",
+        "end (Optional)": "Machines to end, by their ids in this flow's table",
+    },
     "restore-path": {
         "workspace": "The Workspace block that the snapshot is of, or its name.",
         "path": "What to bring back, as",

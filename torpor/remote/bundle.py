@@ -36,6 +36,10 @@ _NOT_SENT: Final = (  # the control side's own rooms
     "torpor/providers/",
     "torpor/upkeep/",
     "torpor/measure/",
+    "torpor/ledger.py",
+    "torpor/reconciliation.py",
+    "torpor/reports.py",
+    "torpor/safety.py",
 )
 _MAIN: Final = b"""import sys
 

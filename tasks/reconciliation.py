@@ -1,0 +1,71 @@
+"""Comparing a provider's machines with the leases, and ending one that nobody was handed."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.logging import get_run_logger
+
+from tasks.machines import destroy_until_gone, endpoint_of, open_session
+from tasks.place import Place
+from tasks.retrying import STEP
+from torpor.errors import HandedOver, MachineError, UnsafeDestroy
+from torpor.ledger import Lease
+from torpor.measure.scratch import machines_name
+from torpor.reconciliation import Finding, compare
+from torpor.safety import never_handed_over
+from torpor.values import DRILL, Machine, reserved_name
+
+
+@task(name="compare with leases", **STEP)
+def compare_with_leases(place: Place) -> list[Finding]:
+    """All that stands at the provider, and the leases of the workspace, its benchmarks and drills.
+    Changes nothing."""
+    name = place.spec.name
+    workspaces = [name, machines_name(name), reserved_name(DRILL, name)]
+    before = place.provider.list_own()
+    leases = [lease for one in workspaces for lease in place.under(one).ledger.leases()]
+    after = place.provider.list_own()
+    found = compare(place.provider.identity, workspaces, leases, before, after)
+    return [finding for finding in found if finding.kind != "lost" or _stays(place, finding)]
+
+
+def see_that_it_does_not_answer(place: Place, machine: Machine) -> None:
+    """UnsafeDestroy where an agent can be reached on the machine: whoever works there, or began to
+    restore there, is the agent's to tell, and a wake asks it."""
+    try:
+        with open_session(place, endpoint_of(machine)):
+            pass
+    except MachineError as error:
+        get_run_logger().info("machine %s does not answer: %s", machine.id, error)
+        return
+    raise UnsafeDestroy(
+        f"machine {machine.id} answers: nothing was ended. Run wake or replicate, which takes up "
+        "what an earlier run left on it; then hibernate ends it"
+    )
+
+
+@task(name="end unfinished machine", **STEP)
+def end_unfinished(place: Place, machine: Machine, lease: Lease) -> None:
+    """Destroy this one machine, until it is gone, while its lease says that nobody was handed it.
+
+    The lease stays for the next run, which may be using it by now.
+    """
+    ledger = place.under(lease.label.workspace).ledger
+
+    def ask() -> None:
+        ledger.see_not_handed_over(lease.label)
+        if ledger.lease_of(lease.label) is None:
+            raise HandedOver(
+                f"lease {lease.label.lease} is closed, so nobody can tell whose machine "
+                f"{machine.id} is: it is left alone"
+            )
+
+    destroy_until_gone(place, machine, never_handed_over(machine, lease.label, ask))
+
+
+def _stays(place: Place, finding: Finding) -> bool:
+    """A hibernate closes the lease right after its machine has gone."""
+    if finding.lease is None:
+        return True
+    label = finding.lease.label
+    return place.under(label.workspace).ledger.lease_of(label) is not None

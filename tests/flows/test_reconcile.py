@@ -1,0 +1,183 @@
+"""A provider's machines and the store's leases, compared; only what is named and nobody's ends."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tasks.machines
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
+from tests.fixtures.tree_print import differences, fill, print_of
+from tests.fixtures.world import WORKSPACE, World, kill, until_gone
+from torpor.errors import (
+    HandedOver,
+    InvalidInput,
+    MachineUnreachable,
+    ProviderError,
+    UnsafeDestroy,
+)
+from torpor.ledger import Lease, Ledger
+from torpor.providers import waiting
+from torpor.providers.local import LocalProvider
+from torpor.reconciliation import Kind, Reconciliation
+from torpor.safety import Warrant, never_handed_over
+from torpor.values import DRILL, Machine, Want, WorkspaceName, reserved_name
+
+
+def _reconcile(world: World, **options: Any) -> Reconciliation:
+    report: Reconciliation = run_plainly(world.place, "reconcile.reconcile", **options)
+    return report
+
+
+def _left(world: World, name: WorkspaceName = WORKSPACE) -> tuple[Machine, Lease]:
+    """What a run that was killed leaves: a machine that is nobody's yet, and its lease."""
+    place = world.place.under(name)
+    lease = place.ledger.open_lease(place.owner, place.provider.identity)
+    offer = place.provider.offers(Want())[0]
+    return place.provider.create(offer, lease.label, place.ssh_public_key), lease
+
+
+def _lost(world: World) -> tuple[Machine, Lease]:
+    """The same, of a machine that does not answer any more."""
+    machine, lease = _left(world)
+    servers = world.listener(machine.id)
+    kill(servers)
+    until_gone(servers)
+    return machine, lease
+
+
+def _machines(report: Reconciliation, kind: Kind) -> list[str]:
+    return [one.machine.id for one in report.findings if one.kind == kind and one.machine]
+
+
+def test_without_names_it_tells_all_and_changes_nothing(world: World) -> None:
+    mine = world.rent()
+    left, _ = _left(world)
+    drill, _ = _left(world, reserved_name(DRILL, WORKSPACE))
+    theirs, _ = _left(world, WorkspaceName("theirs"))
+    stray, lease = _left(world)
+    world.place.ledger.close_lease(lease.label)
+    lost = world.rent()
+    assert lost.label is not None
+    world.provider.destroy(lost, never_handed_over(lost, lost.label))
+    before = [machine.id for machine in world.machines()]
+    report = _reconcile(world)
+    assert sorted(_machines(report, "unfinished")) == sorted([left.id, drill.id])
+    assert _machines(report, "in use") == [mine.id]
+    assert _machines(report, "without a lease") == [stray.id]
+    assert _machines(report, "another workspace's") == [theirs.id]
+    (gone,) = [one for one in report.findings if one.kind == "lost"]
+    assert gone.lease is not None
+    assert gone.lease.label == lost.label
+    assert report.ended == []
+    assert len(report.rows()) == 6
+    assert [machine.id for machine in world.machines()] == before
+    assert _reconcile(world).findings == report.findings
+
+
+def test_one_whose_lease_is_closed_meanwhile_is_not_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hibernate closes it right after its machine has gone."""
+    hibernated = world.rent()
+    assert hibernated.label is not None
+    world.provider.destroy(hibernated, never_handed_over(hibernated, hibernated.label))
+    leases = Ledger.leases
+
+    def just_before(self: Ledger) -> list[Lease]:
+        found = leases(self)
+        for lease in found:
+            self.close_lease(lease.label)
+        return found
+
+    monkeypatch.setattr(Ledger, "leases", just_before)
+    assert _reconcile(world).findings == []
+
+
+def test_a_machine_that_never_answers_again_is_ended_by_name_and_wake_comes_through(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = world.rent()
+    fill(world.workspace(machine.id), random.Random(3))
+    truth = print_of(world.workspace(machine.id))
+    hibernate_plainly(world.place)
+    left, lease = _left(world)
+    with monkeypatch.context() as patch:
+        patch.setattr(waiting, "ssh_banner_fault", lambda endpoint: f"no route to {endpoint.host}")
+        patch.setattr(tasks.machines, "READY_S", 0.5)
+        with pytest.raises(MachineUnreachable, match=r"no route.*name it in `end` of reconcile"):
+            wake_plainly(world.place, retries=0)
+    assert [one.id for one in world.machines()] == [left.id]  # unknown is not idle
+    servers = world.listener(left.id)
+    kill(servers)
+    until_gone(servers)
+    report = _reconcile(world, end=[left.id])
+    assert report.ended == [left.id]
+    assert [(one.kind, one.lease) for one in report.findings] == [("asked for", lease)]
+    assert world.machines() == []
+    woken = wake_plainly(world.place)
+    assert not differences(truth, print_of(world.workspace(woken.machine)))
+    report = _reconcile(world)
+    assert [(one.kind, one.machine and one.machine.label) for one in report.findings] == [
+        ("in use", lease.label)
+    ]
+
+
+def test_what_a_drill_left_is_ended_by_name_though_it_answers(world: World) -> None:
+    left, _ = _left(world, reserved_name(DRILL, WORKSPACE))
+    assert _reconcile(world, end=[left.id]).ended == [left.id]
+    assert world.machines() == []
+
+
+def test_where_one_of_the_named_may_not_be_ended_none_is(world: World) -> None:
+    mine, (answers, _), (dead, _) = world.rent(), _left(world), _lost(world)
+    with pytest.raises(UnsafeDestroy, match=f"{mine.id} was handed over"):
+        _reconcile(world, end=[dead.id, mine.id])
+    with pytest.raises(InvalidInput, match="no machine 'm-nowhere'"):
+        _reconcile(world, end=[dead.id, "m-nowhere"])
+    with pytest.raises(UnsafeDestroy, match=f"{answers.id} answers: nothing was ended"):
+        _reconcile(world, end=[dead.id, answers.id])
+    assert {machine.id for machine in world.machines()} == {mine.id, answers.id, dead.id}
+
+
+def test_one_that_does_not_go_keeps_none_of_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = _lost(world)[0], _lost(world)[0]
+    destroy = LocalProvider.destroy
+
+    def stubborn(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
+        if machine.id != first.id:
+            destroy(self, machine, warrant)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalProvider, "destroy", stubborn)
+        patch.setattr(tasks.machines, "GONE_S", 0.2)
+        with pytest.raises(ProviderError, match=f"{first.id}.*still there"):
+            _reconcile(world, end=[first.id, second.id])
+    assert [machine.id for machine in world.machines()] == [first.id]
+    assert _reconcile(world, end=[first.id]).ended == [first.id]
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "words"),
+    [(Ledger.hand_over, "was handed over by another run"), (Ledger.close_lease, "is closed, so")],
+)
+def test_one_that_may_be_somebody_s_when_the_provider_is_asked_is_left(
+    world: World, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[..., None], words: str
+) -> None:
+    machine, lease = _lost(world)
+    destroy = LocalProvider.destroy
+
+    def slow(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
+        ledger = world.place.ledger
+        meanwhile(ledger, lease if meanwhile is Ledger.hand_over else lease.label)
+        destroy(self, machine, warrant)
+
+    monkeypatch.setattr(LocalProvider, "destroy", slow)
+    with pytest.raises(HandedOver, match=words):
+        _reconcile(world, end=[machine.id])
+    assert [one.id for one in world.machines()] == [machine.id]
