@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import IO, Any, Final
 
 from torpor.errors import HookFailed, InvalidInput
@@ -76,22 +76,30 @@ def _start(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
 
 def _unnamed_file(hook: str) -> IO[bytes]:
     """For what a hook says: a pipe would hold up, or end, a server that it starts and that goes on
-    talking when nobody reads any more. In memory where that can be had: a machine whose disk is
-    full is put to sleep as well."""
+    talking when nobody reads any more. In memory where the disk is full: then as well a machine is
+    put to sleep."""
     with suppress(OSError):
-        return tempfile.TemporaryFile(dir=_IN_MEMORY)
+        return _with_room(None)
     try:
-        return tempfile.TemporaryFile()
+        return _with_room(_IN_MEMORY)
     except OSError as error:
         raise HookFailed(
             f"the quiesce hook {hook!r} was not started: there is no room on the machine for what "
-            f"it says, neither in {_IN_MEMORY} nor on the disk ({error.strerror}). Make some"
+            f"it says, neither on the disk nor in {_IN_MEMORY} ({error.strerror}). Make some"
         ) from None
 
 
+def _with_room(folder: str | None) -> IO[bytes]:
+    with ExitStack() as stack:
+        file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+        os.posix_fallocate(file.fileno(), 0, _MOST_BYTES)
+        os.ftruncate(file.fileno(), 0)
+        stack.pop_all()
+    return file
+
+
 class _Words:
-    """The end of what is written to a file by others, who append; of the rest no more is kept than
-    is written in a moment."""
+    """The end of what others append to a file. While they are waited for, the rest is dropped."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._fd = file.fileno()
