@@ -21,6 +21,7 @@ from tasks.place import Place
 from tasks.progress import Progress
 from tasks.replicas import restore_share, serve_packs
 from torpor.errors import (
+    HandedOver,
     MachineError,
     ProviderError,
     RunCancelled,
@@ -157,7 +158,7 @@ class Fleet:
                 self._kept -= 1
         if isinstance(error, _Surplus):
             return
-        busy = isinstance(error, WorkspaceBusy) and not candidate.own
+        busy = isinstance(error, WorkspaceBusy | HandedOver) and not candidate.own
         if busy or (candidate.found and not began):
             # What an earlier run left is of no use, or another run took it up. It takes no place.
             self._never_ours += 1

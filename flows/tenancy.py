@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from prefect.logging import get_run_logger
+
 from tasks.machines import create_machine, destroy_created, hand_over, own_machine
 from tasks.place import Place
-from torpor.errors import WorkspaceBusy
+from torpor.errors import TorporError, WorkspaceBusy
 from torpor.ledger import Lease
 from torpor.values import Machine, Offer
 
@@ -39,9 +41,9 @@ class Tenancy:
         """The agent said so: the targets were empty, or an unfinished restore's."""
         self._ours = self._lease is not None
 
-    def end_failed(self) -> None:
+    def end_failed(self, cause: BaseException) -> None:
         if self._ours and self._lease is not None:
-            destroy_created(self._place, self._lease)
+            _destroy_after(cause, self._place, self._lease)
 
 
 @contextmanager
@@ -58,15 +60,25 @@ def rented(
     """
     try:
         machine = create_machine(place, offers, lease, fresh, nap)
-    except BaseException:
+    except BaseException as cause:
         if fresh:  # one that an earlier run left may hold what that run restored
-            destroy_created(place, lease)
+            _destroy_after(cause, place, lease)
         raise
     tenancy = Tenancy(place, machine, lease, fresh)
     try:
         yield tenancy
     except WorkspaceBusy:
         raise  # another run brings it to this very machine: hands off
-    except BaseException:
-        tenancy.end_failed()
+    except BaseException as cause:
+        tenancy.end_failed(cause)
         raise
+
+
+def _destroy_after(cause: BaseException, place: Place, lease: Lease) -> None:
+    """Where that fails as well, an error of ours tells both; a cancellation stays what it is."""
+    try:
+        destroy_created(place, lease)
+    except TorporError as error:
+        get_run_logger().error("%s", error)
+        if isinstance(cause, TorporError):
+            raise type(cause)(f"{cause}. Then its machine could not be ended: {error}") from cause

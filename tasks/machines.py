@@ -21,6 +21,7 @@ from torpor.errors import (
     NoOffer,
     NotOurs,
     ProviderError,
+    StoreError,
     TorporError,
 )
 from torpor.ledger import Lease
@@ -152,7 +153,7 @@ def create_machine(
     refused: list[str] = []
     for offer in offers:
         if refused:
-            place.ledger.reopen(lease)  # it went with the machine that failed
+            place.ledger.see_unclaimed(lease.label)  # an offer took its time to fail
         try:
             machine = place.provider.create(offer, lease.label, place.ssh_public_key)
             live = wait_until_reachable(
@@ -160,8 +161,8 @@ def create_machine(
             )
         except (CreateFailed, MachineUnreachable) as error:
             if fresh:
-                destroy_created(place, lease)
-            elif _under(place, lease):
+                _end_unclaimed(place, lease)
+            elif _may_stand(place, lease):
                 raise type(error)(
                     f"{error}. What stands under lease {lease.label.lease} may hold what another "
                     "run restored, so it was left. Run this again; if it never answers, name it "
@@ -194,18 +195,16 @@ def hand_over(place: Place, lease: Lease, machine: Machine) -> None:
 
 
 def destroy_created(place: Place, lease: Lease) -> None:
-    """Destroy whatever stands under a lease that was never handed over, until it is gone.
+    """Destroy what stands under a lease that was never handed over, until it is gone, and close it.
 
-    Another run may have taken the lease up, restored, and handed the machine over: it is left alone
-    then. StoreError where the ledger cannot be asked: it is left to the next run.
+    Another run may have taken the lease up, restored, and handed the machine over: then both are
+    left alone. StoreError where the ledger cannot be asked: they are left to the next run.
     """
-
-    def ask() -> None:
-        place.ledger.see_not_handed_over(lease.label)
-
     try:
-        ask()
-        _end_under(place, lease, ask)
+        _end_unclaimed(place, lease)
+        place.ledger.see_unclaimed(lease.label)
+        if not _under(place, lease):
+            place.ledger.close_lease(lease.label)
     except HandedOver as error:
         get_run_logger().warning("%s", error)
 
@@ -215,7 +214,8 @@ def end_scratch(place: Place, lease: Lease) -> None:
 
     Nobody is ever handed such a machine, so the ledger is not asked.
     """
-    _end_under(place, lease, lambda: None)
+    for machine in _under(place, lease):
+        destroy_until_gone(place, machine, never_handed_over(machine, lease.label))
     place.ledger.close_lease(lease.label)
 
 
@@ -241,17 +241,17 @@ def destroy_machine(place: Place, machine: Machine, warrant: Warrant) -> None:
 
 
 def end_machine(place: Place, machine: Machine, warrant: Warrant) -> None:
-    """Destroy, again and again, until the provider says gone; then close the lease.
-
-    Raises ProviderError when it is still there after five minutes: it still costs money.
-    """
+    """``destroy_until_gone``, and close its lease."""
     destroy_until_gone(place, machine, warrant)
     if machine.label is not None:
         place.ledger.close_lease(machine.label)
 
 
 def destroy_until_gone(place: Place, machine: Machine, warrant: Warrant) -> None:
-    """As ``end_machine``, and the lease stays: the next run uses it."""
+    """Destroy, again and again, until the provider says gone.
+
+    Raises ProviderError when it is still there after five minutes: it still costs money.
+    """
     give_up = time.monotonic() + GONE_S
     wait_s = _FIRST_POLL_S
     while True:
@@ -266,6 +266,8 @@ def destroy_until_gone(place: Place, machine: Machine, warrant: Warrant) -> None
                 raise
             fault = error
         if time.monotonic() > give_up:
+            if isinstance(fault, StoreError):  # nobody could say that it may go
+                raise fault
             raise ProviderError(
                 f"machine {machine.id} at {place.provider.identity} was asked to go and is still "
                 f"there after {GONE_S:.0f} s{f' ({fault})' if fault else ''}: it may still cost "
@@ -275,7 +277,7 @@ def destroy_until_gone(place: Place, machine: Machine, warrant: Warrant) -> None
         wait_s = min(2 * wait_s, _LONGEST_POLL_S)
     emit(
         MachineDestroyed(
-            workspace=place.spec.name,
+            workspace=machine.label.workspace if machine.label else place.spec.name,
             machine=machine.id,
             provider=machine.provider,
             reason=warrant.reason,
@@ -309,13 +311,30 @@ def own_machine(text: str) -> Machine:
     return Machine(MachineId(text), "own", None, "running", parse_host(text))
 
 
-def _end_under(place: Place, lease: Lease, ask: Callable[[], None]) -> None:
+def _end_unclaimed(place: Place, lease: Lease) -> None:
+    """Destroy what stands under the lease, until it is gone; HandedOver where it is not ours."""
+
+    def ask() -> None:
+        place.ledger.see_unclaimed(lease.label)
+
+    ask()
     for machine in _under(place, lease):
-        end_machine(place, machine, never_handed_over(machine, lease.label, ask))
+        destroy_until_gone(place, machine, never_handed_over(machine, lease.label, ask))
+
+
+def _may_stand(place: Place, lease: Lease) -> bool:
+    try:
+        return bool(_under(place, lease))
+    except ProviderError:  # unknown is not gone
+        return True
 
 
 def _under(place: Place, lease: Lease) -> list[Machine]:
-    return [machine for machine in place.provider.list_own() if machine.label == lease.label]
+    return [
+        machine
+        for machine in place.provider.list_own()
+        if machine.label == lease.label and machine.state != "gone"
+    ]
 
 
 def _live_machines(place: Place) -> list[Machine]:

@@ -41,6 +41,11 @@ class PinnedHost(msgspec.Struct, frozen=True):
     pinned_unix: float
 
 
+def lease_key(label: Label) -> ObjectKey:
+    """Where the lease of this label is kept."""
+    return ObjectKey(f"workspaces/{label.workspace}/leases/{label.lease}")
+
+
 class Ledger:
     """The leases and pins of one workspace in one store."""
 
@@ -52,32 +57,25 @@ class Ledger:
         """Record that a machine is about to be created under a fresh label."""
         label = Label(owner, self._workspace, secrets.token_hex(8))
         lease = Lease(label, provider, "creating", time.time())
-        self._write(self._lease_key(label), lease)
+        self._write(lease_key(label), lease)
         return lease
 
-    def reopen(self, lease: Lease) -> None:
-        """Record the lease again, whose machine went before it was any use, for the next one.
-
-        HandedOver where another run has taken it up and handed a machine over.
-        """
-        self.see_not_handed_over(lease.label)
-        self._write(self._lease_key(lease.label), lease)
-
-    def see_not_handed_over(self, label: Label) -> None:
-        """HandedOver where the machine under ``label`` is somebody's; StoreError where nobody can
-        tell."""
+    def see_unclaimed(self, label: Label) -> None:
+        """See that the lease is open and was not handed over: HandedOver where another run has done
+        so, or has closed it; StoreError where nobody can tell."""
+        lease = f"lease {label.lease} of workspace {self._workspace}"
         try:
             now = self.lease_of(label)
         except StoreError as error:
             raise type(error)(
-                f"{error}. So nobody can tell whether the machine under lease {label.lease} of "
-                f"workspace {self._workspace} is somebody's by now, and it is left: the next wake "
-                "or replicate takes it up"
+                f"{error}. So nobody can tell whether the machine under {lease} is somebody's by "
+                "now, and it is left: reconcile shows it once the store answers"
             ) from error
-        if now is not None and now.state == "handed over":
+        if now is None or now.state == "handed over":
+            done = "closed" if now is None else "handed over"
             raise HandedOver(
-                f"lease {label.lease} of workspace {self._workspace} was handed over by another "
-                "run: its machine is left alone"
+                f"{lease} was {done} by another run meanwhile: what stands under it is left alone, "
+                "and reconcile shows it"
             )
 
     def unfinished(self, provider: str, standing: Collection[Label | None] = ()) -> list[Lease]:
@@ -100,16 +98,14 @@ class Ledger:
 
     def hand_over(self, lease: Lease) -> None:
         """The machine is somebody's now: from here on only a verified snapshot may end it."""
-        self._write(
-            self._lease_key(lease.label), msgspec.structs.replace(lease, state="handed over")
-        )
+        self._write(lease_key(lease.label), msgspec.structs.replace(lease, state="handed over"))
 
     def close_lease(self, label: Label) -> None:
         """The machine is gone."""
-        self._store.delete([self._lease_key(label)])
+        self._store.delete([lease_key(label)])
 
     def lease_of(self, label: Label) -> Lease | None:
-        return self._read(self._lease_key(label), Lease)
+        return self._read(lease_key(label), Lease)
 
     def pinned(self, endpoint: Endpoint) -> Endpoint:
         """``endpoint`` with the host key that was pinned before, where it brings none itself."""
@@ -143,9 +139,6 @@ class Ledger:
                 f"{key} in {self._store.address} is not what torpor wrote there ({error}): look at "
                 "the machine it may stand for, then delete it"
             ) from None
-
-    def _lease_key(self, label: Label) -> ObjectKey:
-        return ObjectKey(f"workspaces/{self._workspace}/leases/{label.lease}")
 
     def _host_key(self, endpoint: Endpoint) -> ObjectKey:
         place = hashlib.sha256(f"{endpoint.host}:{endpoint.port}".encode()).hexdigest()[:32]

@@ -36,8 +36,8 @@ _MINT: Final = object()
 _REREAD_GRANT_S: Final = 6 * 3600
 
 
-def _nothing_more() -> None:
-    """What was proven cannot change."""
+def _ask_nobody() -> None:
+    """A snapshot that is verified stays so, and a benchmark's machine is never anybody's."""
 
 
 class Confirmed(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class Warrant(_Proof):
         mint: object,
         machine: Machine,
         reason: str,
-        ask: Callable[[], None] = _nothing_more,
+        ask: Callable[[], None] = _ask_nobody,
     ) -> None:
         if mint is not _MINT:
             raise UnsafeDestroy(
@@ -238,7 +238,7 @@ def warrant_to_destroy(
 
 
 def never_handed_over(
-    machine: Machine, label: Label, ask: Callable[[], None] = _nothing_more
+    machine: Machine, label: Label, ask: Callable[[], None] = _ask_nobody
 ) -> Warrant:
     """A warrant for a machine under ``label`` that was not handed over to anybody.
 

@@ -42,7 +42,7 @@ from torpor.remote.restore import Peer, RemoteRestore, RestorePlan
 from torpor.remote.session import Session
 from torpor.safety import Warrant
 from torpor.store.snapshots import find_snapshot
-from torpor.values import MIB, Machine, Offer, Want
+from torpor.values import MIB, Machine, MachineId, Offer, Want
 
 
 class Kept:
@@ -301,11 +301,43 @@ def test_an_offer_that_fails_after_another_run_handed_over_under_its_lease_ends_
     assert [machine.label for machine in kept.world.machines()] == [lease.label]
 
 
+def test_a_lease_that_was_handed_over_between_two_offers_stays_handed_over(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run takes the lease up when the machine of the first offer has just gone."""
+    place, find, second = kept.world.place, LocalProvider.find, list[Machine]()
+    lease = place.ledger.open_lease(place.owner, place.provider.identity)
+    (offer,) = place.provider.offers(Want())
+
+    def unreachable(*_: Any, **__: Any) -> Machine:
+        raise MachineUnreachable("it never answered")
+
+    def taken_once_gone(self: LocalProvider, machine: MachineId) -> Machine | None:
+        found = find(self, machine)
+        if found is None and not second:
+            second.append(place.provider.create(offer, lease.label, place.ssh_public_key))
+            place.ledger.hand_over(lease)
+        return found
+
+    monkeypatch.setattr("tasks.machines.wait_until_reachable", unreachable)
+    monkeypatch.setattr(LocalProvider, "find", taken_once_gone)
+    with (
+        plain(place),
+        pytest.raises(HandedOver),
+        rented(place, [offer, offer], lease, True),
+    ):
+        pytest.fail("no offer came up")
+    now = place.ledger.lease_of(lease.label)
+    assert now is not None
+    assert now.state == "handed over"
+    assert [machine.id for machine in kept.world.machines()] == [second[0].id]
+
+
 def test_a_failed_run_leaves_a_machine_while_nobody_can_tell_whose_it_is(kept: Kept) -> None:
     place, lease = kept.world.place, _created(kept)
     with plain(place):
         away = patch.object(Ledger, "lease_of", side_effect=StoreUnavailable("the store is away"))
-        with away, pytest.raises(StoreUnavailable, match="left: the next wake or replicate takes"):
+        with away, pytest.raises(StoreUnavailable, match="it is left: reconcile shows it"):
             destroy_created(place, lease)
         assert len(kept.world.machines()) == 1
         destroy_created(place, lease)

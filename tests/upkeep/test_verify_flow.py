@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -27,11 +27,11 @@ from torpor.errors import (
     StoreUnavailable,
 )
 from torpor.format.names import manifest_key
-from torpor.ledger import Ledger
+from torpor.ledger import Ledger, lease_key
 from torpor.remote import bundle
 from torpor.remote.snapshot import RemoteSnapshot
 from torpor.upkeep.verify_report import VerifyReport
-from torpor.values import MachineId, ObjectKey
+from torpor.values import MachineId, ObjectKey, WorkspaceName
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +74,14 @@ def test_every_depth_says_that_whole_snapshots_are_whole(kept: World) -> None:
 
 @pytest.mark.parametrize("depth", ["quick", "drill"])
 def test_what_a_killed_drill_left_goes_a_day_later_and_not_before(kept: World, depth: str) -> None:
-    place = replace(kept.place, spec=structs.replace(kept.place.spec, name="drill--demo"))
+    place = kept.place.under(WorkspaceName("drill--demo"))
     lease = place.ledger.open_lease(place.owner, place.provider.identity)
     offer = place.provider.offers(place.spec.want)[0]
     left = place.provider.create(offer, lease.label, place.ssh_public_key).id
     verify(kept, depth=depth)
     assert left in [machine.id for machine in kept.machines()]
-    place.ledger.reopen(structs.replace(lease, created_unix=time.time() - LEFT_AFTER_S - 1))
+    old = structs.replace(lease, created_unix=time.time() - LEFT_AFTER_S - 1)
+    place.store.put(lease_key(lease.label), msgspec.json.encode(old))
     verify(kept, depth=depth)
     assert left not in [machine.id for machine in kept.machines()]
     assert list(kept.direct.list("workspaces/drill--demo/leases/")) == []
