@@ -32,7 +32,7 @@ def reconcile(
     """Say what each machine at the provider is, and end those that a killed run left, if named.
 
     Without names nothing is changed. A machine that was handed over is never ended here, nor one
-    that still answers.
+    that still answers, unless a benchmark or a drill left it.
 
     Args:
         workspace: The Workspace block whose provider and leases are compared, or its name.
@@ -43,15 +43,18 @@ def reconcile(
     probe_store(place)
     findings = compare_with_leases(place)
     chosen = choose(findings, end)
-    for machine, lease in chosen:
-        if not lease.label.workspace.startswith(RESERVED):  # what is there may be somebody's
-            see_that_it_does_not_answer(place, machine)
+    doubtful = [m for m, lease in chosen if not lease.label.workspace.startswith(RESERVED)]
+    for machine in doubtful:
+        see_that_it_does_not_answer(place, machine)
     ended: list[MachineId] = []
     faults: list[TorporError] = []
     for machine, lease in chosen:
         try:
+            if machine in doubtful:  # the one before may have taken minutes to go
+                see_that_it_does_not_answer(place, machine)
             end_unfinished(place, machine, lease)
         except TorporError as error:  # and the others are ended all the same
+            get_run_logger().error("machine %s was not ended: %s", machine.id, error)
             faults.append(error)
         else:
             ended.append(machine.id)
@@ -63,5 +66,5 @@ def reconcile(
         key=f"reconcile-{place.spec.name}", table=report.rows(), description=report.message()
     )
     if faults:
-        raise faults[0]
+        raise type(faults[0])("; ".join(map(str, faults)))
     return report

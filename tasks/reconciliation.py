@@ -8,9 +8,10 @@ from prefect.logging import get_run_logger
 from tasks.machines import destroy_until_gone, endpoint_of, open_session
 from tasks.place import Place
 from tasks.retrying import STEP
-from torpor.errors import HandedOver, MachineError, UnsafeDestroy
+from torpor.errors import MachineError, MachineUnreachable, UnsafeDestroy
 from torpor.ledger import Lease
 from torpor.measure.scratch import machines_name
+from torpor.providers.waiting import ssh_banner_fault
 from torpor.reconciliation import Finding, compare
 from torpor.safety import never_handed_over
 from torpor.values import DRILL, Machine, reserved_name
@@ -30,17 +31,28 @@ def compare_with_leases(place: Place) -> list[Finding]:
 
 
 def see_that_it_does_not_answer(place: Place, machine: Machine) -> None:
-    """UnsafeDestroy where an agent can be reached on the machine: whoever works there, or began to
-    restore there, is the agent's to tell, and a wake asks it."""
+    """UnsafeDestroy for a machine that is starting or where anything answers SSH: whoever works
+    there, or began to restore there, is its agent's to tell, and a wake asks that."""
+    machine = place.provider.find(machine.id) or machine
+    if machine.state == "starting":
+        raise UnsafeDestroy(
+            f"machine {machine.id} is starting, so a run may be about to use it: nothing was "
+            "ended. Run reconcile again in some minutes"
+        )
     try:
         with open_session(place, endpoint_of(machine)):
-            pass
+            says = "its agent"
     except MachineError as error:
-        get_run_logger().info("machine %s does not answer: %s", machine.id, error)
-        return
+        if isinstance(error, MachineUnreachable):
+            silence = _silence(machine)
+            if silence:
+                get_run_logger().info("machine %s does not answer: %s", machine.id, silence)
+                return
+        says = str(error)
     raise UnsafeDestroy(
-        f"machine {machine.id} answers: nothing was ended. Run wake or replicate, which takes up "
-        "what an earlier run left on it; then hibernate ends it"
+        f"machine {machine.id} answers ({says}), and may hold what a run restored, or somebody's "
+        "work: nothing was ended. Run wake or replicate, which takes it up, and then hibernate; "
+        "where they cannot, only the provider's console ends it"
     )
 
 
@@ -53,14 +65,16 @@ def end_unfinished(place: Place, machine: Machine, lease: Lease) -> None:
     ledger = place.under(lease.label.workspace).ledger
 
     def ask() -> None:
-        ledger.see_not_handed_over(lease.label)
-        if ledger.lease_of(lease.label) is None:
-            raise HandedOver(
-                f"lease {lease.label.lease} is closed, so nobody can tell whose machine "
-                f"{machine.id} is: it is left alone"
-            )
+        ledger.see_unclaimed(lease.label)
 
     destroy_until_gone(place, machine, never_handed_over(machine, lease.label, ask))
+
+
+def _silence(machine: Machine) -> str:
+    """What went wrong where no SSH server greets; empty where one does."""
+    if machine.endpoint is None:
+        return f"it is {machine.state} and has no address"
+    return ssh_banner_fault(machine.endpoint) or ""
 
 
 def _stays(place: Place, finding: Finding) -> bool:

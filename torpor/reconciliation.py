@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from torpor.errors import InvalidInput, NotOurs, UnsafeDestroy
-from torpor.ledger import Lease
+from torpor.ledger import Lease, lease_key
 from torpor.reports import Row
 from torpor.values import RESERVED, Machine, MachineId, WorkspaceName
 
@@ -24,24 +24,28 @@ Kind = Literal[
     "another workspace's",
 ]
 
-_NEXT: Final[dict[Kind, str]] = {
+_ADVICE: Final[dict[Kind, str]] = {
     "unfinished": "a run is at work on it now, or was killed: wake or replicate takes it up. Where "
     "it never answers again, naming its id in `end` ends it",
     "without a lease": "this store knows nothing of it, so it is left alone: reconcile with the "
     "store block that it was created with, or look at the provider's console",
-    "lost": "the provider has no such machine any more: it was ended there, or taken away, or a "
-    "hibernate was killed as its last step. Wake brings the newest snapshot",
-    "in use": "yours to work on; hibernate ends it",
+    "lost": "the provider does not list such a machine: it was ended there, or taken away, or a "
+    "hibernate was killed as its last step. Wake brings the newest snapshot. To be told of it no "
+    "more, delete {key} in the bucket",
+    "in use": "yours to work on; hibernate ends it, for which it must run",
     "asked for": "there is no machine: a run is about to create it, or was killed before it did. "
     "The next one uses the lease",
     "at another provider": "reconcile with a workspace block that names that provider",
     "another workspace's": "reconcile the workspace that it belongs to",
 }
-"""What can be done about each, in the order in which they are listed."""
-_NEXT_OF_SCRATCH: Final = (
-    "a benchmark or a drill is at work on it now, or was killed: a later one of this workspace "
-    "ends it, and so does naming its id in `end`"
-)
+_ADVICE_ON_SCRATCH: Final[dict[Kind, str]] = {
+    "unfinished": "a benchmark or a drill is at work on it now, or was killed: a later benchmark, "
+    "or a verify a day later, ends it, and so does naming its id in `end`",
+    "asked for": "there is no machine: a benchmark or a drill is about to create it, or was "
+    "killed. A later one clears it away",
+}
+_ORDER: Final = tuple(_ADVICE)
+"""What may cost for nothing comes first."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -58,9 +62,10 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def next_step(self) -> str:
-        if self.kind == "unfinished" and self.workspace.startswith(RESERVED):
-            return _NEXT_OF_SCRATCH
-        return _NEXT[self.kind]
+        advice = _ADVICE[self.kind]
+        if self.workspace.startswith(RESERVED):
+            advice = _ADVICE_ON_SCRATCH.get(self.kind, advice)
+        return advice.format(key=lease_key(self.lease.label) if self.lease else "")
 
     def row(self, now_unix: float) -> Row:
         """As a line of a table."""
@@ -139,8 +144,7 @@ def compare(
             if lease.provider != provider:
                 kind = "at another provider"
             found.append(Finding(kind, None, lease))
-    order = list(_NEXT)
-    return sorted(found, key=lambda finding: order.index(finding.kind))
+    return sorted(found, key=lambda finding: _ORDER.index(finding.kind))
 
 
 def choose(findings: Sequence[Finding], wanted: Sequence[str]) -> list[tuple[Machine, Lease]]:

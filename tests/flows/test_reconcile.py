@@ -6,23 +6,32 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 import tasks.machines
+from tasks.reconciliation import see_that_it_does_not_answer
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.tree_print import differences, fill, print_of
 from tests.fixtures.world import WORKSPACE, World, kill, until_gone
 from torpor.errors import (
+    AgentLost,
+    DiskFull,
     HandedOver,
+    HostKeyChanged,
     InvalidInput,
+    MachineDenied,
+    MachineUnfit,
     MachineUnreachable,
     ProviderError,
+    TorporError,
     UnsafeDestroy,
 )
 from torpor.ledger import Lease, Ledger
 from torpor.providers import waiting
 from torpor.providers.local import LocalProvider
 from torpor.reconciliation import Kind, Reconciliation
+from torpor.remote.session import Session
 from torpor.safety import Warrant, never_handed_over
 from torpor.values import DRILL, Machine, Want, WorkspaceName, reserved_name
 
@@ -40,7 +49,7 @@ def _left(world: World, name: WorkspaceName = WORKSPACE) -> tuple[Machine, Lease
     return place.provider.create(offer, lease.label, place.ssh_public_key), lease
 
 
-def _lost(world: World) -> tuple[Machine, Lease]:
+def _silent(world: World) -> tuple[Machine, Lease]:
     """The same, of a machine that does not answer any more."""
     machine, lease = _left(world)
     servers = world.listener(machine.id)
@@ -133,20 +142,73 @@ def test_what_a_drill_left_is_ended_by_name_though_it_answers(world: World) -> N
 
 
 def test_where_one_of_the_named_may_not_be_ended_none_is(world: World) -> None:
-    mine, (answers, _), (dead, _) = world.rent(), _left(world), _lost(world)
+    mine, (answers, _), (dead, _) = world.rent(), _left(world), _silent(world)
     with pytest.raises(UnsafeDestroy, match=f"{mine.id} was handed over"):
         _reconcile(world, end=[dead.id, mine.id])
     with pytest.raises(InvalidInput, match="no machine 'm-nowhere'"):
         _reconcile(world, end=[dead.id, "m-nowhere"])
-    with pytest.raises(UnsafeDestroy, match=f"{answers.id} answers: nothing was ended"):
+    with pytest.raises(UnsafeDestroy, match=f"{answers.id} answers .its agent.*nothing was ended"):
         _reconcile(world, end=[dead.id, answers.id])
     assert {machine.id for machine in world.machines()} == {mine.id, answers.id, dead.id}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MachineDenied("it refuses the key"),
+        HostKeyChanged("it shows another host key"),
+        DiskFull("there is no room for the agent"),
+        MachineUnfit("it has no Python"),
+        AgentLost("the agent went away"),
+        MachineUnreachable("no common SSH algorithms"),
+    ],
+)
+def test_one_that_refuses_has_answered(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: TorporError
+) -> None:
+    """It may hold a whole restore, and somebody's work."""
+    machine, _ = _left(world)
+
+    def refuses(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Session, "open", refuses)
+    with pytest.raises(UnsafeDestroy, match=f"answers .{error}.*only the provider's console"):
+        _reconcile(world, end=[machine.id])
+    assert [one.id for one in world.machines()] == [machine.id]
+
+
+def test_one_that_is_starting_is_about_to_be_used(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, _ = _left(world)
+    starting = msgspec.structs.replace(machine, state="starting", endpoint=None)
+    monkeypatch.setattr(LocalProvider, "find", lambda *_: starting)
+    with pytest.raises(UnsafeDestroy, match="is starting, so a run may be about to use it"):
+        see_that_it_does_not_answer(world.place, machine)
+
+
+def test_one_that_answers_again_after_another_took_its_time_is_left(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = _silent(world)[0], _silent(world)[0]
+    destroy = LocalProvider.destroy
+
+    def slow(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
+        destroy(self, machine, warrant)
+        if machine.id == first.id:
+            assert world.revive_server(second.id)
+
+    monkeypatch.setattr(LocalProvider, "destroy", slow)
+    with pytest.raises(UnsafeDestroy, match=f"{second.id} answers"):
+        _reconcile(world, end=[first.id, second.id])
+    assert [one.id for one in world.machines()] == [second.id]
 
 
 def test_one_that_does_not_go_keeps_none_of_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = _lost(world)[0], _lost(world)[0]
+    first, second = _silent(world)[0], _silent(world)[0]
     destroy = LocalProvider.destroy
 
     def stubborn(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
@@ -164,12 +226,15 @@ def test_one_that_does_not_go_keeps_none_of_the_others(
 
 @pytest.mark.parametrize(
     ("meanwhile", "words"),
-    [(Ledger.hand_over, "was handed over by another run"), (Ledger.close_lease, "is closed, so")],
+    [
+        (Ledger.hand_over, "was handed over by another run"),
+        (Ledger.close_lease, "was closed by another run"),
+    ],
 )
 def test_one_that_may_be_somebody_s_when_the_provider_is_asked_is_left(
     world: World, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[..., None], words: str
 ) -> None:
-    machine, lease = _lost(world)
+    machine, lease = _silent(world)
     destroy = LocalProvider.destroy
 
     def slow(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
