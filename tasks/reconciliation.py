@@ -27,7 +27,7 @@ def compare_with_leases(place: Place) -> list[Finding]:
     leases = [lease for one in workspaces for lease in place.under(one).ledger.leases()]
     after = place.provider.list_own()
     found = compare(place.provider.identity, workspaces, leases, before, after)
-    return [finding for finding in found if finding.kind != "lost" or _stays(place, finding)]
+    return [finding for finding in found if not _just_ended(place, finding)]
 
 
 def see_that_it_does_not_answer(place: Place, machine: Machine) -> None:
@@ -77,9 +77,7 @@ def _silence(machine: Machine) -> str:
     return ssh_banner_fault(machine.endpoint) or ""
 
 
-def _stays(place: Place, finding: Finding) -> bool:
-    """A hibernate closes the lease right after its machine has gone."""
-    if finding.lease is None:
-        return True
-    label = finding.lease.label
-    return place.under(label.workspace).ledger.lease_of(label) is not None
+def _just_ended(place: Place, finding: Finding) -> bool:
+    """It looks lost, and its lease is closed by now: a hibernate does that once its machine went."""
+    lease = finding.lease if finding.kind == "lost" else None
+    return lease is not None and place.ledger.lease_of(lease.label) is None

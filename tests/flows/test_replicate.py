@@ -12,6 +12,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
+import tasks.machines
 from benchmarks.replicate import forget_leases, kills, leaks, limited
 from flows import fleet
 from flows.fleet import Fleet
@@ -331,6 +332,26 @@ def test_a_lease_that_was_handed_over_between_two_offers_stays_handed_over(
     assert now is not None
     assert now.state == "handed over"
     assert [machine.id for machine in kept.world.machines()] == [second[0].id]
+
+
+def test_a_machine_that_another_run_handed_over_takes_no_place_in_the_fleet(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, waits, reach = kept.world.place, list[str](), tasks.machines.wait_until_reachable
+
+    def too_late_once(provider: LocalProvider, machine: MachineId, **options: Any) -> Machine:
+        waits.append(machine)
+        if len(waits) == 1:
+            (lease,) = place.ledger.unfinished(provider.identity)
+            place.ledger.hand_over(lease)
+            raise MachineUnreachable("it never answered here")
+        return reach(provider, machine, **options)
+
+    monkeypatch.setattr("tasks.machines.wait_until_reachable", too_late_once)
+    report = kept.replicate(count=1)
+    assert (len(report.ready), report.replaced) == (1, 1)
+    assert "handed over by another run" in report.failed[0].words
+    assert {one.id for one in kept.world.machines()} == {waits[0], report.ready[0].machine}
 
 
 def test_a_failed_run_leaves_a_machine_while_nobody_can_tell_whose_it_is(kept: Kept) -> None:
