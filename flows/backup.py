@@ -6,12 +6,12 @@ from typing import Annotated, TypeAlias
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
-from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from blocks import Workspace
 from flows.hibernate import PARTS_AT_ONCE, store_workspace
+from flows.run_name import run_name
 from tasks.events import BackupFailed, BackupFinished, BackupMissed, emit
 from tasks.place import Place, open_place
 from tasks.retention import apply_retention, judge_snapshots, look_at_newest
@@ -22,14 +22,9 @@ from torpor.upkeep.retention import MOST_KEPT, Retention
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_KEPT)]
 
 
-def _run_name() -> str:
-    workspace = flow_run.parameters.get("workspace")
-    return f"{flow_run.flow_name}-{getattr(workspace, 'name', workspace)}"
-
-
 @flow(
     name="backup",
-    flow_run_name=_run_name,
+    flow_run_name=run_name,
     task_runner=ThreadPoolTaskRunner(max_workers=PARTS_AT_ONCE),  # type: ignore[arg-type]
     persist_result=False,
 )
@@ -91,7 +86,7 @@ def backup(
     return report
 
 
-@flow(name="check-backup", flow_run_name=_run_name, persist_result=False)
+@flow(name="check-backup", flow_run_name=run_name, persist_result=False)
 def check_backup(
     workspace: Workspace | str, most_hours: Annotated[float, Field(gt=0, le=24 * 366)] = 26.0
 ) -> FreshnessReport:

@@ -14,6 +14,7 @@ from pydantic import Field
 from blocks import Workspace
 from flows.measurement import Measurement, measured_block
 from flows.phases import Phases
+from flows.run_name import run_name
 from flows.scratch_machine import held_and_cleared, scratch_machines
 from tasks.measure import Sizes, open_stores
 from tasks.place import open_place, probe_store
@@ -30,12 +31,7 @@ ObjectMib = Annotated[int, Field(ge=1, le=256)]
 Machines = Annotated[int, Field(ge=1, le=64)]
 
 
-def _run_name() -> str:
-    workspace = flow_run.parameters.get("workspace")
-    return f"benchmark-{getattr(workspace, 'name', workspace)}"
-
-
-@flow(name="benchmark", flow_run_name=_run_name, persist_result=False)
+@flow(name="benchmark", flow_run_name=run_name, persist_result=False)
 def benchmark(
     workspace: Workspace | str,
     parts: list[Parts] = PARTS,

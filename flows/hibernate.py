@@ -16,6 +16,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from blocks import Workspace
 from flows.phases import Phases
+from flows.run_name import run_name
 from tasks.machines import destroy_machine, endpoint_of, find_machine, open_session, own_machine
 from tasks.place import Place, open_place, probe_store
 from tasks.progress import Progress
@@ -46,14 +47,9 @@ MAX_ROUNDS: Final = 3
 """Commits before giving up on a disk that changes between the commit and the last look."""
 
 
-def _run_name() -> str:
-    workspace = flow_run.parameters.get("workspace")
-    return f"hibernate-{getattr(workspace, 'name', workspace)}"
-
-
 @flow(
     name="hibernate",
-    flow_run_name=_run_name,
+    flow_run_name=run_name,
     task_runner=ThreadPoolTaskRunner(max_workers=PARTS_AT_ONCE),  # type: ignore[arg-type]
     persist_result=False,
 )

@@ -7,10 +7,10 @@ from typing import Annotated
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
 from pydantic import Field
 
 from blocks import Workspace
+from flows.run_name import run_name
 from tasks.place import open_place, probe_store
 from tasks.pruning import free_dead_packs, look_for_dead_packs
 from torpor.store.marks import SHORTEST_GRACE_S
@@ -19,12 +19,7 @@ from torpor.upkeep.prune_report import PruneReport
 from torpor.values import GIB
 
 
-def _run_name() -> str:
-    workspace = flow_run.parameters.get("workspace")
-    return f"prune-{getattr(workspace, 'name', workspace)}"
-
-
-@flow(name="prune", flow_run_name=_run_name, persist_result=False)
+@flow(name="prune", flow_run_name=run_name, persist_result=False)
 def prune(
     workspace: Workspace | str,
     dry_run: bool = True,

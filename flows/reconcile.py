@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
 
 from blocks import Workspace
+from flows.run_name import run_name
 from tasks.place import open_place, probe_store
 from tasks.reconciliation import (
     compare_with_leases,
@@ -19,12 +19,7 @@ from torpor.reconciliation import Reconciliation, choose
 from torpor.values import RESERVED, MachineId
 
 
-def _run_name() -> str:
-    workspace = flow_run.parameters.get("workspace")
-    return f"reconcile-{getattr(workspace, 'name', workspace)}"
-
-
-@flow(name="reconcile", flow_run_name=_run_name, persist_result=False)
+@flow(name="reconcile", flow_run_name=run_name, persist_result=False)
 def reconcile(
     workspace: Workspace | str,
     end: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed

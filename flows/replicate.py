@@ -13,6 +13,7 @@ from pydantic import Field
 from blocks import Workspace
 from flows.fleet import MOST_MACHINES, MOST_TASKS, Fleet
 from flows.phases import Phases
+from flows.run_name import run_name
 from tasks.machines import endpoint_of, find_offers, own_machine, take_leases
 from tasks.place import open_place, probe_store
 from tasks.restore import NEWEST, pick_snapshot
@@ -23,14 +24,9 @@ from torpor.reports import ReplicateReport
 MOST_SPARES: Final = 16
 
 
-def _run_name() -> str:
-    workspace = flow_run.parameters.get("workspace")
-    return f"replicate-{getattr(workspace, 'name', workspace)}"
-
-
 @flow(
     name="replicate",
-    flow_run_name=_run_name,
+    flow_run_name=run_name,
     task_runner=ThreadPoolTaskRunner(max_workers=MOST_TASKS),  # type: ignore[arg-type]
     persist_result=False,
 )

@@ -12,6 +12,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from blocks import Workspace
 from flows.hibernate import PARTS_AT_ONCE
 from flows.phases import Phases
+from flows.run_name import run_name
 from tasks.machines import endpoint_of, find_machine, open_session, own_machine
 from tasks.place import Place, open_place, probe_store
 from tasks.progress import Progress
@@ -30,14 +31,9 @@ from torpor.remote.restore import RestorePlan
 from torpor.upkeep.reports import PathReport
 
 
-def _run_name() -> str:
-    workspace = flow_run.parameters.get("workspace")
-    return f"restore-path-{getattr(workspace, 'name', workspace)}"
-
-
 @flow(
     name="restore-path",
-    flow_run_name=_run_name,
+    flow_run_name=run_name,
     task_runner=ThreadPoolTaskRunner(max_workers=PARTS_AT_ONCE),  # type: ignore[arg-type]
     persist_result=False,
 )

@@ -11,11 +11,11 @@ from datetime import datetime, timezone
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
-from prefect.runtime import flow_run
 
 from blocks import Workspace
 from flows import listing
 from flows.listing import NEWEST, PREVIOUS
+from flows.run_name import run_name
 from tasks.place import open_place
 from tasks.retention import delete_one, pin_one, unpin_one
 from torpor.errors import InvalidInput
@@ -25,12 +25,7 @@ from torpor.upkeep.reports import MOST_ROWS, Table
 from torpor.values import SnapshotId, WorkspaceName, snapshot_id
 
 
-def _run_name() -> str:
-    workspace = flow_run.parameters.get("workspace")
-    return f"{flow_run.flow_name}-{getattr(workspace, 'name', workspace)}"
-
-
-@flow(name="snapshots", flow_run_name=_run_name, persist_result=False)
+@flow(name="snapshots", flow_run_name=run_name, persist_result=False)
 def snapshots(workspace: Workspace | str, snapshot: str = "") -> Table:
     """List the snapshots of a workspace, or the files of one of them.
 
@@ -62,7 +57,7 @@ def snapshots(workspace: Workspace | str, snapshot: str = "") -> Table:
     return _told("snapshot", _table(name, title, rows, len(entries)))
 
 
-@flow(name="diff", flow_run_name=_run_name, persist_result=False)
+@flow(name="diff", flow_run_name=run_name, persist_result=False)
 def diff(workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST) -> Table:
     """Say what differs between two snapshots of a workspace: added, removed, changed, metadata.
 
@@ -93,7 +88,7 @@ def diff(workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST
     return _told("diff", _table(found.workspace, title, rows, len(found.changes)))
 
 
-@flow(name="find", flow_run_name=_run_name, persist_result=False)
+@flow(name="find", flow_run_name=run_name, persist_result=False)
 def find(workspace: Workspace | str, pattern: str) -> Table:
     """Find a file in all snapshots of a workspace, and which versions of it there are.
 
@@ -119,7 +114,7 @@ def find(workspace: Workspace | str, pattern: str) -> Table:
     return _told("find", _table(found.workspace, title, rows, len(found.versions)))
 
 
-@flow(name="delete-snapshots", flow_run_name=_run_name, persist_result=False)
+@flow(name="delete-snapshots", flow_run_name=run_name, persist_result=False)
 def delete_snapshots(
     workspace: Workspace | str, snapshots: list[str], even_newest: str = ""
 ) -> Table:
@@ -146,7 +141,7 @@ def delete_snapshots(
     return _told("delete-snapshots", _table(place.spec.name, title, rows))
 
 
-@flow(name="pin", flow_run_name=_run_name, persist_result=False)
+@flow(name="pin", flow_run_name=run_name, persist_result=False)
 def pin(workspace: Workspace | str, snapshot: str, reason: str) -> Table:
     """Keep a snapshot until it is unpinned, whatever retention says and whoever deletes.
 
@@ -161,7 +156,7 @@ def pin(workspace: Workspace | str, snapshot: str, reason: str) -> Table:
     return _told("pin", _pinning(place.spec.name, wanted, f"pinned: {reason}"))
 
 
-@flow(name="unpin", flow_run_name=_run_name, persist_result=False)
+@flow(name="unpin", flow_run_name=run_name, persist_result=False)
 def unpin(workspace: Workspace | str, snapshot: str) -> Table:
     """Let a pinned snapshot go the way of the others again. Deletes nothing by itself.
 

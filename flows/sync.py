@@ -14,6 +14,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from blocks import Workspace
 from flows.hibernate import PARTS_AT_ONCE, store_workspace
 from flows.phases import Phases
+from flows.run_name import run_name
 from tasks.machines import endpoint_of, find_machine, open_session, own_machine
 from tasks.place import Place, open_place, probe_store
 from tasks.progress import Progress
@@ -29,14 +30,9 @@ MAX_ROUNDS: Final = 3
 """Tries before giving up on a machine whose files change while they are synced."""
 
 
-def _run_name() -> str:
-    workspace = flow_run.parameters.get("workspace")
-    return f"sync-{getattr(workspace, 'name', workspace)}"
-
-
 @flow(
     name="sync",
-    flow_run_name=_run_name,
+    flow_run_name=run_name,
     task_runner=ThreadPoolTaskRunner(max_workers=PARTS_AT_ONCE),  # type: ignore[arg-type]
     persist_result=False,
 )

@@ -15,6 +15,7 @@ from blocks import Workspace
 from flows.drill_machine import drill_machine, end_left_drills
 from flows.hibernate import PARTS_AT_ONCE
 from flows.phases import Phases
+from flows.run_name import run_name
 from tasks.events import SnapshotVerified, VerificationFailed, emit
 from tasks.machines import endpoint_of, find_machine, open_session, own_machine
 from tasks.place import Place, open_place, probe_store
@@ -38,14 +39,9 @@ from torpor.values import SnapshotId
 MOST_PARTS: Final = 64
 
 
-def _run_name() -> str:
-    workspace = flow_run.parameters.get("workspace")
-    return f"verify-{getattr(workspace, 'name', workspace)}"
-
-
 @flow(
     name="verify",
-    flow_run_name=_run_name,
+    flow_run_name=run_name,
     task_runner=ThreadPoolTaskRunner(max_workers=PARTS_AT_ONCE),  # type: ignore[arg-type]
     persist_result=False,
 )

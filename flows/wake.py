@@ -16,6 +16,7 @@ from blocks import Workspace
 from flows.hibernate import PARTS_AT_ONCE
 from flows.phases import Phases
 from flows.restoration import Restoration
+from flows.run_name import run_name
 from flows.tenancy import Tenancy, rented
 from tasks.machines import endpoint_of, find_offers, open_session, take_lease
 from tasks.place import Place, open_place, probe_store
@@ -29,14 +30,9 @@ from torpor.values import StoredSnapshot
 NEWEST: Final = "newest"
 
 
-def _run_name() -> str:
-    workspace = flow_run.parameters.get("workspace")
-    return f"wake-{getattr(workspace, 'name', workspace)}"
-
-
 @flow(
     name="wake",
-    flow_run_name=_run_name,
+    flow_run_name=run_name,
     task_runner=ThreadPoolTaskRunner(max_workers=PARTS_AT_ONCE),  # type: ignore[arg-type]
     persist_result=False,
 )
