@@ -78,6 +78,6 @@ def _silence(machine: Machine) -> str:
 
 
 def _just_ended(place: Place, finding: Finding) -> bool:
-    """It looks lost, and its lease is closed by now: a hibernate does that once its machine went."""
+    """It looks lost, and its lease is closed by now, as a hibernate does with its last step."""
     lease = finding.lease if finding.kind == "lost" else None
     return lease is not None and place.ledger.lease_of(lease.label) is None
