@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine
 from benchmarks.workspace import bf16
-from torpor.measure.host import host_facts
-from torpor.store.embedded import EmbeddedStore
-from torpor.values import GIB, MIB
+from torpor.control.measure.host import host_facts
+from torpor.control.store.embedded import EmbeddedStore
+from torpor.shared.values import GIB, MIB
 
 
 def main() -> None:

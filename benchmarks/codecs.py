@@ -36,12 +36,12 @@ import zstandard
 
 from benchmarks.codecs_plot import draw
 from gpu_kernels import native, twin
-from torpor.agent.memory import keep_freed_chunks
-from torpor.codecs.layout import Element
-from torpor.codecs.planes import PLANES, RANS
-from torpor.measure.codecs import Coder, planes_coder, relative_deviation, run_coder
-from torpor.tree.plan import CHUNK_BYTES
-from torpor.values import MIB
+from torpor.control.measure.codecs import Coder, planes_coder, relative_deviation, run_coder
+from torpor.machine.agent.memory import keep_freed_chunks
+from torpor.shared.codecs.layout import Element
+from torpor.shared.codecs.planes import PLANES, RANS
+from torpor.shared.format.sizes import CHUNK_BYTES
+from torpor.shared.values import MIB
 
 EXPONENTS = "exponent plane of BF16"
 

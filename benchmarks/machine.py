@@ -14,20 +14,20 @@ from typing import NamedTuple
 
 import asyncssh
 
-from torpor.format.keys import Seal
-from torpor.format.manifest import Manifest
-from torpor.measure.peers import Cost
-from torpor.providers.local import LocalProvider
-from torpor.remote.restore import RemoteRestore
-from torpor.remote.session import Session
-from torpor.remote.snapshot import RemoteSnapshot
-from torpor.remote.ssh import Identity
-from torpor.remote.sync import RemoteSync
-from torpor.safety import never_handed_over, verify_snapshot
-from torpor.store.embedded import EmbeddedStore
-from torpor.store.s3 import S3Store
-from torpor.store.snapshots import find_snapshot, read_manifest
-from torpor.values import Label, StoredSnapshot, Want, WorkspaceName, WorkspaceSpec
+from torpor.control.measure.peers import Cost
+from torpor.control.providers.local import LocalProvider
+from torpor.control.remote.restore import RemoteRestore
+from torpor.control.remote.session import Session
+from torpor.control.remote.snapshot import RemoteSnapshot
+from torpor.control.remote.ssh import Identity
+from torpor.control.remote.sync import RemoteSync
+from torpor.control.safety import never_handed_over, verify_snapshot
+from torpor.control.store.embedded import EmbeddedStore
+from torpor.control.store.s3 import S3Store
+from torpor.control.store.snapshots import find_snapshot, read_manifest
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.values import Label, StoredSnapshot, Want, WorkspaceName, WorkspaceSpec
 
 _NAME = WorkspaceName("bench")
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -27,12 +27,12 @@ from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine
 from benchmarks.workspace import change_workspace, make_workspace, tree_bytes
 from tests.fixtures.shaping import Shaper
-from torpor.measure.figures import summed_up
-from torpor.measure.host import host_facts
-from torpor.measure.peers import PEERS, Tool
-from torpor.store.embedded import EmbeddedStore
-from torpor.store.s3 import S3Store
-from torpor.values import GIB, MIB
+from torpor.control.measure.figures import summed_up
+from torpor.control.measure.host import host_facts
+from torpor.control.measure.peers import PEERS, Tool
+from torpor.control.store.embedded import EmbeddedStore
+from torpor.control.store.s3 import S3Store
+from torpor.shared.values import GIB, MIB
 
 PEER_BUCKETS = {"restic": "restic", "tar+lz4+s5cmd": "tarball"}
 STEPS = ("full", "unchanged", "incremental", "restore")

@@ -38,12 +38,12 @@ from tests.fixtures.shaping import Shaper
 from tests.fixtures.stores import Server
 from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
 from tests.fixtures.world import World, kill, make_world
-from torpor.ledger import Ledger
-from torpor.measure.host import host_facts
-from torpor.remote.restore import Peer, RemoteRestore
-from torpor.reports import ReplicateReport
-from torpor.store.embedded import EmbeddedStore
-from torpor.values import MIB, Machine
+from torpor.control.ledger import Ledger
+from torpor.control.measure.host import host_facts
+from torpor.control.remote.restore import Peer, RemoteRestore
+from torpor.control.reports import ReplicateReport
+from torpor.control.store.embedded import EmbeddedStore
+from torpor.shared.values import MIB, Machine
 
 PART_BYTES = 4 * MIB
 

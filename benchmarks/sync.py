@@ -19,11 +19,11 @@ from typing import Any
 from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine, Synced
 from benchmarks.workspace import change_workspace, make_workspace, tree_bytes
-from torpor.format.manifest import Manifest
-from torpor.measure.figures import summed_up
-from torpor.measure.host import host_facts
-from torpor.store.embedded import EmbeddedStore
-from torpor.values import GIB
+from torpor.control.measure.figures import summed_up
+from torpor.control.measure.host import host_facts
+from torpor.control.store.embedded import EmbeddedStore
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.values import GIB
 
 MOST_MOVED = 1.3
 """Fetched bytes over those that the change put into the store."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torpor.values import MIB
+from torpor.shared.values import MIB
 
 _TENSOR = 4 << 20
 

@@ -9,7 +9,7 @@ from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
 
 from blocks.reference import LOGOS
-from torpor.providers import local
+from torpor.control.providers import local
 
 
 class LocalProvider(Block):

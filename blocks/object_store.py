@@ -14,8 +14,8 @@ from typing_extensions import Self
 
 from blocks.flavour import Flavour, place
 from blocks.reference import LOGOS, Reference, load
-from torpor.errors import InvalidInput
-from torpor.store.s3 import S3Settings, S3Store
+from torpor.control.store.s3 import S3Settings, S3Store
+from torpor.shared.errors import InvalidInput
 
 KEY_BYTES: Final = 32
 

@@ -13,7 +13,7 @@ from typing import Annotated, Final, TypeVar
 from prefect.blocks.core import Block
 from pydantic import BeforeValidator, ValidationError
 
-from torpor.errors import InvalidInput
+from torpor.shared.errors import InvalidInput
 
 BlockT = TypeVar("BlockT", bound=Block)
 

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, HttpUrl, SecretStr, field_validator
 from typing_extensions import Self
 
 from blocks.reference import LOGOS
-from torpor.remote.ssh import Identity
+from torpor.control.remote.ssh import Identity
 
 _ARMOUR: Final = re.compile(
     r"\s*(-----BEGIN (?P<kind>[A-Z0-9 ]+)-----)(?P<body>.*?)(-----END (?P=kind)-----)\s*", re.DOTALL

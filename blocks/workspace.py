@@ -11,10 +11,10 @@ from blocks.local_provider import LocalProvider
 from blocks.object_store import ObjectStore
 from blocks.reference import LOGOS, Reference, load
 from blocks.ssh_identity import SSHIdentity
-from torpor.errors import InvalidInput
-from torpor.providers.seam import Provider
-from torpor.store.s3 import S3Store
-from torpor.values import (
+from torpor.control.providers.seam import Provider
+from torpor.control.store.s3 import S3Store
+from torpor.shared.errors import InvalidInput
+from torpor.shared.values import (
     MIB,
     RESERVED,
     Compression,

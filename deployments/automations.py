@@ -25,7 +25,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from deployments.installation import Installation
 from deployments.server import answers, server_of
 from tasks.events import BackupFailed, BackupFinished, BackupMissed, VerificationFailed
-from torpor.errors import InvalidInput, TorporError
+from torpor.shared.errors import InvalidInput, TorporError
 
 MARK: Final = "torpor: "
 """The names of our automations begin with it; no other is touched."""

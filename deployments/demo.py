@@ -21,10 +21,10 @@ from typing import Final
 from deployments.installation import CHECKOUT, Installation
 from deployments.local_machines import stop_machines
 from deployments.processes import end, mark
-from torpor.errors import TorporError
-from torpor.providers.removal import remove_tree
-from torpor.store import embedded
-from torpor.values import GIB
+from torpor.control.providers.removal import remove_tree
+from torpor.control.store import embedded
+from torpor.shared.errors import TorporError
+from torpor.shared.values import GIB
 
 NEEDED_BYTES: Final = 2 * GIB
 """The workspace, its snapshot and the woken workspace are 0.8 GB together."""

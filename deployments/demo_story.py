@@ -19,11 +19,11 @@ from deployments.example import make_example
 from deployments.installation import Installation
 from deployments.inventory import Inventory
 from flows import create, hibernate, list_machines, wake
-from torpor.errors import TorporError
-from torpor.providers.local_place import place_of
-from torpor.reports import HibernateReport, WakeReport
-from torpor.store.embedded import EmbeddedStore
-from torpor.values import Endpoint, Machine
+from torpor.control.providers.local_place import place_of
+from torpor.control.reports import HibernateReport, WakeReport
+from torpor.control.store.embedded import EmbeddedStore
+from torpor.shared.errors import TorporError
+from torpor.shared.values import Endpoint, Machine
 
 NAME: Final = "demo"
 BUCKET: Final = "torpor-demo"

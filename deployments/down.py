@@ -10,8 +10,8 @@ from deployments import server, worker
 from deployments.installation import Installation
 from deployments.local_machines import running_machines, stop_machines
 from deployments.processes import end
-from torpor.errors import TorporError
-from torpor.store import embedded
+from torpor.control.store import embedded
+from torpor.shared.errors import TorporError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

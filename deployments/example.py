@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from torpor.errors import InvalidInput
-from torpor.values import MIB
+from torpor.shared.errors import InvalidInput
+from torpor.shared.values import MIB
 
 PACKAGES: Final = ("numpy", "numpy.libs", "pandas", "dateutil", "pydantic")
 """About 110 MB of this environment's own packages: libraries and thousands of small files."""

@@ -10,10 +10,10 @@ from blocks import SSHIdentity, Workspace
 from blocks.reference import load_named
 from deployments.installation import Installation
 from flows import create, list_machines, list_snapshots
-from torpor.errors import ProviderError
-from torpor.providers.local import LocalProvider
-from torpor.providers.local_place import place_of
-from torpor.values import KIB, MIB, Machine, Want
+from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local_place import place_of
+from torpor.shared.errors import ProviderError
+from torpor.shared.values import KIB, MIB, Machine, Want
 
 _README: Final = """\
 This is the workspace `demo`. Everything in this folder is hibernated and woken.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torpor.errors import InvalidInput
+from torpor.shared.errors import InvalidInput
 
 FOLDER_VARIABLE: Final = "TORPOR_STATE"
 CHECKOUT: Final = Path(__file__).resolve().parent.parent

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from deployments.installation import Installation
-from torpor.errors import NotOurs
-from torpor.providers.local import LocalProvider
-from torpor.providers.local_place import places_in
-from torpor.providers.local_processes import boot_id, end_processes, machine_processes
-from torpor.values import Machine
+from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local_place import places_in
+from torpor.control.providers.local_processes import boot_id, end_processes, machine_processes
+from torpor.shared.errors import NotOurs
+from torpor.shared.values import Machine
 
 
 def running_machines(installation: Installation) -> list[Machine]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from deployments.installation import CHECKOUT, Installation
-from torpor.providers.local_processes import MARK as MACHINE_MARK
-from torpor.providers.local_processes import Process, end_processes, identify
+from torpor.control.providers.local_processes import MARK as MACHINE_MARK
+from torpor.control.providers.local_processes import Process, end_processes, identify
 
 MARK: Final = "TORPOR_STARTED_BY"
 _ENVIRON_MAX_BYTES: Final = 4 << 20

@@ -25,8 +25,8 @@ from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation
 from deployments.schedules import offer_schedules
 from deployments.worker import POOL
-from torpor.errors import StoreError, TorporError
-from torpor.store.embedded import EmbeddedStore
+from torpor.control.store.embedded import EmbeddedStore
+from torpor.shared.errors import StoreError, TorporError
 
 DEMO: Final = "demo"
 EMBEDDED: Final = "embedded"

@@ -14,8 +14,8 @@ from typing import Final
 
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import end, last_words, launch, running
-from torpor.errors import InvalidInput, TorporError
-from torpor.providers.local_processes import is_alive
+from torpor.control.providers.local_processes import is_alive
+from torpor.shared.errors import InvalidInput, TorporError
 
 HOST: Final = "127.0.0.1"
 USUAL_PORT: Final = 4200

@@ -16,7 +16,7 @@ from deployments import server, worker
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import last_words, mark
 from deployments.server import Server
-from torpor.errors import TorporError
+from torpor.shared.errors import TorporError
 
 REGISTER_S: Final = 600.0
 """20 to 60 s, measured; the first time it fetches the agent's wheels."""

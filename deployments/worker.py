@@ -10,8 +10,8 @@ from typing import Final
 from deployments.installation import Installation
 from deployments.processes import end, last_words, launch, running
 from deployments.server import Server, environment
-from torpor.errors import TorporError
-from torpor.providers.local_processes import is_alive
+from torpor.control.providers.local_processes import is_alive
+from torpor.shared.errors import TorporError
 
 POOL: Final = "torpor"
 READY_S: Final = 120.0

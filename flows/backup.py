@@ -15,9 +15,9 @@ from flows.run_name import run_name
 from tasks.events import BackupFailed, BackupFinished, BackupMissed, emit
 from tasks.place import Place, open_place
 from tasks.retention import apply_retention, judge_snapshots, look_at_newest
-from torpor.errors import TorporError
-from torpor.upkeep.reports import BackupReport, FreshnessReport
-from torpor.upkeep.retention import MOST_KEPT, Retention
+from torpor.control.upkeep.reports import BackupReport, FreshnessReport
+from torpor.control.upkeep.retention import MOST_KEPT, Retention
+from torpor.shared.errors import TorporError
 
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_KEPT)]
 

@@ -18,9 +18,9 @@ from flows.run_name import run_name
 from flows.scratch_machine import held_and_cleared, scratch_machines
 from tasks.measure import Sizes, open_stores
 from tasks.place import open_place, probe_store
-from torpor.measure.results import default_folder
-from torpor.reports import BenchmarkReport
-from torpor.values import WorkspaceName
+from torpor.control.measure.results import default_folder
+from torpor.control.reports import BenchmarkReport
+from torpor.shared.values import WorkspaceName
 
 PARTS: Final = [1, 4, 8, 16, 32, 64]
 OBJECT_MIB: Final = [1, 8, 64]

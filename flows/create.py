@@ -8,7 +8,7 @@ from blocks import Workspace
 from flows.tenancy import rented
 from tasks.machines import find_offers, take_lease
 from tasks.place import open_place, probe_store
-from torpor.values import Machine
+from torpor.shared.values import Machine
 
 
 @flow(name="create", persist_result=False)

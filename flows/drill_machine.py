@@ -18,9 +18,9 @@ from tasks.machines import (
     open_session,
 )
 from tasks.place import Place
-from torpor.errors import TorporError
-from torpor.remote.session import Session
-from torpor.values import DRILL, reserved_name
+from torpor.control.remote.session import Session
+from torpor.shared.errors import TorporError
+from torpor.shared.values import DRILL, reserved_name
 
 LEFT_AFTER_S: Final = 24 * 3600
 """A drill that began so long ago was killed: its machine holds nobody's work, and is ended."""

@@ -20,7 +20,12 @@ from tasks.machines import endpoint_of, open_session
 from tasks.place import Place
 from tasks.progress import Progress
 from tasks.replicas import restore_share, serve_packs
-from torpor.errors import (
+from torpor.control.ledger import Lease
+from torpor.control.remote.peers import Exchange, Member
+from torpor.control.remote.restore import RestorePlan
+from torpor.control.remote.session import Session
+from torpor.control.reports import Replica, WakeReport
+from torpor.shared.errors import (
     HandedOver,
     MachineError,
     ProviderError,
@@ -28,12 +33,7 @@ from torpor.errors import (
     TorporError,
     WorkspaceBusy,
 )
-from torpor.ledger import Lease
-from torpor.remote.peers import Exchange, Member
-from torpor.remote.restore import RestorePlan
-from torpor.remote.session import Session
-from torpor.reports import Replica, WakeReport
-from torpor.values import MachineId, Offer, StoredSnapshot
+from torpor.shared.values import MachineId, Offer, StoredSnapshot
 
 MOST_MACHINES: Final = 64
 MOST_TASKS: Final = 64

@@ -30,12 +30,12 @@ from tasks.snapshot import (
     store_part,
     verify,
 )
-from torpor.errors import AgentLost, GrantExpired, InvalidInput, StillChanging, TorporError
-from torpor.remote.session import Session
-from torpor.remote.snapshot import PartReport, RemoteSnapshot, Scan
-from torpor.reports import HibernateReport
-from torpor.safety import Verified
-from torpor.values import Machine, ObjectKey
+from torpor.control.remote.session import Session
+from torpor.control.remote.snapshot import PartReport, RemoteSnapshot, Scan
+from torpor.control.reports import HibernateReport
+from torpor.control.safety import Verified
+from torpor.shared.errors import AgentLost, GrantExpired, InvalidInput, StillChanging, TorporError
+from torpor.shared.values import Machine, ObjectKey
 
 PARTS_AT_ONCE: Final = 8
 """Task runs of parts under way; the agent works eight parts at a time."""

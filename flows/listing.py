@@ -12,15 +12,15 @@ import msgspec
 
 from blocks import Workspace
 from tasks.place import Place, open_place
-from torpor.errors import ManifestInvalid, SnapshotMissing, WrongKey
-from torpor.format.manifest import Manifest
-from torpor.store import snapshots
-from torpor.upkeep import differences
-from torpor.upkeep.differences import Comparison, Listed, Version
-from torpor.upkeep.frames import frame
-from torpor.upkeep.pins import pinned
-from torpor.upkeep.retention import made_at
-from torpor.values import Machine, SnapshotId, StoredSnapshot, WorkspaceName, snapshot_id
+from torpor.control.store import snapshots
+from torpor.control.upkeep import differences
+from torpor.control.upkeep.differences import Comparison, Listed, Version
+from torpor.control.upkeep.frames import frame
+from torpor.control.upkeep.pins import pinned
+from torpor.control.upkeep.retention import made_at
+from torpor.shared.errors import ManifestInvalid, SnapshotMissing, WrongKey
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.values import Machine, SnapshotId, StoredSnapshot, WorkspaceName, snapshot_id
 
 __all__ = [
     "Found",

@@ -31,18 +31,18 @@ from tasks.measure import (
     remove_machine_content,
 )
 from tasks.place import Place
-from torpor.agent.content import path_of
-from torpor.errors import InvalidInput, MachineError, StoreError
-from torpor.measure import advice, page, peers, plots
-from torpor.measure.figures import Direction, Figure, find
-from torpor.measure.host import host_facts
-from torpor.measure.results import write_results
-from torpor.measure.rounds import Rounds
-from torpor.measure.scratch import scratch_name
-from torpor.measure.storage import MACHINE, above_line
-from torpor.reports import BenchmarkReport
-from torpor.tree.plan import CHUNK_BYTES
-from torpor.values import MIB, WorkspaceName
+from torpor.control.measure import advice, page, peers, plots
+from torpor.control.measure.figures import Direction, Figure, find
+from torpor.control.measure.host import host_facts
+from torpor.control.measure.results import write_results
+from torpor.control.measure.rounds import Rounds
+from torpor.control.measure.scratch import scratch_name
+from torpor.control.measure.storage import MACHINE, above_line
+from torpor.control.reports import BenchmarkReport
+from torpor.shared.content import path_of
+from torpor.shared.errors import InvalidInput, MachineError, StoreError
+from torpor.shared.format.sizes import CHUNK_BYTES
+from torpor.shared.values import MIB, WorkspaceName
 
 _SHARES: Final = {"stores": 0.12, "flows": 0.72, "replicas": 0.8, "others": 0.95}
 """Of the time, when each kind of measurement begins no further round. The rest is for the codecs

@@ -13,10 +13,10 @@ from blocks import Workspace
 from flows.run_name import run_name
 from tasks.place import open_place, probe_store
 from tasks.pruning import free_dead_packs, look_for_dead_packs
-from torpor.store.marks import SHORTEST_GRACE_S
-from torpor.upkeep.prune import PruneRules
-from torpor.upkeep.prune_report import PruneReport
-from torpor.values import GIB
+from torpor.control.store.marks import SHORTEST_GRACE_S
+from torpor.control.upkeep.prune import PruneRules
+from torpor.control.upkeep.prune_report import PruneReport
+from torpor.shared.values import GIB
 
 
 @flow(name="prune", flow_run_name=run_name, persist_result=False)

@@ -14,9 +14,9 @@ from tasks.reconciliation import (
     end_unfinished,
     see_that_it_does_not_answer,
 )
-from torpor.errors import TorporError
-from torpor.reconciliation import Reconciliation, choose
-from torpor.values import RESERVED, MachineId
+from torpor.control.reconciliation import Reconciliation, choose
+from torpor.shared.errors import TorporError
+from torpor.shared.values import RESERVED, MachineId
 
 
 @flow(name="reconcile", flow_run_name=run_name, persist_result=False)

@@ -17,9 +17,9 @@ from flows.run_name import run_name
 from tasks.machines import endpoint_of, find_offers, own_machine, take_leases
 from tasks.place import open_place, probe_store
 from tasks.restore import NEWEST, pick_snapshot
-from torpor.errors import InvalidInput, MachineError
-from torpor.remote.peers import Exchange, PeerMode
-from torpor.reports import ReplicateReport
+from torpor.control.remote.peers import Exchange, PeerMode
+from torpor.control.reports import ReplicateReport
+from torpor.shared.errors import InvalidInput, MachineError
 
 MOST_SPARES: Final = 16
 

@@ -10,11 +10,11 @@ from flows.tenancy import Tenancy
 from tasks.machines import endpoint_of
 from tasks.place import Place
 from tasks.restore import begin_restore, check_restore, finish_restore
-from torpor.errors import RestoreUnfinished, TorporError
-from torpor.remote.restore import Finished, RemoteRestore, RestorePlan
-from torpor.remote.session import Session
-from torpor.reports import WakeReport
-from torpor.values import StoredSnapshot
+from torpor.control.remote.restore import Finished, RemoteRestore, RestorePlan
+from torpor.control.remote.session import Session
+from torpor.control.reports import WakeReport
+from torpor.shared.errors import RestoreUnfinished, TorporError
+from torpor.shared.values import StoredSnapshot
 
 
 class Restoration:

@@ -25,10 +25,10 @@ from tasks.restore import (
     pick_snapshot,
     restore_part,
 )
-from torpor.errors import TorporError
-from torpor.remote.paths import RemotePath
-from torpor.remote.restore import RestorePlan
-from torpor.upkeep.reports import PathReport
+from torpor.control.remote.paths import RemotePath
+from torpor.control.remote.restore import RestorePlan
+from torpor.control.upkeep.reports import PathReport
+from torpor.shared.errors import TorporError
 
 
 @flow(

@@ -21,11 +21,11 @@ from tasks.machines import (
 )
 from tasks.measure import clear_scratch, remove_machine_content
 from tasks.place import Place
-from torpor.errors import RunCancelled, TorporError
-from torpor.ledger import Ledger
-from torpor.measure.scratch import held, machines_name
-from torpor.remote.session import Session
-from torpor.values import Endpoint, Machine, WorkspaceName
+from torpor.control.ledger import Ledger
+from torpor.control.measure.scratch import held, machines_name
+from torpor.control.remote.session import Session
+from torpor.shared.errors import RunCancelled, TorporError
+from torpor.shared.values import Endpoint, Machine, WorkspaceName
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from flows.listing import NEWEST, PREVIOUS
 from flows.run_name import run_name
 from tasks.place import open_place
 from tasks.retention import delete_one, pin_one, unpin_one
-from torpor.errors import InvalidInput
-from torpor.reports import Row
-from torpor.upkeep.deletion import refuse_kept
-from torpor.upkeep.reports import MOST_ROWS, Table
-from torpor.values import SnapshotId, WorkspaceName, snapshot_id
+from torpor.control.reports import Row
+from torpor.control.upkeep.deletion import refuse_kept
+from torpor.control.upkeep.reports import MOST_ROWS, Table
+from torpor.shared.errors import InvalidInput
+from torpor.shared.values import SnapshotId, WorkspaceName, snapshot_id
 
 
 @flow(name="snapshots", flow_run_name=run_name, persist_result=False)

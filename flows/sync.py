@@ -20,11 +20,11 @@ from tasks.place import Place, open_place, probe_store
 from tasks.progress import Progress
 from tasks.restore import NEWEST, pick_snapshot
 from tasks.sync import begin_sync, check_sync, finish_sync, stage, sync_part
-from torpor.errors import StillChanging, TorporError
-from torpor.remote.session import Session
-from torpor.remote.sync import RemoteSync, SyncPlan
-from torpor.reports import SyncReport
-from torpor.values import Machine, SnapshotId, StoredSnapshot
+from torpor.control.remote.session import Session
+from torpor.control.remote.sync import RemoteSync, SyncPlan
+from torpor.control.reports import SyncReport
+from torpor.shared.errors import StillChanging, TorporError
+from torpor.shared.values import Machine, SnapshotId, StoredSnapshot
 
 MAX_ROUNDS: Final = 3
 """Tries before giving up on a machine whose files change while they are synced."""

@@ -9,9 +9,9 @@ from prefect.logging import get_run_logger
 
 from tasks.machines import create_machine, destroy_created, hand_over, own_machine
 from tasks.place import Place
-from torpor.errors import TorporError, WorkspaceBusy
-from torpor.ledger import Lease
-from torpor.values import Machine, Offer
+from torpor.control.ledger import Lease
+from torpor.shared.errors import TorporError, WorkspaceBusy
+from torpor.shared.values import Machine, Offer
 
 
 class Tenancy:

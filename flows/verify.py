@@ -28,13 +28,13 @@ from tasks.restore import (
     restore_part,
 )
 from tasks.verification import examine_packs, judge_verified, look_at_objects, pick_snapshots
-from torpor.errors import InvalidInput, SnapshotDamaged, TorporError
-from torpor.remote.examination import Examination, PackWork
-from torpor.remote.restore import RemoteRestore
-from torpor.remote.session import Session
-from torpor.upkeep.verification import Survey
-from torpor.upkeep.verify_report import Depth, VerifyReport
-from torpor.values import SnapshotId
+from torpor.control.remote.examination import Examination, PackWork
+from torpor.control.remote.restore import RemoteRestore
+from torpor.control.remote.session import Session
+from torpor.control.upkeep.verification import Survey
+from torpor.control.upkeep.verify_report import Depth, VerifyReport
+from torpor.shared.errors import InvalidInput, SnapshotDamaged, TorporError
+from torpor.shared.values import SnapshotId
 
 MOST_PARTS: Final = 64
 

@@ -22,10 +22,10 @@ from tasks.machines import endpoint_of, find_offers, open_session, take_lease
 from tasks.place import Place, open_place, probe_store
 from tasks.progress import Progress
 from tasks.restore import pick_snapshot, restore_part
-from torpor.errors import RestoreUnfinished
-from torpor.remote.restore import RemoteRestore, RestorePlan
-from torpor.reports import WakeReport
-from torpor.values import StoredSnapshot
+from torpor.control.remote.restore import RemoteRestore, RestorePlan
+from torpor.control.reports import WakeReport
+from torpor.shared.errors import RestoreUnfinished
+from torpor.shared.values import StoredSnapshot
 
 NEWEST: Final = "newest"
 

@@ -152,7 +152,7 @@ def load() -> Nvcomp:
 
 def settings(library: Nvcomp, algorithm: str, element: str, chunk_bytes: int) -> dict[str, Any]:
     """What ``nvidia.nvcomp.Codec`` is made with, besides its stream. ``element`` is a name of
-    torpor.codecs.layout.Element."""
+    torpor.shared.codecs.layout.Element."""
     if algorithm not in _NAMES or element not in _WIDTHS:
         raise ValueError(f"nvCOMP has no {algorithm!r} of {element!r}; it has {sorted(_NAMES)}")
     made: dict[str, Any] = {"algorithm": _NAMES[algorithm]}

@@ -15,7 +15,7 @@ import msgspec
 from prefect.events import emit_event
 from prefect.logging import get_logger
 
-from torpor.values import MachineId, SnapshotId, WorkspaceName
+from torpor.shared.values import MachineId, SnapshotId, WorkspaceName
 
 _MOST_TEXT: Final = 1000
 """Characters of an error's message in an event; the whole of it stands in the run's log."""

@@ -13,7 +13,11 @@ from prefect.logging import get_run_logger
 from tasks.events import MachineCreated, MachineDestroyed, MachineHandedOver, emit
 from tasks.place import Place
 from tasks.retrying import ONCE, STEP
-from torpor.errors import (
+from torpor.control.ledger import Lease
+from torpor.control.providers.waiting import wait_until_reachable
+from torpor.control.remote.session import Session
+from torpor.control.safety import Warrant, never_handed_over
+from torpor.shared.errors import (
     CreateFailed,
     HandedOver,
     InvalidInput,
@@ -24,11 +28,7 @@ from torpor.errors import (
     StoreError,
     TorporError,
 )
-from torpor.ledger import Lease
-from torpor.providers.waiting import wait_until_reachable
-from torpor.remote.session import Session
-from torpor.safety import Warrant, never_handed_over
-from torpor.values import Endpoint, Machine, MachineId, Offer
+from torpor.shared.values import Endpoint, Machine, MachineId, Offer
 
 READY_S: Final = 900.0
 """How long a rented machine may take until SSH answers; Vast.ai took 85 s, images can take more."""

@@ -17,15 +17,15 @@ from blocks import ObjectStore, Workspace
 from blocks.reference import load
 from tasks.place import Place
 from tasks.retrying import ONCE, STEP
-from torpor.agent.content import make_below
-from torpor.measure import codecs, peers, scratch, storage
-from torpor.measure.figures import MB, Figure
-from torpor.measure.prices import StorePrice, price_of
-from torpor.measure.rounds import Rounds
-from torpor.remote.measuring import MadeContent, line_of, make_content, remove_content
-from torpor.remote.session import Session
-from torpor.store.s3 import S3Settings, S3Store
-from torpor.values import MIB, WorkspaceName
+from torpor.control.measure import codecs, peers, scratch, storage
+from torpor.control.measure.figures import MB, Figure
+from torpor.control.measure.prices import StorePrice, price_of
+from torpor.control.measure.rounds import Rounds
+from torpor.control.remote.measuring import MadeContent, line_of, make_content, remove_content
+from torpor.control.remote.session import Session
+from torpor.control.store.s3 import S3Settings, S3Store
+from torpor.shared.content import make_below
+from torpor.shared.values import MIB, WorkspaceName
 
 EVERY: Final = "*"
 _MOST_STORES: Final = 200  # of one answer of Prefect's API

@@ -9,12 +9,12 @@ from prefect import task
 
 from blocks import Workspace
 from tasks.retrying import STEP
-from torpor.format.keys import Seal, workspace_key
-from torpor.ledger import Ledger
-from torpor.providers.seam import Provider
-from torpor.remote.ssh import Identity
-from torpor.store.seam import ObjectStore
-from torpor.values import Capabilities, WorkspaceName, WorkspaceSpec
+from torpor.control.ledger import Ledger
+from torpor.control.providers.seam import Provider
+from torpor.control.remote.ssh import Identity
+from torpor.control.store.seam import ObjectStore
+from torpor.shared.format.keys import Seal, workspace_key
+from torpor.shared.values import Capabilities, WorkspaceName, WorkspaceSpec
 
 
 @dataclass(frozen=True)

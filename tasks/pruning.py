@@ -7,7 +7,7 @@ from prefect import task
 from tasks.events import PacksPruned, emit
 from tasks.place import Place
 from tasks.retrying import STEP
-from torpor.upkeep.prune import Pruned, PrunePlan, PruneRules, carry_out, plan_prune
+from torpor.control.upkeep.prune import Pruned, PrunePlan, PruneRules, carry_out, plan_prune
 
 
 @task(name="plan prune", **STEP)

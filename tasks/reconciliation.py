@@ -8,13 +8,13 @@ from prefect.logging import get_run_logger
 from tasks.machines import destroy_until_gone, endpoint_of, open_session
 from tasks.place import Place
 from tasks.retrying import STEP
-from torpor.errors import MachineError, MachineUnreachable, UnsafeDestroy
-from torpor.ledger import Lease
-from torpor.measure.scratch import machines_name
-from torpor.providers.waiting import ssh_banner_fault
-from torpor.reconciliation import Finding, compare
-from torpor.safety import never_handed_over
-from torpor.values import DRILL, Machine, reserved_name
+from torpor.control.ledger import Lease
+from torpor.control.measure.scratch import machines_name
+from torpor.control.providers.waiting import ssh_banner_fault
+from torpor.control.reconciliation import Finding, compare
+from torpor.control.safety import never_handed_over
+from torpor.shared.errors import MachineError, MachineUnreachable, UnsafeDestroy
+from torpor.shared.values import DRILL, Machine, reserved_name
 
 
 @task(name="compare with leases", **STEP)

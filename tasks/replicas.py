@@ -8,8 +8,8 @@ from prefect import task
 
 from tasks.progress import Progress
 from tasks.retrying import STEP
-from torpor.remote.peers import Errand, Member
-from torpor.remote.restore import Peer, RemoteRestore
+from torpor.control.remote.peers import Errand, Member
+from torpor.control.remote.restore import Peer, RemoteRestore
 
 
 @task(name="pass packs on", **STEP)

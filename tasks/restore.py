@@ -7,9 +7,8 @@ from prefect import task
 from tasks.place import Place
 from tasks.progress import Progress
 from tasks.retrying import BUSY_TRIES, BUSY_WAIT_S, STEP, retry_if_busy
-from torpor.errors import SnapshotDamaged
-from torpor.remote.paths import Chosen
-from torpor.remote.restore import (
+from torpor.control.remote.paths import Chosen
+from torpor.control.remote.restore import (
     Checked,
     Finished,
     RemoteRestore,
@@ -17,9 +16,10 @@ from torpor.remote.restore import (
     RestorePart,
     RestorePlan,
 )
-from torpor.store.snapshots import find_snapshot, read_manifest
-from torpor.upkeep.differences import entry_at
-from torpor.values import StoredSnapshot, snapshot_id
+from torpor.control.store.snapshots import find_snapshot, read_manifest
+from torpor.control.upkeep.differences import entry_at
+from torpor.shared.errors import SnapshotDamaged
+from torpor.shared.values import StoredSnapshot, snapshot_id
 
 NEWEST = "newest"
 

@@ -11,14 +11,14 @@ from prefect import task
 from tasks.events import SnapshotDeleted, emit
 from tasks.place import Place
 from tasks.retrying import STEP
-from torpor.errors import SnapshotMissing, SnapshotOverdue
-from torpor.safety import Verified
-from torpor.store.snapshots import newest_snapshot, snapshot_ids
-from torpor.upkeep.deletion import delete_snapshot, expire
-from torpor.upkeep.pins import pin, pinned, unpin
-from torpor.upkeep.reports import FreshnessReport
-from torpor.upkeep.retention import Retention, Verdict, judge, made_at
-from torpor.values import SnapshotId, new_snapshot_id
+from torpor.control.safety import Verified
+from torpor.control.store.snapshots import newest_snapshot, snapshot_ids
+from torpor.control.upkeep.deletion import delete_snapshot, expire
+from torpor.control.upkeep.pins import pin, pinned, unpin
+from torpor.control.upkeep.reports import FreshnessReport
+from torpor.control.upkeep.retention import Retention, Verdict, judge, made_at
+from torpor.shared.errors import SnapshotMissing, SnapshotOverdue
+from torpor.shared.values import SnapshotId, new_snapshot_id
 
 _CLOCK_HOURS: Final = 1.0
 """A snapshot may seem to come from the future by so much; clocks of two control sides differ."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 from prefect.cache_policies import NO_CACHE
 from prefect.tasks import Task
 
-from torpor.errors import TorporError, WorkspaceBusy
+from torpor.shared.errors import TorporError, WorkspaceBusy
 
 BUSY_WAIT_S: Final = 15
 BUSY_TRIES: Final = 6

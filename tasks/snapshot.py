@@ -10,11 +10,11 @@ from tasks.events import SnapshotCommitted, SnapshotVerified, VerificationFailed
 from tasks.place import Place
 from tasks.progress import Progress
 from tasks.retrying import BUSY_TRIES, BUSY_WAIT_S, STEP, retry_if_busy
-from torpor.errors import SnapshotDamaged
-from torpor.remote.session import Session
-from torpor.remote.snapshot import Committed, PartPlan, PartReport, RemoteSnapshot, Scan
-from torpor.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
-from torpor.values import Machine, ObjectKey, StoredSnapshot
+from torpor.control.remote.session import Session
+from torpor.control.remote.snapshot import Committed, PartPlan, PartReport, RemoteSnapshot, Scan
+from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
+from torpor.shared.errors import SnapshotDamaged
+from torpor.shared.values import Machine, ObjectKey, StoredSnapshot
 
 
 @task(

@@ -6,9 +6,9 @@ from prefect import task
 
 from tasks.progress import Progress
 from tasks.retrying import BUSY_TRIES, BUSY_WAIT_S, STEP, retry_if_busy
-from torpor.errors import StillChanging
-from torpor.remote.restore import Checked, RestoredPart, RestorePart
-from torpor.remote.sync import Changed, Intent, RemoteSync, SyncPlan
+from torpor.control.remote.restore import Checked, RestoredPart, RestorePart
+from torpor.control.remote.sync import Changed, Intent, RemoteSync, SyncPlan
+from torpor.shared.errors import StillChanging
 
 
 @task(

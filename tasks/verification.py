@@ -9,10 +9,10 @@ from prefect import task
 from tasks.place import Place
 from tasks.progress import Progress
 from tasks.retrying import STEP
-from torpor.remote.examination import Examination, ExaminedPack
-from torpor.store.snapshots import find_snapshot, newest_snapshot
-from torpor.upkeep.verification import SnapshotVerdict, Survey, survey, to_verify
-from torpor.values import SnapshotId, snapshot_id
+from torpor.control.remote.examination import Examination, ExaminedPack
+from torpor.control.store.snapshots import find_snapshot, newest_snapshot
+from torpor.control.upkeep.verification import SnapshotVerdict, Survey, survey, to_verify
+from torpor.shared.values import SnapshotId, snapshot_id
 
 NEWEST = "newest"
 ALL = "all"

@@ -12,35 +12,45 @@ from pathlib import Path
 
 import pytest
 
-from torpor.codecs.codec import Codec
-from torpor.codecs.planes import PLANES, RANS
-from torpor.codecs.stock import LZ4, RAW, ZSTD
-from torpor.format.checks import KNOWN_ENCODINGS
+from torpor.shared.codecs.codec import Codec
+from torpor.shared.codecs.planes import PLANES, RANS
+from torpor.shared.codecs.stock import LZ4, RAW, ZSTD
+from torpor.shared.format.checks import KNOWN_ENCODINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 TOPS = ("torpor", "gpu_kernels", "blocks", "tasks", "flows", "deployments", "benchmarks")
 
-ENGINE = {
-    "errors": set(),
-    "values": {"errors"},
-    "ports": set(),
-    "format": {"values", "errors"},
-    "reports": {"values", "errors"},
-    "tree": {"format", "values", "errors"},
-    "store": {"format", "ports", "values", "errors"},
-    "codecs": {"format", "values", "errors", "gpu_kernels"},
-    "pipeline": {"tree", "store", "codecs", "format", "values", "errors", "gpu_kernels"},
-    "agent": {"pipeline", "tree", "store", "codecs", "format", "values", "errors", "gpu_kernels"},
-    # the control side's rooms; no machine gets them
-    "ledger": {"store", "format", "values", "errors"},
-    "safety": {"store", "format", "values", "errors"},
-    "reconciliation": {"ledger", "reports", "values", "errors"},
-    "upkeep": {"ledger", "safety", "reports", "store", "format", "values", "errors"},
-    "providers": {"safety", "ports", "values", "errors"},
-    "measure": {"agent", "codecs", "providers", "store", "values", "errors"},
-    "remote": {"agent", "safety", "store", "format", "values", "errors", "gpu_kernels"},
+FLOORS: dict[str, dict[str, set[str]]] = {
+    "shared": {  # runs on the machine and beside the flows
+        "errors": set(),
+        "values": {"errors"},
+        "format": {"values", "errors"},
+        "wire": {"values", "errors"},
+        "codecs": {"format", "values", "errors"},
+        "transfer": {"values", "errors"},
+        "content": {"values", "errors"},
+    },
+    "machine": {  # runs on the rented machine
+        "tree": set(),
+        "pipeline": {"tree"},
+        "agent": {"pipeline", "tree"},
+    },
+    "control": {  # runs beside the flows; no machine gets it
+        "ports": set(),
+        "reports": set(),
+        "store": {"ports"},
+        "ledger": {"store"},
+        "safety": {"store"},
+        "reconciliation": {"ledger", "reports"},
+        "upkeep": {"ledger", "safety", "reports", "store"},
+        "providers": {"safety", "ports"},
+        "measure": {"providers", "store"},
+        "remote": {"safety", "store"},
+    },
 }
-"""Which rooms of torpor a room may import."""
+"""The floors of torpor, their rooms, and which rooms of its floor a room may import. ``machine``
+and ``control`` may import everything of ``shared``, and nothing of each other."""
+USES_KERNELS = {"shared.codecs", "machine.pipeline", "machine.agent", "control.remote"}
 
 ABOVE: dict[str, set[str]] = {
     "gpu_kernels": set(),
@@ -88,8 +98,16 @@ def _at_once(node: ast.AST) -> Iterator[ast.AST]:
             yield from _at_once(child)
 
 
-def _room(path: Path) -> str:
-    return path.relative_to(ROOT / "torpor").parts[0].removesuffix(".py")
+def _floor_and_room(path: Path) -> tuple[str, str]:
+    floor, room = path.relative_to(ROOT / "torpor").parts[:2]
+    return floor, room.removesuffix(".py")
+
+
+def _rooms() -> Iterator[tuple[Path, str, str]]:
+    """Every module of torpor, with its floor and its room."""
+    for path in _modules("torpor"):
+        if path.name != "__init__.py" or len(path.relative_to(ROOT / "torpor").parts) > 2:
+            yield path, *_floor_and_room(path)
 
 
 @pytest.mark.parametrize("top", TOPS)
@@ -102,25 +120,43 @@ def test_packages_import_downwards(top: str) -> None:
             assert package != "tests" or top == "benchmarks", f"{path} imports {name}"
 
 
-def test_rooms_of_the_engine_import_downwards() -> None:
-    for path in _modules("torpor"):
-        room = _room(path)
-        if room == "__init__":
-            assert _imports(path) == []
-            continue
+def test_floors_and_rooms_import_downwards() -> None:
+    for path, floor, room in _rooms():
         for name, _ in _imports(path):
             package, _, rest = name.partition(".")
-            target = rest.split(".")[0] if package == "torpor" else package
-            if package in ("torpor", "gpu_kernels") and target != room:
-                assert target in ENGINE[room], f"{path} imports {name}"
+            if package == "gpu_kernels":
+                assert f"{floor}.{room}" in USES_KERNELS, f"{path} imports {name}"
+            if package != "torpor":
+                continue
+            other_floor, _, rest = rest.partition(".")
+            other = rest.partition(".")[0]
+            if other_floor == floor:
+                assert other == room or other in FLOORS[floor][room], f"{path} imports {name}"
+            else:
+                assert floor != "shared" and other_floor == "shared", f"{path} imports {name}"
 
 
 def test_the_rooms_are_those_of_the_design() -> None:
-    found = {_room(path) for path in _modules("torpor")} - {"__init__"}
-    assert found == set(ENGINE)
-    for room, below in ENGINE.items():  # and no two may import each other
-        for other in below & set(ENGINE):
-            assert room not in ENGINE[other]
+    found: dict[str, set[str]] = {}
+    for _, floor, room in _rooms():
+        found.setdefault(floor, set()).add(room)
+    assert found == {floor: set(rooms) for floor, rooms in FLOORS.items()}
+    for rooms in FLOORS.values():  # and no two may import each other
+        for room, below in rooms.items():
+            for other in below:
+                assert room not in rooms[other]
+
+
+def test_floors_and_the_engine_itself_hold_no_code() -> None:
+    for package in (ROOT / "torpor", *(ROOT / "torpor" / floor for floor in FLOORS)):
+        assert _imports(package / "__init__.py") == []
+
+
+@pytest.mark.parametrize("top", ["blocks", "tasks", "flows", "deployments"])
+def test_nothing_beside_the_flows_imports_what_runs_on_machines(top: str) -> None:
+    for path in _modules(top):
+        for name, _ in _imports(path):
+            assert not name.startswith("torpor.machine"), f"{path} imports {name}"
 
 
 def test_the_engine_knows_nothing_of_prefect() -> None:
@@ -131,8 +167,8 @@ def test_the_engine_knows_nothing_of_prefect() -> None:
 
 def test_values_and_format_and_codecs_do_no_io() -> None:
     doors = {"socket", "subprocess", "http", "urllib", "shutil", "pathlib", "tempfile", "asyncio"}
-    for path in _modules("torpor"):
-        if _room(path) in ("errors", "values", "format", "codecs"):
+    for path, floor, room in _rooms():
+        if floor == "shared" and room in ("errors", "values", "format", "codecs"):
             for name, _ in _imports(path):
                 assert name.split(".")[0] not in doors, f"{path} imports {name}"
 
@@ -140,41 +176,14 @@ def test_values_and_format_and_codecs_do_no_io() -> None:
 # -- what runs on machines
 
 
-def _path_of(name: str) -> Path | None:
-    """The file of one of our modules, for ``a.b`` and for ``a.b.name_in_it``."""
-    parts = name.split(".")
-    for count in (len(parts), len(parts) - 1):
-        base = ROOT.joinpath(*parts[:count])
-        for path in (base.with_suffix(".py"), base / "__init__.py"):
-            if path.is_file():
-                return path
-    return None
-
-
-def _of_the_agent() -> set[Path]:
-    """Every module of ours that the agent's program may import, directly or not."""
-    pending = [ROOT / "torpor/agent/__main__.py", *(ROOT / "torpor/agent").glob("*.py")]
-    seen: set[Path] = set()
-    while pending:
-        path = pending.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        for name, _ in _imports(path):
-            if name.split(".")[0] in TOPS and (found := _path_of(name)) is not None:
-                pending.append(found)
-    return seen
-
-
-def test_what_the_agent_imports_is_found() -> None:
-    names = {str(path.relative_to(ROOT)) for path in _of_the_agent()}
-    assert {"torpor/agent/daemon.py", "torpor/tree/walk.py", "torpor/errors.py"} <= names
-    assert not any(name.startswith(("torpor/remote", "torpor/providers")) for name in names)
+def _sent() -> list[Path]:
+    """Every module of ours that is sent to a machine."""
+    return list(_modules("torpor/shared", "torpor/machine", "gpu_kernels"))
 
 
 def test_the_agent_runs_on_python_3_10() -> None:
     late = re.compile(r"\b(tomllib|ExceptionGroup|TaskGroup|datetime\.UTC|typing\.Self)\b")
-    for path in _of_the_agent():
+    for path in _sent():
         text = path.read_text()
         tree = ast.parse(text, str(path), feature_version=(3, 10))
         assert not late.search(text), f"{path}: {late.search(text)}"
@@ -204,7 +213,7 @@ _LATER = {
 
 
 def test_the_agent_imports_what_its_bundle_brings() -> None:
-    for path in _of_the_agent():
+    for path in _sent():
         for name, at_once in _imports(path):
             package = name.split(".")[0]
             known = package in sys.stdlib_module_names or package in SHIPPED or package in TOPS
@@ -213,7 +222,7 @@ def test_the_agent_imports_what_its_bundle_brings() -> None:
 
 
 def test_the_bundle_brings_what_the_agent_imports() -> None:
-    wheels = (ROOT / "torpor/agent/wheels.txt").read_text()
+    wheels = (ROOT / "torpor/machine/wheels.txt").read_text()
     brought = set(re.findall(r"^(\w+)==", wheels, re.MULTILINE))
     assert brought >= SHIPPED
     assert brought - SHIPPED == {"cffi", "pycparser"}  # of cryptography
@@ -268,10 +277,10 @@ def test_the_format_names_every_encoding() -> None:
 
 
 def test_the_format_s_numbers_are_the_code_s() -> None:
-    from torpor.format.manifest import MAX_BODY_BYTES, MAX_CHUNK_BYTES, VERSION
-    from torpor.pipeline.upload import PACK_BYTES
-    from torpor.tree.plan import BIG_FILE_BYTES, CHUNK_BYTES, GROUP_BYTES
-    from torpor.values import GIB, MIB
+    from torpor.machine.pipeline.upload import PACK_BYTES
+    from torpor.shared.format.manifest import MAX_BODY_BYTES, MAX_CHUNK_BYTES, VERSION
+    from torpor.shared.format.sizes import BIG_FILE_BYTES, CHUNK_BYTES, GROUP_BYTES
+    from torpor.shared.values import GIB, MIB
 
     text = re.sub(r"\s+", " ", (ROOT / "docs/format.md").read_text())
     for said in (

@@ -33,9 +33,9 @@ from gpu_kernels.clock import Clock
 from gpu_kernels.device import Device, GpuHangs
 from gpu_kernels.driver import GpuError
 from gpu_kernels.suite import NO_GPU
-from torpor.codecs.layout import Element
-from torpor.tree.plan import CHUNK_BYTES
-from torpor.values import MIB
+from torpor.shared.codecs.layout import Element
+from torpor.shared.format.sizes import CHUNK_BYTES
+from torpor.shared.values import MIB
 
 _UNLIKE_MAX: Final = 24 * MIB  # plain bytes of a kind before they come again
 

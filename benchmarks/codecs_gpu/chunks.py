@@ -10,7 +10,7 @@ from benchmarks.codecs_gpu.coders import DeviceCoder
 from gpu_kernels.clock import Clock
 from gpu_kernels.device import ALIGN, Device, Queue
 from gpu_kernels.driver import GpuError
-from torpor.values import KIB, MIB
+from torpor.shared.values import KIB, MIB
 
 STAGED_MAX: Final = 64 * MIB
 """Of each copy between the host and the GPU whose rate is measured."""

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from gpu_kernels import batch, nvcomp
 from gpu_kernels.batch import RansDecoding, Work
 from gpu_kernels.device import Memory, Queue
-from torpor.codecs.layout import Element
-from torpor.codecs.planes import choose_ways, huffman
+from torpor.shared.codecs.layout import Element
+from torpor.shared.codecs.planes import choose_ways, huffman
 
 
 class DeviceCoder(Protocol):

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from benchmarks.codecs_gpu.chunks import CameBackWrong
 from gpu_kernels import nvcomp
 from gpu_kernels.device import Device
-from torpor.codecs.gpu import GpuEncoder
-from torpor.codecs.layout import Element, Run
-from torpor.codecs.planes import RANS
+from torpor.shared.codecs.gpu import GpuEncoder
+from torpor.shared.codecs.layout import Element, Run
+from torpor.shared.codecs.planes import RANS
 
 
 def encoder_seconds(

@@ -16,8 +16,8 @@ from benchmarks.codecs_gpu.end_to_end import batches_seconds, encoder_seconds
 from gpu_kernels import nvcomp
 from gpu_kernels.clock import Clock
 from gpu_kernels.device import Device, Queue
-from torpor.codecs.layout import Element
-from torpor.measure.host import host_facts
+from torpor.control.measure.host import host_facts
+from torpor.shared.codecs.layout import Element
 
 WEIGHTS: Final = "weights BF16"
 """The kind of data that the goals are about."""

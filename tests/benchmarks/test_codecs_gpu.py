@@ -21,9 +21,9 @@ from gpu_kernels import nvcomp
 from gpu_kernels.suite import NO_GPU
 from tests.fixtures.nvcomp import FakeNvcomp
 from tests.fixtures.shim import LAUNCH_FAILED, NO_DEVICE, NOT_READY, OUT_OF_MEMORY, ShimDriver
-from torpor.codecs.layout import Element, Run
-from torpor.codecs.planes import RANS
-from torpor.values import KIB
+from torpor.shared.codecs.layout import Element, Run
+from torpor.shared.codecs.planes import RANS
+from torpor.shared.values import KIB
 
 CHUNK = 64 * KIB
 HEADS = {1: 4 + 5 + 5, 2: 4 + 5 + 10, 4: 4 + 5 + 20}

@@ -14,8 +14,8 @@ from blocks import ObjectStore
 from blocks.reference import load_named
 from deployments.server import Server
 from tests.fixtures.stores import Server as S3Server
-from torpor.errors import InvalidInput
-from torpor.values import object_key
+from torpor.shared.errors import InvalidInput
+from torpor.shared.values import object_key
 
 KEY = bytes(range(100, 132))
 SECRET = "never-to-be-seen-again"

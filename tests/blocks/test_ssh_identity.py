@@ -7,7 +7,7 @@ from pydantic import SecretStr, ValidationError
 from blocks import SSHIdentity
 from blocks.reference import load_named
 from deployments.server import Server
-from torpor.errors import InvalidInput
+from torpor.shared.errors import InvalidInput
 
 
 def private(kind: str = "ssh-ed25519", **options: object) -> tuple[asyncssh.SSHKey, str]:

@@ -16,9 +16,9 @@ from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
 from blocks.reference import load
 from deployments.server import Server
 from tests.fixtures.prefect_api import ask
-from torpor.errors import InvalidInput
-from torpor.providers.local import LocalProvider as LocalMachines
-from torpor.values import Want, WorkspaceSpec
+from torpor.control.providers.local import LocalProvider as LocalMachines
+from torpor.shared.errors import InvalidInput
+from torpor.shared.values import Want, WorkspaceSpec
 
 
 class Lookalike(Block):

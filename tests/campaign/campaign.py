@@ -17,7 +17,7 @@ from tests.campaign.judge import Judge
 from tests.campaign.strike import Strike, carry_out, choose
 from tests.fixtures.tree_print import fill, mutate
 from tests.fixtures.world import OwnStore, World, make_world, own_store
-from torpor.values import Machine
+from torpor.shared.values import Machine
 
 RUN_S: Final = 240.0
 """A control side that takes longer hangs, which is a violation."""

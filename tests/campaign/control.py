@@ -33,8 +33,8 @@ from tests.fixtures.plain_flows import (
     wake_plainly,
 )
 from tests.fixtures.world import Access
-from torpor.errors import TorporError
-from torpor.remote import bundle
+from torpor.control.remote import bundle
+from torpor.shared.errors import TorporError
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ import torpor
 from tests.campaign.control import Order, Outcome, Step
 from tests.fixtures.short_agent import SMALL_PARTS, SOON_ABANDONED, Change, copy_agent
 from tests.fixtures.world import Access
-from torpor.ports import free_ports
+from torpor.control.ports import free_ports
 
 _REPOSITORY = Path(torpor.__file__).resolve().parents[1]
 _SERVER_S = 120.0

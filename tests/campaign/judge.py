@@ -11,10 +11,10 @@ from typing import Final
 from tests.fixtures.engine import Engine
 from tests.fixtures.tree_print import TreePrint, differences, print_of
 from tests.fixtures.world import World
-from torpor.errors import TorporError
-from torpor.ledger import Ledger
-from torpor.providers.local_processes import MARK
-from torpor.values import Machine, SnapshotId
+from torpor.control.ledger import Ledger
+from torpor.control.providers.local_processes import MARK
+from torpor.shared.errors import TorporError
+from torpor.shared.values import Machine, SnapshotId
 
 _SETTLE_S: Final = 10.0
 

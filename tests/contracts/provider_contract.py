@@ -1,4 +1,4 @@
-"""What every provider must do. Subclass it in ``tests/providers`` and give it the fixtures."""
+"""What every provider must do. Subclass it in ``tests/control/providers`` with the fixtures."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from threading import Barrier
 import msgspec
 import pytest
 
-from torpor.errors import NotOurs, UnsafeDestroy
-from torpor.providers.seam import Provider
-from torpor.providers.waiting import wait_until_reachable
-from torpor.safety import Warrant, never_handed_over
-from torpor.values import Label, Machine, MachineId, Want, workspace_name
+from torpor.control.providers.seam import Provider
+from torpor.control.providers.waiting import wait_until_reachable
+from torpor.control.safety import Warrant, never_handed_over
+from torpor.shared.errors import NotOurs, UnsafeDestroy
+from torpor.shared.values import Label, Machine, MachineId, Want, workspace_name
 
 KilledCreate = Callable[[Label, int], bool]
 """Begin a create in another process and kill -9 it at its n-th step; False when it got through."""

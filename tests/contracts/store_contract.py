@@ -16,16 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.fixtures.stores import Server
-from torpor.errors import (
+from torpor.control.store.s3 import S3Store
+from torpor.shared.errors import (
     InvalidInput,
     ObjectExists,
     StoreCorrupt,
     StoreError,
     StoreMissing,
 )
-from torpor.store.s3 import S3Store
-from torpor.store.transfer import Range, Transfer
-from torpor.values import MIB, Capabilities, Grant, ObjectKey, object_key
+from torpor.shared.transfer.transfer import Range, Transfer
+from torpor.shared.values import MIB, Capabilities, Grant, ObjectKey, object_key
 
 KEY = object_key("packs/one")
 RACERS = 16

@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 from tests.corruption.corruption import KINDS, Corruption
-from torpor.store.embedded import EmbeddedStore
-from torpor.store.s3 import S3Settings, S3Store
+from torpor.control.store.embedded import EmbeddedStore
+from torpor.control.store.s3 import S3Settings, S3Store
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.fixtures.near_agent import WORKSPACE, ClockedStore, NearAgent
-from torpor.format.manifest import FILE, HARDLINK, Manifest
-from torpor.format.names import manifest_key, pack_key
-from torpor.store.s3 import S3Store
-from torpor.store.snapshots import open_manifest
-from torpor.upkeep.verification import SHOWN, SnapshotVerdict, survey
-from torpor.values import KIB, ObjectKey, SnapshotId, StoredObject
+from torpor.control.store.s3 import S3Store
+from torpor.control.store.snapshots import open_manifest
+from torpor.control.upkeep.verification import SHOWN, SnapshotVerdict, survey
+from torpor.shared.format.manifest import FILE, HARDLINK, Manifest
+from torpor.shared.format.names import manifest_key, pack_key
+from torpor.shared.values import KIB, ObjectKey, SnapshotId, StoredObject
 
 KINDS: Final = ("deleted", "truncated", "flipped", "swapped")
 SNAPSHOTS: Final = 6

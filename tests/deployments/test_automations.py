@@ -17,8 +17,8 @@ from deployments.installation import Installation
 from tasks.events import BackupFinished, BackupMissed, SnapshotDeleted, VerificationFailed, emit
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.prefect_server import make
-from torpor.errors import InvalidInput
-from torpor.values import SnapshotId, WorkspaceName
+from torpor.shared.errors import InvalidInput
+from torpor.shared.values import SnapshotId, WorkspaceName
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -16,10 +16,10 @@ from flows import create, hibernate, list_machines, list_snapshots, wake
 from tasks.place import open_place
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.fault_proxy import Fault, FaultProxy
-from torpor.measure.scratch import machines_name
-from torpor.providers.local import LocalProvider
-from torpor.providers.local_place import place_of
-from torpor.values import BENCHMARK, Machine, WorkspaceName
+from torpor.control.measure.scratch import machines_name
+from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local_place import place_of
+from torpor.shared.values import BENCHMARK, Machine, WorkspaceName
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -13,7 +13,7 @@ from blocks import Workspace
 from deployments.installation import CHECKOUT, Installation
 from flows import list_machines, list_snapshots
 from tests.fixtures.deployed import Deployed
-from torpor.providers.local_place import place_of
+from torpor.control.providers.local_place import place_of
 
 pytestmark = pytest.mark.timeout(1800)
 

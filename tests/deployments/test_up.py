@@ -18,7 +18,7 @@ from deployments.processes import running
 from deployments.server import Server
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import make
-from torpor.providers.local_processes import Process
+from torpor.control.providers.local_processes import Process
 
 pytestmark = pytest.mark.timeout(1200)  # it starts everything, on a machine that others use too
 

@@ -15,8 +15,8 @@ from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.short_agent import SMALL_PARTS, copy_agent
 from tests.fixtures.tree_print import differences, fill, print_of
 from tests.fixtures.world import World
-from torpor.remote import bundle
-from torpor.remote.session import Session
+from torpor.control.remote import bundle
+from torpor.control.remote.session import Session
 
 _SHIFTED = """import time
 from pathlib import Path
@@ -31,7 +31,7 @@ time.time_ns = lambda: _true_time_ns() + {shift} * 10**9
 def _clock_shifted(folder: Path, shift_s: int) -> Iterator[None]:
     """Every agent that starts now lives ``shift_s`` seconds in the future."""
     shifted = (
-        "torpor/agent/__main__.py",
+        "torpor/machine/agent/__main__.py",
         "import time\nfrom pathlib import Path\n",
         _SHIFTED.format(shift=shift_s),
     )

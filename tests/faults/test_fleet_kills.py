@@ -21,8 +21,8 @@ from tests.fixtures.sshd import until
 from tests.fixtures.stores import Server
 from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
 from tests.fixtures.world import World, make_world
-from torpor.ledger import Ledger
-from torpor.values import MIB, Machine, MachineId
+from torpor.control.ledger import Ledger
+from torpor.shared.values import MIB, Machine, MachineId
 
 RUN_S: Final = 120.0
 SETTLE_S: Final = 20.0
@@ -30,15 +30,15 @@ COUNT: Final = 2
 AT_ONCE: Final = (*SOON_ABANDONED[:2], "abandon_s: float = 1.0")
 """No connection is lost here but by a death, so its runs need not be waited for."""
 
-LEASE = "torpor.ledger:Ledger.open_lease"
-CREATE = "torpor.providers.local:LocalProvider.create"
+LEASE = "torpor.control.ledger:Ledger.open_lease"
+CREATE = "torpor.control.providers.local:LocalProvider.create"
 REACHABLE = "tasks.machines:wait_until_reachable"
-BEGIN = "torpor.remote.restore:RemoteRestore.begin"
-PART = "torpor.remote.restore:RemoteRestore.restore_part"
-FINISH = "torpor.remote.restore:RemoteRestore.finish"
-CHECK = "torpor.remote.restore:RemoteRestore.check"
-HAND_OVER = "torpor.ledger:Ledger.hand_over"
-ENDING = "torpor.providers.local:remove_contents"
+BEGIN = "torpor.control.remote.restore:RemoteRestore.begin"
+PART = "torpor.control.remote.restore:RemoteRestore.restore_part"
+FINISH = "torpor.control.remote.restore:RemoteRestore.finish"
+CHECK = "torpor.control.remote.restore:RemoteRestore.check"
+HAND_OVER = "torpor.control.ledger:Ledger.hand_over"
+ENDING = "torpor.control.providers.local:remove_contents"
 STEPS: Final = (
     (Step(LEASE, 2, over=True), 0),
     (Step(CREATE, 1, over=True), 0),

@@ -11,9 +11,9 @@ from tests.fixtures.standing import raises
 from tests.fixtures.stores import Server
 from tests.fixtures.tree_print import differences, fill, print_of
 from tests.fixtures.world import World
-from torpor.errors import SnapshotDamaged, SnapshotMissing, StoreMissing, TorporError
-from torpor.format.names import manifest_key
-from torpor.values import ObjectKey
+from torpor.shared.errors import SnapshotDamaged, SnapshotMissing, StoreMissing, TorporError
+from torpor.shared.format.names import manifest_key
+from torpor.shared.values import ObjectKey
 
 
 @pytest.fixture

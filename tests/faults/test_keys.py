@@ -18,9 +18,9 @@ from tests.fixtures.plain_flows import hibernate_plainly, told_of_phases, wake_p
 from tests.fixtures.standing import raises
 from tests.fixtures.tree_print import fill
 from tests.fixtures.world import World
-from torpor.errors import GrantExpired, StoreDenied
-from torpor.store.transfer import Range, Transfer
-from torpor.values import Grant, MachineId, ObjectKey
+from torpor.shared.errors import GrantExpired, StoreDenied
+from torpor.shared.transfer.transfer import Range, Transfer
+from torpor.shared.values import Grant, MachineId, ObjectKey
 
 BLOCK = 1 << 20
 

@@ -15,10 +15,10 @@ from tests.fixtures.plain_flows import hibernate_plainly, told_of_phases, wake_p
 from tests.fixtures.standing import Asleep, Awake, gets, raises
 from tests.fixtures.tree_print import differences, print_of
 from tests.fixtures.world import World, kill, until_gone
-from torpor.errors import DiskFull, TorporError
-from torpor.remote.restore import RemoteRestore
-from torpor.remote.session import Session
-from torpor.store.snapshots import find_snapshot
+from torpor.control.remote.restore import RemoteRestore
+from torpor.control.remote.session import Session
+from torpor.control.store.snapshots import find_snapshot
+from torpor.shared.errors import DiskFull, TorporError
 
 HIBERNATE = ("scan", "store", "commit", "verify")
 WAKE = ("plan", "restore", "finish", "check")

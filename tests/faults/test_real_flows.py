@@ -19,9 +19,9 @@ from tests.fixtures.sshd import until
 from tests.fixtures.standing import gets, lists, puts
 from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
 from tests.fixtures.world import World
-from torpor.errors import StoreDenied, WorkspaceInvalid
-from torpor.remote.session import Session
-from torpor.remote.snapshot import RemoteSnapshot
+from torpor.control.remote.session import Session
+from torpor.control.remote.snapshot import RemoteSnapshot
+from torpor.shared.errors import StoreDenied, WorkspaceInvalid
 
 pytestmark = pytest.mark.timeout(600)
 BLOCK = "faults"

@@ -8,7 +8,7 @@ from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.plain_flows import hibernate_plainly
 from tests.fixtures.standing import Asleep, Awake, Matching, gets, lists, puts, raises
 from tests.fixtures.tree_print import differences, print_of
-from torpor.errors import SnapshotDamaged, StoreDenied, StoreUnavailable, TorporError
+from torpor.shared.errors import SnapshotDamaged, StoreDenied, StoreUnavailable, TorporError
 
 FOREVER = 1_000_000
 HOST = r"127\.0\.0\.1:\d+"

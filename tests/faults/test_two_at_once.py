@@ -17,9 +17,9 @@ from tests.fixtures.sshd import until
 from tests.fixtures.standing import raises
 from tests.fixtures.tree_print import differences, print_of
 from tests.fixtures.world import World
-from torpor.errors import InvalidInput, WorkspaceBusy
-from torpor.reports import HibernateReport
-from torpor.values import Machine
+from torpor.control.reports import HibernateReport
+from torpor.shared.errors import InvalidInput, WorkspaceBusy
+from torpor.shared.values import Machine
 
 HOLD = ["sh", "-c", "touch ~/held; while [ ! -e ~/go ]; do sleep 0.02; done"]
 Starting = Callable[..., Future[HibernateReport]]

@@ -17,7 +17,9 @@ from tests.fixtures.machines import new_key_pair
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.standing import QUICK, Asleep, Awake, raises
 from tests.fixtures.world import World, kill, until_gone
-from torpor.errors import (
+from torpor.control.ports import free_ports
+from torpor.control.remote.ssh import Identity
+from torpor.shared.errors import (
     HookFailed,
     HostKeyChanged,
     InvalidInput,
@@ -30,10 +32,8 @@ from torpor.errors import (
     WorkspaceInvalid,
     WrongKey,
 )
-from torpor.format.keys import workspace_key
-from torpor.ports import free_ports
-from torpor.remote.ssh import Identity
-from torpor.values import MachineId, WorkspaceName
+from torpor.shared.format.keys import workspace_key
+from torpor.shared.values import MachineId, WorkspaceName
 
 
 @pytest.mark.parametrize(

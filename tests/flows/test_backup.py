@@ -15,7 +15,9 @@ from flows import check_backup
 from tests.fixtures.plain_flows import plain, run_plainly, told_of_phases
 from tests.fixtures.standing import raises
 from tests.fixtures.world import WORKSPACE, World
-from torpor.errors import (
+from torpor.control.store.snapshots import read_manifest, snapshot_ids
+from torpor.control.upkeep.pins import pin, unpin
+from torpor.shared.errors import (
     InvalidInput,
     SnapshotDamaged,
     SnapshotMissing,
@@ -23,11 +25,9 @@ from torpor.errors import (
     StoreUnavailable,
     WorkspaceInvalid,
 )
-from torpor.format.manifest import encode_manifest
-from torpor.format.names import manifest_key, packs_prefix
-from torpor.store.snapshots import read_manifest, snapshot_ids
-from torpor.upkeep.pins import pin, unpin
-from torpor.values import SnapshotId, new_snapshot_id
+from torpor.shared.format.manifest import encode_manifest
+from torpor.shared.format.names import manifest_key, packs_prefix
+from torpor.shared.values import SnapshotId, new_snapshot_id
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tasks import events
 from tasks.events import BackupFailed, Event, SnapshotCommitted, VerificationFailed, emit
-from torpor.values import SnapshotId, WorkspaceName
+from torpor.shared.values import SnapshotId, WorkspaceName
 
 DEMO = WorkspaceName("demo")
 SNAPSHOT = SnapshotId("20261120T234913Z-1f0c9ab2")

@@ -13,9 +13,9 @@ from flows import measurement
 from flows.measurement import Measurement
 from flows.phases import Phases
 from tasks.measure import Sizes
-from torpor.errors import StoreError
-from torpor.measure import peers
-from torpor.measure.figures import Figure, find
+from torpor.control.measure import peers
+from torpor.control.measure.figures import Figure, find
+from torpor.shared.errors import StoreError
 
 
 def test_another_tool_that_fails_is_noted_and_costs_nothing(

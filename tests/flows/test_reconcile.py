@@ -14,7 +14,13 @@ from tasks.reconciliation import see_that_it_does_not_answer
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.tree_print import differences, fill, print_of
 from tests.fixtures.world import WORKSPACE, World, kill, until_gone
-from torpor.errors import (
+from torpor.control.ledger import Lease, Ledger
+from torpor.control.providers import waiting
+from torpor.control.providers.local import LocalProvider
+from torpor.control.reconciliation import Kind, Reconciliation
+from torpor.control.remote.session import Session
+from torpor.control.safety import Warrant, never_handed_over
+from torpor.shared.errors import (
     AgentLost,
     DiskFull,
     HandedOver,
@@ -27,13 +33,7 @@ from torpor.errors import (
     TorporError,
     UnsafeDestroy,
 )
-from torpor.ledger import Lease, Ledger
-from torpor.providers import waiting
-from torpor.providers.local import LocalProvider
-from torpor.reconciliation import Kind, Reconciliation
-from torpor.remote.session import Session
-from torpor.safety import Warrant, never_handed_over
-from torpor.values import DRILL, Machine, Want, WorkspaceName, reserved_name
+from torpor.shared.values import DRILL, Machine, Want, WorkspaceName, reserved_name
 
 
 def _reconcile(world: World, **options: Any) -> Reconciliation:

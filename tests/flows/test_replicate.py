@@ -25,7 +25,15 @@ from tests.fixtures.standing import gets, raises
 from tests.fixtures.stores import Server
 from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
 from tests.fixtures.world import World, make_world
-from torpor.errors import (
+from torpor.control.ledger import Lease, Ledger
+from torpor.control.providers.local import LocalProvider
+from torpor.control.remote import bundle
+from torpor.control.remote.peers import Exchange, Member
+from torpor.control.remote.restore import Peer, RemoteRestore, RestorePlan
+from torpor.control.remote.session import Session
+from torpor.control.safety import Warrant
+from torpor.control.store.snapshots import find_snapshot
+from torpor.shared.errors import (
     CreateFailed,
     HandedOver,
     InvalidInput,
@@ -35,15 +43,7 @@ from torpor.errors import (
     StoreDenied,
     StoreUnavailable,
 )
-from torpor.ledger import Lease, Ledger
-from torpor.providers.local import LocalProvider
-from torpor.remote import bundle
-from torpor.remote.peers import Exchange, Member
-from torpor.remote.restore import Peer, RemoteRestore, RestorePlan
-from torpor.remote.session import Session
-from torpor.safety import Warrant
-from torpor.store.snapshots import find_snapshot
-from torpor.values import MIB, Machine, MachineId, Offer, Want
+from torpor.shared.values import MIB, Machine, MachineId, Offer, Want
 
 
 class Kept:

@@ -23,13 +23,13 @@ from tasks.machines import end_left
 from tasks.place import Place
 from tests.fixtures.plain_flows import PlainTask, plain
 from tests.fixtures.world import WORKSPACE, Access, World
-from torpor.errors import InvalidInput, ProviderError, RunCancelled, WorkspaceBusy
-from torpor.measure.scratch import Claim, machines_name, scratch_name
-from torpor.providers.local import LocalProvider
-from torpor.providers.local_processes import Process
-from torpor.remote.measuring import make_content
-from torpor.safety import Warrant
-from torpor.values import MIB, Label, Machine, ObjectKey, Offer
+from torpor.control.measure.scratch import Claim, machines_name, scratch_name
+from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local_processes import Process
+from torpor.control.remote.measuring import make_content
+from torpor.control.safety import Warrant
+from torpor.shared.errors import InvalidInput, ProviderError, RunCancelled, WorkspaceBusy
+from torpor.shared.values import MIB, Label, Machine, ObjectKey, Offer
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = scratch_name(WORKSPACE)

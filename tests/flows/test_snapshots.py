@@ -20,11 +20,11 @@ from flows import (
 from tests.fixtures.plain_flows import plain, run_plainly
 from tests.fixtures.standing import raises
 from tests.fixtures.world import WORKSPACE, World
-from torpor.errors import InvalidInput, SnapshotKept, SnapshotMissing
-from torpor.format.names import manifest_key
-from torpor.store.snapshots import snapshot_ids
-from torpor.upkeep.reports import MOST_ROWS, Table
-from torpor.values import SnapshotId
+from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.upkeep.reports import MOST_ROWS, Table
+from torpor.shared.errors import InvalidInput, SnapshotKept, SnapshotMissing
+from torpor.shared.format.names import manifest_key
+from torpor.shared.values import SnapshotId
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,9 +11,9 @@ import pytest
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.tree_print import differences, fill, mutate, print_of
 from tests.fixtures.world import World, kill
-from torpor.errors import InvalidInput, UnsavedWork
-from torpor.reports import SyncReport
-from torpor.values import MIB
+from torpor.control.reports import SyncReport
+from torpor.shared.errors import InvalidInput, UnsavedWork
+from torpor.shared.values import MIB
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,7 +8,7 @@ import pytest
 from gpu_kernels import native
 from gpu_kernels.device import Device, Queue
 from tests.fixtures.shim import ShimDriver
-from torpor.values import MIB
+from torpor.shared.values import MIB
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gpu_kernels.clock import Clock
 from gpu_kernels.device import Device, Memory, Queue
 from gpu_kernels.driver import GpuError
 from tests.fixtures.shim import LAUNCH_FAILED, OUT_OF_MEMORY, ShimDriver
-from torpor.values import MIB
+from torpor.shared.values import MIB
 
 TICK_S = 1e-9
 """What an event takes of the shim's clock; a byte copied and a thread started take as much."""

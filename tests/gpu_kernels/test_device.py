@@ -15,7 +15,7 @@ from gpu_kernels import device as device_module
 from gpu_kernels.device import KERNELS, Device, GpuHangs, Memory, Queue
 from gpu_kernels.driver import Driver, GpuError
 from tests.fixtures.shim import LAUNCH_FAILED, NO_DEVICE, NOT_READY, OUT_OF_MEMORY, ShimDriver
-from torpor.values import MIB
+from torpor.shared.values import MIB
 
 
 def test_without_a_driver_the_reason_names_its_library(shim: ShimDriver, tmp_path: Path) -> None:

@@ -20,12 +20,12 @@ from gpu_kernels.driver import GpuError
 from gpu_kernels.nvcomp import Batches, Encoded, EncodedRefused, NvcompError, Stock, Transient
 from tests.fixtures.nvcomp import BitstreamKind, FakeNvcomp
 from tests.fixtures.shim import LAUNCH_FAILED, ShimDriver
-from torpor.codecs import choose
-from torpor.codecs.layout import Element
-from torpor.codecs.stock import LZ4, ZSTD
-from torpor.errors import ManifestInvalid, SnapshotDamaged
-from torpor.format import checks
-from torpor.format.manifest import Chunk
+from torpor.shared.codecs import choose
+from torpor.shared.codecs.layout import Element
+from torpor.shared.codecs.stock import LZ4, ZSTD
+from torpor.shared.errors import ManifestInvalid, SnapshotDamaged
+from torpor.shared.format import checks
+from torpor.shared.format.manifest import Chunk
 
 KIB = 1024
 ALL = ("lz4", "zstd", "ans", "gdeflate", "bitcomp")

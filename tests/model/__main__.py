@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tests.fixtures.near_agent import ClockedStore
 from tests.model.model import Model, Violation
-from torpor.store.embedded import EmbeddedStore
-from torpor.store.s3 import S3Settings, S3Store
+from torpor.control.store.embedded import EmbeddedStore
+from torpor.control.store.s3 import S3Settings, S3Store
 
 
 def main(argv: list[str] | None = None) -> int:

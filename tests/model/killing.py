@@ -12,8 +12,8 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.fixtures.near_agent import ClockedStore
-from torpor.store.transfer import Transfer
-from torpor.values import ObjectKey
+from torpor.shared.transfer.transfer import Transfer
+from torpor.shared.values import ObjectKey
 
 FAILED = 1
 

@@ -18,16 +18,16 @@ from typing import Final
 
 from tests.fixtures.near_agent import WORKSPACE, ClockedStore, NearAgent
 from tests.model.killing import killed_at_request
-from torpor.errors import SnapshotKept, SnapshotMissing, StillChanging, TorporError
-from torpor.format.keys import Seal
-from torpor.format.names import marks_prefix, pack_key, packs_prefix
-from torpor.store.marks import SHORTEST_GRACE_S
-from torpor.store.snapshots import find_snapshot, open_manifest, snapshot_ids
-from torpor.upkeep.deletion import delete_snapshot
-from torpor.upkeep.pins import pin, pinned_ids, unpin
-from torpor.upkeep.prune import PrunePlan, PruneRules, carry_out, plan_prune
-from torpor.upkeep.verification import survey, to_verify
-from torpor.values import KIB, ObjectKey, SnapshotId
+from torpor.control.store.marks import SHORTEST_GRACE_S
+from torpor.control.store.snapshots import find_snapshot, open_manifest, snapshot_ids
+from torpor.control.upkeep.deletion import delete_snapshot
+from torpor.control.upkeep.pins import pin, pinned_ids, unpin
+from torpor.control.upkeep.prune import PrunePlan, PruneRules, carry_out, plan_prune
+from torpor.control.upkeep.verification import survey, to_verify
+from torpor.shared.errors import SnapshotKept, SnapshotMissing, StillChanging, TorporError
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.names import marks_prefix, pack_key, packs_prefix
+from torpor.shared.values import KIB, ObjectKey, SnapshotId
 
 HOUR_S: Final = 3600.0
 MOST_SNAPSHOTS: Final = 12

@@ -12,8 +12,8 @@ import pytest
 
 from tests.fixtures.stores import Server
 from tests.model.__main__ import run
-from torpor.store.seam import ObjectStore
-from torpor.upkeep.prune import PackShare, Pruned, PrunePlan, carry_out
+from torpor.control.store.seam import ObjectStore
+from torpor.control.upkeep.prune import PackShare, Pruned, PrunePlan, carry_out
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -40,7 +40,11 @@ def _keeping_nothing(*_: object) -> tuple[()]:
     ("broken", "by", "says"),
     [
         ("tests.model.model.carry_out", _lying, "and reports"),
-        ("torpor.upkeep.deletion.pinned_ids", _keeping_nothing, "is pinned, and was deleted"),
+        (
+            "torpor.control.upkeep.deletion.pinned_ids",
+            _keeping_nothing,
+            "is pinned, and was deleted",
+        ),
     ],
 )
 def test_the_model_sees_what_is_broken(

@@ -14,7 +14,7 @@ from deployments.installation import Installation
 from deployments.server import Server
 from tests.fixtures.prefect_api import ask
 from tests.ui.test_flows import Deployments
-from torpor.providers.local import LocalProvider
+from torpor.control.providers.local import LocalProvider
 
 pytestmark = pytest.mark.timeout(1200)  # the first test starts everything: see test_up.py
 

@@ -18,7 +18,7 @@ from deployments.server import Server
 from flows import list_machines, list_snapshots
 from tests.fixtures.prefect_api import ask
 from tests.ui.conftest import WAIT_MS, press
-from torpor.providers.local_place import place_of
+from torpor.control.providers.local_place import place_of
 
 pytestmark = pytest.mark.timeout(1200)  # the first test starts everything: see test_up.py
 

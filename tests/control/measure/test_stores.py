@@ -1,0 +1,192 @@
+"""Real stores: the line, what is held and cleared, and what other tools do beside torpor."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
+import pytest
+
+import tasks.measure
+from tests.fixtures.stores import Server
+from torpor.control.measure import peers, scratch
+from torpor.control.measure.rounds import Rounds
+from torpor.control.measure.storage import measure_storage
+from torpor.control.providers.local_processes import Process, boot_id, identify
+from torpor.shared.content import make_below
+from torpor.shared.errors import InvalidInput, StoreCorrupt, StoreError, WorkspaceBusy
+from torpor.shared.transfer import line
+from torpor.shared.values import KIB, MIB, RESERVED, ObjectKey, WorkspaceName
+
+NAME = scratch.scratch_name(WorkspaceName("demo"))
+
+
+def test_a_store_is_measured_both_ways_and_nothing_stays(seaweed: Server) -> None:
+    store = seaweed.store()
+    figures = measure_storage(
+        store, "near", scratch.storage_prefix(NAME), line.move, measured_from="here",
+        object_bytes=[64 * KIB, MIB], parts=[1, 4, 64], batch_bytes=2 * MIB, rounds=range(2),
+    )  # fmt: skip
+    lines = [f for f in figures if f.what == "line"]
+    assert [(f.direction, f.n) for f in lines] == [("up", 4), ("down", 4)]
+    cells = {(f.object_bytes, f.parts, f.direction): f for f in figures if f.what == "storage"}
+    # 64 connections have nothing to do with two objects of 1 MiB, nor with 32 of 64 KiB
+    assert {key[:2] for key in cells} == {(64 * KIB, 1), (64 * KIB, 4), (MIB, 1)}
+    assert all(f.n == 2 and f.low > 0 for f in cells.values())
+    assert list(store.list("")) == []
+
+
+def test_what_comes_back_is_compared(seaweed: Server) -> None:
+    store = seaweed.store()
+    one, other = ObjectKey("workspaces/x/one"), ObjectKey("workspaces/x/other")
+    store.put(other, os.urandom(KIB))
+    get = msgspec.structs.replace(store.grant("GET", other, expires_s=60), key=one)
+    with pytest.raises(StoreCorrupt, match="came back with other bytes"):
+        line.move([store.grant("PUT", one, expires_s=60)], [get], KIB, 1)
+
+
+@pytest.mark.parametrize(("connections", "size"), [(0, KIB), (65, KIB), (1, 257 * MIB), (1, 0)])
+def test_what_cannot_be_measured_is_refused(connections: int, size: int, seaweed: Server) -> None:
+    store = seaweed.store()
+    key = ObjectKey("workspaces/x/one")
+    grants = [store.grant(verb, key, expires_s=60) for verb in ("PUT", "GET")]
+    with pytest.raises(InvalidInput):
+        line.move(grants[:1], grants[1:], size, connections)
+
+
+def test_one_benchmark_at_a_time_holds_a_name(seaweed: Server) -> None:
+    store = seaweed.store()
+    with scratch.held(store, NAME, "run-1"):
+        with pytest.raises(WorkspaceBusy, match="run-1"), scratch.held(store, NAME, "run-2"):
+            pass
+        store.put(ObjectKey(f"workspaces/{NAME}/packs/aa"), b"left")
+        assert scratch.clear(store, NAME) == 1
+        assert len(list(store.list(""))) == 1  # the claim is the holder's
+    assert list(store.list("")) == []
+
+
+def test_who_lost_a_name_while_it_slept_leaves_it_to_its_holder(seaweed: Server) -> None:
+    store = seaweed.store()
+    key = ObjectKey(f"workspaces/{NAME}/claim")
+    with scratch.held(store, NAME, "run-1") as ours:
+        assert ours()
+        other = scratch.Claim("run-2", "another", Process(1, 1), time.time())
+        store.put(key, msgspec.json.encode(other))
+        assert not ours()
+        ended = threading.Event()
+        with patch.object(scratch, "_BEAT_S", 0.01):
+            scratch._keep(store, NAME, "run-1", ours, ended)  # ends by itself
+    assert msgspec.json.decode(store.get(key, max_bytes=4096), type=scratch.Claim) == other
+
+
+def test_a_claim_that_cannot_be_read_stands_for_somebody(seaweed: Server) -> None:
+    store = seaweed.store()
+    store.put(ObjectKey(f"workspaces/{NAME}/claim"), b'{"of": "a later version"}')
+    with pytest.raises(StoreError, match="then delete it"), scratch.held(store, NAME, "run-2"):
+        pass
+    assert len(list(store.list(""))) == 1
+
+
+def test_what_a_killed_run_left_in_a_further_store_goes_with_the_next(
+    seaweed: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = seaweed.store()
+    store.put(ObjectKey(f"{scratch.storage_prefix(NAME)}/round-7/1/0"), b"left")
+    monkeypatch.setattr(tasks.measure, "line_of", lambda _: line.move)
+    settings = seaweed.settings(*_place_of(store.address))
+    tasks.measure.measure_store.fn(
+        tasks.measure.MeasuredStore("further", store, settings, None),
+        None,  # type: ignore[arg-type]  # no machine: the line is measured from here
+        NAME,
+        tasks.measure.Sizes((1,), (1,), (1,), 1, 1),
+        Rounds(1, until=0.0),
+    )
+    assert list(store.list("")) == []
+
+
+@pytest.mark.parametrize("where", ["this host", "another host"])
+def test_a_claim_of_a_dead_run_is_taken_over(where: str, seaweed: Server) -> None:
+    store = seaweed.store()
+    boot = scratch._here() if where == "this host" else "00000000-another"
+    dead = scratch.Claim("run-1", boot, Process(1 << 22, 1), beat_unix=0.0)
+    store.put(ObjectKey(f"workspaces/{NAME}/claim"), msgspec.json.encode(dead))
+    with scratch.held(store, NAME, "run-2"):
+        pass
+    assert list(store.list("")) == []
+
+
+@pytest.mark.parametrize("where", ["another", f"{boot_id()} pid:[1]"])
+def test_a_live_claim_of_another_host_or_container_counts_for_ten_minutes(where: str) -> None:
+    me, unseen = identify(os.getpid()), Process(1 << 22, 1)
+    assert me is not None
+    assert scratch.Claim("r", where, unseen, time.time() - 500).alive()
+    assert not scratch.Claim("r", where, me, time.time() - 700).alive()
+    assert scratch.Claim("r", scratch._here(), me, 0.0).alive()
+
+
+def test_only_a_benchmark_s_own_name_is_cleared(seaweed: Server) -> None:
+    store = seaweed.store()
+    with pytest.raises(AssertionError):
+        scratch.clear(store, WorkspaceName("demo"))
+    with pytest.raises(AssertionError):  # the leases of machines
+        scratch.clear(store, scratch.machines_name(WorkspaceName("demo")))
+
+
+@pytest.mark.parametrize("name", [scratch.scratch_name, scratch.machines_name])
+def test_long_names_have_reserved_names_of_their_own(
+    name: Callable[[WorkspaceName], WorkspaceName],
+) -> None:
+    names = [name(WorkspaceName("x" * 62 + last)) for last in "ab"]
+    assert len(set(names)) == 2
+    assert all(len(one) <= 63 and one.startswith(RESERVED) for one in names)
+
+
+@pytest.mark.parametrize("peer", sorted(peers.PEERS))
+def test_a_peer_stores_and_restores_and_no_argument_and_no_file_holds_a_key(
+    peer: str, seaweed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if absent := peers.missing(peer):
+        pytest.fail(f"{absent} is missing: run `make test`, which installs it")
+    seen: list[str] = []
+    real = peers.subprocess.Popen
+
+    def told(argv: list[str], **how: object) -> object:
+        env = how["env"]
+        assert isinstance(env, dict)
+        seen.extend([*argv, *env.values()])
+        return real(argv, **how)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(peers.subprocess, "Popen", told)
+    make_below(tmp_path / "content", MIB, 1)
+    store = seaweed.store()
+    settings = seaweed.settings(*_place_of(store.address))
+    tool = peers.PEERS[peer](
+        settings, f"{settings.prefix}/peers", tmp_path / "content", tmp_path / "c"
+    )
+    assert tool.full().wall_s > 0
+    assert sum(found.bytes for found in store.list("peers/")) > 100 * KIB
+    tool.restore(tmp_path / "back")
+    first = {path.name: path.stat().st_size for path in (tmp_path / "content").rglob("*.py")}
+    again = {path.name: path.stat().st_size for path in (tmp_path / "back").rglob("*.py")}
+    assert first == again != {}
+    assert not any(settings.secret_key in word for word in seen)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(settings.secret_key.encode() in path.read_bytes() for path in files)
+
+
+def test_a_peer_that_fails_says_why(seaweed: Server, tmp_path: Path) -> None:
+    settings = seaweed.settings("no-such-bucket-here", "x")
+    (tmp_path / "content").mkdir()
+    tool = peers.tarball(settings, "x", tmp_path / "content", tmp_path)
+    with pytest.raises(StoreError, match="s5cmd"):
+        tool.restore(tmp_path / "back")
+
+
+def _place_of(address: str) -> tuple[str, str]:
+    bucket, _, prefix = address.partition("://")[2].partition("/")[2].partition("/")
+    return bucket, prefix

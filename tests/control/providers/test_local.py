@@ -1,0 +1,558 @@
+"""The local provider beyond the contract: real sessions, real processes, faults."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from tests.fixtures.kill_points import killed_at
+from tests.fixtures.machines import KeyPair, destroy_all, new_key_pair
+from torpor.control.providers import local, local_server, openssh_host
+from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local_place import Place, ServerRecord, place_of
+from torpor.control.providers.local_processes import (
+    MARK,
+    Process,
+    boot_id,
+    identify,
+    is_alive,
+    machine_processes,
+)
+from torpor.control.safety import never_handed_over
+from torpor.shared.errors import CreateFailed, InvalidInput, NotOurs, ProviderError, UnsafeDestroy
+from torpor.shared.values import Label, Machine, Offer, Want, workspace_name
+
+T = TypeVar("T")
+LABEL = Label("tests", workspace_name("sessions"), "lease-1")
+OTHER = Label("tests", workspace_name("sessions"), "lease-2")
+_SLEEP = "sleep 600 </dev/null >/dev/null 2>&1"
+
+
+@pytest.fixture(params=["openssh", "asyncssh"])
+def provider(request: pytest.FixtureRequest, machines_folder: Path) -> Iterator[LocalProvider]:
+    # Spaces and letters beyond ASCII, as in a home directory of a person.
+    folder = machines_folder / "machines of Zoë"
+    provider = LocalProvider(folder, server=request.param, price_usd_h=1.25)
+    yield provider
+    destroy_all(provider)
+
+
+class Client:
+    """OpenSSH's client with nothing but the pinned host key and one identity."""
+
+    def __init__(self, folder: Path, machine: Machine, private: str) -> None:
+        assert machine.endpoint is not None
+        self._at = machine.endpoint
+        folder.mkdir(exist_ok=True)
+        key, known = folder / "id", folder / "known_hosts"
+        key.write_text(private)
+        key.chmod(0o600)
+        known.write_text(f"[{self._at.host}]:{self._at.port} {self._at.host_key}\n")
+        self._options = ["-F", "none", "-i", str(key), "-o", "BatchMode=yes"]
+        self._options += ["-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes"]
+        self._options += ["-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=10"]
+
+    def argv(self, command: str, user: str | None = None) -> list[str]:
+        where = f"{user or self._at.user}@{self._at.host}"
+        return ["ssh", *self._options, "-p", str(self._at.port), where, command]
+
+    def run(
+        self, command: str, body: bytes = b"", user: str | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            self.argv(command, user), input=body, capture_output=True, timeout=60, check=False
+        )
+
+    def say(self, command: str) -> str:
+        done = self.run(command)
+        assert (done.returncode, done.stderr) == (0, b"")
+        return done.stdout.decode()
+
+    def sftp(self, batch: str) -> subprocess.CompletedProcess[bytes]:
+        where = f"{self._at.user}@{self._at.host}"
+        argv = ["sftp", "-q", *self._options, "-P", str(self._at.port), "-b", "-", where]
+        return subprocess.run(
+            argv, input=batch.encode(), capture_output=True, timeout=60, check=False
+        )
+
+
+@pytest.fixture
+def machine(provider: LocalProvider, identity_key: KeyPair) -> Machine:
+    return _create(provider, LABEL, identity_key)
+
+
+@pytest.fixture
+def client(machine: Machine, identity_key: KeyPair, tmp_path: Path) -> Client:
+    return Client(tmp_path / "client", machine, identity_key.private)
+
+
+def test_a_session_is_at_home_on_the_machine(
+    client: Client, machine: Machine, provider: LocalProvider
+) -> None:
+    place = _place(provider, LABEL)
+    assert client.say('pwd; printf "%s\n" "$HOME" ~ "$TORPOR_MACHINE"').splitlines() == [
+        str(place.home),
+        str(place.home),
+        str(place.home),
+        machine.id,
+    ]
+    assert "SSH_ORIGINAL_COMMAND" not in client.say("env")
+    client.say("mkdir ~/workspace && echo kept > workspace/file")
+    assert (place.home / "workspace" / "file").read_text() == "kept\n"
+
+
+def test_any_argv_arrives_unchanged(client: Client) -> None:
+    argv = ["a  b", "", "$HOME `id` $(id)", "'\"\\", "-n", "line\nline\r\n", "Zoë", "*", "x" * 9000]
+    told = client.say(shlex.join(["printf", "[%s]", *argv]))
+    assert told == "".join(f"[{word}]" for word in argv)
+
+
+def test_bytes_pass_both_ways_and_so_does_the_exit(client: Client) -> None:
+    body = os.urandom(4 << 20)
+    echoed = client.run("cat; echo apart >&2; exit 7", body)
+    assert (echoed.stdout == body, echoed.stderr, echoed.returncode) == (True, b"apart\n", 7)
+    assert client.run("kill -9 $$").returncode == 255
+    assert client.run("no-such-program-here").returncode == 127
+
+
+def test_a_program_outlives_a_client_that_is_killed(
+    client: Client, provider: LocalProvider, machine: Machine
+) -> None:
+    place = _place(provider, LABEL)
+    program = "echo $$ >pid.new; mv pid.new pid; cat >/dev/null; echo ended >mark"
+    writer = "echo $$ >chatty.new; mv chatty.new chatty; exec yes"
+    for command, named in ((program, "pid"), (writer, "chatty")):
+        with subprocess.Popen(
+            client.argv(command), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        ) as session:
+            _until((place.home / named).exists)
+            session.kill()
+    _until((place.home / "mark").exists)
+    # What it writes goes nowhere, and it is told so: nothing spins on for a client that is gone.
+    chatty = int((place.home / "chatty").read_text())
+    _until(lambda: identify(chatty) is None)
+    assert _state(provider, machine) == "running"
+
+
+def test_sftp_begins_at_home(client: Client, provider: LocalProvider, tmp_path: Path) -> None:
+    (tmp_path / "sent").write_bytes(b"over sftp")
+    done = client.sftp(f"put {tmp_path / 'sent'} arrived\n")
+    assert done.returncode == 0, done.stderr
+    assert (_place(provider, LABEL).home / "arrived").read_bytes() == b"over sftp"
+
+
+def test_only_the_one_key_of_the_one_account_enters(
+    client: Client, machine: Machine, tmp_path: Path
+) -> None:
+    stranger = Client(tmp_path / "stranger", machine, new_key_pair().private)
+    assert b"Permission denied" in stranger.run("true").stderr
+    assert b"Permission denied" in client.run("true", user="daemon").stderr
+    assert client.run("true").returncode == 0
+
+
+def test_a_detached_process_lives_on_until_destroy_and_nothing_else_dies(
+    client: Client,
+    machine: Machine,
+    provider: LocalProvider,
+    identity_key: KeyPair,
+    tmp_path: Path,
+) -> None:
+    stubborn = int(
+        client.say(
+            f"setsid sh -c 'trap \"\" TERM HUP; {_SLEEP}' </dev/null >/dev/null 2>&1 & echo $!"
+        )
+    )
+    other = _create(provider, OTHER, identity_key)
+    neighbour_client = Client(tmp_path / "other", other, identity_key.private)
+    neighbour = int(neighbour_client.say(f"setsid {_SLEEP} & echo $!"))
+    # An open session whose program has cleaned its environment.
+    with subprocess.Popen(
+        client.argv("env -i sleep 600"), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as session:
+        processes = _until(
+            lambda: [
+                p
+                for p in _machine(provider, machine)
+                if _is(p, b"sleep\x00600") and MARK not in _environ(p)
+            ]
+        )
+        outsider = subprocess.Popen(["sleep", "600"])
+        try:
+            assert identify(stubborn) is not None
+            before = _machine(provider, machine)
+            assert len(before) >= 4
+            provider.destroy(machine, never_handed_over(machine, LABEL))
+            assert [p for p in {*before, *processes} if is_alive(p)] == []
+            assert provider.find(machine.id) is None
+            assert identify(neighbour) is not None
+            assert outsider.poll() is None
+            assert session.wait(30) == 255
+        finally:
+            outsider.kill()
+            outsider.wait()
+    assert provider.list_own() == [other]
+    assert neighbour_client.run("true").returncode == 0
+    assert [path.name for path in _place(provider, LABEL).root.parent.iterdir()] == [
+        _place(provider, OTHER).root.name
+    ]
+
+
+def test_a_machine_whose_server_died_is_stopped_and_create_starts_it_again(
+    client: Client, machine: Machine, provider: LocalProvider, identity_key: KeyPair
+) -> None:
+    detached = int(client.say(f"setsid {_SLEEP} & echo $!"))
+    client.say("echo precious > file")
+    record = _place(provider, LABEL).read_server()
+    assert record is not None
+    assert record.process is not None
+    os.kill(record.process.pid, signal.SIGKILL)
+    _until(lambda: not is_alive(record.process) if record.process else None)
+    stopped = provider.find(machine.id)
+    assert stopped is not None
+    assert (stopped.state, stopped.endpoint, stopped.label) == ("stopped", None, LABEL)
+    assert "SSH server died" in stopped.note
+    assert provider.list_own() == [stopped]
+    again = _create(provider, LABEL, identity_key)
+    assert again == machine
+    assert client.say("cat file") == "precious\n"
+    assert identify(detached) is not None
+
+
+def test_a_reused_pid_is_not_the_server_and_is_left_alone(
+    machine: Machine, provider: LocalProvider
+) -> None:
+    place = _place(provider, LABEL)
+    record = place.read_server()
+    assert record is not None
+    assert record.process is not None
+    innocent = subprocess.Popen(["sleep", "600"])
+    try:
+        process = identify(innocent.pid)
+        assert process is not None
+        stale = Process(innocent.pid, process.start_ticks - 1)
+        place.write_server(ServerRecord(record.port, boot_id(), stale))
+        assert _state(provider, machine) == "stopped"
+        place.write_server(ServerRecord(record.port, "another-boot", process))
+        assert _state(provider, machine) == "stopped"
+        provider.destroy(machine, never_handed_over(machine, LABEL))
+        assert innocent.poll() is None
+        # The real server was found without its record.
+        assert not is_alive(record.process)
+    finally:
+        innocent.kill()
+        innocent.wait()
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut", "empty", "missing", "unknown version", "another label", "symlink", "extra"]
+)
+def test_a_damaged_record_makes_a_machine_that_is_not_ours(
+    damage: str,
+    local_provider: LocalProvider,
+    identity_key: KeyPair,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    machine = _create(local_provider, LABEL, identity_key)
+    place = _place(local_provider, LABEL)
+    whole = place.machine_json.read_bytes()
+    _damage(place, whole, damage, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert local_provider.list_own() == []
+    assert str(place.machine_json) in caplog.text
+    live = local_provider.find(machine.id)
+    assert live is not None
+    assert live.label is None
+    assert str(place.machine_json) in live.note
+    with pytest.raises(CreateFailed, match="machine\\.json"):
+        _create(local_provider, LABEL, identity_key)
+    with pytest.raises(NotOurs):
+        local_provider.destroy(machine, never_handed_over(machine, LABEL))
+    place.machine_json.unlink(missing_ok=True)
+    place.machine_json.write_bytes(whole)
+    assert local_provider.find(machine.id) == machine
+
+
+def test_what_else_lies_in_the_folder_is_never_touched(
+    local_provider: LocalProvider, identity_key: KeyPair, tmp_path: Path
+) -> None:
+    machine = _create(local_provider, LABEL, identity_key)
+    folder = _place(local_provider, LABEL).root.parent
+    (folder / "thesis").mkdir()
+    (folder / "thesis" / "only copy").write_text("years")
+    (folder / "m-fedcba987654").symlink_to(tmp_path)
+    outside = tmp_path / "outside"
+    outside.write_text("kept")
+    (_place(local_provider, LABEL).home / "link").symlink_to(tmp_path)
+    assert local_provider.list_own() == [machine]
+    local_provider.destroy(machine, never_handed_over(machine, LABEL))
+    assert (folder / "thesis" / "only copy").read_text() == "years"
+    assert outside.read_text() == "kept"
+    assert (folder / "m-fedcba987654").is_symlink()
+
+
+def test_a_destroy_killed_at_any_step_is_continued(
+    local_provider: LocalProvider, identity_key: KeyPair
+) -> None:
+    killed = True
+    step = 0
+    while killed:
+        step += 1
+        machine = _create(local_provider, LABEL, identity_key)
+        place = _place(local_provider, LABEL)
+        for path in ("a/b/c", "a/d", "e"):
+            (place.home / path).mkdir(parents=True)
+            (place.home / path / "file").write_text(path)
+        processes = _machine(local_provider, machine)
+        warrant = never_handed_over(machine, LABEL)
+
+        def destroy(machine: Machine = machine) -> None:
+            local_provider.destroy(machine, never_handed_over(machine, LABEL))
+
+        killed = killed_at(step, destroy)
+        if place.destroying.exists():
+            going = local_provider.find(machine.id)
+            assert going is not None
+            assert (going.label, going.state) == (LABEL, "stopping")
+            with pytest.raises(CreateFailed, match="being destroyed"):
+                _create(local_provider, LABEL, identity_key)
+            if step % 2:  # as at a rented machine, the end goes on without its destroyer
+                assert local_provider.list_own() == []
+        local_provider.destroy(machine, warrant)
+        assert local_provider.list_own() == []
+        assert [p for p in processes if is_alive(p)] == []
+        assert list(place.root.parent.iterdir()) == []
+    assert step > 15
+
+
+def test_a_warrant_for_a_machine_does_not_fit_its_successor(
+    local_provider: LocalProvider, identity_key: KeyPair
+) -> None:
+    machine = _create(local_provider, LABEL, identity_key)
+    warrant = never_handed_over(machine, LABEL)
+    local_provider.destroy(machine, warrant)
+    successor = _create(local_provider, LABEL, identity_key)
+    assert successor.id != machine.id
+    local_provider.destroy(machine, warrant)
+    with pytest.raises(UnsafeDestroy):
+        local_provider.destroy(successor, warrant)
+    assert local_provider.find(successor.id) == successor
+
+
+def test_a_process_on_the_machine_cannot_destroy_it(
+    local_provider: LocalProvider, identity_key: KeyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = _create(local_provider, LABEL, identity_key)
+    monkeypatch.setenv(MARK, machine.id)
+    with pytest.raises(UnsafeDestroy, match="from outside"):
+        local_provider.destroy(machine, never_handed_over(machine, LABEL))
+    monkeypatch.delenv(MARK)
+    assert local_provider.find(machine.id) == machine
+
+
+def test_a_port_that_was_taken_meanwhile_is_passed_over(
+    provider: LocalProvider, identity_key: KeyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = local_server.free_ports
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = [taken.getsockname()[1]]
+        monkeypatch.setattr(
+            local_server, "free_ports", lambda count: [ports.pop()] if ports else free(count)
+        )
+        machine = _create(provider, LABEL, identity_key)
+        assert machine.state == "running"
+        assert ports == []
+        assert machine.endpoint is not None
+        assert machine.endpoint.port != taken.getsockname()[1]
+
+
+def test_no_port_at_all_is_told_in_the_servers_words_and_leaves_nothing(
+    provider: LocalProvider, identity_key: KeyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(local_server, "free_ports", lambda count: [taken.getsockname()[1]])
+        with pytest.raises(CreateFailed, match="ddress already in use"):
+            _create(provider, LABEL, identity_key)
+    assert provider.list_own() == []
+    assert list(_place(provider, LABEL).root.parent.iterdir()) == []
+
+
+def test_what_sshd_refuses_is_told_in_its_words(
+    machines_folder: Path, identity_key: KeyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = LocalProvider(machines_folder / "machines", server="openssh")
+    monkeypatch.setattr(openssh_host, "_CONFIG", openssh_host._CONFIG + "NoSuchOption yes\n")
+    with pytest.raises(CreateFailed, match="NoSuchOption"):
+        _create(provider, LABEL, identity_key)
+    assert list((machines_folder / "machines").iterdir()) == []
+
+
+def test_without_a_usable_sshd_auto_takes_asyncssh_and_openssh_says_why(
+    machines_folder: Path, identity_key: KeyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openssh_host, "unfit", lambda: "no sshd in PATH")
+    provider = LocalProvider(machines_folder / "machines")
+    machine = _create(provider, LABEL, identity_key)
+    record = _place(provider, LABEL).read_machine()
+    assert record is not None
+    assert record.server == "asyncssh"
+    provider.destroy(machine, never_handed_over(machine, LABEL))
+    with pytest.raises(CreateFailed, match="no sshd in PATH"):
+        _create(LocalProvider(machines_folder / "machines", server="openssh"), LABEL, identity_key)
+
+
+def test_one_lease_has_one_key(local_provider: LocalProvider, identity_key: KeyPair) -> None:
+    machine = _create(local_provider, LABEL, identity_key)
+    with pytest.raises(CreateFailed, match="another SSH key"):
+        _create(local_provider, LABEL, new_key_pair())
+    assert local_provider.find(machine.id) == machine
+
+
+@pytest.mark.parametrize("line", ["", "ssh-ed25519", "ssh-ed25519 AAAA", 'command="x" ssh-rsa A'])
+def test_what_is_no_public_key_makes_no_machine(line: str, local_provider: LocalProvider) -> None:
+    with pytest.raises(InvalidInput, match="not an OpenSSH public key"):
+        local_provider.create(_offer(local_provider), LABEL, line)
+
+
+def test_a_second_line_never_reaches_authorized_keys(
+    local_provider: LocalProvider, identity_key: KeyPair
+) -> None:
+    both = f"{identity_key.public}\n{new_key_pair().public}"
+    with pytest.raises(InvalidInput):
+        local_provider.create(_offer(local_provider), LABEL, both)
+
+
+def test_an_offer_of_elsewhere_is_refused(
+    local_provider: LocalProvider, identity_key: KeyPair
+) -> None:
+    offer = msgspec.structs.replace(_offer(local_provider), provider="local:/elsewhere")
+    with pytest.raises(CreateFailed, match="local:/elsewhere"):
+        local_provider.create(offer, LABEL, identity_key.public)
+
+
+def test_a_folder_that_cannot_be_written_is_a_failed_create(
+    machines_folder: Path, identity_key: KeyPair
+) -> None:
+    (machines_folder / "file").write_text("")
+    provider = LocalProvider(machines_folder / "file")
+    with pytest.raises(CreateFailed, match="file"):
+        provider.create(_offer(provider), LABEL, identity_key.public)
+    # What cannot be read is not empty.
+    with pytest.raises(ProviderError, match="cannot be read"):
+        provider.list_own()
+
+
+@pytest.mark.parametrize("name", ['a"b', "a'b", "a%hb", "a\\b", "a\nb"])
+def test_a_folder_that_sshd_config_cannot_name_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot hold local machines"):
+        LocalProvider(tmp_path / name)
+
+
+def test_a_folder_has_one_identity_by_whatever_path(machines_folder: Path) -> None:
+    (machines_folder / "real").mkdir()
+    (machines_folder / "link").symlink_to("real")
+    assert LocalProvider(machines_folder / "link").identity == _here(machines_folder / "real")
+
+
+def test_offers_name_gpus_that_are_here(
+    machines_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "gpus_here", lambda: (("NVIDIA H200", 2),))
+    provider = LocalProvider(machines_folder, price_usd_h=2.5)
+    assert [(o.id, o.gpu, o.gpu_count, o.price_usd_h) for o in provider.offers(Want())] == [
+        ("local-cpu", None, 0, 2.5),
+        ("local-nvidia-h200", "NVIDIA H200", 2, 2.5),
+    ]
+    assert [o.id for o in provider.offers(Want(gpu="h200", gpu_count=2))] == ["local-nvidia-h200"]
+    assert provider.offers(Want(gpu="H200", gpu_count=3)) == []
+    assert provider.offers(Want(gpu="H100")) == []
+    assert provider.offers(Want(max_price_usd_h=2.0)) == []
+
+
+def test_a_folder_of_the_same_path_on_another_host_is_another(
+    machines_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both may keep their leases in one bucket, and each ends what it left itself."""
+    here = LocalProvider(machines_folder).identity
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    assert LocalProvider(machines_folder).identity == f"local://elsewhere{machines_folder}" != here
+
+
+def _here(folder: Path) -> str:
+    return f"local://{socket.gethostname()}{folder}"
+
+
+def _create(provider: LocalProvider, label: Label, key: KeyPair) -> Machine:
+    return provider.create(_offer(provider), label, key.public)
+
+
+def _offer(provider: LocalProvider) -> Offer:
+    return Offer("local-cpu", provider.identity, None, 0, 1.25, "localhost", 1.0)
+
+
+def _place(provider: LocalProvider, label: Label) -> Place:
+    return place_of(Path(urlsplit(provider.identity).path), label)
+
+
+def _state(
+    provider: LocalProvider, machine: Machine
+) -> Literal["starting", "running", "stopped", "stopping", "gone"]:
+    live = provider.find(machine.id)
+    assert live is not None
+    return live.state
+
+
+def _machine(provider: LocalProvider, machine: Machine) -> list[Process]:
+    assert machine.label is not None
+    place = _place(provider, machine.label)
+    server = place.read_server()
+    return machine_processes(machine.id, place.log, server.process if server else None)
+
+
+def _damage(place: Place, whole: bytes, damage: str, tmp_path: Path) -> None:
+    path = place.machine_json
+    told = msgspec.json.decode(whole)
+    if damage == "cut":
+        path.write_bytes(whole[:50])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "missing":
+        path.unlink()
+    elif damage == "symlink":
+        (tmp_path / "elsewhere").write_bytes(whole)
+        path.unlink()
+        path.symlink_to(tmp_path / "elsewhere")
+    elif damage == "unknown version":
+        path.write_bytes(msgspec.json.encode({**told, "version": 2}))
+    elif damage == "another label":
+        path.write_bytes(msgspec.json.encode({**told, "label": msgspec.to_builtins(OTHER)}))
+    else:
+        path.write_bytes(msgspec.json.encode({**told, "unknown": True}))
+
+
+def _is(process: Process, cmdline: bytes) -> bool:
+    return Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(cmdline)
+
+
+def _environ(process: Process) -> str:
+    return Path(f"/proc/{process.pid}/environ").read_text()
+
+
+def _until(look: Callable[[], T]) -> T:
+    end = time.monotonic() + 20
+    while not (seen := look()):
+        assert time.monotonic() < end, "it did not happen within 20 s"
+        time.sleep(0.02)
+    return seen

@@ -1,0 +1,154 @@
+"""What cannot be looked at now is neither gone nor idle, and what is going is not at work."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.fixtures.machines import KeyPair
+from torpor.control.providers import local_place, local_processes
+from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local_place import Place, place_of
+from torpor.control.providers.local_processes import MARK, Process, identify, is_alive, is_at_work
+from torpor.control.safety import never_handed_over
+from torpor.shared.errors import CreateFailed, ProviderError
+from torpor.shared.values import Label, Machine, Want, workspace_name
+
+LABEL = Label("tests", workspace_name("answers"), "lease-1")
+
+
+@pytest.fixture
+def machine(local_provider: LocalProvider, identity_key: KeyPair) -> Machine:
+    return _create(local_provider, identity_key)
+
+
+@pytest.fixture
+def place(local_provider: LocalProvider, machine: Machine) -> Place:
+    return place_of(Path(urlsplit(local_provider.identity).path), LABEL)
+
+
+@pytest.fixture
+def server(place: Place) -> Process:
+    record = place.read_server()
+    assert record is not None
+    assert record.process is not None
+    return record.process
+
+
+@pytest.fixture
+def detached(machine: Machine) -> Iterator[Process]:
+    """A process of the machine that descends from nothing of it."""
+    child = subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: machine.id})
+    process = identify(child.pid)
+    assert process is not None
+    yield process
+    child.kill()
+    child.wait()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize("record", ["machine.json", "server.json"])
+def test_a_record_that_cannot_be_read_now_is_an_error_and_no_missing_machine(
+    number: int,
+    record: str,
+    machine: Machine,
+    server: Process,
+    local_provider: LocalProvider,
+    identity_key: KeyPair,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = local_place._read
+
+    def failing(path: Path) -> bytes:
+        if path.name == record:
+            raise OSError(number, os.strerror(number), str(path))
+        return read(path)
+
+    with monkeypatch.context() as now:
+        now.setattr(local_place, "_read", failing)
+        with pytest.raises(ProviderError, match=rf"cannot be read: .*{record}"):
+            local_provider.list_own()
+        with pytest.raises(ProviderError, match="cannot be read"):
+            local_provider.find(machine.id)
+        with pytest.raises(CreateFailed, match=record):
+            _create(local_provider, identity_key)
+        with pytest.raises(ProviderError):
+            local_provider.destroy(machine, never_handed_over(machine, LABEL))
+    assert is_alive(server), "a server that nobody could ask about was ended"
+    assert local_provider.list_own() == [machine]
+
+
+def test_a_process_that_cannot_be_looked_at_is_not_left_behind(
+    machine: Machine,
+    place: Place,
+    detached: Process,
+    local_provider: LocalProvider,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path == Path(f"/proc/{detached.pid}/stat"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return read(path)
+
+    with monkeypatch.context() as now:
+        now.setattr(Path, "read_bytes", failing)
+        with pytest.raises(ProviderError, match="not removed yet"):
+            local_provider.destroy(machine, never_handed_over(machine, LABEL))
+    assert place.home.is_dir()
+    local_provider.destroy(machine, never_handed_over(machine, LABEL))
+    assert not is_alive(detached)
+
+
+def test_the_kernel_says_what_is_on_its_way_out() -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    assert is_at_work(me)
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+        assert fields[0] == "Z"
+        assert int(fields[6]) & local_processes._PF_EXITING
+    finally:
+        child.wait()
+
+
+def test_a_server_on_its_way_out_is_started_again_on_its_port(
+    machine: Machine,
+    server: Process,
+    local_provider: LocalProvider,
+    identity_key: KeyPair,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once it has no program any more it still has its port, until it is a zombie."""
+    stat = local_processes._stat
+
+    def told(pid: int) -> local_processes._Stat | None:
+        seen = stat(pid)
+        leaving = seen is not None and pid == server.pid
+        return seen._replace(flags=seen.flags | 4) if seen and leaving else seen
+
+    monkeypatch.setattr(local_processes, "_stat", told)
+    live = local_provider.find(machine.id)
+    assert live is not None
+    assert live.state == "stopped"
+    end = threading.Timer(0.3, os.kill, (server.pid, signal.SIGKILL))
+    end.start()
+    again = _create(local_provider, identity_key)
+    end.join()
+    assert not is_alive(server)
+    assert again == machine
+
+
+def _create(provider: LocalProvider, key: KeyPair) -> Machine:
+    return provider.create(provider.offers(Want())[0], LABEL, key.public)

@@ -1,0 +1,70 @@
+"""The local provider against the contract, with each kind of SSH server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+
+from tests.contracts.provider_contract import KilledCreate, ProviderContract
+from tests.fixtures.kill_points import killed_at
+from tests.fixtures.machines import KeyPair, destroy_all
+from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local_sweep import sweep
+from torpor.shared.values import Label, MachineId, Want
+
+
+class _LocalContract(ProviderContract):
+    server: ClassVar[Literal["openssh", "asyncssh"]]
+
+    @pytest.fixture
+    def provider(self, machines_folder: Path) -> Iterator[LocalProvider]:
+        folder = machines_folder / "machines"
+        provider = LocalProvider(folder, server=self.server)
+        yield provider
+        destroy_all(provider)
+        if folder.exists():
+            sweep(folder)
+            assert {path.name for path in folder.iterdir()} <= {"m-0123456789ab"}
+
+    @pytest.fixture
+    def other_provider(self, machines_folder: Path) -> LocalProvider:
+        return LocalProvider(machines_folder / "other", server=self.server)
+
+    @pytest.fixture
+    def ssh_public_key(self, identity_key: KeyPair) -> str:
+        return identity_key.public
+
+    @pytest.fixture
+    def want(self) -> Want:
+        return Want(disk_gib=0.01)
+
+    @pytest.fixture
+    def unlabelled(self, machines_folder: Path) -> MachineId:
+        """A folder with a machine's name that does not say whose it is."""
+        root = machines_folder / "machines" / "m-0123456789ab"
+        root.mkdir(parents=True)
+        (root / "machine.json").write_text('{"version": 1, "id": ')
+        return MachineId("m-0123456789ab-00000000")
+
+    @pytest.fixture
+    def killed_create(
+        self, provider: LocalProvider, want: Want, ssh_public_key: str
+    ) -> KilledCreate:
+        offer = provider.offers(want)[0]
+
+        def kill(label: Label, step: int) -> bool:
+            return killed_at(step, lambda: provider.create(offer, label, ssh_public_key))
+
+        return kill
+
+
+class TestOpenssh(_LocalContract):
+    server = "openssh"
+
+
+class TestAsyncssh(_LocalContract):
+    server = "asyncssh"
+    kill_stride = 5  # its interpreter takes 0.5 s to start

@@ -1,0 +1,81 @@
+"""The local provider needs no root: its contract again, as ``nobody``."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_PROJECT = Path(__file__).resolve().parents[3]
+_TESTS = "tests/control/providers/test_local_contract.py"
+
+# In a mount namespace of its own, nobody gets a shell: sshd runs commands through the account's.
+_WITH_SHELL = 'mount --bind "$0" /etc/passwd && exec "$@"'
+
+
+@pytest.fixture
+def nobodys() -> Iterator[Path]:
+    nobody = pwd.getpwnam("nobody")
+    folder = Path(tempfile.mkdtemp(prefix="torpor-"))
+    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("server", ["Openssh", "Asyncssh"])
+def test_the_contract_holds_for_an_ordinary_user(
+    server: str, nobodys: Path, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        return  # then test_local_contract.py has run as an ordinary user already
+    nobody = pwd.getpwnam("nobody")
+    argv = _as_user(nobody)
+    argv += [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    argv += ["-p", "tests.fixtures.machines", "--noconftest", f"--basetemp={nobodys / 'pytest'}"]
+    argv += ["-k", f"{server} and not killed", _TESTS]
+    if server == "Openssh":
+        argv = _with_shell(nobody, tmp_path) + argv
+    environ = {
+        "HOME": str(nobodys),
+        "PATH": os.environ["PATH"],
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TMPDIR": str(nobodys),
+    }
+    done = subprocess.run(
+        argv, cwd=_PROJECT, env=environ, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def _as_user(user: pwd.struct_passwd) -> list[str]:
+    argv = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    seen = subprocess.run(
+        # By way of sh: setpriv itself may still look up a program with root's leave.
+        [*argv, "sh", "-c", 'exec "$0" -c "import torpor, pytest"', sys.executable],
+        cwd=_PROJECT,
+        capture_output=True,
+        check=False,
+    )
+    if seen.returncode != 0:
+        # The project or its Python lies in root's home: nobody may read it, and nothing more.
+        argv += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    return argv
+
+
+def _with_shell(user: pwd.struct_passwd, tmp_path: Path) -> list[str]:
+    accounts = tmp_path / "passwd"
+    lines = Path("/etc/passwd").read_text().splitlines()
+    fields = [line.split(":") for line in lines]
+    told = [[*f[:-1], "/bin/sh"] if f[0] == user.pw_name else f for f in fields]
+    accounts.write_text("".join(":".join(f) + "\n" for f in told))
+    tmp_path.chmod(0o755)
+    accounts.chmod(0o644)
+    return ["unshare", "--mount", "sh", "-c", _WITH_SHELL, str(accounts)]

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from torpor.control.providers.waiting import ssh_banner_fault, wait_until_reachable
+from torpor.control.safety import Warrant
+from torpor.shared.errors import CreateFailed, MachineUnreachable, ProviderError
+from torpor.shared.values import Endpoint, Label, Machine, MachineId, Offer, Want, workspace_name
+
+AT = Endpoint("127.0.0.1", 22, "me")
+LABEL = Label("me", workspace_name("w"), "1")
+ID = MachineId("m-1")
+
+
+class Scripted:
+    """A provider whose ``find`` says one thing after the other, then the last one for ever."""
+
+    identity = "scripted:1"
+
+    def __init__(self, *says: Machine | Exception | None) -> None:
+        self._says = list(says)
+
+    def find(self, machine: MachineId) -> Machine | None:
+        said = self._says.pop(0) if len(self._says) > 1 else self._says[0]
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def offers(self, want: Want) -> list[Offer]:
+        raise AssertionError("waiting looks, and does nothing else")
+
+    def create(self, offer: Offer, label: Label, ssh_public_key: str) -> Machine:
+        raise AssertionError("waiting looks, and does nothing else")
+
+    def list_own(self) -> list[Machine]:
+        raise AssertionError("waiting looks, and does nothing else")
+
+    def destroy(self, machine: Machine, warrant: Warrant) -> None:
+        raise AssertionError("waiting looks, and does nothing else")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+
+STARTING = Machine(ID, "scripted:1", LABEL, "starting", None, note="pulling the image")
+RUNNING = Machine(ID, "scripted:1", LABEL, "running", AT)
+
+
+def _wait(provider: Scripted, clock: Clock, greets: Callable[[Endpoint], str | None]) -> Machine:
+    return wait_until_reachable(
+        provider, ID, timeout_s=60, sleep=clock.sleep, clock=clock, greets=greets
+    )
+
+
+def test_it_waits_through_a_start_a_silent_provider_and_a_silent_ssh() -> None:
+    clock = Clock()
+    answers = iter(["connection refused", None])
+    provider = Scripted(
+        STARTING, MachineUnreachable("api down"), ProviderError("500"), STARTING, RUNNING
+    )
+    assert _wait(provider, clock, lambda _: next(answers)) == RUNNING
+    assert len(clock.slept) == 5
+    assert clock.slept[-1] > clock.slept[0]
+
+
+@pytest.mark.parametrize("state", ["gone", "stopped", "stopping", None])
+def test_a_machine_that_dies_is_a_failed_create(state: str | None) -> None:
+    dead = None if state is None else Machine(ID, "scripted:1", LABEL, state, None, 0, "no image")  # type: ignore[arg-type]
+    with pytest.raises(CreateFailed, match="gone" if state is None else f"{state}.*no image"):
+        _wait(Scripted(STARTING, dead), Clock(), lambda _: None)
+
+
+def test_time_is_over_with_the_last_words() -> None:
+    clock = Clock()
+    with pytest.raises(MachineUnreachable, match="within 60 s: it is starting pulling the image"):
+        _wait(Scripted(STARTING), clock, lambda _: None)
+    assert clock.now == pytest.approx(60)
+    assert max(clock.slept) <= 12.5
+    with pytest.raises(MachineUnreachable, match="refused"):
+        _wait(Scripted(RUNNING), Clock(), lambda _: "connection refused")
+
+
+@pytest.fixture
+def saying() -> Iterator[Callable[[bytes], Endpoint]]:
+    """A server that says some bytes to one client and hangs up."""
+    listeners, threads = [], []
+
+    def serve(words: bytes) -> Endpoint:
+        listener = socket.create_server(("127.0.0.1", 0))
+
+        def once() -> None:
+            link, _ = listener.accept()
+            with link:
+                link.sendall(words)
+
+        thread = threading.Thread(target=once)
+        thread.start()
+        listeners.append(listener)
+        threads.append(thread)
+        return Endpoint("127.0.0.1", listener.getsockname()[1], "me")
+
+    yield serve
+    for thread in threads:
+        thread.join(10)
+    for listener in listeners:
+        listener.close()
+
+
+def test_the_banner_may_follow_other_lines(saying: Callable[[bytes], Endpoint]) -> None:
+    assert ssh_banner_fault(saying(b"welcome\r\nSSH-2.0-OpenSSH_9.2\r\n")) is None
+
+
+def test_another_protocol_is_told(saying: Callable[[bytes], Endpoint]) -> None:
+    fault = ssh_banner_fault(saying(b"HTTP/1.1 400 Bad Request\r\n"))
+    assert fault is not None
+    assert "HTTP/1.1 400" in fault
+
+
+def test_a_closed_port_is_told() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        fault = ssh_banner_fault(Endpoint("127.0.0.1", free.getsockname()[1], "me"))
+    assert fault is not None
+    assert "refused" in fault

@@ -1,0 +1,248 @@
+"""Who fetches what from where: each part once from the store, unless peers do not win."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from torpor.control.remote.peers import TRIALS, UPLOADS, Errand, Exchange, Member, PeerMode
+from torpor.control.remote.restore import (
+    Peer,
+    RestoredPart,
+    RestorePart,
+    RestorePlan,
+    RestoreSeconds,
+)
+from torpor.shared.errors import InvalidInput, RunCancelled
+from torpor.shared.values import MIB, ObjectKey
+
+PEER = Peer("https://127.0.0.1:1/token/", "pem")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _plan(count: int) -> RestorePlan:
+    parts = [
+        RestorePart(number, MIB, MIB, [ObjectKey(f"packs/{number}")]) for number in range(count)
+    ]
+    return RestorePlan(False, ["/w"], count, count * MIB, count * MIB, 0, parts)
+
+
+def _exchange(
+    mode: PeerMode, machines: int, parts: int, clock: Callable[[], float] | None = None
+) -> tuple[Exchange, list[Member]]:
+    exchange = Exchange(mode, machines, clock or Clock())
+    return exchange, [exchange.join(_plan(parts), PEER) for _ in range(machines)]
+
+
+def _done(member: Member, errand: Errand, *, gave: bool = True, kept: bool = True) -> None:
+    stored = errand.part.stored_bytes
+    peer = stored if errand.holder is not None and gave else 0
+    member.done(
+        errand, RestoredPart(errand.part.part, 1, MIB, stored, RestoreSeconds(), peer, kept)
+    )
+
+
+def _next(member: Member) -> Errand:
+    errand = member.next()
+    assert errand is not None
+    return errand
+
+
+def test_each_part_comes_from_the_store_once_and_the_others_from_peers() -> None:
+    exchange, members = _exchange("always", 4, 12)
+    lock, sources = threading.Lock(), []
+
+    def work(member: Member) -> None:
+        while (errand := member.next()) is not None:
+            with lock:
+                sources.append((errand.part.part, errand.holder is None))
+            _done(member, errand)
+
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(work, members * 4))
+    from_store = [part for part, store in sources if store]
+    assert sorted(from_store) == list(range(12))
+    assert len(sources) == 48
+    assert "as asked" in exchange.decision
+    exchange.linger(members[0])
+
+
+def test_the_first_machine_leaves_the_others_their_share() -> None:
+    exchange, (one, other) = _exchange("auto", 2, 6)
+    assert exchange.share() == 3
+    first = [_next(one) for _ in range(3)]
+    waited: list[Errand] = []
+    thread = threading.Thread(target=lambda: waited.append(_next(one)))
+    thread.start()
+    theirs = [_next(other) for _ in range(3)]
+    assert all(errand.holder is None for errand in first + theirs)
+    assert {e.part.part for e in first} | {e.part.part for e in theirs} == set(range(6))
+    assert not waited
+    _done(other, theirs[0])
+    thread.join(10)
+    assert waited[0].holder is other
+
+
+def test_the_first_machine_goes_on_alone_where_the_others_are_late() -> None:
+    exchange = Exchange("auto", 4, Clock())
+    one = exchange.join(_plan(8), PEER)
+    for _ in range(8):
+        errand = _next(one)
+        assert errand.holder is None
+        _done(one, errand)
+    assert one.next() is None
+
+
+def test_auto_does_not_share_fewer_parts_than_machines() -> None:
+    exchange, members = _exchange("auto", 3, 2)
+    for member in members:
+        for _ in range(2):
+            errand = _next(member)
+            assert errand.holder is None
+            _done(member, errand)
+    assert "too few parts" in exchange.decision
+
+
+def test_never_is_never() -> None:
+    exchange, members = _exchange("never", 2, 3)
+    for member in members:
+        for _ in range(3):
+            errand = _next(member)
+            assert errand.holder is None
+            _done(member, errand)
+        assert member.next() is None
+    assert "from the store only, as asked" in exchange.decision
+    with pytest.raises(InvalidInput, match="auto, never, always"):
+        Exchange("sometimes", 2)  # type: ignore[arg-type]
+
+
+def test_one_machine_has_no_peers() -> None:
+    exchange, (only,) = _exchange("always", 1, 2)
+    assert not exchange.passing
+    _done(only, _next(only))
+    _done(only, _next(only))
+    assert only.next() is None
+
+
+@pytest.mark.parametrize(("peer_s", "verdict"), [(0.1, "passed on"), (50.0, "did not win")])
+def test_auto_uses_peers_while_they_are_faster(peer_s: float, verdict: str) -> None:
+    clock = Clock()
+    exchange, (one, other) = _exchange("auto", 2, 2 * TRIALS + 4, clock)
+    for _ in range(exchange.share()):
+        for member in (one, other):
+            errand = _next(member)
+            assert errand.holder is None
+            clock.now += 1.0
+            _done(member, errand)
+    for _ in range(TRIALS):
+        errand = _next(other)
+        assert errand.holder is one
+        assert errand.floor_bytes_s > 0
+        clock.now += peer_s
+        _done(other, errand)
+    last = _next(other)
+    assert (last.holder is None) is (verdict == "did not win")
+    assert verdict in exchange.decision
+
+
+def test_a_machine_that_died_costs_a_part_its_source_and_no_more() -> None:
+    exchange, (one, other) = _exchange("always", 2, 2)
+    claimed = _next(one)
+    mine = _next(other)
+    _done(other, mine)
+    one.failed(claimed)
+    one.leave()
+    errand = _next(other)
+    assert errand.holder is None
+    assert errand.part == claimed.part
+    _done(other, errand)
+    assert other.next() is None
+    exchange.linger(other)  # the dead one lacks nothing that anybody waits for
+
+
+def test_a_peer_that_did_not_give_is_not_asked_again() -> None:
+    _, (one, other) = _exchange("always", 2, 6)
+    for _ in range(3):
+        _done(one, _next(one))
+    for _ in range(3):
+        _done(other, _next(other))
+    errand = _next(other)
+    assert errand.holder is one
+    _done(other, errand, gave=False)
+    assert _next(other).holder is None
+
+
+def test_nobody_uploads_more_than_its_share() -> None:
+    exchange = Exchange("always", 2, Clock())
+    holder = exchange.join(_plan(UPLOADS + 2), PEER)
+    for _ in range(UPLOADS + 2):
+        _done(holder, _next(holder))
+    other = exchange.join(_plan(UPLOADS + 2), PEER)
+    errands = [_next(other) for _ in range(UPLOADS)]
+    assert all(errand.holder is holder for errand in errands)
+    waited: list[Errand] = []
+    thread = threading.Thread(target=lambda: waited.append(_next(other)))
+    thread.start()
+    assert not waited
+    _done(other, errands[0])
+    thread.join(10)
+    assert waited[0].holder is holder
+
+
+def test_a_part_that_is_long_in_coming_is_fetched_from_the_store() -> None:
+    clock = Clock()
+    _, (one, other) = _exchange("auto", 2, 2, clock)
+    slow = _next(one)
+    quick = _next(other)
+    clock.now += 1.0
+    _done(other, quick)
+    clock.now += 1000.0
+    errand = _next(other)
+    assert (errand.part, errand.holder) == (slow.part, None)
+
+
+def test_what_is_not_kept_is_fetched_from_the_store_by_each() -> None:
+    _, (one, other) = _exchange("always", 2, 2)
+    for member in (one, other):
+        for _ in range(2):
+            errand = _next(member)
+            assert errand.holder is None
+            _done(member, errand, kept=False)
+
+
+def test_a_plan_of_its_own_is_fetched_whole() -> None:
+    """A machine that had some of it already is cut into other parts."""
+    exchange, (one,) = _exchange("always", 1, 3)
+    rest = RestorePart(0, MIB, MIB, [ObjectKey("packs/1"), ObjectKey("packs/2")])
+    resumed = exchange.join(RestorePlan(False, ["/w"], 1, 1, 1, 0, [rest]), None)
+    assert _next(resumed).part == rest
+    assert _next(one).holder is None
+
+
+def test_stopping_wakes_who_waits() -> None:
+    exchange, (one, other) = _exchange("always", 2, 1)
+    _next(one)
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            other.next()
+        except RunCancelled as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    exchange.stop()
+    thread.join(10)
+    assert len(caught) == 1
+    exchange.linger(other)

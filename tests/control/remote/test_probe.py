@@ -1,0 +1,147 @@
+"""Machines where the agent cannot run: each is told apart before anything is sent."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.sshd import Sshd
+from torpor.control.remote import probe as probe_module
+from torpor.control.remote.session import Session
+from torpor.shared.errors import DiskFull, InvalidInput, MachineUnfit
+
+_FACTS: dict[str, Any] = {
+    "version": [3, 11, 2],
+    "home": "/root/.torpor",
+    "executable": "/usr/bin/python3",
+    "implementation": "CPython",
+    "system": "Linux",
+    "machine": "x86_64",
+    "bits": 64,
+    "missing": [],
+    "libc": "glibc 2.36",
+    "free_bytes": 1 << 40,
+    "writable": True,
+    "in_the_way": False,
+    "nvidia": False,
+    "bundles": [],
+}
+
+
+def _fake_python(sshd: Sshd, **facts: Any) -> str:
+    """A program on the machine that answers the probe's question as told."""
+    answer = json.dumps({**_FACTS, **facts})
+    path = sshd.folder / f"python-{len(os.listdir(sshd.folder))}"
+    path.write_text(f"#!{sys.executable}\nprint('torpor-probe ' + {answer!r})\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def _open(sshd: Sshd, *candidates: str, **options: Any) -> None:
+    Session.open(sshd.endpoint, sshd.identity, candidates=candidates, **options).close()
+
+
+def test_no_python(sshd: Sshd) -> None:
+    with pytest.raises(MachineUnfit, match=r"\(Linux \w+\) has no Python") as unfit:
+        _open(sshd, "no-such-python", "/no/such/python3")
+    assert "3.10 to 3.14" in str(unfit.value) and str(sshd.port) in str(unfit.value)
+    assert not (sshd.home / ".torpor").exists()
+
+
+def test_an_old_python_is_named_and_a_good_one_behind_it_is_found(
+    sshd: Sshd, agent_source: Path, bundle_cache: Path
+) -> None:
+    old = _fake_python(sshd, version=[3, 8, 18])
+    with pytest.raises(MachineUnfit, match=r"only Python 3\.8\.18"):
+        _open(sshd, old)
+    assert not (sshd.home / ".torpor").exists()
+    _open(sshd, old, sys.executable, source=agent_source, cache=bundle_cache)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"libc": ""}, "musl"),
+        ({"libc": "glibc 2.12"}, r"glibc 2\.12"),
+        ({"bits": 32}, "32-bit"),
+        ({"implementation": "PyPy"}, "PyPy"),
+        ({"system": "Darwin"}, "Darwin"),
+        ({"machine": "riscv64"}, "riscv64"),
+        ({"missing": ["ssl", "zlib"]}, "ssl, zlib"),
+        ({"writable": False}, "cannot be written"),
+        ({"in_the_way": True}, "cannot be written"),
+    ],
+)
+def test_what_is_unfit_is_named(sshd: Sshd, facts: dict[str, Any], words: str) -> None:
+    with pytest.raises(MachineUnfit, match=words):
+        _open(sshd, _fake_python(sshd, **facts))
+    assert not (sshd.home / ".torpor").exists()
+
+
+@pytest.mark.parametrize("nvidia", [True, False])
+def test_a_gpu_is_known_by_its_device_file(nvidia: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = probe_module._check({**_FACTS, "nvidia": nvidia}, "python3", "here")
+    assert machine.target.gpu is nvidia
+    asked: list[str] = []
+
+    def exists(path: str) -> bool:
+        asked.append(path)
+        return nvidia
+
+    monkeypatch.setattr(os.path, "exists", exists)
+    monkeypatch.setattr(sys, "argv", ["probe", "~/.torpor"])
+    said = io.StringIO()
+    with redirect_stdout(said):
+        exec(probe_module._SCRIPT, {})  # noqa: S102  (as the machine runs it)
+    facts = json.loads(said.getvalue().split("torpor-probe ")[1])
+    assert facts["nvidia"] is nvidia
+    assert asked[0] == "/dev/nvidiactl"
+
+
+def test_no_space(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DiskFull, match="5 MiB are free"):
+        _open(sshd, _fake_python(sshd, free_bytes=5 << 20))
+    monkeypatch.setattr(probe_module, "NEEDED_BYTES", 1 << 62)  # the real probe, a huge need
+    with pytest.raises(DiskFull, match="larger disk"):
+        _open(sshd, sys.executable)
+    assert not (sshd.home / ".torpor").exists()
+
+
+def test_space_that_ends_while_installing(
+    sshd: Sshd, agent_source: Path, bundle_cache: Path
+) -> None:
+    full = sshd.folder / "full"
+    full.mkdir()
+    (full / ".torpor-home").touch()
+    (full / "bundles").symlink_to("/dev/full")
+    with pytest.raises(MachineUnfit, match="cannot be installed"):
+        _open(sshd, sys.executable, home=str(full), source=agent_source, cache=bundle_cache)
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(
+    sshd: Sshd, agent_source: Path, bundle_cache: Path
+) -> None:
+    (sshd.home / "thesis.txt").write_text("the only copy")
+    with pytest.raises(MachineUnfit, match="not torpor's"):
+        _open(sshd, sys.executable, home="~/", source=agent_source, cache=bundle_cache)
+    assert os.listdir(sshd.home) == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("home", ["relative", "~other/x", "/a\nb", "/a\0b"])
+def test_a_folder_that_cannot_be_is_refused(sshd: Sshd, home: str) -> None:
+    with pytest.raises(InvalidInput, match="must begin with"):
+        _open(sshd, sys.executable, home=home)
+
+
+def test_words_in_a_home_are_never_run(sshd: Sshd, agent_source: Path, bundle_cache: Path) -> None:
+    home = sshd.folder / "a 'b' $(touch ran) ;touch ran"
+    _open(sshd, sys.executable, home=str(home), source=agent_source, cache=bundle_cache)
+    assert (home / "machine-id").exists()
+    assert not list(sshd.folder.rglob("ran"))

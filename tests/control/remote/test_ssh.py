@@ -1,0 +1,158 @@
+"""Who is let in, and who is believed: keys, host keys, ports, names."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+import msgspec
+import pytest
+
+from tests.fixtures.sshd import Sshd
+from torpor.control.remote.session import Session
+from torpor.control.remote.ssh import Identity
+from torpor.shared.errors import HostKeyChanged, InvalidInput, MachineDenied, MachineUnreachable
+from torpor.shared.values import Endpoint
+
+
+def _key(kind: str = "ssh-ed25519", passphrase: str | None = None) -> Identity:
+    key = asyncssh.generate_private_key(kind)
+    if passphrase is None:
+        return Identity(key.export_private_key().decode())
+    return Identity(key.export_private_key(passphrase=passphrase).decode(), passphrase)
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torpor.control.remote.ssh.CONNECT_S", 2.0)
+    monkeypatch.setattr("torpor.control.remote.ssh.LOGIN_S", 2.0)
+
+
+@pytest.fixture
+def agent_files(agent_source: Path, bundle_cache: Path) -> dict[str, Any]:
+    return {"source": agent_source, "cache": bundle_cache}
+
+
+def test_a_wrong_key_is_denied_and_named(sshd: Sshd) -> None:
+    stranger = _key()
+    with pytest.raises(MachineDenied, match=r"authorized_keys") as denied:
+        Session.open(sshd.endpoint, stranger)
+    assert stranger.load().get_fingerprint() in str(denied.value)
+
+
+def test_a_wrong_user_is_denied(sshd: Sshd) -> None:
+    endpoint = msgspec.structs.replace(sshd.endpoint, user="nosuchuser")
+    with pytest.raises(MachineDenied, match="nosuchuser@"):
+        Session.open(endpoint, sshd.identity)
+
+
+def test_the_first_host_key_is_pinned_and_told(sshd: Sshd, agent_files: dict[str, Any]) -> None:
+    told: list[str] = []
+    endpoint = msgspec.structs.replace(sshd.endpoint, host_key=None)
+    with Session.open(endpoint, sshd.identity, pin=told.append, **agent_files) as session:
+        assert session.host_key == told[0]
+    assert told[0].split()[:2] == sshd.host_key.split()[:2]
+    with Session.open(sshd.endpoint, sshd.identity, pin=told.append, **agent_files):
+        assert len(told) == 1
+
+
+def test_a_host_key_is_not_pinned_when_login_fails(sshd: Sshd) -> None:
+    told: list[str] = []
+    endpoint = msgspec.structs.replace(sshd.endpoint, host_key=None)
+    with pytest.raises(MachineDenied):
+        Session.open(endpoint, _key(), pin=told.append)
+    assert not told
+
+
+@pytest.mark.parametrize("kind", ["ssh-ed25519", "ecdsa-sha2-nistp256"])
+def test_a_changed_host_key_stops_everything(sshd: Sshd, kind: str) -> None:
+    other = asyncssh.generate_private_key(kind)
+    endpoint = msgspec.structs.replace(
+        sshd.endpoint, host_key=other.export_public_key().decode().strip()
+    )
+    with pytest.raises(HostKeyChanged, match="Nothing was sent") as changed:
+        Session.open(endpoint, sshd.identity)
+    assert other.get_fingerprint() in str(changed.value)
+    if kind == "ssh-ed25519":
+        real = asyncssh.import_public_key(sshd.host_key)
+        assert real.get_fingerprint() in str(changed.value)
+    assert "Accepted" not in sshd.log.read_text()
+
+
+def test_a_recorded_host_key_that_is_none_is_named(sshd: Sshd) -> None:
+    endpoint = msgspec.structs.replace(sshd.endpoint, host_key="junk")
+    with pytest.raises(InvalidInput, match="host key recorded for"):
+        Session.open(endpoint, sshd.identity)
+
+
+def test_a_port_where_nobody_listens(sshd: Sshd) -> None:
+    endpoint = msgspec.structs.replace(sshd.endpoint, port=_free_port())
+    with pytest.raises(MachineUnreachable, match=f"port {endpoint.port}"):
+        Session.open(endpoint, sshd.identity)
+
+
+def test_a_name_that_is_not_known(sshd: Sshd) -> None:
+    endpoint = msgspec.structs.replace(sshd.endpoint, host="no-such-host.invalid")
+    with pytest.raises(MachineUnreachable, match=r"no-such-host\.invalid"):
+        Session.open(endpoint, sshd.identity)
+
+
+@pytest.mark.parametrize("words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_a_port_that_does_not_speak_ssh(words: bytes) -> None:
+    with _Speaker(words) as port, pytest.raises(MachineUnreachable, match=f"port {port}"):
+        Session.open(Endpoint("127.0.0.1", port, "root"), _key())
+
+
+def test_an_identity_hides_its_secrets_and_checks_them() -> None:
+    locked = _key(passphrase="open sesame")
+    assert "PRIVATE" not in repr(locked) and "sesame" not in repr(locked)
+    assert locked.public_key().startswith("ssh-ed25519 ")
+    with pytest.raises(InvalidInput, match="passphrase"):
+        Identity(locked.private_key, "wrong").load()
+    with pytest.raises(InvalidInput, match="passphrase"):
+        Identity(locked.private_key).load()
+    with pytest.raises(InvalidInput, match="does not parse") as refused:
+        Identity("not a key: hunter2").load()
+    assert "hunter2" not in str(refused.value)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+class _Speaker:
+    """A TCP server that says its words to everybody, or nothing at all."""
+
+    def __init__(self, words: bytes) -> None:
+        self._words = words
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._peers: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> int:
+        self._thread.start()
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        for peer in self._peers:
+            peer.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            self._peers.append(peer)
+            if self._words:
+                peer.sendall(self._words)

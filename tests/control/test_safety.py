@@ -1,0 +1,448 @@
+"""The rules that stand between the only copy and its loss: each test breaks without its rule."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import boto3
+import msgspec
+import pytest
+
+from tests.fixtures.engine import WORKSPACE, Engine
+from tests.fixtures.stores import Server
+from tests.fixtures.trees import content, let_settle
+from torpor.control import safety
+from torpor.control.safety import (
+    Confirmed,
+    Verified,
+    Warrant,
+    compare_packs,
+    never_handed_over,
+    verify_snapshot,
+    warrant_to_destroy,
+)
+from torpor.control.store.s3 import S3Store
+from torpor.control.store.snapshots import find_snapshot, read_manifest
+from torpor.machine.agent.machine import machine_id
+from torpor.shared.errors import (
+    HandedOver,
+    ManifestInvalid,
+    NotOurs,
+    SnapshotDamaged,
+    SnapshotMissing,
+    StillChanging,
+    TorporError,
+    UnsafeDestroy,
+    WrongKey,
+)
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import encode_manifest
+from torpor.shared.format.names import manifest_key, pack_key, packs_prefix
+from torpor.shared.values import (
+    Grant,
+    Label,
+    Machine,
+    MachineId,
+    ObjectKey,
+    SnapshotId,
+    StoredSnapshot,
+    WorkspaceName,
+    new_snapshot_id,
+)
+
+LABEL = Label("me", WORKSPACE, "lease-1")
+MACHINE = Machine(MachineId("m-1"), "local:/machines", LABEL, "running", None)
+SAME = Confirmed(0, 0, [])
+
+
+class Kept:
+    """A workspace on a machine, and its snapshot in a store."""
+
+    def __init__(self, server: Server, folder: Path, key: bytes | None = None) -> None:
+        self.bucket = server.bucket()
+        self.server = server
+        self.store = S3Store.connect(server.settings(self.bucket))
+        self.was = folder / "was"
+        self.was.mkdir()
+        for number in range(3):
+            (self.was / str(number)).write_bytes(content(number, 70_000))
+        let_settle()
+        self.engine = Engine(self.store, folder / "home", key)
+        self.engine.snapshot([self.was])
+        self.stored = find_snapshot(self.store, WORKSPACE, None)
+        self.agent_machine = machine_id(folder / "home")
+
+    @property
+    def seal(self) -> Seal:
+        return self.engine.seal
+
+    def verify(self) -> Verified:
+        return verify_snapshot(self.store, self.stored, self.seal)
+
+    def warrant(
+        self,
+        verified: Verified | None = None,
+        machine: Machine = MACHINE,
+        agent_machine: str | None = None,
+        confirm: Callable[[], Confirmed] = lambda: SAME,
+    ) -> Warrant:
+        agent_machine = self.agent_machine if agent_machine is None else agent_machine
+        return warrant_to_destroy(
+            self.store, verified or self.verify(), machine, agent_machine, confirm
+        )
+
+    def pack(self) -> ObjectKey:
+        (found,) = self.store.list(packs_prefix(WORKSPACE))
+        return found.key
+
+
+@pytest.fixture
+def kept(seaweed: Server, tmp_path: Path) -> Iterator[Kept]:
+    kept = Kept(seaweed, tmp_path)
+    yield kept
+    kept.engine.runs.close()
+
+
+# -- proofs cannot be made by hand
+
+
+def test_a_verified_is_made_by_verification_alone(kept: Kept) -> None:
+    verified = kept.verify()
+    for mint in (None, object(), True, "mint"):
+        with pytest.raises(UnsafeDestroy, match=r"only torpor\.safety\.verify_snapshot"):
+            Verified(mint, verified.manifest, verified.root)
+
+
+def test_a_warrant_is_made_by_safety_alone() -> None:
+    for mint in (None, object(), True, "mint"):
+        with pytest.raises(UnsafeDestroy, match=r"can only be made by torpor\.safety"):
+            Warrant(mint, MACHINE, "because I say so")
+
+
+def test_a_proof_is_never_changed(kept: Kept) -> None:
+    verified, warrant = kept.verify(), never_handed_over(MACHINE, LABEL)
+    for proof, name in ((verified, "machine"), (verified, "snapshot"), (warrant, "_machine")):
+        with pytest.raises(UnsafeDestroy, match="is made once and never changed"):
+            setattr(proof, name, "another")
+    assert verified.machine == kept.agent_machine
+    warrant.check(MACHINE)
+
+
+def test_no_warrant_is_for_a_machine_without_our_label(kept: Kept) -> None:
+    unlabelled = msgspec.structs.replace(MACHINE, label=None)
+    with pytest.raises(NotOurs, match="carries label None"):
+        kept.warrant(machine=unlabelled)
+    with pytest.raises(NotOurs):
+        never_handed_over(unlabelled, LABEL)
+    with pytest.raises(NotOurs, match="carries no torpor label"):
+        Warrant(safety._MINT, unlabelled, "this very module went wrong")
+
+
+# -- what is verified
+
+
+def test_a_whole_snapshot_is_verified(kept: Kept) -> None:
+    verified = kept.verify()
+    assert (verified.workspace, verified.snapshot) == (WORKSPACE, kept.stored.snapshot)
+    assert (verified.machine, verified.root) == (kept.agent_machine, kept.stored.root)
+
+
+def _missing(kept: Kept) -> None:
+    kept.store.delete([kept.pack()])
+
+
+def _longer(kept: Kept) -> None:
+    kept.store.put(kept.pack(), kept.store.get(kept.pack(), max_bytes=1 << 30) + b"x")
+
+
+def _flipped(kept: Kept) -> None:
+    blob = bytearray(kept.store.get(kept.pack(), max_bytes=1 << 30))
+    blob[0] ^= 1
+    kept.store.put(kept.pack(), bytes(blob))
+
+
+@pytest.mark.parametrize("damage", [_missing, _longer, _flipped])
+def test_a_pack_that_is_not_as_written_is_damage(
+    kept: Kept, damage: Callable[[Kept], None]
+) -> None:
+    pack = kept.pack()
+    damage(kept)
+    with pytest.raises(SnapshotDamaged, match=r"lacks 1 of 1 packs.*The machine was not touched"):
+        kept.verify()
+    missing, unsure = compare_packs(
+        kept.store, WORKSPACE, read_manifest(kept.store, kept.stored, kept.seal).packs
+    )
+    assert (missing, unsure) == ([pack], [])
+
+
+def _hide_md5(kept: Kept, change: Callable[[bytes], bytes] = lambda blob: blob) -> None:
+    """The same object by a multipart upload: its ETag is no MD5 then."""
+    blob = change(kept.store.get(kept.pack(), max_bytes=1 << 30))
+    settings = kept.server.settings(kept.bucket)
+    client = boto3.client(
+        "s3",
+        endpoint_url=settings.endpoint_url,
+        aws_access_key_id=kept.server.access_key,
+        aws_secret_access_key=kept.server.secret_key,
+        region_name="us-east-1",
+    )
+    where = {"Bucket": kept.bucket, "Key": kept.pack()}
+    upload = client.create_multipart_upload(**where)["UploadId"]
+    half = 5 << 20  # parts but the last are at least 5 MiB
+    parts = []
+    for number, data in enumerate((blob[:half], blob[half:]), 1):
+        answer = client.upload_part(**where, UploadId=upload, PartNumber=number, Body=data)
+        parts.append({"ETag": answer["ETag"], "PartNumber": number})
+    client.complete_multipart_upload(**where, UploadId=upload, MultipartUpload={"Parts": parts})
+    client.close()
+
+
+@pytest.fixture
+def hidden(seaweed: Server, tmp_path: Path) -> Iterator[Kept]:
+    """A snapshot whose pack shows no MD5."""
+    kept = Kept(seaweed, tmp_path)
+    (kept.was / "noise").write_bytes(secrets.token_bytes(6 << 20))
+    let_settle()
+    (old,) = kept.store.list(packs_prefix(WORKSPACE))
+    kept.store.delete([old.key, manifest_key(WORKSPACE, kept.stored.snapshot)])
+    kept.engine.snapshot([kept.was])
+    kept.stored = find_snapshot(kept.store, WORKSPACE, None)
+    yield kept
+    kept.engine.runs.close()
+
+
+def test_a_pack_whose_md5_is_hidden_is_read_again(hidden: Kept) -> None:
+    _hide_md5(hidden)
+    with pytest.raises(SnapshotDamaged, match=r"does not show the MD5 of 1 packs.*run a full"):
+        hidden.verify()
+    asked: list[ObjectKey] = []
+
+    def reread(grants: Sequence[Grant]) -> list[ObjectKey]:
+        asked.extend(grant.key for grant in grants)
+        assert {grant.verb for grant in grants} == {"GET"}
+        return []
+
+    verify_snapshot(hidden.store, hidden.stored, hidden.seal, reread)
+    assert asked == [hidden.pack()]
+
+
+def test_a_hidden_pack_that_reads_wrong_is_damage(hidden: Kept) -> None:
+    _hide_md5(hidden, lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]))
+    run = hidden.engine.begin([hidden.was])
+    hidden.engine.scan(run, 1)
+
+    def reread(grants: Sequence[Grant]) -> list[ObjectKey]:
+        packs = msgspec.to_builtins(list(grants))
+        wrong = hidden.engine.call("snapshot.reread", run=run, packs=packs)["wrong"]
+        return [ObjectKey(key) for key in wrong]
+
+    with pytest.raises(SnapshotDamaged, match="lacks 1 of 1 packs"):
+        verify_snapshot(hidden.store, hidden.stored, hidden.seal, reread)
+
+
+def test_a_hidden_pack_of_another_size_is_damage_without_reading(hidden: Kept) -> None:
+    _hide_md5(hidden, lambda blob: blob + b"x")
+    with pytest.raises(SnapshotDamaged, match="lacks 1 of 1 packs"):
+        verify_snapshot(hidden.store, hidden.stored, hidden.seal, lambda grants: [])
+
+
+def _rewritten(kept: Kept, **changes: object) -> bytes:
+    manifest = read_manifest(kept.store, kept.stored, kept.seal)
+    return encode_manifest(msgspec.structs.replace(manifest, **changes), kept.seal)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"run": "another"}, SnapshotMissing),
+        ({"entries": []}, ManifestInvalid),
+        ({"workspace": "other"}, SnapshotMissing),
+    ],
+    ids=["replaced", "lies", "another workspace's"],
+)
+def test_a_manifest_that_was_replaced_is_not_verified(
+    kept: Kept, changes: dict[str, object], error: type[TorporError]
+) -> None:
+    key = manifest_key(WORKSPACE, kept.stored.snapshot)
+    kept.store.put(key, _rewritten(kept, **changes))
+    with pytest.raises(error):
+        kept.verify()
+
+
+@pytest.mark.parametrize("field", ["workspace", "snapshot"])
+def test_a_manifest_copied_under_another_name_is_not_verified(kept: Kept, field: str) -> None:
+    """Listed with its own root, so that only its name tells."""
+    blob = kept.store.get(manifest_key(WORKSPACE, kept.stored.snapshot), max_bytes=1 << 30)
+    values = {"workspace": WorkspaceName("other"), "snapshot": new_snapshot_id(_now())}
+    moved = msgspec.structs.replace(kept.stored, **{field: values[field]})
+    kept.store.put(manifest_key(moved.workspace, moved.snapshot), blob)
+    with pytest.raises(SnapshotMissing, match="is not the one that was listed"):
+        verify_snapshot(kept.store, moved, kept.seal)
+
+
+def test_a_manifest_that_is_gone_is_not_verified(kept: Kept) -> None:
+    kept.store.delete([manifest_key(WORKSPACE, kept.stored.snapshot)])
+    with pytest.raises(SnapshotMissing, match="deleted meanwhile"):
+        kept.verify()
+
+
+def test_a_snapshot_that_the_key_does_not_open_is_not_verified(kept: Kept) -> None:
+    with pytest.raises(WrongKey):
+        verify_snapshot(kept.store, kept.stored, Seal(b"k" * 32))
+
+
+def test_a_damaged_manifest_is_not_verified(kept: Kept) -> None:
+    key = manifest_key(WORKSPACE, kept.stored.snapshot)
+    blob = bytearray(kept.store.get(key, max_bytes=1 << 30))
+    kept.store.put(key, bytes(blob[:-3]))
+    with pytest.raises(ManifestInvalid):
+        kept.verify()
+
+
+# -- what is warranted
+
+
+def test_a_verified_newest_snapshot_of_this_machine_gives_a_warrant(kept: Kept) -> None:
+    warrant = kept.warrant()
+    warrant.check(MACHINE)
+    assert kept.stored.snapshot in warrant.reason
+
+
+def test_a_machine_of_another_workspace_is_not_destroyed(kept: Kept) -> None:
+    label = Label("me", WorkspaceName("other"), "lease-1")
+    with pytest.raises(NotOurs, match="not one of workspace demo"):
+        kept.warrant(machine=msgspec.structs.replace(MACHINE, label=label))
+
+
+@pytest.mark.parametrize("agent_machine", ["", "0" * 32])
+def test_a_machine_that_the_snapshot_is_not_of_is_not_destroyed(
+    kept: Kept, agent_machine: str
+) -> None:
+    with pytest.raises(UnsafeDestroy, match="was made on machine"):
+        kept.warrant(agent_machine=agent_machine)
+
+
+def test_a_snapshot_that_is_not_the_newest_destroys_nothing(kept: Kept) -> None:
+    verified = kept.verify()
+    newer = new_snapshot_id(_now(), kept.stored.snapshot)
+    kept.store.put(manifest_key(WORKSPACE, newer), b"whatever it is")
+    with pytest.raises(UnsafeDestroy, match=f"has snapshot {newer}.*another run was faster"):
+        kept.warrant(verified)
+
+
+def test_a_snapshot_that_was_deleted_destroys_nothing(kept: Kept) -> None:
+    verified = kept.verify()
+    kept.store.delete([manifest_key(WORKSPACE, kept.stored.snapshot)])
+    with pytest.raises(UnsafeDestroy, match="was not destroyed"):
+        kept.warrant(verified)
+
+
+def test_a_disk_that_changed_since_destroys_nothing(kept: Kept) -> None:
+    changed = Confirmed(7, 2, ["results.csv", "model.pt"])
+    with pytest.raises(StillChanging, match=r"2 names changed.*results.csv, model.pt"):
+        kept.warrant(confirm=lambda: changed)
+    kept.warrant(confirm=lambda: Confirmed(7, 0, []))  # changed, and accepted by the user
+
+
+def test_the_disk_is_looked_at_last(kept: Kept) -> None:
+    """Whatever else takes long, nothing may change unseen between the look and the warrant."""
+    looks: list[SnapshotId | None] = []
+
+    def confirm() -> Confirmed:
+        looks.append(kept.stored.snapshot)
+        return SAME
+
+    for machine, agent_machine in (
+        (msgspec.structs.replace(MACHINE, label=None), kept.agent_machine),
+        (MACHINE, "another"),
+    ):
+        with pytest.raises(TorporError):
+            kept.warrant(machine=machine, agent_machine=agent_machine, confirm=confirm)
+    assert looks == []
+    kept.warrant(confirm=confirm)
+    assert len(looks) == 1
+
+
+def test_a_look_that_fails_destroys_nothing(kept: Kept) -> None:
+    def confirm() -> Confirmed:
+        raise StillChanging("the agent was lost")
+
+    with pytest.raises(StillChanging):
+        kept.warrant(confirm=confirm)
+
+
+# -- the last comparison, at the provider
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"label": None}, NotOurs, "carries label None"),
+        ({"label": Label("me", WORKSPACE, "lease-2")}, NotOurs, "nothing was destroyed"),
+        ({"label": Label("you", WORKSPACE, "lease-1")}, NotOurs, "nothing was destroyed"),
+        ({"label": Label("me", WorkspaceName("x"), "lease-1")}, NotOurs, "nothing was destroyed"),
+        ({"id": MachineId("m-2")}, UnsafeDestroy, "not for m-2"),
+        ({"provider": "local:/elsewhere"}, UnsafeDestroy, "at local:/elsewhere"),
+    ],
+    ids=["no label", "other lease", "other owner", "other workspace", "other id", "other provider"],
+)
+def test_a_warrant_fits_one_machine_only(
+    kept: Kept, changes: dict[str, object], error: type[TorporError], says: str
+) -> None:
+    live = msgspec.structs.replace(MACHINE, **changes)
+    for warrant in (kept.warrant(), never_handed_over(MACHINE, LABEL)):
+        with pytest.raises(error, match=says):
+            warrant.check(live)
+
+
+def test_a_warrant_fits_its_machine_in_any_state() -> None:
+    warrant = never_handed_over(MACHINE, LABEL)
+    for state in ("starting", "running", "stopped", "stopping"):
+        warrant.check(msgspec.structs.replace(MACHINE, state=state))
+
+
+def test_a_machine_that_nobody_was_handed_is_asked_about_at_each_destroy() -> None:
+    answers: list[TorporError | None] = [None, HandedOver("it is somebody's by now"), None]
+
+    def ask() -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    warrant = never_handed_over(MACHINE, LABEL, ask)
+    assert len(answers) == 3  # the warrant alone asks nobody
+    warrant.check(MACHINE)
+    with pytest.raises(HandedOver):
+        warrant.check(MACHINE)
+    with pytest.raises(UnsafeDestroy):  # of another machine, whatever the answer would be
+        warrant.check(msgspec.structs.replace(MACHINE, id=MachineId("m-2")))
+    assert len(answers) == 1
+
+
+def test_what_another_run_created_is_not_destroyed_as_ours() -> None:
+    for label in (None, Label("me", WORKSPACE, "lease-2"), Label("you", WORKSPACE, "lease-1")):
+        with pytest.raises(NotOurs, match="nothing was destroyed"):
+            never_handed_over(msgspec.structs.replace(MACHINE, label=label), LABEL)
+
+
+def test_packs_of_one_workspace_do_not_stand_for_another_s(kept: Kept) -> None:
+    packs = read_manifest(kept.store, kept.stored, kept.seal).packs
+    other = WorkspaceName("other")
+    missing, _ = compare_packs(kept.store, other, packs)
+    assert missing == [pack_key(other, pack.id) for pack in packs]
+
+
+def test_a_listing_names_what_a_person_can_choose_from(kept: Kept) -> None:
+    with pytest.raises(SnapshotMissing, match=f"there: {kept.stored.snapshot}"):
+        find_snapshot(kept.store, WORKSPACE, SnapshotId("20200101T000000Z-00000000"))
+    with pytest.raises(SnapshotMissing, match="there: none"):
+        find_snapshot(kept.store, WorkspaceName("other"), None)
+    found: StoredSnapshot = find_snapshot(kept.store, WORKSPACE, kept.stored.snapshot)
+    assert found == kept.stored
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

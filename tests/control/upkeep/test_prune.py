@@ -1,0 +1,419 @@
+"""Pruning over a real store whose clock the test moves, beside snapshots that are under way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.near_agent import WORKSPACE, ClockedStore, NearAgent, settle
+from tests.fixtures.stores import Server
+from tests.model.killing import killed_at_request
+from torpor.control.safety import verify_snapshot
+from torpor.control.store.marks import (
+    COMMIT_S,
+    LATEST_COMMIT_S,
+    SHORTEST_GRACE_S,
+    marked_packs,
+    read_marks,
+)
+from torpor.control.store.snapshots import find_snapshot, list_snapshots, open_manifest
+from torpor.control.upkeep.pins import pin
+from torpor.control.upkeep.prune import (
+    GRACE_S,
+    YOUNG_S,
+    Pruned,
+    PrunePlan,
+    PruneRules,
+    carry_out,
+    plan_prune,
+)
+from torpor.shared.errors import (
+    InvalidInput,
+    ManifestInvalid,
+    SnapshotDamaged,
+    SnapshotMissing,
+    StoreError,
+    WrongKey,
+)
+from torpor.shared.format.names import manifest_key, marks_prefix, pack_key, packs_prefix
+from torpor.shared.values import KIB, ObjectKey, SnapshotId
+
+RULES = PruneRules()
+Machines = Callable[[str], NearAgent]
+
+
+@pytest.fixture
+def store(seaweed: Server) -> ClockedStore:
+    return ClockedStore(seaweed.store())
+
+
+@pytest.fixture
+def machines(store: ClockedStore, tmp_path: Path) -> Iterator[Machines]:
+    made: list[NearAgent] = []
+
+    def machine(name: str) -> NearAgent:
+        made.append(NearAgent(store, tmp_path / name / "home", tmp_path / name / "workspace"))
+        made[-1].root.mkdir(parents=True)
+        return made[-1]
+
+    yield machine
+    for one in made:
+        one.runs.close()
+
+
+@pytest.fixture
+def machine(machines: Machines) -> NearAgent:
+    one = machines("first")
+    fill(one, 1)
+    return one
+
+
+def fill(machine: NearAgent, seed: int, name: str = "file", size: int = 300 * KIB) -> None:
+    (machine.root / name).write_bytes(random.Random(seed).randbytes(size))
+    settle()
+
+
+def packs(store: ClockedStore) -> set[ObjectKey]:
+    return {found.key for found in store.list(packs_prefix(WORKSPACE))}
+
+
+def delete(store: ClockedStore, snapshot: SnapshotId) -> None:
+    store.delete([manifest_key(WORKSPACE, snapshot)])
+
+
+def prune(machine: NearAgent, rules: PruneRules = RULES) -> Pruned:
+    plan = plan_prune(machine.store, WORKSPACE, machine.seal, rules)
+    return carry_out(machine.store, plan)
+
+
+def look(machine: NearAgent, rules: PruneRules = RULES) -> PrunePlan:
+    return plan_prune(machine.store, WORKSPACE, machine.seal, rules)
+
+
+def restorable(machine: NearAgent, tmp_path: Path) -> int:
+    """Every listed snapshot comes back, every byte compared."""
+    listed = list_snapshots(machine.store, WORKSPACE)
+    other = NearAgent(machine.store, tmp_path / "other-home", tmp_path / "unused")
+    for snapshot in listed:
+        other.restore(snapshot, tmp_path / f"back-{snapshot.snapshot}")
+    other.runs.close()
+    return len(listed)
+
+
+def test_what_no_manifest_names_goes_after_a_mark_and_a_grace_time(
+    machine: NearAgent, store: ClockedStore, tmp_path: Path
+) -> None:
+    first = machine.snapshot()
+    theirs = packs(store)
+    fill(machine, 2)
+    machine.snapshot()
+    store.advance(YOUNG_S)
+    assert prune(machine).plan.unnamed == []  # both snapshots are there
+
+    delete(store, first)
+    before = prune(machine)
+    assert {pack.id for pack in before.plan.unnamed} == {key.rsplit("/")[-1] for key in theirs}
+    assert before.freed.packs == 0
+    assert theirs < packs(store)
+
+    store.advance(GRACE_S - 1)
+    waiting = prune(machine)
+    assert waiting.plan.waiting == before.plan.unnamed
+    assert waiting.plan.next_free_unix == store.now + 1
+    assert waiting.freed.packs == 0
+
+    store.advance(1)
+    done = prune(machine)
+    assert done.plan.free == before.plan.unnamed
+    assert done.freed.bytes == done.plan.free_bytes > 0
+    assert not theirs & packs(store)
+    assert read_marks(store, WORKSPACE) == []
+    assert restorable(machine, tmp_path) == 1
+
+
+def test_a_plan_says_what_goes_and_changes_nothing(machine: NearAgent, store: ClockedStore) -> None:
+    first = machine.snapshot()
+    fill(machine, 2)
+    machine.snapshot()
+    store.advance(YOUNG_S)
+    delete(store, first)
+    prune(machine)
+    store.advance(GRACE_S)
+    before = {found.key for found in store.list("")}
+    plan = look(machine)
+    assert plan.free
+    assert {found.key for found in store.list("")} == before
+    store.advance(GRACE_S)  # a plan may be carried out late
+    done = carry_out(store, plan)
+    assert (done.freed.packs, done.freed.bytes) == (len(plan.free), plan.free_bytes)
+    assert before - {found.key for found in store.list("")} == {
+        *(key for key in before if key.rsplit("/")[-1] in {pack.id for pack in plan.free}),
+        *(mark.key for mark in plan.marks),
+    }
+
+
+def test_packs_of_an_unfinished_run_are_left_alone(machine: NearAgent, store: ClockedStore) -> None:
+    machine.snapshot()
+    fill(machine, 2, "new")
+    steps = machine.snapshot_steps()
+    while not next(steps).startswith("stored"):
+        pass
+    machine.restart()  # kill -9
+    store.advance(YOUNG_S - 1)
+    done = prune(machine)
+    assert done.plan.young.packs == 1
+    assert done.plan.unnamed == []
+    store.advance(1)
+    assert len(prune(machine).plan.unnamed) == 1
+
+
+def test_a_run_does_not_commit_what_was_marked_since_it_began(
+    machine: NearAgent, store: ClockedStore, tmp_path: Path
+) -> None:
+    """The base of a running snapshot is deleted, marked and swept while it is being made."""
+    base = machine.snapshot()
+    fill(machine, 2, "new")
+    store.advance(YOUNG_S)
+    steps = machine.snapshot_steps()
+    assert next(steps) == "begun"
+    delete(store, base)
+    assert len(prune(machine, PruneRules(without_snapshots=True)).plan.unnamed) == 1
+    done = list(steps)
+    assert "stored 0 of 2" in done  # what the base held was stored anew
+    store.advance(GRACE_S)
+    assert prune(machine).freed.packs == 1
+    assert restorable(machine, tmp_path) == 1
+
+
+def test_a_mark_that_comes_after_the_look_waits_for_the_commit(
+    machine: NearAgent, store: ClockedStore, tmp_path: Path
+) -> None:
+    base = machine.snapshot()
+    store.advance(YOUNG_S)
+    steps = machine.snapshot_steps()
+    while not next(steps).startswith("compared"):
+        pass
+    delete(store, base)
+    marked = prune(machine, PruneRules(without_snapshots=True)).plan.unnamed
+    store.advance(COMMIT_S)
+    assert "committed" in list(steps)  # it names what is marked
+    store.advance(10 * GRACE_S)
+    done = prune(machine)
+    assert done.plan.free == []
+    assert done.plan.retiring == marked
+    assert restorable(machine, tmp_path) == 1
+
+
+def test_a_commit_after_its_hour_is_refused_and_made_anew(
+    machine: NearAgent, store: ClockedStore, tmp_path: Path
+) -> None:
+    """The control side sleeps between the look and the commit, for longer than any grace."""
+    base = machine.snapshot()
+    store.advance(YOUNG_S)
+    steps = machine.snapshot_steps()
+    while not next(steps).startswith("compared"):
+        pass
+    delete(store, base)
+    rules = PruneRules(without_snapshots=True)
+    prune(machine, rules)
+    store.advance(GRACE_S)
+    assert prune(machine, rules).freed.packs == 1
+    assert "committed" in list(steps)
+    assert restorable(machine, tmp_path) == 1
+
+
+def test_a_manifest_that_appears_too_late_is_not_verified(
+    machine: NearAgent, store: ClockedStore
+) -> None:
+    """As if the store had taken a grant after its time."""
+    base = machine.snapshot()
+    blob = store.get(manifest_key(WORKSPACE, base), max_bytes=1 << 20)
+    wanted = find_snapshot(store, WORKSPACE, base)
+    verify_snapshot(store, wanted, machine.seal)
+    store.advance(YOUNG_S)
+    delete(store, base)
+    prune(machine, PruneRules(without_snapshots=True))
+    store.look()
+    store.advance(LATEST_COMMIT_S + 1)
+    store.put(manifest_key(WORKSPACE, base), blob)
+    with pytest.raises(SnapshotDamaged, match="long after prune had marked"):
+        verify_snapshot(store, wanted, machine.seal)
+
+
+def test_a_marked_pack_is_named_by_no_later_snapshot_though_another_names_it(
+    machine: NearAgent, machines: Machines, store: ClockedStore, tmp_path: Path
+) -> None:
+    """X commits beside a mark and is deleted; Y, which began on X, must not name it either."""
+    other = machines("second")
+    (other.root / "file").write_bytes((machine.root / "file").read_bytes())
+    settle()
+    base = machine.snapshot()
+    store.advance(YOUNG_S)
+    steps = machine.snapshot_steps()
+    while not next(steps).startswith("compared"):
+        pass
+    delete(store, base)
+    (doomed,) = prune(machine, PruneRules(without_snapshots=True)).plan.unnamed
+    *_, x = steps  # names the marked pack
+    y_steps = other.snapshot_steps()
+    assert next(y_steps) == "begun"  # knows X
+    delete(store, SnapshotId(x))
+    assert "committed" in list(y_steps)
+    store.advance(GRACE_S)
+    assert prune(machine).freed.packs == 1
+    assert doomed.id not in {key.rsplit("/")[-1] for key in packs(store)}
+    assert restorable(machine, tmp_path) == 1
+
+
+def test_mostly_dead_packs_are_stored_anew_by_the_next_snapshot_under_a_bound(
+    machine: NearAgent, store: ClockedStore, tmp_path: Path
+) -> None:
+    for number in range(12):
+        fill(machine, number, f"file-{number}", 1024 * KIB)
+    first = machine.snapshot()
+    for number in range(1, 12):
+        (machine.root / f"file-{number}").unlink()
+    second = machine.snapshot()
+    delete(store, first)
+    store.advance(YOUNG_S)
+    none = look(machine, PruneRules(rewrite_bytes=100))
+    assert none.retired == []
+    done = prune(machine)
+    assert len(done.plan.retired) == 1
+    assert 1024 * KIB <= done.plan.rewritten_bytes < 1500 * KIB
+    third = machine.snapshot()
+    assert restorable(machine, tmp_path) == 2
+    delete(store, second)
+    assert prune(machine).plan.unnamed == done.plan.retired
+    store.advance(GRACE_S)
+    assert prune(machine).freed.bytes > 10 * 1024 * KIB
+    assert list_snapshots(store, WORKSPACE)[0].snapshot == third
+    assert marked_packs(store, WORKSPACE) == set()
+
+
+def test_unknown_is_not_unnamed(machine: NearAgent, store: ClockedStore) -> None:
+    first = machine.snapshot()
+    fill(machine, 2)
+    second = machine.snapshot()
+    delete(store, first)
+    store.advance(YOUNG_S)
+    prune(machine)
+    store.advance(GRACE_S)
+    key = manifest_key(WORKSPACE, second)
+    whole = store.get(key, max_bytes=1 << 20)
+    before = packs(store)
+    damaged = bytearray(whole)
+    damaged[70] ^= 1
+    for blob in (bytes(damaged), whole[:40], whole[:8] + b"\2" + whole[9:], b""):
+        store.put(key, blob)
+        with pytest.raises(ManifestInvalid):
+            prune(machine)
+    store.put(key, whole)
+    with pytest.raises(WrongKey):
+        sealed = NearAgent(store, machine.home.parent / "x", machine.root, bytes(32))
+        prune(sealed)
+    stranger = ObjectKey(f"workspaces/{WORKSPACE}/snapshots/v2-20270101T000000Z")
+    store.put(stranger, whole)
+    with pytest.raises(ManifestInvalid, match="no snapshot that this torpor knows"):
+        prune(machine)
+    store.delete([stranger])
+    (mark,) = read_marks(store, WORKSPACE)
+    text = store.get(mark.key, max_bytes=1 << 20)
+    store.put(mark.key, text.replace(b'"version":1', b'"version":2'))
+    with pytest.raises(StoreError, match="not a mark that this torpor can read"):
+        prune(machine)
+    with pytest.raises(StoreError, match="not a mark"):
+        machine.snapshot()
+    assert packs(store) == before
+    store.put(mark.key, text)
+    store.advance(GRACE_S)
+    assert prune(machine).freed.packs == 1
+
+
+def test_an_empty_listing_prunes_nothing(machine: NearAgent, store: ClockedStore) -> None:
+    first = machine.snapshot()
+    pin(store, WORKSPACE, first, "it is the only one")
+    delete(store, first)
+    store.advance(YOUNG_S)
+    with pytest.raises(SnapshotMissing, match="is pinned, and is gone"):
+        prune(machine, PruneRules(without_snapshots=True))
+    store.delete([ObjectKey(f"workspaces/{WORKSPACE}/pins/{first}")])
+    with pytest.raises(SnapshotMissing, match="has no snapshot"):
+        prune(machine)
+    assert len(packs(store)) == 1
+
+
+def test_a_grace_time_that_is_too_short_is_refused(machine: NearAgent) -> None:
+    with pytest.raises(InvalidInput, match="too short"):
+        look(machine, PruneRules(grace_s=SHORTEST_GRACE_S - 1))
+    with pytest.raises(InvalidInput, match="no rules"):
+        look(machine, PruneRules(dead_below=2))
+
+
+def test_marks_are_few_however_often_a_prune_runs(machine: NearAgent, store: ClockedStore) -> None:
+    """A retired pack stays marked for as long as it is named, in one mark."""
+    for number in range(12):
+        fill(machine, number, f"file-{number}", 200 * KIB)
+    first = machine.snapshot()
+    for number in range(1, 12):
+        (machine.root / f"file-{number}").unlink()
+    machine.snapshot()
+    delete(store, first)
+    for number in range(6):
+        store.advance(YOUNG_S)
+        prune(machine)
+        newest = list_snapshots(store, WORKSPACE)[0].snapshot
+        fill(machine, 100 + number, "changes")
+        machine.snapshot()
+        if number:
+            delete(store, newest)
+    assert len(list(store.list(marks_prefix(WORKSPACE)))) <= 2
+
+
+def test_a_prune_killed_at_any_step_is_completed_by_the_next(
+    machine: NearAgent, store: ClockedStore, tmp_path: Path
+) -> None:
+    """Marking, deleting and clearing up, each killed before and after every request."""
+    kept = _with_every_kind_of_pack(machine, store)
+    killed = step = 0
+    while True:
+        step += 1
+        if not killed_at_request(store, step, lambda: prune(machine)):
+            break
+        killed += 1
+        store.look()
+        if step % 3 == 0:
+            assert restorable(machine, tmp_path / str(step)) == 2
+        if step % 9 == 0:  # the next one has something to do again
+            store.advance(GRACE_S)
+            kept = _with_every_kind_of_pack(machine, store)
+    assert killed > 20
+    store.advance(GRACE_S)
+    prune(machine)
+    store.advance(GRACE_S)
+    prune(machine)
+    assert packs(store) == {
+        pack_key(WORKSPACE, pack.id)
+        for snapshot in kept
+        for pack in open_manifest(store, WORKSPACE, snapshot, machine.seal)[0].packs
+    }
+
+
+def _with_every_kind_of_pack(machine: NearAgent, store: ClockedStore) -> list[SnapshotId]:
+    """Two snapshots, packs of a third one that is gone, and some that were marked long ago."""
+    for snapshot in list_snapshots(store, WORKSPACE):
+        delete(store, snapshot.snapshot)
+    fill(machine, 7, "kept")
+    kept = [machine.snapshot()]
+    fill(machine, random.randrange(1 << 30), "changes")
+    gone = machine.snapshot()
+    store.advance(YOUNG_S)
+    delete(store, gone)
+    prune(machine)
+    store.advance(GRACE_S)
+    fill(machine, random.randrange(1 << 30), "changes")
+    kept.append(machine.snapshot())
+    return kept

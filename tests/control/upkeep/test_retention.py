@@ -1,0 +1,159 @@
+"""What a retention keeps and lets go, by restic's rules."""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torpor.control.upkeep.retention import Retention, judge, made_at
+from torpor.shared.errors import InvalidInput
+from torpor.shared.values import SnapshotId, new_snapshot_id
+
+
+def _at(text: str, mark: str = "00000000") -> SnapshotId:
+    return SnapshotId(f"{text.replace('-', '').replace(':', '').replace(' ', 'T')}Z-{mark}")
+
+
+def _kept(snapshots: list[SnapshotId], retention: Retention) -> dict[SnapshotId, list[str]]:
+    return {one.snapshot: one.reasons for one in judge(snapshots, retention, {}) if one.kept}
+
+
+def test_the_time_of_a_snapshot_stands_in_its_id() -> None:
+    assert made_at(_at("2026-11-20 23:49:13")) == datetime(
+        2026, 11, 20, 23, 49, 13, tzinfo=timezone.utc
+    )
+
+
+def test_last_keeps_the_newest_so_many() -> None:
+    days = [_at(f"2026-11-{day:02} 12:00:00") for day in range(1, 8)]
+    random.Random(1).shuffle(days)
+    assert sorted(_kept(days, Retention(last=3))) == sorted(days)[-3:]
+    assert len(_kept(days, Retention(last=100))) == 7
+
+
+def test_of_each_period_the_newest_is_kept_and_empty_periods_do_not_count() -> None:
+    taken = [
+        _at("2026-01-05 10:00:00"),
+        _at("2026-01-05 22:00:00"),
+        _at("2026-03-01 08:00:00"),  # nothing for weeks
+        _at("2026-03-02 08:00:00"),
+        _at("2026-03-02 09:30:00"),
+        _at("2026-03-02 09:45:00"),
+    ]
+    daily = _kept(taken, Retention(daily=3))
+    assert daily == {
+        taken[5]: ["newest", "daily 2026-03-02"],
+        taken[2]: ["daily 2026-03-01"],
+        taken[1]: ["daily 2026-01-05"],
+    }
+    hourly = _kept(taken, Retention(hourly=2))
+    assert list(hourly) == [taken[5], taken[3]]
+    assert list(_kept(taken, Retention(monthly=2))) == [taken[5], taken[1]]
+
+
+def test_rules_look_at_all_snapshots_each_on_its_own() -> None:
+    """In borg, what ``last`` keeps would not count for ``daily``."""
+    taken = [_at(f"2026-11-{day:02} 12:00:00") for day in range(1, 11)]
+    kept = _kept(taken, Retention(last=2, daily=3))
+    assert list(kept) == taken[:-4:-1]
+    assert kept[taken[-1]] == ["newest", "last", "daily 2026-11-10"]
+
+
+def test_a_rule_that_is_not_full_keeps_the_oldest_too() -> None:
+    """As restic does: history reaches back as far as it can."""
+    taken = [_at("2026-11-02 12:00:00"), _at("2026-11-20 12:00:00"), _at("2026-11-28 12:00:00")]
+    assert list(_kept(taken, Retention(monthly=2))) == [taken[2], taken[0]]
+    assert list(_kept(taken, Retention(monthly=1))) == [taken[2]]
+
+
+def test_weeks_begin_on_monday_and_belong_to_iso_years() -> None:
+    sunday, monday = _at("2027-01-03 12:00:00"), _at("2027-01-04 12:00:00")
+    first = _at("2026-12-28 12:00:00")  # Monday of 2026's week 53, which ends on that Sunday
+    kept = _kept([first, sunday, monday], Retention(weekly=2))
+    assert kept == {monday: ["newest", "weekly 2027-W01"], sunday: ["weekly 2026-W53"]}
+
+
+def test_days_begin_where_the_user_is() -> None:
+    late, early = _at("2026-11-20 22:30:00"), _at("2026-11-20 23:30:00")  # 23:30 and 0:30 in Berlin
+    assert list(_kept([late, early], Retention(daily=2))) == [early, late]  # full: the oldest too
+    older = _at("2026-10-01 12:00:00")
+    assert list(_kept([older, late, early], Retention(daily=2))) == [early, older]
+    berlin = Retention(daily=2, timezone="Europe/Berlin")
+    assert list(_kept([older, late, early], berlin)) == [early, late]
+
+
+def test_an_hour_that_comes_twice_is_two() -> None:
+    first, second = _at("2026-10-25 00:30:00"), _at("2026-10-25 01:30:00")  # both 2:30 in Berlin
+    older = _at("2026-10-01 12:00:00")
+    kept = _kept([older, first, second], Retention(hourly=2, timezone="Europe/Berlin"))
+    assert list(kept) == [second, first]
+
+
+def test_without_a_rule_everything_stays() -> None:
+    taken = [_at(f"2026-11-{day:02} 12:00:00") for day in (1, 2)]
+    assert _kept(taken, Retention()) == {
+        taken[1]: ["newest", "no retention is set"],
+        taken[0]: ["no retention is set"],
+    }
+    assert judge([], Retention(last=1), {}) == []
+
+
+def test_the_newest_and_the_pinned_stay_and_use_up_no_rule() -> None:
+    taken = [_at(f"2026-11-{day:02} 12:00:00") for day in range(1, 6)]
+    verdicts = judge(taken, Retention(last=2), {taken[0]: "the paper"})
+    assert {one.snapshot: one.reasons for one in verdicts} == {
+        taken[4]: ["newest", "last"],
+        taken[3]: ["last"],
+        taken[2]: [],
+        taken[1]: [],
+        taken[0]: ["pinned: the paper"],
+    }
+
+
+def test_two_snapshots_of_one_second_are_two() -> None:
+    one, other = _at("2026-11-20 12:00:00", "00000001"), _at("2026-11-20 12:00:00", "00000002")
+    assert len(_kept([one, other], Retention(last=2))) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"daily": -1}, "keep_daily is -1"),
+        ({"last": 10_001}, "keep_last is 10001"),
+        ({"timezone": "Europe/Atlantis"}, "'Europe/Atlantis' is no time zone"),
+        ({"timezone": "../etc/passwd"}, "is no time zone"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        Retention(**options)  # type: ignore[arg-type]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    hours=st.lists(st.integers(0, 24 * 400), max_size=60),
+    counts=st.lists(st.integers(0, 8), min_size=6, max_size=6),
+    seed=st.integers(0, 2**32),
+)
+def test_nothing_that_must_stay_goes(hours: list[int], counts: list[int], seed: int) -> None:
+    begin = datetime(2025, 1, 1, tzinfo=timezone.utc)
+    taken = [new_snapshot_id(begin + timedelta(hours=hour)) for hour in hours]
+    retention = Retention(*counts)
+    pinned = {one: "why" for one in taken if random.Random(f"{seed}{one}").random() < 0.1}
+    verdicts = judge(taken, retention, pinned)
+    assert [one.snapshot for one in verdicts] == sorted(taken, reverse=True)
+    kept = [one.snapshot for one in verdicts if one.kept]
+    assert set(pinned) <= set(kept)
+    assert not taken or max(taken) in kept
+    assert set(sorted(taken)[-counts[0] :] if counts[0] else []) <= set(kept)
+    days = sorted({one[:8] for one in taken}, reverse=True)[: counts[2]]
+    for day in days:
+        assert max(one for one in taken if one[:8] == day) in kept
+    if any(counts):
+        assert len(kept) <= sum(counts) + len(pinned) + 1
+    # what is left is left again: a second run deletes nothing more
+    assert all(one.kept for one in judge(kept, retention, pinned))

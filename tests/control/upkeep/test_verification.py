@@ -1,0 +1,228 @@
+"""What a survey knows, what reading adds to it, and whom the faults are put down to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.fixtures.near_agent import WORKSPACE, ClockedStore, NearAgent, settle
+from tests.fixtures.stores import Server
+from torpor.control.store.snapshots import open_manifest
+from torpor.control.upkeep.pins import pin
+from torpor.control.upkeep.verification import SHOWN, SnapshotVerdict, Survey, survey, to_verify
+from torpor.control.upkeep.verify_report import MOST_NAMED, MOST_VERDICTS, VerifyReport
+from torpor.shared.errors import SnapshotMissing, StoreUnavailable
+from torpor.shared.format.names import manifest_key, packs_prefix
+from torpor.shared.transfer.transfer import Transfer
+from torpor.shared.values import KIB, ObjectKey, SnapshotId, StoredObject
+
+
+class HidingStore(ClockedStore):
+    """Shows no MD5s, as stores with keys of the customer's do."""
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        return (msgspec.structs.replace(found, md5=None) for found in super().list(prefix))
+
+
+@pytest.fixture
+def store(seaweed: Server) -> ClockedStore:
+    return ClockedStore(seaweed.store())
+
+
+@pytest.fixture
+def machine(store: ClockedStore, tmp_path: Path) -> Iterator[NearAgent]:
+    one = NearAgent(store, tmp_path / "home", tmp_path / "workspace")
+    one.root.mkdir()
+    grow(one, 1)
+    yield one
+    one.runs.close()
+
+
+def grow(machine: NearAgent, seed: int) -> None:
+    for number in range(3):
+        big = random.Random(seed * 10 + number).randbytes(1200 * KIB)
+        (machine.root / f"big-{seed}-{number}").write_bytes(big)
+    settle()
+
+
+def looked(machine: NearAgent, *, full: bool = False, store: ClockedStore | None = None) -> Survey:
+    at = store or machine.store
+    found = survey(at, WORKSPACE, machine.seal, to_verify(at, WORKSPACE))
+    if full:
+        machine.examine(found)
+    return found
+
+
+def report(found: Survey) -> VerifyReport:
+    return VerifyReport.of("full", found, found.verdicts(), {})
+
+
+def packs(store: ClockedStore) -> list[ObjectKey]:
+    return [found.key for found in store.list(packs_prefix(WORKSPACE))]
+
+
+def test_a_store_that_hides_md5s_leaves_packs_unproven_until_they_are_read(
+    machine: NearAgent, store: ClockedStore
+) -> None:
+    machine.snapshot()
+    hiding = HidingStore(store.real)
+    quick = looked(machine, store=hiding)
+    assert len(quick.unproven) == 1
+    assert "a full verify reads them" in report(quick).message()
+    assert not report(quick).failed
+    machine.examine(quick)
+    assert quick.unproven == set()
+
+
+def test_a_longer_object_is_named_though_no_file_is_lost(
+    machine: NearAgent, store: ClockedStore
+) -> None:
+    snapshot = machine.snapshot()
+    (key,) = packs(store)
+    store.put(key, store.get(key, max_bytes=1 << 30) + b"more")
+    (quick,) = looked(machine).verdicts()
+    assert (quick.damaged_files, quick.objects) == (3, [key])  # nobody has read it
+    (full,) = looked(machine, full=True).verdicts()
+    assert (full.damaged_files, full.objects) == (0, [key])
+    assert full.restorable
+    assert not full.whole
+    told = report(looked(machine, full=True))
+    assert told.failed
+    assert told.restorable == [snapshot]
+    assert "every file can be restored, 1 objects are not as written" in told.message()
+
+
+def test_what_reading_proves_right_is_right_whatever_the_etag_says(
+    machine: NearAgent, store: ClockedStore
+) -> None:
+    snapshot = machine.snapshot()
+    manifest, _ = open_manifest(store, WORKSPACE, snapshot, machine.seal)
+    found = looked(machine)
+    found.faults.clear()
+    found.compare()
+    assert found.faults == {}
+
+    class Lying(ClockedStore):
+        def list(self, prefix: str) -> Iterator[StoredObject]:
+            return (msgspec.structs.replace(one, md5="0" * 32) for one in super().list(prefix))
+
+    lied_to = looked(machine, store=Lying(store.real))
+    assert set(lied_to.faults) == {pack.id for pack in manifest.packs}
+    machine.examine(lied_to)
+    assert report(lied_to).whole == [snapshot]
+
+
+def test_a_flip_on_the_way_heals(
+    machine: NearAgent, store: ClockedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = machine.snapshot()
+    original = Transfer.get_ranges
+    flips = iter([True])
+
+    def flipping(self: Transfer, *args: object, **options: object) -> Iterator[memoryview]:
+        for view in original(self, *args, **options):  # type: ignore[arg-type]
+            if len(view) > 100 * KIB and next(flips, False):
+                view[7] ^= 1
+            yield view
+
+    monkeypatch.setattr(Transfer, "get_ranges", flipping)
+    assert report(looked(machine, full=True)).whole == [snapshot]
+    assert next(flips, None) is None
+
+
+def test_a_store_that_is_away_is_no_verdict(
+    machine: NearAgent, store: ClockedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.snapshot()
+    found = looked(machine)
+
+    def away(self: Transfer, *_: object, **__: object) -> Iterator[memoryview]:
+        raise StoreUnavailable("the store is away")
+        yield
+
+    monkeypatch.setattr(Transfer, "get_ranges", away)
+    with pytest.raises(StoreUnavailable):
+        machine.examine(found)
+
+
+def test_a_pinned_snapshot_that_is_gone_is_missed(machine: NearAgent, store: ClockedStore) -> None:
+    first = machine.snapshot()
+    grow(machine, 2)
+    second = machine.snapshot()
+    pin(store, WORKSPACE, first, "the weights of the paper")
+    store.delete([manifest_key(WORKSPACE, first)])
+    told = report(looked(machine))
+    assert told.whole == [second]
+    assert told.damaged[0].snapshot == first
+    assert "is gone" in told.damaged[0].fault
+
+
+def test_nothing_to_verify_is_no_success(store: ClockedStore) -> None:
+    with pytest.raises(SnapshotMissing, match="nothing to verify"):
+        to_verify(store, WORKSPACE)
+
+
+def test_another_key_is_said_of_each_snapshot(machine: NearAgent, store: ClockedStore) -> None:
+    machine.snapshot()
+    machine.store_key = bytes(32)
+    told = report(looked(machine))
+    assert "not sealed" in told.message()
+    assert told.whole == []
+
+
+def test_a_fault_is_put_down_to_every_snapshot_that_it_concerns_and_no_other(
+    machine: NearAgent, store: ClockedStore
+) -> None:
+    first = machine.snapshot()
+    (shared,) = packs(store)
+    grow(machine, 2)
+    second = machine.snapshot()
+    for path in machine.root.glob("big-1-*"):
+        path.unlink()
+    third = machine.snapshot()
+    store.delete([shared])
+    told = report(looked(machine, full=True))
+    assert told.whole == [third]
+    assert [one.snapshot for one in told.damaged] == [second, first]
+    assert [one.damaged_files for one in told.damaged] == [3, 3]
+    assert told.damaged[0].paths == [f"{machine.root}/big-1-{n}" for n in range(3)]
+    assert f"the newest that can be restored whole is {third}" in told.message()
+    assert len(told.rows()) == 3
+
+
+def test_manifests_that_disagree_are_both_looked_into(
+    machine: NearAgent, store: ClockedStore
+) -> None:
+    """A hostile manifest may cut a pack otherwise; the honest one's verdict stays."""
+    honest = machine.snapshot()
+    found = looked(machine)
+    (pack, chunks), *_ = found.works()
+    shifted = [msgspec.structs.replace(chunk, offset=chunk.offset + 1) for chunk in chunks[:-1]]
+    for chunk in shifted:
+        found._chunks[pack][(chunk.offset, chunk.name)] = chunk
+    works = found.works()
+    assert [work[0] for work in works] == [pack, pack]
+    assert sum(len(work[1]) for work in works) == len(chunks) + len(shifted)
+    machine.examine(found)
+    (verdict,) = found.verdicts()
+    assert verdict.snapshot == honest
+    assert verdict.damaged_files == 0  # what is at those other offsets is nobody's here
+
+
+def test_a_report_is_bounded(machine: NearAgent) -> None:
+    machine.snapshot()
+    names = [SnapshotId(f"20270101T{n // 60:04d}{n % 60:02d}Z-{n:08x}") for n in range(210)]
+    objects = [ObjectKey(f"workspaces/{WORKSPACE}/packs/00/{n:032x}") for n in range(SHOWN)]
+    verdicts = [
+        SnapshotVerdict(name, "", 9999, 999, ["p" * 150] * SHOWN, 99, objects) for name in names
+    ]
+    told = VerifyReport.of("full", looked(machine), verdicts, {})
+    assert told.damaged_count == 210
+    assert len(told.damaged) == MOST_VERDICTS
+    assert len(told.rows()) == MOST_NAMED
+    assert len(msgspec.json.encode(told)) < 64 * KIB
+    assert told.snapshot_count == 210

@@ -1,0 +1,184 @@
+"""The flows verify and prune as they run, but for Prefect: real machines, a real store."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from flows.drill_machine import LEFT_AFTER_S, drill_machine
+from flows.phases import Phases
+from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly
+from tests.fixtures.stores import Server
+from tests.fixtures.tree_print import fill
+from tests.fixtures.world import World, make_world
+from torpor.control.ledger import Ledger, lease_key
+from torpor.control.remote import bundle
+from torpor.control.remote.snapshot import RemoteSnapshot
+from torpor.control.upkeep.verify_report import VerifyReport
+from torpor.shared.errors import (
+    GrantExpired,
+    InvalidInput,
+    SnapshotDamaged,
+    SnapshotMissing,
+    StoreUnavailable,
+)
+from torpor.shared.format.names import manifest_key
+from torpor.shared.values import MachineId, ObjectKey, WorkspaceName
+
+
+@pytest.fixture(scope="module")
+def kept(seaweed: Server, short_agent_source: Path) -> Iterator[World]:
+    """A workspace with two snapshots, on its machine; the last test of this module ends that."""
+    with patch.object(bundle, "_SOURCE", short_agent_source), make_world(seaweed) as world:
+        machine = world.rent()
+        workspace = world.workspace(machine.id)
+        fill(workspace, random.Random(3), big=1, big_bytes=1_500_000)
+        hibernate_plainly(world.place, destroy=False)
+        (workspace / "later").write_bytes(random.Random(4).randbytes(50_000))
+        hibernate_plainly(world.place, destroy=False)
+        yield world
+
+
+def verify(world: World, **options: Any) -> VerifyReport:
+    found: VerifyReport = run_plainly(world.place, "verify.verify", **options)
+    return found
+
+
+def packs(world: World) -> list[ObjectKey]:
+    return [found.key for found in world.direct.list("workspaces/demo/packs/")]
+
+
+def test_every_depth_says_that_whole_snapshots_are_whole(kept: World) -> None:
+    newest, older = (one.snapshot for one in kept.snapshots())
+    quick = verify(kept, snapshot="all")
+    assert quick.whole == quick.restorable == [newest, older]
+    assert not quick.failed
+    full = verify(kept, snapshot="all", depth="full")
+    assert full.whole == [newest, older]
+    drill = verify(kept, depth="drill")
+    assert drill.whole == [newest]
+    assert [machine.id for machine in kept.machines()] == [
+        kept.machines()[0].id
+    ]  # the drill's went
+    assert list(kept.direct.list("workspaces/drill--demo/")) == []
+    assert "restore" in drill.seconds
+
+
+@pytest.mark.parametrize("depth", ["quick", "drill"])
+def test_what_a_killed_drill_left_goes_a_day_later_and_not_before(kept: World, depth: str) -> None:
+    place = kept.place.under(WorkspaceName("drill--demo"))
+    lease = place.ledger.open_lease(place.owner, place.provider.identity)
+    offer = place.provider.offers(place.spec.want)[0]
+    left = place.provider.create(offer, lease.label, place.ssh_public_key).id
+    verify(kept, depth=depth)
+    assert left in [machine.id for machine in kept.machines()]
+    old = structs.replace(lease, created_unix=time.time() - LEFT_AFTER_S - 1)
+    place.store.put(lease_key(lease.label), msgspec.json.encode(old))
+    verify(kept, depth=depth)
+    assert left not in [machine.id for machine in kept.machines()]
+    assert list(kept.direct.list("workspaces/drill--demo/leases/")) == []
+
+
+def test_a_drill_s_machine_goes_also_when_the_store_is_away(kept: World) -> None:
+    def away(self: Ledger, *_: object) -> None:
+        raise StoreUnavailable("the store is away")
+
+    before = kept.machines()
+    with (
+        plain(kept.place),
+        patch.object(Ledger, "lease_of", away),
+        patch.object(Ledger, "close_lease", away),
+        pytest.raises(StoreUnavailable),
+        drill_machine(kept.place, Phases()),
+    ):
+        assert len(kept.machines()) == len(before) + 1
+    assert kept.machines() == before
+    kept.direct.delete([one.key for one in kept.direct.list("workspaces/drill--demo/")])
+
+
+def test_a_rotten_pack_fails_each_depth_and_the_files_are_named(kept: World) -> None:
+    newest, older = (one.snapshot for one in kept.snapshots())
+    key = min(kept.direct.list("workspaces/demo/packs/"), key=lambda found: found.bytes).key
+    whole = kept.direct.get(key, max_bytes=1 << 30)
+    kept.direct.put(key, whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    for depth in ("quick", "full", "drill"):
+        with pytest.raises(SnapshotDamaged, match=r"1 of [12]") as failed:
+            verify(kept, snapshot="newest" if depth == "drill" else "all", depth=depth)
+        assert newest in str(failed.value)
+        if depth != "drill":
+            assert f"can be restored whole is {older}" in str(failed.value)
+    kept.direct.delete([key])
+    with pytest.raises(SnapshotDamaged, match="files are lost"):
+        verify(kept, depth="full")
+    kept.direct.put(key, whole)
+    assert not verify(kept, snapshot="all").failed
+    assert len(kept.machines()) == 1
+
+
+def test_full_reads_on_the_workspace_s_machine_beside_work_and_leaves_nothing(
+    kept: World,
+) -> None:
+    machine = MachineId(kept.machines()[0].id)
+    before = sorted(path for path in kept.home(machine).rglob("*") if "torpor" not in str(path))
+    assert verify(kept, depth="full").whole
+    after = sorted(path for path in kept.home(machine).rglob("*") if "torpor" not in str(path))
+    assert before == after
+
+
+def test_a_dry_prune_frees_nothing_and_says_what_it_would(kept: World) -> None:
+    before = packs(kept)
+    report = run_plainly(kept.place, "prune.prune")
+    assert report.dry_run
+    assert report.stored.packs == len(before)
+    assert report.to_free.packs == report.to_mark.packs == 0
+    done = run_plainly(kept.place, "prune.prune", dry_run=False)
+    assert (done.freed.packs, done.freed.bytes) == (0, 0)
+    assert packs(kept) == before
+    assert any("dry run" in row["value"] for row in report.rows())
+
+
+def test_a_control_side_that_slept_before_its_commit_goes_round_once_more(kept: World) -> None:
+    commit, late = RemoteSnapshot.commit, iter([True])
+
+    def first_too_late(self: RemoteSnapshot, statistics: dict[str, int]) -> Any:
+        if next(late, False):
+            raise GrantExpired("the grant's time is over")
+        return commit(self, statistics)
+
+    with patch.object(RemoteSnapshot, "commit", first_too_late):
+        report = hibernate_plainly(kept.place, destroy=False)
+    assert next(late, None) is None
+    assert kept.snapshots()[0].snapshot == report.snapshot
+
+
+def test_full_rents_a_machine_where_the_workspace_has_none(kept: World) -> None:
+    hibernate_plainly(kept.place)
+    assert kept.machines() == []
+    again = verify(kept, depth="full")
+    assert again.whole == [kept.snapshots()[0].snapshot]
+    assert kept.machines() == []
+
+
+def test_what_cannot_be_verified_says_so(kept: World) -> None:
+    names = [one.snapshot for one in kept.snapshots()]
+    with pytest.raises(InvalidInput, match="takes no machine"):
+        verify(kept, machine="somebody@127.0.0.1")
+    with pytest.raises(InvalidInput, match="not a snapshot id"):
+        verify(kept, snapshot="yesterday")
+    older = names.pop()
+    kept.direct.delete([manifest_key(kept.place.spec.name, older)])
+    with pytest.raises(SnapshotDamaged, match="is gone"):
+        verify(kept, snapshot=older)
+    assert verify(kept, snapshot="all").whole == names
+    kept.direct.delete([manifest_key(kept.place.spec.name, name) for name in names])
+    for snapshot in ("all", "newest"):
+        with pytest.raises(SnapshotMissing, match="no snapshot"):
+            verify(kept, snapshot=snapshot)

@@ -1,0 +1,46 @@
+"""A machine's agent and a little workspace, for the tests of snapshots."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.engine import Engine
+from tests.fixtures.snapshots import Machines
+from tests.fixtures.stores import Server
+from tests.fixtures.trees import content, let_settle
+from torpor.control.store.s3 import S3Store
+from torpor.shared.values import MIB
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    made: list[Engine] = []
+
+    def machine(store: S3Store, home: Path, key: bytes | None = None) -> Engine:
+        made.append(Engine(store, home, key))
+        return made[-1]
+
+    yield machine
+    for engine in made:
+        engine.runs.close()
+
+
+@pytest.fixture
+def engine(machines: Machines, seaweed: Server, tmp_path: Path) -> Engine:
+    return machines(seaweed.store(), tmp_path / "home")
+
+
+@pytest.fixture
+def was(tmp_path: Path) -> Path:
+    """A small workspace at rest."""
+    was = tmp_path / "was"
+    (was / "d").mkdir(parents=True)
+    (was / "big").write_bytes(random.Random(1).randbytes(5 * MIB))
+    (was / "small").write_bytes(content(2, 3000))
+    (was / "d/other").write_bytes(content(3, 2000))
+    let_settle()
+    return was

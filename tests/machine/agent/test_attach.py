@@ -1,0 +1,207 @@
+"""attach: starts one agent, survives its death, replaces others, refuses foreign folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.sshd import argv_of, until
+
+
+class Attached:
+    """One attach process, spoken to over its pipes."""
+
+    def __init__(self, bundle: Path, home: Path) -> None:
+        argv = [sys.executable, "-s", str(bundle), "attach", "--home", str(home)]
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.first = self.read()
+
+    def read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        message: dict[str, Any] = json.loads(self.process.stdout.readline() or b"{}")
+        return message
+
+    def ask(self, request: str, op: str, **args: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        line = json.dumps({"id": request, "op": op, "args": args}) + "\n"
+        self.process.stdin.write(line.encode())
+        self.process.stdin.flush()
+        return self.read()
+
+    def close(self) -> int:
+        self.process.communicate(timeout=20)
+        return self.process.returncode
+
+
+@pytest.fixture
+def bundle(agent_source: Path, tmp_path: Path) -> Path:
+    return make_bundle(agent_source, tmp_path / "bundles" / "one", "1" * 64)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "home"
+    yield folder
+    pid = agent_of(folder)
+    if pid:
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not argv_of(pid), "the agent is gone")
+
+
+def make_bundle(source: Path, folder: Path, version: str) -> Path:
+    shutil.copytree(source, folder)
+    (folder / "__main__.py").write_text(
+        "import sys\nfrom torpor.machine.agent.__main__ import main\nsys.exit(main(sys.argv))\n"
+    )
+    (folder / ".complete").write_text(version + "\n")
+    return folder
+
+
+def agent_of(home: Path) -> int | None:
+    try:
+        pid = int((home / "agent.alive").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return pid if "daemon" in argv_of(pid) else None
+
+
+def test_it_starts_one_agent_for_all(bundle: Path, home: Path) -> None:
+    with_same = [Attached(bundle, home) for _ in range(3)]
+    pids = {peer.ask("r", "echo")["result"]["pid"] for peer in with_same}
+    assert [peer.close() for peer in with_same] == [0, 0, 0]
+    assert pids == {agent_of(home)}
+
+
+def test_many_at_once_start_one_agent(bundle: Path, home: Path) -> None:
+    argv = [sys.executable, "-s", str(bundle), "attach", "--home", str(home)]
+    peers = [
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(6)
+    ]
+    line = b'{"id":"r","op":"echo","args":{}}\n'
+    pids = set()
+    for peer in peers:
+        assert peer.stdin is not None and peer.stdout is not None
+        peer.stdin.write(line)
+        peer.stdin.flush()
+        hello, answer = (json.loads(peer.stdout.readline()) for _ in range(2))
+        assert "hello" in hello
+        pids.add(answer["result"]["pid"])
+        peer.communicate(timeout=20)
+    assert pids == {agent_of(home)}
+
+
+def test_home_is_private_and_the_agent_is_detached(bundle: Path, home: Path) -> None:
+    peer = Attached(bundle, home)
+    pid = peer.ask("r", "echo")["result"]["pid"]
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert (home / "agent.sock").stat().st_mode & 0o777 == 0o600
+    assert os.getsid(pid) == pid != os.getsid(0)
+    assert os.readlink(f"/proc/{pid}/cwd") == str(home)
+    assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
+    peer.process.kill()
+    peer.close()
+    assert agent_of(home) == pid
+
+
+def test_a_killed_agent_is_followed_by_a_new_one(bundle: Path, home: Path) -> None:
+    peer = Attached(bundle, home)
+    pid = peer.ask("r", "echo")["result"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    assert peer.close() == 0
+    assert (home / "agent.sock").exists()  # stale
+    again = Attached(bundle, home)
+    assert again.ask("r", "echo")["result"]["pid"] == agent_of(home) != pid
+    again.close()
+
+
+def test_a_path_of_150_characters_works(bundle: Path, home: Path) -> None:
+    home = home / ("h" * (150 - len(str(home)) - 1)) if len(str(home)) < 149 else home
+    assert len(str(home)) >= 150
+    peer = Attached(bundle, home)
+    pid = peer.ask("r", "echo")["result"]["pid"]
+    assert peer.ask("b", "bye")["result"] == {}
+    peer.close()
+    until(lambda: not argv_of(pid), "the agent left")
+    assert not (home / "agent.sock").exists()
+
+
+def test_another_version_without_a_run_is_replaced(
+    bundle: Path, home: Path, agent_source: Path, tmp_path: Path
+) -> None:
+    old = Attached(bundle, home)
+    pid = old.ask("r", "echo")["result"]["pid"]
+    newer = make_bundle(agent_source, tmp_path / "bundles" / "two", "2" * 64)
+    new = Attached(newer, home)
+    assert new.first["hello"]["agent"] == "2" * 64
+    assert old.close() == 0
+    assert not argv_of(pid)
+    new.close()
+    assert not bundle.exists()  # only the running bundle stays
+
+
+def test_another_version_with_a_run_is_left_alone(
+    bundle: Path, home: Path, agent_source: Path, tmp_path: Path
+) -> None:
+    old = Attached(bundle, home)
+    (home / "run-is-active").touch()
+    new = Attached(make_bundle(agent_source, tmp_path / "bundles" / "two", "2" * 64), home)
+    assert new.first["error"]["type"] == "MachineUnfit"
+    assert "another version" in new.first["error"]["message"]
+    assert new.close() == 1
+    assert old.ask("r", "echo")["result"]
+    old.close()
+    assert bundle.exists()
+
+
+def test_an_agent_that_cannot_start_says_why(bundle: Path, home: Path) -> None:
+    (bundle / "torpor" / "machine" / "agent" / "operations.py").write_text(
+        "import no_such_module\n"
+    )
+    peer = Attached(bundle, home)
+    assert peer.first["error"]["type"] == "MachineUnfit"
+    assert "no_such_module" in peer.first["error"]["message"]
+    assert peer.close() == 1
+    assert agent_of(home) is None
+
+
+def test_an_agent_killed_as_it_starts_may_be_asked_for_again(bundle: Path, home: Path) -> None:
+    killing = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    operations = bundle / "torpor" / "machine" / "agent" / "operations.py"
+    working = operations.read_text()
+    operations.write_text(killing)
+    peer = Attached(bundle, home)
+    assert peer.first["error"]["type"] == "AgentLost"
+    assert "signal 9" in peer.first["error"]["message"]
+    assert peer.close() == 1
+    operations.write_text(working)
+    again = Attached(bundle, home)
+    assert again.ask("r", "echo")["result"]
+    again.close()
+
+
+def test_a_folder_that_is_not_ours_is_refused_and_untouched(bundle: Path, home: Path) -> None:
+    home.mkdir(mode=0o755)
+    (home / "thesis.txt").write_text("the only copy")
+    peer = Attached(bundle, home)
+    assert peer.first["error"]["type"] == "MachineUnfit"
+    peer.close()
+    assert os.listdir(home) == ["thesis.txt"]
+    assert home.stat().st_mode & 0o777 == 0o755
+
+
+def test_forget_leaves_nothing(bundle: Path, home: Path) -> None:
+    peer = Attached(bundle, home)
+    pid = peer.ask("r", "echo")["result"]["pid"]
+    assert peer.ask("f", "forget")["result"] == {}
+    peer.close()
+    until(lambda: not argv_of(pid), "the agent left")
+    assert not home.exists()

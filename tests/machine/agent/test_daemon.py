@@ -1,0 +1,291 @@
+"""The daemon over a real Unix socket: requests, repeats, faults, and when it leaves."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.agent_operations import OPERATIONS, RunRegistry
+from tests.fixtures.sshd import until
+from torpor.machine.agent.daemon import KEPT_RESULTS, Daemon, Patience
+from torpor.shared.wire.protocol import MAX_LINE_BYTES, encode_line
+
+
+class Agent:
+    """A daemon in a thread of this process."""
+
+    def __init__(self, home: Path, patience: Patience) -> None:
+        self.home = home
+        self.runs = RunRegistry(home)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.address = str(home / "s")
+        self._listener.bind(self.address)
+        self._listener.listen(8)
+        self.daemon = Daemon(home, "test", OPERATIONS, self.runs, patience)
+        self.thread = threading.Thread(target=self.daemon.serve, args=(self._listener,))
+        self.thread.start()
+
+    def attach(self) -> Peer:
+        return Peer(self.address)
+
+    def left(self, timeout_s: float = 10.0) -> bool:
+        self.thread.join(timeout_s)
+        return not self.thread.is_alive()
+
+
+class Peer:
+    """A control side by hand: lines in, lines out."""
+
+    def __init__(self, address: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(20)
+        self.socket.connect(address)
+        self._lines = self.socket.makefile("rb")
+        self.hello = self.read()["hello"]
+
+    def say(self, **message: Any) -> None:
+        self.socket.sendall(encode_line(message))
+
+    def read(self) -> dict[str, Any]:
+        line = self._lines.readline()
+        if not line:
+            raise EOFError
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def answer(self, request: str) -> dict[str, Any]:
+        while True:
+            message = self.read()
+            if message.get("id") == request and "event" not in message:
+                return message
+
+    def ask(self, request: str, op: str, **args: Any) -> dict[str, Any]:
+        self.say(id=request, op=op, args=args)
+        return self.answer(request)
+
+    def close(self) -> None:
+        self._lines.close()
+        self.socket.close()
+
+
+@contextmanager
+def agent_in(home: Path, **patience: float) -> Iterator[Agent]:
+    agent = Agent(home, Patience(tick_s=0.01, **patience))
+    try:
+        yield agent
+    finally:
+        agent.daemon.stop()
+        assert agent.left()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    with agent_in(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def peer(agent: Agent) -> Iterator[Peer]:
+    attached = agent.attach()
+    yield attached
+    attached.close()
+
+
+def test_it_says_hello_and_answers(peer: Peer) -> None:
+    assert peer.hello["protocol"] == 1 and peer.hello["agent"] == "test"
+    assert not peer.hello["busy"]
+    assert peer.ask("r1", "echo", a=1)["result"]["echo"] == {"a": 1}
+
+
+def test_the_same_id_attaches_while_it_runs_and_gets_the_kept_answer_later(
+    agent: Agent, peer: Peer
+) -> None:
+    peer.say(id="r", op="wait", args={"count": "n", "until": "go"})
+    assert "event" in peer.read()
+    second = agent.attach()
+    assert second.hello["busy"]
+    second.say(id="r", op="wait", args={"count": "n", "until": "go"})
+    (agent.home / "go").touch()
+    assert peer.answer("r")["result"]["starts"] == second.answer("r")["result"]["starts"] == 1
+    assert second.ask("r", "wait", count="n", until="go")["result"]["starts"] == 1
+    second.close()
+
+
+def test_an_id_used_for_something_else_is_refused(peer: Peer) -> None:
+    peer.ask("r", "echo", a=1)
+    assert peer.ask("r", "echo", a=2)["error"]["type"] == "InvalidInput"
+
+
+def test_cancel_ends_the_request(peer: Peer) -> None:
+    peer.say(id="r", op="wait", args={"count": "n", "until": "never"})
+    peer.say(cancel="unknown")
+    peer.say(cancel="r")
+    assert peer.answer("r")["error"]["type"] == "RunCancelled"
+
+
+def test_a_ping_is_answered(peer: Peer) -> None:
+    peer.say(ping=True)
+    assert peer.read() == {"pong": True}
+
+
+def test_an_unknown_operation_is_named(peer: Peer) -> None:
+    error = peer.ask("r", "destroy")["error"]
+    assert error["type"] == "InvalidInput" and "destroy" in error["message"]
+
+
+def test_no_space_becomes_disk_full_with_the_path(peer: Peer) -> None:
+    error = peer.ask("r", "fail", how="full")["error"]
+    assert error["type"] == "DiskFull" and "/data/model.bin" in error["message"]
+
+
+def test_other_errors_say_what_failed_and_neither_answer_nor_log_holds_a_secret(
+    agent: Agent, peer: Peer
+) -> None:
+    grant = {"url": "https://s3.example/b/o?X-Amz-Signature=5ec5e7", "key": "o", "verb": "PUT"}
+    error = peer.ask("r", "fail", how="else", key="c0ffee" * 10, grant=grant)["error"]
+    assert error["type"] == "MachineError"
+    assert "fail" in error["message"] and str(agent.home / "agent.log") in error["message"]
+    log = (agent.home / "agent.log").read_text()
+    assert "Traceback" in log and "agent_operations.py" in log
+    for text in (log, error["message"]):
+        assert "5ec5e7" not in text and "c0ffee" not in text
+
+
+def test_no_memory_is_said(peer: Peer) -> None:
+    error = peer.ask("r", "fail", how="memory")["error"]
+    assert error["type"] == "MachineError" and "not enough memory" in error["message"]
+    assert peer.ask("r2", "echo")["result"]
+
+
+def test_a_line_that_is_no_message_ends_the_connection_with_a_word(agent: Agent) -> None:
+    peer = agent.attach()
+    peer.socket.sendall(b"hello?\n")
+    assert peer.read()["error"]["type"] == "InvalidInput"
+    with pytest.raises(EOFError):
+        peer.read()
+    peer.close()
+
+
+def test_a_line_over_sixteen_mib_ends_the_connection_with_a_word(agent: Agent) -> None:
+    peer = agent.attach()
+    sender = threading.Thread(target=_send_all, args=(peer.socket, b"x" * (MAX_LINE_BYTES + 1)))
+    sender.start()
+    assert "over the limit" in peer.read()["error"]["message"]
+    sender.join(10)
+    peer.close()
+
+
+def test_an_answer_over_sixteen_mib_becomes_an_error(peer: Peer) -> None:
+    assert "over the limit" in peer.ask("r", "big", bytes=MAX_LINE_BYTES)["error"]["message"]
+
+
+def test_a_reader_that_does_not_read_blocks_nobody(agent: Agent, peer: Peer) -> None:
+    deaf = agent.attach()
+    for number in range(20):  # 5 answers of 15 MiB are past what may wait
+        deaf.say(id=f"d{number}", op="big", args={"bytes": 15 << 20})
+    for number in range(20):  # all were served, whatever the deaf one reads
+        answer = peer.ask(f"d{number}", "big", bytes=15 << 20)
+        assert len(answer["result"]["text"]) == 15 << 20
+    deaf.close()
+
+
+def test_kept_answers_are_bounded(agent: Agent, peer: Peer) -> None:
+    for number in range(KEPT_RESULTS + 20):
+        peer.ask(f"r{number}", "echo")
+    assert len(agent.daemon._requests) == KEPT_RESULTS
+
+
+def test_bye_waits_for_the_run(agent: Agent, peer: Peer) -> None:
+    (agent.home / "run-is-active").touch()
+    assert peer.ask("b", "bye")["result"] == {}
+    assert peer.ask("r", "echo")["result"]
+    assert not agent.left(0.05)
+    (agent.home / "run-is-active").unlink()
+    assert agent.left()
+    assert (agent.home / "closed").exists()
+
+
+def test_forget_is_refused_during_a_run_and_then_removes_home(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    with agent_in(home) as agent:
+        peer = agent.attach()
+        (home / "run-is-active").touch()
+        assert peer.ask("f", "forget")["error"]["type"] == "WorkspaceBusy"
+        (home / "run-is-active").unlink()
+        assert peer.ask("f2", "forget")["result"] == {}
+        assert agent.left()
+        peer.close()
+    assert not home.exists()
+
+
+def test_runs_end_when_nobody_is_attached(tmp_path: Path) -> None:
+    with agent_in(tmp_path, abandon_s=0.05) as agent:
+        peer = agent.attach()
+        (tmp_path / "run-is-active").touch()
+        peer.say(id="r", op="wait", args={"run": "run-1", "count": "n", "until": "never"})
+        until((tmp_path / "n").exists, "the request runs")
+        assert not (tmp_path / "abandoned").exists()
+        peer.close()
+        until((tmp_path / "abandoned").exists, "the run was abandoned")
+        again = agent.attach()
+        answer = again.ask("r", "wait", run="run-1", count="n", until="never")
+        assert answer["error"]["type"] == "RunCancelled"
+        again.close()
+
+
+def test_a_run_ends_without_its_own_control_side_though_another_is_attached(
+    tmp_path: Path,
+) -> None:
+    with agent_in(tmp_path, abandon_s=0.1) as agent:
+        killed, waiting = agent.attach(), agent.attach()
+        (tmp_path / "run-is-active").touch()
+        killed.say(id="r1", op="wait", args={"run": "run-1", "count": "n", "until": "never"})
+        waiting.ask("r2", "echo", run="run-2")
+        until((tmp_path / "n").exists, "the request runs")
+        killed.close()
+        until((tmp_path / "abandoned").exists, "the lost one's run was abandoned")
+        ended = waiting.ask("r1", "wait", run="run-1", count="n", until="never")
+        assert ended["error"]["type"] == "RunCancelled"
+        assert (tmp_path / "abandoned").read_text().startswith("run-1: ")
+        assert waiting.ask("r3", "echo", run="run-2")["result"]
+        waiting.close()
+
+
+def test_a_run_goes_on_with_a_control_side_that_came_back(tmp_path: Path) -> None:
+    with agent_in(tmp_path, abandon_s=0.3) as agent:
+        first = agent.attach()
+        (tmp_path / "run-is-active").touch()
+        first.ask("r1", "echo", run="run-1")
+        second = agent.attach()
+        first.close()
+        second.ask("r2", "echo", run="run-1")
+        assert not agent.left(0.6)
+        assert not (tmp_path / "abandoned").exists()
+        second.close()
+        (tmp_path / "run-is-active").unlink()
+
+
+def test_it_leaves_when_it_has_neither_connection_nor_run(tmp_path: Path) -> None:
+    with agent_in(tmp_path, leave_s=0.2) as agent:
+        peer = agent.attach()
+        assert not agent.left(0.4)
+        (tmp_path / "run-is-active").touch()
+        peer.close()
+        assert not agent.left(0.4)
+        (tmp_path / "run-is-active").unlink()
+        assert agent.left()
+
+
+def _send_all(peer: socket.socket, data: bytes) -> None:
+    try:
+        peer.sendall(data)
+    except OSError:  # the daemon closed: that is the point
+        return

@@ -1,0 +1,139 @@
+"""The quiesce hook: a command of the user's, which may fail, hang, chatter or leave a server."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.sshd import until
+from torpor.machine.agent.hook import run_hook
+from torpor.shared.errors import HookFailed, InvalidInput, RunCancelled
+
+
+def goes_on() -> None:
+    """Nobody cancels."""
+
+
+def test_it_runs_in_the_home_and_its_last_words_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = run_hook(["sh", "-c", "pwd; echo to stderr >&2"], 10, goes_on)
+    assert (done["exit"], done["tail"]) == (0, f"{tmp_path}\nto stderr\n")
+    assert 0 <= done["seconds"] < 10
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (
+            ["sh", "-c", "echo no database; exit 3"],
+            "'sh' ended with status 3, having said: no database. Mend it",
+        ),
+        (["/none/such"], "'/none/such' cannot be started on the machine: No such file"),
+        (["/"], "cannot be started on the machine: Permission denied"),
+    ],
+)
+def test_a_hook_that_fails_says_how(argv: list[str], words: str) -> None:
+    with pytest.raises(HookFailed, match=words):
+        run_hook(argv, 10, goes_on)
+
+
+def test_an_empty_hook_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="give a program and its arguments"):
+        run_hook([], 10, goes_on)
+
+
+def test_one_that_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    child = f"(sleep 2; touch {tmp_path}/late) & sleep 60"
+    with pytest.raises(HookFailed, match="took longer than 0 s and was ended: raise its time"):
+        run_hook(["sh", "-c", child], 0.1, goes_on)
+    time.sleep(2.5)
+    assert not (tmp_path / "late").exists()
+
+
+def test_a_run_that_is_cancelled_ends_its_hook() -> None:
+    started = time.monotonic()
+
+    def cancelled() -> None:
+        raise RunCancelled("the run was cancelled")
+
+    with pytest.raises(RunCancelled):
+        run_hook(["sleep", "60"], 60, cancelled)
+    assert time.monotonic() - started < 10
+
+
+def test_a_server_that_it_starts_is_not_waited_for_and_may_go_on_talking(tmp_path: Path) -> None:
+    """Also when the agent has left."""
+    said = tmp_path / "said"
+    server = f"(sleep 2; head -c 1000000 /dev/zero && touch {said}; sleep 20)"
+    argv = ["sh", "-c", f"{server} & echo $!"]
+    agent = (
+        "import json, sys; from torpor.machine.agent.hook import run_hook;"
+        "print(json.dumps(run_hook(json.loads(sys.argv[1]), 10, lambda: None)))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", agent, json.dumps(argv)], capture_output=True, check=True, timeout=30
+    )
+    done = json.loads(ran.stdout)
+    assert done["seconds"] < 2
+    assert not said.exists()
+    pid = int(done["tail"])
+    until(said.exists, "the server has talked")
+    os.killpg(os.getpgid(pid), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("full", [["disk"], ["memory"], ["disk", "memory"]])
+def test_its_words_lie_on_the_disk_or_in_memory(
+    monkeypatch: pytest.MonkeyPatch, full: list[str]
+) -> None:
+    """A machine whose disk is full is put to sleep as well."""
+    allocate = os.posix_fallocate
+
+    def where_there_is_room(fd: int, offset: int, size: int) -> None:
+        there = os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/shm")
+        if ("memory" if there else "disk") in full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(fd, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", where_there_is_room)
+    if len(full) == 2:
+        with pytest.raises(HookFailed, match="'echo' was not started: there is no room"):
+            run_hook(["echo", "paused"], 10, goes_on)
+    else:
+        assert run_hook(["echo", "paused"], 10, goes_on)["tail"] == "paused\n"
+
+
+def test_one_that_says_much_is_cut_to_its_end() -> None:
+    talks = "import time\nfor n in range(600_000): print('line', n); n % 50_000 or time.sleep(0.3)"
+    before = _unnamed_files()
+    held: list[int] = []
+
+    def looks() -> None:
+        held.append(sum(size for file, size in _unnamed_files().items() if file not in before))
+
+    done = run_hook([sys.executable, "-c", talks], 60, looks)
+    assert done["tail"].endswith("line 599999\n")
+    assert len(done["tail"]) == 4096
+    assert 0 < max(held) < 4 << 20  # of 7 MB
+
+
+def _unnamed_files() -> dict[tuple[int, int], int]:
+    """The size of each file that this process has open and that has no name."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            seen = os.fstat(int(fd))
+            if stat.S_ISREG(seen.st_mode) and seen.st_nlink == 0:
+                found[seen.st_dev, seen.st_ino] = seen.st_size
+    return found

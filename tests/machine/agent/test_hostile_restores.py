@@ -1,0 +1,221 @@
+"""Manifests and packs that lie are refused, and nothing of them is written."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.fixtures.engine import WORKSPACE, Engine
+from tests.fixtures.manifests import LIES, PLAIN, Lie, entry, honest, object_of
+from tests.fixtures.snapshots import begin_from, put_manifest
+from tests.fixtures.stores import Server
+from tests.fixtures.trees import let_settle
+from torpor.control.store.s3 import S3Store
+from torpor.shared.errors import (
+    DiskFull,
+    InvalidInput,
+    ManifestInvalid,
+    SnapshotDamaged,
+    StoreMissing,
+    TorporError,
+    WrongKey,
+)
+from torpor.shared.format.manifest import (
+    DIRECTORY,
+    FILE,
+    Chunk,
+    Extent,
+    Manifest,
+    Pack,
+    encode_manifest,
+)
+from torpor.shared.format.names import pack_key, packs_prefix
+from torpor.shared.transfer import transfer
+from torpor.shared.values import MIB, ObjectKey, SnapshotId
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture(scope="module")
+def store(seaweed: Server) -> S3Store:
+    """One bucket for all that only reads; ``engine`` has one of its own."""
+    return seaweed.store()
+
+
+@pytest.fixture(scope="module")
+def victim(
+    store: S3Store, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Engine, Path]]:
+    """A machine on which every lie is tried, and a folder that must stay as it is."""
+    folder = tmp_path_factory.mktemp("victim")
+    engine = Engine(store, folder.with_name("victims-home"))
+    yield engine, folder
+    engine.runs.close()
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
+def test_a_lie_is_refused_before_a_byte_is_written(victim: tuple[Engine, Path], lie: Lie) -> None:
+    engine, folder = victim
+    blob, _ = encode_manifest(lie.make(), PLAIN)
+    put_manifest(engine, blob)
+    roots = [str(folder / str(n)) for n, _ in enumerate(lie.make().roots)] or None
+    with pytest.raises(ManifestInvalid, match="nothing was written") as refused:
+        begin_from(engine, folder, blob, roots=roots)
+    assert lie.says in str(refused.value)
+    assert list(folder.iterdir()) == []
+    assert not engine.runs.active()
+
+
+@pytest.mark.parametrize(
+    ("blob", "error"),
+    [
+        (object_of(b"\xc0"), ManifestInvalid),
+        (object_of(b"\x9d", version=2), ManifestInvalid),
+        (object_of(msgspec.msgpack.encode(honest()))[:-1], ManifestInvalid),
+        (object_of(msgspec.msgpack.encode(honest()), root=bytes(32)), ManifestInvalid),
+        (b"<html>not found</html>" * 10, ManifestInvalid),
+        (encode_manifest(honest(snapshot=SnapshotId("other")), PLAIN)[0], SnapshotDamaged),
+        (encode_manifest(honest(workspace="other"), PLAIN)[0], SnapshotDamaged),
+    ],
+    ids=["type", "version", "cut", "root", "no manifest", "other snapshot", "other workspace"],
+)
+def test_what_is_not_the_snapshot_is_refused(
+    victim: tuple[Engine, Path], blob: bytes, error: type[TorporError]
+) -> None:
+    engine, folder = victim
+    put_manifest(engine, blob)
+    with pytest.raises(error):
+        begin_from(engine, folder / "t", blob)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_manifest_that_was_replaced_is_refused(victim: tuple[Engine, Path]) -> None:
+    engine, folder = victim
+    _, listed = encode_manifest(honest(run="listed"), PLAIN)
+    forged, _ = encode_manifest(honest(run="forged"), PLAIN)
+    put_manifest(engine, forged)
+    with pytest.raises(SnapshotDamaged, match="it was changed in the store"):
+        begin_from(engine, folder / "t", forged, root=listed.hex())
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("written", [None, KEY])
+@pytest.mark.parametrize("read", [None, b"o" * 32])
+def test_the_wrong_key_writes_nothing(
+    engine: Engine, tmp_path: Path, written: bytes | None, read: bytes | None
+) -> None:
+    if written == read:
+        return  # the right key, for once
+    engine.store_key = written
+    blob, _ = encode_manifest(honest(), engine.seal)
+    put_manifest(engine, blob)
+    engine.store_key = read
+    with pytest.raises(WrongKey):
+        begin_from(engine, tmp_path / "t", blob)
+    assert not (tmp_path / "t").exists()
+
+
+def test_more_than_the_disk_holds_is_refused_before_a_byte_is_written(
+    victim: tuple[Engine, Path],
+) -> None:
+    """Four tebibytes of one chunk, a quarter of a million times over."""
+    engine, folder = victim
+    chunks = [Chunk(b"a" * 32, 16 * MIB, 2, 0, 0, 1000)]
+    packs = [Pack(b"p" * 16, 1000, b"m" * 16)]
+    bomb = entry(
+        FILE, b"bomb", size=(1 << 18) * 16 * MIB, extents=(Extent(0, 0, 16 * MIB),) * 2**18
+    )
+    vast = honest(chunks=chunks, packs=packs, entries=[entry(DIRECTORY, b""), bomb])
+    blob, _ = encode_manifest(vast, PLAIN)
+    put_manifest(engine, blob)
+    with pytest.raises(DiskFull, match="larger disk; nothing was written"):
+        begin_from(engine, folder / "t", blob)
+    assert list(folder.iterdir()) == []
+
+
+# -- packs that lie
+
+
+def _chunk_bomb(stored: bytes, encoding: int) -> Manifest:
+    chunk = Chunk(PLAIN.name(bytes(100)), 100, encoding, 0, 0, len(stored))
+    return honest(
+        chunks=[chunk],
+        packs=[Pack(b"p" * 16, len(stored), b"m" * 16)],
+        entries=[
+            entry(DIRECTORY, b""),
+            entry(FILE, b"file", size=100, extents=(Extent(0, 0, 100),)),
+        ],
+    )
+
+
+@pytest.mark.parametrize("encoding", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "stored",
+    [bytes(100) + b"x", b"x" * 100, random.Random(1).randbytes(99)],
+    ids=["too long", "another", "noise"],
+)
+def test_a_chunk_that_is_not_what_it_says_is_never_written(
+    engine: Engine, tmp_path: Path, encoding: int, stored: bytes
+) -> None:
+    blob, _ = encode_manifest(_chunk_bomb(stored, encoding), PLAIN)
+    put_manifest(engine, blob)
+    engine.store.put(pack_key(WORKSPACE, b"p" * 16), stored)
+    planned = begin_from(engine, tmp_path / "t", blob)
+    with pytest.raises(SnapshotDamaged) as damaged:
+        engine.restore_part("r", planned["parts"][0])
+    assert "it holds file: run verify" in str(damaged.value)
+    assert list((tmp_path / "t").iterdir()) == []
+
+
+def _damage(engine: Engine, snapshot: SnapshotId, how: str) -> ObjectKey:
+    key = sorted(found.key for found in engine.store.list(packs_prefix(WORKSPACE)))[0]
+    blob = bytearray(engine.store.get(key, max_bytes=1 << 30))
+    if how == "gone":
+        engine.store.delete([key])
+    elif how == "cut":
+        engine.store.put(key, bytes(blob[: len(blob) // 2]))
+    elif how == "empty":
+        engine.store.put(key, b"")
+    else:
+        blob[len(blob) // 2] ^= 4
+        engine.store.put(key, bytes(blob))
+    return key
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["plain", "sealed"])
+@pytest.mark.parametrize("how", ["gone", "cut", "empty", "flipped"])
+def test_a_damaged_pack_is_named_and_its_files_are_not_written(
+    engine: Engine, tmp_path: Path, how: str, key: bytes | None
+) -> None:
+    engine.store_key = key
+    was, back = tmp_path / "was", tmp_path / "back"
+    was.mkdir()
+    for number in range(3):
+        (was / str(number)).write_bytes(random.Random(number).randbytes(MIB + 9))
+    let_settle()
+    snapshot = engine.snapshot([was])
+    pack = _damage(engine, snapshot, how)
+    run = engine.begin_restore(snapshot, [back])
+    (part,) = engine.planned["parts"]
+    with _impatient(), pytest.raises((SnapshotDamaged, StoreMissing, TorporError)) as damaged:
+        engine.restore_part(run, part)
+    assert pack in str(damaged.value)
+    for file in back.iterdir():
+        assert file.read_bytes() in (bytes(file.stat().st_size), (was / file.name).read_bytes())
+    with pytest.raises(InvalidInput, match="still lacks"):
+        engine.call("restore.finish", run=run)
+
+
+@contextlib.contextmanager
+def _impatient() -> Iterator[None]:
+    """Waits between two tries of a request take no time."""
+    first, transfer.FIRST_WAIT_S = transfer.FIRST_WAIT_S, 0.001
+    try:
+        yield
+    finally:
+        transfer.FIRST_WAIT_S = first

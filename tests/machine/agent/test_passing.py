@@ -1,0 +1,335 @@
+"""A machine passes on what it fetched: believed never, left at once, gone at the end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.client import HTTPSConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.engine import WORKSPACE
+from tests.fixtures.fault_proxy import FaultProxy
+from tests.fixtures.snapshots import Machines
+from tests.fixtures.stores import Server
+from tests.fixtures.trees import differences, facts, kept
+from torpor.machine.agent import pack_server
+from torpor.machine.agent.kept_packs import KeptPacks
+from torpor.machine.agent.pack_server import PackServer, trusting
+from torpor.machine.agent.peers import PEER_S, PeerGrant
+from torpor.shared.errors import RunCancelled, TorporError
+from torpor.shared.transfer.transfer import GAP_BYTES
+from torpor.shared.values import MIB, SnapshotId
+
+KEY = bytes(range(32))
+PLENTY = 1 << 40
+Peer = dict[str, Any]
+
+
+class Pair:
+    """A machine that holds every pack of a snapshot and one that lacks them all."""
+
+    def __init__(self, machines: Machines, server: Server, tmp_path: Path, was: Path) -> None:
+        self.was = kept(was)
+        store = server.store()
+        source = machines(store, tmp_path / "source", KEY)
+        self.snapshot: SnapshotId = source.snapshot([was])
+        self.proxy = FaultProxy(server.endpoint_url)
+        self.target = tmp_path / "other"
+        self.holder = machines(store, tmp_path / "holder", KEY)
+        self.held_in = tmp_path / "holder/workspaces" / WORKSPACE / "passing"
+        self.run = self.holder.begin_restore(self.snapshot, [tmp_path / "one"])
+        self.peer = self.serve(PLENTY)
+        self.parts = self.holder.planned["parts"]
+        self.other = machines(
+            server.same(store, endpoint_url=self.proxy.endpoint_url), tmp_path / "o", KEY
+        )
+        self.other_run = self.other.begin_restore(self.snapshot, [self.target])
+        self.proxy.clear()
+
+    def serve(self, most_bytes: int) -> Peer:
+        told = self.holder.call(
+            "restore.serve", run=self.run, host="127.0.0.1", most_bytes=most_bytes
+        )
+        url = f"https://127.0.0.1:{told['port']}/{told['url']}/"
+        return {"url": url, "certificate": told["certificate"], "floor_bytes_s": 0.0}
+
+    def hold(self) -> None:
+        assert [self.holder.restore_part(self.run, part)["kept"] for part in self.parts] == [True]
+
+    def fetch(self, **changes: Any) -> dict[str, Any]:
+        (part,) = self.parts
+        packs = [self.other.grant("GET", key) for key in part["packs"]]
+        peer = {**self.peer, **changes}
+        return self.other.call(
+            "restore.part", run=self.other_run, part=part["part"], packs=packs, peer=peer
+        )
+
+    def came_whole(self) -> None:
+        """What was fetched is the workspace, whoever it came from."""
+        self.other.call("restore.finish", run=self.other_run)
+        checked = self.other.call("restore.check", run=self.other_run, full=True)
+        assert checked["differences"] == []
+        assert differences(self.was, facts(self.target)) == []
+
+    @property
+    def asked_store(self) -> int:
+        return len([path for _, path in self.proxy.requests if "/packs/" in path])
+
+
+@pytest.fixture
+def pair(machines: Machines, seaweed: Server, tmp_path: Path, was: Path) -> Iterator[Pair]:
+    made = Pair(machines, seaweed, tmp_path, was)
+    yield made
+    made.holder.runs.close()
+    made.proxy.close()
+
+
+def test_what_a_peer_holds_is_not_asked_of_the_store(pair: Pair) -> None:
+    pair.hold()
+    report = pair.fetch()
+    assert report["peer_bytes"] == report["stored_bytes"] > 5 * MIB
+    assert pair.asked_store == 0
+    pair.came_whole()
+
+
+def test_a_peer_that_lies_is_found_out_and_its_bytes_are_never_written(pair: Pair) -> None:
+    pair.hold()
+    (file,) = pair.held_in.iterdir()
+    with file.open("r+b") as pack:
+        pack.seek(1000)
+        byte = pack.read(1)
+        pack.seek(1000)
+        pack.write(bytes([byte[0] ^ 1]))
+    report = pair.fetch()
+    assert report["peer_bytes"] < report["stored_bytes"]
+    assert pair.asked_store >= 1
+    pair.came_whole()
+
+
+def test_a_peer_that_holds_nothing_of_it_costs_one_question(pair: Pair) -> None:
+    report = pair.fetch()  # nothing was fetched there yet
+    assert report["peer_bytes"] == 0
+    assert pair.asked_store == 1
+    pair.came_whole()
+
+
+def _gone(pair: Pair) -> dict[str, Any]:
+    pair.holder.call("restore.end", run=pair.run)
+    return {}
+
+
+def _another_certificate(pair: Pair) -> dict[str, Any]:
+    other = pair.other.call(
+        "restore.serve", run=pair.other_run, host="127.0.0.1", most_bytes=PLENTY
+    )
+    return {"certificate": other["certificate"]}
+
+
+def _wrong_token(pair: Pair) -> dict[str, Any]:
+    host = pair.peer["url"].split("/")[2]
+    return {"url": f"https://{host}/{'0' * 64}/"}
+
+
+def _no_address(pair: Pair) -> dict[str, Any]:
+    return {"url": "https://no.such.host.invalid:1/x/"}
+
+
+@pytest.mark.parametrize("fault", [_gone, _another_certificate, _wrong_token, _no_address])
+def test_a_peer_that_cannot_be_used_is_left_for_the_store(
+    pair: Pair, fault: Callable[[Pair], dict[str, Any]]
+) -> None:
+    pair.hold()
+    report = pair.fetch(**fault(pair))
+    assert report["peer_bytes"] == 0
+    assert pair.asked_store == 1
+    pair.came_whole()
+
+
+def test_a_peer_below_its_floor_is_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.hold()
+    monkeypatch.setattr("torpor.machine.agent.peers.PEER_S", 1e-3)
+    report = pair.fetch(floor_bytes_s=1e12)
+    assert report["peer_bytes"] < report["stored_bytes"]
+    assert pair.asked_store == 1
+    pair.came_whole()
+
+
+def test_a_peer_that_is_silent_is_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torpor.machine.agent.peers.PEER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        report = pair.fetch(url=f"https://127.0.0.1:{silent.getsockname()[1]}/x/")
+    assert report["peer_bytes"] == 0
+    pair.came_whole()
+
+
+def test_nothing_is_left_at_the_end(pair: Pair) -> None:
+    pair.hold()
+    port = int(pair.peer["url"].split(":")[2].split("/")[0])
+    assert [os.stat(path).st_mode & 0o777 for path in pair.held_in.iterdir()] == [0o600]
+    assert not list(pair.held_in.parent.glob("*.pem"))  # the private key was on disk for a moment
+    pair.holder.call("restore.end", run=pair.run)
+    assert not pair.held_in.exists()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 1)
+    with pytest.raises(TorporError):
+        pair.serve(PLENTY)
+
+
+def test_no_more_is_kept_than_was_allowed(
+    machines: Machines, seaweed: Server, tmp_path: Path, was: Path
+) -> None:
+    store = seaweed.store()
+    snapshot = machines(store, tmp_path / "a").snapshot([was])
+    holder = machines(store, tmp_path / "b")
+    run = holder.begin_restore(snapshot, [tmp_path / "back"])
+    holder.call("restore.serve", run=run, host="127.0.0.1", most_bytes=2 * MIB)
+    (part,) = holder.planned["parts"]
+    assert not holder.restore_part(run, part)["kept"]
+    folder = tmp_path / "b/workspaces" / WORKSPACE / "passing"
+    assert sum(path.stat().st_blocks * 512 for path in folder.iterdir()) <= 2 * MIB + 8192
+
+
+def test_a_killed_agent_s_leavings_go_with_the_next_run(pair: Pair, tmp_path: Path) -> None:
+    pair.hold()
+    stale = pair.held_in.with_name("passing-was")
+    pair.held_in.rename(stale)
+    pair.holder.runs.close()
+    stale.rename(pair.held_in)  # as after kill -9: nobody removed it
+    pair.holder.begin_restore(pair.snapshot, [tmp_path / "two"])
+    assert not pair.held_in.exists()
+
+
+def test_the_server_answers_ranges_of_what_is_kept_and_nothing_else(pair: Pair) -> None:
+    pair.hold()
+    _, _, place, token, _ = pair.peer["url"].split("/")
+    (pack,) = [path.name for path in pair.held_in.iterdir()]
+    context = trusting(pair.peer["certificate"])
+
+    def asked(method: str, path: str, wanted: str | None = "bytes=0-99") -> int:
+        connection = HTTPSConnection(place, context=context, timeout=5)
+        try:
+            connection.request(method, path, headers={"Range": wanted} if wanted else {})
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+        finally:
+            connection.close()
+
+    assert asked("GET", f"/{token}/{pack}") == 206
+    assert asked("GET", f"/{token}/{pack}", None) == 404
+    assert asked("GET", f"/{token}/{pack}", "bytes=5-1") == 404
+    assert asked("GET", f"/{token}/{pack}", f"bytes=0-{1 << 40}") == 404
+    assert asked("GET", f"/{token}/{'0' * 32}") == 404
+    assert asked("GET", f"/{'0' * 64}/{pack}") == 404
+    assert asked("GET", f"/{token}/../{pack}") == 404
+    assert asked("GET", "/") == 404
+    assert asked("PUT", f"/{token}/{pack}") == 501
+    assert asked("DELETE", f"/{token}/{pack}") == 501
+    with pytest.raises(ssl.SSLCertVerificationError):
+        HTTPSConnection(place, context=ssl.create_default_context(), timeout=5).connect()
+
+
+def test_who_does_not_speak_tls_holds_nobody_up(pair: Pair) -> None:
+    pair.hold()
+    host, port = pair.peer["url"].split("/")[2].split(":")
+    with socket.create_connection((host, int(port))) as rude:
+        rude.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert pair.fetch()["peer_bytes"] > 0
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackServer]:
+    """It holds nothing, and has room for two connections."""
+    monkeypatch.setattr(pack_server, "MOST_CONNECTIONS", 2)
+    made = PackServer(KeptPacks(tmp_path / "held", 1 << 20), "127.0.0.1", tmp_path)
+    yield made
+    made.close()
+
+
+def _secured(server: PackServer) -> ssl.SSLSocket:
+    link = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+    try:
+        return trusting(server.certificate).wrap_socket(link)
+    except OSError:
+        link.close()
+        raise
+
+
+def _until_known(server: PackServer) -> None:
+    until = time.monotonic() + 5
+    while not any(isinstance(one, ssl.SSLSocket) for one in server._server._open):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_who_is_in_a_handshake_is_dropped_at_the_end_too(server: PackServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as silent:
+        _until_known(server)
+        server._server.drop_all()
+        assert silent.recv(1) == b""
+
+
+def test_a_connection_counts_once(server: PackServer) -> None:
+    with _secured(server):
+        _until_known(server)
+        with _secured(server), pytest.raises(OSError):
+            _secured(server)
+
+
+def test_a_connection_without_a_thread_takes_no_room(
+    server: PackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as now:
+        now.setattr(threading.Thread, "start", refused)
+        for _ in range(3):
+            with pytest.raises(OSError):
+                _secured(server)
+    _secured(server).close()
+
+
+def test_a_cancelled_request_does_not_go_on_with_the_store(pair: Pair) -> None:
+    pair.hold()
+    pair.other.call("restore.end", run=pair.other_run)
+    with pytest.raises(TorporError) as caught:
+        pair.fetch()
+    assert isinstance(caught.value, RunCancelled) or "does not hold run" in str(caught.value)
+    assert pair.asked_store == 0
+
+
+def test_a_grant_for_a_peer_shows_no_secret() -> None:
+    assert "secret" not in repr(PeerGrant("https://h:1/secret/", "pem"))
+    assert PEER_S > 0
+
+
+def test_ranges_count_as_kept_with_the_small_holes_that_a_reader_reads_through(
+    tmp_path: Path,
+) -> None:
+    packs = KeptPacks(tmp_path / "kept", 1 << 20)
+    pack = bytes(16)
+    packs.keep(pack, 0, b"a" * 100)
+    packs.keep(pack, 100 + GAP_BYTES, b"b" * 100)
+    packs.keep(pack, 100 + GAP_BYTES, b"b" * 100)  # once more: it takes no more room
+
+    def held(start: int, end: int) -> bool:
+        fd = packs.open(pack, start, end)
+        if fd is not None:
+            os.close(fd)
+        return fd is not None
+
+    assert held(0, 100)
+    assert held(0, 200 + GAP_BYTES)
+    assert not held(0, 201 + GAP_BYTES)
+    assert not held(50, 50)
+    packs.remove()
+    packs.remove()
+    assert not held(0, 100)

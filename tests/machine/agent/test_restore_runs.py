@@ -1,0 +1,462 @@
+"""Restores step by step: targets, interruptions, symlink tricks, full disks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.engine import Engine
+from tests.fixtures.manifests import PLAIN, entry, honest
+from tests.fixtures.snapshots import begin_from, put_manifest
+from tests.fixtures.stores import Server
+from tests.fixtures.trees import content, differences, facts, kept, let_settle
+from torpor.control.store.s3 import S3Store
+from torpor.shared.errors import (
+    AgentLost,
+    DiskFull,
+    InvalidInput,
+    RestoreUnfinished,
+    RunCancelled,
+    WorkspaceBusy,
+    WorkspaceInvalid,
+)
+from torpor.shared.format.manifest import DIRECTORY, encode_manifest
+from torpor.shared.values import MIB, ObjectKey, SnapshotId
+from torpor.shared.wire.protocol import Call, Request
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture(scope="module")
+def store(seaweed: Server) -> S3Store:
+    """One bucket for all that only reads; ``engine`` has one of its own."""
+    return seaweed.store()
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two parts' worth: big files, small ones, links, a hole, a directory for attributes."""
+    wide = tmp_path_factory.mktemp("wide") / "was"
+    (wide / "d/deep").mkdir(parents=True)
+    for number in range(15):
+        (wide / f"d/{number}").write_bytes(content(number, 4 * MIB))
+    for number in range(50):
+        (wide / f"d/deep/{number}").write_bytes(content(number + 100, 3000))
+    (wide / "big").write_bytes(content(200, 13 * MIB))
+    (wide / "link").symlink_to("d/deep")
+    os.link(wide / "d/0", wide / "same")
+    with (wide / "sparse").open("wb") as file:
+        file.truncate(30 * MIB)
+        os.pwrite(file.fileno(), b"end", 20 * MIB)
+    (wide / "d/deep").chmod(0o711)
+    (wide / "d").chmod(0o555)
+    let_settle()
+    return wide
+
+
+@pytest.fixture(scope="module")
+def stored(store: S3Store, wide: Path, tmp_path_factory: pytest.TempPathFactory) -> SnapshotId:
+    """The snapshot of ``wide`` in ``store``."""
+    engine = Engine(store, tmp_path_factory.mktemp("first") / "home")
+    snapshot = engine.snapshot([wide])
+    engine.runs.close()
+    return snapshot
+
+
+@pytest.fixture
+def woken(store: S3Store, stored: SnapshotId, tmp_path: Path) -> Iterator[Engine]:
+    """Another machine over the same store, on which nothing has been restored yet."""
+    engine = Engine(store, tmp_path / "woken")
+    yield engine
+    engine.runs.close()
+
+
+def _finish(engine: Engine, run: str) -> dict[str, Any]:
+    engine.call("restore.finish", run=run)
+    checked = engine.call("restore.check", run=run, full=True)
+    engine.call("restore.end", run=run)
+    return checked
+
+
+# -- targets
+
+
+def test_a_target_that_is_not_empty_is_refused(
+    woken: Engine, stored: SnapshotId, tmp_path: Path
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/mine").write_text("precious")
+    (tmp_path / "file").write_text("precious")
+    before = facts(tmp_path / "full")
+    with pytest.raises(InvalidInput, match=r"is not empty on the machine \(it holds b'mine'\)"):
+        woken.begin_restore(stored, [tmp_path / "full"])
+    with pytest.raises(InvalidInput, match="is a file on the machine"):
+        woken.begin_restore(stored, [tmp_path / "file"])
+    assert facts(tmp_path / "full") == before
+    assert (tmp_path / "file").read_text() == "precious"
+    (tmp_path / "empty").mkdir()
+    woken.begin_restore(stored, [tmp_path / "empty"])
+
+
+def test_targets_must_be_as_many_as_roots_and_apart(engine: Engine, tmp_path: Path) -> None:
+    entries = [entry(DIRECTORY, b""), entry(DIRECTORY, b"", root=1)]
+    blob, _ = encode_manifest(honest(roots=["~/a", "~/b"], entries=entries), PLAIN)
+    put_manifest(engine, blob)
+    with pytest.raises(InvalidInput, match=r"has 2 directories .* and 1 targets were named"):
+        begin_from(engine, tmp_path / "one", blob)
+    for pair in (("t", "t"), ("t", "t/below"), ("t/below", "t"), ("t", "x/../t")):
+        roots = [str(tmp_path / name) for name in pair]
+        with pytest.raises(InvalidInput, match="lie inside each other"):
+            begin_from(engine, tmp_path, blob, roots=roots)
+    assert {path.name for path in tmp_path.iterdir()} == {"home"}
+    begin_from(engine, tmp_path, blob, roots=[str(tmp_path / name) for name in ("t", "tt")])
+
+
+def test_begin_is_idempotent_and_a_second_run_is_refused(
+    woken: Engine, stored: SnapshotId, tmp_path: Path
+) -> None:
+    run = woken.begin_restore(stored, [tmp_path / "back"])
+    planned = woken.planned
+    with pytest.raises(WorkspaceBusy):
+        woken.begin_restore(stored, [tmp_path / "other"])
+    with pytest.raises(WorkspaceBusy):
+        woken.begin([tmp_path])
+    for part in planned["parts"]:
+        woken.restore_part(run, part)
+    assert _finish(woken, run)["differences"] == []
+
+
+# -- interruptions
+
+
+@pytest.mark.parametrize("same_run", [True, False], ids=["same run", "new run"])
+@pytest.mark.parametrize(
+    "killed_after", ["begin", "first part", "half a part", "parts", "finish", "check"]
+)
+def test_nothing_is_fetched_twice_when_the_agent_was_killed(
+    woken: Engine,
+    stored: SnapshotId,
+    wide: Path,
+    tmp_path: Path,
+    killed_after: str,
+    same_run: bool,
+) -> None:
+    back = tmp_path / "back"
+    run = woken.begin_restore(stored, [back])
+    whole = woken.planned
+    assert len(whole["parts"]) == 2
+    assert whole["done_bytes"] == 0
+    fetched = 0
+    parts = {"begin": 0, "first part": 1, "half a part": 1}.get(killed_after, 2)
+    for part in whole["parts"][:parts]:
+        fetched += woken.restore_part(run, part)["stored_bytes"]
+    if killed_after == "half a part":
+        fetched += _half_a_part(woken, run, whole["parts"][1])
+    if killed_after in ("finish", "check"):
+        woken.call("restore.finish", run=run)
+    if killed_after == "check":
+        assert woken.call("restore.check", run=run, full=True)["differences"] == []
+    woken.restart()
+
+    with pytest.raises(AgentLost):
+        woken.call("restore.check", run=run, full=True)
+    run = woken.begin_restore(stored, [back], run if same_run else None, resume=True)
+    rest = woken.planned
+    assert rest["stored_bytes"] == whole["stored_bytes"] - fetched
+    for part in rest["parts"]:
+        fetched += woken.restore_part(run, part)["stored_bytes"]
+    assert fetched == whole["stored_bytes"]
+    assert _finish(woken, run)["differences"] == []
+    assert differences(kept(wide), facts(back)) == []
+
+
+def _half_a_part(engine: Engine, run: str, part: dict[str, Any]) -> int:
+    """Fetch a few chunks of a part and then no more; returns their stored bytes."""
+    packs = [engine.grant("GET", ObjectKey(key)) for key in part["packs"]]
+    args = {"run": run, "part": part["part"], "packs": packs}
+    seen: list[int] = []
+    calls: list[Call] = []
+
+    def on_event(event: dict[str, Any]) -> None:
+        seen.append(event["stored_bytes"])
+        calls[0].cancel()
+
+    calls.append(Call(Request("id", "restore.part", args, ""), engine.home, on_event))
+    with pytest.raises(RunCancelled):
+        engine.table["restore.part"](args, calls[0])
+    assert 0 < seen[-1] < part["stored_bytes"]
+    return seen[-1]
+
+
+def test_a_check_by_a_new_agent_finishes_first(
+    woken: Engine, stored: SnapshotId, wide: Path, tmp_path: Path
+) -> None:
+    """Beginning again opens modes; a control side that only asks for the check is right too."""
+    back = tmp_path / "back"
+    run = woken.begin_restore(stored, [back])
+    for part in woken.planned["parts"]:
+        woken.restore_part(run, part)
+    woken.call("restore.finish", run=run)
+    woken.restart()
+    run = woken.begin_restore(stored, [back], run)
+    assert woken.call("restore.check", run=run, full=True)["differences"] == []
+    woken.call("restore.end", run=run)
+    assert differences(kept(wide), facts(back)) == []
+
+
+def test_finish_wants_every_part(woken: Engine, stored: SnapshotId, tmp_path: Path) -> None:
+    run = woken.begin_restore(stored, [tmp_path / "back"])
+    with pytest.raises(InvalidInput, match=r"still lacks .* chunks: restore all parts"):
+        woken.call("restore.finish", run=run)
+    for part in woken.planned["parts"][1:]:
+        woken.restore_part(run, part)
+    with pytest.raises(InvalidInput, match="still lacks"):
+        woken.call("restore.check", run=run, full=True)
+
+
+def test_a_restore_that_was_removed_by_hand_starts_anew(
+    woken: Engine, stored: SnapshotId, wide: Path, tmp_path: Path
+) -> None:
+    back = tmp_path / "back"
+    run = woken.begin_restore(stored, [back])
+    woken.restore_part(run, woken.planned["parts"][0])
+    woken.restart()
+    subprocess.run(["rm", "-rf", back], check=True)
+    woken.restore(stored, [back])
+    assert differences(kept(wide), facts(back)) == []
+
+
+def test_a_restore_that_was_meddled_with_is_not_called_right_and_can_be_repeated(
+    woken: Engine, stored: SnapshotId, wide: Path, tmp_path: Path
+) -> None:
+    back = tmp_path / "back"
+    run = woken.begin_restore(stored, [back])
+    for part in woken.planned["parts"]:
+        woken.restore_part(run, part)
+    fd = os.open(back / "big", os.O_WRONLY)
+    os.pwrite(fd, b"!", 9 * MIB)
+    os.close(fd)
+    (back / "d/3").unlink()
+    checked = _finish(woken, run)
+    assert {line.split(":")[0] for line in checked["differences"]} == {
+        str(back / "big"),
+        str(back / "d/3"),
+    }
+    with pytest.raises(WorkspaceInvalid, match="never finished"):
+        woken.begin([back])  # what is not right must not become the newest snapshot
+    woken.restore(stored, [back])
+    assert differences(kept(wide), facts(back)) == []
+
+
+def test_what_an_earlier_run_restored_and_compared_is_not_written_again(
+    woken: Engine, stored: SnapshotId, tmp_path: Path
+) -> None:
+    back = tmp_path / "back"
+    run = woken.begin_restore(stored, [back])
+    for part in woken.planned["parts"]:
+        woken.restore_part(run, part)
+    assert _finish(woken, run)["difference_count"] == 0
+    (back / "small").write_bytes(b"work done since")  # nobody told the user to wait
+    woken.restart()
+    run = woken.begin_restore(stored, [back], resume=True)
+    assert woken.planned["complete"]
+    assert woken.planned["parts"] == []
+    woken.call("restore.finish", run=run)
+    woken.call("restore.check", run=run, full=True)
+    woken.call("restore.end", run=run)
+    assert (back / "small").read_bytes() == b"work done since"
+
+
+def test_another_snapshot_does_not_take_up_this_one_s_restore(
+    engine: Engine, tmp_path: Path
+) -> None:
+    was, back = tmp_path / "was", tmp_path / "back"
+    was.mkdir()
+    (was / "file").write_bytes(content(1, 2 * MIB))
+    let_settle()
+    first = engine.snapshot([was])
+    (was / "file").write_bytes(content(2, 2 * MIB))
+    let_settle()
+    second = engine.snapshot([was])
+    run = engine.begin_restore(first, [back])
+    engine.restore_part(run, engine.planned["parts"][0])
+    engine.restart()
+    with pytest.raises(InvalidInput, match="is not empty"):
+        engine.begin_restore(second, [back])
+    with pytest.raises(RestoreUnfinished, match="holds nothing else"):
+        engine.begin_restore(second, [back], resume=True)
+    run = engine.begin_restore(first, [back])
+    assert engine.planned["parts"] == []
+    assert _finish(engine, run)["differences"] == []
+    with pytest.raises(InvalidInput, match="somebody may work there"):
+        engine.begin_restore(second, [back], resume=True)
+    assert (back / "file").read_bytes() == content(1, 2 * MIB)
+
+
+# -- something else writes into the target
+
+
+@pytest.mark.parametrize("swapped", ["d", "d/deep", "target", "big", "sparse"])
+@pytest.mark.parametrize("resumed", [True, False], ids=["resumed", "going on"])
+def test_nothing_is_written_through_a_symlink(
+    woken: Engine, stored: SnapshotId, wide: Path, tmp_path: Path, swapped: str, resumed: bool
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    subprocess.run(["cp", "-a", wide, elsewhere], check=True)
+    for file in (elsewhere / "big", elsewhere / "sparse", *(elsewhere / "d/deep").iterdir()):
+        file.write_text("somebody else's")
+    before = facts(elsewhere)
+    back = tmp_path / "back"
+    run = woken.begin_restore(stored, [back])
+    woken.restore_part(run, woken.planned["parts"][0])
+    victim = back if swapped == "target" else back / swapped
+    if victim.exists():
+        victim.rename(tmp_path / "moved-away")
+    victim.symlink_to(elsewhere if swapped == "target" else elsewhere / swapped)
+    with pytest.raises(InvalidInput, match=r"target|moved|directory"):
+        if resumed:
+            woken.restart()
+            run = woken.begin_restore(stored, [back], run)
+        for part in woken.planned["parts"]:
+            woken.restore_part(run, part)
+        woken.call("restore.finish", run=run)
+    assert differences(before, facts(elsewhere)) == []
+
+
+# -- full disks
+
+
+@pytest.fixture
+def little(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes a file system of so many MiB."""
+    mounts = []
+
+    def mount(size_mib: int) -> Path:
+        place = tmp_path / f"little-{size_mib}"
+        place.mkdir()
+        argv = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "none", str(place)]
+        subprocess.run(argv, check=True)
+        mounts.append(place)
+        return place
+
+    yield mount
+    for place in mounts:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_is_too_small_is_said_before_a_byte_is_written(
+    woken: Engine, stored: SnapshotId, little: Callable[[int], Path]
+) -> None:
+    place = little(50)
+    with pytest.raises(DiskFull, match=r"bytes free and the snapshot needs .* nothing was written"):
+        woken.begin_restore(stored, [place / "back"])
+    assert list(place.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_on_the_way_is_said_and_then_it_goes_on(
+    woken: Engine, stored: SnapshotId, wide: Path, little: Callable[[int], Path]
+) -> None:
+    place = little(160)
+    back = place / "back"
+    run = woken.begin_restore(stored, [back])
+    whole = woken.planned
+    with (place / "hog").open("wb") as hog:
+        os.posix_fallocate(hog.fileno(), 0, 140 * MIB)
+    with pytest.raises(DiskFull, match=r"the machine's disk is full .* the snapshot in the store"):
+        for part in whole["parts"]:
+            woken.restore_part(run, part)
+    woken.restart()
+    (place / "hog").unlink()
+    run = woken.begin_restore(stored, [back])
+    assert 0 < woken.planned["done_bytes"] < whole["bytes"]
+    for part in woken.planned["parts"]:
+        woken.restore_part(run, part)
+    assert _finish(woken, run)["differences"] == []
+    contents = {path: fact.content for path, fact in kept(wide).items()}
+    assert contents == {path: fact.content for path, fact in facts(back).items()}
+
+
+# -- as an ordinary user
+
+_AS_NOBODY = """
+import encodings.idna, json, os, sys
+from pathlib import Path
+from tests.fixtures.engine import Engine
+from torpor.control.store.s3 import S3Settings, S3Store
+told = json.load(sys.stdin)
+engine = Engine(S3Store.connect(S3Settings(**told["settings"])), Path(told["home"]))
+engine.snapshots()  # what is imported late is imported now: Python itself may be root's alone
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+back = [Path(told["back"])]
+run = engine.begin_restore(told["snapshot"], back)
+for part in engine.planned["parts"]:
+    engine.restore_part(run, part)
+engine.call("restore.finish", run=run)
+engine.restart()  # everything is in place and read-only now: that must not keep us out
+finished = engine.restore(told["snapshot"], back)
+json.dump(finished, sys.stdout)
+"""
+
+
+def test_an_ordinary_user_has_all_but_the_owners(seaweed: Server, tmp_path: Path) -> None:
+    settings = seaweed.settings(seaweed.bucket())
+    engine = Engine(S3Store.connect(settings), tmp_path / "home")
+    was = tmp_path / "was"
+    (was / "closed").mkdir(parents=True)
+    (was / "closed/big").write_bytes(content(1, 9 * MIB))
+    (was / "closed/small").write_bytes(b"x")
+    (was / "empty").write_bytes(b"")
+    os.setxattr(was / "empty", "user.x", b"y")
+    os.setxattr(was / "empty", "trusted.x", b"only root sets it")
+    os.chown(was / "empty", 12, 34)
+    for name in ("closed/big", "closed/small", "empty"):
+        (was / name).chmod(0o400)
+    (was / "closed").chmod(0o500)
+    was.chmod(0o500)
+    before = kept(was)
+    let_settle()
+    snapshot = engine.snapshot([was])
+    engine.runs.close()
+
+    nobodys = tmp_path / "nobodys"
+    nobodys.mkdir()
+    os.chown(nobodys, 65534, 65534)
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o111)
+    told = {
+        "settings": {
+            name: getattr(settings, name)
+            for name in ("bucket", "prefix", "access_key", "secret_key", "endpoint_url")
+        },
+        "home": str(nobodys / "home"),
+        "back": str(nobodys / "back"),
+        "snapshot": snapshot,
+    }
+    (nobodys / "home").mkdir()
+    os.chown(nobodys / "home", 65534, 65534)
+    done = subprocess.run(
+        [sys.executable, "-c", _AS_NOBODY],
+        input=json.dumps(told),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    warnings = json.loads(done.stdout)["warnings"]
+    assert any("owners are not restored" in warning for warning in warnings)
+    assert any("trusted.x is not restored" in warning for warning in warnings)
+    expected = {
+        path: fact._replace(
+            owner=(65534, 65534), xattrs=tuple(x for x in fact.xattrs if x[0] != "trusted.x")
+        )
+        for path, fact in before.items()
+    }
+    assert differences(expected, facts(nobodys / "back")) == []

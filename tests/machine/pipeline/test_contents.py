@@ -1,0 +1,134 @@
+"""Files come together from pieces that arrive in any order, twice, or not at all."""
+
+from __future__ import annotations
+
+import itertools
+
+from torpor.machine.pipeline.contents import Contents
+from torpor.machine.tree.plan import Group, Job, Piece
+from torpor.machine.tree.read import Read
+from torpor.machine.tree.walk import Held, Signature, Unread
+from torpor.shared.format.manifest import FILE, HOLE, Entry, Extent
+
+NOW = 1_800_000_000 * 10**9
+OLD = NOW - 10**10
+GONE = Read(b"", stable=False, settled=False, gone=True)
+
+
+def _unread(*sizes: int, ctime: int = OLD + 1) -> list[Unread]:
+    return [
+        Unread(
+            Entry(FILE, 0, b"%d" % n, 0o600, 1, 2, 3, 0, xattrs=((b"user.x", b"y"),)),
+            Signature(n, size, OLD + 1, ctime),
+            False,
+        )
+        for n, size in enumerate(sizes)
+    ]
+
+
+def _read(length: int, *, stable: bool = True, settled: bool = True) -> Read:
+    return Read(b"x" * length, stable, stable and settled)
+
+
+def _contents(unread: list[Unread], jobs: list[Job]) -> tuple[Contents, dict[bytes, Held]]:
+    held: dict[bytes, Held] = {}
+    return Contents(unread, jobs, [held], NOW), held
+
+
+PIECES = [Piece(0, 0, 8), Piece(0, 8, 8), Piece(0, 16, 4)]
+
+
+def test_pieces_in_any_order_make_the_file() -> None:
+    for order in itertools.permutations(range(3)):
+        contents, held = _contents(_unread(20), list(PIECES))
+        for number in order:
+            assert held == {}
+            contents.add_piece(PIECES[number], _read(PIECES[number].length), 70 + number)
+        got = held[b"0"]
+        assert got.signature == Signature(0, 20, OLD + 1, OLD + 1)
+        assert got.entry.extents == (Extent(70, 0, 8), Extent(71, 0, 8), Extent(72, 0, 4))
+        assert (got.entry.size, got.entry.changed, got.entry.mode) == (20, False, 0o600)
+        assert got.entry.xattrs == ((b"user.x", b"y"),)
+
+
+def test_what_lies_between_pieces_is_a_hole() -> None:
+    jobs: list[Job] = [Piece(0, 4, 2), Piece(0, 10, 2)]
+    contents, held = _contents(_unread(20), jobs)
+    contents.add_piece(Piece(0, 10, 2), _read(2), 1)
+    contents.add_piece(Piece(0, 4, 2), _read(2), 0)
+    assert held[b"0"].entry.extents == (
+        Extent(HOLE, 0, 4),
+        Extent(0, 0, 2),
+        Extent(HOLE, 0, 4),
+        Extent(1, 0, 2),
+        Extent(HOLE, 0, 8),
+    )
+
+
+def test_files_without_work_are_held_at_once() -> None:
+    _, held = _contents(_unread(0, 50), [])
+    assert held[b"0"].entry.extents == ()
+    assert held[b"1"].entry.extents == (Extent(HOLE, 0, 50),)
+    assert held[b"1"].signature is not None
+    _, held = _contents(_unread(0, ctime=NOW), [])
+    assert held[b"0"].signature is None  # written just now: look again
+
+
+def test_a_part_that_comes_again_changes_nothing() -> None:
+    contents, held = _contents(_unread(20), list(PIECES))
+    for piece in PIECES:
+        contents.add_piece(piece, _read(piece.length), 1)
+    before = held[b"0"]
+    for piece in PIECES:
+        contents.add_piece(piece, _read(piece.length), 1)
+    assert held[b"0"] == before
+
+
+def test_one_unstable_piece_marks_the_file() -> None:
+    for number in range(3):
+        contents, held = _contents(_unread(20), list(PIECES))
+        for n, piece in enumerate(PIECES):
+            contents.add_piece(piece, _read(piece.length, stable=n != number), n)
+        assert held[b"0"].entry.changed
+        assert held[b"0"].signature is None
+
+
+def test_one_unsettled_piece_has_the_file_looked_at_again() -> None:
+    for number in range(3):
+        contents, held = _contents(_unread(20), list(PIECES))
+        for n, piece in enumerate(PIECES):
+            contents.add_piece(piece, _read(piece.length, settled=n != number), n)
+        assert not held[b"0"].entry.changed
+        assert held[b"0"].signature is None
+
+
+def test_a_file_that_shrank_is_filled_up_and_marked() -> None:
+    contents, held = _contents(_unread(20), list(PIECES))
+    contents.add_piece(PIECES[0], _read(8), 0)
+    contents.add_piece(PIECES[1], _read(3, stable=False), 1)
+    contents.add_piece(PIECES[2], _read(0, stable=False), -1)
+    entry = held[b"0"].entry
+    assert entry.extents == (Extent(0, 0, 8), Extent(1, 0, 3), Extent(HOLE, 0, 9))
+    assert (entry.size, entry.changed) == (20, True)
+
+
+def test_a_file_that_went_is_left_out_whatever_comes_later() -> None:
+    contents, held = _contents(_unread(20), list(PIECES))
+    contents.add_piece(PIECES[0], _read(8), 0)
+    contents.add_piece(PIECES[1], GONE, -1)
+    contents.add_piece(PIECES[2], _read(4), 2)
+    assert held == {}
+
+
+def test_small_files_share_a_chunk() -> None:
+    contents, held = _contents(_unread(5, 7, 3), [Group([0, 1, 2], 15)])
+    contents.add_small(0, _read(5), 9, 0, b"a" * 16)
+    contents.add_small(1, GONE, 9, 5, b"")
+    contents.add_small(2, _read(2, stable=False), 9, 5, b"c" * 16)
+    assert held.keys() == {b"0", b"2"}
+    assert held[b"0"].entry.extents == (Extent(9, 0, 5),)
+    assert held[b"0"].entry.digest == b"a" * 16
+    assert held[b"0"].signature is not None
+    assert held[b"2"].entry.extents == (Extent(9, 5, 2), Extent(HOLE, 0, 1))
+    assert held[b"2"].entry.changed
+    assert held[b"2"].signature is None

@@ -1,0 +1,190 @@
+"""The check after a restore sees every difference, by every attribute."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.manifests import PLAIN, entry
+from torpor.machine.pipeline.download import in_pieces
+from torpor.machine.tree.compare import Comparison, compare_tree
+from torpor.machine.tree.write import TreeWriter
+from torpor.shared.errors import RunCancelled
+from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Chunk, Extent
+
+BIG = b"content of a chunk " * 1000
+SMALL = b"small"
+CHUNKS = [
+    Chunk(PLAIN.name(BIG), len(BIG), 0, 0, 0, len(BIG)),
+    Chunk(PLAIN.name(SMALL * 2), 10, 0, 0, len(BIG), 10),
+]
+HOLED = len(BIG) + (1 << 40)
+ENTRIES = [
+    entry(DIRECTORY, b"", mode=0o755),
+    entry(DIRECTORY, b"d", mode=0o755),
+    entry(FILE, b"d/big", size=len(BIG), extents=(Extent(0, 0, len(BIG)),)),
+    entry(FILE, b"d/small", size=5, extents=(Extent(1, 5, 5),), digest=PLAIN.digest(SMALL)),
+    entry(FILE, b"empty", xattrs=((b"user.x", b"y"),)),
+    entry(FILE, b"holed", size=HOLED, extents=(Extent(0, 0, len(BIG)), Extent(HOLE, 0, 1 << 40))),
+    entry(SYMLINK, b"link", target=b"d"),
+    entry(HARDLINK, b"same", target=b"d/small"),
+]
+
+
+Refused = frozenset[tuple[int, bytes, bytes]]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    target = tmp_path / "target"
+    writer = TreeWriter([os.fsencode(target)])
+    writer.prepare(ENTRIES, in_pieces, anew=True)
+    writer.write_whole(ENTRIES[2], BIG)
+    writer.write_whole(ENTRIES[3], SMALL)
+    writer.write_at(ENTRIES[5], 0, BIG)
+    writer.finish(ENTRIES, in_pieces)
+    writer.close()
+    return target
+
+
+def _compare(
+    tree: Path, *, full: bool = True, refused: frozenset[object] = frozenset()
+) -> Comparison:
+    return compare_tree(
+        ENTRIES,
+        CHUNKS,
+        [os.fsencode(tree)],
+        PLAIN,
+        full=full,
+        owners=os.geteuid() == 0,
+        refused_xattrs=refused,
+        progress=lambda size: None,
+        check=lambda: None,
+    )
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_right_tree_is_right_and_its_holes_are_not_read(tree: Path, full: bool) -> None:
+    started = time.monotonic()
+    result = _compare(tree, full=full)
+    assert time.monotonic() - started < 30  # a tebibyte of zeros takes minutes
+    assert result.differences == []
+    assert (result.files, result.bytes) == (4, 2 * len(BIG) + (1 << 40) + 5)
+    assert all(result.signatures)
+
+
+def _keeping_times(path: Path, change: Callable[[], object]) -> None:
+    st = path.lstat()
+    parent = path.parent.lstat()
+    change()
+    if path.is_symlink() or path.exists():
+        os.utime(path, ns=(0, st.st_mtime_ns), follow_symlinks=False)
+    os.utime(path.parent, ns=(0, parent.st_mtime_ns))
+
+
+def _poke(path: Path, offset: int, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    os.pwrite(fd, data, offset)
+    os.close(fd)
+
+
+def _replace(path: Path, make: Callable[[], object]) -> None:
+    path.unlink()
+    make()
+
+
+WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "missing": ("empty", lambda p: p.unlink(), "No such file"),
+    "missing-file": ("d/big", lambda p: p.unlink(), "No such file"),
+    "a-directory": ("empty", lambda p: _replace(p, p.mkdir), "is of another kind"),
+    "a-fifo": ("empty", lambda p: _replace(p, lambda: os.mkfifo(p)), "is of another kind"),
+    "a-symlink": ("empty", lambda p: _replace(p, lambda: p.symlink_to("d")), "of another kind"),
+    "longer": ("d/big", lambda p: os.truncate(p, len(BIG) + 1), "has 19001 bytes, not 19000"),
+    "mode": ("d", lambda p: p.chmod(0o700), "has mode 700, not 755"),
+    "set-uid": ("d/big", lambda p: p.chmod(0o4644), "has mode 4644, not 644"),
+    "target": ("link", lambda p: _replace(p, lambda: p.symlink_to("e")), "points elsewhere"),
+    "not-the-same": (
+        "same",
+        lambda p: _replace(p, lambda: p.write_bytes(SMALL)),
+        "is not the same file as its hard link",
+    ),
+    "xattr-gone": (
+        "empty",
+        lambda p: os.removexattr(p, "user.x"),
+        "lacks extended attributes",
+    ),
+    "xattr-other": (
+        "empty",
+        lambda p: os.setxattr(p, "user.x", b"z"),
+        "lacks extended attributes",
+    ),
+}
+CONTENT: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "a-byte-of-a-chunk": ("d/big", lambda p: _poke(p, 7, b"!"), "content differs at 0"),
+    "a-byte-of-a-small-file": ("d/small", lambda p: _poke(p, 4, b"!"), "content differs"),
+    "a-byte-in-a-hole": (
+        "holed",
+        lambda p: _poke(p, 1 << 39, b"!"),
+        f"has data where a hole was, at {1 << 39}",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, *CONTENT])
+def test_every_difference_is_found_and_named(tree: Path, wrong: str) -> None:
+    name, change, says = (WRONG | CONTENT)[wrong]
+    _keeping_times(tree / name, lambda: change(tree / name))
+    result = _compare(tree)
+    difference, *_ = [d for d in result.differences if d.startswith(f"{tree / name}: ")]
+    assert says in difference
+    number = [e.path for e in ENTRIES].index(name.encode())
+    assert result.signatures[number] is None
+    if wrong in CONTENT:
+        assert _compare(tree, full=False).differences == []
+
+
+def test_a_time_that_is_off_by_a_nanosecond_is_found(tree: Path) -> None:
+    os.utime(tree / "link", ns=(0, 10**18 + 1), follow_symlinks=False)
+    (difference,) = _compare(tree, full=False).differences
+    assert "has mtime 1000000000000000001, not 1000000000000000000" in difference
+
+
+def test_owners_count_where_they_were_restored(tree: Path) -> None:
+    if os.geteuid() != 0:
+        return  # only root can give a file away
+    os.chown(tree / "d", 12, 34)
+    (difference,) = _compare(tree).differences
+    assert "belongs to 12:34, not 0:0" in difference
+
+
+def test_zeros_on_the_disk_are_as_good_as_a_hole(tree: Path) -> None:
+    _keeping_times(tree / "holed", lambda: _poke(tree / "holed", 1 << 30, bytes(8192)))
+    assert _compare(tree).differences == []
+
+
+def test_attributes_that_could_not_be_set_are_excused_and_no_others(tree: Path) -> None:
+    os.removexattr(tree / "empty", "user.x")
+    assert _compare(tree, refused=frozenset({(0, b"empty", b"user.x")})).differences == []
+    assert _compare(tree, refused=frozenset({(0, b"empty", b"user.z")})).differences != []
+
+
+def test_a_check_can_be_cancelled(tree: Path) -> None:
+    def cancelled() -> None:
+        raise RunCancelled("enough")
+
+    with pytest.raises(RunCancelled):
+        compare_tree(
+            ENTRIES,
+            CHUNKS,
+            [os.fsencode(tree)],
+            PLAIN,
+            full=True,
+            owners=False,
+            refused_xattrs=(),
+            progress=lambda size: None,
+            check=cancelled,
+        )

@@ -1,0 +1,68 @@
+"""The tree of errors is the one drawn, and crosses the wire whole."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from torpor.shared import errors
+from torpor.shared.errors import MachineError, StoreUnavailable, TorporError, from_wire
+
+
+def _tree(cls: type[TorporError]) -> list[type[TorporError]]:
+    return [cls, *(below for sub in cls.__subclasses__() for below in _tree(sub))]
+
+
+TREE = [cls for cls in _tree(TorporError) if cls.__module__ == "torpor.shared.errors"]
+_LINE = re.compile(
+    r"^ {4}(?P<depth>[\u2502\u251c\u2514\u2500 ]*)(?P<name>[A-Z]\w+)(?P<star> *\* )?"
+)
+
+
+def _drawn() -> dict[str, tuple[str | None, bool]]:
+    """Name to parent and star, as the docstring draws them."""
+    above: list[str] = []
+    drawn: dict[str, tuple[str | None, bool]] = {}
+    for line in (errors.__doc__ or "").splitlines():
+        if not (found := _LINE.match(line)) or (drawn and not found["depth"]):
+            continue
+        depth = len(found["depth"]) // 4
+        above[depth:] = [found["name"]]
+        parent = above[depth - 1] if depth else None
+        drawn[found["name"]] = (parent, bool(found["star"]))
+    return drawn
+
+
+def test_the_tree_is_the_one_drawn() -> None:
+    actual = {
+        cls.__name__: (None if cls is TorporError else cls.__bases__[0].__name__, cls.retryable)
+        for cls in TREE
+    }
+    assert _drawn() == actual
+
+
+def test_nothing_else_in_the_module_is_an_error() -> None:
+    public = {value for name, value in vars(errors).items() if isinstance(value, type)}
+    assert {cls for cls in public if issubclass(cls, BaseException)} == set(TREE)
+
+
+@pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.__name__)
+def test_every_error_crosses_the_wire(cls: type[TorporError]) -> None:
+    sent = cls("what happened, to what, and what to do").to_wire()
+    assert sent == {"type": cls.__name__, "message": "what happened, to what, and what to do"}
+    back = from_wire(sent)
+    assert type(back) is cls
+    assert str(back) == "what happened, to what, and what to do"
+
+
+@pytest.mark.parametrize("wire", [{}, {"type": "ValueError", "message": "x"}, {"type": "object"}])
+def test_an_unknown_error_is_the_machine_s(wire: dict[str, str]) -> None:
+    back = from_wire(wire)
+    assert type(back) is MachineError
+    assert not back.retryable
+    assert str(back) == wire.get("message", "no message")
+
+
+def test_a_store_may_ask_for_a_wait() -> None:
+    assert StoreUnavailable("x").retry_after_s == 0

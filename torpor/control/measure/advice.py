@@ -1,0 +1,122 @@
+"""What the figures advise: a store, an encoding for each kind of data, a number of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from torpor.control.measure.figures import Figure, find
+from torpor.control.measure.prices import StorePrice
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """One recommendation and the measurement that it stands on."""
+
+    about: str
+    choice: str
+    because: str
+
+
+def advise(figures: Sequence[Figure], prices: Mapping[str, StorePrice | None]) -> list[Advice]:
+    """What can be said from what was measured; nothing about what was not."""
+    said = [_store(figures, prices), *_codecs(figures), _parts(figures)]
+    return [one for one in said if one is not None]
+
+
+def told(figure: Figure) -> str:
+    """A figure in words: median, n, lowest and highest."""
+    unit = {"MB/s": " MB/s", "s": " s", "bytes": " bytes", "ratio": ""}[figure.unit]
+    digits = 0 if figure.unit == "bytes" or figure.median >= 100 else 2
+    median, low, high = (
+        f"{value:,.{digits}f}" for value in (figure.median, figure.low, figure.high)
+    )
+    spread = "one sample" if figure.n == 1 else f"{low} to {high}, n = {figure.n}"
+    return f"{median}{unit} ({spread})"
+
+
+def _store(figures: Sequence[Figure], prices: Mapping[str, StorePrice | None]) -> Advice | None:
+    """The store with the fastest way back; of those within its spread, the cheapest."""
+    lines = find(figures, "line", direction="down")
+    if not lines:
+        return None
+    best = max(lines, key=lambda line: line.median)
+    equal = [line for line in lines if line.high >= best.low]
+
+    def monthly(line: Figure) -> float:
+        price = prices.get(line.name)
+        return float("inf") if price is None else price.gb_month_usd
+
+    chosen = min(equal, key=lambda line: (monthly(line), -line.median))
+    up = find(figures, "line", direction="up", name=chosen.name)[0]
+    because = f"raw random bytes come back at {told(chosen)} and go there at {told(up)}"
+    price = prices.get(chosen.name)
+    if price is not None:
+        because += f"; {1000 * price.gb_month_usd:.2f} $ for a TB and month ({_dated(price)})"
+    if len(lines) == 1:
+        because += "; it is the only store that was measured"
+    elif len(equal) > 1:
+        names = ", ".join(sorted(line.name for line in equal if line is not chosen))
+        because += f"; within the spread of {names}"
+    return Advice("store", chosen.name, because)
+
+
+def _codecs(figures: Sequence[Figure]) -> list[Advice]:
+    """For each kind of data the fewest bytes among encodings that keep up with the line on one
+    core; the fastest where none does."""
+    line = max(find(figures, "line", direction="up"), key=lambda f: f.median, default=None)
+    said = []
+    for data in dict.fromkeys(f.data for f in figures if f.what == "codec"):
+        shares = {f.name: f for f in find(figures, "codec", phase="stored", data=data)}
+        rates = {f.name: f for f in find(figures, "codec", direction="up", data=data)}
+        gains = [name for name in rates if shares[name].median < _RAW_ABOVE]
+        if not gains:
+            said.append(Advice(f"encoding of {data}", "raw", "no encoding saves 3 % of it"))
+            continue
+        keeping_up = [
+            name for name in gains if line is not None and rates[name].median >= line.median
+        ]
+        if keeping_up or line is None:
+            choice = min(keeping_up or gains, key=lambda name: shares[name].median)
+            why = "the fewest bytes of those that one core encodes as fast as the line takes them"
+        else:
+            choice = max(gains, key=lambda name: rates[name].median)
+            why = "no encoding keeps up with the line on one core, and this one is the fastest"
+        because = (
+            f"stores {100 * shares[choice].median:.1f} % and encodes {told(rates[choice])} of CPU "
+            f"time: {why}"
+        )
+        said.append(Advice(f"encoding of {data}", choice, because))
+    return said
+
+
+def _parts(figures: Sequence[Figure]) -> Advice | None:
+    """The fewest parts whose hibernate and whose wake are both within the best one's spread."""
+    both = [find(figures, what, unit="s") for what in ("hibernate", "wake")]
+    if not all(both):
+        return None
+    fine: list[set[int]] = []
+    for flows in both:
+        best = min(flows, key=lambda figure: figure.median)
+        fine.append({f.parts or 0 for f in flows if f.median <= best.high})
+    shared = fine[0] & fine[1]
+    # A wake is what somebody waits for.
+    choice = min(shared or fine[1])
+    parts = {what: next(f for f in flows if f.parts == choice) for what, flows in zip(
+        ("hibernate", "wake"), both, strict=True)}  # fmt: skip
+    because = f"hibernate takes {told(parts['hibernate'])}, wake {told(parts['wake'])}; " + (
+        "more parts are not faster beyond the spread of the fastest"
+        if shared
+        else "no number is among the fastest for both, so the wake's counts"
+    )
+    if min(figure.n for flows in both for figure in flows) < 2:
+        because += ". One sample has no spread: measure for more minutes before you rely on it"
+    return Advice("parts", str(choice), because)
+
+
+def _dated(price: StorePrice) -> str:
+    return f"{price.source}, {price.as_of}"
+
+
+_RAW_ABOVE = 0.97
+"""As torpor.shared.codecs.choose: below 3 % gained, decoding costs more than the bytes."""

@@ -1,0 +1,134 @@
+"""A benchmark as one page: what it advises, pictures, tables, and what it was measured on."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from torpor.control.measure.advice import Advice, told
+from torpor.control.measure.figures import Figure, find
+from torpor.control.measure.prices import StorePrice
+
+MOST_BYTES: Final = 600_000
+"""Of the page with its pictures; Prefect's API and its database take more, a browser is quick."""
+
+
+def page(
+    figures: Sequence[Figure],
+    said: Sequence[Advice],
+    pictures: Mapping[str, bytes],
+    prices: Mapping[str, StorePrice | None],
+    facts: Mapping[str, Any],
+    notes: Sequence[str],
+) -> str:
+    """Markdown for Prefect's UI, which shows pictures whose address is ``data:image/...``.
+
+    Pictures are left out from the last on where the page would be over MOST_BYTES.
+    """
+    head = [
+        "## What it advises",
+        *(f"* **{one.about}: {one.choice}.** {one.because[:1].upper()}{one.because[1:]}."
+          for one in said),
+    ]  # fmt: skip
+    tail = [
+        *_section("Stores", _stores(figures, prices)),
+        *_section("Hibernate and wake", _flows(figures)),
+        *_section("Beside other tools, on the same content", _peers(figures)),
+        *_section("Encodings", _codecs(figures)),
+        *_section(
+            "What it was measured on", ({"what": k, "value": str(v)} for k, v in facts.items())
+        ),
+        *(f"* {note}" for note in notes),
+        "",
+        "Every figure is the median of n samples with the lowest and the highest. Rates up and "
+        "down are two things and are never added. Nothing is projected.",
+    ]
+    held = sum(map(len, head)) + sum(map(len, tail))
+    shown = []
+    for title, svg in pictures.items():
+        image = f"![{title}](data:image/svg+xml;base64,{base64.b64encode(svg).decode()})"
+        held += len(image)
+        if held > MOST_BYTES:
+            tail.append(f"The picture of {title} is too big for this page: see the folder.")
+            continue
+        shown += ["", f"## {title}", "", image]
+    return "\n".join([*head, *shown, "", *tail])
+
+
+def _section(title: str, rows: Iterable[Mapping[str, str]]) -> list[str]:
+    rows = list(rows)
+    if not rows:
+        return []
+    columns = list(rows[0])
+    lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
+    lines += [" | ".join(row.get(column, "") for column in columns) for row in rows]
+    return [f"## {title}", "", *(f"| {line} |" for line in lines), ""]
+
+
+def _stores(
+    figures: Sequence[Figure], prices: Mapping[str, StorePrice | None]
+) -> Iterable[dict[str, str]]:
+    for up in find(figures, "line", direction="up"):
+        down = find(figures, "line", direction="down", name=up.name)
+        price = prices.get(up.name)
+        yield {
+            "store": up.name,
+            "line rate up": told(up),
+            "line rate down": told(down[0]) if down else "",
+            "a TB kept for a month": f"{1000 * price.gb_month_usd:.2f} $" if price else "no price",
+            "a TB read": f"{1000 * price.egress_gb_usd:.2f} $" if price else "no price",
+            "price of": _dated(price),
+        }
+
+
+def _flows(figures: Sequence[Figure]) -> Iterable[dict[str, str]]:
+    for what in ("hibernate", "wake", "replicate"):
+        for whole in (f for f in figures if (f.what, f.phase, f.unit) == (what, "", "s")):
+            rate = find(
+                figures, whole.what, parts=whole.parts, machines=whole.machines, unit="MB/s"
+            )
+            yield {
+                "flow": what,
+                "parts": str(whole.parts),
+                "machines": str(whole.machines),
+                "seconds": told(whole),
+                "stored bytes moved": (told(rate[0]) + _flag(rate[0])) if rate else "",
+            }
+
+
+def _peers(figures: Sequence[Figure]) -> Iterable[dict[str, str]]:
+    names = list(dict.fromkeys(f.name for f in figures if f.what == "peer"))
+    for name in names if len(names) > 1 else ():
+        of = {(f.direction, f.unit): f for f in find(figures, "peer", name=name)}
+        yield {
+            "tool": name,
+            "first upload": told(of["up", "s"]) if ("up", "s") in of else "",
+            "restore": told(of["down", "s"]) if ("down", "s") in of else "",
+            "stored": told(of["up", "bytes"]) if ("up", "bytes") in of else "",
+        }
+
+
+def _codecs(figures: Sequence[Figure]) -> Iterable[dict[str, str]]:
+    for share in (f for f in figures if (f.what, f.phase) == ("codec", "stored")):
+        up = find(figures, "codec", direction="up", name=share.name, data=share.data)
+        down = find(figures, "codec", direction="down", name=share.name, data=share.data)
+        if share.name != "raw":
+            yield {
+                "content": share.data,
+                "encoding": share.name,
+                "stored": f"{100 * share.median:.1f} %",
+                "encode, one core": told(up[0]) if up else "",
+                "decode, one core": told(down[0]) if down else "stored raw",
+            }
+
+
+def _flag(figure: Figure) -> str:
+    return " **cached: above the line rate**" if figure.cached else ""
+
+
+def _dated(price: StorePrice | None) -> str:
+    if price is None:
+        return ""
+    linked = price.source.startswith("https://")
+    return f"[{price.as_of}]({price.source})" if linked else price.source

@@ -1,0 +1,170 @@
+"""The benchmark's own place in a store, held by one run at a time and cleared by the next.
+
+Everything that a benchmark stores, leases and pins lies under a reserved name: what is deleted
+there is nobody's work. Machines are leased under a name of their own: a flow that runs under the
+first would take them for what an earlier run left.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+
+from torpor.control.providers.local_processes import Process, boot_id, identify, is_alive
+from torpor.control.store.seam import ObjectStore
+from torpor.shared.errors import ObjectExists, StoreError, StoreMissing, WorkspaceBusy
+from torpor.shared.values import (
+    BENCHMARK,
+    BENCHMARK_MACHINES,
+    ObjectKey,
+    WorkspaceName,
+    reserved_name,
+)
+
+STALE_S: Final = 600.0
+"""A claim of another host that was not renewed for this long is a dead run's."""
+_BEAT_S: Final = 60.0
+_CLAIM_MAX_BYTES: Final = 4096
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Who measures here now: a run, its process, and when it last said so. ``boot`` is where that
+    process has its number: a boot of a host, and a PID namespace there."""
+
+    run: str
+    boot: str
+    process: Process
+    beat_unix: float
+
+    def alive(self) -> bool:
+        """Whether the run may still be at work: certain on this host, by its age on another or in
+        another container, whose processes cannot be seen from here."""
+        if self.boot == _here():
+            return is_alive(self.process)
+        return time.time() - self.beat_unix < STALE_S
+
+
+def scratch_name(workspace: WorkspaceName) -> WorkspaceName:
+    """The name that a benchmark of ``workspace`` works under."""
+    return reserved_name(BENCHMARK, workspace)
+
+
+def machines_name(workspace: WorkspaceName) -> WorkspaceName:
+    """The name that the machines of a benchmark of ``workspace`` are leased under."""
+    return reserved_name(BENCHMARK_MACHINES, workspace)
+
+
+@contextmanager
+def held(store: ObjectStore, name: WorkspaceName, run: str) -> Iterator[Callable[[], bool]]:
+    """Hold ``name`` in ``store`` while a benchmark works there; WorkspaceBusy while another does.
+
+    A claim that a killed run left is taken over. What that run left is the caller's to clear. What
+    is yielded says whether ``name`` is still held: a host that slept may find another run there.
+    """
+    _take(store, name, run)
+
+    def ours() -> bool:
+        claim = _read(store, name)
+        return claim is not None and claim.run == run
+
+    ended = threading.Event()
+    beats = threading.Thread(target=_keep, args=(store, name, run, ours, ended), daemon=True)
+    beats.start()
+    try:
+        yield ours
+    finally:
+        ended.set()
+        beats.join()
+        if ours():
+            store.delete([_key(name)])
+
+
+def clear(store: ObjectStore, name: WorkspaceName, *, below: str = "") -> int:
+    """Delete every object of the scratch workspace but the claim; returns how many there were.
+
+    Never leases: one whose machine is at another provider is all that knows of it.
+    """
+    if not name.startswith(BENCHMARK):
+        raise AssertionError(f"{name} is not the name of a benchmark's scratch workspace")
+    keys = [found.key for found in store.list(f"workspaces/{name}/{below}")]
+    keys = [key for key in keys if key != _key(name)]
+    store.delete(keys)
+    return len(keys)
+
+
+def storage_prefix(name: WorkspaceName) -> str:
+    """Where raw objects are written while a store is measured."""
+    return f"workspaces/{name}/storage"
+
+
+def _take(store: ObjectStore, name: WorkspaceName, run: str) -> None:
+    for _ in range(2):
+        try:
+            store.put(_key(name), msgspec.json.encode(_claim(run)), if_absent=True)
+        except ObjectExists:
+            other = _read(store, name)
+            if other is not None and other.run != run and other.alive():
+                raise WorkspaceBusy(
+                    f"another benchmark (run {other.run}) works under {name} in {store.address}: "
+                    "wait until it has ended, or cancel it"
+                ) from None
+            store.delete([_key(name)])
+            continue
+        mine = _read(store, name)  # where the store cannot refuse, the last writer has it
+        if mine is None or mine.run != run:
+            break
+        return
+    raise WorkspaceBusy(
+        f"another benchmark began at the same time under {name} in {store.address}: run it again "
+        "once that one has ended"
+    )
+
+
+def _keep(
+    store: ObjectStore,
+    name: WorkspaceName,
+    run: str,
+    ours: Callable[[], bool],
+    ended: threading.Event,
+) -> None:
+    while not ended.wait(_BEAT_S):
+        try:
+            if not ours():
+                return
+            store.put(_key(name), msgspec.json.encode(_claim(run)))
+        except StoreError:  # the next beat tries again; ten are missed before it counts
+            continue
+
+
+def _claim(run: str) -> Claim:
+    process = identify(os.getpid())
+    if process is None:
+        raise AssertionError("this very process is not there")
+    return Claim(run, _here(), process, time.time())
+
+
+def _here() -> str:
+    """Containers of one host have its boot, and each its own processes."""
+    return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _read(store: ObjectStore, name: WorkspaceName) -> Claim | None:
+    try:
+        return msgspec.json.decode(store.get(_key(name), max_bytes=_CLAIM_MAX_BYTES), type=Claim)
+    except StoreMissing:
+        return None
+    except msgspec.MsgspecError as error:
+        raise StoreError(
+            f"{_key(name)} in {store.address} is not what this torpor writes there ({error}): see "
+            "that no benchmark works there, then delete it"
+        ) from None
+
+
+def _key(name: WorkspaceName) -> ObjectKey:
+    return ObjectKey(f"workspaces/{name}/claim")

@@ -1,0 +1,88 @@
+"""Waiting for a machine until SSH answers on it."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Callable
+
+from torpor.control.providers.seam import Provider
+from torpor.shared.errors import CreateFailed, MachineUnreachable, ProviderError
+from torpor.shared.values import Endpoint, Machine, MachineId
+
+_FIRST_WAIT_S = 0.05
+_LONGEST_WAIT_S = 10.0
+_GROWTH = 1.6
+_BANNER_S = 5.0
+_BANNER_BYTES = 8 << 10  # RFC 4253 lets a server say other lines before its version
+
+
+def wait_until_reachable(
+    provider: Provider,
+    machine: MachineId,
+    *,
+    timeout_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    greets: Callable[[Endpoint], str | None] | None = None,
+) -> Machine:
+    """The machine once it runs and its SSH server has said its version.
+
+    CreateFailed when it dies meanwhile: try the next offer. MachineUnreachable when ``timeout_s``
+    is over, with what was seen last. ``greets`` returns None or what went wrong.
+    """
+    greets = greets or ssh_banner_fault
+    end = clock() + timeout_s
+    wait_s = _FIRST_WAIT_S
+    while True:
+        seen = _look(provider, machine, greets)
+        if isinstance(seen, Machine):
+            return seen
+        if clock() >= end:
+            raise MachineUnreachable(
+                f"machine {machine} at {provider.identity} was not reachable by SSH within "
+                f"{timeout_s:.0f} s: {seen}"
+            )
+        sleep(min(wait_s * random.uniform(0.75, 1.25), max(0.0, end - clock())))  # noqa: S311
+        wait_s = min(wait_s * _GROWTH, _LONGEST_WAIT_S)
+
+
+def ssh_banner_fault(endpoint: Endpoint) -> str | None:
+    """None when an SSH server greets at ``endpoint``, else what went wrong."""
+    told = f"{endpoint.host} port {endpoint.port}"
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), _BANNER_S) as link:
+            heard = b""
+            until = time.monotonic() + _BANNER_S
+            while len(heard) < _BANNER_BYTES and time.monotonic() < until:
+                more = link.recv(1024)
+                heard += more
+                if any(line.startswith(b"SSH-") for line in heard.split(b"\n")):
+                    return None
+                if not more:
+                    break
+    except OSError as cause:
+        return f"{told}: {cause}"
+    return f"{told} does not speak SSH: it said {heard[:80]!r}"
+
+
+def _look(
+    provider: Provider, machine: MachineId, greets: Callable[[Endpoint], str | None]
+) -> Machine | str:
+    """The machine when all is well, else what is missing; CreateFailed when it is in vain."""
+    try:
+        live = provider.find(machine)
+    except MachineUnreachable as cause:
+        return f"the provider does not answer: {cause}"
+    except ProviderError as cause:
+        return str(cause)
+    if live is None or live.state in ("gone", "stopping", "stopped"):
+        state = "gone" if live is None else live.state
+        words = f": {live.note}" if live is not None and live.note else ""
+        raise CreateFailed(
+            f"machine {machine} at {provider.identity} is {state} before SSH answered{words}"
+        )
+    if live.state != "running" or live.endpoint is None:
+        return f"it is {live.state} {live.note}".strip()
+    return greets(live.endpoint) or live

@@ -1,0 +1,222 @@
+"""The agent as one file to send: our packages and the wheels they need for a machine's Python."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import uv
+
+from gpu_kernels.device import KERNELS
+from gpu_kernels.native import library_path
+from torpor.shared.errors import InvalidInput, MachineUnfit
+
+PYTHONS: Final = tuple((3, minor) for minor in range(10, 15))
+MACHINES: Final = ("x86_64", "aarch64")
+OLDEST_GLIBC: Final = (2, 17)
+KEPT_BUNDLES: Final = 8  # newest archives in the cache; each is about 10 MB
+GATHER_S: Final = 300.0  # for uv to fetch about 15 MB of wheels
+
+_SOURCE: Final = Path(__file__).resolve().parents[3]
+_SENT: Final = ("torpor/shared", "torpor/machine", "gpu_kernels")
+"""The folders that run on a machine: whole, as far as their files run there."""
+_MAIN: Final = b"""import sys
+
+from torpor.machine.agent.__main__ import main
+
+sys.exit(main(sys.argv))
+"""
+_SENT_KINDS: Final = (".py", ".typed")
+"""Kinds of our own files that a machine needs, besides its kernels."""
+_LEFT_OUT: Final = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
+_LEFT_OUT_FOLDERS: Final = frozenset({"__pycache__", "tests", "bin"})
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a bundle is for: CPython's version and the machine's architecture (Linux, glibc), and
+    whether it needs the kernels for an NVIDIA GPU."""
+
+    python: tuple[int, int]
+    machine: str
+    gpu: bool = False
+
+    def __post_init__(self) -> None:
+        if self.python not in PYTHONS:
+            raise MachineUnfit(
+                f"Python {self.python[0]}.{self.python[1]} has no wheels for the agent: it runs "
+                f"on CPython {_dotted(PYTHONS[0])} to {_dotted(PYTHONS[-1])}; install one of them "
+                "on the machine, or take another image"
+            )
+        if self.machine not in MACHINES:
+            raise MachineUnfit(
+                f"there are no wheels for {self.machine!r}: the agent runs on "
+                f"{' and '.join(MACHINES)}"
+            )
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One archive in the cache. ``hash`` names the content, ``sha256`` the archive's bytes."""
+
+    hash: str
+    archive: Path
+    sha256: str
+    unpacked_bytes: int
+
+
+def make_bundle(target: Target, *, cache: Path | None = None, source: Path | None = None) -> Bundle:
+    """The bundle for ``target``, from the cache where it is there (then no network is needed).
+
+    ``source`` is the folder that holds the packages ``torpor`` and ``gpu_kernels``.
+    """
+    cache = cache or default_cache()
+    source = source or _SOURCE
+    pins = (source / "torpor" / "machine" / "wheels.txt").read_bytes()
+    wheels = _gather(target, pins, cache)
+    files = {**_wheel_files(wheels), **_source_files(source, target), "__main__.py": _MAIN}
+    name = content_hash(files)
+    archive = cache / "bundles" / f"{name}-{_tag(target)}.tar.gz"
+    if not archive.is_file():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        _write_archive(archive, files)
+        _drop_old(archive.parent)
+    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+    return Bundle(name, archive, sha256, sum(map(len, files.values())))
+
+
+def default_cache() -> Path:
+    """``$XDG_CACHE_HOME/torpor``, or ``~/.cache/torpor``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torpor"
+
+
+def content_hash(files: Mapping[str, bytes]) -> str:
+    """SHA-256 over the sorted names and contents, with their lengths: nothing can shift."""
+    total = hashlib.sha256(b"torpor-bundle-1\n")
+    for name, content in sorted(files.items()):
+        total.update(f"{len(name.encode())}:{name}:{len(content)}:".encode())
+        total.update(content)
+    return total.hexdigest()
+
+
+def _gather(target: Target, pins: bytes, cache: Path) -> Path:
+    """The folder with the unpacked wheels; filled once, by one process at a time."""
+    digest = hashlib.sha256(pins).hexdigest()[:16]
+    folder = cache / "wheels" / f"{_tag(target)}-{digest}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(folder.with_suffix(".lock")):
+        if folder.is_dir():
+            return folder
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".gather-") as scratch:
+            fresh = Path(scratch) / "wheels"
+            _fetch(target, pins, fresh)
+            os.rename(fresh, folder)
+    return folder
+
+
+def _fetch(target: Target, pins: bytes, into: Path) -> None:
+    pinned = into.with_name("wheels.txt")
+    pinned.write_bytes(pins)
+    oldest = f"{OLDEST_GLIBC[0]}_{OLDEST_GLIBC[1]}"
+    argv = [uv.find_uv_bin(), "pip", "install", "--quiet", "--python", sys.executable]
+    argv += ["--target", str(into), "--python-version", _dotted(target.python)]
+    argv += ["--python-platform", f"{target.machine}-manylinux_{oldest}", "--link-mode", "copy"]
+    argv += ["--only-binary", ":all:", "--no-deps", "--require-hashes"]
+    argv += ["--requirement", str(pinned)]
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=GATHER_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise InvalidInput(
+            f"the agent's wheels for {_tag(target)} could not be fetched within {GATHER_S:g} s: "
+            "is the package index reachable from here?"
+        ) from None
+    if done.returncode != 0:
+        words = " ".join(done.stderr.decode("utf-8", "replace").split())[:500]
+        raise InvalidInput(
+            f"the agent's wheels for {_tag(target)} could not be fetched on the control side "
+            f"(uv exit {done.returncode}): {words}; check the package index and the connection"
+        )
+
+
+def _wheel_files(wheels: Path) -> dict[str, bytes]:
+    files = {}
+    for path in sorted(wheels.rglob("*")):
+        name = path.relative_to(wheels)
+        if not path.is_file() or path.name in _LEFT_OUT or path.name.startswith("."):
+            continue
+        if _LEFT_OUT_FOLDERS & set(name.parts[:-1]):
+            continue
+        # zstandard's second backend: 12 MB that the first one makes needless
+        if name.parts[0] == "zstandard" and path.name.startswith("_cffi."):
+            continue
+        files[name.as_posix()] = path.read_bytes()
+    return files
+
+
+def _source_files(source: Path, target: Target) -> dict[str, bytes]:
+    files = {}
+    kernels = {library_path(target.machine).name}
+    if target.gpu:
+        kernels |= {f"{room}.fatbin" for room in KERNELS}
+    files["torpor/__init__.py"] = (source / "torpor" / "__init__.py").read_bytes()
+    for folder in _SENT:
+        for path in sorted((source / folder).rglob("*")):
+            name = path.relative_to(source)
+            if not path.is_file() or _LEFT_OUT_FOLDERS & set(name.parts[:-1]):
+                continue
+            if path.suffix in _SENT_KINDS or path.name in kernels:
+                files[name.as_posix()] = path.read_bytes()
+    return files
+
+
+def _write_archive(archive: Path, files: Mapping[str, bytes]) -> None:
+    handle, name = tempfile.mkstemp(dir=archive.parent, prefix=".archive-")
+    try:
+        with (
+            os.fdopen(handle, "wb") as raw,
+            gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=raw, mtime=0) as packed,
+            tarfile.open(mode="w", fileobj=packed, format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for path, content in sorted(files.items()):
+                member = tarfile.TarInfo(path)
+                member.size, member.mode = len(content), 0o644
+                tar.addfile(member, io.BytesIO(content))
+        os.rename(name, archive)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _drop_old(folder: Path) -> None:
+    archives = sorted(folder.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
+    for old in archives[:-KEPT_BUNDLES]:
+        old.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    with open(lock, "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # whoever holds it ends within GATHER_S
+        yield
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _tag(target: Target) -> str:
+    return f"cp{target.python[0]}{target.python[1]}-{target.machine}"

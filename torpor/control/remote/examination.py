@@ -1,0 +1,115 @@
+"""The control side's half of a full verify: which packs an agent reads, and what it says."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from torpor.control.remote.session import Session
+from torpor.control.store.seam import ObjectStore
+from torpor.shared.format.manifest import Chunk, Pack
+from torpor.shared.format.names import pack_id_of, pack_key
+from torpor.shared.values import MIB, ObjectKey, WorkspaceName
+
+_REQUEST_BYTES: Final = 512 * MIB
+_REQUEST_CHUNKS: Final = 20_000
+"""What one request asks for at most, as soon as it has a pack: minutes of work, 3 MiB of text."""
+_GRANT_S: Final = 6 * 3600
+
+
+class PackWork(msgspec.Struct, frozen=True):
+    """A pack and the chunks of it that snapshots use, apart from each other."""
+
+    pack: Pack
+    chunks: list[Chunk]
+
+
+class ExaminedPack(msgspec.Struct, frozen=True):
+    """``damaged``: the offsets of chunks that cannot be had any more. A fault without any lies in
+    bytes that no snapshot uses."""
+
+    pack: bytes
+    fault: Literal["", "missing", "cut short", "damaged"]
+    damaged: frozenset[int]
+
+
+class _Answered(msgspec.Struct, frozen=True):
+    key: ObjectKey
+    fault: Literal["", "missing", "cut short", "damaged"]
+    damaged: list[int]
+
+
+class Examination:
+    """Packs that one machine's agent reads whole, checking every hash. Nothing is written there and
+    no workspace is held. ``run`` again after a fault goes on where the answers end."""
+
+    def __init__(
+        self,
+        session: Session,
+        store: ObjectStore,
+        workspace: WorkspaceName,
+        key: bytes | None,
+        works: Sequence[PackWork],
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._workspace = workspace
+        self._key = None if key is None else key.hex()
+        self._works = works
+        self._read = 0
+        self.found: list[ExaminedPack] = []
+
+    def run(self, on_event: Callable[[int], None] = lambda read: None) -> list[ExaminedPack]:
+        """What was found of each pack. ``on_event`` hears how many bytes were read so far. Raises
+        what says nothing about the packs: the store or the machine is away."""
+        for request in _requests(self._works[len(self.found) :]):
+            before = self._read
+
+            def told(event: dict[str, Any], before: int = before) -> None:
+                on_event(before + int(event.get("bytes", 0)))
+
+            answer = self._session.call(
+                "verify.packs",
+                {"key": self._key, "packs": [self._wire(work) for work in request]},
+                request=f"verify:{secrets.token_hex(8)}",
+                on_event=told,
+            )
+            answered = msgspec.convert(answer["packs"], list[_Answered])
+            self.found += [_examined(w, one) for w, one in zip(request, answered, strict=True)]
+            self._read += int(answer["bytes"])
+            on_event(self._read)
+        return self.found
+
+    def _wire(self, work: PackWork) -> dict[str, Any]:
+        key = pack_key(self._workspace, work.pack.id)
+        grant = self._store.grant("GET", key, expires_s=_GRANT_S)
+        chunks = [[c.name.hex(), c.plain, c.encoding, c.offset, c.stored] for c in work.chunks]
+        return {
+            "grant": msgspec.to_builtins(grant),
+            "bytes": work.pack.size,
+            "md5": work.pack.md5.hex(),
+            "chunks": chunks,
+        }
+
+
+def _requests(works: Sequence[PackWork]) -> Iterator[list[PackWork]]:
+    request: list[PackWork] = []
+    size = chunks = 0
+    for work in works:
+        full = size + work.pack.size > _REQUEST_BYTES or chunks + len(work.chunks) > _REQUEST_CHUNKS
+        if request and full:
+            yield request
+            request, size, chunks = [], 0, 0
+        request.append(work)
+        size += work.pack.size
+        chunks += len(work.chunks)
+    if request:
+        yield request
+
+
+def _examined(work: PackWork, answered: _Answered) -> ExaminedPack:
+    damaged = frozenset(work.chunks[number].offset for number in answered.damaged)
+    return ExaminedPack(pack_id_of(answered.key), answered.fault, damaged)

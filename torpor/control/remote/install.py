@@ -1,0 +1,109 @@
+"""Puts a bundle on a machine: one stream, checked before it is unpacked, there whole or not."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import asyncssh
+
+from torpor.control.remote.bundle import Bundle
+from torpor.control.remote.probe import Probed
+from torpor.control.remote.ssh import execute
+from torpor.shared.errors import AgentLost, MachineUnfit, from_wire
+
+INSTALL_S: Final = 600.0  # 10 MB over the worst link that is worth using
+_MARK: Final = b"torpor-install "
+
+# Constant, never formatted: argv is HOME, the content hash, the archive's SHA-256 and length.
+_SCRIPT: Final = r"""
+import errno, hashlib, json, os, shutil, sys, tarfile, tempfile
+home, name, sha256, length = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+
+def say(**answer):
+    sys.stdout.write("\ntorpor-install " + json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+def install():
+    os.makedirs(home, mode=0o700, exist_ok=True)
+    marker = os.path.join(home, ".torpor-home")
+    if not os.path.lexists(marker):
+        if set(os.listdir(home)) - {"bundles"}:
+            return say(error={"type": "MachineUnfit", "message": "the agent's folder %s holds "
+                              "files that are not torpor's: name another one" % home})
+        os.close(os.open(marker, os.O_WRONLY | os.O_CREAT, 0o600))
+    os.chmod(home, 0o700)
+    bundles = os.path.join(home, "bundles")
+    os.makedirs(bundles, mode=0o700, exist_ok=True)
+    scratch = tempfile.mkdtemp(dir=bundles, prefix=".install-")
+    try:
+        archive, total = os.path.join(scratch, "archive"), hashlib.sha256()
+        with open(archive, "wb") as out:
+            left = length
+            while left:
+                data = sys.stdin.buffer.read(min(left, 1 << 18))
+                if not data:
+                    break
+                left -= len(data)
+                total.update(data)
+                out.write(data)
+        if total.hexdigest() != sha256:
+            return say(error={"type": "AgentLost", "message": "the bundle arrived damaged"})
+        fresh = os.path.join(scratch, "bundle")
+        os.mkdir(fresh, 0o700)
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                parts = member.name.split("/")
+                if not member.isfile() or "" in parts or "." in parts or ".." in parts:
+                    return say(error={"type": "MachineUnfit", "message": "an unsafe bundle"})
+                path = os.path.join(fresh, *parts)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "xb") as out:
+                    shutil.copyfileobj(tar.extractfile(member), out, 1 << 20)
+        with open(os.path.join(fresh, ".complete"), "x") as out:
+            out.write(name + "\n")
+        final = os.path.join(bundles, name)
+        try:
+            os.rename(fresh, final)
+        except OSError:
+            if not os.path.isfile(os.path.join(final, ".complete")):
+                shutil.rmtree(final)
+                os.rename(fresh, final)
+        say(ok=True)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+try:
+    install()
+except OSError as error:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    say(error={"type": "DiskFull" if full else "MachineUnfit",
+               "message": "the agent cannot be installed in %s: %s" % (home, error)})
+"""
+
+
+async def install(
+    connection: asyncssh.SSHClientConnection, where: str, machine: Probed, bundle: Bundle
+) -> str:
+    """Install ``bundle`` unless it is there; returns its folder on the machine."""
+    folder = f"{machine.home}/bundles/{bundle.hash}"
+    if bundle.hash in machine.bundles:
+        return folder
+    what = (bundle.hash, bundle.sha256, str(bundle.archive.stat().st_size))
+    done = await execute(
+        connection,
+        [machine.python, "-s", "-E", "-c", _SCRIPT, machine.home, *what],
+        timeout_s=INSTALL_S,
+        stdin=bundle.archive,
+    )
+    for line in done.stdout.splitlines():
+        if line.startswith(_MARK):
+            answer = json.loads(line[len(_MARK) :])
+            if "error" not in answer:
+                return folder
+            error = from_wire(answer["error"])
+            raise type(error)(f"{where}: {error}")
+    if done.exit == -1:
+        raise AgentLost(f"{where}: the connection was lost while the agent was installed")
+    words = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
+    raise MachineUnfit(f"{where}: installing the agent failed (exit {done.exit}): {words}")

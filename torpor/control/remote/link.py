@@ -1,0 +1,184 @@
+"""One SSH connection with one attach process: the wire that a session speaks over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import asyncssh
+
+from torpor.control.remote.bundle import Bundle, make_bundle
+from torpor.control.remote.install import install
+from torpor.control.remote.probe import DEFAULT_HOME, PYTHON_CANDIDATES, Probed, probe
+from torpor.control.remote.ssh import Identity, connect
+from torpor.shared.errors import AgentLost, MachineUnfit, TorporError, from_wire
+from torpor.shared.values import KIB, Endpoint
+from torpor.shared.wire.protocol import MAX_LINE_BYTES, PROTOCOL, Hello
+
+ATTACH_S: Final = 90.0  # starting an agent, or replacing one of another version
+_READ_BYTES: Final = 256 * KIB
+_NOISE_BYTES: Final = 64 * KIB  # what a login shell may print before the agent's first line
+_CLOSE_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Route:
+    """How to get to an agent, again and again."""
+
+    endpoint: Endpoint
+    identity: Identity
+    home: str = DEFAULT_HOME
+    candidates: Sequence[str] = PYTHON_CANDIDATES
+    cache: Path | None = None
+    source: Path | None = None
+
+    @property
+    def where(self) -> str:
+        return f"{self.endpoint.user}@{self.endpoint.host} port {self.endpoint.port}"
+
+    def pinned(self, host_key: str) -> Route:
+        return replace(self, endpoint=_with_key(self.endpoint, host_key))
+
+
+class Link:
+    """An agent that said hello. Ends with AgentLost from ``messages``; never mends itself."""
+
+    def __init__(
+        self,
+        connection: asyncssh.SSHClientConnection,
+        process: asyncssh.SSHClientProcess[bytes],
+        where: str,
+    ) -> None:
+        self._connection = connection
+        self._process = process
+        self._where = where
+        self._waiting = bytearray()
+
+    async def first(self) -> Hello:
+        """The agent's hello, past what a login shell printed; raises what attach says instead."""
+        noise = 0
+        async for line in self._lines():
+            message = _parse(line)
+            if message is not None and "hello" in message:
+                hello = Hello.from_wire(message)
+                if hello.protocol != PROTOCOL:
+                    raise MachineUnfit(
+                        f"{self._where}: the agent speaks protocol {hello.protocol}, not {PROTOCOL}"
+                    )
+                return hello
+            if message is not None and isinstance(message.get("error"), dict):
+                error = from_wire(message["error"])
+                raise type(error)(f"{self._where}: {error}")
+            noise += len(line)
+            if noise > _NOISE_BYTES:
+                break
+        words = ""
+        if self._process.stderr.at_eof() or noise <= _NOISE_BYTES:
+            data = await asyncio.wait_for(self._process.stderr.read(4 * KIB), _CLOSE_S)
+            words = " ".join(data.decode("utf-8", "replace").split())[-300:]
+        raise AgentLost(f"{self._where}: no agent answered: {words or 'the connection ended'}")
+
+    async def messages(self) -> AsyncIterator[dict[str, Any]]:
+        """Every message until the link ends; then AgentLost."""
+        async for line in self._lines():
+            message = _parse(line)
+            if message is not None:
+                yield message
+        raise AgentLost(f"{self._where}: the connection to the agent ended")
+
+    async def send(self, line: bytes) -> None:
+        """Write one line; AgentLost where the link is gone."""
+        try:
+            self._process.stdin.write(line)
+            await self._process.stdin.drain()
+        except (asyncssh.Error, OSError) as error:
+            raise AgentLost(f"{self._where}: the connection to the agent ended: {error}") from error
+
+    async def close(self, graceful: bool = True) -> None:
+        """End the attach process and the connection; bounded in time."""
+        if graceful:
+            try:
+                self._process.stdin.write_eof()
+                await asyncio.wait_for(self._process.wait_closed(), _CLOSE_S)
+            except (asyncssh.Error, OSError, TimeoutError, asyncio.TimeoutError):
+                graceful = False
+        if graceful:
+            self._connection.close()
+        else:
+            self._connection.abort()
+        try:
+            await asyncio.wait_for(self._connection.wait_closed(), _CLOSE_S)
+        except (TimeoutError, asyncio.TimeoutError):
+            self._connection.abort()
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        searched = 0
+        while True:
+            end = self._waiting.find(b"\n", searched)
+            if end >= 0:
+                line = bytes(self._waiting[:end])
+                del self._waiting[: end + 1]
+                searched = 0
+                yield line
+                continue
+            searched = len(self._waiting)
+            if searched > MAX_LINE_BYTES:
+                raise AgentLost(f"{self._where}: the agent sent a line over {MAX_LINE_BYTES} bytes")
+            try:
+                data = await self._process.stdout.read(_READ_BYTES)
+            except (asyncssh.Error, OSError):  # the connection went; `messages` says so
+                return
+            if not data:
+                return
+            self._waiting += data
+
+
+async def open_link(route: Route, pin: Callable[[str], None]) -> tuple[Link, Hello]:
+    """Connect, probe, install and attach. ``pin`` hears of the host key at first use."""
+    connection, _ = await connect(route.endpoint, route.identity, pin)
+    try:
+        machine = await probe(connection, route.where, route.home, route.candidates)
+        bundle = await asyncio.to_thread(_bundle, route, machine)
+        folder = await install(connection, route.where, machine, bundle)
+        return await _attach(connection, route, machine, folder)
+    except BaseException as error:
+        connection.abort()
+        await connection.wait_closed()
+        if isinstance(error, (asyncssh.Error, OSError)) and not isinstance(error, TorporError):
+            raise AgentLost(f"{route.where}: the connection was lost: {error}") from error
+        raise
+
+
+async def _attach(
+    connection: asyncssh.SSHClientConnection, route: Route, machine: Probed, folder: str
+) -> tuple[Link, Hello]:
+    argv = [machine.python, "-s", "-E", "-X", "utf8", folder, "attach", "--home", machine.home]
+    process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
+        shlex.join(argv), encoding=None
+    )
+    link = Link(connection, process, route.where)
+    try:
+        return link, await asyncio.wait_for(link.first(), ATTACH_S)
+    except (TimeoutError, asyncio.TimeoutError) as error:
+        raise AgentLost(f"{route.where}: no agent answered within {ATTACH_S:g} s") from error
+
+
+def _bundle(route: Route, machine: Probed) -> Bundle:
+    return make_bundle(machine.target, cache=route.cache, source=route.source)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _with_key(endpoint: Endpoint, host_key: str) -> Endpoint:
+    return Endpoint(endpoint.host, endpoint.port, endpoint.user, host_key)

@@ -1,0 +1,302 @@
+"""Which machine fetches which part from where, when one snapshot goes to many at once. No I/O.
+
+Each part is fetched from the store by one machine and by the others from machines that have it.
+Two rates are measured on the way, with no traffic of their own: a machine's from the store while
+all ask it, and a machine's from its peers. Peers are used only while theirs is the higher one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, get_args
+
+from torpor.control.remote.restore import Peer, RestoredPart, RestorePart, RestorePlan
+from torpor.shared.errors import InvalidInput, RunCancelled
+
+PeerMode = Literal["auto", "never", "always"]
+
+UPLOADS: Final = 4
+"""Parts that a machine passes on at the same time: whoever has to wait finds new holders soon."""
+TRIALS: Final = 4
+"""Parts from peers before the two rates are compared."""
+FIRST_PATIENCE_S: Final = 60.0
+"""How long a part that another machine fetches is waited for while no rate is known yet."""
+_POLL_S: Final = 0.5
+_TOGETHER: Final = 8  # parts that an agent works at the same time
+_PATIENT: Final = 4
+"""How much slower than the store a peer may be before a download is broken off: what has come of
+a chunk is lost then. That peers are slower on the whole is seen by the rates."""
+_KEPT_RATES: Final = 64
+
+
+class Errand(NamedTuple):
+    """One part to fetch for one machine; ``holder`` None: from the store."""
+
+    part: RestorePart
+    holder: Member | None
+    floor_bytes_s: float
+    began: float
+
+    @property
+    def peer(self) -> Peer | None:
+        return None if self.holder is None else self.holder.peer
+
+
+class _Lot:
+    """One part as all machines know it."""
+
+    def __init__(self) -> None:
+        self.holders: list[Member] = []
+        self.claimed: Member | None = None
+        self.claimed_at = 0.0
+
+
+class Exchange:
+    """What the machines of one replicate tell each other, through the control side. Thread-safe."""
+
+    def __init__(
+        self, mode: PeerMode, machines: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if mode not in get_args(PeerMode):
+            raise InvalidInput(f"peers is one of {', '.join(get_args(PeerMode))}, not {mode!r}")
+        self._mode = mode
+        self._machines = max(1, machines)
+        self.clock = clock
+        self.changed = threading.Condition()
+        self.lots: dict[tuple[str, ...], _Lot] = {}
+        self._members: list[Member] = []
+        self._rates: dict[str, list[float]] = {"store": [], "peers": []}
+        self._took_s: list[float] = []
+        self._verdict = ""
+        self._stopped = False
+
+    @property
+    def passing(self) -> bool:
+        """Whether machines pass packs on to each other, as far as is known now."""
+        if self._mode == "auto" and (self._verdict == "store" or self._too_few):
+            return False
+        return self._mode != "never" and self._machines > 1
+
+    @property
+    def _too_few(self) -> bool:
+        """Parts for each machine to begin with one: the others would have to wait for them."""
+        return bool(self._members) and len(self.lots) < self._machines
+
+    @property
+    def decision(self) -> str:
+        """For the report: what was done and what it stands on."""
+        store, peers = self.store_bytes_s, self.peer_bytes_s
+        measured = f"{store / 1e6:.1f} MB/s a machine from the store"
+        if self._mode == "never":
+            return f"from the store only, as asked: {measured}"
+        if not self._rates["peers"]:
+            why = "too few parts to share" if self._too_few else "no peer was needed"
+            return f"from the store only, {why}: {measured}"
+        measured += f", {peers / 1e6:.1f} from peers"
+        if self._mode == "always":
+            return f"passed on by peers, as asked: {measured}"
+        if self._verdict == "store":
+            return f"from the store, peers did not win: {measured}"
+        return f"passed on by peers: {measured}"
+
+    @property
+    def store_bytes_s(self) -> float:
+        """Of one machine while all fetch, stored bytes; 0.0 while unknown."""
+        return _median(self._rates["store"])
+
+    @property
+    def peer_bytes_s(self) -> float:
+        return _median(self._rates["peers"])
+
+    def join(self, plan: RestorePlan, peer: Peer | None) -> Member:
+        """One more machine, with what it lacks, and where it passes packs on (None: nowhere)."""
+        with self.changed:
+            for part in plan.parts:
+                self.lots.setdefault(_name(part), _Lot())
+            member = Member(self, plan, peer, len(self._members))
+            self._members.append(member)
+            self.changed.notify_all()
+            return member
+
+    def stop(self) -> None:
+        """Nobody waits any more; ``next`` raises RunCancelled."""
+        with self.changed:
+            self._stopped = True
+            self.changed.notify_all()
+
+    def linger(self, member: Member) -> None:
+        """Return when nobody lacks anything that ``member`` may pass on, or all is stopped."""
+        with self.changed:
+            while member.peer is not None and not self._stopped and self.passing:
+                if not any(other.lacking for other in self._members):
+                    return
+                self.changed.wait(_POLL_S)
+
+    def check(self) -> None:
+        if self._stopped:
+            raise RunCancelled("the replicate was stopped")
+
+    def share(self) -> int:
+        """How many parts a machine fetches from the store for all, before it takes more."""
+        return max(1, len(self.lots) // self._machines)
+
+    def patience_s(self) -> float:
+        """How long a part that another machine fetches is waited for."""
+        return 5.0 + 2 * statistics.mean(self._took_s) if self._took_s else FIRST_PATIENCE_S
+
+    def measure(self, source: str, bytes_s: float, took_s: float) -> None:
+        """One part came from ``source`` at a rate (of the whole machine); decide by it."""
+        rates = self._rates[source]
+        rates.append(bytes_s)
+        del rates[:-_KEPT_RATES]
+        if source == "store":
+            self._took_s.append(took_s)
+            del self._took_s[:-_KEPT_RATES]
+        enough = len(self._rates["peers"]) >= TRIALS and self._rates["store"]
+        if self._mode == "auto" and self._verdict != "store" and enough:
+            self._verdict = "peers" if self.peer_bytes_s > self.store_bytes_s else "store"
+
+
+class Member:
+    """One machine in an exchange: what it lacks, fetches and holds."""
+
+    def __init__(
+        self, exchange: Exchange, plan: RestorePlan, peer: Peer | None, number: int
+    ) -> None:
+        self.peer = peer
+        self.uploads = 0
+        self.store_bytes = 0
+        self.peer_bytes = 0
+        self._exchange = exchange
+        parts = plan.parts
+        first = number * exchange.share() % max(1, len(parts))  # each begins somewhere else
+        self._todo = {_name(part): part for part in [*parts[first:], *parts[:first]]}
+        self._active: dict[str, int] = {"store": 0, "peers": 0}
+        self._claims = 0
+        self._shared = 0  # of those, how many it has
+        self._refused: set[Member] = set()
+        self._gone = False
+
+    @property
+    def lacking(self) -> bool:
+        return not self._gone and bool(self._todo or any(self._active.values()))
+
+    def next(self) -> Errand | None:
+        """What to fetch now; waits for peers. None once nothing is left to begin."""
+        exchange = self._exchange
+        with exchange.changed:
+            while self._todo:
+                exchange.check()
+                errand = self._choose()
+                if errand is not None:
+                    del self._todo[_name(errand.part)]
+                    self._active[_source(errand)] += 1
+                    if errand.holder is not None:
+                        errand.holder.uploads += 1
+                    return errand
+                exchange.changed.wait(_POLL_S)
+            return None
+
+    def done(self, errand: Errand, restored: RestoredPart) -> None:
+        """The part is on the machine's disk, verified."""
+        exchange, lot = self._exchange, self._lot(errand.part)
+        with exchange.changed:
+            self.peer_bytes += restored.peer_bytes
+            self.store_bytes += restored.stored_bytes - restored.peer_bytes
+            took_s = max(1e-3, exchange.clock() - errand.began)
+            source = _source(errand)
+            together = min(_TOGETHER, self._active[source])
+            self._leave(errand)
+            moved = restored.stored_bytes if source == "store" else restored.peer_bytes
+            if errand.holder is not None and restored.peer_bytes < restored.stored_bytes:
+                self._refused.add(errand.holder)  # dead, slow, or it lied
+            if restored.stored_bytes:
+                exchange.measure(source, moved / took_s * together, took_s)
+            if restored.kept and self.peer is not None and not self._gone:
+                lot.holders.append(self)
+            exchange.changed.notify_all()
+
+    def failed(self, errand: Errand) -> None:
+        """It was not fetched: whoever asks next gets it."""
+        with self._exchange.changed:
+            self._leave(errand)
+            if errand.holder is not None:
+                self._refused.add(errand.holder)
+            self._todo = {_name(errand.part): errand.part, **self._todo}
+            self._exchange.changed.notify_all()
+
+    def leave(self) -> None:
+        """The machine is gone, or passes nothing on any more."""
+        with self._exchange.changed:
+            self._gone = True
+            for lot in self._exchange.lots.values():
+                if self in lot.holders:
+                    lot.holders.remove(self)
+                if lot.claimed is self:
+                    lot.claimed = None
+            self._exchange.changed.notify_all()
+
+    def _choose(self) -> Errand | None:
+        exchange = self._exchange
+        if not exchange.passing:
+            return self._errand(next(iter(self._todo.values())), None)
+        unclaimed = [p for p in self._todo.values() if self._is_unclaimed(p)]
+        if unclaimed and self._claims < exchange.share():
+            return self._claim(unclaimed[0])
+        overdue = None
+        for part in self._todo.values():
+            lot = self._lot(part)
+            if lot.claimed is None and not lot.holders:
+                continue
+            able = [m for m in lot.holders if m is not self and m not in self._refused]
+            free = min(able, key=lambda m: m.uploads, default=None)
+            if free is not None and free.uploads < UPLOADS:
+                return self._errand(part, free)
+            waited_s = exchange.clock() - lot.claimed_at
+            if not able and (lot.holders or waited_s > exchange.patience_s()):
+                overdue = overdue or part
+        if unclaimed and self._shared >= exchange.share():
+            return self._claim(unclaimed[0])
+        return None if overdue is None else self._errand(overdue, None)
+
+    def _claim(self, part: RestorePart) -> Errand:
+        lot = self._lot(part)
+        lot.claimed, lot.claimed_at = self, self._exchange.clock()
+        self._claims += 1
+        return self._errand(part, None)
+
+    def _errand(self, part: RestorePart, holder: Member | None) -> Errand:
+        floor = self._exchange.store_bytes_s / _TOGETHER / _PATIENT
+        return Errand(part, holder, floor, self._exchange.clock())
+
+    def _is_unclaimed(self, part: RestorePart) -> bool:
+        lot = self._lot(part)
+        return lot.claimed is None and not lot.holders
+
+    def _leave(self, errand: Errand) -> None:
+        self._active[_source(errand)] -= 1
+        if errand.holder is not None:
+            errand.holder.uploads -= 1
+        lot = self._lot(errand.part)
+        if lot.claimed is self:
+            lot.claimed = None
+            self._shared += 1
+
+    def _lot(self, part: RestorePart) -> _Lot:
+        return self._exchange.lots[_name(part)]
+
+
+def _name(part: RestorePart) -> tuple[str, ...]:
+    return tuple(part.packs)
+
+
+def _source(errand: Errand) -> str:
+    return "store" if errand.holder is None else "peers"
+
+
+def _median(rates: list[float]) -> float:
+    """One machine that died, or one that is slow, does not decide for all."""
+    return statistics.median(rates) if rates else 0.0

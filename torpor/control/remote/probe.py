@@ -1,0 +1,147 @@
+"""What a machine is, asked over plain SSH before anything is sent to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import asyncssh
+
+from torpor.control.remote.bundle import OLDEST_GLIBC, PYTHONS, Target
+from torpor.control.remote.ssh import execute
+from torpor.shared.errors import DiskFull, InvalidInput, MachineUnfit
+from torpor.shared.values import MIB
+
+PYTHON_CANDIDATES: Final = (
+    "python3",
+    *(f"python{major}.{minor}" for major, minor in reversed(PYTHONS)),
+    "/usr/bin/python3",
+)
+PROBE_S: Final = 30.0
+NEEDED_BYTES: Final = 128 * MIB  # the bundle unpacked, its archive, journals and the log
+DEFAULT_HOME: Final = "~/.torpor"
+_MARK: Final = b"torpor-probe "  # a login shell may print words of its own
+
+# Constant, never formatted; runs on any Python since 2.7, to be able to say what is wrong.
+_SCRIPT: Final = r"""
+import json, os, platform, struct, sys
+home = os.path.expanduser(sys.argv[1])
+facts = {"version": list(sys.version_info[:3]), "home": home, "executable": sys.executable,
+         "implementation": platform.python_implementation(), "system": platform.system(),
+         "machine": platform.machine(), "bits": struct.calcsize("P") * 8, "missing": []}
+try:
+    facts["libc"] = os.confstr("CS_GNU_LIBC_VERSION") or ""
+except (AttributeError, ValueError, OSError):
+    facts["libc"] = ""
+for name in ("fcntl", "hashlib", "lzma", "socket", "ssl", "tarfile", "zlib"):
+    try:
+        __import__(name)
+    except ImportError:
+        facts["missing"].append(name)
+above = home
+while not os.path.isdir(above) and os.path.dirname(above) != above:
+    above = os.path.dirname(above)
+facts["nvidia"] = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
+room = os.statvfs(above)
+facts["free_bytes"] = room.f_bavail * room.f_frsize
+facts["writable"] = os.access(above, os.W_OK | os.X_OK)
+facts["in_the_way"] = os.path.lexists(above) and not os.path.isdir(above)
+folder = os.path.join(home, "bundles")
+facts["bundles"] = [n for n in (os.listdir(folder) if os.path.isdir(folder) else [])
+                    if os.path.isfile(os.path.join(folder, n, ".complete"))][:100]
+sys.stdout.write("\ntorpor-probe " + json.dumps(facts) + "\n")
+"""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A machine where the agent can run."""
+
+    python: str  # the argv[0] that starts it
+    target: Target
+    home: str  # absolute
+    free_bytes: int
+    bundles: frozenset[str]  # content hashes that are installed completely
+
+
+async def probe(
+    connection: asyncssh.SSHClientConnection,
+    where: str,
+    home: str,
+    candidates: Sequence[str] = PYTHON_CANDIDATES,
+) -> Probed:
+    """Find a Python that can run the agent. MachineUnfit or DiskFull say what is in the way."""
+    if not home.startswith(("/", "~/")) or "\0" in home or "\n" in home:
+        raise InvalidInput(f"the agent's folder {home!r} must begin with / or ~/")
+    found = []
+    for python in candidates:
+        facts = await _ask(connection, python, home)
+        if facts is None:
+            continue
+        found.append(facts)
+        if tuple(facts["version"][:2]) in PYTHONS:
+            return _check(facts, python, where)
+    uname = await execute(connection, ["uname", "-s", "-m"], timeout_s=PROBE_S)
+    words = uname.stdout.decode("utf-8", "replace").split()[-2:]
+    system = " ".join(words) if uname.exit == 0 and words else "no Unix (uname does not run)"
+    versions = sorted({".".join(map(str, facts["version"])) for facts in found})
+    there = f"only Python {', '.join(versions)}" if versions else "no Python"
+    raise MachineUnfit(
+        f"{where} ({system}) has {there}: the agent needs CPython {PYTHONS[0][0]}.{PYTHONS[0][1]} "
+        f"to {PYTHONS[-1][0]}.{PYTHONS[-1][1]} on Linux; install it there (python3), or take "
+        "another image. Nothing was sent"
+    )
+
+
+async def _ask(
+    connection: asyncssh.SSHClientConnection, python: str, home: str
+) -> dict[str, Any] | None:
+    argv = [python, "-s", "-E", "-c", _SCRIPT, home]
+    done = await execute(connection, argv, timeout_s=PROBE_S)
+    for line in done.stdout.splitlines():
+        if line.startswith(_MARK):
+            try:
+                facts = json.loads(line[len(_MARK) :])
+            except ValueError:
+                return None
+            return facts if isinstance(facts, dict) and "version" in facts else None
+    return None
+
+
+def _check(facts: dict[str, Any], python: str, where: str) -> Probed:
+    version, libc = tuple(facts["version"][:2]), str(facts["libc"]).split()
+    if facts["system"] != "Linux" or facts["implementation"] != "CPython" or facts["bits"] != 64:
+        raise MachineUnfit(
+            f"{where} runs {facts['bits']}-bit {facts['implementation']} on {facts['system']}: the "
+            "agent needs 64-bit CPython on Linux"
+        )
+    glibc = tuple(int(n) for n in libc[-1].split(".")[:2]) if libc[:1] == ["glibc"] else ()
+    if glibc < OLDEST_GLIBC:
+        raise MachineUnfit(
+            f"{where} has {' '.join(libc) or 'no glibc (musl?)'}: the agent's wheels need glibc "
+            f"{OLDEST_GLIBC[0]}.{OLDEST_GLIBC[1]} or later; take a Debian, Ubuntu or similar image"
+        )
+    if facts["missing"]:
+        raise MachineUnfit(
+            f"{where}: its {python} lacks the modules {', '.join(facts['missing'])}: install the "
+            "whole Python there"
+        )
+    home = str(facts["home"])
+    if facts["in_the_way"] or not facts["writable"] or not home.startswith("/"):
+        raise MachineUnfit(f"{where}: the agent's folder {home} cannot be written there")
+    if facts["free_bytes"] < NEEDED_BYTES:
+        raise DiskFull(
+            f"{where}: {facts['free_bytes'] // MIB} MiB are free for {home}, the agent needs "
+            f"{NEEDED_BYTES // MIB} MiB: free some space or take a machine with a larger disk"
+        )
+    return Probed(
+        python=python,
+        target=Target(
+            (int(version[0]), int(version[1])), str(facts["machine"]), bool(facts["nvidia"])
+        ),
+        home=home,
+        free_bytes=int(facts["free_bytes"]),
+        bundles=frozenset(str(name) for name in facts["bundles"]),
+    )

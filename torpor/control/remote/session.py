@@ -1,0 +1,365 @@
+"""A conversation with one machine's agent that outlives dropped connections."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from torpor.control.remote.link import Link, Route, open_link
+from torpor.control.remote.probe import DEFAULT_HOME, PYTHON_CANDIDATES
+from torpor.control.remote.ssh import Identity
+from torpor.shared.errors import AgentLost, TorporError, from_wire
+from torpor.shared.values import Endpoint
+from torpor.shared.wire.protocol import PING_S, Hello, encode_line
+
+ATTEMPTS: Final = 5
+BACKOFF_S: Final = (0.1, 1.0, 3.0, 8.0, 15.0)  # before each attempt, times 0.5 to 1.5
+RECONNECT_S: Final = 60.0  # no attempt begins after this
+MAX_SENDS: Final = 5  # a request that kills each agent it meets
+OPEN_S: Final = 1200.0  # a first install over a slow link
+_WAITING_EVENTS: Final = 64
+_CLOSE_S: Final = 20.0
+
+T = TypeVar("T")
+
+
+class Session:
+    """Thread-safe and synchronous; many calls at once go over one SSH connection.
+
+    After a drop it connects again and repeats what has no answer yet, under the same ids, so
+    each request is served once as long as the agent lives.
+    """
+
+    def __init__(self, route: Route, pin: Callable[[str], None] | None) -> None:
+        self._route = route
+        self._pin = pin
+        self._waiting: dict[str, _Waiting] = {}
+        self._link: Link | None = None
+        self._hello: Hello | None = None
+        self._mending: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="torpor-session", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(
+        cls,
+        endpoint: Endpoint,
+        identity: Identity,
+        *,
+        home: str | None = None,
+        pin: Callable[[str], None] | None = None,
+        cache: Path | None = None,
+        candidates: Sequence[str] = PYTHON_CANDIDATES,
+        source: Path | None = None,
+    ) -> Session:
+        """Connect, check the machine, install the agent where it is not there, and attach.
+
+        ``pin`` is told the host key where ``endpoint`` has none: record it. ``cache`` holds
+        the bundles. Raises MachineUnreachable, MachineDenied, HostKeyChanged, MachineUnfit,
+        DiskFull or AgentLost; nothing is sent to a machine that cannot run the agent.
+        """
+        route = Route(endpoint, identity, home or DEFAULT_HOME, tuple(candidates), cache, source)
+        session = cls(route, pin)
+        try:
+            session._await(session._connect(), OPEN_S)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    @property
+    def hello(self) -> Hello:
+        """What the agent said when it was attached to last."""
+        if self._hello is None:
+            raise AgentLost(f"{self._route.where}: no agent was attached to")
+        return self._hello
+
+    @property
+    def host_key(self) -> str | None:
+        """The key that this session is pinned to, as an OpenSSH public key line."""
+        return self._route.endpoint.host_key
+
+    def call(
+        self,
+        op: str,
+        args: dict[str, Any],
+        *,
+        request: str,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
+        """Ask the agent and wait for the answer; ``on_event`` is called in this thread.
+
+        ``request`` names the work: the same name again gets the same answer. Raises the agent's
+        error, which then names the machine, or AgentLost where the agent stays away. Whatever else
+        ends the wait (the time is over, ``on_event`` raises, the thread is interrupted) cancels the
+        request.
+        """
+        line = encode_line({"id": request, "op": op, "args": args})
+        waiting = _Waiting(op, request, line, self._route.where)
+        self._submit(lambda: self._begin(waiting))
+        give_up = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            while (event := waiting.next_event(give_up)) is not None:
+                if on_event is not None:
+                    on_event(event)
+        except BaseException:
+            self.cancel(request)
+            raise
+        finally:
+            self._submit(lambda: self._end(waiting), quiet=True)
+        return waiting.result()
+
+    def cancel(self, request: str) -> None:
+        """Ask the agent to end a request; its call then raises RunCancelled. Idempotent."""
+        self._submit(lambda: self._cancel(request), quiet=True)
+
+    def close(self) -> None:
+        """Detach. The agent and its runs go on for a while. Open calls end with AgentLost."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._await(self._shut(), _CLOSE_S)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSE_S)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- from the callers' threads to the loop's
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    def _await(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except (TimeoutError, asyncio.TimeoutError) as error:
+            future.cancel()
+            raise AgentLost(
+                f"{self._route.where} took over {timeout_s:g} s to attach to"
+            ) from error
+        except BaseException:  # the caller was interrupted: nothing of it goes on
+            future.cancel()
+            raise
+
+    def _submit(self, step: Callable[[], None], quiet: bool = False) -> None:
+        try:
+            if not self._closed or quiet:
+                self._loop.call_soon_threadsafe(step)
+                return
+        except RuntimeError:  # the loop is closed
+            if quiet:
+                return
+        raise AgentLost(f"the session with {self._route.where} was closed: open a new one")
+
+    # -- on the loop's thread
+
+    def _begin(self, waiting: _Waiting) -> None:
+        if waiting.request in self._waiting:
+            waiting.fail(AgentLost(f"request {waiting.request} is being waited for already"))
+            return
+        if self._closed:
+            waiting.fail(AgentLost(f"the session with {self._route.where} was closed"))
+            return
+        self._waiting[waiting.request] = waiting
+        if self._link is None:
+            self._mend()
+        else:
+            waiting.sends += 1
+            self._spawn(self._send(self._link, waiting.line))
+
+    def _end(self, waiting: _Waiting) -> None:
+        if self._waiting.get(waiting.request) is waiting:
+            del self._waiting[waiting.request]
+
+    def _cancel(self, request: str) -> None:
+        waiting = self._waiting.get(request)
+        if waiting is not None:
+            waiting.cancelled = True
+        if self._link is not None:
+            self._spawn(self._send(self._link, encode_line({"cancel": request})))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, link: Link, line: bytes) -> None:
+        try:
+            await link.send(line)
+        except AgentLost:  # `_listen` sees the same end, and mends
+            return
+
+    async def _connect(self) -> None:
+        link, self._hello = await open_link(self._route, self._pinned)
+        self._link = link
+        self._spawn(self._listen(link))
+        self._spawn(self._ping(link))
+
+    def _pinned(self, host_key: str) -> None:
+        self._route = self._route.pinned(host_key)
+        if self._pin is not None:
+            self._pin(host_key)
+
+    async def _listen(self, link: Link) -> None:
+        try:
+            async for message in link.messages():
+                waiting = self._waiting.get(str(message.get("id", "")))
+                if waiting is not None:
+                    waiting.take(message)
+        except TorporError:  # the link is gone: what has no answer is asked again
+            pass
+        finally:
+            if self._link is link:
+                self._link = None
+        await link.close(graceful=False)
+        if self._waiting and not self._closed:
+            self._mend()
+
+    async def _ping(self, link: Link) -> None:
+        line = encode_line({"ping": True})
+        while self._link is link:
+            await asyncio.sleep(PING_S)
+            await self._send(link, line)
+
+    def _mend(self) -> None:
+        if self._mending is None or self._mending.done():
+            self._mending = self._loop.create_task(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        began, cause = time.monotonic(), "no attempt"
+        for attempt in range(ATTEMPTS):
+            await asyncio.sleep(BACKOFF_S[attempt] * random.uniform(0.5, 1.5))  # noqa: S311  jitter
+            if time.monotonic() - began > RECONNECT_S:
+                break
+            try:
+                await self._connect()
+            except TorporError as error:
+                if not error.retryable:
+                    self._fail_all(error)
+                    return
+                cause = str(error)
+            else:
+                await self._repeat()
+                return
+        self._fail_all(
+            AgentLost(f"{self._route.where} stays away after {ATTEMPTS} attempts: {cause}")
+        )
+
+    async def _repeat(self) -> None:
+        link = self._link
+        for waiting in list(self._waiting.values()):
+            if link is None or waiting.done:
+                continue
+            if waiting.sends >= MAX_SENDS:
+                waiting.fail(
+                    AgentLost(
+                        f"{self._route.where}: {waiting.op} was asked for {MAX_SENDS} times and "
+                        "the agent was lost each time: is it killed there, for want of memory?"
+                    )
+                )
+                continue
+            waiting.sends += 1
+            await self._send(link, waiting.line)
+            if waiting.cancelled:
+                await self._send(link, encode_line({"cancel": waiting.request}))
+
+    def _fail_all(self, error: TorporError) -> None:
+        for waiting in self._waiting.values():
+            waiting.fail(error)
+
+    async def _shut(self) -> None:
+        self._fail_all(AgentLost(f"the session with {self._route.where} was closed"))
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+        rest = set(self._tasks)
+        if self._mending is not None:
+            rest.add(self._mending)
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+
+class _Waiting:
+    """A request without an answer yet: written by the loop's thread, read by the caller's."""
+
+    def __init__(self, op: str, request: str, line: bytes, where: str) -> None:
+        self.op = op
+        self.request = request
+        self.line = line
+        self._where = where
+        self.sends = 0
+        self.cancelled = False
+        self._wake = threading.Condition()
+        self._events: deque[dict[str, Any]] = deque(maxlen=_WAITING_EVENTS)
+        self._result: dict[str, Any] | None = None
+        self._error: TorporError | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._result is not None or self._error is not None
+
+    def take(self, message: dict[str, Any]) -> None:
+        with self._wake:
+            if self.done:
+                return
+            if isinstance(message.get("result"), dict):
+                self._result = message["result"]
+            elif isinstance(message.get("error"), dict):
+                error = from_wire(message["error"])
+                self._error = type(error)(f"{self._where}: {error}")
+            elif isinstance(message.get("event"), dict):
+                self._events.append(message["event"])
+            self._wake.notify_all()
+
+    def fail(self, error: TorporError) -> None:
+        with self._wake:
+            if not self.done:
+                self._error = error
+                self._wake.notify_all()
+
+    def next_event(self, give_up: float | None) -> dict[str, Any] | None:
+        """The next event, or None once there is an answer; AgentLost when the time is over."""
+        with self._wake:
+            while not self._events and not self.done:
+                left = None if give_up is None else give_up - time.monotonic()
+                if left is not None and left <= 0:
+                    raise AgentLost(f"{self.op} ({self.request}) had no answer in time")
+                self._wake.wait(left)
+            return self._events.popleft() if self._events else None
+
+    def result(self) -> dict[str, Any]:
+        if self._error is not None:
+            raise type(self._error)(str(self._error))
+        if self._result is None:
+            raise AgentLost(f"{self.op} ({self.request}) has no answer")
+        return self._result

@@ -1,0 +1,247 @@
+"""SSH with pinned host keys and nothing of the user's: no config, agent, keys or known hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import asyncssh
+
+from torpor.shared.errors import (
+    AgentLost,
+    HostKeyChanged,
+    InvalidInput,
+    MachineDenied,
+    MachineError,
+    MachineUnreachable,
+)
+from torpor.shared.values import KIB, Endpoint
+
+CONNECT_S: Final = 20.0
+LOGIN_S: Final = 30.0
+KEEPALIVE_S: Final = 15
+KEEPALIVES: Final = 4  # unanswered, then the connection is lost
+MAX_OUTPUT_BYTES: Final = 256 * KIB
+_CHUNK_BYTES: Final = 256 * KIB
+
+_KEY_ALGS: Final = {
+    "ssh-ed25519": ["ssh-ed25519"],
+    "ecdsa-sha2-nistp256": ["ecdsa-sha2-nistp256"],
+    "ecdsa-sha2-nistp384": ["ecdsa-sha2-nistp384"],
+    "ecdsa-sha2-nistp521": ["ecdsa-sha2-nistp521"],
+    "ssh-rsa": ["rsa-sha2-512", "rsa-sha2-256"],
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who we are to a machine: an OpenSSH private key, and its passphrase where it has one."""
+
+    private_key: str = field(repr=False)
+    passphrase: str | None = field(default=None, repr=False)
+
+    def load(self) -> asyncssh.SSHKey:
+        """The key; InvalidInput, without its text, where it does not parse."""
+        try:
+            return asyncssh.import_private_key(self.private_key, self.passphrase)
+        except asyncssh.KeyEncryptionError:
+            raise InvalidInput("the SSH identity's passphrase does not open its key") from None
+        except (asyncssh.KeyImportError, ValueError):
+            raise InvalidInput(
+                "the SSH identity's private key does not parse: give the whole text of an "
+                "OpenSSH private key file, and its passphrase where it has one"
+            ) from None
+
+    def public_key(self) -> str:
+        """The line for ``authorized_keys``."""
+        return self.load().export_public_key().decode("ascii").strip()
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A command that ended."""
+
+    exit: int
+    stdout: bytes
+    stderr: bytes
+
+
+async def connect(
+    endpoint: Endpoint, identity: Identity, pin: Callable[[str], None] | None = None
+) -> tuple[asyncssh.SSHClientConnection, str]:
+    """Connect and log in; returns the connection and the host key that it is pinned to.
+
+    Without ``endpoint.host_key`` the key that the machine shows is taken, handed to ``pin`` to
+    be recorded, and is the only one from then on. Raises HostKeyChanged, MachineDenied,
+    MachineUnreachable (retryable) or InvalidInput.
+    """
+    where = f"{endpoint.user}@{endpoint.host} port {endpoint.port}"
+    key = identity.load()
+    pinned = _pinned(endpoint)
+    guard = _Guard(pinned)
+    try:
+        connection, _ = await asyncio.wait_for(
+            asyncssh.create_connection(
+                lambda: guard,
+                endpoint.host,
+                endpoint.port,
+                username=endpoint.user,
+                client_keys=[key],
+                known_hosts=([], [], []),
+                server_host_key_algs=_algorithms(pinned),
+                config=None,
+                agent_path=None,
+                agent_forwarding=False,
+                gss_host=None,
+                preferred_auth=["publickey"],
+                compression_algs=None,
+                connect_timeout=CONNECT_S,
+                login_timeout=LOGIN_S,
+                keepalive_interval=KEEPALIVE_S,
+                keepalive_count_max=KEEPALIVES,
+            ),
+            CONNECT_S + LOGIN_S,
+        )
+    except asyncssh.HostKeyNotVerifiable as error:
+        raise _key_changed(where, pinned, guard.seen) from error
+    except asyncssh.PermissionDenied as error:
+        raise MachineDenied(
+            f"{where} refuses the SSH identity ({key.get_fingerprint()}): put its public key into "
+            "authorized_keys there, or check the user's name"
+        ) from error
+    except asyncssh.KeyExchangeFailed as error:
+        raise MachineUnreachable(f"{where}: no common SSH algorithms: {error}") from error
+    except (TimeoutError, asyncio.TimeoutError) as error:
+        raise MachineUnreachable(
+            f"{where} did not answer within {CONNECT_S:g} s: is it running, and its port open?"
+        ) from error
+    except socket.gaierror as error:
+        raise MachineUnreachable(
+            f"{where}: the name {endpoint.host!r} is not known ({error.strerror}): check the host"
+        ) from error
+    except asyncssh.Error as error:
+        raise MachineUnreachable(
+            f"{where} does not complete an SSH connection: {error.reason}"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise MachineUnreachable(
+            f"{where} cannot be connected to: {error}; check host and port, and that it runs"
+        ) from error
+    seen = guard.line()
+    if pinned is None and pin is not None:
+        pin(seen)
+    return connection, seen
+
+
+async def execute(
+    connection: asyncssh.SSHClientConnection,
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    stdin: Path | None = None,
+) -> Completed:
+    """Run ``argv`` with the file ``stdin`` as its input. Output past a bound is thrown away.
+
+    Raises AgentLost when the connection is lost or the time is over.
+    """
+    try:
+        return await asyncio.wait_for(_execute(connection, argv, stdin), timeout_s)
+    except (TimeoutError, asyncio.TimeoutError) as error:
+        raise AgentLost(f"{argv[0]} on the machine did not end within {timeout_s:g} s") from error
+    except (asyncssh.Error, OSError) as error:
+        raise AgentLost(f"the SSH connection was lost while {argv[0]} ran: {error}") from error
+
+
+async def _execute(
+    connection: asyncssh.SSHClientConnection,
+    argv: Sequence[str],
+    stdin: Path | None,
+) -> Completed:
+    process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
+        shlex.join(argv), encoding=None
+    )
+    async with process:
+        feed = asyncio.ensure_future(_feed(process.stdin, stdin))
+        out, err = await asyncio.gather(_drain(process.stdout), _drain(process.stderr))
+        await process.wait_closed()
+        feed.cancel()
+        await asyncio.gather(feed, return_exceptions=True)
+        status = process.exit_status
+    return Completed(-1 if status is None else status, out, err)
+
+
+async def _feed(into: asyncssh.SSHWriter[bytes], source: Path | None) -> None:
+    try:
+        if source is not None:
+            with open(source, "rb") as data:  # noqa: ASYNC230  a local file, 256 KiB at a time
+                while chunk := data.read(_CHUNK_BYTES):
+                    into.write(chunk)
+                    await into.drain()
+        into.write_eof()
+    except (asyncssh.Error, OSError):  # it ended before it had read all: its exit says why
+        return
+
+
+async def _drain(source: asyncssh.SSHReader[bytes]) -> bytes:
+    kept = bytearray()
+    while data := await source.read(64 * KIB):
+        if len(kept) < MAX_OUTPUT_BYTES:
+            kept += data
+    return bytes(kept[:MAX_OUTPUT_BYTES])
+
+
+class _Guard(asyncssh.SSHClient):
+    """Compares the key that the machine shows with the pinned one."""
+
+    def __init__(self, pinned: asyncssh.SSHKey | None) -> None:
+        self._pinned = pinned
+        self.seen: asyncssh.SSHKey | None = None
+
+    def validate_host_public_key(
+        self, host: str, addr: str, port: int, key: asyncssh.SSHKey
+    ) -> bool:
+        self.seen = key
+        return self._pinned is None or key.public_data == self._pinned.public_data
+
+    def line(self) -> str:
+        if self.seen is None:
+            raise MachineError("the SSH connection came up without a host key")
+        return " ".join(self.seen.export_public_key().decode("ascii").split()[:2])
+
+
+def _pinned(endpoint: Endpoint) -> asyncssh.SSHKey | None:
+    if endpoint.host_key is None:
+        return None
+    try:
+        return asyncssh.import_public_key(endpoint.host_key)
+    except (asyncssh.KeyImportError, ValueError):
+        raise InvalidInput(
+            f"the host key recorded for {endpoint.host} port {endpoint.port} is no OpenSSH "
+            "public key line (ssh-ed25519 AAAA...)"
+        ) from None
+
+
+def _algorithms(pinned: asyncssh.SSHKey | None) -> list[str]:
+    # The pinned key's kind first: a server with several keys then shows that one. The others
+    # stay on the list, so that a server that has lost it shows what it has instead.
+    kinds = list(_KEY_ALGS)
+    if pinned is not None:
+        kinds.sort(key=lambda kind: kind != pinned.get_algorithm())
+    return [algorithm for kind in kinds for algorithm in _KEY_ALGS[kind]]
+
+
+def _key_changed(
+    where: str, pinned: asyncssh.SSHKey | None, seen: asyncssh.SSHKey | None
+) -> HostKeyChanged:
+    was = pinned.get_fingerprint() if pinned else "none"
+    now = seen.get_fingerprint() if seen else "none"
+    return HostKeyChanged(
+        f"{where} shows host key {now}, pinned is {was}: another machine answers there, or it was "
+        "set up anew. Nothing was sent. Compare with the provider's console; only when the change "
+        "is right, remove the recorded key"
+    )

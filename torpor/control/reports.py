@@ -1,0 +1,245 @@
+"""What a flow hands back: small, typed, without a secret, under 64 KiB."""
+
+from __future__ import annotations
+
+import msgspec
+
+from torpor.shared.values import MachineId, SnapshotId, WorkspaceName
+
+Row = dict[str, str]
+
+
+class HibernateReport(msgspec.Struct, frozen=True):
+    """A snapshot that is verified, and what became of the machine. Bytes are plain unless they
+    say stored; seconds are wall time by phase."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    root: str
+    machine: str
+    destroyed: bool
+    passes: int
+    files: int
+    bytes: int
+    new_bytes: int
+    stored_bytes: int  # of new_bytes
+    total_stored_bytes: int  # of everything that the snapshot names
+    packs: int
+    encoding: str  # how chunks were encoded, and why
+    sealed: bool
+    changed: list[str]
+    skipped: int
+    seconds: dict[str, float]
+    saved_usd_h: float
+
+    @property
+    def ratio(self) -> float:
+        """Plain bytes over stored bytes, of the whole snapshot."""
+        return self.bytes / self.total_stored_bytes if self.total_stored_bytes else 1.0
+
+    def rows(self) -> list[Row]:
+        """The report as a table of two columns; at most ten rows, which is a page in the UI."""
+        return [
+            _row("snapshot", self.snapshot),
+            _row("machine", f"{self.machine}, {'destroyed' if self.destroyed else 'kept'}"),
+            _row("files", _files(self.files, self.skipped)),
+            _row("bytes", f"{self.bytes:,}"),
+            _row(
+                "stored",
+                f"{self.total_stored_bytes:,} in {_count(self.packs, 'pack')}, "
+                f"ratio {self.ratio:.2f}",
+            ),
+            _row(
+                "new",
+                f"{self.new_bytes:,} bytes, stored as {self.stored_bytes:,}, "
+                f"in {_count(self.passes, 'pass', 'passes')}; {self.encoding}",
+            ),
+            _row("sealed", "yes, AES-256-GCM" if self.sealed else "no: the store block has no key"),
+            _row("changed while read", ", ".join(self.changed) or "nothing"),
+            _row("seconds by phase", _phases(self.seconds)),
+            _row("saved", f"{self.saved_usd_h:.2f} $ an hour"),
+        ]
+
+
+class WakeReport(msgspec.Struct, frozen=True):
+    """A workspace that is on a machine again, compared with its snapshot."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    root: str
+    machine: MachineId
+    host: str
+    port: int
+    user: str
+    roots: list[str]
+    files: int
+    bytes: int
+    stored_bytes: int
+    checked: str
+    warnings: list[str]
+    seconds: dict[str, float]
+    price_usd_h: float
+
+    def rows(self) -> list[Row]:
+        """The report as a table of two columns."""
+        return [
+            _row("snapshot", self.snapshot),
+            _row("machine", f"{self.machine} at {self.price_usd_h:.2f} $ an hour"),
+            _row("log in", f"ssh -p {self.port} {self.user}@{self.host}"),
+            _row("directories", ", ".join(self.roots)),
+            _row("files", f"{self.files:,}"),
+            _row("bytes", f"{self.bytes:,}, fetched as {self.stored_bytes:,}"),
+            _row("checked", self.checked),
+            _row("warnings", "; ".join(self.warnings) or "none"),
+            _row("seconds by phase", _phases(self.seconds)),
+        ]
+
+
+class BenchmarkReport(msgspec.Struct, frozen=True):
+    """Where the figures of a benchmark are, and what they advise. ``cached``: how many rates were
+    above the line rate; ``notes``: what could not be measured."""
+
+    workspace: WorkspaceName
+    folder: str
+    figures: int
+    advice: dict[str, str]
+    cached: int
+    notes: list[str]
+    seconds: dict[str, float]
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """What became of one machine of a replicate. Bytes are stored bytes; seconds wall time."""
+
+    machine: str
+    ready: bool
+    words: str  # how it was checked, or why it failed
+    host: str = ""
+    port: int = 0
+    user: str = ""
+    store_bytes: int = 0
+    peer_bytes: int = 0
+    seconds: dict[str, float] = {}
+    price_usd_h: float = 0.0
+    warnings: list[str] = []
+
+    def row(self) -> Row:
+        """The machine as one row of the table."""
+        login = f"ssh -p {self.port} {self.user}@{self.host}" if self.ready else "-"
+        return {
+            "machine": self.machine,
+            "state": "ready" if self.ready else "failed",
+            "log in": login,
+            "from the store": f"{self.store_bytes:,}",
+            "from peers": f"{self.peer_bytes:,}",
+            "seconds": f"{sum(self.seconds.values()):.1f}: {_phases(self.seconds)}",
+            "words": "; ".join([self.words, *self.warnings]),
+        }
+
+
+class ReplicateReport(msgspec.Struct, frozen=True):
+    """One snapshot on many machines. ``ready`` of ``wanted`` came up; ``replaced`` machines were
+    started in place of others that failed; ``source`` says where the bytes came from, and why."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    root: str
+    wanted: int
+    replaced: int
+    source: str
+    replicas: list[Replica]
+    seconds: dict[str, float]
+
+    @property
+    def ready(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.ready]
+
+    @property
+    def failed(self) -> list[Replica]:
+        return [replica for replica in self.replicas if not replica.ready]
+
+    @property
+    def missing(self) -> int:
+        """How many machines there are fewer than were wanted."""
+        return max(0, self.wanted - len(self.ready))
+
+    def rows(self) -> list[Row]:
+        """The report as a table, a row for each machine."""
+        return [replica.row() for replica in self.replicas]
+
+    def summary(self) -> str:
+        """The report in one sentence."""
+        price = sum(replica.price_usd_h for replica in self.ready)
+        return (
+            f"{len(self.ready)} of {_count(self.wanted, 'machine')} hold {self.snapshot} of "
+            f"workspace {self.workspace}, {price:.2f} $ an hour together; "
+            f"{len(self.failed)} failed, {self.replaced} replaced; {self.source}; "
+            f"seconds by phase: {_phases(self.seconds)}"
+        )
+
+
+class SyncReport(msgspec.Struct, frozen=True):
+    """A machine that held one snapshot (``last``) and holds another. ``saved``: a snapshot of what
+    it held, where that was asked for. Names are the first few."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    root: str
+    last: SnapshotId | None
+    saved: SnapshotId | None
+    machine: MachineId
+    roots: list[str]
+    files: int
+    bytes: int
+    written: int
+    removed: int
+    copied_bytes: int  # taken from the machine itself
+    stored_bytes: int  # fetched
+    left_out: int  # names of the snapshot that are excluded here
+    kept: list[str]
+    discarded: list[str]
+    discarded_count: int
+    checked: str
+    warnings: list[str]
+    seconds: dict[str, float]
+
+    def rows(self) -> list[Row]:
+        """The report as a table of two columns."""
+        saved = f", saved as {self.saved}" if self.saved else ""
+        discarded = f"{self.discarded_count:,}: {', '.join(self.discarded)}"
+        return [
+            _row("snapshot", f"{self.snapshot}, on {self.machine}"),
+            _row("before", f"{self.last or 'unknown'}{saved}"),
+            _row("files", f"{self.files:,}: {self.written:,} written, {self.removed:,} removed"),
+            _row(
+                "bytes",
+                f"{self.bytes:,}: fetched as {self.stored_bytes:,}, {self.copied_bytes:,} copied "
+                "on the machine",
+            ),
+            _row("discarded", discarded if self.discarded_count else "nothing"),
+            _row("kept as they were", ", ".join(self.kept) or "nothing"),
+            _row("excluded", f"{self.left_out:,} names of the snapshot"),
+            _row("checked", self.checked),
+            _row("warnings", "; ".join(self.warnings) or "none"),
+            _row("seconds by phase", _phases(self.seconds)),
+        ]
+
+
+def _row(what: str, value: str) -> Row:
+    return {"what": what, "value": value}
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _files(files: int, skipped: int) -> str:
+    return (
+        f"{files:,}, and {skipped:,} FIFOs, sockets and devices skipped"
+        if skipped
+        else f"{files:,}"
+    )
+
+
+def _phases(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())

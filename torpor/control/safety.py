@@ -1,0 +1,255 @@
+"""The rules that stand between a user's only copy and its loss.
+
+A ``Verified`` says that a snapshot is in the store, whole; only ``verify_snapshot`` makes one.
+A ``Warrant`` is leave to destroy one machine; only this module makes one: from a ``Verified``
+after the disk was compared once more, or for a machine that never held any work. Providers'
+``destroy`` takes a warrant, so the type checker stops a destroy without proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from torpor.control.store.marks import LATEST_COMMIT_S, read_marks
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.snapshots import newest_snapshot, read_manifest
+from torpor.shared.errors import NotOurs, SnapshotDamaged, StillChanging, UnsafeDestroy
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import Manifest, Pack
+from torpor.shared.format.names import manifest_key, pack_key, packs_prefix
+from torpor.shared.values import (
+    Grant,
+    Label,
+    Machine,
+    MachineId,
+    ObjectKey,
+    SnapshotId,
+    StoredObject,
+    StoredSnapshot,
+    WorkspaceName,
+)
+
+_MINT: Final = object()
+_REREAD_GRANT_S: Final = 6 * 3600
+
+
+def _ask_nobody() -> None:
+    """A snapshot that is verified stays so, and a benchmark's machine is never anybody's."""
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """What a fresh walk of the machine's disk found against the committed snapshot."""
+
+    changed_count: int
+    unaccepted_count: int
+    unaccepted: list[str]
+
+
+class _Proof:
+    """Made once, by who holds the mint, and never changed."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise UnsafeDestroy(f"a {type(self).__name__} is made once and never changed")
+
+
+class Verified(_Proof):
+    """A snapshot that is in the store, whole: the manifest was read back, and every pack that it
+    names is there with its size and checksum."""
+
+    __slots__ = ("machine", "manifest", "root", "snapshot", "workspace")
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    machine: str
+    root: str
+    manifest: Manifest
+
+    def __init__(self, mint: object, manifest: Manifest, root: str) -> None:
+        if mint is not _MINT:
+            raise UnsafeDestroy(
+                "only torpor.control.safety.verify_snapshot can say that one is verified"
+            )
+        keep = super(_Proof, self).__setattr__
+        keep("workspace", manifest.workspace)
+        keep("snapshot", manifest.snapshot)
+        keep("machine", manifest.machine)
+        keep("root", root)
+        keep("manifest", manifest)
+
+
+class Warrant(_Proof):
+    """Leave to destroy one machine, once its live identity has been compared. See ``check``."""
+
+    __slots__ = ("_ask", "_label", "_machine", "_provider", "reason")
+
+    _provider: str
+    _machine: MachineId
+    _label: Label
+    _ask: Callable[[], None]
+    reason: str
+
+    def __init__(
+        self,
+        mint: object,
+        machine: Machine,
+        reason: str,
+        ask: Callable[[], None] = _ask_nobody,
+    ) -> None:
+        if mint is not _MINT:
+            raise UnsafeDestroy(
+                "a Warrant can only be made by torpor.control.safety, from a verified snapshot or "
+                "for a machine that was never handed over"
+            )
+        if machine.label is None:
+            raise NotOurs(f"machine {machine.id} at {machine.provider} carries no torpor label")
+        keep = super(_Proof, self).__setattr__
+        keep("_provider", machine.provider)
+        keep("_machine", machine.id)
+        keep("_label", machine.label)
+        keep("_ask", ask)
+        keep("reason", reason)
+
+    def check(self, live: Machine) -> None:
+        """Compare with what the provider says now, and ask once more whether it still holds; raises
+        UnsafeDestroy, NotOurs, or why that cannot be told."""
+        if live.label is None or live.label != self._label:
+            raise NotOurs(
+                f"machine {live.id} at {live.provider} carries label {live.label}, the warrant is "
+                f"for {self._label}: nothing was destroyed; look at the machine before you go on"
+            )
+        if (live.provider, live.id) != (self._provider, self._machine):
+            raise UnsafeDestroy(
+                f"the warrant is for machine {self._machine} at {self._provider}, not for "
+                f"{live.id} at {live.provider}: nothing was destroyed"
+            )
+        self._ask()
+
+
+def verify_snapshot(
+    store: ObjectStore,
+    wanted: StoredSnapshot,
+    seal: Seal,
+    reread: Callable[[Sequence[Grant]], Sequence[ObjectKey]] | None = None,
+) -> Verified:
+    """Read the manifest back and look at every pack; SnapshotDamaged names what is wrong.
+
+    ``reread`` reads packs whole and returns those that do not match; it is asked for packs whose
+    ETag is not an MD5. Without it, such packs cannot be verified.
+    """
+    manifest = read_manifest(store, wanted, seal)
+    missing, unsure = compare_packs(store, manifest.workspace, manifest.packs)
+    if unsure and reread is not None:
+        missing += list(
+            reread([store.grant("GET", key, expires_s=_REREAD_GRANT_S) for key in unsure])
+        )
+    elif unsure:
+        raise SnapshotDamaged(
+            f"{store.address} does not show the MD5 of {len(unsure)} packs of snapshot "
+            f"{wanted.snapshot}, so they must be read again: run a full verify"
+        )
+    if missing:
+        raise SnapshotDamaged(
+            f"snapshot {wanted.snapshot} of workspace {wanted.workspace} in {store.address} lacks "
+            f"{len(missing)} of {len(manifest.packs)} packs, or they are not as written: "
+            f"{', '.join(missing[:5])}. The machine was not touched; run hibernate again"
+        )
+    _check_not_late(store, manifest)
+    return Verified(_MINT, manifest, wanted.root)
+
+
+def compare_packs(
+    store: ObjectStore, workspace: WorkspaceName, packs: Sequence[Pack]
+) -> tuple[list[ObjectKey], list[ObjectKey]]:
+    """Packs that are missing or differ in size or MD5, and those whose MD5 the store hides."""
+    there: dict[ObjectKey, StoredObject] = {
+        found.key: found for found in store.list(packs_prefix(workspace))
+    }
+    missing, unsure = [], []
+    for pack in packs:
+        key = pack_key(workspace, pack.id)
+        found = there.get(key)
+        if found is None or found.bytes != pack.size:
+            missing.append(key)
+        elif found.md5 is None:
+            unsure.append(key)
+        elif found.md5 != pack.md5.hex():
+            missing.append(key)
+    return missing, unsure
+
+
+def _check_not_late(store: ObjectStore, manifest: Manifest) -> None:
+    """A manifest that came too long after a mark of a pack that it names may have been missed by
+    the sweep of that mark: its packs are there now, and may go at any moment."""
+    named = {pack.id for pack in manifest.packs}
+    marks = [mark for mark in read_marks(store, manifest.workspace) if named & mark.unnamed]
+    if not marks:
+        return
+    found = store.head(manifest_key(manifest.workspace, manifest.snapshot))
+    oldest = min(mark.made_unix for mark in marks)
+    if found is None or found.modified_unix > oldest + LATEST_COMMIT_S:
+        raise SnapshotDamaged(
+            f"snapshot {manifest.snapshot} of workspace {manifest.workspace} in {store.address} "
+            "was written long after prune had marked packs that it names, so that they may go at "
+            "any moment. The machine was not touched; run hibernate again, and delete this snapshot"
+        )
+
+
+def warrant_to_destroy(
+    store: ObjectStore,
+    verified: Verified,
+    machine: Machine,
+    agent_machine: str,
+    confirm: Callable[[], Confirmed],
+) -> Warrant:
+    """Leave to destroy ``machine``, whose agent calls itself ``agent_machine``.
+
+    Raises UnsafeDestroy when the snapshot is not of that machine or not the workspace's newest,
+    and StillChanging when the disk has changed since, in names that the user did not accept.
+    """
+    if machine.label is None or machine.label.workspace != verified.workspace:
+        raise NotOurs(
+            f"machine {machine.id} at {machine.provider} carries label {machine.label}, not one of "
+            f"workspace {verified.workspace}: it was not destroyed"
+        )
+    if agent_machine != verified.machine:
+        raise UnsafeDestroy(
+            f"snapshot {verified.snapshot} was made on machine {verified.machine}, and "
+            f"{machine.id} is {agent_machine}: it was not destroyed"
+        )
+    newest = newest_snapshot(store, verified.workspace)
+    if newest != verified.snapshot:
+        raise UnsafeDestroy(
+            f"{store.address} has snapshot {newest} of workspace {verified.workspace}, newer than "
+            f"the verified {verified.snapshot}: another run was faster; machine {machine.id} was "
+            "not destroyed; hibernate again"
+        )
+    confirmed = confirm()
+    if confirmed.unaccepted_count:
+        raise StillChanging(
+            f"{confirmed.unaccepted_count} names changed on machine {machine.id} after snapshot "
+            f"{verified.snapshot} was made: {', '.join(confirmed.unaccepted)}. The machine was not "
+            "destroyed: stop what writes there (a quiesce hook can), or accept these names, and "
+            "hibernate again"
+        )
+    return Warrant(_MINT, machine, f"snapshot {verified.snapshot} is verified and the newest")
+
+
+def never_handed_over(
+    machine: Machine, label: Label, ask: Callable[[], None] = _ask_nobody
+) -> Warrant:
+    """A warrant for a machine under ``label`` that was not handed over to anybody.
+
+    ``ask`` raises where it has been, or where nobody can tell. It is called right before each
+    destroy: minutes may pass until a provider answers, and by then it may be somebody's.
+    """
+    if machine.label != label:
+        raise NotOurs(
+            f"machine {machine.id} at {machine.provider} carries label {machine.label}, not "
+            f"{label}: nothing was destroyed"
+        )
+    return Warrant(_MINT, machine, "never handed over to anybody", ask)

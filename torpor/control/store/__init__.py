@@ -1,0 +1,1 @@
+"""Object stores, as the control side uses them."""

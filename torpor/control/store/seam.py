@@ -1,0 +1,46 @@
+"""The one seam to object storage, as the control side sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from torpor.shared.values import Capabilities, Grant, ObjectKey, StoredObject
+
+
+class ObjectStore(Protocol):
+    """A bucket and prefix. Keys are below the prefix and are checked on the way in and out.
+
+    Every method may raise StoreDenied, StoreMissing (the bucket, or the object where one is
+    named) or StoreUnavailable (after the adapter's own bounded retries). All are idempotent.
+    Only the control side holds one; machines get grants.
+    """
+
+    @property
+    def address(self) -> str:
+        """For messages: endpoint, bucket and prefix, never a credential."""
+
+    def probe(self) -> Capabilities:
+        """Write, read and delete scratch objects to see what the store can do.
+
+        Raises the error a user can act on when the endpoint, bucket or key is wrong.
+        """
+
+    def put(self, key: ObjectKey, body: bytes, *, if_absent: bool = False) -> StoredObject:
+        """Write a small object whole, with Content-MD5. With ``if_absent``, ObjectExists where
+        the store can tell; where it cannot, the name must be unique by itself."""
+
+    def get(self, key: ObjectKey, *, max_bytes: int) -> bytes:
+        """Read an object whole; more than ``max_bytes`` is StoreCorrupt, not memory."""
+
+    def head(self, key: ObjectKey) -> StoredObject | None:
+        """What is there now, or None."""
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """Every object whose key begins with ``prefix``, in key order."""
+
+    def delete(self, keys: Iterable[ObjectKey]) -> None:
+        """Delete; a key that is already gone is fine."""
+
+    def grant(self, verb: str, key: ObjectKey, *, expires_s: int) -> Grant:
+        """Presign one verb (PUT or GET) on one object for ``expires_s`` (1 s to 7 days)."""

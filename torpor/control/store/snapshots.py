@@ -1,0 +1,127 @@
+"""Which snapshots a workspace has in a store, and reading their manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torpor.control.store.seam import ObjectStore
+from torpor.shared.errors import InvalidInput, ManifestInvalid, SnapshotMissing, StoreMissing
+from torpor.shared.format.checks import check_manifest
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    Manifest,
+    decode_manifest,
+    manifest_root,
+)
+from torpor.shared.format.names import manifest_key, snapshot_of, snapshots_prefix
+from torpor.shared.transfer.transfer import Range, Transfer
+from torpor.shared.values import SnapshotId, StoredObject, StoredSnapshot, WorkspaceName
+
+MAX_MANIFEST_BYTES = MAX_BODY_BYTES
+_GRANT_S = 300
+
+
+def list_snapshots(
+    store: ObjectStore, workspace: WorkspaceName, *, newest: int | None = None
+) -> list[StoredSnapshot]:
+    """The workspace's snapshots, newest first; at most ``newest`` of them."""
+    objects = list(_manifests(store, workspace))[::-1][:newest]
+    with Transfer() as transfer:
+        return [_stored(store, transfer, workspace, found) for found in objects]
+
+
+def snapshot_ids(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
+    """The workspace's snapshots by a listing alone, oldest first; no manifest is looked into."""
+    return [snapshot_of(found.key) for found in _manifests(store, workspace)]
+
+
+def newest_snapshot(store: ObjectStore, workspace: WorkspaceName) -> SnapshotId | None:
+    """The id that sorts last, or None."""
+    return max(snapshot_ids(store, workspace), default=None)
+
+
+def find_snapshot(
+    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId | None
+) -> StoredSnapshot:
+    """The named snapshot, or the newest; SnapshotMissing says what there is instead."""
+    objects = {snapshot_of(found.key): found for found in _manifests(store, workspace)}
+    wanted = max(objects, default=None) if snapshot is None else snapshot
+    if wanted is not None and wanted in objects:
+        with Transfer() as transfer:  # of this one only: another that is damaged is no obstacle
+            return _stored(store, transfer, workspace, objects[wanted])
+    there = ", ".join(sorted(objects, reverse=True)[:5]) or "none"
+    raise SnapshotMissing(
+        f"workspace {workspace} has no snapshot {snapshot or ''} in {store.address}; there: "
+        f"{there}. Check the workspace's name and store block, or hibernate it first"
+    )
+
+
+def read_manifest(store: ObjectStore, wanted: StoredSnapshot, seal: Seal) -> Manifest:
+    """A checked manifest whose root hash is the listed one."""
+    what = _what(store, wanted.workspace, wanted.snapshot)
+    manifest, root = _checked(store, wanted.workspace, wanted.snapshot, seal)
+    if (root.hex(), manifest.workspace, manifest.snapshot) != (
+        wanted.root,
+        wanted.workspace,
+        wanted.snapshot,
+    ):
+        raise SnapshotMissing(f"{what} is not the one that was listed: it was replaced meanwhile")
+    return manifest
+
+
+def open_manifest(
+    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, seal: Seal
+) -> tuple[Manifest, bytes]:
+    """A checked manifest and its root hash, by its name alone. Raises SnapshotMissing,
+    ManifestInvalid and WrongKey."""
+    manifest, root = _checked(store, workspace, snapshot, seal)
+    if (manifest.workspace, manifest.snapshot) != (workspace, snapshot):
+        raise ManifestInvalid(
+            f"{_what(store, workspace, snapshot)} is not what its name says: it holds snapshot "
+            f"{manifest.snapshot} of workspace {manifest.workspace}"
+        )
+    return manifest, root
+
+
+def _checked(
+    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, seal: Seal
+) -> tuple[Manifest, bytes]:
+    what = _what(store, workspace, snapshot)
+    try:
+        blob = store.get(manifest_key(workspace, snapshot), max_bytes=MAX_MANIFEST_BYTES)
+    except StoreMissing:
+        raise SnapshotMissing(f"{what} is gone: it was deleted meanwhile") from None
+    manifest, root = decode_manifest(blob, seal, what)
+    check_manifest(manifest, what)
+    return manifest, root
+
+
+def _what(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> str:
+    return f"snapshot {snapshot} of workspace {workspace} in {store.address}"
+
+
+def _manifests(store: ObjectStore, workspace: WorkspaceName) -> Iterator[StoredObject]:
+    for found in store.list(snapshots_prefix(workspace)):
+        try:
+            snapshot_of(found.key)
+        except InvalidInput:
+            continue  # not ours: somebody else's object in this prefix
+        yield found
+
+
+def _stored(
+    store: ObjectStore, transfer: Transfer, workspace: WorkspaceName, found: StoredObject
+) -> StoredSnapshot:
+    root = _root(store, transfer, found)
+    return StoredSnapshot(workspace, snapshot_of(found.key), root, found.bytes, found.modified_unix)
+
+
+def _root(store: ObjectStore, transfer: Transfer, found: StoredObject) -> str:
+    what = f"{found.key} in {store.address}"
+    if not found.bytes:
+        raise ManifestInvalid(f"{what} is empty: it is no torpor manifest any more; run verify")
+    grant = store.grant("GET", found.key, expires_s=_GRANT_S)
+    header = next(transfer.get_ranges(grant, [Range(0, min(HEADER_BYTES, found.bytes))]))
+    return manifest_root(bytes(header), what).hex()

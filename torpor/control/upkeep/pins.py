@@ -1,0 +1,90 @@
+"""Pins: snapshots that nothing may delete until somebody unpins them.
+
+A pin is an object named like the snapshot, beside the snapshots. The name alone pins; what is in
+the object is the reason, for people.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from torpor.control.store.seam import ObjectStore
+from torpor.shared.errors import InvalidInput, SnapshotMissing, StoreCorrupt, StoreMissing
+from torpor.shared.format.names import manifest_key, snapshot_of
+from torpor.shared.values import ObjectKey, SnapshotId, WorkspaceName
+
+MOST_REASON: Final = 500
+"""Characters."""
+_MOST_BYTES: Final = 16 * 1024
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """Why a snapshot is kept, and since when."""
+
+    reason: str
+    pinned_unix: float
+
+
+def pin(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, reason: str) -> Pin:
+    """Keep a snapshot whatever retention says; a second pin replaces the reason.
+
+    Raises InvalidInput without a reason, and SnapshotMissing where there is no such snapshot.
+    """
+    why = " ".join(reason.split())
+    if not why or len(why) > MOST_REASON:
+        raise InvalidInput(
+            f"a pin needs a reason of 1 to {MOST_REASON} characters, this one has {len(why)}: say "
+            f"why snapshot {snapshot} is to be kept"
+        )
+    made = Pin(why, time.time())
+    # The pin is written before the snapshot is looked at: whoever deletes it looks at the pins
+    # once more afterwards, so one of the two always sees the other (deletion.py).
+    store.put(_key(workspace, snapshot), msgspec.json.encode(made))
+    if store.head(manifest_key(workspace, snapshot)) is None:
+        unpin(store, workspace, snapshot)
+        raise SnapshotMissing(
+            f"workspace {workspace} has no snapshot {snapshot} in {store.address}: nothing was "
+            "pinned; list the snapshots to see which there are"
+        )
+    return made
+
+
+def unpin(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
+    """Let a snapshot go the way of the others; one that is not pinned is fine."""
+    store.delete([_key(workspace, snapshot)])
+
+
+def pinned(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, str]:
+    """The pinned snapshots and why each is kept."""
+    return {
+        snapshot: _reason(store, _key(workspace, snapshot))
+        for snapshot in pinned_ids(store, workspace)
+    }
+
+
+def pinned_ids(store: ObjectStore, workspace: WorkspaceName) -> Iterator[SnapshotId]:
+    """The pinned snapshots by a listing alone."""
+    for found in store.list(_prefix(workspace)):
+        try:
+            yield snapshot_of(found.key)
+        except InvalidInput:
+            continue  # not ours: somebody else's object in this prefix
+
+
+def _reason(store: ObjectStore, key: ObjectKey) -> str:
+    try:
+        return msgspec.json.decode(store.get(key, max_bytes=_MOST_BYTES), type=Pin).reason
+    except (StoreMissing, StoreCorrupt, msgspec.MsgspecError):
+        return "the reason cannot be read"  # it is pinned all the same
+
+
+def _prefix(workspace: WorkspaceName) -> str:
+    return f"workspaces/{workspace}/pins/"
+
+
+def _key(workspace: WorkspaceName, snapshot: SnapshotId) -> ObjectKey:
+    return ObjectKey(_prefix(workspace) + snapshot)

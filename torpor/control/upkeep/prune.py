@@ -1,0 +1,314 @@
+"""Pruning: what no manifest names is marked, and a grace time later deleted. No lock is held.
+
+``plan_prune`` looks and says what would be done; ``carry_out`` does that and nothing else. Both may
+be killed at any step and run any number of times at once. Why that is safe beside running
+snapshots stands in docs/safety.md, rule 13.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from torpor.control.store.marks import (
+    MOST_MARKED,
+    SHORTEST_GRACE_S,
+    Mark,
+    Marked,
+    read_marks,
+    write_mark,
+)
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.snapshots import open_manifest
+from torpor.control.upkeep.pins import pinned_ids
+from torpor.shared.errors import InvalidInput, ManifestInvalid, SnapshotMissing, StoreCorrupt
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.format.names import (
+    manifest_key,
+    pack_id_of,
+    pack_key,
+    packs_prefix,
+    snapshot_of,
+    snapshots_prefix,
+)
+from torpor.shared.values import GIB, ObjectKey, SnapshotId, StoredObject, WorkspaceName
+
+GRACE_S: Final = 24 * 3600
+"""Between the mark and the deletion: a day in which a deleted snapshot can be put back."""
+YOUNG_S: Final = 72 * 3600
+"""A pack that no manifest names yet may be an unfinished run's: younger ones are left alone."""
+DEAD_BELOW: Final = 0.25
+"""A pack of which snapshots use less than this share is mostly dead."""
+REWRITE_BYTES: Final = 1 * GIB
+"""How much a prune may make the next snapshot store anew, in stored bytes."""
+
+
+class PruneRules(msgspec.Struct, frozen=True):
+    """How careful to be. Times are in seconds, by the store's clock."""
+
+    grace_s: float = GRACE_S
+    young_s: float = YOUNG_S
+    dead_below: float = DEAD_BELOW
+    rewrite_bytes: int = REWRITE_BYTES
+    without_snapshots: bool = False
+
+    def check(self) -> None:
+        """Raises InvalidInput for rules under which a running snapshot could be harmed."""
+        if self.grace_s < SHORTEST_GRACE_S:
+            raise InvalidInput(
+                f"a grace time of {self.grace_s / 3600:g} h is too short: a snapshot that is being "
+                f"made could lose packs; give it {SHORTEST_GRACE_S / 3600:g} h or more"
+            )
+        if self.young_s < 0 or not 0 <= self.dead_below <= 1 or self.rewrite_bytes < 0:
+            raise InvalidInput(
+                f"these are no rules of a prune: {self}; ages and bytes are 0 or more, the share "
+                "of a mostly dead pack is between 0 and 1"
+            )
+
+
+class PackShare(msgspec.Struct, frozen=True):
+    """Packs and the bytes they take in the store."""
+
+    packs: int
+    bytes: int
+
+
+class PrunePlan(msgspec.Struct, frozen=True):
+    """What a prune would do, from one look at the store. Every list is by pack id in hex."""
+
+    workspace: WorkspaceName
+    snapshots: int
+    stored: PackShare  # every pack of the workspace
+    free: list[Marked]  # marked a grace time ago, and still named by nothing: deleted now
+    waiting: list[Marked]  # marked, and within the grace time
+    next_free_unix: float | None  # when the first of those may go
+    unnamed: list[Marked]  # not marked yet: marked now
+    retired: list[Marked]  # mostly dead: new snapshots will leave them alone
+    rewritten_bytes: int  # live bytes in those, which the next snapshots store anew
+    retiring: list[Marked]  # in a mark already, and named by earlier snapshots
+    young: PackShare  # too young to tell
+    marks: list[Mark]
+
+    @property
+    def free_bytes(self) -> int:
+        return share_of(self.free).bytes
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """What a prune did: the packs of its plan that are gone now."""
+
+    plan: PrunePlan
+    freed: PackShare
+    marks_written: int
+    marks_removed: int
+
+
+def plan_prune(
+    store: ObjectStore, workspace: WorkspaceName, seal: Seal, rules: PruneRules
+) -> PrunePlan:
+    """Look at everything; nothing of the workspace is changed.
+
+    A manifest that is damaged, of an unknown version or sealed with another key stops it
+    (ManifestInvalid, WrongKey), and so does a mark that cannot be read: unknown is not unnamed.
+    """
+    rules.check()
+    # The order carries the proof: the clock, then the marks, the packs, and the manifests last.
+    now = store_now(store)
+    marks = read_marks(store, workspace)
+    packs = _packs(store, workspace)
+    live, snapshots = _live_bytes(store, workspace, seal)
+    if not snapshots and packs and not rules.without_snapshots:
+        raise SnapshotMissing(
+            f"workspace {workspace} has no snapshot in {store.address}, but {len(packs)} packs: "
+            "nothing was pruned. Check the prefix and bucket of the store block; if every snapshot "
+            "was deleted on purpose, say so with `without_snapshots`"
+        )
+    due = _in(mark.unnamed for mark in marks if mark.made_unix + rules.grace_s <= now)
+    early = [mark for mark in marks if mark.made_unix + rules.grace_s > now]
+    unnamed = {pack_id: found for pack_id, found in packs.items() if pack_id not in live}
+    free = {i: f for i, f in unnamed.items() if i in due}
+    rest = {i: f for i, f in unnamed.items() if i not in due}
+    waiting = {i: f for i, f in rest.items() if any(i in mark.unnamed for mark in early)}
+    fresh = {i: f for i, f in rest.items() if i not in waiting}
+    old = {i: f for i, f in fresh.items() if f.modified_unix + rules.young_s <= now}
+    retired_before = _in(mark.packs for mark in marks) & live.keys() & packs.keys()
+    retired = _mostly_dead(packs, live, retired_before, rules)
+    return PrunePlan(
+        workspace=workspace,
+        snapshots=snapshots,
+        stored=_share(packs),
+        free=_marked(free),
+        waiting=_marked(waiting),
+        next_free_unix=_next_free(waiting, early, rules),
+        unnamed=_marked(old)[:MOST_MARKED],
+        retired=retired,
+        rewritten_bytes=sum(live[bytes.fromhex(pack.id)] for pack in retired),
+        retiring=_marked({i: packs[i] for i in retired_before}),
+        young=_share({i: f for i, f in fresh.items() if i not in old}),
+        marks=marks,
+    )
+
+
+def carry_out(store: ObjectStore, plan: PrunePlan) -> Pruned:
+    """Mark and delete what the plan says, whatever its age: what it found unnamed and marked can
+    never be named again."""
+    still = {bytes.fromhex(pack.id): pack for pack in plan.free}
+    written = _write_mark(store, plan)
+    store.delete(pack_key(plan.workspace, pack_id) for pack_id in still)
+    left = _packs(store, plan.workspace)
+    freed = [pack for pack_id, pack in still.items() if pack_id not in left]
+    return Pruned(
+        plan=plan,
+        freed=share_of(freed),
+        marks_written=written,
+        marks_removed=_remove_marks(store, plan.workspace),
+    )
+
+
+def share_of(packs: Sequence[Marked]) -> PackShare:
+    return PackShare(len(packs), sum(pack.bytes for pack in packs))
+
+
+def store_now(store: ObjectStore) -> float:
+    """The time by the clock that dates the store's objects, in Unix seconds."""
+    key = ObjectKey(f"probe/clock-{secrets.token_hex(8)}")
+    store.put(key, b"torpor asks what time it is\n")
+    try:
+        found = store.head(key)
+    finally:
+        store.delete([key])
+    if found is None:
+        raise StoreCorrupt(
+            f"{store.address} does not show {key}, which it has just taken: nothing was pruned; a "
+            "store must show what was written before"
+        )
+    return found.modified_unix
+
+
+def _live_bytes(
+    store: ObjectStore, workspace: WorkspaceName, seal: Seal
+) -> tuple[dict[bytes, int], int]:
+    """Of each pack that some manifest names, how many of its bytes snapshots use; and how many
+    snapshots there are. One manifest is in memory at a time."""
+    used: dict[bytes, dict[int, int]] = {}
+    snapshots = _names(store, workspace)
+    for snapshot in snapshots:
+        try:
+            manifest, _ = open_manifest(store, workspace, snapshot, seal)
+        except SnapshotMissing:
+            if store.head(manifest_key(workspace, snapshot)) is not None:
+                raise  # it is there, and was not to be had
+            continue  # it was deleted meanwhile
+        _add_used(manifest, used)
+    return {pack: sum(runs.values()) for pack, runs in used.items()}, len(snapshots)
+
+
+def _names(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
+    """Every snapshot. Unknown is not unnamed: an object that may be a manifest stops the prune, and
+    so does a pinned snapshot that is gone, whose packs are all that is left of it."""
+    there = []
+    for found in store.list(snapshots_prefix(workspace)):
+        try:
+            there.append(snapshot_of(found.key))
+        except InvalidInput:
+            raise ManifestInvalid(
+                f"{found.key} in {store.address} is no snapshot that this torpor knows: nothing "
+                "was pruned; use a newer torpor, or move it out of the prefix"
+            ) from None
+    for pin in pinned_ids(store, workspace):
+        if pin not in there:
+            raise SnapshotMissing(
+                f"snapshot {pin} of workspace {workspace} is pinned, and is gone from "
+                f"{store.address}: nothing was pruned, its packs may be there yet. Put its "
+                "manifest back, or unpin it"
+            )
+    return there
+
+
+def _packs(store: ObjectStore, workspace: WorkspaceName) -> dict[bytes, StoredObject]:
+    packs = {}
+    for found in store.list(packs_prefix(workspace)):
+        try:
+            pack_id = pack_id_of(found.key)
+        except ValueError:
+            continue  # not ours: somebody else's object in this prefix
+        if found.key == pack_key(workspace, pack_id):
+            packs[pack_id] = found
+    return packs
+
+
+def _add_used(manifest: Manifest, used: dict[bytes, dict[int, int]]) -> None:
+    for pack in manifest.packs:
+        used.setdefault(pack.id, {})
+    for chunk in manifest.chunks:
+        used[manifest.packs[chunk.pack].id][chunk.offset] = chunk.stored
+
+
+def _mostly_dead(
+    packs: Mapping[bytes, StoredObject],
+    live: Mapping[bytes, int],
+    retired_before: set[bytes],
+    rules: PruneRules,
+) -> list[Marked]:
+    """The deadest packs first, as long as their live bytes stay within the bound."""
+    dead = sorted(
+        (live[i] / found.bytes, i)
+        for i, found in packs.items()
+        if i in live and i not in retired_before and live[i] < rules.dead_below * found.bytes
+    )
+    chosen: list[Marked] = []
+    left = rules.rewrite_bytes
+    for _, pack_id in dead:
+        if live[pack_id] > left or len(chosen) == MOST_MARKED:
+            continue
+        left -= live[pack_id]
+        chosen.append(Marked(pack_id.hex(), packs[pack_id].bytes))
+    return chosen
+
+
+def _write_mark(store: ObjectStore, plan: PrunePlan) -> int:
+    """One mark with what is new, and with what stands in earlier ones and is named: those can go
+    once what they say of unnamed packs is done."""
+    if not plan.unnamed and not plan.retired:
+        return 0
+    retired = [*plan.retired, *plan.retiring]
+    write_mark(store, plan.workspace, plan.marks, plan.unnamed, retired)
+    return 1
+
+
+def _remove_marks(store: ObjectStore, workspace: WorkspaceName) -> int:
+    """Remove the marks whose packs are all gone, or stand in a later mark. A pack's last mark is
+    never removed while the pack is there, so that no snapshot ever refers to it again."""
+    # In this order: a pack that stands in one of these marks and is gone by now never comes back.
+    marks = read_marks(store, workspace)
+    left = _packs(store, workspace)
+    later: set[bytes] = set()
+    done = []
+    for mark in reversed(marks):
+        if all(pack in later or pack not in left for pack in mark.packs):
+            done.append(mark.key)
+        else:
+            later |= mark.packs
+    store.delete(done)
+    return len(done)
+
+
+def _in(sets: Iterable[frozenset[bytes]]) -> set[bytes]:
+    return {pack_id for one in sets for pack_id in one}
+
+
+def _marked(packs: Mapping[bytes, StoredObject]) -> list[Marked]:
+    return [Marked(pack_id.hex(), found.bytes) for pack_id, found in sorted(packs.items())]
+
+
+def _share(packs: Mapping[bytes, StoredObject]) -> PackShare:
+    return PackShare(len(packs), sum(found.bytes for found in packs.values()))
+
+
+def _next_free(waiting: Container[bytes], early: Sequence[Mark], rules: PruneRules) -> float | None:
+    due = [m.made_unix + rules.grace_s for m in early if any(i in waiting for i in m.unnamed)]
+    return min(due, default=None)

@@ -1,0 +1,110 @@
+"""What the flows of upkeep hand back: small, typed, without a secret, under 64 KiB."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from torpor.control.reports import HibernateReport, Row
+from torpor.control.upkeep.retention import Verdict
+from torpor.shared.values import SnapshotId, WorkspaceName
+
+MOST_ROWS: Final = 200
+"""Rows of a table in the UI. Python has all of them: flows.listing."""
+
+
+class Table(msgspec.Struct, frozen=True):
+    """What a look at snapshots found; ``count`` says how many rows there are in truth."""
+
+    workspace: WorkspaceName
+    title: str
+    count: int
+    shown: list[Row]
+
+    def rows(self) -> list[Row]:
+        """The table; its last row says how much is left out."""
+        more = self.count - len(self.shown)
+        if not self.shown:
+            return [{"result": "nothing"}]
+        if not more:
+            return self.shown
+        columns = list(self.shown[0])
+        rest = {columns[0]: f"and {more:,} more: flows.listing has them all in Python"}
+        return [*self.shown, {name: rest.get(name, "") for name in columns}]
+
+
+class BackupReport(msgspec.Struct, frozen=True):
+    """A new verified snapshot, and what retention did. A dry run took and deleted nothing:
+    ``snapshot`` is then None, and ``verdicts`` are what the next backup would decide."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId | None
+    hibernated: HibernateReport | None
+    verdicts: list[Verdict]
+    deleted: list[SnapshotId]
+
+    @property
+    def dry_run(self) -> bool:
+        return self.snapshot is None
+
+    def rows(self) -> list[Row]:
+        """One row for each snapshot: what became of it and why; at most 200."""
+        rows = [
+            {
+                "snapshot": verdict.snapshot,
+                "kept": "yes" if verdict.kept else self._gone(verdict),
+                "because": "; ".join(verdict.reasons) or "no rule keeps it",
+            }
+            for verdict in self.verdicts
+        ]
+        return Table(self.workspace, "", len(rows), rows[:MOST_ROWS]).rows()
+
+    def _gone(self, verdict: Verdict) -> str:
+        if self.dry_run:
+            return "no: it would be deleted"
+        return "deleted" if verdict.snapshot in self.deleted else "pinned or gone meanwhile"
+
+
+class FreshnessReport(msgspec.Struct, frozen=True):
+    """The newest snapshot is as young as the schedule asks."""
+
+    workspace: WorkspaceName
+    newest: SnapshotId
+    age_hours: float
+    most_hours: float
+
+    def rows(self) -> list[Row]:
+        return [
+            {"what": "newest snapshot", "value": self.newest},
+            {"what": "age", "value": f"{self.age_hours:.1f} hours"},
+            {"what": "allowed", "value": f"{self.most_hours:.1f} hours"},
+        ]
+
+
+class PathReport(msgspec.Struct, frozen=True):
+    """A file or directory of a snapshot that is on a machine again, every byte compared."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    path: str
+    machine: str
+    restored_to: str
+    files: int
+    bytes: int
+    stored_bytes: int
+    warnings: list[str]
+    seconds: dict[str, float]
+
+    def rows(self) -> list[Row]:
+        phases = ", ".join(f"{name} {value:.2f}" for name, value in self.seconds.items())
+        return [
+            {"what": "snapshot", "value": self.snapshot},
+            {"what": "path", "value": self.path},
+            {"what": "machine", "value": self.machine},
+            {"what": "restored to", "value": self.restored_to},
+            {"what": "files", "value": f"{self.files:,}"},
+            {"what": "bytes", "value": f"{self.bytes:,}, fetched as {self.stored_bytes:,}"},
+            {"what": "warnings", "value": "; ".join(self.warnings) or "none"},
+            {"what": "seconds by phase", "value": phases},
+        ]

@@ -1,0 +1,238 @@
+"""Verifying snapshots from the control side: what is there, what is wrong, and whom it concerns.
+
+``survey`` looks at everything that manifests and a listing say. What only reading shows is asked
+of a machine's agent (remote/examination.py) and told to the survey with ``heard``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.snapshots import open_manifest, snapshot_ids
+from torpor.control.upkeep.pins import pinned_ids
+from torpor.shared.errors import ManifestInvalid, SnapshotMissing, StoreCorrupt, WrongKey
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import FILE, HARDLINK, Chunk, Manifest, Pack
+from torpor.shared.format.names import manifest_key, pack_key, packs_prefix
+from torpor.shared.values import ObjectKey, SnapshotId, WorkspaceName
+
+SHOWN: Final = 10
+"""Paths and objects that a verdict spells out; the counts are always whole."""
+_MOST_PATH: Final = 150
+"""Characters of a path in a verdict."""
+
+_FAULTS: Final = (ManifestInvalid, SnapshotMissing, StoreCorrupt, WrongKey)
+"""What is a verdict on a manifest. One flipped bit of its header can look like another key."""
+
+Fault = Literal["missing", "cut short", "of another size", "damaged"]
+
+
+class PackFault(msgspec.Struct, frozen=True):
+    """What is wrong with one pack. ``lost``: the offsets of the chunks that cannot be had any
+    more, or None where nobody has read it: then it may be all of them."""
+
+    fault: Fault
+    lost: frozenset[int] | None
+
+
+class SnapshotVerdict(msgspec.Struct, frozen=True):
+    """What a verify found of one snapshot. ``fault`` is of the snapshot as such: its manifest or
+    its drill. ``damaged_files`` may be lost; where packs were read, they are."""
+
+    snapshot: SnapshotId
+    fault: str
+    files: int
+    damaged_files: int
+    paths: list[str]  # the first of those
+    damaged_objects: int
+    objects: list[ObjectKey]  # the first of those
+
+    @property
+    def whole(self) -> bool:
+        return not self.fault and not self.damaged_objects
+
+    @property
+    def restorable(self) -> bool:
+        """Every file can be had, though an object may not be as it was written."""
+        return not self.fault and not self.damaged_files
+
+
+class Survey:
+    """What is known so far of the snapshots of a workspace. One manifest is in memory at a time;
+    what stays of each is its packs, and of all together their chunks."""
+
+    def __init__(self, store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> None:
+        self.workspace = workspace
+        self.faults: dict[bytes, PackFault] = {}
+        self.unproven: set[bytes] = set()
+        """Packs of the right size whose MD5 the store does not show: reading them tells."""
+        self.objects = 0
+        self.bytes = 0
+        self._store = store
+        self._seal = seal
+        self._snapshots: dict[SnapshotId, _Surveyed] = {}
+        self._chunks: dict[Pack, dict[tuple[int, bytes], Chunk]] = {}
+
+    def look(self, snapshot: SnapshotId) -> None:
+        """Read one manifest, and keep which packs and chunks it uses."""
+        self.objects += 1
+        try:
+            manifest, root = self._manifest(snapshot)
+        except _FAULTS as fault:
+            key = manifest_key(self.workspace, snapshot)
+            self._snapshots[snapshot] = _Surveyed("", str(fault), 0, frozenset(), [key])
+            return
+        used = [self._chunks.setdefault(pack, {}) for pack in manifest.packs]
+        for chunk in manifest.chunks:
+            used[chunk.pack].setdefault((chunk.offset, chunk.name), chunk)
+        files = sum(entry.kind in (FILE, HARDLINK) for entry in manifest.entries)
+        packs = frozenset(pack.id for pack in manifest.packs)
+        self._snapshots[snapshot] = _Surveyed(root.hex(), "", files, packs, [])
+
+    def compare(self) -> None:
+        """Every pack against what the store lists."""
+        there = {one.key: one for one in self._store.list(packs_prefix(self.workspace))}
+        for pack in self._chunks:
+            self.objects += 1
+            self.bytes += pack.size
+            one = there.get(pack_key(self.workspace, pack.id))
+            if one is None:
+                self.faults[pack.id] = PackFault("missing", None)
+            elif one.bytes != pack.size:
+                fault: Fault = "cut short" if one.bytes < pack.size else "of another size"
+                self.faults[pack.id] = PackFault(fault, None)
+            elif one.md5 is None:
+                self.unproven.add(pack.id)
+            elif one.md5 != pack.md5.hex():
+                self.faults[pack.id] = PackFault("damaged", None)
+
+    def works(self) -> list[tuple[Pack, list[Chunk]]]:
+        """Every pack with the chunks that snapshots use. Honest manifests agree where a chunk
+        begins and ends; of those that do not, the pack is named once for each opinion."""
+        found = []
+        for pack, chunks in self._chunks.items():
+            layers: list[list[Chunk]] = []
+            for chunk in sorted(chunks.values(), key=lambda c: c.offset):
+                for layer in layers:
+                    if layer[-1].offset + layer[-1].stored <= chunk.offset:
+                        layer.append(chunk)
+                        break
+                else:
+                    layers.append([chunk])
+            found += [(pack, layer) for layer in layers or [[]]]
+        return found
+
+    def heard(self, pack_id: bytes, fault: Fault | Literal[""], lost: Iterable[int]) -> None:
+        """What a machine found when it read the pack: it knows better than a listing."""
+        self.unproven.discard(pack_id)
+        known = self.faults.get(pack_id)
+        gone = frozenset(lost) | ((known.lost if known else None) or frozenset())
+        if fault:
+            self.faults[pack_id] = PackFault(fault, gone)
+        elif known is not None and known.fault == "damaged" and not gone:
+            del self.faults[pack_id]  # the store shows something that is not the MD5
+        elif known is not None:
+            self.faults[pack_id] = PackFault(known.fault, gone)
+
+    def blame(self, snapshot: SnapshotId, fault: str) -> None:
+        """A snapshot that is not what it should be, whatever its objects are."""
+        known = self._snapshots[snapshot]
+        self._snapshots[snapshot] = known._replace(fault=known.fault or fault)
+
+    def readable(self, snapshot: SnapshotId) -> bool:
+        """Whether its manifest could be read, so that more can be found out."""
+        return not self._snapshots[snapshot].fault
+
+    def root_of(self, snapshot: SnapshotId) -> str:
+        """The root hash in hex; empty where the manifest could not be read."""
+        return self._snapshots[snapshot].root
+
+    def verdicts(self) -> list[SnapshotVerdict]:
+        """One for each snapshot, newest first. Reads those manifests again that faults concern."""
+        return [
+            self._verdict(name, self._snapshots[name]) for name in sorted(self._snapshots)[::-1]
+        ]
+
+    def _verdict(self, snapshot: SnapshotId, known: _Surveyed) -> SnapshotVerdict:
+        bad = sorted(pack_id for pack_id in known.packs if pack_id in self.faults)
+        fault, paths = known.fault, list[str]()
+        if bad:
+            try:
+                paths = _damaged_paths(self._manifest(snapshot)[0], self.faults)
+            except _FAULTS as gone:
+                fault = fault or str(gone)
+        objects = known.objects + [pack_key(self.workspace, pack_id) for pack_id in bad]
+        return SnapshotVerdict(
+            snapshot=snapshot,
+            fault=fault,
+            files=known.files,
+            damaged_files=len(paths),
+            paths=[path[:_MOST_PATH] for path in paths[:SHOWN]],
+            damaged_objects=len(objects),
+            objects=objects[:SHOWN],
+        )
+
+    def _manifest(self, snapshot: SnapshotId) -> tuple[Manifest, bytes]:
+        return open_manifest(self._store, self.workspace, snapshot, self._seal)
+
+
+def survey(
+    store: ObjectStore, workspace: WorkspaceName, seal: Seal, wanted: Sequence[SnapshotId]
+) -> Survey:
+    """The quick look: every object that snapshots name exists, with its size and MD5.
+
+    Raises what the store raises: not knowing is no verdict.
+    """
+    found = Survey(store, workspace, seal)
+    for snapshot in wanted:
+        found.look(snapshot)
+    found.compare()
+    return found
+
+
+def to_verify(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
+    """Every snapshot there should be: the listed ones, and those that are pinned.
+
+    Raises SnapshotMissing where there is none: empty is not success.
+    """
+    every = sorted({*snapshot_ids(store, workspace), *pinned_ids(store, workspace)}, reverse=True)
+    if not every:
+        raise SnapshotMissing(
+            f"workspace {workspace} has no snapshot in {store.address}: there is nothing to "
+            "verify; check the workspace's name and store block"
+        )
+    return every
+
+
+class _Surveyed(NamedTuple):
+    root: str
+    fault: str
+    files: int
+    packs: frozenset[bytes]
+    objects: list[ObjectKey]
+
+
+def _damaged_paths(manifest: Manifest, faults: dict[bytes, PackFault]) -> list[str]:
+    """Every file with a lost chunk, under each of its names."""
+    of_packs = [faults.get(pack.id) for pack in manifest.packs]
+    lost = {
+        number
+        for number, chunk in enumerate(manifest.chunks)
+        if (fault := of_packs[chunk.pack]) is not None
+        and (fault.lost is None or chunk.offset in fault.lost)
+    }
+    files = {
+        (entry.root, entry.path)
+        for entry in manifest.entries
+        if entry.kind == FILE and any(extent.chunk in lost for extent in entry.extents)
+    }
+    return [
+        f"{manifest.roots[entry.root]}/{entry.path.decode(errors='backslashreplace')}"
+        for entry in manifest.entries
+        if (entry.root, entry.path) in files
+        or (entry.kind == HARDLINK and (entry.root, entry.target) in files)
+    ]

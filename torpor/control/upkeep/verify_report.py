@@ -1,0 +1,115 @@
+"""What a verify hands back: a verdict on each snapshot, and what can still be restored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from torpor.control.reports import Row
+from torpor.control.upkeep.verification import SnapshotVerdict, Survey
+from torpor.shared.values import SnapshotId, WorkspaceName
+
+Depth = Literal["quick", "full", "drill"]
+MOST_VERDICTS: Final = 20
+"""Verdicts on damaged snapshots that a report spells out; the counts are always whole."""
+MOST_NAMED: Final = 200
+"""Snapshots of each kind that a report names, the newest."""
+_PATHS_IN_ROW: Final = 5
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """Bytes are those in the store. The newest of the snapshots are named; the counts are whole."""
+
+    workspace: WorkspaceName
+    depth: Depth
+    snapshots: list[SnapshotId]
+    snapshot_count: int
+    whole: list[SnapshotId]
+    restorable: list[SnapshotId]
+    damaged: list[SnapshotVerdict]  # the first of them
+    damaged_count: int
+    objects: int
+    bytes: int
+    unproven: int  # packs whose MD5 the store hides, and that nobody has read
+    seconds: dict[str, float]
+
+    @classmethod
+    def of(
+        cls,
+        depth: Depth,
+        found: Survey,
+        verdicts: Sequence[SnapshotVerdict],
+        seconds: dict[str, float],
+    ) -> VerifyReport:
+        damaged = [verdict for verdict in verdicts if not verdict.whole]
+        return cls(
+            workspace=found.workspace,
+            depth=depth,
+            snapshots=[one.snapshot for one in verdicts][:MOST_NAMED],
+            snapshot_count=len(verdicts),
+            whole=[one.snapshot for one in verdicts if one.whole][:MOST_NAMED],
+            restorable=[one.snapshot for one in verdicts if one.restorable][:MOST_NAMED],
+            damaged=damaged[:MOST_VERDICTS],
+            damaged_count=len(damaged),
+            objects=found.objects,
+            bytes=found.bytes,
+            unproven=len(found.unproven),
+            seconds=seconds,
+        )
+
+    @property
+    def failed(self) -> bool:
+        return self.damaged_count > 0
+
+    def message(self) -> str:
+        """In a sentence: what is wrong, and what can still be restored."""
+        if not self.failed:
+            return (
+                f"all {self.snapshot_count} snapshots of workspace {self.workspace} are whole: "
+                f"{self.objects:,} objects, {self.bytes:,} bytes{self._unproven()}"
+            )
+        worst = self.damaged[0]
+        left = (
+            f"the newest that can be restored whole is {self.restorable[0]}"
+            if self.restorable
+            else "none can be restored whole; restore what is left of them path by path"
+        )
+        return (
+            f"{self.damaged_count} of {self.snapshot_count} snapshots of workspace "
+            f"{self.workspace} are damaged, first {worst.snapshot}: {_state(worst)}; {left}"
+        )
+
+    def rows(self) -> list[Row]:
+        """One row for each snapshot that is named."""
+        spelled = {verdict.snapshot: verdict for verdict in self.damaged}
+        rows = []
+        for snapshot in self.snapshots:
+            verdict = spelled.get(snapshot)
+            state = "whole" if snapshot in self.whole else "damaged"
+            rows.append(
+                {
+                    "snapshot": snapshot,
+                    "state": _state(verdict) if verdict else f"{state}{self._unproven()}",
+                    "files": ", ".join(verdict.paths[:_PATHS_IN_ROW]) if verdict else "",
+                    "objects": ", ".join(verdict.objects[:_PATHS_IN_ROW]) if verdict else "",
+                }
+            )
+        return rows
+
+    def _unproven(self) -> str:
+        if not self.unproven:
+            return ""
+        return f", but the store hides the MD5 of {self.unproven:,} packs: a full verify reads them"
+
+
+def _state(verdict: SnapshotVerdict) -> str:
+    if verdict.fault:
+        return verdict.fault
+    if not verdict.damaged_files:
+        return f"every file can be restored, {verdict.damaged_objects:,} objects are not as written"
+    return (
+        f"{verdict.damaged_files:,} of {verdict.files:,} files are lost or may be, "
+        f"in {verdict.damaged_objects:,} objects"
+    )

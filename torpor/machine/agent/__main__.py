@@ -1,0 +1,102 @@
+"""``python3 BUNDLE attach --home HOME`` and ``python3 BUNDLE daemon --home HOME``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from torpor.shared.errors import DiskFull, MachineError, TorporError
+
+COMPLETE: Final = ".complete"  # in a bundle: its content hash, written when all is there
+_STALE_S: Final = 3600.0  # a half-installed bundle of this age is nobody's
+
+
+def main(argv: list[str]) -> int:
+    """Run one of the two commands. ``attach`` says what went wrong as one JSON line on stdout."""
+    if len(argv) != 4 or argv[1] not in ("attach", "daemon") or argv[2] != "--home":
+        sys.stderr.write("usage: BUNDLE (attach|daemon) --home HOME\n")
+        return 2
+    bundle, home = Path(argv[0]).absolute(), Path(argv[3])
+    if argv[1] == "daemon":
+        return _daemon(bundle, home)
+    try:
+        _attach(bundle, home)
+    except TorporError as error:
+        return _say(error)
+    except OSError as error:
+        full = error.errno in (28, 122)  # ENOSPC, EDQUOT
+        kind = DiskFull if full else MachineError
+        return _say(kind(f"the agent in {home} cannot be attached to: {error}"))
+    return 0
+
+
+def _attach(bundle: Path, home: Path) -> None:
+    from torpor.machine.agent.attach import attach, own_command  # the daemon does not need it
+
+    attach(home, version(bundle), own_command(bundle, home))
+
+
+def _daemon(bundle: Path, home: Path) -> int:
+    # Imported here: attach must be quick, and these take most of a start's time.
+    from torpor.machine.agent.daemon import Daemon
+    from torpor.machine.agent.home import SOCKET, enter_home, hold_life_lock
+    from torpor.machine.agent.memory import keep_freed_chunks
+    from torpor.machine.agent.operations import operations
+    from torpor.machine.agent.runs import RunRegistry
+
+    home = enter_home(home)
+    life = hold_life_lock(home)
+    if life is None:
+        sys.stderr.write(f"another agent lives in {home}\n")
+        return 3
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if os.path.lexists(SOCKET):  # left by an agent that was killed: we hold the lock of the living
+        os.unlink(SOCKET)
+    listener.bind(SOCKET)
+    os.chmod(SOCKET, 0o600)
+    keep_freed_chunks()
+    runs = RunRegistry(home)
+    daemon = Daemon(home, version(bundle), operations(runs), runs)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: daemon.stop())
+    listener.listen(64)
+    _remove_other_bundles(bundle)
+    daemon.serve(listener)
+    if os.path.lexists(SOCKET):
+        os.unlink(SOCKET)
+    return 0
+
+
+def version(bundle: Path) -> str:
+    """The content hash that the bundle was installed under; "source" outside of a bundle."""
+    try:
+        return (bundle / COMPLETE).read_text("ascii").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return "source"
+
+
+def _remove_other_bundles(bundle: Path) -> None:
+    """Only one agent lives in a HOME, so the other bundles there are old or half-installed."""
+    if not (bundle / COMPLETE).is_file():
+        return
+    for other in bundle.parent.iterdir():
+        fresh = time.time() - other.lstat().st_mtime < _STALE_S
+        if other != bundle and not (other.name.startswith(".") and fresh):
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _say(error: TorporError) -> int:
+    sys.stdout.write(json.dumps({"error": error.to_wire()}) + "\n")
+    sys.stdout.flush()
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,94 @@
+"""The agent's folder on the machine: ours alone, marked as ours, never somebody else's."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from torpor.shared.errors import AgentLost, InvalidInput, MachineUnfit
+
+SOCKET: Final = "agent.sock"  # connected to by its relative name: sun_path holds 108 bytes
+MARKER: Final = ".torpor-home"  # without it a folder is not ours, and is not removed
+START_LOCK: Final = "agent.start"
+LIFE_LOCK: Final = "agent.alive"  # held, and holding the process id, as long as the agent lives
+BUNDLES: Final = "bundles"
+
+
+def enter_home(home: Path) -> Path:
+    """Make ``home`` where it is missing, check that it is ours and private, and chdir to it.
+
+    Returns its absolute path. A folder with something in it and without our marker is refused.
+    """
+    if not home.is_absolute():
+        raise InvalidInput(f"the agent's folder {home} must be an absolute path")
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chdir(home)
+    facts = os.stat(".")
+    if facts.st_uid != os.geteuid():
+        raise MachineUnfit(
+            f"the agent's folder {home} belongs to user {facts.st_uid}, not to {os.geteuid()}"
+        )
+    if not os.path.lexists(MARKER):
+        if any(name != BUNDLES for name in os.listdir(".")):
+            raise MachineUnfit(
+                f"the agent's folder {home} holds files that are not torpor's: name another one"
+            )
+        os.close(os.open(MARKER, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    if stat.S_IMODE(facts.st_mode) != 0o700:
+        os.chmod(".", 0o700)
+    return home
+
+
+@contextmanager
+def start_lock(home: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the right to start an agent here; AgentLost when another keeps it for too long."""
+    fd = os.open(home / START_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        give_up = time.monotonic() + timeout_s
+        while not try_lock(fd):
+            if time.monotonic() >= give_up:
+                raise AgentLost(f"another start of the agent in {home} takes over {timeout_s:g} s")
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(fd)
+
+
+def hold_life_lock(home: Path) -> int | None:
+    """Become the agent of ``home`` for as long as this process lives; None: there is one.
+
+    The lock goes with the process, so nothing stale is left by a kill.
+    """
+    fd = os.open(home / LIFE_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not try_lock(fd):
+        os.close(fd)
+        return None
+    os.ftruncate(fd, 0)
+    os.write(fd, f"{os.getpid()}\n".encode("ascii"))
+    return fd
+
+
+def agent_alive(home: Path) -> bool:
+    """Whether an agent's process lives, even where its socket does not answer."""
+    try:
+        fd = os.open(home / LIFE_LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not try_lock(fd)
+    finally:
+        os.close(fd)
+
+
+def try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,120 @@
+"""A command of the user's, run on the machine within a run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import IO, Any, Final
+
+from torpor.shared.errors import HookFailed, InvalidInput
+
+_IN_MEMORY: Final = "/dev/shm"  # noqa: S108 - the file has no name there
+_TAIL_BYTES: Final = 4096
+_MOST_BYTES: Final = 1 << 20
+_POLL_S: Final = 0.2
+
+
+def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> dict[str, Any]:
+    """Run the quiesce hook and wait for it; what it leaves in the background may go on.
+
+    Its exit status (0), its seconds and the end of what it said. HookFailed where it cannot start,
+    fails or takes too long; one that takes too long, or that runs when ``check`` raises, is ended
+    with its whole process group.
+    """
+    if not argv:
+        raise InvalidInput("the quiesce hook is an empty list: give a program and its arguments")
+    started = time.monotonic()
+    with _unnamed_file(argv[0]) as file:
+        words = _Words(file)
+        process = _start(argv, file)
+        try:
+            while process.poll() is None:
+                check()
+                words.trim()
+                if time.monotonic() - started > timeout_s:
+                    raise HookFailed(
+                        f"the quiesce hook {argv[0]!r} took longer than {timeout_s:.0f} s and was "
+                        "ended: raise its time limit, or make it finish"
+                    )
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        tail = words.last()
+    if process.returncode != 0:
+        raise HookFailed(
+            f"the quiesce hook {argv[0]!r} ended with status {process.returncode}, having said: "
+            f"{tail.strip() or 'nothing'}. Mend it, or take it out of the workspace block"
+        )
+    return {"exit": process.returncode, "seconds": time.monotonic() - started, "tail": tail}
+
+
+def _start(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=os.path.expanduser("~"),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise HookFailed(
+            f"the quiesce hook {argv[0]!r} cannot be started on the machine: {error.strerror}. "
+            "Mend `quiesce` in the workspace block: a program there, and its arguments"
+        ) from None
+
+
+def _unnamed_file(hook: str) -> IO[bytes]:
+    """For what a hook says: a pipe would hold up, or end, a server that it starts and that goes on
+    talking when nobody reads any more. In memory where the disk is full: then as well a machine is
+    put to sleep."""
+    with suppress(OSError):
+        return _with_room(None)
+    try:
+        return _with_room(_IN_MEMORY)
+    except OSError as error:
+        raise HookFailed(
+            f"the quiesce hook {hook!r} was not started: there is no room on the machine for what "
+            f"it says, neither on the disk nor in {_IN_MEMORY} ({error.strerror}). Make some"
+        ) from None
+
+
+def _with_room(folder: str | None) -> IO[bytes]:
+    with ExitStack() as stack:
+        file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+        os.posix_fallocate(file.fileno(), 0, _MOST_BYTES)
+        os.ftruncate(file.fileno(), 0)
+        stack.pop_all()
+    return file
+
+
+class _Words:
+    """The end of what others append to a file. While they are waited for, the rest is dropped."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._fd = file.fileno()
+        self._before = b""
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)  # shared with whoever inherits the file
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_APPEND)
+
+    def trim(self) -> None:
+        if os.fstat(self._fd).st_size > _MOST_BYTES:
+            self._before = self._end()
+            os.ftruncate(self._fd, 0)
+
+    def last(self) -> str:
+        return (self._before + self._end())[-_TAIL_BYTES:].decode(errors="replace")
+
+    def _end(self) -> bytes:
+        size = os.fstat(self._fd).st_size
+        return os.pread(self._fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))

@@ -1,0 +1,176 @@
+"""One file or directory of a snapshot, brought into a directory beside what is there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+from blake3 import blake3
+
+from torpor.machine.agent.manifests import Wanted, read_wanted
+from torpor.machine.agent.restore import SHOWN, RestoreRun
+from torpor.machine.pipeline.download import RestoreJournal, RestorePlan, in_pieces
+from torpor.machine.tree.compare import compare_tree
+from torpor.machine.tree.walk import absolute_root
+from torpor.machine.tree.write import TreeWriter
+from torpor.shared.errors import InvalidInput
+from torpor.shared.format.checks import check_manifest
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.selection import select
+from torpor.shared.values import WorkspaceName
+from torpor.shared.wire.protocol import Call
+
+_STAGE: Final = b".torpor-"
+"""A restore is written, finished and compared in a directory of this name, beside its place."""
+
+_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
+"""What a file system without hard links says."""
+
+
+class PathRun(RestoreRun):
+    """A restore of a part of a snapshot. What the agent knows of the workspace as a whole stays
+    as it was. Nothing is at its place before every byte has been compared."""
+
+    def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
+        super().__init__(home, run, workspace)
+        self._stage = b""
+        self._placed: dict[str, Any] | None = None
+
+    def begin_path(
+        self,
+        wanted: Wanted,
+        key: bytes | None,
+        chosen: tuple[int, bytes],
+        into: str,
+        aside: bool,
+        max_parts: int,
+        part_bytes: int,
+        call: Call,
+    ) -> dict[str, Any]:
+        """Read and check the manifest, look at the place, plan what to fetch. Once a run; an
+        agent that was started anew goes on with what the lost one has written for this run.
+
+        ``chosen`` is a root's number and a path below it. ``aside``: what has the name already is
+        renamed in the end; otherwise it is refused now.
+        """
+        if self._begun is not None:
+            return self._begun
+        self._seal = Seal(key)
+        _, manifest = read_wanted(wanted, self._seal, self.transfer(call))
+        self._manifest, self._name = select(manifest, *chosen)
+        check_manifest(self._manifest, f"what was chosen of snapshot {wanted.snapshot}")
+        self._into = os.fsencode(absolute_root(into))
+        self._aside = aside
+        self._snapshot = wanted.snapshot
+        self._refuse_what_is_there()
+        own = blake3(self.id.encode()).hexdigest(8).encode()
+        self._stage = os.path.join(self._into, _STAGE + own)
+        self._targets = [self._stage]
+        identity = blake3(wanted.root + self._stage + b"\0" + chosen[1]).digest()
+        self._journal = RestoreJournal(self.state.folder / "path", identity)
+        if not os.path.isdir(self._stage):
+            self._journal.clear()  # what it says was written went with a run that was given up
+        self._done = self._journal.done() or set()
+        self._plan = RestorePlan(self._manifest, max_parts, self._done, part_bytes)
+        self._check_space()
+        os.makedirs(self._into, mode=0o755, exist_ok=True)
+        if not os.path.isdir(self._stage):
+            os.mkdir(self._stage, 0o700)
+        self._journal.begin()
+        self._writer = TreeWriter(self._targets)
+        self._writer.prepare(self._manifest.entries, in_pieces, anew=not self._done)
+        self._writer.close()
+        self._begun = self._described()
+        return self._begun
+
+    def compare(self, full: bool, call: Call) -> dict[str, Any]:
+        """Read and hash every byte, and then put it in its place. Once a run."""
+        if self._placed is not None:
+            return self._placed
+        self.finish()
+        result = compare_tree(
+            self._manifest.entries,
+            self._manifest.chunks,
+            self._targets,
+            self._seal,
+            full=full,
+            owners=os.geteuid() == 0,
+            refused_xattrs=self._writer.refused_xattrs,
+            progress=lambda size: call.emit({"bytes": size}),
+            check=lambda: self.check(call),
+        )
+        answer: dict[str, Any] = {
+            "files": result.files,
+            "bytes": result.bytes,
+            "differences": result.differences[:SHOWN],
+            "difference_count": len(result.differences),
+        }
+        if not result.differences:
+            self._put_in_place()
+            self._placed = answer
+        return answer
+
+    def _described(self) -> dict[str, Any]:
+        place = os.fsdecode(os.path.join(self._into, self._name))
+        return {**super()._described(), "roots": [place]}
+
+    def _refuse_what_is_there(self) -> None:
+        place = os.path.join(self._into, self._name)
+        if os.path.lexists(self._into) and not os.path.isdir(self._into):
+            raise InvalidInput(
+                f"{os.fsdecode(self._into)} on the machine is no directory: name one that is, "
+                "or one that is not there yet"
+            )
+        if os.path.lexists(place) and not self._aside:
+            raise InvalidInput(
+                f"{os.fsdecode(place)} is on the machine already: torpor never overwrites; restore "
+                "into another directory, or have what is there moved aside"
+            )
+
+    def _put_in_place(self) -> None:
+        staged = os.path.join(self._stage, self._name)
+        place = os.path.join(self._into, self._name)
+        if self._aside and os.path.lexists(place):
+            os.rename(place, _free_name(place + b".before-" + self._snapshot.encode()))
+        try:
+            if stat.S_ISDIR(os.lstat(staged).st_mode):
+                os.rename(staged, place)  # the kernel refuses where something is in the way
+            else:
+                os.link(staged, place, follow_symlinks=False)  # unlike rename, never replaces
+        except OSError as exc:
+            if os.path.lexists(place):
+                raise InvalidInput(
+                    f"{os.fsdecode(place)} came to be on the machine while it was restored: "
+                    "nothing was overwritten; end what writes there, and restore again"
+                ) from None
+            if exc.errno not in _NO_LINKS:
+                raise
+            os.rename(staged, place)
+        self._journal.clear()
+
+    def _give_back(self) -> None:
+        if self._stage:
+            _remove(self._stage)
+        super()._give_back()
+
+
+def _free_name(wanted: bytes) -> bytes:
+    name, number = wanted, 1
+    while os.path.lexists(name):
+        number += 1
+        name = b"%s-%d" % (wanted, number)
+    return name
+
+
+def _remove(stage: bytes) -> None:
+    """Remove a directory of ours, whatever modes its contents were given."""
+    for folder, names, _ in os.walk(stage):
+        for name in names:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)
+    shutil.rmtree(stage, ignore_errors=True)

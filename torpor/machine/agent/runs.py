@@ -1,0 +1,195 @@
+"""The runs an agent holds: at most one for each workspace."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+from torpor.machine.agent.state import WorkspaceState
+from torpor.shared.errors import AgentLost, RunCancelled, WorkspaceBusy
+from torpor.shared.transfer.connections import Connections
+from torpor.shared.transfer.transfer import Transfer
+from torpor.shared.values import WorkspaceName
+from torpor.shared.wire.protocol import Call
+
+WORKERS: Final = max(4, min(8, 2 * (os.cpu_count() or 1)))
+"""Parts worked at the same time. Each holds at most a pack (64 MiB) and three chunks: 8 of them
+stay under 0.75 GiB, and their connections fill what one connection cannot. Two for each core:
+what two cores encode, four connections carry, and more would only hold memory."""
+
+_POLL_S: Final = 0.2
+
+
+class Run:
+    """One snapshot or restore of a workspace, from its begin to its end. Holds the workspace."""
+
+    def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
+        self.id = run
+        self.workspace = workspace
+        self.state = WorkspaceState(home, workspace)
+        self.state.lock(workspace)
+        self.connections = Connections(timeout_s=60.0)
+        self.beginning = threading.Lock()
+        """Held by what is done once a run: several requests may find at once that it must."""
+        self._lock = threading.Lock()
+        self._calls = self._writing = 0
+        self._ended: str | None = None
+
+    @contextmanager
+    def serving(self, call: Call) -> Iterator[None]:
+        """Count a request in, so that the workspace is only given back after the last one."""
+        with self._lock:
+            if self._ended is not None:
+                raise RunCancelled(f"run {self.id} has ended: {self._ended}")
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls -= 1
+                last = self._calls == 0 and self._ended is not None
+            if last:
+                self._give_back()
+
+    @contextmanager
+    def starting(self, call: Call) -> Iterator[None]:
+        """Serve the request that begins the run, one at a time; where it fails, so does the run."""
+        with self.serving(call), self.beginning:
+            try:
+                yield
+            except BaseException:
+                self.end("it could not begin")
+                raise
+
+    @contextmanager
+    def alone(self, call: Call) -> Iterator[None]:
+        """Keep other requests out that begin the run, change what it knows, finish or check it: one
+        that is asked again, since its answer did not come, waits for the first."""
+        with self.beginning:
+            self.check(call)
+            yield
+
+    @contextmanager
+    def writing(self, call: Call) -> Iterator[None]:
+        """Count a part in that writes files: while one is at work, nothing finishes or checks them.
+        A part that comes only then waits."""
+        with self.alone(call), self._lock:
+            self._writing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writing -= 1
+
+    @contextmanager
+    def written(self, call: Call) -> Iterator[None]:
+        """As ``alone``, and behind every part: one that was asked for anew may still be writing
+        what the second has written already."""
+        with self.alone(call):
+            while self._writing:
+                time.sleep(_POLL_S)
+                self.check(call)
+            yield
+
+    def check(self, call: Call) -> None:
+        """Raise RunCancelled when the request or the run is to end."""
+        call.check()
+        if self._ended is not None:
+            raise RunCancelled(f"run {self.id} has ended: {self._ended}")
+
+    def transfer(self, call: Call) -> Transfer:
+        """A transfer for one request, over the run's connections."""
+        return Transfer(
+            connections=self.connections,
+            cancelled=lambda: call.cancelled() or self._ended is not None,
+        )
+
+    def end(self, reason: str) -> None:
+        """Give the workspace back, as soon as no request works on it any more. Idempotent."""
+        with self._lock:
+            if self._ended is not None:
+                return
+            self._ended = reason
+            idle = self._calls == 0
+        if idle:
+            self._give_back()
+
+    @property
+    def ended(self) -> bool:
+        return self._ended is not None
+
+    def _give_back(self) -> None:
+        self.connections.close()
+        self.state.unlock()
+
+
+R = TypeVar("R", bound=Run)
+
+
+class RunRegistry:
+    """Implements the daemon's ``Runs``. Thread-safe."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._lock = threading.Lock()
+        self._runs: dict[str, Run] = {}
+        self._workers = threading.BoundedSemaphore(WORKERS)
+
+    def add(self, kind: type[R], run: str, workspace: WorkspaceName) -> tuple[R, bool]:
+        """The run of that id, and whether it is new. WorkspaceBusy while another one is active."""
+        with self._lock:
+            self._runs = {i: r for i, r in self._runs.items() if not r.ended}
+            held = self._runs.get(run)
+            if isinstance(held, kind):
+                return held, False
+            other = next((r for r in self._runs.values() if r.workspace == workspace), None)
+            if other is not None:
+                raise WorkspaceBusy(
+                    f"run {other.id} works on workspace {workspace} on this machine: wait until it "
+                    "has ended; a run whose control side is gone ends by itself after a minute"
+                )
+            fresh = kind(self.home, run, workspace)
+            self._runs[run] = fresh
+            return fresh, True
+
+    def get(self, kind: type[R], run: str) -> R:
+        """The active run; AgentLost when this agent does not hold it (begin it again)."""
+        with self._lock:
+            held = self._runs.get(run)
+        if not isinstance(held, kind) or held.ended:
+            raise AgentLost(
+                f"the agent on the machine does not hold run {run}: it was started anew, or the "
+                "run was given up after a minute without its control side"
+            )
+        return held
+
+    @contextmanager
+    def worker(self, check: Callable[[], None]) -> Iterator[None]:
+        """Wait for one of the agent's workers; ``check`` may raise RunCancelled meanwhile."""
+        while not self._workers.acquire(timeout=_POLL_S):
+            check()
+        try:
+            yield
+        finally:
+            self._workers.release()
+
+    def active(self) -> bool:
+        with self._lock:
+            return any(not run.ended for run in self._runs.values())
+
+    def abandon(self, run: str, reason: str) -> None:
+        with self._lock:
+            held = self._runs.get(run)
+        if held is not None:
+            held.end(reason)
+
+    def close(self) -> None:
+        with self._lock:
+            runs = list(self._runs.values())
+        for run in runs:
+            run.end("the agent leaves")

@@ -1,0 +1,155 @@
+"""What the agent keeps of one workspace between runs: its last manifest and what was seen."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from torpor.machine.tree.walk import Held, Signature
+from torpor.shared.errors import ManifestInvalid, WorkspaceBusy, WrongKey
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import Manifest, decode_manifest
+from torpor.shared.values import SnapshotId, WorkspaceName
+
+
+class _Seen(msgspec.Struct, frozen=True, array_like=True):
+    """Signatures in the order of the manifest's entries."""
+
+    root: bytes
+    roots: list[bytes]
+    signatures: list[Signature | None]
+
+
+class Index(msgspec.Struct, frozen=True):
+    """The workspace as this machine knows it to be: equal to a snapshot, but for what changed."""
+
+    root: bytes
+    manifest: Manifest
+    held: list[dict[bytes, Held]]
+
+
+class SyncRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A sync that has begun to write and has not ended."""
+
+    token: bytes  # in the names of the files that it stages
+    snapshot: SnapshotId
+    target: bytes  # the root hash of the snapshot that the tree becomes
+    roots: list[bytes]
+    mixed: bool  # names have begun to change: the tree is neither the old snapshot nor the new one
+    staged: list[tuple[int, bytes, bytes]]  # root, path, and the directory that holds it meanwhile
+
+
+_UNREADABLE = SyncRecord(b"", SnapshotId("unknown"), b"", [], True, [])
+"""What a damaged record stands for: it may have been any sync, at any step."""
+
+
+class WorkspaceState:
+    """The folder ``HOME/workspaces/NAME`` (mode 0700)."""
+
+    def __init__(self, home: Path, workspace: WorkspaceName) -> None:
+        self.folder = home / "workspaces" / workspace
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.journal = self.folder / "journal"
+        self.restore_journal = self.folder / "restore"
+        self._sync_record = self.folder / "sync"
+        self._lock_fd: int | None = None
+
+    def lock(self, workspace: WorkspaceName) -> None:
+        """Hold the workspace on this machine until ``unlock`` or the end of the process."""
+        fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise WorkspaceBusy(
+                f"another agent on this machine works on workspace {workspace}: wait until its "
+                "run has ended"
+            ) from None
+        self._lock_fd = fd
+
+    def unlock(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def save_index(
+        self,
+        blob: bytes,
+        root: bytes,
+        roots: Sequence[bytes],
+        signatures: Sequence[Signature | None],
+    ) -> None:
+        """Remember that the disk equals the snapshot in ``blob``."""
+        seen = _Seen(root, list(roots), list(signatures))
+        self.forget_index()
+        _write(self.folder / "manifest", blob)
+        _write(self.folder / "seen", msgspec.msgpack.encode(seen))  # last: it makes both valid
+
+    def forget_index(self) -> None:
+        (self.folder / "seen").unlink(missing_ok=True)
+
+    def mirrored(self, roots: Sequence[bytes]) -> bytes | None:
+        """The root hash of the snapshot that ``roots`` were equal to when that was looked at."""
+        if (record := self.sync_record()) is not None and record.mixed:
+            return None
+        try:
+            seen = msgspec.msgpack.decode((self.folder / "seen").read_bytes(), type=_Seen)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+        return seen.root if seen.roots == list(roots) else None
+
+    def sync_record(self) -> SyncRecord | None:
+        """The sync that has not ended."""
+        try:
+            return msgspec.msgpack.decode(self._sync_record.read_bytes(), type=SyncRecord)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError:
+            return _UNREADABLE
+
+    def keep_sync_record(self, record: SyncRecord) -> None:
+        """Write it so that it is there after a power cut, before what it speaks of is done."""
+        _write(self._sync_record, msgspec.msgpack.encode(record), durable=True)
+
+    def clear_sync_record(self) -> None:
+        self._sync_record.unlink(missing_ok=True)
+
+    def load_index(
+        self, roots: Sequence[bytes], seal: Seal, among: set[bytes] | None
+    ) -> Index | None:
+        """The index, when it mirrors one of the snapshots whose roots are ``among`` (None: any)."""
+        try:
+            seen = msgspec.msgpack.decode((self.folder / "seen").read_bytes(), type=_Seen)
+            if (among is not None and seen.root not in among) or seen.roots != list(roots):
+                return None
+            blob = (self.folder / "manifest").read_bytes()
+            manifest, root = decode_manifest(blob, seal, "the agent's copy of the last manifest")
+        except (FileNotFoundError, msgspec.MsgspecError, ManifestInvalid, WrongKey):
+            return None  # absent or damaged: everything is read again, nothing is lost
+        if root != seen.root or len(seen.signatures) != len(manifest.entries):
+            return None
+        held: list[dict[bytes, Held]] = [{} for _ in roots]
+        for entry, signature in zip(manifest.entries, seen.signatures, strict=True):
+            if not entry.changed:
+                held[entry.root][entry.path] = Held(signature, entry)
+        return Index(root, manifest, held)
+
+
+def _write(path: Path, data: bytes, *, durable: bool = False) -> None:
+    partial = path.with_name(path.name + ".new")
+    with partial.open("wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    partial.replace(path)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,0 +1,452 @@
+"""The agent's half of a sync: look, stage, fetch what is missing, change the tree, check.
+
+Until ``finish`` nothing that stands on the disk is changed; what a run that was killed has staged
+is found again. From then on the tree is of two snapshots, and the record in the workspace's state
+says so until the check has found it whole: meanwhile nothing else is done with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from torpor.machine.agent.manifests import Wanted, read_wanted
+from torpor.machine.agent.runs import Run
+from torpor.machine.agent.state import Index, SyncRecord
+from torpor.machine.pipeline.download import PartRestored, RestorePlan, restore_part
+from torpor.machine.tree.apply import TreeChanger
+from torpor.machine.tree.changes import Staged, leave_out, plan_changes
+from torpor.machine.tree.compare import compare_tree
+from torpor.machine.tree.directories import Directories
+from torpor.machine.tree.staging import TOKEN_BYTES, Staging, staged_names
+from torpor.machine.tree.survey import OTHER, Name, Saved, Survey, survey
+from torpor.machine.tree.walk import (
+    Signature,
+    absolute_root,
+    compile_excludes,
+    sync_disk,
+    walk,
+)
+from torpor.shared.errors import (
+    DiskFull,
+    InvalidInput,
+    StillChanging,
+    UnsavedWork,
+    WorkspaceInvalid,
+)
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import FILE, HOLE, Entry, Extent, Manifest
+from torpor.shared.format.names import pack_key
+from torpor.shared.values import MIB, Grant, SnapshotId, WorkspaceName
+from torpor.shared.wire.protocol import Call
+
+SHOWN: Final = 20
+"""How many names a result or an error spells out; the count is always whole."""
+_SPARE_BYTES: Final = 64 * MIB
+"""Left free beyond the content: directories, metadata, the agent's own files."""
+
+Place = tuple[int, bytes]
+
+
+class SyncRun(Run):
+    """One snapshot being made of a tree that holds something already."""
+
+    def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
+        super().__init__(home, run, workspace)
+        self._begun: dict[str, Any] | None = None
+        self._planned: dict[str, Any] | None = None
+        self._finished: dict[str, Any] | None = None
+        self._changing = False  # from the first change of the directories on
+        self._done: set[int] = set()
+        self._before: SyncRecord | None = None
+        self._last: SnapshotId | None = None
+        self._target: Saved
+
+    def begin(
+        self,
+        wanted: Wanted,
+        key: bytes | None,
+        exclude: Sequence[str],
+        stored: Sequence[SnapshotId],
+        discard_local: bool,
+        call: Call,
+    ) -> dict[str, Any]:
+        """Look at the disk and say what would be done; writes nothing. Once a run.
+
+        ``stored``: the workspace's snapshots in the store. Raises UnsavedWork, naming what would
+        be lost, unless ``discard_local``.
+        """
+        if self._begun is not None:
+            return self._begun
+        if self.state.restore_journal.exists():
+            raise WorkspaceInvalid(
+                f"workspace {self.workspace} is only half on this machine: a wake of it never "
+                "finished. Wake it here again, which takes up where that stopped, then sync"
+            )
+        self._seal = Seal(key)
+        self._blob, self._manifest = read_wanted(wanted, self._seal, self.transfer(call))
+        self._root = wanted.root
+        self._targets = _resolved(self._manifest.roots)
+        before = self.state.sync_record()
+        mine = before is not None and (before.target, before.roots) == (self._root, self._targets)
+        if before is not None and before.mixed and not mine and not discard_local:
+            raise WorkspaceInvalid(
+                f"workspace {self.workspace} on this machine is half of it snapshot "
+                f"{before.snapshot}: a sync to that never finished. Sync to it again first, which "
+                "takes up where that stopped; or accept the loss with `discard_local`"
+            )
+        self._before = before
+        resumed = before is not None and mine and before.mixed
+        found = self._look(exclude, stored, resumed, call)
+        kept = set(found.unsaved) if resumed and not discard_local else set()
+        lost = [] if resumed else found.unsaved + found.removed
+        if lost and not discard_local:
+            raise UnsavedWork(self._refusal(lost, found))
+        self._names = _without(found.names, kept)
+        entries = self._target.entries
+        if kept:
+            entries = leave_out(entries, lambda root, path: (root, path) in kept)
+            self._target = Saved(entries, self._manifest.chunks)
+        mine_staged = before.staged if before is not None and mine else []
+        self._changes = plan_changes(
+            self._target,
+            self._names,
+            self._targets,
+            {(root, path): holder for root, path, holder in mine_staged},
+            owners=os.geteuid() == 0,
+        )
+        in_the_way = [name.entry for _, _, name in self._changes.removed if name.kind == OTHER]
+        if in_the_way and not discard_local:
+            raise UnsavedWork(
+                f"{_shown([e.path for e in in_the_way])}: FIFOs, sockets or devices on the machine "
+                f"stand where snapshot {wanted.snapshot} has something else, and no snapshot keeps "
+                "them. Nothing was changed: move them away, or accept the loss with `discard_local`"
+            )
+        self._check_space({(root, path) for root, path, _ in mine_staged})
+        staged = self._changes.staged
+        self._token = before.token if before is not None and mine else os.urandom(TOKEN_BYTES)
+        self._record = SyncRecord(
+            self._token,
+            wanted.snapshot,
+            self._root,
+            self._targets,
+            before is not None and before.mixed,
+            sorted({*mine_staged, *((s.entry.root, s.entry.path, s.holder) for s in staged)}),
+        )
+        self._begun = {
+            "last": self._last,
+            "roots": [os.fsdecode(target) for target in self._targets],
+            "files": sum(e.kind == FILE for e in entries),
+            "bytes": sum(e.size for e in entries),
+            "left_out": len(self._manifest.entries) - len(entries),
+            "staged": len(staged),
+            "staged_bytes": sum(s.entry.size for s in staged),
+            "removed": [_name(path) for _, path, _ in self._changes.removed[:SHOWN]],
+            "removed_count": len(self._changes.removed),
+            "kept": [_name(path) for _, path in sorted(kept)[:SHOWN]],
+            "kept_count": len(kept),
+            "discarded": [_name(path) for _, path in lost[:SHOWN]],
+            "discarded_count": len(lost),
+        }
+        return self._begun
+
+    def stage(self, max_parts: int, call: Call) -> dict[str, Any]:
+        """Make the new files beside the tree, from what stands here already, and plan what has to
+        be fetched. Once a run."""
+        if self._planned is not None:
+            return self._planned
+        self._directories = Directories(self._targets, "and sync again")
+        self._staging = Staging(self._token, self._directories)
+        self.state.keep_sync_record(self._record)
+        if self._before is not None and self._before.token != self._token:
+            _remove_staged(self._before, self._directories)
+        staged = self._staging.prepare(self._changes.staged, self._manifest.chunks, self._seal)
+        self._changes = self._changes._replace(staged=staged)
+        self._staging.copy(
+            staged, lambda size: call.emit({"bytes": size}), lambda: self.check(call)
+        )
+        self._plan = RestorePlan(self._lacking(staged), max_parts, set())
+        every = [pack for part in self._plan.parts for pack in part]
+        self._planned = {
+            "copied_bytes": sum(copy.length for s in staged for copy in s.copies),
+            "stored_bytes": self._plan.stored_bytes(every),
+            "parts": [
+                {
+                    "part": number,
+                    "bytes": self._plan.plain_bytes(part),
+                    "stored_bytes": self._plan.stored_bytes(part),
+                    "packs": [pack_key(self.workspace, pack) for pack in part],
+                }
+                for number, part in enumerate(self._plan.parts)
+            ],
+        }
+        return self._planned
+
+    def part(self, part: int, grants: Sequence[Grant], call: Call) -> dict[str, Any]:
+        """Fetch, check and stage what the granted packs hold and the disk does not."""
+
+        def progress(report: PartRestored) -> None:
+            call.emit({"bytes": report.bytes, "stored_bytes": report.stored_bytes})
+
+        report = restore_part(
+            self._plan,
+            self._seal,
+            self.transfer(call),
+            grants,
+            self._staging,
+            None,
+            self._done,
+            progress=progress,
+            check=lambda: self.check(call),
+        )
+        return {
+            "part": part,
+            "files": report.files,
+            "bytes": report.bytes,
+            "stored_bytes": report.stored_bytes,
+            "seconds": {
+                "get": report.seconds.get,
+                "decode": report.seconds.decode,
+                "write": report.seconds.write,
+            },
+        }
+
+    def finish(self, call: Call) -> dict[str, Any]:
+        """Read back every staged file, then change the tree. Once a run."""
+        if self._finished is not None:
+            return self._finished
+        if self._changing:
+            raise WorkspaceInvalid(
+                f"run {self.id} was stopped while it changed the directories, which are half of it "
+                f"snapshot {self._record.snapshot} now: sync to that again, which takes up where "
+                "this stopped"
+            )
+        missing = [n for n, uses in enumerate(self._plan.uses) if uses and n not in self._done]
+        if missing:
+            raise InvalidInput(
+                f"run {self.id} still lacks {len(missing)} chunks: sync all parts before finish"
+            )
+        wrong = self._staging.verify(
+            self._changes.staged,
+            self._manifest.chunks,
+            self._seal,
+            lambda size: call.emit({"bytes": size}),
+            lambda: self.check(call),
+        )
+        if wrong:
+            raise StillChanging(
+                f"{_shown(wrong)}: not what the snapshot has after it was made from files on the "
+                "machine, which changed meanwhile. Nothing was changed: sync again"
+            )
+        for target in self._targets:
+            sync_disk(target)  # a power cut must not leave empty files under new names
+        self._record = msgspec.structs.replace(self._record, mixed=True)
+        self.state.keep_sync_record(self._record)
+        self._changing = True
+        self._changer = TreeChanger(self._names, self._directories, self._staging)
+        self._changer.apply(
+            self._changes, self._target.entries, self._record.staged, lambda: self.check(call)
+        )
+        self._finished = {
+            "warnings": self._warnings()[:SHOWN],
+            "warning_count": len(self._warnings()),
+        }
+        return self._finished
+
+    def compare(self, full: bool, call: Call) -> dict[str, Any]:
+        """Compare what was changed with the snapshot; with ``full`` everything, every byte."""
+        self.finish(call)
+        untouched = {} if full else self._changes.untouched
+        entries = self._target.entries
+        looked = [n for n in range(len(entries)) if n not in untouched]
+        result = compare_tree(
+            [entries[n] for n in looked],
+            self._manifest.chunks,
+            self._targets,
+            self._seal,
+            full=full,
+            owners=os.geteuid() == 0,
+            refused_xattrs=self._changer.refused_xattrs,
+            progress=lambda size: call.emit({"bytes": size}),
+            check=lambda: self.check(call),
+        )
+        if not result.differences:
+            signatures = dict(zip(looked, result.signatures, strict=True)) | self._changes.untouched
+            self._complete(signatures)
+        return {
+            "files": result.files,
+            "bytes": result.bytes,
+            "differences": result.differences[:SHOWN],
+            "difference_count": len(result.differences),
+        }
+
+    def _look(
+        self, exclude: Sequence[str], stored: Sequence[SnapshotId], resumed: bool, call: Call
+    ) -> Survey:
+        excluded = self._excluded(exclude)
+        index = self.state.load_index(self._targets, self._seal, None)
+        self._last = None if index is None else index.manifest.snapshot
+        last, held = _last(index, len(self._targets), excluded)
+        self._target = _saved(self._manifest, excluded)
+        for target in self._targets:
+            os.makedirs(target, mode=0o755, exist_ok=True)
+        seen = walk(self._targets, held, excluded, lambda: self.check(call))
+        return survey(
+            seen,
+            held,
+            last,
+            self._target,
+            self._targets,
+            self._seal,
+            last_is_stored=self._last in stored,
+            owners=os.geteuid() == 0,
+            strict=not resumed,
+            check=lambda: self.check(call),
+        )
+
+    def _excluded(self, exclude: Sequence[str]) -> Callable[[bytes], bool] | None:
+        """What the user excludes, and what a run that was killed has staged."""
+        by_user = compile_excludes(exclude)
+        if self._before is None or not self._before.token:
+            return by_user
+        staged = staged_names(self._before.token)
+        return staged if by_user is None else lambda path: staged(path) or by_user(path)
+
+    def _lacking(self, staged: Sequence[Staged]) -> Manifest:
+        """The snapshot as if what need not be fetched were holes."""
+        missing = {file.number: set(file.missing) for file in staged}
+        entries = [
+            msgspec.structs.replace(entry, extents=_with_holes(entry, missing.get(number, set())))
+            if entry.extents
+            else entry
+            for number, entry in enumerate(self._target.entries)
+        ]
+        return msgspec.structs.replace(self._manifest, entries=entries)
+
+    def _refusal(self, lost: Sequence[Place], found: Survey) -> str:
+        there = {*found.unsaved}
+        words = [f"{_name(path)}{'' if (r, path) in there else ' (removed)'}" for r, path in lost]
+        more = len(words) - SHOWN
+        held = f"snapshot {self._last}, which it last held" if self._last else "any snapshot"
+        return (
+            f"{len(lost)} names on the machine are not as in {held}: {', '.join(words[:SHOWN])}"
+            f"{f' and {more} more' if more > 0 else ''}. Nothing was changed: save them with "
+            "`save_first`, or accept their loss with `discard_local`"
+        )
+
+    def _check_space(self, staged: set[Place]) -> None:
+        """What is old and what is new of a file are both on the disk for a while."""
+        needed: dict[int, tuple[int, int]] = {}
+        for file in self._changes.staged:
+            entry = file.entry
+            if (entry.root, entry.path) not in staged:
+                target = self._targets[entry.root]
+                device = os.stat(target).st_dev
+                size = sum(
+                    extent.length
+                    for number, extent in enumerate(entry.extents)
+                    if extent.chunk != HOLE and (file.patches is None or number in file.patches)
+                )
+                needed[device] = (needed.get(device, (0, 0))[0] + size, entry.root)
+        for size, root in needed.values():
+            st = os.statvfs(self._targets[root])
+            free = st.f_bavail * st.f_frsize
+            if size + _SPARE_BYTES > free:
+                raise DiskFull(
+                    f"{os.fsdecode(self._targets[root])} has {free:,} bytes free, and the files "
+                    f"that change need {size:,} beside the old ones: make room, then sync again; "
+                    "nothing was changed"
+                )
+
+    def _warnings(self) -> list[str]:
+        kept = self._changer.kept
+        stay = [f"{path!r} stays: it holds something that is excluded or new" for path in kept]
+        return self._changer.warnings + stay
+
+    def _complete(self, signatures: dict[int, Signature | None]) -> None:
+        """The tree is the snapshot: remember it as that, and forget the sync."""
+        by_place = {(e.root, e.path): n for n, e in enumerate(self._target.entries)}
+        touched = {(e.root, e.path) for e, _ in self._changes.touched}  # and read again next time
+        kept: list[Signature | None] = []
+        for entry in self._manifest.entries:
+            number = by_place.get((entry.root, entry.path), -1)
+            is_same = number >= 0 and self._target.entries[number] is entry
+            is_safe = is_same and (entry.root, entry.path) not in touched
+            kept.append(signatures.get(number) if is_safe else None)
+        for target in self._targets:
+            sync_disk(target)
+        self.state.save_index(self._blob, self._root, self._targets, kept)
+        self.state.clear_sync_record()
+
+
+def drop_staged(record: SyncRecord) -> None:
+    """Remove what a sync that changed nothing yet has left beside the tree."""
+    _remove_staged(record, Directories(record.roots, "and try again"))
+
+
+def _remove_staged(record: SyncRecord, directories: Directories) -> None:
+    staging = Staging(record.token, directories)
+    try:
+        for root, path, holder in record.staged:
+            staging.remove(root, path, holder)
+    finally:
+        directories.close()
+
+
+def _resolved(roots: Sequence[str]) -> list[bytes]:
+    """Where a snapshot's directories are on this machine; as a snapshot of them resolves them."""
+    resolved = [os.path.realpath(os.fsencode(absolute_root(root))) for root in roots]
+    home = os.path.realpath(os.fsencode(os.path.expanduser("~")))
+    for root, path in zip(roots, resolved, strict=True):
+        if path in (b"/", home):
+            raise WorkspaceInvalid(
+                f"workspace path {root} is {os.fsdecode(path)}: name a directory inside it"
+            )
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise WorkspaceInvalid(
+                f"workspace path {root} ({os.fsdecode(path)}) is a file on the machine: move it "
+                "away"
+            )
+    return resolved
+
+
+def _last(
+    index: Index | None, count: int, excluded: Callable[[bytes], bool] | None
+) -> tuple[Saved | None, Any]:
+    if index is None:
+        return None, [{} for _ in range(count)]
+    return _saved(index.manifest, excluded), index.held
+
+
+def _saved(manifest: Manifest, excluded: Callable[[bytes], bool] | None) -> Saved:
+    entries = manifest.entries
+    if excluded is not None:
+        entries = leave_out(entries, lambda _, path: excluded(path))
+    return Saved(entries, manifest.chunks)
+
+
+def _without(names: Sequence[dict[bytes, Name]], kept: set[Place]) -> list[dict[bytes, Name]]:
+    return [
+        {path: name for path, name in there.items() if (root, path) not in kept}
+        for root, there in enumerate(names)
+    ]
+
+
+def _with_holes(entry: Entry, missing: set[int]) -> tuple[Extent, ...]:
+    return tuple(
+        extent if number in missing else Extent(HOLE, 0, extent.length)
+        for number, extent in enumerate(entry.extents)
+    )
+
+
+def _name(path: bytes) -> str:
+    return path.decode(errors="backslashreplace") or "the directory itself"
+
+
+def _shown(paths: Sequence[bytes]) -> str:
+    more = len(paths) - SHOWN
+    return ", ".join(map(_name, paths[:SHOWN])) + (f" and {more} more" if more > 0 else "")

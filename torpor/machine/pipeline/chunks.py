@@ -1,0 +1,167 @@
+"""Which chunks a snapshot has, where each one lies, and who is storing the rest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from torpor.shared.errors import AgentLost
+from torpor.shared.format.manifest import Chunk, Entry, Extent, Pack
+
+
+class Place(NamedTuple):
+    """Where a chunk lies in its pack."""
+
+    pack: bytes  # the pack's id
+    encoding: int
+    offset: int
+    stored: int
+
+
+class Located(NamedTuple):
+    """A chunk that stands in a pack that the store is known to have."""
+
+    name: bytes
+    plain: int
+    place: Place
+
+
+class ChunkTable:
+    """Numbers chunks for one run. Thread-safe.
+
+    A chunk is claimed by the first part that meets it; others refer to it at once. A claim whose
+    pack was never confirmed has no place, and whatever refers to it is read again in the next pass.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: list[bytes] = []
+        self._plain: list[int] = []
+        self._places: list[Place | None] = []
+        self._pending: set[int] = set()
+        self._numbers: dict[bytes, int] = {}
+        self._known: dict[bytes, Located] = {}
+        self._packs: dict[bytes, Pack] = {}
+        self._lost: set[bytes] = set()
+
+    def adopt(self, chunks: Sequence[Chunk], packs: Sequence[Pack]) -> None:
+        """Take over a manifest's chunks under their own numbers; only as the very first call."""
+        if self._names:
+            raise RuntimeError("adopt comes first: numbers are taken already")
+        for chunk in chunks:
+            self._numbers[chunk.name] = len(self._names)
+            self._names.append(chunk.name)
+            self._plain.append(chunk.plain)
+            self._places.append(
+                Place(packs[chunk.pack].id, chunk.encoding, chunk.offset, chunk.stored)
+            )
+        self._packs.update((pack.id, pack) for pack in packs)
+
+    def know(self, located: Iterable[Located], packs: Iterable[Pack]) -> None:
+        """Chunks that the store holds already and that may be referred to."""
+        with self._lock:
+            for one in located:
+                if one.place.pack not in self._lost:
+                    self._known.setdefault(one.name, one)
+            for pack in packs:
+                self._packs.setdefault(pack.id, pack)
+
+    def claim(self, name: bytes, plain: int) -> tuple[int, bool]:
+        """The chunk's number, and whether the caller has to store it."""
+        with self._lock:
+            number = self._numbers.get(name)
+            if number is None:
+                number = len(self._names)
+                self._numbers[name] = number
+                self._names.append(name)
+                self._plain.append(plain)
+                known = self._known.get(name)
+                self._places.append(known.place if known else None)
+            if self._places[number] is not None or number in self._pending:
+                return number, False
+            self._pending.add(number)
+            return number, True
+
+    def settle(self, pack: Pack, places: Iterable[tuple[int, Place]]) -> list[Located]:
+        """The store has confirmed ``pack``: its chunks have places now."""
+        with self._lock:
+            self._packs[pack.id] = pack
+            located = []
+            for number, place in places:
+                self._places[number] = place
+                self._pending.discard(number)
+                located.append(Located(self._names[number], self._plain[number], place))
+            return located
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """Give claims back: their pack did not reach the store."""
+        with self._lock:
+            self._pending.difference_update(numbers)
+
+    def lose(self, pack_ids: set[bytes]) -> None:
+        """These packs are gone from the store, or soon will be: their chunks have no place any
+        more, and no snapshot that is read later brings it back."""
+        with self._lock:
+            self._lost |= pack_ids
+            for number, place in enumerate(self._places):
+                if place is not None and place.pack in pack_ids:
+                    self._places[number] = None
+            self._known = {n: k for n, k in self._known.items() if k.place.pack not in pack_ids}
+
+    def has_place(self, number: int) -> bool:
+        return self._places[number] is not None
+
+    def compact(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[Chunk], list[Pack]]:
+        """The manifest's tables: what ``entries`` use and nothing else, numbered anew.
+
+        Raises AgentLost when a chunk in use has no place: its part was lost; ask for a new pass.
+        """
+        used = sorted({e.chunk for entry in entries for e in entry.extents if e.chunk >= 0})
+        packs: dict[bytes, int] = {}
+        chunks = []
+        for number in used:
+            place = self._places[number]
+            if place is None:
+                raise AgentLost("a chunk of this snapshot was never stored: make another pass")
+            pack = packs.setdefault(place.pack, len(packs))
+            chunks.append(
+                Chunk(
+                    self._names[number],
+                    self._plain[number],
+                    place.encoding,
+                    pack,
+                    place.offset,
+                    place.stored,
+                )
+            )
+        if used != list(range(len(used))):
+            entries = _renumbered(entries, {old: new for new, old in enumerate(used)})
+        return list(entries), chunks, [self._packs[pack_id] for pack_id in packs]
+
+
+def _renumbered(entries: Sequence[Entry], numbers: dict[int, int]) -> list[Entry]:
+    def moved(entry: Entry) -> Entry:
+        if not entry.extents:
+            return entry
+        extents = tuple(
+            Extent(numbers[e.chunk], e.offset, e.length) if e.chunk >= 0 else e
+            for e in entry.extents
+        )
+        return Entry(
+            entry.kind,
+            entry.root,
+            entry.path,
+            entry.mode,
+            entry.uid,
+            entry.gid,
+            entry.mtime_ns,
+            entry.size,
+            extents,
+            entry.target,
+            entry.digest,
+            entry.xattrs,
+            entry.changed,
+        )
+
+    return [moved(entry) for entry in entries]

@@ -1,0 +1,121 @@
+"""What one pass has read: file by file, from pieces that arrive in any order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from torpor.machine.tree.plan import Job, Piece
+from torpor.machine.tree.read import Read
+from torpor.machine.tree.walk import Held, Unread, settled
+from torpor.shared.format.manifest import HOLE, Entry, Extent
+
+
+class Contents:
+    """Collects extents until a file is complete, then holds it. Thread-safe and idempotent.
+
+    ``held`` (one dict a root) gets an entry for each file that was read: with its signature when
+    the file is what the walk saw, without one (look again) when it changed or may have.
+    """
+
+    def __init__(
+        self,
+        unread: Sequence[Unread],
+        jobs: Sequence[Job],
+        held: Sequence[dict[bytes, Held]],
+        looked_ns: int,
+    ) -> None:
+        self._unread = unread
+        self._held = held
+        self.gone: set[tuple[int, bytes]] = set()
+        """Names (root and path) that were no files any more when they were to be read."""
+        self._lock = threading.Lock()
+        self._missing: dict[int, set[int]] = {}
+        self._extents: dict[int, dict[int, Extent]] = {}
+        self._unstable: set[int] = set()
+        self._unsettled: set[int] = set()
+        for job in jobs:
+            if isinstance(job, Piece):
+                self._missing.setdefault(job.file, set()).add(job.offset)
+        with_work = {f for j in jobs for f in ((j.file,) if isinstance(j, Piece) else j.files)}
+        for number, file in enumerate(unread):
+            if number not in with_work:  # empty, or nothing but a hole
+                self._hold(number, {}, b"", is_settled=settled(file.signature, looked_ns))
+
+    def add_piece(self, piece: Piece, read: Read, chunk: int) -> None:
+        """A run of a big file is chunk number ``chunk`` (-1 when nothing could be read)."""
+        with self._lock:
+            if read.gone:
+                self._drop(piece.file)
+                return
+            extents = self._extents.setdefault(piece.file, {})
+            if read.data:
+                extents[piece.offset] = Extent(chunk, 0, len(read.data))
+            if not read.stable:
+                self._unstable.add(piece.file)
+            if not read.settled:
+                self._unsettled.add(piece.file)
+            missing = self._missing.get(piece.file)
+            if missing is None:
+                return  # dropped, or done before
+            missing.discard(piece.offset)
+            if not missing:
+                del self._missing[piece.file]
+                self._hold(piece.file, extents, b"", is_settled=piece.file not in self._unsettled)
+
+    def add_small(self, number: int, read: Read, chunk: int, offset: int, digest: bytes) -> None:
+        """A whole small file lies at ``offset`` of chunk number ``chunk``."""
+        with self._lock:
+            if read.gone:
+                self._drop(number)
+                return
+            if not read.stable:
+                self._unstable.add(number)
+            extents = {0: Extent(chunk, offset, len(read.data))} if read.data else {}
+            self._hold(number, extents, digest, is_settled=read.settled)
+
+    def _hold(
+        self, number: int, extents: dict[int, Extent], digest: bytes, *, is_settled: bool
+    ) -> None:
+        file = self._unread[number]
+        size = file.signature.size
+        entry = file.entry
+        changed = number in self._unstable
+        self._held[entry.root][entry.path] = Held(
+            file.signature if is_settled and not changed else None,
+            Entry(
+                entry.kind,
+                entry.root,
+                entry.path,
+                entry.mode,
+                entry.uid,
+                entry.gid,
+                entry.mtime_ns,
+                size,
+                _without_gaps(extents, size),
+                b"",
+                digest,
+                entry.xattrs,
+                changed,
+            ),
+        )
+
+    def _drop(self, number: int) -> None:
+        entry = self._unread[number].entry
+        self._missing.pop(number, None)
+        self._held[entry.root].pop(entry.path, None)
+        self.gone.add((entry.root, entry.path))
+
+
+def _without_gaps(extents: dict[int, Extent], size: int) -> tuple[Extent, ...]:
+    """Extents in order, with holes wherever nothing was read, up to ``size``."""
+    filled = []
+    at = 0
+    for offset in sorted(extents):
+        if offset > at:
+            filled.append(Extent(HOLE, 0, offset - at))
+        filled.append(extents[offset])
+        at = offset + extents[offset].length
+    if at < size:
+        filled.append(Extent(HOLE, 0, size - at))
+    return tuple(filled)

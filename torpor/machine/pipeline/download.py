@@ -1,0 +1,265 @@
+"""Store to disk: one part of a restore, GET > check > open > decode > check > write."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from torpor.machine.pipeline.opening import open_chunk
+from torpor.machine.tree.plan import part_ends
+from torpor.machine.tree.write import ContentWriter
+from torpor.shared.codecs.codec import Buffer
+from torpor.shared.errors import SnapshotDamaged, TorporError, WrongKey
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entry, Manifest
+from torpor.shared.format.names import pack_id_of
+from torpor.shared.format.sizes import PART_BYTES
+from torpor.shared.transfer.transfer import Range
+from torpor.shared.values import Grant
+
+_ATTEMPTS: Final = 3
+"""How often a chunk that does not match its name is fetched before the snapshot is called damaged:
+a flip on the way heals, a flip in the store does not."""
+
+
+class Seconds(msgspec.Struct):
+    """Where a part's thread spent its wall time, in seconds."""
+
+    get: float = 0.0
+    decode: float = 0.0
+    write: float = 0.0
+
+
+class PartRestored(msgspec.Struct):
+    files: int = 0
+    bytes: int = 0
+    stored_bytes: int = 0
+    seconds: Seconds = msgspec.field(default_factory=Seconds)
+
+
+class Fetcher(Protocol):
+    """Where ranges of packs come from. Bytes are what was sent: the caller checks them."""
+
+    def get_ranges(
+        self, grant: Grant, ranges: Sequence[Range]
+    ) -> Generator[memoryview, None, None]:
+        """Yield each range's bytes in order."""
+
+
+class Use(NamedTuple):
+    """Where a run of a chunk goes. ``whole``: it is the file's entire content."""
+
+    entry: int
+    file_offset: int
+    chunk_offset: int
+    length: int
+    whole: bool
+
+
+class RestorePlan:
+    """Which chunks go where, and which packs make up which part."""
+
+    def __init__(
+        self, manifest: Manifest, max_parts: int, done: set[int], part_bytes: int = PART_BYTES
+    ) -> None:
+        self.manifest = manifest
+        self.uses: list[list[Use]] = [[] for _ in manifest.chunks]
+        for number, entry in enumerate(manifest.entries):
+            at = 0
+            for extent in entry.extents:
+                if extent.chunk != HOLE:
+                    whole = extent.length == entry.size
+                    self.uses[extent.chunk].append(
+                        Use(number, at, extent.offset, extent.length, whole)
+                    )
+                at += extent.length
+        self._by_pack: dict[bytes, list[int]] = {}
+        for number, chunk in enumerate(manifest.chunks):
+            if number not in done and self.uses[number]:
+                self._by_pack.setdefault(manifest.packs[chunk.pack].id, []).append(number)
+        for numbers in self._by_pack.values():
+            numbers.sort(key=lambda n: manifest.chunks[n].offset)
+        self.parts = self._share_out(max_parts, part_bytes)
+
+    def chunks_of(self, pack_id: bytes) -> list[int]:
+        """The chunks to fetch from a pack, by offset."""
+        return self._by_pack.get(pack_id, [])
+
+    def plain_bytes(self, packs: Iterable[bytes]) -> int:
+        return sum(self.manifest.chunks[n].plain for p in packs for n in self.chunks_of(p))
+
+    def stored_bytes(self, packs: Iterable[bytes]) -> int:
+        return sum(self.manifest.chunks[n].stored for p in packs for n in self.chunks_of(p))
+
+    def _share_out(self, max_parts: int, part_bytes: int) -> list[list[bytes]]:
+        ends = part_ends(self.plain_bytes(self._by_pack), max_parts, part_bytes)
+        parts: list[list[bytes]] = [[] for _ in ends]
+        done = 0
+        for pack in self._by_pack:
+            size = self.plain_bytes([pack])
+            parts[min(bisect_right(ends, done + size // 2), len(ends) - 1)].append(pack)
+            done += size
+        return [part for part in parts if part]
+
+
+def in_pieces(entry: Entry) -> bool:
+    """Whether a file is made first and written run by run, not created with its content."""
+    return (
+        entry.kind == FILE
+        and entry.size > 0
+        and (len(entry.extents) != 1 or entry.extents[0].chunk == HOLE)
+    )
+
+
+class RestoreJournal:
+    """Which chunks are on the disk already: one 4-byte number each, in the file ``path``.
+
+    Begins with what is restored and where to, so that it is only believed for the same restore.
+    """
+
+    def __init__(self, path: Path, identity: bytes) -> None:
+        self._path = path
+        self._identity = identity  # 32 bytes
+        self._lock = threading.Lock()
+
+    def done(self) -> set[int] | None:
+        """The chunks of an interrupted restore of the same kind; None when there was none."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        if data[:32] != self._identity:
+            return None
+        numbers = data[32 : len(data) - (len(data) - 32) % 4]
+        return {int.from_bytes(numbers[i : i + 4], "little") for i in range(0, len(numbers), 4)}
+
+    def of_another(self) -> bool:
+        """Whether a restore of another snapshot, or to elsewhere, was interrupted."""
+        try:
+            return self._path.read_bytes()[:32] != self._identity
+        except FileNotFoundError:
+            return False
+
+    def begin(self) -> None:
+        """Start afresh, or cut a torn tail off."""
+        done = self.done()
+        data = self._identity + b"".join(n.to_bytes(4, "little") for n in sorted(done or ()))
+        partial = self._path.with_suffix(".new")
+        partial.write_bytes(data)
+        partial.replace(self._path)
+
+    def restart(self) -> None:
+        """Nothing counts as done; the restore stays unfinished."""
+        self._path.unlink(missing_ok=True)
+        self.begin()
+
+    def add(self, number: int) -> None:
+        with self._lock, self._path.open("ab") as file:
+            file.write(number.to_bytes(4, "little"))
+
+    def clear(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def restore_part(
+    plan: RestorePlan,
+    seal: Seal,
+    fetcher: Fetcher,
+    grants: Iterable[Grant],
+    writer: ContentWriter,
+    journal: RestoreJournal | None,
+    done: set[int],
+    *,
+    progress: Callable[[PartRestored], None],
+    check: Callable[[], None],
+    keep: Callable[[bytes, int, Buffer], None] = lambda pack_id, offset, stored: None,
+) -> PartRestored:
+    """Fetch and write what the granted packs hold, but for the chunks in ``done``, to which it
+    adds. Every chunk is checked against its name before a byte of it is written; ``keep`` is then
+    given it as it is stored. No ``journal``: the disk itself tells what is there."""
+    report = PartRestored()
+    try:
+        for grant in grants:
+            pack_id = pack_id_of(grant.key)
+            numbers = [n for n in plan.chunks_of(pack_id) if n not in done]
+            chunks = [plan.manifest.chunks[n] for n in numbers]
+            ranges = [Range(chunk.offset, chunk.stored) for chunk in chunks]
+            with closing(fetcher.get_ranges(grant, ranges)) as stream:
+                for number, chunk in zip(numbers, chunks, strict=True):
+                    check()
+                    started = time.perf_counter()
+                    stored: Buffer = next(stream)
+                    report.seconds.get += time.perf_counter() - started
+                    stored, plain = _plain(
+                        chunk, pack_id, stored, seal, fetcher, grant, plan, number, report
+                    )
+                    keep(pack_id, chunk.offset, stored)
+                    started = time.perf_counter()
+                    report.files += _write(number, plain, plan, writer)
+                    if journal is not None:
+                        journal.add(number)
+                    done.add(number)
+                    report.seconds.write += time.perf_counter() - started
+                    report.bytes += chunk.plain
+                    report.stored_bytes += chunk.stored
+                    progress(report)
+    finally:
+        writer.close()
+    return report
+
+
+def _plain(
+    chunk: Chunk,
+    pack_id: bytes,
+    stored: Buffer,
+    seal: Seal,
+    fetcher: Fetcher,
+    grant: Grant,
+    plan: RestorePlan,
+    number: int,
+    report: PartRestored,
+) -> tuple[Buffer, Buffer]:
+    """Open, decode and check one chunk; fetch it again when it is not what it was. Returns it as
+    it is stored, and plain."""
+    started = time.perf_counter()
+    fault: TorporError | None = None
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            with closing(fetcher.get_ranges(grant, [Range(chunk.offset, chunk.stored)])) as again:
+                stored = next(again)
+        try:
+            plain = open_chunk(chunk, pack_id, stored, seal)
+        except (SnapshotDamaged, WrongKey) as exc:
+            fault = exc
+            continue
+        report.seconds.decode += time.perf_counter() - started
+        return stored, plain
+    names = [os.fsdecode(plan.manifest.entries[u.entry].path) for u in plan.uses[number][:5]]
+    more = len(plan.uses[number]) - len(names)
+    raise SnapshotDamaged(
+        f"chunk {chunk.name.hex()[:16]} at {chunk.offset} of {grant.key} is damaged in the store: "
+        f"{fault}; it holds {', '.join(names)}{f' and {more} more' if more > 0 else ''}: run "
+        "verify, and wake an earlier snapshot if this one cannot be mended"
+    )
+
+
+def _write(number: int, plain: Buffer, plan: RestorePlan, writer: ContentWriter) -> int:
+    view = memoryview(plain)
+    files = 0
+    for use in plan.uses[number]:
+        entry = plan.manifest.entries[use.entry]
+        data = view[use.chunk_offset : use.chunk_offset + use.length]
+        if use.whole:
+            writer.write_whole(entry, data)
+        else:
+            writer.write_at(entry, use.file_offset, data)
+        files += use.file_offset == 0
+    return files

@@ -1,0 +1,296 @@
+"""Disk to store: one part of a pass, read > hash > known? > encode > seal > pack > PUT."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from torpor.machine.pipeline.buffers import PackBuffers
+from torpor.machine.pipeline.chunks import ChunkTable, Place
+from torpor.machine.pipeline.contents import Contents
+from torpor.machine.pipeline.digests import PackDigests
+from torpor.machine.pipeline.journal import Journal
+from torpor.machine.pipeline.numbers import Numbers
+from torpor.machine.tree.plan import Group, Job, Piece
+from torpor.machine.tree.read import Read, read_at
+from torpor.machine.tree.walk import Unread
+from torpor.shared.codecs.choose import Encoder, decode_chunk
+from torpor.shared.codecs.codec import Buffer
+from torpor.shared.codecs.effort import Pace
+from torpor.shared.codecs.layout import Run
+from torpor.shared.codecs.planes import RANS
+from torpor.shared.codecs.stock import RAW
+from torpor.shared.errors import GrantExpired, SnapshotDamaged, StoreCorrupt
+from torpor.shared.format.keys import SEAL_BYTES, Seal, chunk_associated
+from torpor.shared.format.manifest import Extent, Pack
+from torpor.shared.format.names import pack_id_of
+from torpor.shared.format.sizes import CHUNK_BYTES
+from torpor.shared.transfer.transfer import Transfer
+from torpor.shared.values import MIB, Grant
+
+PACK_BYTES: Final = 64 * MIB
+"""A pack is closed before it would grow over this: 100 GB are then under 2,000 objects, and the
+parts that work at the same time hold one pack each in memory."""
+
+
+class Seconds(msgspec.Struct):
+    """Where a part's thread spent its wall time, in seconds."""
+
+    read: float = 0.0
+    hash: float = 0.0
+    encode: float = 0.0
+    put: float = 0.0
+
+
+class PartStored(msgspec.Struct):
+    """What one part did. Bytes are plain unless they say stored."""
+
+    files: int = 0
+    bytes: int = 0
+    new_bytes: int = 0  # of chunks that the store did not have
+    stored_bytes: int = 0  # what those became
+    packs: int = 0
+    changed_count: int = 0
+    changed: list[str] = []  # the first 20; msgspec copies defaults
+    seconds: Seconds = msgspec.field(default_factory=Seconds)
+
+
+class Source(NamedTuple):
+    """What all parts of a pass share."""
+
+    roots: Sequence[bytes]
+    unread: Sequence[Unread]
+    seal: Seal
+    table: ChunkTable
+    contents: Contents
+    numbers: Numbers
+    journal: Journal
+    buffers: PackBuffers  # of PACK_BYTES
+    digests: PackDigests
+    encoder: Encoder
+
+
+def packs_needed(plain_bytes: int) -> int:
+    """How many grants a part of ``plain_bytes`` may use, when nothing is known or compresses."""
+    fullest = PACK_BYTES - CHUNK_BYTES - SEAL_BYTES  # a pack closed early is at least this full
+    return -(-plain_bytes // fullest) + 1
+
+
+def store_part(
+    jobs: Sequence[Job],
+    source: Source,
+    sender: Transfer,
+    grants: Iterable[Grant],
+    *,
+    progress: Callable[[PartStored], None],
+    check: Callable[[], None],
+) -> PartStored:
+    """Store every chunk of ``jobs`` that the store does not have. Idempotent.
+
+    ``check`` may raise RunCancelled. Raises GrantExpired when ``grants`` run out, and what the
+    sender raises; claims of packs that did not reach the store are given back.
+    """
+    report = PartStored()
+    with source.buffers.lent() as buffer:
+        packer = _Packer(source, sender, iter(grants), report, buffer)
+        try:
+            for job in jobs:
+                check()
+                if isinstance(job, Piece):
+                    _store_piece(job, source, packer, report)
+                else:
+                    _store_group(job, source, packer, report)
+                progress(report)
+            packer.flush()
+        finally:
+            packer.give_back()
+    progress(report)
+    return report
+
+
+def _store_piece(piece: Piece, source: Source, packer: _Packer, report: PartStored) -> None:
+    read = _read(piece.file, piece.offset, piece.length, source, report)
+    number = -1
+    if read.data:
+        number = packer.store(read.data, source.numbers.runs(piece, read.data))
+    source.contents.add_piece(piece, read, number)
+    report.files += piece.offset == 0
+    report.bytes += len(read.data)
+
+
+def _store_group(group: Group, source: Source, packer: _Packer, report: PartStored) -> None:
+    reads = [
+        _read(number, 0, source.unread[number].signature.size, source, report)
+        for number in group.files
+    ]
+    started = time.perf_counter()
+    digests = [
+        _digest(read, source.unread[n], source.seal)
+        for n, read in zip(group.files, reads, strict=True)
+    ]
+    report.seconds.hash += time.perf_counter() - started
+    fresh = []
+    for number, read, digest in zip(group.files, reads, digests, strict=True):
+        same = _as_before(source.unread[number], digest, source.table)
+        if same is None:
+            fresh.append((number, read, digest))
+        else:
+            source.contents.add_small(number, read, same.chunk, same.offset, digest)
+    plain = b"".join(read.data for _, read, _ in fresh)
+    chunk = packer.store(plain) if plain else -1
+    offset = 0
+    for number, read, digest in fresh:
+        source.contents.add_small(number, read, chunk, offset, digest)
+        offset += len(read.data)
+    report.files += len(group.files)
+    report.bytes += sum(len(read.data) for read in reads)
+
+
+def _as_before(file: Unread, digest: bytes, table: ChunkTable) -> Extent | None:
+    """Where a small file's content lies already, when it was only touched: its chunk is shared, so
+    the chunk's own name would not tell."""
+    before = file.before
+    if before is None or not digest or before.digest != digest or len(before.extents) != 1:
+        return None
+    (extent,) = before.extents
+    is_whole = extent.length == before.size == file.signature.size
+    return extent if is_whole and extent.chunk >= 0 and table.has_place(extent.chunk) else None
+
+
+def _read(number: int, offset: int, length: int, source: Source, report: PartStored) -> Read:
+    started = time.perf_counter()
+    file = source.unread[number]
+    read = read_at(source.roots[file.entry.root], file.entry.path, offset, length, file.signature)
+    report.seconds.read += time.perf_counter() - started
+    if not read.stable:
+        report.changed_count += 1
+        if len(report.changed) < 20:
+            report.changed.append(file.entry.path.decode(errors="backslashreplace"))
+    return read
+
+
+def _digest(read: Read, file: Unread, seal: Seal) -> bytes:
+    """Of the content as the entry will describe it: what is missing reads as zeros."""
+    if not read.data:
+        return b""
+    missing = file.signature.size - len(read.data)
+    return seal.digest(read.data + bytes(missing) if missing else read.data)
+
+
+class _Packer:
+    """Fills packs and sends them. One thread's own."""
+
+    def __init__(
+        self,
+        source: Source,
+        sender: Transfer,
+        grants: Iterable[Grant],
+        report: PartStored,
+        buffer: memoryview,
+    ) -> None:
+        self._source = source
+        self._sender = sender
+        self._grants = iter(grants)
+        self._report = report
+        self._grant: Grant | None = None
+        self._buffer = buffer
+        self._bytes = 0  # of the buffer, filled
+        self._places: list[tuple[int, Place]] = []
+        self._digest = source.digests.begin(buffer)
+        self._opened = time.perf_counter()  # when the open pack began to be filled
+        self._encoded = self._encoded_cpu = 0.0  # seconds of encoding for it, by both clocks
+
+    def store(self, plain: bytes, runs: Sequence[Run] = ()) -> int:
+        """The chunk's number; its bytes are in the open pack when the store did not have it."""
+        seconds = self._report.seconds
+        started = time.perf_counter()
+        name = self._source.seal.name(plain)
+        number, must_store = self._source.table.claim(name, len(plain))
+        hashed = time.perf_counter()
+        seconds.hash += hashed - started
+        if not must_store:
+            return number
+        before = seconds.put + seconds.hash  # a pack that is closed meanwhile counts there
+        try:
+            encoding, encoded = self._encode(plain, name, runs)
+            self._add(number, name, encoding, encoded, len(plain))
+        except BaseException:
+            self._source.table.release([number])
+            raise
+        finally:
+            seconds.encode += time.perf_counter() - hashed - (seconds.put + seconds.hash - before)
+        self._report.new_bytes += len(plain)
+        return number
+
+    def _add(self, number: int, name: bytes, encoding: int, encoded: Buffer, plain: int) -> None:
+        if self._bytes + len(encoded) + SEAL_BYTES > len(self._buffer):
+            self.flush()
+        if self._grant is None:
+            self._grant = next(self._grants, None)
+            if self._grant is None:
+                raise GrantExpired("the part needs more packs than it has grants for: ask again")
+        pack_id = pack_id_of(self._grant.key)
+        stored = self._source.seal.seal(encoded, chunk_associated(name, pack_id, encoding, plain))
+        self._places.append((number, Place(pack_id, encoding, self._bytes, len(stored))))
+        end = self._bytes + len(stored)
+        self._buffer[self._bytes : end] = stored
+        self._bytes = self._digest.filled = end
+
+    def _encode(self, plain: bytes, name: bytes, runs: Sequence[Run]) -> tuple[int, Buffer]:
+        """Encode, and decode again at once: a fault of memory or codec must not reach the store."""
+        encoder = self._source.encoder
+        wall, cpu = time.perf_counter(), time.thread_time()
+        encoding, encoded = encoder.encode(plain, runs)
+        if encoding == RANS.code:  # by the GPU: waiting for it says nothing of the cores
+            if _comes_back(encoding, encoded, plain):
+                return encoding, encoded
+            encoder.distrust_gpu()
+            wall, cpu = time.perf_counter(), time.thread_time()
+            encoding, encoded = encoder.encode(plain, runs)
+        if not _comes_back(encoding, encoded, plain):
+            raise StoreCorrupt(
+                f"encoding {encoding} did not give chunk {name.hex()} back: bad memory on the "
+                "machine, or a broken codec library; nothing was sent"
+            )
+        self._encoded += time.perf_counter() - wall
+        self._encoded_cpu += time.thread_time() - cpu
+        return encoding, encoded
+
+    def flush(self) -> None:
+        """Send the open pack; afterwards its chunks have places, in the journal too."""
+        if not self._bytes or self._grant is None:
+            return
+        full = time.perf_counter()
+        md5 = self._digest.finish()
+        started = time.perf_counter()
+        pack = Pack(pack_id_of(self._grant.key), self._bytes, md5)
+        self._sender.put(self._grant, [self._buffer[: self._bytes]], md5)
+        located = self._source.table.settle(pack, self._places)
+        self._source.journal.append(pack, located)
+        ended = time.perf_counter()
+        self._report.seconds.hash += started - full
+        self._report.seconds.put += ended - started
+        self._report.packs += 1
+        self._report.stored_bytes += self._bytes
+        self._source.encoder.effort.note(
+            Pace(started - self._opened, self._encoded, self._encoded_cpu, ended - started)
+        )
+        self._grant = None
+        self._places, self._bytes = [], 0
+        self._digest = self._source.digests.begin(self._buffer)
+        self._opened, self._encoded, self._encoded_cpu = ended, 0.0, 0.0
+
+    def give_back(self) -> None:
+        """Release the buffer, and the claims of a pack that was not sent; none after a flush."""
+        self._digest.drop()
+        self._source.table.release([number for number, _ in self._places])
+
+
+def _comes_back(encoding: int, encoded: Buffer, plain: bytes) -> bool:
+    try:
+        return encoding == RAW.code or decode_chunk(encoding, encoded, len(plain)) == plain
+    except SnapshotDamaged:
+        return False

@@ -1,0 +1,228 @@
+"""Make a tree that stands on the disk equal to a snapshot, once every byte of it is there.
+
+Each name changes at once, by a rename: whoever looks, and whatever is killed, finds the old file
+or the new one. Nothing that changed since it was looked at is replaced or removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from torpor.machine.tree.attributes import Attributes
+from torpor.machine.tree.changes import Changes, Staged
+from torpor.machine.tree.directories import Directories
+from torpor.machine.tree.patch import kept_runs, patch
+from torpor.machine.tree.staging import Staging
+from torpor.machine.tree.survey import Name, same_attributes
+from torpor.machine.tree.walk import read_xattrs
+from torpor.shared.errors import StillChanging
+from torpor.shared.format.manifest import DIRECTORY, FILE, SYMLINK, Entry
+
+
+class TreeChanger:
+    """Applies the changes of one sync. ``names``: what stood on the disk when it was looked at."""
+
+    def __init__(
+        self, names: Sequence[dict[bytes, Name]], directories: Directories, staging: Staging
+    ) -> None:
+        self._names = names
+        self._directories = directories
+        self._staging = staging
+        self._attributes = Attributes()
+        self._owners = os.geteuid() == 0
+        self._unlocked: set[tuple[int, bytes]] = set()
+        self.kept: list[str] = []
+        """Directories that hold something of others, such as excluded files, and so stay."""
+
+    @property
+    def warnings(self) -> list[str]:
+        return self._attributes.warnings
+
+    @property
+    def refused_xattrs(self) -> set[tuple[int, bytes, bytes]]:
+        """Root, path and name of attributes that this machine does not let us set."""
+        return self._attributes.refused_xattrs
+
+    def apply(
+        self,
+        changes: Changes,
+        entries: Sequence[Entry],
+        leftovers: Sequence[tuple[int, bytes, bytes]],
+        check: Callable[[], None],
+    ) -> None:
+        """Make ``changes``, and give every directory of ``entries`` its attributes. ``leftovers``
+        (root, path, holder) were staged and may not be needed any more. ``check`` may raise
+        RunCancelled; the next run goes on from there."""
+        try:
+            for root, path, found in changes.removed:
+                check()
+                self._remove(root, path, found)
+            for entry in changes.directories:
+                parent, name = self._open(entry)
+                self._check_unchanged(entry, parent, name)
+                os.mkdir(name, 0o700, dir_fd=parent)
+            for staged in changes.staged:
+                check()
+                self._place(staged, check)
+            for entry in changes.symlinks:
+                self._symlink(entry)
+            for entry in changes.links:
+                self._link(entry)
+            for entry, found in changes.touched:
+                check()
+                self._touch(entry, found)
+            for root, path, holder in leftovers:
+                self._staging.remove(root, path, holder)
+            for entry in reversed(entries):  # what is inside first: it moves the directory's mtime
+                if entry.kind == DIRECTORY:
+                    self._finish_directory(entry)
+        finally:
+            self._directories.close()
+
+    def _remove(self, root: int, path: bytes, name: Name) -> None:
+        parent, last = self._directories.parent(root, path)
+        self._unlock(root, path, parent)
+        self._check_unchanged(name.entry, parent, last)
+        try:
+            if name.kind == DIRECTORY:
+                os.rmdir(last, dir_fd=parent)
+            else:
+                os.unlink(last, dir_fd=parent)
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            if name.kind != DIRECTORY or exc.errno not in (
+                errno.ENOTEMPTY,
+                errno.EEXIST,
+                errno.EBUSY,
+            ):
+                raise
+            self.kept.append(os.fsdecode(path))
+
+    def _place(self, file: Staged, check: Callable[[], None]) -> None:
+        entry = file.entry
+        with self._held(entry) as (parent, name):
+            self._check_unchanged(entry, parent, name)
+            if file.patches is not None:
+                found = self._names[entry.root].get(entry.path)
+                seen = None if found is None else found.signature
+                if patch(file, seen, parent, name, self._staging, self._attributes):
+                    return
+                if seen is not None:  # in use: those who have it open keep the old file
+                    whole = file._replace(copies=kept_runs(file, seen))
+                    self._staging.copy([whole], lambda _: None, check)
+            with self._staging.opened(entry, os.O_RDONLY) as fd:
+                self._attributes.apply(fd, entry)
+            self._check_unchanged(entry, parent, name)
+            self._staging.place(entry, parent, name)
+
+    def _symlink(self, entry: Entry) -> None:
+        parent, name = self._open(entry)
+        made = self._free_name(entry, parent)
+        os.symlink(entry.target, made, dir_fd=parent)
+        self._attributes.apply_to_symlink(parent, made, entry)
+        self._check_unchanged(entry, parent, name)
+        os.rename(made, name, src_dir_fd=parent, dst_dir_fd=parent)
+
+    def _link(self, entry: Entry) -> None:
+        with self._held(entry) as (parent, name):
+            of_parent, of_name = self._directories.parent(entry.root, entry.target)
+            made = self._free_name(entry, parent)
+            os.link(of_name, made, src_dir_fd=of_parent, dst_dir_fd=parent, follow_symlinks=False)
+            self._check_unchanged(entry, parent, name)
+            os.rename(made, name, src_dir_fd=parent, dst_dir_fd=parent)
+
+    def _touch(self, entry: Entry, found: Name) -> None:
+        parent, name = self._directories.parent(entry.root, entry.path)
+        self._check_unchanged(entry, parent, name)
+        fd = self._open_any(name, parent, entry)
+        try:
+            self._attributes.apply(fd, entry, anew=False)
+        finally:
+            os.close(fd)
+
+    def _open_any(self, name: bytes, parent: int, entry: Entry) -> int:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            return os.open(name, flags, dir_fd=parent)
+        except PermissionError:  # ours, and with a mode that keeps us out
+            self._directories.unlock(parent, name, entry.path, stat.S_IFREG, 0o600)
+            return os.open(name, flags, dir_fd=parent)
+        except OSError as exc:
+            raise self._directories.swapped(exc, entry.path) from None
+
+    def _finish_directory(self, entry: Entry) -> None:
+        with self._directories.held(entry.root, entry.path) as fd:
+            st = os.fstat(fd)
+            found = Entry(
+                DIRECTORY,
+                entry.root,
+                entry.path,
+                stat.S_IMODE(st.st_mode),
+                st.st_uid,
+                st.st_gid,
+                st.st_mtime_ns,
+                0,
+                xattrs=read_xattrs(fd),
+            )
+            if not same_attributes(found, entry, owners=self._owners):
+                self._attributes.apply(fd, entry, anew=False)
+
+    @contextmanager
+    def _held(self, entry: Entry) -> Iterator[tuple[int, bytes]]:
+        """The directory of a name, open while others are opened, and the name in it."""
+        directory, _, name = entry.path.rpartition(b"/")
+        with self._directories.held(entry.root, directory) as parent:
+            self._unlock(entry.root, entry.path, parent)
+            yield parent, name
+
+    def _open(self, entry: Entry) -> tuple[int, bytes]:
+        parent, name = self._directories.parent(entry.root, entry.path)
+        self._unlock(entry.root, entry.path, parent)
+        return parent, name
+
+    def _unlock(self, root: int, path: bytes, parent: int) -> None:
+        """Let an ordinary user write to a read-only directory of theirs; its mode comes last."""
+        place = (root, path.rpartition(b"/")[0])
+        if self._owners or place in self._unlocked:
+            return
+        mode = stat.S_IMODE(os.fstat(parent).st_mode)
+        if mode & 0o700 != 0o700:
+            os.fchmod(parent, mode | 0o700)
+        self._unlocked.add(place)
+
+    def _free_name(self, entry: Entry, parent: int) -> bytes:
+        name = self._staging.name(entry.root, entry.path)
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=parent)  # left by a run that was killed
+        return name
+
+    def _check_unchanged(self, entry: Entry, parent: int, name: bytes) -> None:
+        """What is about to go is what was looked at, or nothing; otherwise StillChanging."""
+        found = self._names[entry.root].get(entry.path)
+        try:
+            st = os.lstat(name, dir_fd=parent)
+        except FileNotFoundError:
+            return
+        if found is not None and _is(found, st, name, parent):
+            return
+        raise StillChanging(
+            f"{os.fsdecode(entry.path)!r} was {'changed' if found else 'made'} on the machine "
+            "while it was being synced: it is left as it is; sync again"
+        )
+
+
+def _is(found: Name, st: os.stat_result, name: bytes, parent: int) -> bool:
+    if found.kind == FILE:
+        was = found.signature
+        now = (st.st_ino, st.st_size, st.st_mtime_ns)  # ctime moves when another name goes
+        return was is not None and stat.S_ISREG(st.st_mode) and now == was[:3]
+    if found.kind == SYMLINK:
+        return stat.S_ISLNK(st.st_mode) and os.readlink(name, dir_fd=parent) == found.entry.target
+    if found.kind == DIRECTORY:
+        return stat.S_ISDIR(st.st_mode)
+    return not (stat.S_ISREG(st.st_mode) or stat.S_ISDIR(st.st_mode))

@@ -1,0 +1,83 @@
+"""Give names the attributes that their entries say."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import Final
+
+from torpor.machine.tree.walk import read_xattrs
+from torpor.shared.format.manifest import Entry
+
+HOST_XATTRS: Final = (b"security.selinux", b"security.ima", b"security.evm", b"security.SMACK")
+"""Labels (or their beginnings) that a host gives every file by its own policy."""
+
+
+class Attributes:
+    """Mode, owner, time and extended attributes; what cannot be set is warned of. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._root = os.geteuid() == 0
+        self._lock = threading.Lock()
+        self.warnings: list[str] = []
+        self.refused_xattrs: set[tuple[int, bytes, bytes]] = set()
+        """Root, path and name of attributes that this machine does not let us set."""
+
+    def apply(self, fd: int, entry: Entry, *, anew: bool = True) -> None:
+        """To an open file or directory. Not ``anew``: it has had others, which go."""
+        if self._root:
+            os.fchown(fd, entry.uid, entry.gid)
+        elif (entry.uid, entry.gid) != (os.geteuid(), os.getegid()):
+            self._warn_once("owners are not restored: the agent does not run as root")
+        if not anew:
+            self._remove_others(fd, entry)
+        for key, value in entry.xattrs:  # while we may write: the mode may be read-only
+            self._xattr(fd, key, value, entry)
+        os.fchmod(fd, entry.mode)  # after chown, which clears set-user-ID
+        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+
+    def apply_to_symlink(self, parent: int, name: bytes, entry: Entry) -> None:
+        """To the symlink ``name`` in the directory ``parent`` itself."""
+        if self._root:
+            os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
+        if entry.xattrs:
+            # security.* and trusted.* only: Linux has no user.* on symlinks
+            where = b"/proc/self/fd/%d/%s" % (parent, name)
+            for key, value in entry.xattrs:
+                self._xattr(where, key, value, entry)
+        os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
+
+    def _remove_others(self, fd: int, entry: Entry) -> None:
+        wanted = {key for key, _ in entry.xattrs}
+        for key, _ in read_xattrs(fd):
+            if key not in wanted and not key.startswith(HOST_XATTRS):
+                try:
+                    os.removexattr(fd, key)
+                except OSError as exc:
+                    self._warn(
+                        f"{os.fsdecode(entry.path)!r}: extended attribute {os.fsdecode(key)} is "
+                        f"not removed: {exc.strerror}"
+                    )
+
+    def _xattr(self, where: int | bytes, key: bytes, value: bytes, entry: Entry) -> None:
+        try:
+            os.setxattr(where, key, value, follow_symlinks=isinstance(where, int))
+        except OSError as exc:
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            with self._lock:
+                self.refused_xattrs.add((entry.root, entry.path, key))
+            self._warn(
+                f"{os.fsdecode(entry.path)!r}: extended attribute {os.fsdecode(key)} is not "
+                f"restored: {exc.strerror}"
+            )
+
+    def _warn(self, text: str) -> None:
+        with self._lock:
+            self.warnings.append(text)
+
+    def _warn_once(self, text: str) -> None:
+        with self._lock:
+            if text not in self.warnings:
+                self.warnings.append(text)

@@ -1,0 +1,216 @@
+"""Compare a restored tree with its manifest: every attribute, and every byte where asked."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from torpor.machine.tree.read import Read, data_regions, read_at
+from torpor.machine.tree.walk import RACY_NS, Signature, read_xattrs, settled
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Chunk, Entry
+
+_THREADS = 8
+_BATCH = 64
+_PIECE_BYTES = 8 << 20
+
+
+class Comparison:
+    """What was looked at, what differs, and each entry's signature while it was right."""
+
+    def __init__(self, count: int) -> None:
+        self.files = 0
+        self.bytes = 0
+        self.differences: list[str] = []
+        self.signatures: list[Signature | None] = [None] * count
+
+
+def compare_tree(
+    entries: Sequence[Entry],
+    chunks: Sequence[Chunk],
+    targets: Sequence[bytes],
+    seal: Seal,
+    *,
+    full: bool,
+    owners: bool,
+    refused_xattrs: Container[tuple[int, bytes, bytes]],
+    progress: Callable[[int], None],
+    check: Callable[[], None],
+) -> Comparison:
+    """Compare what is on the disk with ``entries``; with ``full``, read and hash every file.
+
+    ``owners``: whether owners were restored and must match. ``refused_xattrs`` (root, path, name)
+    could not be set here, and the restore has warned of them. ``check`` may raise RunCancelled.
+    """
+    result = Comparison(len(entries))
+    time.sleep(RACY_NS / 1e9)  # what was just written settles, so that the index can be believed
+    inodes: dict[tuple[int, bytes], int] = {}
+    for number, entry in enumerate(entries):
+        if number % 1024 == 0:
+            check()
+        signature = _compare_names(entry, targets, inodes, owners, refused_xattrs, result)
+        looked = time.time_ns()
+        if signature is not None and settled(signature, looked):
+            result.signatures[number] = signature
+    if full:
+        _compare_content(entries, chunks, targets, seal, result, progress, check)
+    else:
+        result.files = sum(entry.kind == FILE for entry in entries)
+        result.bytes = sum(entry.size for entry in entries)
+    return result
+
+
+def _compare_names(
+    entry: Entry,
+    targets: Sequence[bytes],
+    inodes: dict[tuple[int, bytes], int],
+    owners: bool,
+    refused_xattrs: Container[tuple[int, bytes, bytes]],
+    result: Comparison,
+) -> Signature | None:
+    full = os.path.join(targets[entry.root], entry.path)
+    shown = os.fsdecode(full)
+    try:
+        st = os.lstat(full)
+    except OSError as exc:
+        result.differences.append(f"{shown}: {exc.strerror}")
+        return None
+    wrong = []
+    kind = (
+        SYMLINK
+        if stat.S_ISLNK(st.st_mode)
+        else DIRECTORY
+        if stat.S_ISDIR(st.st_mode)
+        else FILE
+        if stat.S_ISREG(st.st_mode)
+        else None
+    )
+    if kind != (FILE if entry.kind == HARDLINK else entry.kind):
+        result.differences.append(f"{shown}: is of another kind")
+        return None
+    if entry.kind == HARDLINK:
+        if inodes.get((entry.root, entry.target)) != st.st_ino:
+            wrong.append("is not the same file as its hard link")
+    else:
+        if entry.kind == FILE:
+            inodes[(entry.root, entry.path)] = st.st_ino
+            if st.st_size != entry.size:
+                wrong.append(f"has {st.st_size} bytes, not {entry.size}")
+        if entry.kind == SYMLINK and os.readlink(full) != entry.target:
+            wrong.append("points elsewhere")
+        if entry.kind != SYMLINK and stat.S_IMODE(st.st_mode) != entry.mode:
+            wrong.append(f"has mode {stat.S_IMODE(st.st_mode):o}, not {entry.mode:o}")
+        if owners and (st.st_uid, st.st_gid) != (entry.uid, entry.gid):
+            wrong.append(f"belongs to {st.st_uid}:{st.st_gid}, not {entry.uid}:{entry.gid}")
+        if st.st_mtime_ns != entry.mtime_ns:
+            wrong.append(f"has mtime {st.st_mtime_ns}, not {entry.mtime_ns}")
+        if entry.xattrs:
+            lacking = [x[0] for x in set(entry.xattrs) - set(read_xattrs(full))]
+            if any((entry.root, entry.path, name) not in refused_xattrs for name in lacking):
+                wrong.append("lacks extended attributes")
+    if wrong:
+        result.differences.append(f"{shown}: {'; '.join(wrong)}")
+        return None
+    return Signature(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+
+
+def _compare_content(
+    entries: Sequence[Entry],
+    chunks: Sequence[Chunk],
+    targets: Sequence[bytes],
+    seal: Seal,
+    result: Comparison,
+    progress: Callable[[int], None],
+    check: Callable[[], None],
+) -> None:
+    def compare(batch: Sequence[int]) -> list[tuple[int, int, str | None, bool]]:
+        check()
+        return [
+            (number, *_compare_file(entries[number], chunks, targets, seal)) for number in batch
+        ]
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for compared in threads.map(compare, _batches(entries)):
+            for number, size, difference, safe in compared:
+                result.files += 1
+                result.bytes += size
+                if difference is not None:
+                    result.differences.append(difference)
+                if not safe:
+                    result.signatures[number] = None
+            progress(result.bytes)
+
+
+def _batches(entries: Sequence[Entry]) -> Iterator[list[int]]:
+    batch: list[int] = []
+    size = 0
+    for number, entry in enumerate(entries):
+        if entry.kind != FILE:
+            continue
+        batch.append(number)
+        size += entry.size
+        if len(batch) == _BATCH or size > _PIECE_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _compare_file(
+    entry: Entry, chunks: Sequence[Chunk], targets: Sequence[bytes], seal: Seal
+) -> tuple[int, str | None, bool]:
+    """Bytes read, what differs or None, and whether a later change would be seen."""
+    full = os.path.join(targets[entry.root], entry.path)
+    shown = os.fsdecode(full)
+    try:
+        st = os.lstat(full)
+    except OSError as exc:
+        return 0, f"{shown}: {exc.strerror}", False
+    seen = Signature(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+    whole = seal.hasher() if entry.digest else None
+    safe = settled(seen, time.time_ns())
+    at = 0
+    regions: list[tuple[int, int]] | None = None
+    for extent in entry.extents:
+        if extent.chunk == HOLE and whole is None:
+            if regions is None:
+                regions = data_regions(targets[entry.root], entry.path, entry.size)
+            runs = _overlaps(regions, at, extent.length)  # a hole is not read: it may be vast
+        else:
+            runs = _runs(at, extent.length)
+        for offset, length in runs:
+            read: Read = read_at(targets[entry.root], entry.path, offset, length, seen)
+            if not read.stable:
+                return at, f"{shown}: changed while it was checked", False
+            if whole is not None:
+                whole.update(read.data)
+            elif extent.chunk == HOLE:
+                if read.data.count(0) != length:
+                    return at, f"{shown}: has data where a hole was, at {offset}", False
+            elif seal.name(read.data) != chunks[extent.chunk].name:
+                return at, f"{shown}: content differs at {offset}", False
+        at += extent.length
+    if whole is not None and whole.digest(length=16) != entry.digest:
+        return at, f"{shown}: content differs", False
+    return at, None, safe
+
+
+def _overlaps(
+    regions: Sequence[tuple[int, int]], start: int, length: int
+) -> Iterator[tuple[int, int]]:
+    """Readable runs of where ``regions`` hold data between ``start`` and ``start + length``."""
+    for at, size in regions:
+        first, last = max(at, start), min(at + size, start + length)
+        yield from _runs(first, last - first)
+
+
+def _runs(start: int, length: int) -> Iterator[tuple[int, int]]:
+    """An extent in readable runs; a chunk (at most 16 MiB) is always one run."""
+    limit = max(_PIECE_BYTES, 16 << 20)
+    while length > 0:
+        yield start, min(length, limit)
+        start += limit
+        length -= limit

@@ -1,0 +1,95 @@
+"""What a file's content is, and how much of it an open file holds."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Container, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import HOLE, Chunk, Entry
+from torpor.shared.values import MIB
+
+_READ_BYTES: Final = 8 * MIB
+
+
+class Content(NamedTuple):
+    """Equal for files of equal content that were cut in the same way, in whatever snapshot."""
+
+    size: int
+    digest: bytes  # of the whole file, or empty
+    runs: tuple[tuple[bytes, int], ...]  # else: names (empty for a hole) and lengths of its chunks
+
+
+def content_of(entry: Entry, chunks: Sequence[Chunk]) -> Content:
+    """The content of a file's entry, by its hashes."""
+    if entry.digest:
+        return Content(entry.size, entry.digest, ())
+    names = (b"" if e.chunk == HOLE else chunks[e.chunk].name for e in entry.extents)
+    lengths = (extent.length for extent in entry.extents)
+    return Content(entry.size, b"", tuple(zip(names, lengths, strict=True)))
+
+
+def right_extents(
+    fd: int,
+    entry: Entry,
+    chunks: Sequence[Chunk],
+    seal: Seal,
+    among: Container[int] | None = None,
+) -> set[int]:
+    """Positions of the extents of ``entry`` that the open file holds where they belong, ``among``
+    some or all. All or none where the content is known by one digest. May raise OSError.
+    """
+    everything = set(range(len(entry.extents)))
+    if entry.digest:
+        hasher = seal.hasher()
+        for data in _runs(fd, 0, entry.size):
+            hasher.update(data)
+        return everything if hasher.digest(length=16) == entry.digest else set()
+    right = set()
+    at = 0
+    for number, extent in enumerate(entry.extents):
+        if among is not None and number not in among:
+            is_right = False
+        elif extent.chunk == HOLE:
+            is_right = _is_hole(fd, at, extent.length)
+        else:
+            hasher = seal.hasher()
+            for data in _runs(fd, at, extent.length):
+                hasher.update(data)
+            is_right = hasher.digest() == chunks[extent.chunk].name
+        if is_right:
+            right.add(number)
+        at += extent.length
+    return right
+
+
+def _runs(fd: int, offset: int, length: int) -> Iterator[bytes]:
+    """Bytes of a file in bounded pieces; fewer than asked for where it ends before."""
+    while length > 0:
+        data = os.pread(fd, min(length, _READ_BYTES), offset)
+        if not data:
+            return
+        yield data
+        offset += len(data)
+        length -= len(data)
+
+
+def _is_hole(fd: int, offset: int, length: int) -> bool:
+    """Whether nothing but zeros can be read there, without reading a hole: it may be vast."""
+    end = offset + length
+    while offset < end:
+        try:
+            offset = os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno != errno.ENXIO:
+                raise
+            return os.fstat(fd).st_size >= end  # a hole up to the end of the file
+        if offset >= end:
+            return True
+        stop = min(end, os.lseek(fd, offset, os.SEEK_HOLE))
+        if any(data.count(0) != len(data) for data in _runs(fd, offset, stop - offset)):
+            return False
+        offset = stop
+    return True

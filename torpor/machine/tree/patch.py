@@ -1,0 +1,94 @@
+"""Put what is new into a big file itself, while it is aside and nobody has it open."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import stat
+from typing import Final
+
+from torpor.machine.tree.attributes import Attributes
+from torpor.machine.tree.changes import Copy, Source, Staged
+from torpor.machine.tree.staging import Staging, copy_range
+from torpor.machine.tree.walk import Signature
+from torpor.shared.format.manifest import HOLE
+
+_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def patch(
+    file: Staged,
+    seen: Signature | None,
+    parent: int,
+    name: bytes,
+    staging: Staging,
+    attributes: Attributes,
+) -> bool:
+    """Make ``name`` in ``parent`` the staged file, by its patches; False where it is in use.
+
+    The file is renamed first, so that it is never half of two states under its own name. ``seen``:
+    its signature when its content was known; None where a run that was killed has it aside.
+    """
+    entry = file.entry
+    aside = staging.aside(entry.root, entry.path)
+    if seen is not None:
+        if not _is_ours_alone(name, parent, seen):
+            return False
+        os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
+        if not _is_ours_alone(aside, parent, seen._replace(ctime_ns=-1)):
+            os.rename(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
+            return False
+    fd = os.open(aside, os.O_RDWR | _FLAGS, dir_fd=parent)
+    try:
+        if os.fstat(fd).st_size != entry.size:
+            os.ftruncate(fd, entry.size)
+        at = 0
+        with staging.opened(entry, os.O_RDONLY) as staged:
+            for number, extent in enumerate(entry.extents):
+                if file.patches is not None and number in file.patches:
+                    copy_range(staged, at, fd, at, extent.length, entry)
+                at += extent.length
+        attributes.apply(fd, entry, anew=False)
+    finally:
+        os.close(fd)
+    os.rename(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
+    return True
+
+
+def kept_runs(file: Staged, seen: Signature) -> list[Copy]:
+    """What a file that cannot be patched must copy from the one that stands in its place."""
+    entry = file.entry
+    copies = []
+    at = 0
+    for number, extent in enumerate(entry.extents):
+        if extent.chunk != HOLE and file.patches is not None and number not in file.patches:
+            copies.append(Copy(at, extent.length, Source((entry.root, entry.path), at, seen)))
+        at += extent.length
+    return copies
+
+
+def _is_ours_alone(name: bytes, parent: int, seen: Signature) -> bool:
+    """Whether a file is what was seen (a ctime of -1: any), and no process has it open or mapped:
+    only then does the kernel give a write lease. It is given back at once. False also where there
+    are no leases."""
+    try:
+        fd = os.open(name, os.O_RDWR | _FLAGS, dir_fd=parent)
+    except OSError:
+        return False  # read-only and not ours to write to, or something else by now
+    try:
+        st = os.fstat(fd)
+        if not stat.S_ISREG(st.st_mode) or st.st_nlink != 1:
+            return False
+        ctime_ns = st.st_ctime_ns if seen.ctime_ns >= 0 else seen.ctime_ns
+        if Signature(st.st_ino, st.st_size, st.st_mtime_ns, ctime_ns) != seen:
+            return False
+        # whoever opens it meanwhile waits, and the kernel signals us: a signal that is ignored
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,88 @@
+"""Cut what has to be read into jobs of one chunk each, and share them out into parts."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple, Union
+
+from torpor.machine.tree.read import data_regions
+from torpor.machine.tree.walk import Unread
+from torpor.shared.format.sizes import BIG_FILE_BYTES, CHUNK_BYTES, GROUP_BYTES, PART_BYTES
+
+
+class Piece(NamedTuple):
+    """A run of one big file, which becomes one chunk."""
+
+    file: int  # position in the pass's unread files
+    offset: int
+    length: int
+
+
+class Group(NamedTuple):
+    """Small files that share one chunk."""
+
+    files: list[int]
+    length: int
+
+
+Job = Union[Piece, Group]  # noqa: UP007 - evaluated at run time, also on Python 3.10
+
+
+def cut(unread: Sequence[Unread], roots: Sequence[bytes]) -> list[Job]:
+    """Jobs in walk order. Empty files and all-hole files need none."""
+    jobs: list[Job] = []
+    group: list[int] = []
+    group_bytes = 0
+    for number, file in enumerate(unread):
+        size = file.signature.size
+        if size == 0:
+            continue
+        if size >= BIG_FILE_BYTES or file.sparse:
+            regions = [(0, size)]
+            if file.sparse:
+                regions = data_regions(roots[file.entry.root], file.entry.path, size)
+            jobs.extend(p for at, length in regions for p in _pieces(number, at, length))
+            continue
+        if group and group_bytes + size > GROUP_BYTES:
+            jobs.append(Group(group, group_bytes))
+            group, group_bytes = [], 0
+        group.append(number)
+        group_bytes += size
+    if group:
+        jobs.append(Group(group, group_bytes))
+    return jobs
+
+
+def share_out(jobs: Sequence[Job], max_parts: int, part_bytes: int = PART_BYTES) -> list[list[Job]]:
+    """At most ``max_parts`` runs of neighbouring jobs, as part_ends cuts them."""
+    ends = part_ends(sum(job.length for job in jobs), max_parts, part_bytes)
+    parts: list[list[Job]] = [[] for _ in ends]
+    done = 0
+    for job in jobs:
+        parts[min(bisect_right(ends, done + job.length // 2), len(ends) - 1)].append(job)
+        done += job.length
+    return [part for part in parts if part]
+
+
+def part_ends(total: int, max_parts: int, part_bytes: int) -> list[int]:
+    """Where ``total`` bytes are cut into parts: the end of each.
+
+    Parts are equal, ``part_bytes`` or a little more, but for the last quarter of them: those become
+    smaller and smaller, so that the workers come to their ends at about the same time.
+    """
+    count = max(1, min(max_parts, -(-total // max(1, part_bytes))))
+    tail = max(1, count // 4)
+    done = list(accumulate(min(tail, count - number) for number in range(count)))
+    return [total * weight // done[-1] for weight in done]
+
+
+def _pieces(file: int, start: int, length: int) -> list[Piece]:
+    pieces = []
+    end = start + length
+    while start < end:
+        stop = min(end, (start // CHUNK_BYTES + 1) * CHUNK_BYTES)
+        pieces.append(Piece(file, start, stop - start))
+        start = stop
+    return pieces

@@ -1,0 +1,115 @@
+"""Read file content, and say whether it changed meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from torpor.machine.tree.walk import Signature, settled
+from torpor.shared.errors import WorkspaceInvalid
+
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""NONBLOCK: a FIFO that took the file's place must not hold the agent."""
+
+
+class Read(NamedTuple):
+    """``data`` may be shorter than asked for when the file shrank; then ``stable`` is false."""
+
+    data: bytes
+    stable: bool  # the file is still what the walk saw
+    settled: bool  # and a later change is sure to be seen
+    gone: bool = False  # there is no regular file of that name any more
+
+
+def read_at(root: bytes, path: bytes, offset: int, length: int, seen: Signature) -> Read:
+    """Read ``length`` bytes at ``offset`` of a regular file; see Read."""
+    looked_ns = time.time_ns()
+    try:
+        fd = _open(os.path.join(root, path))
+    except OSError as exc:
+        if exc.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            return Read(b"", stable=False, settled=False, gone=True)
+        raise WorkspaceInvalid(
+            f"{os.fsdecode(os.path.join(root, path))} cannot be read: {exc.strerror}; log in as "
+            "its owner or as root, or exclude it in the workspace block"
+        ) from None
+    try:
+        data = _pread(fd, length, offset)
+        st = os.fstat(fd)
+    except OSError as exc:
+        if exc.errno in (errno.ESPIPE, errno.EISDIR):
+            return Read(b"", stable=False, settled=False, gone=True)  # a FIFO, a directory
+        raise WorkspaceInvalid(
+            f"{os.fsdecode(os.path.join(root, path))} cannot be read at {offset}: {exc.strerror}; "
+            "look at the machine's disk, or exclude the file in the workspace block"
+        ) from None
+    finally:
+        os.close(fd)
+    now = Signature(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+    stable = now == seen and len(data) == length
+    return Read(data, stable, stable and settled(now, looked_ns))
+
+
+def data_regions(root: bytes, path: bytes, size: int) -> list[tuple[int, int]]:
+    """Where a sparse file holds data: (offset, length) in order; all of it when unknown."""
+    try:
+        fd = _open(os.path.join(root, path))
+    except OSError:
+        return [(0, size)]  # whatever is wrong shows when it is read
+    try:
+        return list(_regions(fd, size))
+    except OSError:
+        return [(0, size)]  # SEEK_DATA is not supported here
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def opened(full: bytes) -> Iterator[int]:
+    """A file descriptor for reading, never through a symlink."""
+    fd = _open(full)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _open(full: bytes) -> int:
+    try:
+        return os.open(full, _FLAGS | os.O_NOATIME)
+    except PermissionError:
+        return os.open(full, _FLAGS)  # O_NOATIME is for the owner and for root only
+
+
+def _pread(fd: int, length: int, offset: int) -> bytes:
+    data = os.pread(fd, length, offset)
+    if len(data) == length or not data:
+        return data
+    pieces = [data]
+    got = len(data)
+    while got < length:
+        more = os.pread(fd, length - got, offset + got)
+        if not more:
+            break
+        pieces.append(more)
+        got += len(more)
+    return b"".join(pieces)
+
+
+def _regions(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    position = 0
+    while position < size:
+        try:
+            start = os.lseek(fd, position, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:
+                return  # a hole up to the end
+            raise
+        end = os.lseek(fd, start, os.SEEK_HOLE)
+        if start < size:
+            yield start, min(end, size) - start
+        position = end

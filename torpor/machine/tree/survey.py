@@ -1,0 +1,243 @@
+"""What stands on a machine's disk, held against the snapshots that have it.
+
+Names are looked at by the walk. A file with its held signature is what its snapshot says; any
+other one is read and compared with what the snapshots have at its name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+from torpor.machine.tree.attributes import HOST_XATTRS
+from torpor.machine.tree.content import Content, content_of, right_extents
+from torpor.machine.tree.read import opened
+from torpor.machine.tree.walk import Held, Holding, Signature, Walk
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Chunk, Entry
+
+OTHER: Final = -1
+"""The kind of a FIFO, socket or device: no snapshot keeps it."""
+
+_THREADS: Final = 8
+
+
+class Name(NamedTuple):
+    """One name on the disk."""
+
+    kind: int  # FILE for every name of a file
+    entry: Entry  # as it was walked; without content
+    signature: Signature | None
+    first: bytes  # names of one file share this one
+    content: Content | None  # None: in no snapshot that was asked
+    settled: Signature | None = None  # the signature, where a later change is sure to change it
+    right: frozenset[int] = frozenset()  # extents of the target's file of that name that it holds
+
+
+class Saved:
+    """A snapshot's entries by name."""
+
+    def __init__(self, entries: Sequence[Entry], chunks: Sequence[Chunk]) -> None:
+        self.entries = entries
+        self.chunks = chunks
+        self._at = {(entry.root, entry.path): entry for entry in entries}
+
+    def at(self, root: int, path: bytes) -> Entry | None:
+        return self._at.get((root, path))
+
+    def file(self, entry: Entry) -> Entry:
+        """The file that a name stands for: itself, or what it is a hard link to."""
+        return self._at[entry.root, entry.target] if entry.kind == HARDLINK else entry
+
+    def content(self, entry: Entry) -> Content:
+        return content_of(self.file(entry), self.chunks)
+
+
+class Survey(NamedTuple):
+    """Every name below the roots, and those that are in no snapshot as they are."""
+
+    names: list[dict[bytes, Name]]
+    unsaved: list[tuple[int, bytes]]
+    removed: list[tuple[int, bytes]]
+    """Names that were in the last snapshot and are in the target, and are not on the disk."""
+
+
+def survey(
+    seen: Walk,
+    held: Holding,
+    last: Saved | None,
+    target: Saved,
+    roots: Sequence[bytes],
+    seal: Seal,
+    *,
+    last_is_stored: bool,
+    owners: bool,
+    strict: bool,
+    check: Callable[[], None],
+) -> Survey:
+    """Hold the walk ``seen`` against ``last``, the snapshot that the machine held, and ``target``.
+
+    ``held`` is what the walk was given: names as they were when they equalled ``last``. What only
+    a ``last`` has that is not stored any more is unsaved. Not ``strict``: a name is saved when its
+    content is, whatever its attributes. ``check`` may raise RunCancelled.
+    """
+    names = _names(seen, held, last)
+    known = [target] if last is None else [target, last]
+    _read_unknown(names, known, roots, seal, check)
+    saved = known if last_is_stored else [target]
+    unsaved = [
+        (root, path)
+        for root, there in enumerate(names)
+        for path, name in there.items()
+        if name.kind != OTHER
+        and not (last_is_stored and _is_held(held[root].get(path), name))
+        and not any(_is_saved(name, root, path, one, owners, strict) for one in saved)
+    ]
+    removed = [
+        (entry.root, entry.path)
+        for entry in (last.entries if last else ())
+        if entry.path not in names[entry.root] and target.at(entry.root, entry.path)
+    ]
+    return Survey(names, unsaved, removed)
+
+
+def same_attributes(have: Entry, want: Entry, *, owners: bool) -> bool:
+    """Mode, owner, time and extended attributes; not a host's own labels."""
+    return (
+        (have.mode == want.mode or want.kind == SYMLINK)
+        and (not owners or (have.uid, have.gid) == (want.uid, want.gid))
+        and (have.mtime_ns == want.mtime_ns)
+        and _own_xattrs(have) == _own_xattrs(want)
+    )
+
+
+def _own_xattrs(entry: Entry) -> list[tuple[bytes, bytes]]:
+    return [pair for pair in entry.xattrs if not pair[0].startswith(HOST_XATTRS)]
+
+
+def _names(seen: Walk, held: Holding, last: Saved | None) -> list[dict[bytes, Name]]:
+    names: list[dict[bytes, Name]] = [{} for _ in held]
+    unread = {(u.entry.root, u.entry.path): u.signature for u in seen.unread}
+    for entry, signature in zip(seen.entries, seen.signatures, strict=True):
+        there = names[entry.root]
+        known = held[entry.root].get(entry.path)
+        if entry.kind == HARDLINK:
+            of = there[entry.target]
+            there[entry.path] = of._replace(entry=entry)
+        elif entry.kind == FILE:
+            is_known = last is not None and known is not None and known.entry is entry
+            there[entry.path] = Name(
+                FILE,
+                entry,
+                signature or unread.get((entry.root, entry.path)),
+                entry.path,
+                last.content(entry) if last is not None and is_known else None,
+                signature,
+            )
+        else:
+            there[entry.path] = Name(entry.kind, entry, signature, entry.path, None, signature)
+    for skipped in seen.skipped:
+        entry = Entry(OTHER, skipped.root, skipped.path, 0, 0, 0, 0, 0)
+        names[skipped.root][skipped.path] = Name(OTHER, entry, None, skipped.path, None)
+    return names
+
+
+def _read_unknown(
+    names: list[dict[bytes, Name]],
+    saved: Sequence[Saved],
+    roots: Sequence[bytes],
+    seal: Seal,
+    check: Callable[[], None],
+) -> None:
+    """Find the content of files that do not have their held signature, or how much is right."""
+    together: dict[tuple[int, bytes], list[bytes]] = {}
+    for root, there in enumerate(names):
+        for path, name in there.items():
+            if name.kind == FILE and name.content is None:
+                together.setdefault((root, name.first), []).append(path)
+
+    def read(of: tuple[int, bytes]) -> tuple[Content | None, frozenset[int]]:
+        check()
+        root, first = of
+        name = names[root][first]
+        wanted = _wanted(root, together[of], saved)
+        return _read(os.path.join(roots[root], first), name, wanted, saved[0], seal)
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for (root, _), (content, right), paths in zip(
+            together, threads.map(read, together), together.values(), strict=True
+        ):
+            for path in paths:
+                names[root][path] = names[root][path]._replace(content=content, right=right)
+
+
+def _wanted(
+    root: int, paths: Sequence[bytes], saved: Sequence[Saved]
+) -> Iterator[tuple[Entry, Saved]]:
+    """The files that the snapshots have at any of a file's names, the target's first."""
+    asked: set[Content] = set()
+    for one in saved:
+        for path in paths:
+            entry = one.at(root, path)
+            if entry is not None and entry.kind in (FILE, HARDLINK):
+                content = one.content(entry)
+                if content not in asked:
+                    asked.add(content)
+                    yield one.file(entry), one
+
+
+def _read(
+    full: bytes, name: Name, wanted: Iterator[tuple[Entry, Saved]], target: Saved, seal: Seal
+) -> tuple[Content | None, frozenset[int]]:
+    right: frozenset[int] = frozenset()
+    for entry, one in wanted:
+        found: set[int] = set()
+        is_whole = name.signature is not None and name.signature.size == entry.size
+        if is_whole or not entry.digest:
+            try:
+                with opened(full) as fd:
+                    st = os.fstat(fd)
+                    found = right_extents(fd, entry, one.chunks, seal)
+                    after = os.fstat(fd)
+            except OSError:
+                return None, frozenset()  # it cannot be read: what it holds is not known
+            seen = (st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+            now = (after.st_ino, after.st_size, after.st_mtime_ns, after.st_ctime_ns)
+            if not seen == now == name.signature:
+                return None, frozenset()  # it changes while it is read
+            if is_whole and len(found) == len(entry.extents):
+                return content_of(entry, one.chunks), frozenset()
+        if one is target and entry.path == name.first:
+            right = frozenset(found)
+    return None, right
+
+
+def _is_held(held: Held | None, name: Name) -> bool:
+    return held is not None and held.entry is name.entry
+
+
+def _is_saved(name: Name, root: int, path: bytes, one: Saved, owners: bool, strict: bool) -> bool:
+    entry = one.at(root, path)
+    if entry is None:
+        return False
+    if name.kind == FILE:
+        if entry.kind not in (FILE, HARDLINK) or name.content != one.content(entry):
+            return False
+    elif name.kind != entry.kind or name.entry.target != entry.target:
+        return False
+    want = entry
+    if name.kind == DIRECTORY:  # its time moves with every name in it, excluded ones too
+        want = Entry(
+            DIRECTORY,
+            root,
+            path,
+            want.mode,
+            want.uid,
+            want.gid,
+            name.entry.mtime_ns,
+            0,
+            xattrs=want.xattrs,
+        )
+    return not strict or same_attributes(name.entry, want, owners=owners)

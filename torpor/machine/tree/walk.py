@@ -1,0 +1,314 @@
+"""Walk the roots of a workspace and find what is new since it was last held."""
+
+from __future__ import annotations
+
+import ctypes
+import fnmatch
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from torpor.shared.errors import WorkspaceInvalid
+from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry, Skipped
+
+RACY_NS: Final = 100_000_000
+"""A file touched less than 0.1 s before it was looked at may be touched again within the same
+tick of the file system's clock (4-10 ms on Linux), unseen: it is read again in the next pass."""
+RACY_COARSE_NS: Final = 2_100_000_000
+"""The same where times have no fraction of a second (FAT: 2 s, some network file systems: 1 s)."""
+
+
+class Signature(NamedTuple):
+    """What changes whenever a file does. A kernel sets ctime; no program can set it back."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class Held(NamedTuple):
+    """What is known of a path: its entry, and the signature it had when the entry was true."""
+
+    signature: Signature | None  # None: look again whatever it is now
+    entry: Entry
+
+
+class Unread(NamedTuple):
+    """A regular file whose content has to be read."""
+
+    entry: Entry  # without content
+    signature: Signature
+    sparse: bool
+    before: Entry | None = None  # what was held under its name
+
+
+class Walk(NamedTuple):
+    """One walk of all roots, in the order in which entries stand in a manifest."""
+
+    entries: list[Entry]  # an Unread's entry stands here without content
+    signatures: list[Signature | None]
+    unread: list[Unread]
+    skipped: list[Skipped]
+    held: list[dict[bytes, Held]]  # what stands as it was walked; an Unread joins when it was read
+    started_ns: int
+
+
+Holding = Sequence[dict[bytes, Held]]
+"""For each root, what is held for each path."""
+
+
+def settled(signature: Signature, looked_ns: int) -> bool:
+    """Whether a change after ``looked_ns`` (wall clock) is sure to change ``signature``.
+
+    Times in the future are settled: a write now would set them to now.
+    """
+    coarse = signature.mtime_ns % 10**9 == 0 and signature.ctime_ns % 10**9 == 0
+    margin = RACY_COARSE_NS if coarse else RACY_NS
+    # only ctime decides: it moves with every change, and mtime may be set to any value
+    return abs(looked_ns - signature.ctime_ns) > margin
+
+
+def resolve_roots(roots: Sequence[str]) -> list[bytes]:
+    """Absolute paths of a workspace's directories on this machine; WorkspaceInvalid if unfit."""
+    resolved = [os.path.realpath(os.fsencode(absolute_root(root))) for root in roots]
+    for root, path in zip(roots, resolved, strict=True):
+        _check_root(root, path)
+    for i, one in enumerate(resolved):
+        for other in resolved[i + 1 :]:
+            if one == other or other.startswith(one + b"/") or one.startswith(other + b"/"):
+                raise WorkspaceInvalid(
+                    f"workspace paths {os.fsdecode(one)} and {os.fsdecode(other)} lie inside each "
+                    "other: name only the outer one"
+                )
+    return resolved
+
+
+def absolute_root(root: str) -> str:
+    """``~`` and relative paths are taken from the home of the user torpor logs in as."""
+    return os.path.join(os.path.expanduser("~"), os.path.expanduser(root))
+
+
+def _check_root(root: str, path: bytes) -> None:
+    shown = os.fsdecode(path)
+    if path in (b"/", os.fsencode(os.path.expanduser("~"))):
+        raise WorkspaceInvalid(f"workspace path {root} is {shown}: name a directory inside it")
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISDIR(mode):
+            raise WorkspaceInvalid(
+                f"workspace path {root} ({shown}) is a file, not a directory: name its directory"
+            )
+        with os.scandir(path) as names:
+            if next(names, None) is None:
+                raise WorkspaceInvalid(
+                    f"workspace path {root} ({shown}) is empty: there is nothing to keep; check "
+                    "the path in the workspace block"
+                )
+    except FileNotFoundError:
+        raise WorkspaceInvalid(
+            f"workspace path {root} ({shown}) does not exist on the machine: check the path in "
+            "the workspace block"
+        ) from None
+    except PermissionError as exc:
+        raise WorkspaceInvalid(
+            f"workspace path {root} ({shown}) cannot be read: {exc.strerror}; log in as its "
+            "owner or as root"
+        ) from None
+
+
+def compile_excludes(patterns: Sequence[str]) -> Callable[[bytes], bool] | None:
+    """A test of relative paths. A pattern with a slash is matched against the whole path,
+    one without against the last name; ``*`` also crosses slashes, as in fnmatch."""
+    whole = [fnmatch.translate(p.strip("/")) for p in patterns if "/" in p.strip("/")]
+    name = [fnmatch.translate(p.strip("/")) for p in patterns if "/" not in p.strip("/")]
+    if not whole and not name:
+        return None
+    match_whole = re.compile("|".join(whole)).match if whole else None
+    match_name = re.compile("|".join(name)).match if name else None
+
+    def excluded(path: bytes) -> bool:
+        text = os.fsdecode(path)
+        return bool(
+            (match_whole and match_whole(text))
+            or (match_name and match_name(text.rsplit("/", 1)[-1]))
+        )
+
+    return excluded
+
+
+def walk(
+    roots: Sequence[bytes],
+    held: Holding,
+    excluded: Callable[[bytes], bool] | None,
+    check: Callable[[], None],
+) -> Walk:
+    """Look at every name below ``roots``; what has its held signature is taken as held.
+
+    ``check`` is called once a directory and may raise RunCancelled. Raises WorkspaceInvalid when
+    something cannot be looked at: leaving it out silently would lose it.
+    """
+    found = Walk([], [], [], [], [{} for _ in roots], time.time_ns())
+    for number, root in enumerate(roots):
+        sync_disk(root)
+        _walk_root(number, root, held[number], excluded, check, found)
+    return found
+
+
+def _walk_root(
+    number: int,
+    root: bytes,
+    held: dict[bytes, Held],
+    excluded: Callable[[bytes], bool] | None,
+    check: Callable[[], None],
+    found: Walk,
+) -> None:
+    links: dict[tuple[int, int], bytes] = {}
+    entries, signatures, now_held = found.entries, found.signatures, found.held[number]
+
+    def note(path: bytes, st: os.stat_result) -> bool:
+        """Add one name; True when it is a directory to go into. 100,000 times a second."""
+        is_directory = stat.S_ISDIR(st.st_mode)
+        first = path
+        if st.st_nlink > 1 and stat.S_ISREG(st.st_mode):
+            first = links.setdefault((st.st_dev, st.st_ino), path)
+        known = held.get(path)
+        if (
+            known is not None
+            and known.signature == (st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+            and (is_directory or st.st_nlink == 1 or _names(known.entry, first))
+        ):
+            entries.append(known.entry)
+            signatures.append(known.signature)
+            now_held[path] = known
+            return is_directory
+        new = _new_entry(number, path, os.path.join(root, path), st, first)
+        if isinstance(new, Skipped):
+            found.skipped.append(new)
+            return False
+        signature: Signature | None
+        signature = Signature(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+        if new.kind == FILE:
+            sparse = st.st_blocks * 512 < st.st_size
+            before = None if known is None else known.entry
+            found.unread.append(Unread(new, signature, sparse, before))
+        if not settled(signature, found.started_ns):
+            signature = None
+        if new.kind != FILE:
+            now_held[path] = Held(signature, new)
+        entries.append(new)
+        signatures.append(signature)
+        return is_directory
+
+    note(b"", os.stat(root))
+    pending = [b""]
+    while pending:
+        directory = pending.pop()
+        check()
+        prefix = directory + b"/" if directory else b""
+        below = []
+        for name, st in _listing(os.path.join(root, directory)):
+            path = prefix + name
+            if excluded is not None and excluded(path):
+                continue
+            try:
+                if note(path, st):
+                    below.append(path)
+            except FileNotFoundError:
+                continue  # gone since it was listed
+        pending.extend(reversed(below))
+
+
+def _names(entry: Entry, first: bytes) -> bool:
+    """Whether a file of several names still has the part in them that ``entry`` gives it."""
+    return entry.target == (b"" if first == entry.path else first)
+
+
+def _new_entry(
+    number: int, path: bytes, full: bytes, st: os.stat_result, first: bytes
+) -> Entry | Skipped:
+    mode = st.st_mode
+    target = b""
+    if stat.S_ISDIR(mode):
+        kind = DIRECTORY
+    elif stat.S_ISLNK(mode):
+        kind, target = SYMLINK, os.readlink(full)
+    elif not stat.S_ISREG(mode):
+        return Skipped(number, path, _kind_name(mode))
+    elif first != path:
+        kind, target = HARDLINK, first
+    else:
+        kind = FILE
+    return Entry(
+        kind,
+        number,
+        path,
+        stat.S_IMODE(mode),
+        st.st_uid,
+        st.st_gid,
+        st.st_mtime_ns,
+        0,
+        target=target,
+        xattrs=read_xattrs(full),
+    )
+
+
+def _listing(directory: bytes) -> list[tuple[bytes, os.stat_result]]:
+    found = []
+    try:
+        with os.scandir(directory) as names:
+            for item in names:
+                try:
+                    found.append((item.name, item.stat(follow_symlinks=False)))
+                except FileNotFoundError:
+                    continue
+    except (FileNotFoundError, NotADirectoryError):
+        return []  # gone or replaced since its parent was listed: the next pass sees what it is
+    except OSError as exc:
+        raise WorkspaceInvalid(
+            f"{os.fsdecode(directory)} cannot be read: {exc.strerror}; log in as its owner or as "
+            "root, or exclude it in the workspace block"
+        ) from None
+    found.sort()
+    return found
+
+
+def read_xattrs(of: bytes | int) -> tuple[tuple[bytes, bytes], ...]:
+    """Every extended attribute of a name itself, or of an open file, sorted; none where there are
+    none to be had."""
+    follow = isinstance(of, int)  # a descriptor is what it is
+    try:
+        names = os.listxattr(of, follow_symlinks=follow)
+    except OSError:
+        return ()  # ENOTSUP: this file system has none
+    pairs = []
+    for name in sorted(names):
+        try:
+            value = os.getxattr(of, name, follow_symlinks=follow)
+        except OSError:
+            continue  # gone since it was listed, or not readable by anyone (trusted.*)
+        pairs.append((os.fsencode(name), value))
+    return tuple(pairs)
+
+
+def _kind_name(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "fifo"
+    if stat.S_ISSOCK(mode):
+        return "socket"
+    return "block device" if stat.S_ISBLK(mode) else "character device"
+
+
+def sync_disk(root: bytes) -> None:
+    """Write dirty pages back: afterwards a write through mmap must fault, which sets mtime.
+
+    Without it, a page that was dirty when it was read can be changed again unseen.
+    """
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        ctypes.CDLL(None, use_errno=True).syncfs(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,1 @@
+"""What runs on both sides: values, errors, the format, codecs, the wire."""

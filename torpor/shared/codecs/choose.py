@@ -1,0 +1,88 @@
+"""Which encoding a chunk gets: decided from its bytes, never from a file's name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gpu_kernels.driver import GpuError
+from torpor.shared.codecs.codec import Buffer, Codec
+from torpor.shared.codecs.effort import Effort
+from torpor.shared.codecs.layout import Element, Run
+from torpor.shared.codecs.planes import PLANES, RANS
+from torpor.shared.codecs.stock import LZ4, RAW, ZSTD, zstd_at
+from torpor.shared.codecs.trial import GpuTrial
+from torpor.shared.errors import SnapshotDamaged
+from torpor.shared.values import KIB
+
+SAMPLE_BYTES: Final = 64 * KIB
+_GAIN: Final = 0.97
+"""Below 3 % gained, raw: decoding costs more than the bytes."""
+_LZ4_IS_ENOUGH: Final = 1.02
+"""LZ4 where zstd would save less than 2 % more: it decodes four times as fast."""
+
+_BY_CODE: Final[dict[int, Codec]] = {codec.code: codec for codec in (RAW, LZ4, ZSTD)}
+_OF_NUMBERS: Final = {codec.code: codec for codec in (PLANES, RANS)}
+
+
+class Encoder:
+    """Encodes the chunks of one run, text as hard as ``effort`` says, numbers where ``gpu`` says.
+    Thread-safe."""
+
+    def __init__(self, effort: Effort, gpu: GpuTrial | None = None) -> None:
+        self.effort = effort
+        self._gpu = gpu
+
+    def encode(self, plain: Buffer, runs: Sequence[Run] = ()) -> tuple[int, Buffer]:
+        """Encode one chunk; returns the encoding's code and the stored bytes, never longer.
+
+        ``runs`` say which numbers the chunk is made of, where that is known; they cover it exactly.
+        """
+        if any(run.element is not Element.BYTES for run in runs):
+            code, planes = self._encode_numbers(memoryview(plain), runs)
+            if planes is not None and len(planes) < _GAIN * len(plain):
+                return code, planes
+        codec = choose(plain)
+        stored = (zstd_at(self.effort.level) if codec is ZSTD else codec).encode(plain)
+        if len(stored) >= len(plain):
+            return RAW.code, plain
+        return codec.code, stored
+
+    def distrust_gpu(self) -> None:
+        """What the GPU made of a chunk does not come back: encode nothing there any more."""
+        if self._gpu is not None:
+            self._gpu.give_up(GpuError("what it encoded did not come back"))
+
+    @property
+    def words(self) -> str:
+        """How chunks were encoded and why, for the report."""
+        gpu = self._gpu.words if self._gpu is not None else ""
+        return f"{self.effort.words}; {gpu}" if gpu else self.effort.words
+
+    def _encode_numbers(self, plain: memoryview, runs: Sequence[Run]) -> tuple[int, Buffer | None]:
+        if self._gpu is None:
+            return PLANES.code, PLANES.encode(plain, runs)
+        return self._gpu.encode(plain, runs, wanted=self.effort.cores_limit)
+
+
+def decode_chunk(code: int, stored: Buffer, plain_bytes: int) -> Buffer:
+    """The plain bytes, or SnapshotDamaged."""
+    numbers = _OF_NUMBERS.get(code)
+    if numbers is not None:
+        return numbers.decode(memoryview(stored), plain_bytes)
+    codec = _BY_CODE.get(code)
+    if codec is None:
+        raise SnapshotDamaged(f"a chunk has unknown encoding {code}: use a newer torpor")
+    return codec.decode(stored, plain_bytes)
+
+
+def choose(plain: Buffer) -> Codec:
+    """The kind of encoding for a chunk, from a 64 KiB sample of its middle."""
+    view = memoryview(plain)
+    start = max(0, (len(view) - SAMPLE_BYTES) // 2)
+    sample = view[start : start + SAMPLE_BYTES]
+    by_zstd = len(ZSTD.encode(sample))
+    if by_zstd > _GAIN * len(sample):
+        return RAW
+    by_lz4 = len(LZ4.encode(sample))
+    return LZ4 if by_lz4 <= _LZ4_IS_ENOUGH * by_zstd else ZSTD

@@ -1,0 +1,325 @@
+"""The ``planes`` and ``rans`` codecs: elements cut into byte planes, each plane coded on its own.
+
+Floating-point weights keep nearly all their redundancy in the exponent. With the sign turned out
+of its byte, the exponents of BF16 take about 2.7 bits each, and the rest is noise that is stored
+as it is. The stream is specified in docs/planes.md. ``planes`` uses stock zstd frames and raw
+planes only; ``rans`` may also hold planes in the open rANS format, which a GPU writes and reads.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, Protocol
+
+import zstandard
+
+from gpu_kernels import twin
+from gpu_kernels.rans.portable import RansStreamError
+from torpor.shared.codecs.layout import RUNS_MAX, Element, Run, covered, tidy
+from torpor.shared.errors import SnapshotDamaged
+
+Buffer = bytes | bytearray | memoryview
+Way = Callable[[Buffer], Buffer]
+"""How the frame of a plane is made."""
+Places = Sequence[tuple[int, int]]
+"""The (offset, bytes) of all runs of one element in a chunk."""
+
+
+class Method(IntEnum):
+    """How one plane is stored; the number is its code in a stream."""
+
+    RAW = 0
+    ZSTD = 1
+    RANS = 2
+
+
+VERSION: Final = 1
+PLAIN_MAX: Final = 1 << 30
+"""The most plain bytes that one stream may stand for."""
+
+_HEAD: Final = struct.Struct("<BBH")  # version, zero, runs
+_RUN: Final = struct.Struct("<BI")  # element, bytes
+_PLANE: Final = struct.Struct("<BI")  # method, stored bytes
+_SAMPLE: Final = 8 << 10  # bytes of each of up to four samples of a plane
+_ROOM_MAX: Final = 16 << 20  # a thread keeps this much at most to cut chunks in
+_WORTH: Final = 0.985  # a plane whose sample shrinks less than this stays raw
+_RICHER: Final = 0.95  # a slower way must be this much smaller to be taken
+_VANISHING: Final = 16  # samples that shrink this many times are as good as constant
+
+# Huffman coding without a search for matches: a stock frame at 1 GB/s and more. A target length of
+# 1, or a negative level, would switch the Huffman coding off as well. gpu_kernels/huffman makes the
+# same kind of frame a third faster; libzstd takes the tables that it leaves, and samples.
+_HUFFMAN: Final = zstandard.ZstdCompressionParameters(
+    strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, window_log=18, target_length=0
+)
+
+
+class _Coders(threading.local):
+    """What a thread keeps: zstd's contexts, and room for the planes of one chunk.
+
+    Contexts are costly to make and not to be shared by threads that run at once; fresh memory for
+    every chunk would cost a tenth of the encoding time in page faults.
+    """
+
+    def __init__(self) -> None:
+        self._room = bytearray()
+        self.huffman = zstandard.ZstdCompressor(compression_params=_HUFFMAN)
+        self.fast = zstandard.ZstdCompressor(level=1)
+        self.text = zstandard.ZstdCompressor(level=3)
+        self.decoder = zstandard.ZstdDecompressor()
+
+    def room(self, size: int) -> memoryview:
+        """Room for ``size`` bytes until this thread's next chunk is encoded."""
+        if size > _ROOM_MAX:
+            return memoryview(bytearray(size))
+        if len(self._room) < size:
+            self._room = bytearray(size)
+        return memoryview(self._room)[:size]
+
+
+_coders: Final = _Coders()
+
+
+@dataclass(frozen=True)
+class PlanesCodec:
+    """One of the two codecs of this format; they differ in the methods that a plane may have."""
+
+    name: str
+    code: int
+    methods: frozenset[Method]
+
+    def encode(
+        self, plain: memoryview, layout: Sequence[Run], pack: Packer | None = None
+    ) -> bytes | None:
+        """The stream of ``plain``, whose runs the layout gives; None when nothing is gained.
+
+        The layout must cover ``plain`` exactly. A wrong element costs ratio, nothing else. ``pack``
+        makes the planes elsewhere than on this thread.
+        """
+        plain = memoryview(plain).cast("B")
+        runs = tuple(tidy(layout))
+        if covered(runs) != len(plain):
+            raise ValueError(f"a layout of {covered(runs)} bytes for {len(plain)} bytes")
+        if not plain or len(plain) > PLAIN_MAX or len(runs) > RUNS_MAX:
+            return None
+        head = [_HEAD.pack(VERSION, 0, len(runs)), *(_RUN.pack(e, size) for size, e in runs)]
+        body: list[Buffer] = []
+        gained, room = False, _coders.room(len(plain))
+        for element, places in _groups(runs):
+            size = sum(size for _, size in places)
+            here, room = room[:size], room[size:]
+            for method, stored in (pack or self.pack_all)(plain, element, places, here):
+                gained = gained or method is not Method.RAW
+                head.append(_PLANE.pack(method, len(stored)))
+                body.append(stored)
+        if not gained or sum(map(len, head)) + sum(map(len, body)) >= len(plain):
+            return None
+        return b"".join((*head, *body))
+
+    def decode(self, stored: memoryview, plain_bytes: int) -> bytearray:
+        """Exactly ``plain_bytes``; raises SnapshotDamaged on any stream that is not right.
+
+        Takes at most 2 * plain_bytes of memory beyond the stream.
+        """
+        stored = memoryview(stored).cast("B")
+        runs, at = self._read_runs(stored, plain_bytes)
+        groups = list(_groups(runs))
+        planes: list[tuple[Method, int, int]] = []  # method, stored bytes, plain bytes
+        for element, places in groups:
+            size = sum(size for _, size in places) // element.width
+            for _ in range(element.width):
+                method, length = self._read_plane(stored, at)
+                planes.append((method, length, size))
+                at += _PLANE.size
+        if at + sum(length for _, length, _ in planes) != len(stored):
+            raise self._damaged("its planes do not add up to its size")
+        plain = bytearray(plain_bytes)
+        with memoryview(plain) as target:
+            parts = self._unpack(stored[at:], planes)
+            for element, places in groups:
+                _join(target, element, places, [next(parts) for _ in range(element.width)])
+        return plain
+
+    def pack_all(
+        self, plain: memoryview, element: Element, places: Places, room: memoryview
+    ) -> list[tuple[Method, Buffer]]:
+        """Cut and store all planes of one element on this thread."""
+        ways = choose_ways(plain, element, places)
+        planes = _cut(plain, element, places, room)
+        return [self.pack(plane, way) for plane, way in zip(planes, ways, strict=True)]
+
+    def pack(self, plane: memoryview, way: Way | None) -> tuple[Method, Buffer]:
+        """Store one plane in that way, or as it is where that is no longer."""
+        if way is huffman and Method.RANS in self.methods:
+            stream = twin.rans_encode(plane, len(plane) - 1)
+            if stream is not None:
+                return Method.RANS, stream
+        frame = plane if way is None else way(plane)
+        return (Method.ZSTD, frame) if len(frame) < len(plane) else (Method.RAW, plane)
+
+    def _unpack(
+        self, body: memoryview, planes: Sequence[tuple[Method, int, int]]
+    ) -> Iterator[Buffer]:
+        at = 0
+        for method, length, size in planes:
+            stored = body[at : at + length]
+            at += length
+            if method is Method.RAW:
+                if length != size:
+                    raise self._damaged("a raw plane has the wrong size")
+                yield stored
+            elif method is Method.ZSTD:
+                yield self._inflate(stored, size)
+            else:
+                try:
+                    yield twin.rans_decode(stored, size)
+                except RansStreamError as error:
+                    raise self._damaged(str(error)) from error
+
+    def _inflate(self, frame: memoryview, size: int) -> bytes:
+        """One zstd frame whose header promises exactly ``size``: nothing else is allocated."""
+        try:
+            if zstandard.get_frame_parameters(frame).content_size != size:
+                raise self._damaged("a zstd frame holds another size than its plane")
+            plane = _coders.decoder.decompress(frame, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise self._damaged(f"zstd refuses a plane ({error})") from error
+        if len(plane) != size:
+            raise self._damaged("a zstd frame holds another size than its plane")
+        return plane
+
+    def _read_runs(self, stored: memoryview, plain_bytes: int) -> tuple[list[Run], int]:
+        if len(stored) < _HEAD.size:
+            raise self._damaged("it ends within its header")
+        version, zero, count = _HEAD.unpack_from(stored)
+        at = _HEAD.size + count * _RUN.size
+        if version != VERSION or zero:
+            raise self._damaged(f"version {version} is unknown here; a newer torpor may read it")
+        if not 0 < count <= RUNS_MAX or len(stored) < at or plain_bytes > PLAIN_MAX:
+            raise self._damaged("it ends within its header or is beyond the format's limits")
+        runs: list[Run] = []
+        for code, size in _RUN.iter_unpack(stored[_HEAD.size : at]):
+            if code >= len(Element) or not size or size % Element(code).width:
+                raise self._damaged("a run is empty, of no known element, or cuts one")
+            runs.append(Run(size, Element(code)))
+        if covered(runs) != plain_bytes:
+            raise self._damaged(f"its runs make {covered(runs)} bytes, not {plain_bytes}")
+        return runs, at
+
+    def _read_plane(self, stored: memoryview, at: int) -> tuple[Method, int]:
+        if len(stored) < at + _PLANE.size:
+            raise self._damaged("it ends within its header")
+        code, length = _PLANE.unpack_from(stored, at)
+        if code not in self.methods:
+            raise self._damaged(f"method {code} is not one that {self.name!r} knows")
+        return Method(code), length
+
+    def _damaged(self, why: str) -> SnapshotDamaged:
+        return SnapshotDamaged(
+            f"a chunk of codec {self.name!r} cannot be decoded: {why}; run verify on the snapshot"
+        )
+
+
+class Packer(Protocol):
+    """Makes the planes of all runs of one element, in their order, as they are stored."""
+
+    def __call__(
+        self, plain: memoryview, element: Element, places: Places, room: memoryview
+    ) -> Sequence[tuple[Method, Buffer]]:
+        """``room`` is as large as the runs together; what is returned may lie in it."""
+
+
+PLANES: Final = PlanesCodec("planes", 3, frozenset({Method.RAW, Method.ZSTD}))
+RANS: Final = PlanesCodec("rans", 4, frozenset(Method))
+
+
+def choose_ways(plain: memoryview, element: Element, places: Places) -> list[Way | None]:
+    """How to make each plane's frame, from four samples; the planes need not be cut for it."""
+    elements = sum(size for _, size in places) // element.width
+    step, width = max(elements // 4, _SAMPLE), element.width
+    samples = memoryview(
+        b"".join(
+            part
+            for at in range(0, elements, step)
+            for part in _within(plain, places, at * width, min(at + _SAMPLE, elements) * width)
+        )
+    )
+    room = memoryview(bytearray(len(samples) if width > 1 else 0))
+    return [
+        _choose(sample, element) for sample in _cut(samples, element, [(0, len(samples))], room)
+    ]
+
+
+def _groups(runs: Sequence[Run]) -> Iterator[tuple[Element, list[tuple[int, int]]]]:
+    """Each element that occurs, by its code, with the (offset, bytes) of all its runs."""
+    places: dict[Element, list[tuple[int, int]]] = {}
+    at = 0
+    for size, element in runs:
+        places.setdefault(element, []).append((at, size))
+        at += size
+    yield from sorted(places.items())
+
+
+def _cut(plain: memoryview, element: Element, places: Places, room: memoryview) -> list[memoryview]:
+    """The planes of all runs of one element, one run behind the other, in ``room`` if cut."""
+    width = element.width
+    if width == 1:
+        if len(places) == 1:
+            return [plain[places[0][0] : places[0][0] + places[0][1]]]
+        return [memoryview(b"".join(plain[at : at + size] for at, size in places))]
+    elements = len(room) // width
+    planes = [room[p * elements : (p + 1) * elements] for p in range(width)]
+    done = 0
+    for at, size in places:
+        part = [plane[done : done + size // width] for plane in planes]
+        twin.split(plain[at : at + size], width, element.turned, part)
+        done += size // width
+    return planes
+
+
+def _join(
+    plain: memoryview,
+    element: Element,
+    places: Places,
+    planes: Sequence[Buffer],
+) -> None:
+    """Put the planes of one element back to where its runs are."""
+    width, done = element.width, 0
+    views = [memoryview(plane) for plane in planes]
+    for at, size in places:
+        part = [view[done : done + size // width] for view in views]
+        if width == 1:
+            plain[at : at + size] = part[0]
+        else:
+            twin.join(part, width, element.turned, plain[at : at + size])
+        done += size // width
+
+
+def huffman(plane: Buffer) -> Buffer:
+    """A frame of Huffman codes alone, ours or, where ours needs a table it cannot write, zstd's."""
+    frame = twin.huffman_frame(plane)
+    return _coders.huffman.compress(plane) if frame is None else frame
+
+
+def _choose(sample: memoryview, element: Element) -> Way | None:
+    """How to make a plane's frame, from samples of it; None where raw is as good."""
+    search = _coders.text.compress if element is Element.BYTES else _coders.fast.compress
+    coded, searched = len(huffman(sample)), len(search(sample))
+    if min(coded, searched) >= _WORTH * len(sample):
+        return None
+    # Samples that nearly vanish say nothing of what lies between them: a search copes with both.
+    if searched < _RICHER * coded or coded < len(sample) // _VANISHING:
+        return search
+    return huffman
+
+
+def _within(plain: memoryview, places: Places, start: int, end: int) -> Iterator[memoryview]:
+    """Bytes ``start`` to ``end`` of the runs, as if they lay one behind the other."""
+    for at, size in places:
+        if start < size and end > 0:
+            yield plain[at + max(start, 0) : at + min(end, size)]
+        start, end = start - size, end - size

@@ -1,0 +1,157 @@
+"""What a reader refuses: every claim of a manifest is checked before anything trusts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torpor.shared.errors import ManifestInvalid
+from torpor.shared.format.manifest import (
+    DIRECTORY,
+    FILE,
+    HARDLINK,
+    HOLE,
+    MAX_CHUNK_BYTES,
+    SYMLINK,
+    Chunk,
+    Entry,
+    Manifest,
+    Pack,
+)
+
+MAX_NAME_BYTES = 255  # ext4, xfs, overlayfs
+MAX_PATH_BYTES = 1 << 16  # far above PATH_MAX: restore works with dir_fds, component by component
+MAX_FILE_BYTES = 1 << 50
+MAX_OWNER = (1 << 32) - 2  # one more is -1, which means "leave it" to chown
+MAX_XATTR_BYTES = 1 << 16  # Linux, for one value
+KNOWN_ENCODINGS = frozenset({0, 1, 2, 3, 4})
+
+
+def check_manifest(manifest: Manifest, what: str) -> None:
+    """Raise ManifestInvalid, naming ``what`` and the claim, unless every claim holds."""
+    try:
+        _check_packs(manifest.packs)
+        _check_chunks(manifest.chunks, manifest.packs)
+        _check_entries(manifest)
+    except _Refused as refused:
+        raise ManifestInvalid(f"{what} is refused: {refused}; nothing was written") from None
+
+
+class _Refused(Exception):
+    pass
+
+
+def _check_packs(packs: Sequence[Pack]) -> None:
+    ids = set()
+    for pack in packs:
+        if len(pack.id) != 16 or len(pack.md5) != 16 or pack.size < 0:
+            raise _Refused(f"pack {pack.id.hex()} is malformed")
+        if pack.id in ids:
+            raise _Refused(f"pack {pack.id.hex()} stands twice")
+        ids.add(pack.id)
+
+
+def _check_chunks(chunks: Sequence[Chunk], packs: Sequence[Pack]) -> None:
+    for chunk in chunks:
+        if len(chunk.name) != 32 or not 0 < chunk.plain <= MAX_CHUNK_BYTES:
+            raise _Refused(f"chunk {chunk.name.hex()} claims {chunk.plain} bytes")
+        if chunk.encoding not in KNOWN_ENCODINGS:
+            raise _Refused(f"chunk {chunk.name.hex()} has unknown encoding {chunk.encoding}")
+        if not 0 <= chunk.pack < len(packs):
+            raise _Refused(f"chunk {chunk.name.hex()} is in pack {chunk.pack}, which is not there")
+        end = chunk.offset + chunk.stored
+        if chunk.offset < 0 or chunk.stored <= 0 or end > packs[chunk.pack].size:
+            raise _Refused(f"chunk {chunk.name.hex()} lies outside its pack")
+    order = sorted(range(len(chunks)), key=lambda i: (chunks[i].pack, chunks[i].offset))
+    for before, after in pairwise(order):
+        a, b = chunks[before], chunks[after]
+        if a.pack == b.pack and a.offset + a.stored > b.offset:
+            raise _Refused(f"chunks {a.name.hex()} and {b.name.hex()} overlap in their pack")
+
+
+def _check_entries(manifest: Manifest) -> None:
+    if not manifest.roots or len(set(manifest.roots)) != len(manifest.roots):
+        raise _Refused(f"roots {manifest.roots} are empty or not distinct")
+    if any(not root or "\0" in root for root in manifest.roots):
+        raise _Refused(f"roots {manifest.roots} are not all paths")
+    kinds: list[dict[bytes, int]] = [{} for _ in manifest.roots]
+    for entry in manifest.entries:
+        if not 0 <= entry.root < len(kinds):
+            raise _Refused(f"{entry.path!r} is under root {entry.root}, which is not there")
+        seen = kinds[entry.root]
+        _check_place(entry, seen)
+        seen[entry.path] = entry.kind
+        if not 0 <= entry.mode <= 0o7777:
+            raise _Refused(f"{entry.path!r} has mode {entry.mode:o}")
+        if not (0 <= entry.uid <= MAX_OWNER and 0 <= entry.gid <= MAX_OWNER):
+            raise _Refused(f"{entry.path!r} belongs to {entry.uid}:{entry.gid}")
+        if entry.xattrs:
+            _check_xattrs(entry)
+        if entry.kind == FILE:
+            _check_content(entry, manifest.chunks)
+        elif entry.extents or entry.size or entry.digest:
+            raise _Refused(f"{entry.path!r} is no file and has content")
+    for root, seen in enumerate(kinds):
+        if seen.get(b"") != DIRECTORY:
+            raise _Refused(f"root {manifest.roots[root]!r} has no directory entry of its own")
+
+
+def _check_place(entry: Entry, seen: dict[bytes, int]) -> None:
+    path = entry.path
+    if path in seen:
+        raise _Refused(f"{path!r} stands twice")
+    if path == b"":
+        if entry.kind != DIRECTORY:
+            raise _Refused("a root is not a directory")
+        return
+    if len(path) > MAX_PATH_BYTES or b"\0" in path:
+        raise _Refused(f"{path[:80]!r}... is not a path")
+    if path.startswith(b"/"):
+        raise _Refused(f"{path!r} is absolute")
+    parent, _, name = path.rpartition(b"/")
+    if name in (b"", b".", b"..") or len(name) > MAX_NAME_BYTES:
+        raise _Refused(f"{path!r} would lead outside its root or is not a name")
+    # the parent was checked when it stood here itself, so every component has been
+    if seen.get(parent) != DIRECTORY:
+        raise _Refused(f"{path!r} stands before its directory, or in something that is none")
+    if entry.kind == HARDLINK:
+        if seen.get(entry.target) != FILE:
+            raise _Refused(f"{path!r} is a hard link to {entry.target!r}, which is no file before")
+    elif entry.kind == SYMLINK:
+        if not entry.target or b"\0" in entry.target or len(entry.target) > 4095:
+            raise _Refused(f"{path!r} is a symlink without a usable target")
+    elif entry.kind not in (FILE, DIRECTORY):
+        raise _Refused(f"{path!r} is of unknown kind {entry.kind}")
+
+
+def _check_xattrs(entry: Entry) -> None:
+    for name, value in entry.xattrs:
+        if not 0 < len(name) <= MAX_NAME_BYTES or b"\0" in name or len(value) > MAX_XATTR_BYTES:
+            raise _Refused(
+                f"{entry.path!r} has an extended attribute {name[:80]!r} of {len(value)} bytes"
+            )
+
+
+def _check_content(entry: Entry, chunks: Sequence[Chunk]) -> None:
+    if not 0 <= entry.size <= MAX_FILE_BYTES:
+        raise _Refused(f"{entry.path!r} claims {entry.size} bytes")
+    if entry.digest and len(entry.digest) != 16:
+        raise _Refused(f"{entry.path!r} has a malformed digest")
+    total = 0
+    for extent in entry.extents:
+        if extent.length <= 0:
+            raise _Refused(f"{entry.path!r} has an extent of {extent.length} bytes")
+        total += extent.length
+        if extent.chunk == HOLE:
+            if extent.offset != 0:
+                raise _Refused(f"{entry.path!r} has a hole with an offset")
+            continue
+        if not 0 <= extent.chunk < len(chunks):
+            raise _Refused(f"{entry.path!r} names chunk {extent.chunk}, which is not there")
+        chunk_bytes = chunks[extent.chunk].plain
+        if extent.offset < 0 or extent.offset + extent.length > chunk_bytes:
+            raise _Refused(f"{entry.path!r} has an extent outside its chunk")
+        if extent.length != chunk_bytes and not entry.digest:
+            raise _Refused(f"{entry.path!r} uses a part of a chunk and carries no digest")
+    if total != entry.size:
+        raise _Refused(f"{entry.path!r} claims {entry.size} bytes, its extents have {total}")

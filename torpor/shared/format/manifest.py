@@ -1,0 +1,170 @@
+"""The manifest: the one object that describes a snapshot completely."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import msgspec
+import zstandard
+
+from torpor.shared.errors import ManifestInvalid, WrongKey
+from torpor.shared.format.keys import Seal
+from torpor.shared.values import GIB, MIB, SnapshotId, WorkspaceName
+
+VERSION: Final = 1
+MAGIC: Final = b"TORPOR\r\n"
+MAX_BODY_BYTES: Final = 2 * GIB
+BOMB_BYTES: Final = 64 * MIB
+BOMB_RATIO: Final = 1000
+"""A body over 64 MiB is at most so many times as long as its frame: 60 KiB of frame can hide 2 GiB
+of zeros, and a million entries take more than a byte each."""
+MAX_CHUNK_BYTES: Final = 16 * MIB
+HOLE: Final = -1
+
+FILE, DIRECTORY, SYMLINK, HARDLINK = 0, 1, 2, 3
+
+_HEADER = struct.Struct("<8sHHQ32s8s")
+_SEALED = 1
+HEADER_BYTES: Final = _HEADER.size
+
+
+class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """``length`` bytes from ``offset`` of a chunk, or a hole (chunk == HOLE)."""
+
+    chunk: int
+    offset: int
+    length: int
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One name in the tree and everything that is true of it."""
+
+    kind: int
+    root: int
+    path: bytes
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    size: int
+    extents: tuple[Extent, ...] = ()
+    target: bytes = b""
+    digest: bytes = b""
+    xattrs: tuple[tuple[bytes, bytes], ...] = ()
+    changed: bool = False
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """``plain`` bytes of content, kept as ``stored`` bytes at ``offset`` of a pack."""
+
+    name: bytes
+    plain: int
+    encoding: int
+    pack: int
+    offset: int
+    stored: int
+
+
+class Pack(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An object of ``size`` bytes."""
+
+    id: bytes
+    size: int
+    md5: bytes
+
+
+class Skipped(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Something that exists on the machine and is not kept: a FIFO, socket or device."""
+
+    root: int
+    path: bytes
+    kind: str
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True):
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    parent: SnapshotId | None
+    run: str
+    created_unix: int
+    machine: str
+    roots: list[str]
+    entries: list[Entry]
+    chunks: list[Chunk]
+    packs: list[Pack]
+    skipped: list[Skipped]
+    environment: dict[str, Any]
+    statistics: dict[str, int]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Manifest)
+
+
+def encode_manifest(manifest: Manifest, seal: Seal) -> tuple[bytes, bytes]:
+    """The object's bytes and the root hash (32 bytes)."""
+    body = _ENCODER.encode(manifest)
+    root = seal.name(body)
+    flags = _SEALED if seal.sealed else 0
+    header = _HEADER.pack(MAGIC, VERSION, flags, len(body), root, seal.key_id)
+    frame = zstandard.ZstdCompressor(level=1).compress(body)
+    return header + bytes(seal.seal(frame, header)), root
+
+
+def manifest_root(blob: bytes, what: str) -> bytes:
+    """The root hash in the header, unchecked: for comparing with a known one."""
+    return _header(blob, what)[2]
+
+
+def decode_manifest(blob: bytes, seal: Seal, what: str) -> tuple[Manifest, bytes]:
+    """Open, check the root hash and the types; ``what`` names the object in errors.
+
+    Raises ManifestInvalid or WrongKey. The caller still runs ``checks.check_manifest`` before it
+    trusts a field.
+    """
+    sealed, body_bytes, root, key_id = _header(blob, what)
+    if sealed != seal.sealed:
+        raise WrongKey(
+            f"{what} is {'sealed' if sealed else 'not sealed'}, and the store block "
+            f"{'has a key' if seal.sealed else 'has no key'}: use the store block it was made with"
+        )
+    if key_id != seal.key_id:
+        raise WrongKey(f"{what} was sealed with another key than the store block has")
+    try:
+        frame = seal.open(memoryview(blob)[_HEADER.size :], blob[: _HEADER.size])
+    except WrongKey as exc:
+        raise ManifestInvalid(f"{what} is damaged: {exc}") from None
+    try:
+        # content size is checked against the header's claim before a byte is allocated
+        if zstandard.frame_content_size(bytes(memoryview(frame)[:32])) != body_bytes:
+            raise ManifestInvalid(f"{what} is damaged: its body is not as long as it says")
+        if body_bytes > max(BOMB_BYTES, BOMB_RATIO * len(frame)):
+            raise ManifestInvalid(
+                f"{what} would unpack {len(frame)} bytes into {body_bytes}: refused as a bomb"
+            )
+        body = zstandard.ZstdDecompressor().decompress(frame, max_output_size=body_bytes)
+    except zstandard.ZstdError as exc:
+        raise ManifestInvalid(f"{what} is damaged: {exc}") from None
+    if seal.name(body) != root:
+        raise ManifestInvalid(f"{what} is damaged: its content does not match its root hash")
+    try:
+        return _DECODER.decode(body), root
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise ManifestInvalid(f"{what} is not a manifest of version {VERSION}: {exc}") from None
+
+
+def _header(blob: bytes, what: str) -> tuple[bool, int, bytes, bytes]:
+    if len(blob) < _HEADER.size or blob[: len(MAGIC)] != MAGIC:
+        raise ManifestInvalid(f"{what} is not a torpor manifest, or was cut short ({len(blob)} B)")
+    _, version, flags, body_bytes, root, key_id = _HEADER.unpack_from(blob)
+    if version != VERSION:
+        raise ManifestInvalid(
+            f"{what} has format version {version}, this torpor reads version {VERSION}: "
+            "use a newer torpor"
+        )
+    if flags & ~_SEALED:
+        raise ManifestInvalid(f"{what} has unknown flags {flags:#x}: use a newer torpor")
+    if body_bytes > MAX_BODY_BYTES:
+        raise ManifestInvalid(f"{what} says that its body has {body_bytes} bytes: refused")
+    return bool(flags & _SEALED), body_bytes, root, key_id

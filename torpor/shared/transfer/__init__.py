@@ -1,0 +1,1 @@
+"""Objects by grants: presigned requests over HTTP."""

@@ -1,0 +1,146 @@
+"""Keep-alive HTTP connections to stores, shared by the threads of one process."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import select
+import socket
+import ssl
+import threading
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import certifi
+
+from torpor.shared.errors import InvalidInput, StoreError, StoreUnavailable
+
+_PRINTABLE = re.compile(r"[!-~]+")  # urlsplit would quietly drop a newline
+
+KEPT_IDLE = 32  # for each host; a finished request's connection above that is closed
+
+
+class Target(NamedTuple):
+    """A URL taken apart. ``path`` holds the query, so it is a secret: never print it."""
+
+    scheme: str
+    netloc: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        return (self.scheme, self.host, self.port)
+
+
+def target_of(url: str, what: str) -> Target:
+    """Take a grant's URL apart; ``what`` names it in the error, which leaves the URL out."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, urlsplit("")
+    if parts.scheme not in ("http", "https") or not host or not _PRINTABLE.fullmatch(url):
+        raise InvalidInput(f"{what} has no http or https address of a host in it")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    default = 443 if parts.scheme == "https" else 80
+    return Target(parts.scheme, parts.netloc, host, port or default, path)
+
+
+class Connections:
+    """Lends connections, one request at a time each; those given back are used again."""
+
+    def __init__(self, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+        self._timeout_s = timeout_s
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._idle: dict[tuple[str, str, int], list[http.client.HTTPConnection]] = {}
+        self._closed = False
+
+    def take(self, target: Target) -> http.client.HTTPConnection:
+        """An open connection to the target's host: an idle one that still lives, or a new one."""
+        while True:
+            with self._lock:
+                idle = self._idle.get(target.place)
+                connection = idle.pop() if idle else None
+            if connection is None:
+                return self._connect(target)
+            if _still_open(connection):
+                return connection
+            connection.close()
+
+    def give(self, target: Target, connection: http.client.HTTPConnection) -> None:
+        """Take back a connection whose answer was read to its end."""
+        with self._lock:
+            idle = self._idle.setdefault(target.place, [])
+            if not self._closed and len(idle) < KEPT_IDLE:
+                idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close what is idle; what is lent is closed when it comes back."""
+        with self._lock:
+            self._closed = True
+            idle = [connection for kept in self._idle.values() for connection in kept]
+            self._idle.clear()
+        for connection in idle:
+            connection.close()
+
+    def _connect(self, target: Target) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection
+        if target.scheme == "https":
+            connection = http.client.HTTPSConnection(
+                target.host, target.port, timeout=self._timeout_s, context=self._context()
+            )
+        else:
+            connection = http.client.HTTPConnection(
+                target.host, target.port, timeout=self._timeout_s
+            )
+        at = f"{target.host}:{target.port}"
+        try:
+            connection.connect()
+        except ssl.SSLCertVerificationError as error:
+            raise StoreError(
+                f"the certificate of {at} is not trusted: {error.verify_message}; check the "
+                "endpoint's name and the machine's clock"
+            ) from None
+        except ssl.SSLError as error:
+            raise StoreError(
+                f"no TLS with {at}: {error.reason or error}; check whether the endpoint is http "
+                "or https, and its port"
+            ) from None
+        except socket.gaierror as error:
+            raise StoreUnavailable(
+                f"the name {target.host} cannot be resolved here: {error.strerror}; check the "
+                "endpoint and this machine's DNS"
+            ) from None
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"{at} did not accept a connection within {self._timeout_s:g} s"
+            ) from None
+        except OSError as error:
+            raise StoreUnavailable(
+                f"no connection to {at}: {error.strerror or error}; is the store running, and "
+                "reachable from this machine?"
+            ) from None
+        return connection
+
+    def _context(self) -> ssl.SSLContext:
+        with self._lock:
+            if self._tls is None:
+                # The system's roots and certifi's: minimal images often come without any. As
+                # data, since the agent's bundle may be a zip file, where certifi has no path.
+                self._tls = ssl.create_default_context()
+                self._tls.load_verify_locations(cadata=certifi.contents())
+            return self._tls
+
+
+def _still_open(connection: http.client.HTTPConnection) -> bool:
+    """False where the server has closed an idle connection (or, against HTTP, spoken on it)."""
+    if connection.sock is None:
+        return False
+    poll = select.poll()  # select() cannot watch descriptors above 1023
+    poll.register(connection.sock, select.POLLIN)
+    return not poll.poll(0)

@@ -1,0 +1,352 @@
+"""Objects over grants, as the agent moves them: standard library HTTP, no signing, no copies.
+
+One ``Transfer`` serves all threads of an agent. It holds keep-alive connections, one request at a
+time each, and is the one place on the machine where a request to the store is repeated.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import random
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from torpor.shared.errors import (
+    InvalidInput,
+    RunCancelled,
+    StoreCorrupt,
+    StoreError,
+    StoreUnavailable,
+)
+from torpor.shared.transfer.answer import ERROR_BODY_BYTES, carried_by, refusal
+from torpor.shared.transfer.connections import Connections, Target, target_of
+from torpor.shared.transfer.etag import encryption_of, plain_md5
+from torpor.shared.values import KIB, Grant
+
+GAP_BYTES = 64 * KIB  # a hole this small is cheaper to read through than to ask around
+SLICE_BYTES = 256 * KIB  # moved between two looks at the pace and at the cancel callback
+SLOWEST_BYTES_S = 16 * KIB  # a request that falls below this rate for its timeout has stalled
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 30.0
+LONGEST_RETRY_AFTER_S = 60.0
+NAP_S = 0.25  # a cancelled wait ends within this
+
+_dice = random.SystemRandom()
+
+
+class Range(NamedTuple):
+    """``length`` bytes of an object from ``offset``."""
+
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+class Transfer:
+    """PUT and ranged GET over grants, from any number of threads.
+
+    ``attempts`` bounds the tries of one PUT, and of one GET since its last progress. ``on_retry``
+    is told each error that will be retried and the wait in seconds. Waits end early, with
+    RunCancelled, once ``cancelled()`` is true; so do transfers, between two slices. A request that
+    is later than ``timeout_s`` at ``slowest_bytes_s`` has stalled.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = 60.0,
+        attempts: int = 5,
+        on_retry: Callable[[StoreError, float], None] | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+        sleep: Callable[[float], None] = time.sleep,
+        connections: Connections | None = None,
+        slowest_bytes_s: float = SLOWEST_BYTES_S,
+    ) -> None:
+        if timeout_s <= 0 or attempts < 1:
+            raise InvalidInput(
+                f"a transfer with timeout_s={timeout_s} and attempts={attempts} would do nothing"
+            )
+        self._connections = connections or Connections(timeout_s=timeout_s)
+        self._timeout_s = timeout_s
+        self._attempts = attempts
+        self._on_retry = on_retry
+        self._cancelled = cancelled
+        self._sleep = sleep
+        self._slowest_bytes_s = slowest_bytes_s
+
+    def __enter__(self) -> Transfer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the idle connections; those in use are closed when their request ends."""
+        self._connections.close()
+
+    def put(
+        self, grant: Grant, pieces: Sequence[bytes | bytearray | memoryview], md5: bytes
+    ) -> None:
+        """Write the object whole; ``md5`` is the digest of the pieces together.
+
+        Returns when the store has acknowledged these very bytes. Raises StoreUnavailable or
+        StoreCorrupt after the last attempt; GrantExpired, StoreDenied, StoreMissing at once.
+        """
+        target = _target(grant, "PUT")
+        views = [memoryview(piece).cast("B") for piece in pieces]
+        failed = 0
+        while True:
+            try:
+                return self._put_once(target, grant, views, md5)
+            except (StoreUnavailable, StoreCorrupt) as error:
+                failed += 1
+                self._wait(error, failed)
+
+    def get_ranges(
+        self,
+        grant: Grant,
+        ranges: Sequence[Range],
+        *,
+        into: Callable[[int], memoryview] | None = None,
+    ) -> Generator[memoryview, None, None]:
+        """Yield each range's bytes in order; the ranges are sorted, apart and not empty.
+
+        ``into(length)`` gives the buffer for the next range, at least ``length`` bytes (it is the
+        caller's again once the view was yielded); without it each range gets a buffer of its own.
+        Neighbours share one request. After a fault the rest is asked for again, from the first
+        range not yielded. Bytes are what the server sent: the caller checks their hashes.
+        """
+        target = _target(grant, "GET")
+        _check_ranges(grant, ranges)
+        view: memoryview | None = None
+        done = failed = 0
+        while done < len(ranges):
+            run = _neighbours(ranges, done)
+            try:
+                with self._opened(target, grant, run) as body:
+                    for wanted in run:
+                        if view is None:
+                            view = _buffer(into, wanted.length)
+                        body.read(wanted, view)
+                        whole, view = view, None
+                        done, failed = done + 1, 0
+                        yield whole
+            except (StoreUnavailable, StoreCorrupt) as error:
+                failed += 1
+                self._wait(error, failed)
+
+    def _put_once(self, target: Target, grant: Grant, views: list[memoryview], md5: bytes) -> None:
+        length = sum(len(view) for view in views)
+        headers = {
+            "Content-Length": str(length),
+            "Content-MD5": base64.b64encode(md5).decode(),
+        }
+        with self._exchange(target, grant, headers, views) as answer:
+            if answer.status not in (200, 201, 204):
+                raise refusal(grant, target.netloc, answer, answer.read(ERROR_BODY_BYTES))
+            answer.read()
+            named = {name.lower(): value for name, value in answer.getheaders()}
+            stored = plain_md5(named.get("etag"), encryption_of(named))
+        if stored is not None and stored != md5.hex():
+            raise StoreCorrupt(
+                f"PUT {grant.key} at {target.netloc}: the store holds MD5 {stored}, "
+                f"{md5.hex()} was sent ({length} bytes)"
+            )
+
+    @contextlib.contextmanager
+    def _opened(self, target: Target, grant: Grant, run: Sequence[Range]) -> Iterator[_Body]:
+        """The answer to one GET for all of ``run``, standing at a known offset."""
+        start, end = run[0].offset, run[-1].end
+        headers = {"Range": f"bytes={start}-{end - 1}"}
+        what = f"GET {grant.key} at {target.netloc}"
+        with self._exchange(target, grant, headers, []) as answer:
+            if answer.status not in (200, 206):
+                raise refusal(grant, target.netloc, answer, answer.read(ERROR_BODY_BYTES))
+            carried = carried_by(answer)
+            if not carried.start <= start < end <= carried.stop:
+                raise StoreCorrupt(
+                    f"{what}: asked for bytes {start} to {end}, the store sends {carried.start} "
+                    f"to {carried.stop}: the object is shorter than its manifest says, or the "
+                    "store does not do ranges"
+                )
+            yield _Body(answer, grant, target.netloc, carried.start, self._pace(what))
+
+    @contextlib.contextmanager
+    def _exchange(
+        self, target: Target, grant: Grant, headers: dict[str, str], views: list[memoryview]
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Send one request and lend its answer; keeps the connection if that was read whole."""
+        what = f"{grant.verb} {grant.key} at {target.netloc}"
+        if self._cancelled():
+            raise RunCancelled(f"{what}: cancelled")
+        connection = self._connections.take(target)
+        answer: http.client.HTTPResponse | None = None
+        try:
+            try:
+                self._send(connection, target, grant, headers, views, self._pace(what))
+            except (BrokenPipeError, ConnectionResetError):
+                # A store may refuse before it has read the body, and close: hear its reason.
+                answer = connection.getresponse()
+                if answer.status < 400:
+                    raise
+            else:
+                answer = connection.getresponse()
+            yield answer
+        except TimeoutError:
+            raise StoreUnavailable(f"{what}: no progress within {self._timeout_s:g} s") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise StoreUnavailable(
+                f"{what}: the connection broke ({type(error).__name__}: {error})"
+            ) from None
+        finally:
+            if answer is not None and answer.isclosed() and not answer.will_close:
+                self._connections.give(target, connection)
+            else:
+                if answer is not None:
+                    answer.close()
+                connection.close()
+
+    def _send(
+        self,
+        connection: http.client.HTTPConnection,
+        target: Target,
+        grant: Grant,
+        headers: dict[str, str],
+        views: list[memoryview],
+        pace: Callable[[int], None],
+    ) -> None:
+        connection.putrequest(grant.verb, target.path, skip_host=True, skip_accept_encoding=True)
+        # As it stands in the URL: the signature covers it, port and all.
+        connection.putheader("Host", target.netloc)
+        connection.putheader("Accept-Encoding", "identity")
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        for view in views:
+            for at in range(0, len(view), SLICE_BYTES):
+                piece = view[at : at + SLICE_BYTES]
+                connection.send(piece)
+                pace(len(piece))
+
+    def _pace(self, what: str) -> Callable[[int], None]:
+        """A check to call with each count of bytes moved: for cancellation, and for a crawl."""
+        began, moved = time.monotonic(), 0
+
+        def check(count: int) -> None:
+            nonlocal moved
+            moved += count
+            if self._cancelled():
+                raise RunCancelled(f"{what}: cancelled after {moved} bytes")
+            spent_s = time.monotonic() - began
+            if spent_s > self._timeout_s + moved / self._slowest_bytes_s:
+                raise StoreUnavailable(f"{what}: {moved} bytes in {spent_s:.0f} s is a stall")
+
+        return check
+
+    def _wait(self, error: StoreError, failed: int) -> None:
+        """Sleep before the next attempt, or raise ``error`` if there is none."""
+        if failed >= self._attempts:
+            raise type(error)(
+                f"{error}; given up after {failed} attempts: run it again once the store is well"
+            )
+        longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (failed - 1))
+        asked_s = error.retry_after_s if isinstance(error, StoreUnavailable) else 0.0
+        left_s = max(_dice.uniform(longest_s / 2, longest_s), min(asked_s, LONGEST_RETRY_AFTER_S))
+        if self._on_retry is not None:
+            self._on_retry(error, left_s)
+        while left_s > 0:
+            if self._cancelled():
+                raise RunCancelled(f"cancelled while waiting to try again after: {error}")
+            self._sleep(min(left_s, NAP_S))
+            left_s -= NAP_S
+
+
+class _Body:
+    """An answer's body, read forward only, its position known."""
+
+    def __init__(
+        self,
+        answer: http.client.HTTPResponse,
+        grant: Grant,
+        host: str,
+        at: int,
+        pace: Callable[[int], None],
+    ) -> None:
+        self._answer = answer
+        self._what = f"GET {grant.key} at {host}"
+        self._at = at
+        self._pace = pace
+
+    def read(self, wanted: Range, view: memoryview) -> None:
+        """Fill ``view`` with the range; what lies before it is read and dropped."""
+        hole = wanted.offset - self._at
+        scratch = memoryview(bytearray(min(hole, SLICE_BYTES)))
+        while hole > 0:
+            hole -= self._read_some(scratch[:hole], wanted)
+        filled = 0
+        while filled < wanted.length:
+            filled += self._read_some(view[filled : filled + SLICE_BYTES], wanted)
+
+    def _read_some(self, view: memoryview, wanted: Range) -> int:
+        # One receive call at most for each look at the pace; chunked bodies have no such call.
+        plain = self._answer.length is not None and not self._answer.chunked
+        count = _receive(self._answer, view) if plain else self._answer.readinto(view)
+        if not count:
+            raise StoreUnavailable(
+                f"{self._what}: the body ends at byte {self._at}, {wanted.end} was promised"
+            )
+        self._at += count
+        self._pace(count)
+        return count
+
+
+def _receive(answer: http.client.HTTPResponse, view: memoryview) -> int:
+    """``readinto`` with at most one receive, so that a trickle cannot outlast the pace check."""
+    length = answer.length or 0
+    if not length or answer.fp is None:
+        return 0
+    count = answer.fp.readinto1(view[:length])
+    answer.length = length - count
+    if answer.length == 0:
+        answer.read()  # zero bytes; marks the answer as read whole, so the connection is kept
+    return count
+
+
+def _target(grant: Grant, verb: str) -> Target:
+    if grant.verb != verb:
+        raise InvalidInput(f"the grant for {grant.key} is for {grant.verb}, not for {verb}")
+    return target_of(grant.url, f"the grant for {grant.key}")
+
+
+def _check_ranges(grant: Grant, ranges: Sequence[Range]) -> None:
+    last = 0
+    for wanted in ranges:
+        if wanted.offset < last or wanted.length < 1:
+            raise InvalidInput(
+                f"ranges of {grant.key} must be sorted, apart and not empty: {wanted.length} "
+                f"bytes at {wanted.offset} follow what ends at {last}"
+            )
+        last = wanted.end
+
+
+def _neighbours(ranges: Sequence[Range], first: int) -> Sequence[Range]:
+    """The ranges from ``first`` on that one request can fetch with small holes only."""
+    last = first + 1
+    while last < len(ranges) and ranges[last].offset - ranges[last - 1].end <= GAP_BYTES:
+        last += 1
+    return ranges[first:last]
+
+
+def _buffer(into: Callable[[int], memoryview] | None, length: int) -> memoryview:
+    view = memoryview(bytearray(length)) if into is None else into(length)
+    if view.readonly or view.format != "B" or len(view) < length:
+        raise InvalidInput(f"the buffer given for {length} bytes is read-only or too small")
+    return view[:length]

@@ -1,0 +1,197 @@
+"""Values that cross a room's border: frozen, typed, checked where they are made. No I/O."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from datetime import datetime, timezone
+from hashlib import blake2b
+from typing import Final, Literal, NewType
+
+import msgspec
+
+from torpor.shared.errors import InvalidInput
+
+WorkspaceName = NewType("WorkspaceName", str)
+"""Lower-case letters, digits and hyphens, 1 to 63 characters; part of object names and labels."""
+SnapshotId = NewType("SnapshotId", str)
+"""``20261120T234913Z-1f0c9ab2``: the control side's UTC clock, 32 random bits. Sorts by time."""
+ObjectKey = NewType("ObjectKey", str)
+"""An object's name below the store's prefix."""
+MachineId = NewType("MachineId", str)
+"""The provider's own name for a machine."""
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+BENCHMARK: Final = "benchmark--"
+BENCHMARK_MACHINES: Final = "benchmark-machines--"
+DRILL: Final = "drill--"
+RESERVED: Final = (BENCHMARK, BENCHMARK_MACHINES, DRILL)
+"""How the names begin under which torpor leases machines and keeps objects that are nobody's work,
+and may always be destroyed. No Workspace block may have such a name."""
+
+_LONGEST_NAME: Final = 63
+_WORKSPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_SNAPSHOT = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}")
+_OBJECT_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+
+
+def workspace_name(text: str) -> WorkspaceName:
+    """Check a workspace's name; raises InvalidInput."""
+    if not _WORKSPACE.fullmatch(text):
+        raise InvalidInput(
+            f"{text!r} is not a workspace name: use 1 to 63 lower-case letters, digits and "
+            "hyphens, beginning and ending with a letter or digit"
+        )
+    return WorkspaceName(text)
+
+
+def reserved_name(prefix: str, workspace: WorkspaceName) -> WorkspaceName:
+    """``drill--demo``; of a name that is too long for that, its beginning and a hash."""
+    if len(prefix + workspace) <= _LONGEST_NAME:
+        return workspace_name(prefix + workspace)
+    mark = f"-{blake2b(workspace.encode(), digest_size=4).hexdigest()}"
+    return workspace_name((prefix + workspace)[: _LONGEST_NAME - len(mark)] + mark)
+
+
+def snapshot_id(text: str) -> SnapshotId:
+    """Check a snapshot's id; raises InvalidInput."""
+    if not _SNAPSHOT.fullmatch(text):
+        raise InvalidInput(
+            f"{text!r} is not a snapshot id: they look like 20261120T234913Z-1f0c9ab2"
+        )
+    return SnapshotId(text)
+
+
+def object_key(text: str) -> ObjectKey:
+    """Check an object's name on its way in or out of a store; raises InvalidInput."""
+    if len(text) > 900 or not _OBJECT_KEY.fullmatch(text):
+        raise InvalidInput(f"{text!r} is not an object name that torpor writes or reads")
+    return ObjectKey(text)
+
+
+def new_snapshot_id(now: datetime, after: SnapshotId | None = None) -> SnapshotId:
+    """An id for a snapshot made at ``now`` (UTC) that sorts after ``after`` whatever the clock."""
+    stamp = now.astimezone(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    if after is not None and stamp <= after[:16]:
+        newest = datetime.strptime(after[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+        stamp = datetime.fromtimestamp(newest.timestamp() + 1, timezone.utc).strftime(
+            "%Y%m%dT%H%M%SZ"
+        )
+    return SnapshotId(f"{stamp}-{secrets.token_hex(4)}")
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """Leave to do one verb on one object until ``expires_unix`` (seconds, the signer's clock)."""
+
+    key: ObjectKey
+    verb: Literal["PUT", "GET"]
+    url: str
+    expires_unix: int
+
+    def __repr__(self) -> str:
+        """Without the URL: its signature is a secret while it lasts."""
+        return f"Grant({self.verb} {self.key})"
+
+
+class StoredObject(msgspec.Struct, frozen=True):
+    """What a store says of one object. ``md5`` (hex) is None where the ETag is not an MD5."""
+
+    key: ObjectKey
+    bytes: int
+    md5: str | None
+    modified_unix: float
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What a store was seen to do when it was probed; never assumed."""
+
+    conditional_put: bool  # If-None-Match: * has exactly one winner
+    rejects_wrong_md5: bool  # a PUT whose body does not match Content-MD5 is refused
+    etag_is_md5: bool  # the ETag of a single PUT is the MD5 of its body
+    range_get: bool  # Range requests answer 206 with exactly the bytes asked for
+
+
+class Label(msgspec.Struct, frozen=True):
+    """What marks a machine as ours: workspace, lease (one per creation), owner (this install)."""
+
+    owner: str
+    workspace: WorkspaceName
+    lease: str
+
+
+class Want(msgspec.Struct, frozen=True):
+    """What a workspace needs of a machine. None means no wish."""
+
+    gpu: str | None = None
+    gpu_count: int = 1
+    disk_gib: float = 0
+    max_price_usd_h: float | None = None
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """One thing on sale at a provider."""
+
+    id: str
+    provider: str
+    gpu: str | None
+    gpu_count: int
+    price_usd_h: float
+    region: str
+    disk_gib: float
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where SSH answers. ``host_key`` is an OpenSSH public key line, or None until pinned."""
+
+    host: str
+    port: int
+    user: str
+    host_key: str | None = None
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """One live machine as its provider describes it now."""
+
+    id: MachineId
+    provider: str  # the provider's identity, e.g. local://desk/home/me/machines
+    label: Label | None  # None: not ours
+    state: Literal["starting", "running", "stopped", "stopping", "gone"]
+    endpoint: Endpoint | None  # None until it is known
+    price_usd_h: float = 0.0
+    note: str = ""  # the provider's last words on it, for messages
+
+
+class Compression(msgspec.Struct, frozen=True):
+    """What chunks are encoded for, where there is a choice."""
+
+    smallest: bool = False
+    """Fewest bytes rather than least time."""
+    gpu: bool = False
+    """The machine's GPU may encode numbers, where it proves faster than the cores."""
+
+
+class WorkspaceSpec(msgspec.Struct, frozen=True):
+    """What a user keeps, and what it needs: the workspace block without Prefect."""
+
+    name: WorkspaceName
+    paths: list[str]
+    exclude: list[str] = []
+    want: Want = Want()
+    quiesce: list[str] = []
+    quiesce_timeout_s: float = 300.0
+    accept_changed: list[str] = []
+    parts: int = 32
+    part_bytes: int = 64 * MIB
+    """The least that a part moves: a small workspace is cut into fewer parts."""
+    compression: Compression = Compression()
+
+
+class StoredSnapshot(msgspec.Struct, frozen=True):
+    """A snapshot as a listing shows it; ``root`` (hex) from its manifest's header."""
+
+    workspace: WorkspaceName
+    snapshot: SnapshotId
+    root: str
+    manifest_bytes: int
+    modified_unix: float

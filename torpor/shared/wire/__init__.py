@@ -1,0 +1,1 @@
+"""The agent's protocol, as both sides use it."""
