@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torpor.machine.agent import content
+from torpor.shared import content
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.planes import PLANES
 from torpor.shared.errors import InvalidInput
