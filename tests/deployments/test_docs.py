@@ -1,14 +1,32 @@
-"""What the documents name is there: files, tests, and each other."""
+"""The documents are true: files, tests, links, commands, examples and figures exist as quoted."""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
+import yaml
 
-PROJECT = Path(__file__).resolve().parents[2]
-SAFETY = PROJECT / "docs" / "safety.md"
+PROJECT: Final = Path(__file__).resolve().parents[2]
+README: Final = PROJECT / "README.md"
+GUIDE: Final = PROJECT / "docs" / "guide.md"
+SAFETY: Final = PROJECT / "docs" / "safety.md"
+PAGES: Final = sorted([README, *(PROJECT / "docs").glob("*.md")])
+
+README_WORDS: Final = 1000
+SUBJECTS: Final = {"machines", "snapshots", "upkeep", "measuring"}
+"""The tags of deployments; each has exactly one."""
+
+
+def _name(page: object) -> str:
+    return str(page.relative_to(PROJECT)) if isinstance(page, Path) else str(page)
 
 
 def test_safety_names_files_that_are_there() -> None:
@@ -29,21 +47,89 @@ def test_safety_names_tests_that_are_there() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/decisions.md", "docs/safety.md"])
-def test_links_lead_somewhere(page: str) -> None:
-    text = (PROJECT / page).read_text()
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
-    assert [link for link in links if not (PROJECT / page).parent.joinpath(link).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
+        path, _, heading = target.partition("#")
+        there = page.parent / path if path else page
+        if not there.exists() or (heading and heading not in _anchors(there)):
+            broken.append(target)
+    assert broken == []
 
 
-def test_the_readme_names_make_targets_that_are_there() -> None:
+def test_the_readme_has_at_most_a_thousand_words() -> None:
+    assert len(README.read_text().split()) <= README_WORDS
+
+
+def test_the_guide_begins_with_a_table_of_its_sections() -> None:
+    text = GUIDE.read_text()
+    contents = re.findall(r"^\* \[(.+)\]\(#.+\)$", text.partition("\n## ")[0], re.MULTILINE)
+    assert contents == re.findall(r"^## (.+)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [README, GUIDE], ids=_name)
+def test_named_make_targets_are_there(page: Path) -> None:
     targets = set(re.findall(r"^(\w+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"\bmake (\w+)", (PROJECT / "README.md").read_text()))
-    assert {"demo", "test", "up", "down"} <= named
+    named = set(re.findall(r"(?:^|`)make (\w+)", page.read_text(), re.MULTILINE))
+    assert {"up", "down"} <= named
     assert named <= targets
+
+
+@pytest.mark.parametrize("page", [README, GUIDE], ids=_name)
+def test_examples_call_what_exists(page: Path) -> None:
+    """Each example parses; what it imports is there; functions and blocks know its keywords."""
+    known: dict[str, Any] = {}
+    wrong = []
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert examples
+    for example in examples:
+        tree = ast.parse(example.replace("    ...,\n", ""))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                module = importlib.import_module(node.module or "")
+                known |= {alias.name: getattr(module, alias.name) for alias in node.names}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                callee = known.get(node.func.id)
+                unknown = {keyword.arg for keyword in node.keywords} - _parameters(callee)
+                if callee is not None and unknown:
+                    wrong.append((node.func.id, unknown))
+    assert wrong == []
+
+
+def test_the_budgets_are_what_the_results_say() -> None:
+    """README quotes lines of the table that docs/figures.md holds whole."""
+    command = [sys.executable, "-m", "benchmarks.budgets"]
+    table = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    assert table in (PROJECT / "docs" / "figures.md").read_text()
+    quoted = re.findall(
+        r"^\|.*\| (?:met|missed|not measured) \|$", README.read_text(), re.MULTILINE
+    )
+    assert len(quoted) > 5
+    assert [line for line in quoted if line not in table.splitlines()] == []
+
+
+def test_each_deployment_has_one_subject_and_a_description() -> None:
+    deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
+    for deployment in deployments:
+        assert deployment["tags"][0] == "torpor", deployment["name"]
+        assert len(SUBJECTS & set(deployment["tags"])) == 1, deployment["name"]
+        assert deployment["description"].strip(), deployment["name"]
+    assert {tag for deployment in deployments for tag in deployment["tags"][1:]} == SUBJECTS
 
 
 def _text(path: Path) -> str:
     """Of a file, or of all tests in a folder."""
     files = sorted(path.glob("*.py")) if path.is_dir() else [path]
     return "\n".join(file.read_text() for file in files)
+
+
+def _anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def _parameters(callee: Any) -> set[str]:
+    return set(inspect.signature(getattr(callee, "fn", callee)).parameters) if callee else set()

@@ -1,0 +1,146 @@
+"""The performance budgets beside the measured figures, as a table for README.md.
+
+    python -m benchmarks.budgets
+
+Reads benchmarks/results/*.json and prints Markdown. After a new measurement, paste the table into
+README.md: a test compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from torpor.shared.values import GIB, MIB
+
+RESULTS: Final = Path(__file__).parent / "results"
+RESTIC: Final = "restic"
+TAR: Final = "tar+lz4+s5cmd"
+
+
+class Budget(NamedTuple):
+    """One figure and its bound. ``measured`` is None where no result holds the figure."""
+
+    what: str
+    sign: str
+    bound: float
+    measured: Callable[[], float] | None
+    unit: str = ""
+
+    def row(self) -> str:
+        """The figure's line of the table."""
+        limit = f"{self.sign} {self.bound:g}{self.unit}"
+        if self.measured is None:
+            return f"| {self.what} | {limit} | | not measured |"
+        figure = self.measured()
+        met = {"≤": operator.le, "≥": operator.ge}[self.sign](figure, self.bound)
+        shown = f"{figure:.3f}" if self.unit == "x" else f"{figure:.2f}"
+        return f"| {self.what} | {limit} | {shown}{self.unit} | {'met' if met else 'missed'} |"
+
+
+def table() -> list[str]:
+    """The lines of the table."""
+    return [
+        "| | budget | measured | |",
+        "|---|---|---|---|",
+        *(budget.row() for budget in BUDGETS),
+    ]
+
+
+def _result(name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return result
+
+
+def _figure(result: dict[str, Any], tool: str, step: str, what: str) -> float:
+    return float(result["tools"][tool][step][what]["median"])
+
+
+def _against(
+    peer: str, step: str, what: str = "wall_s", result: str = "peers"
+) -> Callable[[], float]:
+    """torpor's figure as a share of the peer's."""
+
+    def ratio() -> float:
+        found = _result(result)
+        return _figure(found, "torpor", step, what) / _figure(found, peer, step, what)
+
+    return ratio
+
+
+def _stored_against_restic() -> float:
+    tools = _result("peers")["tools"]
+    return float(tools["torpor"]["stored_full"]["median"] / tools[RESTIC]["stored_full"]["median"])
+
+
+def _cpu_s_per_gib() -> float:
+    result = _result("peers")
+    return _figure(result, "torpor", "full", "cpu_s") / (float(result["bytes"]) / GIB)
+
+
+def _line_share(bytes_of: Callable[[dict[str, Any]], float]) -> Callable[[], float]:
+    """Bytes a second of the full snapshot over the shaped line, as a share of the line."""
+
+    def share() -> float:
+        result = _result("peers-line-50")
+        rate = bytes_of(result) / _figure(result, "torpor", "full", "wall_s")
+        return rate / (float(result["line_mib_s"]) * MIB)
+
+    return share
+
+
+def _bf16_ratio() -> float:
+    rows = _result("codecs")["rows"]
+    return next(
+        float(row["ratio"])
+        for row in rows
+        if (row["data"], row["codec"]) == ("weights BF16", "planes")
+    )
+
+
+def _many_over_one() -> float:
+    return float(_result("replicate-links")["many_over_one"])
+
+
+def _agent_peak_gib() -> float:
+    return float(_result("bigfile-8gib")["agent_peak_mib"]) * MIB / GIB
+
+
+def _unchanged_s() -> float:
+    return float(_result("unchanged")["unchanged_agent_cpu_s"])
+
+
+_LINE: Final = "peers-line-50"
+
+BUDGETS: Final = (
+    Budget("full snapshot, time / restic's", "≤", 0.50, _against(RESTIC, "full")),
+    Budget("full snapshot, time / tar's", "≤", 0.70, _against(TAR, "full")),
+    Budget("full snapshot, CPU / restic's", "≤", 0.35, _against(RESTIC, "full", "cpu_s")),
+    Budget("full snapshot, CPU / tar's", "≤", 0.75, _against(TAR, "full", "cpu_s")),
+    Budget("full snapshot, CPU per GiB", "≤", 4.0, _cpu_s_per_gib, " s"),
+    Budget(
+        "50 MiB/s line, share used",
+        "≥",
+        0.95,
+        _line_share(lambda result: float(result["tools"]["torpor"]["stored_full"]["median"])),
+    ),
+    Budget("50 MiB/s line, goodput / line", "≥", 1.6, _line_share(lambda r: float(r["bytes"]))),
+    Budget("50 MiB/s line, time / restic's", "≤", 0.58, _against(RESTIC, "full", result=_LINE)),
+    Budget("stored bytes / restic's", "≤", 0.70, _stored_against_restic),
+    Budget("BF16 weights, ratio", "≥", 1.50, _bf16_ratio, "x"),
+    Budget("1 % changed, time / restic's", "≤", 0.10, _against(RESTIC, "incremental")),
+    Budget("100,000 files unchanged, CPU", "≤", 0.6, _unchanged_s, " s"),
+    Budget("1,000,000 files unchanged, CPU", "≤", 5.0, None, " s"),
+    Budget("restore, time / restic's", "≤", 0.25, _against(RESTIC, "restore")),
+    Budget("restore, time / tar's", "≤", 0.45, _against(TAR, "restore")),
+    Budget("agent's memory, 8 GiB file", "≤", 1.0, _agent_peak_gib, " GiB"),
+    Budget("replicate to 8 / to 1, own links", "≤", 1.2, _many_over_one),
+    Budget("Prefect and SSH per flow", "≤", 2.0, None, " s"),
+)
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))
