@@ -68,9 +68,9 @@ def table(before: Counts | None, after: Counts) -> str:
     """A line a room, and the sums of all rooms without the benchmarks."""
     rooms = sorted({room for room, _ in after | (before or Counter())})
     lines = [_row("room", "code", "tests") if before is None else _head()]
-    for room in rooms:
-        lines.append(_line(room, [room], before, after))
-    lines.append(_line("all but benchmarks", [r for r in rooms if r != "benchmarks"], before, after))
+    lines += [_line(room, [room], before, after) for room in rooms]
+    others = [room for room in rooms if room != "benchmarks"]
+    lines.append(_line("all but benchmarks", others, before, after))
     return "\n".join(lines)
 
 
