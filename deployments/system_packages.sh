@@ -1,9 +1,9 @@
 #!/bin/sh
-# Debian packages that torpor needs, beside Python's own. Installs what is missing where it may, as
-# root with apt; elsewhere it says what is missing.
-#   sh deployments/system_packages.sh demo    what `make demo` and `make up` need
-#   sh deployments/system_packages.sh test    what `make test` needs as well: a browser, C++
-#   sh deployments/system_packages.sh bench   what `make bench` needs as well: a peer
+# Debian packages that torpor needs. Installs what is missing, as root with apt. For any other user
+# it prints the command that root must run first, for every make target at once.
+#   sh deployments/system_packages.sh demo    for `make demo` and `make up`
+#   sh deployments/system_packages.sh test    for `make test` as well
+#   sh deployments/system_packages.sh bench   for `make bench` as well
 set -eu
 python="${PYTHON:-python3.11}"
 
@@ -11,25 +11,41 @@ has() {
     command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ]
 }
 
-needed=""
-has "$python" || needed="$needed python3.11"
-"$python" -c 'import ensurepip' 2>/dev/null || needed="$needed python3.11-venv"
-has gcc || needed="$needed gcc libc6-dev"
-has sshd || needed="$needed openssh-server"
+# Without these nothing works.
+basic=""
+has "$python" || basic="$basic python3.11"
+"$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || basic="$basic python3.11-venv"
+# Without these torpor works: it has an SSH server of its own, and plain Python can encode snapshots.
+better=""
+has gcc && [ -e /usr/include/stdio.h ] || better="$better gcc libc6-dev"
+has sshd || better="$better openssh-server"
+# The peers that `make bench` compares with.
+peers=""
+has restic || peers="$peers restic"
+has lz4 || peers="$peers lz4"
+tests="$peers"
+has chromium || tests="$tests chromium"
+has g++ || tests="$tests g++"
+
 case "${1:-demo}" in
-    test)
-        has chromium || needed="$needed chromium"
-        has g++ || needed="$needed g++"
-        ;;
-    bench) has restic || needed="$needed restic" ;;
+    demo) needed="$basic$better" ;;
+    test) needed="$basic$better$tests" ;;
+    bench) needed="$basic$better$peers" ;;
+    *) echo "usage: sh deployments/system_packages.sh demo|test|bench" >&2 && exit 2 ;;
 esac
 [ -n "$needed" ] || exit 0
 
 if [ "$(id -u)" -ne 0 ] || ! has apt-get; then
-    echo "missing, and only root can install it with apt:$needed" >&2
-    echo "(the demo does without openssh-server and gcc: it has an SSH server of its own, and" >&2
-    echo "snapshots are then encoded by plain Python, which is slower)" >&2
-    exit 0
+    exec >&2
+    echo "Programs are missing, and only root can install them. On Debian 12, root runs:"
+    echo
+    echo "    apt-get update && apt-get install --no-install-recommends$basic$better$tests"
+    echo
+    [ -z "$basic" ] || echo "Nothing runs without:$basic."
+    [ -z "$better" ] || echo "\`make demo\` and \`make up\` run without them, with slower snapshots:$better."
+    [ -z "$tests" ] || echo "Only \`make test\` and \`make bench\` need:$tests."
+    [ "${1:-demo}" = demo ] && [ -z "$basic" ] && exit 0
+    exit 1
 fi
 
 echo "installing from Debian:$needed"
