@@ -1,0 +1,65 @@
+"""What a user who is not root is told on a host that lacks everything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deployments.installation import CHECKOUT
+
+SCRIPT = CHECKOUT / "deployments" / "system_packages.sh"
+COMMAND = "    apt-get update && apt-get install --no-install-recommends "
+LACKED_BY_ALL = {"python3.11", "python3.11-venv", "gcc", "libc6-dev"}
+LACKED_BY_TESTS = {"restic", "lz4", "chromium", "g++"}
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "bench"])
+def test_one_message_names_all_that_root_must_install(target: str, tmp_path: Path) -> None:
+    code, told = _run(target, tmp_path, "id")
+    (command,) = [line for line in told.splitlines() if line.startswith(COMMAND)]
+    named = set(command.removeprefix(COMMAND).split())
+    # The script also looks for sshd in /usr/sbin, which a test cannot take away.
+    assert named - {"openssh-server"} == LACKED_BY_ALL | LACKED_BY_TESTS
+    assert code == 1
+
+
+def test_the_demo_goes_on_without_a_compiler_and_the_tests_do_not(tmp_path: Path) -> None:
+    there = ("id", "python3.11")
+    code, told = _run("demo", tmp_path, *there)
+    assert code == 0
+    assert "`make demo` and `make up` run without them" in told
+    assert "python3.11-venv" not in told
+    assert _run("test", tmp_path, *there)[0] == 1
+
+
+def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
+    every = ("id", "python3.11", "gcc", "g++", "restic", "lz4", "chromium", "sshd")
+    assert _run("test", tmp_path, *every) == (0, "")
+
+
+def _run(target: str, folder: Path, *programs: str) -> tuple[int, str]:
+    """The script's exit status and message where only these programs are on PATH."""
+    for name in programs:
+        program = folder / name
+        if not program.exists():
+            program.symlink_to("/usr/bin/id" if name == "id" else "/bin/true")
+    argv = [shutil.which("sh") or "/bin/sh", "-s", target]
+    if os.geteuid() == 0:  # as root it would install
+        user = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+        argv = [shutil.which("setpriv") or "/usr/bin/setpriv", *user, *argv]
+        for part in (folder, *folder.parents[:2]):
+            part.chmod(0o755)
+    done = subprocess.run(
+        argv,
+        input=SCRIPT.read_text(),
+        env={"PATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
