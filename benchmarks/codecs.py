@@ -36,10 +36,10 @@ import zstandard
 
 from benchmarks.codecs_plot import draw
 from gpu_kernels import native, twin
-from torpor.control.measure.codecs import Coder, planes_coder, relative_deviation, run_coder
+from torpor.control.measure.codecs import Coder, coder_of, relative_deviation, run_coder
 from torpor.machine.agent.memory import keep_freed_chunks
+from torpor.shared.codecs.encodings import ENCODINGS
 from torpor.shared.codecs.layout import Element
-from torpor.shared.codecs.planes import PLANES, RANS
 from torpor.shared.format.sizes import CHUNK_BYTES
 from torpor.shared.values import MIB
 
@@ -95,7 +95,7 @@ def exponents(bf16: bytes) -> bytes:
 
 def coders(element: Element) -> Iterator[Coder]:
     """Ours and the peers', each with the settings in its name."""
-    yield from (planes_coder(codec, element) for codec in (PLANES, RANS))
+    yield from (coder_of(row.codec, element) for row in ENCODINGS.values() if row.needs_layout)
     for level in (1, 3):
         yield Coder(
             f"zstd -{level}",

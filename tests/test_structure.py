@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from torpor.shared.codecs.codec import Codec
-from torpor.shared.codecs.planes import PLANES, RANS
-from torpor.shared.codecs.stock import LZ4, RAW, ZSTD
-from torpor.shared.format.checks import KNOWN_ENCODINGS
+from torpor.shared.codecs.encodings import ENCODINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 TOPS = ("torpor", "gpu_kernels", "blocks", "tasks", "flows", "deployments", "benchmarks")
@@ -24,9 +21,9 @@ FLOORS: dict[str, dict[str, set[str]]] = {
     "shared": {  # runs on the machine and beside the flows
         "errors": set(),
         "values": {"errors"},
-        "format": {"values", "errors"},
+        "codecs": {"values", "errors"},
+        "format": {"codecs", "values", "errors"},
         "wire": {"values", "errors"},
-        "codecs": {"format", "values", "errors"},
         "transfer": {"values", "errors"},
         "content": {"values", "errors"},
     },
@@ -285,12 +282,11 @@ def test_our_packages_are_those_of_this_checkout(top: str) -> None:
 
 def test_the_format_names_every_encoding() -> None:
     text = (ROOT / "docs/format.md").read_text()
-    rows = dict(re.findall(r"^\| (\d) \| `(\w+)` \|", text, re.MULTILINE))
-    codecs: tuple[Codec, ...] = (RAW, LZ4, ZSTD)
-    named = {str(codec.code): codec.name for codec in codecs}
-    named |= {str(codec.code): codec.name for codec in (PLANES, RANS)}
-    assert rows == named
-    assert {int(code) for code in rows} == KNOWN_ENCODINGS
+    rows = re.findall(r"^\| (\d) \| `(\w+)` \| .+ \| (no|yes) \| (CPU|GPU) \|$", text, re.MULTILINE)
+    assert rows == [
+        (str(one.code), one.name, "yes" if one.needs_layout else "no", one.written_by)
+        for one in ENCODINGS.values()
+    ]
 
 
 def test_the_format_s_numbers_are_the_code_s() -> None:

@@ -20,7 +20,7 @@ from gpu_kernels.driver import GpuError
 from gpu_kernels.nvcomp import Batches, Encoded, EncodedRefused, NvcompError, Stock, Transient
 from tests.fixtures.nvcomp import BitstreamKind, FakeNvcomp
 from tests.fixtures.shim import LAUNCH_FAILED, ShimDriver
-from torpor.shared.codecs import choose
+from torpor.shared.codecs.encodings import ENCODINGS, decode_chunk
 from torpor.shared.codecs.layout import Element
 from torpor.shared.codecs.stock import LZ4, ZSTD
 from torpor.shared.errors import ManifestInvalid, SnapshotDamaged
@@ -311,16 +311,15 @@ def test_no_snapshot_takes_what_is_nvcomp_s_own(device: Device, fake_nvcomp: Fak
     assert not {"code", "encoding"} & {field.name for field in fields(one)}
     with pytest.raises(TypeError):
         memoryview(one)  # type: ignore[arg-type]
-    known = {*choose._BY_CODE, *choose._OF_NUMBERS}
-    assert known == checks.KNOWN_ENCODINGS == {0, 1, 2, 3, 4}
-    names = {codec.name for codec in (*choose._BY_CODE.values(), *choose._OF_NUMBERS.values())}
+    known = set(ENCODINGS)
+    names = {encoding.name for encoding in ENCODINGS.values()}
     assert not names & nvcomp.TRANSIENT
     for code in set(range(-1, 256)) - known:
         with pytest.raises(SnapshotDamaged, match=f"unknown encoding {code}"):
-            choose.decode_chunk(code, one.stored, one.plain_bytes)
+            decode_chunk(code, one.stored, one.plain_bytes)
     for code in known - {0}:  # smuggled in under a known number, it does not decode
         with pytest.raises(SnapshotDamaged):
-            choose.decode_chunk(code, one.stored, one.plain_bytes)
+            decode_chunk(code, one.stored, one.plain_bytes)
 
 
 @pytest.mark.parametrize("code", [5, 6, 255, -1])

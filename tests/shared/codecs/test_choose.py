@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torpor.shared.codecs.choose import SAMPLE_BYTES, Encoder, choose, decode_chunk
+from torpor.shared.codecs.choose import SAMPLE_BYTES, Encoder, choose
 from torpor.shared.codecs.effort import Effort
+from torpor.shared.codecs.encodings import decode_chunk
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.planes import PLANES
 from torpor.shared.codecs.stock import LZ4, RAW, ZSTD

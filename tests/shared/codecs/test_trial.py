@@ -16,9 +16,10 @@ from gpu_kernels.driver import GpuError
 from tests.fixtures.shim import LAUNCH_FAILED, OUT_OF_MEMORY, ShimDriver
 from torpor.shared.codecs import gpu as gpu_module
 from torpor.shared.codecs import trial as trial_module
-from torpor.shared.codecs.choose import Encoder, decode_chunk
+from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.effort import Effort, Pace
+from torpor.shared.codecs.encodings import decode_chunk
 from torpor.shared.codecs.gpu import GpuEncoder
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.planes import PLANES, RANS

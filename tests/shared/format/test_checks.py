@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from tests.fixtures.manifests import LIES, PLAIN, Lie, entry, honest, with_chunk
+from torpor.shared.codecs.encodings import ENCODINGS
 from torpor.shared.errors import ManifestInvalid
-from torpor.shared.format.checks import KNOWN_ENCODINGS, check_manifest
+from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.manifest import DIRECTORY, FILE, Extent, decode_manifest, encode_manifest
 
 
@@ -38,7 +39,7 @@ def test_the_limits_themselves_are_taken() -> None:
     check_manifest(honest(entries=entries), "it")
 
 
-@pytest.mark.parametrize("code", sorted(KNOWN_ENCODINGS))
+@pytest.mark.parametrize("code", ENCODINGS)
 def test_every_encoding_of_the_format_is_known(code: int) -> None:
     check_manifest(with_chunk(encoding=code), "it")
 

@@ -12,10 +12,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from torpor.control.measure.figures import MB, Figure
-from torpor.shared.codecs.codec import Buffer
+from torpor.shared.codecs.codec import Buffer, Codec
+from torpor.shared.codecs.encodings import ENCODINGS
 from torpor.shared.codecs.layout import Element, Run
-from torpor.shared.codecs.planes import PLANES, PlanesCodec
-from torpor.shared.codecs.stock import LZ4, RAW, ZSTD
+from torpor.shared.codecs.stock import RAW
 from torpor.shared.content import json_lines, sources, weights
 from torpor.shared.values import MIB
 
@@ -63,21 +63,22 @@ def samples(limit: int, seed: int) -> Iterator[tuple[str, bytes, Element]]:
     yield "random bytes", dice.randbytes(limit), Element.BYTES
 
 
-def planes_coder(codec: PlanesCodec, element: Element) -> Coder:
+def coder_of(codec: Codec, element: Element) -> Coder:
+    """A codec on chunks that are of ``element`` from end to end."""
     return Coder(
         codec.name,
         lambda plain: codec.encode(plain, [Run(len(plain), element)]),
-        lambda stored, size: codec.decode(memoryview(stored), size),
+        codec.decode,
     )
 
 
 def coders(element: Element) -> Iterator[Coder]:
-    """The encodings that a CPU writes: nothing else can be advised. A snapshot may hold `rans` as
-    well, but only a GPU writes it, of which these figures say nothing."""
-    for codec in (RAW, LZ4, ZSTD):
-        yield Coder(codec.name, codec.encode, codec.decode)
-    if element is not Element.BYTES:
-        yield planes_coder(PLANES, element)
+    """The encodings that a CPU writes: nothing else can be advised. A snapshot may hold what only
+    a GPU writes as well, of which these figures say nothing."""
+    for encoding in ENCODINGS.values():
+        gains = element is not Element.BYTES or not encoding.needs_layout
+        if encoding.written_by == "CPU" and gains:
+            yield coder_of(encoding.codec, element)
 
 
 def run_coder(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torpor.shared.codecs.choose import decode_chunk
 from torpor.shared.codecs.codec import Buffer
+from torpor.shared.codecs.encodings import decode_chunk
 from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.format.keys import Seal, chunk_associated
 from torpor.shared.format.manifest import Chunk

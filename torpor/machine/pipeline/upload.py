@@ -17,9 +17,10 @@ from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.tree.plan import Group, Job, Piece
 from torpor.machine.tree.read import Read, read_at
 from torpor.machine.tree.walk import Unread
-from torpor.shared.codecs.choose import Encoder, decode_chunk
+from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.effort import Pace
+from torpor.shared.codecs.encodings import decode_chunk
 from torpor.shared.codecs.layout import Run
 from torpor.shared.codecs.planes import RANS
 from torpor.shared.codecs.stock import RAW

@@ -9,10 +9,9 @@ from gpu_kernels.driver import GpuError
 from torpor.shared.codecs.codec import Buffer, Codec
 from torpor.shared.codecs.effort import Effort
 from torpor.shared.codecs.layout import Element, Run
-from torpor.shared.codecs.planes import PLANES, RANS
+from torpor.shared.codecs.planes import PLANES
 from torpor.shared.codecs.stock import LZ4, RAW, ZSTD, zstd_at
 from torpor.shared.codecs.trial import GpuTrial
-from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.values import KIB
 
 SAMPLE_BYTES: Final = 64 * KIB
@@ -20,9 +19,6 @@ _GAIN: Final = 0.97
 """Below 3 % gained, raw: decoding costs more than the bytes."""
 _LZ4_IS_ENOUGH: Final = 1.02
 """LZ4 where zstd would save less than 2 % more: it decodes four times as fast."""
-
-_BY_CODE: Final[dict[int, Codec]] = {codec.code: codec for codec in (RAW, LZ4, ZSTD)}
-_OF_NUMBERS: Final = {codec.code: codec for codec in (PLANES, RANS)}
 
 
 class Encoder:
@@ -44,7 +40,7 @@ class Encoder:
                 return code, planes
         codec = choose(plain)
         stored = (zstd_at(self.effort.level) if codec is ZSTD else codec).encode(plain)
-        if len(stored) >= len(plain):
+        if stored is None or len(stored) >= len(plain):
             return RAW.code, plain
         return codec.code, stored
 
@@ -63,17 +59,6 @@ class Encoder:
         if self._gpu is None:
             return PLANES.code, PLANES.encode(plain, runs)
         return self._gpu.encode(plain, runs, wanted=self.effort.cores_limit)
-
-
-def decode_chunk(code: int, stored: Buffer, plain_bytes: int) -> Buffer:
-    """The plain bytes, or SnapshotDamaged."""
-    numbers = _OF_NUMBERS.get(code)
-    if numbers is not None:
-        return numbers.decode(memoryview(stored), plain_bytes)
-    codec = _BY_CODE.get(code)
-    if codec is None:
-        raise SnapshotDamaged(f"a chunk has unknown encoding {code}: use a newer torpor")
-    return codec.decode(stored, plain_bytes)
 
 
 def choose(plain: Buffer) -> Codec:

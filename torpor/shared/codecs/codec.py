@@ -1,14 +1,17 @@
-"""What an encoding is."""
+"""What a codec is."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
+
+from torpor.shared.codecs.layout import Run
 
 Buffer = bytes | bytearray | memoryview
 
 
 class Codec(Protocol):
-    """One encoding of docs/format.md. Thread-safe, and pure: no I/O."""
+    """The codec of one encoding of docs/format.md. Thread-safe, and pure: no I/O."""
 
     @property
     def name(self) -> str: ...
@@ -17,8 +20,11 @@ class Codec(Protocol):
     def code(self) -> int:
         """The number in the manifest."""
 
-    def encode(self, plain: Buffer) -> Buffer:
-        """The stored form, which may be longer than ``plain``; the caller then stores raw."""
+    def encode(self, plain: Buffer, runs: Sequence[Run] = (), /) -> Buffer | None:
+        """The stored form, which may be longer than ``plain``; None when nothing is gained.
 
-    def decode(self, stored: Buffer, plain_bytes: int) -> Buffer:
+        ``runs`` cover ``plain`` exactly; a codec that needs no layout does not look at them.
+        """
+
+    def decode(self, stored: Buffer, plain_bytes: int, /) -> Buffer:
         """Exactly ``plain_bytes`` bytes, or SnapshotDamaged. Never allocates more than that."""

@@ -93,7 +93,7 @@ class PlanesCodec:
     methods: frozenset[Method]
 
     def encode(
-        self, plain: memoryview, layout: Sequence[Run], pack: Packer | None = None
+        self, plain: Buffer, layout: Sequence[Run] = (), pack: Packer | None = None
     ) -> bytes | None:
         """The stream of ``plain``, whose runs the layout gives; None when nothing is gained.
 
@@ -120,7 +120,7 @@ class PlanesCodec:
             return None
         return b"".join((*head, *body))
 
-    def decode(self, stored: memoryview, plain_bytes: int) -> bytearray:
+    def decode(self, stored: Buffer, plain_bytes: int) -> bytearray:
         """Exactly ``plain_bytes``; raises SnapshotDamaged on any stream that is not right.
 
         Takes at most 2 * plain_bytes of memory beyond the stream.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
 import lz4.block
 import zstandard
 
-from torpor.shared.codecs.codec import Buffer, Codec
+from torpor.shared.codecs.codec import Buffer
+from torpor.shared.codecs.layout import Run
 from torpor.shared.errors import SnapshotDamaged
 
 
@@ -17,7 +19,7 @@ class _Raw:
     name: Final = "raw"
     code: Final = 0
 
-    def encode(self, plain: Buffer) -> Buffer:
+    def encode(self, plain: Buffer, _runs: Sequence[Run] = ()) -> Buffer:
         return plain
 
     def decode(self, stored: Buffer, plain_bytes: int) -> Buffer:
@@ -30,7 +32,7 @@ class _Lz4:
     name: Final = "lz4"
     code: Final = 1
 
-    def encode(self, plain: Buffer) -> Buffer:
+    def encode(self, plain: Buffer, _runs: Sequence[Run] = ()) -> Buffer:
         encoded: bytes = lz4.block.compress(plain, store_size=False)
         return encoded
 
@@ -50,7 +52,7 @@ class _Zstd:
         self._level = level
         self._threads = threading.local()  # a context serves one thread at a time
 
-    def encode(self, plain: Buffer) -> Buffer:
+    def encode(self, plain: Buffer, _runs: Sequence[Run] = ()) -> Buffer:
         compressor = getattr(self._threads, "compressor", None)
         if compressor is None:
             compressor = zstandard.ZstdCompressor(level=self._level)
@@ -79,12 +81,12 @@ def _exactly(plain: bytes, plain_bytes: int, name: str) -> bytes:
     return plain
 
 
-RAW: Final[Codec] = _Raw()
-LZ4: Final[Codec] = _Lz4()
-ZSTD: Final[Codec] = _Zstd(1)
+RAW: Final = _Raw()
+LZ4: Final = _Lz4()
+ZSTD: Final = _Zstd(1)
 
 
 @cache
-def zstd_at(level: int) -> Codec:
+def zstd_at(level: int) -> _Zstd:
     """The zstd encoding at that level; what it makes is decoded alike."""
     return _Zstd(level)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from torpor.shared.codecs.encodings import ENCODINGS
 from torpor.shared.errors import ManifestInvalid
 from torpor.shared.format.manifest import (
     DIRECTORY,
@@ -24,7 +25,6 @@ MAX_PATH_BYTES = 1 << 16  # far above PATH_MAX: restore works with dir_fds, comp
 MAX_FILE_BYTES = 1 << 50
 MAX_OWNER = (1 << 32) - 2  # one more is -1, which means "leave it" to chown
 MAX_XATTR_BYTES = 1 << 16  # Linux, for one value
-KNOWN_ENCODINGS = frozenset({0, 1, 2, 3, 4})
 
 
 def check_manifest(manifest: Manifest, what: str) -> None:
@@ -55,7 +55,7 @@ def _check_chunks(chunks: Sequence[Chunk], packs: Sequence[Pack]) -> None:
     for chunk in chunks:
         if len(chunk.name) != 32 or not 0 < chunk.plain <= MAX_CHUNK_BYTES:
             raise _Refused(f"chunk {chunk.name.hex()} claims {chunk.plain} bytes")
-        if chunk.encoding not in KNOWN_ENCODINGS:
+        if chunk.encoding not in ENCODINGS:
             raise _Refused(f"chunk {chunk.name.hex()} has unknown encoding {chunk.encoding}")
         if not 0 <= chunk.pack < len(packs):
             raise _Refused(f"chunk {chunk.name.hex()} is in pack {chunk.pack}, which is not there")
