@@ -69,7 +69,9 @@ class _Zstd:
             # the frame's own claim is compared before anything is allocated for it
             if zstandard.frame_content_size(bytes(memoryview(stored)[:18])) != plain_bytes:
                 raise SnapshotDamaged("a zstd chunk claims another length than the manifest")
-            plain: bytes = decompressor.decompress(stored, max_output_size=plain_bytes)
+            plain: bytes = decompressor.decompress(
+                stored, max_output_size=plain_bytes, allow_extra_data=False
+            )
         except zstandard.ZstdError as exc:
             raise SnapshotDamaged(f"a zstd chunk does not decode: {exc}") from None
         return _exactly(plain, plain_bytes, self.name)

@@ -1,12 +1,16 @@
-"""What a reader refuses: every claim of a manifest is checked before anything trusts it."""
+"""What a reader refuses: every claim of a manifest is checked before anything trusts it.
+
+The rules M of docs/format.md, "The claims".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from torpor.shared.codecs.encodings import ENCODINGS
-from torpor.shared.errors import ManifestInvalid
+from torpor.shared.errors import InvalidInput, ManifestInvalid
+from torpor.shared.format.keys import SEAL_BYTES
 from torpor.shared.format.manifest import (
     DIRECTORY,
     FILE,
@@ -18,27 +22,46 @@ from torpor.shared.format.manifest import (
     Entry,
     Manifest,
     Pack,
+    Skipped,
 )
+from torpor.shared.values import snapshot_id, workspace_name
 
 MAX_NAME_BYTES = 255  # ext4, xfs, overlayfs
 MAX_PATH_BYTES = 1 << 16  # far above PATH_MAX: restore works with dir_fds, component by component
 MAX_FILE_BYTES = 1 << 50
 MAX_OWNER = (1 << 32) - 2  # one more is -1, which means "leave it" to chown
+MAX_TARGET_BYTES = 4095  # Linux: PATH_MAX without the NUL
 MAX_XATTR_BYTES = 1 << 16  # Linux, for one value
+MAX_CREATED_UNIX = 253_402_300_799  # the end of the year 9999
 
 
 def check_manifest(manifest: Manifest, what: str) -> None:
     """Raise ManifestInvalid, naming ``what`` and the claim, unless every claim holds."""
     try:
+        _check_names(manifest)
         _check_packs(manifest.packs)
         _check_chunks(manifest.chunks, manifest.packs)
         _check_entries(manifest)
+        for skipped in manifest.skipped:
+            _check_skipped(skipped, len(manifest.roots))
     except _Refused as refused:
         raise ManifestInvalid(f"{what} is refused: {refused}; nothing was written") from None
 
 
 class _Refused(Exception):
     pass
+
+
+def _check_names(manifest: Manifest) -> None:
+    try:
+        workspace_name(manifest.workspace)
+        snapshot_id(manifest.snapshot)
+        if manifest.parent is not None:
+            snapshot_id(manifest.parent)
+    except InvalidInput as exc:
+        raise _Refused(str(exc)) from None
+    if not 0 <= manifest.created_unix <= MAX_CREATED_UNIX:
+        raise _Refused(f"it was created at {manifest.created_unix}, which is no time")
 
 
 def _check_packs(packs: Sequence[Pack]) -> None:
@@ -52,7 +75,11 @@ def _check_packs(packs: Sequence[Pack]) -> None:
 
 
 def _check_chunks(chunks: Sequence[Chunk], packs: Sequence[Pack]) -> None:
+    names = set()
     for chunk in chunks:
+        if chunk.name in names:
+            raise _Refused(f"chunk {chunk.name.hex()} stands twice")
+        names.add(chunk.name)
         if len(chunk.name) != 32 or not 0 < chunk.plain <= MAX_CHUNK_BYTES:
             raise _Refused(f"chunk {chunk.name.hex()} claims {chunk.plain} bytes")
         if chunk.encoding not in ENCODINGS:
@@ -62,6 +89,10 @@ def _check_chunks(chunks: Sequence[Chunk], packs: Sequence[Pack]) -> None:
         end = chunk.offset + chunk.stored
         if chunk.offset < 0 or chunk.stored <= 0 or end > packs[chunk.pack].size:
             raise _Refused(f"chunk {chunk.name.hex()} lies outside its pack")
+        if chunk.stored > chunk.plain + SEAL_BYTES:
+            raise _Refused(
+                f"chunk {chunk.name.hex()} of {chunk.plain} bytes is stored in {chunk.stored}"
+            )
     order = sorted(range(len(chunks)), key=lambda i: (chunks[i].pack, chunks[i].offset))
     for before, after in pairwise(order):
         a, b = chunks[before], chunks[after]
@@ -103,14 +134,11 @@ def _check_place(entry: Entry, seen: dict[bytes, int]) -> None:
     if path == b"":
         if entry.kind != DIRECTORY:
             raise _Refused("a root is not a directory")
+        if entry.target:
+            raise _Refused("a root has a target")
         return
-    if len(path) > MAX_PATH_BYTES or b"\0" in path:
-        raise _Refused(f"{path[:80]!r}... is not a path")
-    if path.startswith(b"/"):
-        raise _Refused(f"{path!r} is absolute")
     parent, _, name = path.rpartition(b"/")
-    if name in (b"", b".", b"..") or len(name) > MAX_NAME_BYTES:
-        raise _Refused(f"{path!r} would lead outside its root or is not a name")
+    _check_path(path, (name,))
     # the parent was checked when it stood here itself, so every component has been
     if seen.get(parent) != DIRECTORY:
         raise _Refused(f"{path!r} stands before its directory, or in something that is none")
@@ -118,10 +146,29 @@ def _check_place(entry: Entry, seen: dict[bytes, int]) -> None:
         if seen.get(entry.target) != FILE:
             raise _Refused(f"{path!r} is a hard link to {entry.target!r}, which is no file before")
     elif entry.kind == SYMLINK:
-        if not entry.target or b"\0" in entry.target or len(entry.target) > 4095:
+        if not entry.target or b"\0" in entry.target or len(entry.target) > MAX_TARGET_BYTES:
             raise _Refused(f"{path!r} is a symlink without a usable target")
     elif entry.kind not in (FILE, DIRECTORY):
         raise _Refused(f"{path!r} is of unknown kind {entry.kind}")
+    elif entry.target:
+        raise _Refused(f"{path!r} is no link and has a target")
+
+
+def _check_path(path: bytes, names: Iterable[bytes]) -> None:
+    """``names`` are the components of ``path`` that have not been checked yet."""
+    if len(path) > MAX_PATH_BYTES or b"\0" in path:
+        raise _Refused(f"{path[:80]!r}... is not a path")
+    if path.startswith(b"/"):
+        raise _Refused(f"{path!r} is absolute")
+    for name in names:
+        if name in (b"", b".", b"..") or len(name) > MAX_NAME_BYTES:
+            raise _Refused(f"{path!r} would lead outside its root or is not a name")
+
+
+def _check_skipped(skipped: Skipped, roots: int) -> None:
+    if not 0 <= skipped.root < roots:
+        raise _Refused(f"skipped {skipped.path!r} is under root {skipped.root}, which is not there")
+    _check_path(skipped.path, skipped.path.split(b"/"))
 
 
 def _check_xattrs(entry: Entry) -> None:
@@ -130,6 +177,8 @@ def _check_xattrs(entry: Entry) -> None:
             raise _Refused(
                 f"{entry.path!r} has an extended attribute {name[:80]!r} of {len(value)} bytes"
             )
+    if len({name for name, _ in entry.xattrs}) != len(entry.xattrs):
+        raise _Refused(f"{entry.path!r} has an extended attribute twice")
 
 
 def _check_content(entry: Entry, chunks: Sequence[Chunk]) -> None:

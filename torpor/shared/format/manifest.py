@@ -29,7 +29,7 @@ _SEALED = 1
 HEADER_BYTES: Final = _HEADER.size
 
 
-class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Extent(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """``length`` bytes from ``offset`` of a chunk, or a hole (chunk == HOLE)."""
 
     chunk: int
@@ -37,7 +37,7 @@ class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     length: int
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One name in the tree and everything that is true of it."""
 
     kind: int
@@ -55,7 +55,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     changed: bool = False
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Chunk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """``plain`` bytes of content, kept as ``stored`` bytes at ``offset`` of a pack."""
 
     name: bytes
@@ -66,7 +66,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stored: int
 
 
-class Pack(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Pack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """An object of ``size`` bytes."""
 
     id: bytes
@@ -74,7 +74,7 @@ class Pack(msgspec.Struct, frozen=True, array_like=True, gc=False):
     md5: bytes
 
 
-class Skipped(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Skipped(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Something that exists on the machine and is not kept: a FIFO, socket or device."""
 
     root: int
@@ -82,7 +82,7 @@ class Skipped(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kind: str
 
 
-class Manifest(msgspec.Struct, frozen=True, array_like=True):
+class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     workspace: WorkspaceName
     snapshot: SnapshotId
     parent: SnapshotId | None
@@ -143,7 +143,9 @@ def decode_manifest(blob: bytes, seal: Seal, what: str) -> tuple[Manifest, bytes
             raise ManifestInvalid(
                 f"{what} would unpack {len(frame)} bytes into {body_bytes}: refused as a bomb"
             )
-        body = zstandard.ZstdDecompressor().decompress(frame, max_output_size=body_bytes)
+        body = zstandard.ZstdDecompressor().decompress(
+            frame, max_output_size=body_bytes, allow_extra_data=False
+        )
     except zstandard.ZstdError as exc:
         raise ManifestInvalid(f"{what} is damaged: {exc}") from None
     if seal.name(body) != root:
@@ -167,4 +169,6 @@ def _header(blob: bytes, what: str) -> tuple[bool, int, bytes, bytes]:
         raise ManifestInvalid(f"{what} has unknown flags {flags:#x}: use a newer torpor")
     if body_bytes > MAX_BODY_BYTES:
         raise ManifestInvalid(f"{what} says that its body has {body_bytes} bytes: refused")
+    if not flags & _SEALED and any(key_id):
+        raise ManifestInvalid(f"{what} is not sealed and names a key: refused")
     return bool(flags & _SEALED), body_bytes, root, key_id
