@@ -117,7 +117,7 @@ def kills(
     ):
         for name, spares in (("without spares", 0), ("with spares", victims)):
             with _killing(world, shaper, victims) as killed:
-                report = replicate_plainly(world.place, count=count, spares=spares)
+                report = replicate_plainly(world.opened, count=count, spares=spares)
             figures[name] = judged(world, truth, report, killed)
             figures[name]["leaked"] = leaks(world)
             destroy_all(world.provider)
@@ -178,7 +178,7 @@ def shaped_world(server: Server, shaper: Shaper, mib: int) -> Iterator[tuple[Wor
         for number in range(mib // 4):
             (workspace / f"noise-{number}").write_bytes(noise.randbytes(4 * MIB))
         truth = print_of(workspace)
-        hibernate_plainly(world.place)
+        hibernate_plainly(world.opened)
         there = urlsplit(server.endpoint_url)
         port = shaper.relay(there.hostname or "", there.port or 80, what="store")
         world.access = msgspec.structs.replace(
@@ -208,7 +208,7 @@ def _timed(
 ) -> tuple[ReplicateReport, float]:
     shaper.carried.clear()
     started = time.monotonic()
-    report = replicate_plainly(world.place, count=count)
+    report = replicate_plainly(world.opened, count=count)
     seconds = time.monotonic() - started
     same = judged(world, truth, report, [])
     if same["identical"] != count or same["not_of_the_report"]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from prefect import flow
-from prefect.artifacts import create_table_artifact
-from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from blocks import Workspace
-from flows.hibernate import PARTS_AT_ONCE, store_workspace
-from flows.run_name import run_name
+from flows.flow import flow
+from flows.hibernate import store_workspace
 from tasks.events import BackupFailed, BackupFinished, BackupMissed, emit
-from tasks.place import Place, open_place
+from tasks.opening import open_workspace
 from tasks.retention import apply_retention, judge_snapshots, look_at_newest
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
 from torpor.control.upkeep.reports import BackupReport, FreshnessReport
 from torpor.control.upkeep.retention import MOST_KEPT, Retention
 from torpor.shared.errors import TorporError
@@ -22,12 +21,7 @@ from torpor.shared.errors import TorporError
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_KEPT)]
 
 
-@flow(
-    name="backup",
-    flow_run_name=run_name,
-    task_runner=ThreadPoolTaskRunner(max_workers=PARTS_AT_ONCE),  # type: ignore[arg-type]
-    persist_result=False,
-)
+@flow("backup")
 def backup(
     workspace: Workspace | str,
     keep_last: Count = 0,
@@ -64,29 +58,29 @@ def backup(
     retention = Retention(
         keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, timezone
     )
-    place = open_place(workspace)
+    opened = open_workspace(workspace)
     if dry_run:
-        verdicts = judge_snapshots(place, retention, and_a_new_one=True)
-        report = BackupReport(place.spec.name, None, None, verdicts, [])
+        verdicts = judge_snapshots(opened, retention, and_a_new_one=True)
+        report = BackupReport(opened.spec.name, None, None, verdicts, [])
     else:
         try:
-            report = _take_and_expire(place, workspace, retention, machine, accept_changed)
+            report = _take_and_expire(opened, workspace, retention, machine, accept_changed)
         except Exception as error:
             emit(
                 BackupFailed(
-                    workspace=place.spec.name, error=type(error).__name__, message=str(error)
+                    workspace=opened.spec.name, error=type(error).__name__, message=str(error)
                 )
             )
             raise
-    create_table_artifact(
-        key=f"backup-{place.spec.name}",
-        table=report.rows(),
+    runner().table(
+        key=f"backup-{opened.spec.name}",
+        rows=report.rows(),
         description=_described(report),
     )
     return report
 
 
-@flow(name="check-backup", flow_run_name=run_name, persist_result=False)
+@flow("check-backup")
 def check_backup(
     workspace: Workspace | str, most_hours: Annotated[float, Field(gt=0, le=24 * 366)] = 26.0
 ) -> FreshnessReport:
@@ -98,32 +92,34 @@ def check_backup(
         workspace: The Workspace block whose backups are looked at, or its name.
         most_hours: How old the newest snapshot may be. For a backup each day, a day and two hours.
     """
-    place = open_place(workspace)
+    opened = open_workspace(workspace)
     try:
-        report = look_at_newest(place, most_hours)
+        report = look_at_newest(opened, most_hours)
     except TorporError as error:
-        emit(BackupMissed(workspace=place.spec.name, expected_hours=most_hours, message=str(error)))
+        emit(
+            BackupMissed(workspace=opened.spec.name, expected_hours=most_hours, message=str(error))
+        )
         raise
-    create_table_artifact(
-        key=f"check-backup-{place.spec.name}",
-        table=report.rows(),
-        description=f"Workspace {place.spec.name} has a backup that is young enough",
+    runner().table(
+        key=f"check-backup-{opened.spec.name}",
+        rows=report.rows(),
+        description=f"Workspace {opened.spec.name} has a backup that is young enough",
     )
     return report
 
 
 def _take_and_expire(
-    place: Place,
+    opened: OpenWorkspace,
     workspace: Workspace | str,
     retention: Retention,
     machine: str,
     accept_changed: list[str],
 ) -> BackupReport:
     hibernated, verified = store_workspace(workspace, False, machine, accept_changed)
-    verdicts = judge_snapshots(place, retention, and_a_new_one=False)
-    deleted = apply_retention(place, verified, verdicts)
-    emit(BackupFinished(workspace=place.spec.name, snapshot=verified.snapshot, deleted=deleted))
-    return BackupReport(place.spec.name, verified.snapshot, hibernated, verdicts, deleted)
+    verdicts = judge_snapshots(opened, retention, and_a_new_one=False)
+    deleted = apply_retention(opened, verified, verdicts)
+    emit(BackupFinished(workspace=opened.spec.name, snapshot=verified.snapshot, deleted=deleted))
+    return BackupReport(opened.spec.name, verified.snapshot, hibernated, verdicts, deleted)
 
 
 def _described(report: BackupReport) -> str:

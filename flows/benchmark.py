@@ -6,18 +6,16 @@ import time
 from pathlib import Path
 from typing import Annotated, Final
 
-from prefect import flow
-from prefect.artifacts import create_markdown_artifact
-from prefect.runtime import flow_run
 from pydantic import Field
 
 from blocks import Workspace
+from flows.flow import flow
 from flows.measurement import Measurement, measured_block
 from flows.phases import Phases
-from flows.run_name import run_name
 from flows.scratch_machine import held_and_cleared, scratch_machines
 from tasks.measure import Sizes, open_stores
-from tasks.place import open_place, probe_store
+from tasks.opening import open_workspace, probe_store
+from tasks.runner import runner
 from torpor.control.measure.results import default_folder
 from torpor.control.reports import BenchmarkReport
 from torpor.shared.values import WorkspaceName
@@ -31,7 +29,7 @@ ObjectMib = Annotated[int, Field(ge=1, le=256)]
 Machines = Annotated[int, Field(ge=1, le=64)]
 
 
-@flow(name="benchmark", flow_run_name=run_name, persist_result=False)
+@flow("benchmark")
 def benchmark(
     workspace: Workspace | str,
     parts: list[Parts] = PARTS,
@@ -76,13 +74,13 @@ def benchmark(
     )
     with phases.phase("prepare"):
         measured = open_stores(block, stores)
-        place = open_place(measured_block(block, sizes, 1))
-        probe_store(place)
-    work = Measurement(block, place, measured, sizes, phases, began, 60 * minutes)
+        opened = open_workspace(measured_block(block, sizes, 1))
+        probe_store(opened)
+    work = Measurement(block, opened, measured, sizes, phases, began, 60 * minutes)
     with (
-        held_and_cleared(place, WorkspaceName(block.name), str(flow_run.id)),
+        held_and_cleared(opened, WorkspaceName(block.name), runner().run),
         scratch_machines(
-            place, WorkspaceName(block.name), machine, max(sizes.machines, default=1), phases
+            opened, WorkspaceName(block.name), machine, max(sizes.machines, default=1), phases
         ) as scratch,
     ):
         work.stores(scratch[0])
@@ -93,7 +91,7 @@ def benchmark(
     work.codecs()
     kept = Path(folder).expanduser() if folder else default_folder()
     report, page = work.judged(kept)
-    create_markdown_artifact(
+    runner().page(
         key=f"benchmark-{block.name}",
         markdown=page,
         description=f"Benchmark of workspace {block.name}. Table, JSON and pictures: "

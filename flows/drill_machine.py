@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from prefect.logging import get_run_logger
-
 from flows.phases import Phases
 from tasks.machines import (
     create_machine,
@@ -17,7 +15,8 @@ from tasks.machines import (
     find_offers,
     open_session,
 )
-from tasks.place import Place
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
 from torpor.control.remote.session import Session
 from torpor.shared.errors import TorporError
 from torpor.shared.values import DRILL, reserved_name
@@ -27,10 +26,10 @@ LEFT_AFTER_S: Final = 24 * 3600
 
 
 @contextmanager
-def drill_machine(place: Place, phases: Phases) -> Iterator[Session]:
+def drill_machine(opened: OpenWorkspace, phases: Phases) -> Iterator[Session]:
     """A fresh machine as the workspace wants it, under a reserved name, so that no wake and no
     hibernate takes it for a workspace's. It is never handed over, and always destroyed."""
-    mine = _drilling(place)
+    mine = _drilling(opened)
     with phases.phase("machine"):
         offers = find_offers(mine)
         lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
@@ -44,14 +43,14 @@ def drill_machine(place: Place, phases: Phases) -> Iterator[Session]:
         end_scratch(mine, lease)
 
 
-def end_left_drills(place: Place) -> None:
+def end_left_drills(opened: OpenWorkspace) -> None:
     """End what drills of the workspace left that were killed a day ago, as far as that is possible
     now: nobody waits for it."""
     try:
-        end_left(_drilling(place), older_s=LEFT_AFTER_S)
+        end_left(_drilling(opened), older_s=LEFT_AFTER_S)
     except TorporError as error:
-        get_run_logger().warning("what a killed drill left was not ended: %s", error)
+        runner().log.warning("what a killed drill left was not ended: %s", error)
 
 
-def _drilling(place: Place) -> Place:
-    return place.under(reserved_name(DRILL, place.spec.name))
+def _drilling(opened: OpenWorkspace) -> OpenWorkspace:
+    return opened.under(reserved_name(DRILL, opened.spec.name))

@@ -11,15 +11,14 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Final
 
-from prefect.logging import get_run_logger
-
 from flows.phases import Phases
 from flows.restoration import Restoration
 from flows.tenancy import Tenancy, rented
 from tasks.machines import endpoint_of, open_session
-from tasks.place import Place
 from tasks.progress import Progress
 from tasks.replicas import restore_share, serve_packs
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
 from torpor.control.ledger import Lease
 from torpor.control.remote.peers import Exchange, Member
 from torpor.control.remote.restore import RestorePlan
@@ -80,7 +79,7 @@ class Fleet:
 
     def __init__(
         self,
-        place: Place,
+        opened: OpenWorkspace,
         wanted: StoredSnapshot,
         offers: list[Offer],
         count: int,
@@ -90,7 +89,7 @@ class Fleet:
         full_check: bool,
         total: int,
     ) -> None:
-        self._place = place
+        self._opened = opened
         self._wanted = wanted
         self._offers = offers
         self._count = count
@@ -162,7 +161,7 @@ class Fleet:
         if busy or (candidate.found and not began):
             # What an earlier run left is of no use, or another run took it up. It takes no place.
             self._never_ours += 1
-        get_run_logger().error("%s failed: %s", candidate.name, error)
+        runner().log.error("%s failed: %s", candidate.name, error)
         if not isinstance(error, TorporError):
             self.fault = self.fault or error
         self.replicas.append(_failed(candidate, error))
@@ -171,11 +170,11 @@ class Fleet:
         rented_now = [c for c in self._running.values() if not c.own and not c.kept]
         missing = self._count - self._kept - len(rented_now)
         for _ in range(min(missing, self._spares + self._never_ours - self.replaced)):
-            provider = self._place.provider.identity
+            provider = self._opened.provider.identity
             try:
-                lease = self._place.ledger.open_lease(self._place.owner, provider)
+                lease = self._opened.ledger.open_lease(self._opened.owner, provider)
             except TorporError as error:  # the others go on; it is tried again while they do
-                get_run_logger().warning("no machine can be replaced now: %s", error)
+                runner().log.warning("no machine can be replaced now: %s", error)
                 return
             self.replaced += 1
             self._start(threads, "", (lease, True))
@@ -186,7 +185,7 @@ class Fleet:
             return
         self._looked_at = time.monotonic()
         try:
-            states = {live.id: live.state for live in self._place.provider.list_own()}
+            states = {live.id: live.state for live in self._opened.provider.list_own()}
         except ProviderError:
             return  # unknown is not gone
         for candidate in watched:
@@ -196,7 +195,7 @@ class Fleet:
             if candidate.stopped_looks >= 2 and candidate.work is not None:
                 candidate.work.remote.give_up(
                     MachineError(
-                        f"machine {candidate.machine} at {self._place.provider.identity} died "
+                        f"machine {candidate.machine} at {self._opened.provider.identity} died "
                         f"during the restore: its provider says that it is {state}"
                     )
                 )
@@ -231,14 +230,14 @@ class Fleet:
 
     def _bring(self, candidate: _Candidate, taken: tuple[Lease, bool] | None) -> WakeReport:
         if taken is None:
-            return self._restore(candidate, Tenancy.own(self._place, candidate.name))
+            return self._restore(candidate, Tenancy.own(self._opened, candidate.name))
         lease, fresh = taken
         first = candidate.number % len(self._offers)
         offers = [*self._offers[first:], *self._offers[:first]]  # not all on the cheapest one
         nap = self._nap if fresh else self._nap_on  # what was found is not just left again
         with ExitStack() as renting:
             with candidate.phases.phase("machine"):
-                tenancy = renting.enter_context(rented(self._place, offers, lease, fresh, nap))
+                tenancy = renting.enter_context(rented(self._opened, offers, lease, fresh, nap))
             candidate.name = candidate.machine = tenancy.machine.id
             return self._restore(candidate, tenancy)
 
@@ -246,10 +245,10 @@ class Fleet:
         phases = candidate.phases
         self._check()
         with phases.phase("connect"):
-            session = open_session(self._place, endpoint_of(tenancy.machine))
+            session = open_session(self._opened, endpoint_of(tenancy.machine))
         with session:
             work = Restoration(
-                self._place,
+                self._opened,
                 session,
                 tenancy,
                 self._wanted,
@@ -314,7 +313,7 @@ class Fleet:
     def _shared_progress(self, plan: RestorePlan) -> Progress:
         with self._changed:
             if self._progress is None:
-                name = self._place.spec.name
+                name = self._opened.spec.name
                 self._progress = Progress(
                     f"replicate-{name}-progress",
                     f"Workspace {name} from {self._wanted.snapshot} to {self._total} machines",

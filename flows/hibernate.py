@@ -8,18 +8,14 @@ from dataclasses import replace
 from typing import Final
 
 import msgspec
-from prefect import flow
-from prefect.artifacts import create_table_artifact
-from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from blocks import Workspace
+from flows.flow import flow
 from flows.phases import Phases
-from flows.run_name import run_name
 from tasks.machines import destroy_machine, endpoint_of, find_machine, open_session, own_machine
-from tasks.place import Place, open_place, probe_store
+from tasks.opening import open_workspace, probe_store
 from tasks.progress import Progress
+from tasks.runner import runner
 from tasks.snapshot import (
     begin_snapshot,
     commit,
@@ -30,6 +26,7 @@ from tasks.snapshot import (
     store_part,
     verify,
 )
+from tasks.workspace import OpenWorkspace
 from torpor.control.remote.session import Session
 from torpor.control.remote.snapshot import PartReport, RemoteSnapshot, Scan
 from torpor.control.reports import HibernateReport
@@ -37,8 +34,6 @@ from torpor.control.safety import Verified
 from torpor.shared.errors import AgentLost, GrantExpired, InvalidInput, StillChanging, TorporError
 from torpor.shared.values import Machine, ObjectKey
 
-PARTS_AT_ONCE: Final = 8
-"""Task runs of parts under way; the agent works eight parts at a time."""
 MAX_PASSES: Final = 10
 """A workspace that still changes in the tenth pass needs a quiesce hook, not an eleventh."""
 KEPT_PASSES: Final = 3
@@ -47,12 +42,7 @@ MAX_ROUNDS: Final = 3
 """Commits before giving up on a disk that changes between the commit and the last look."""
 
 
-@flow(
-    name="hibernate",
-    flow_run_name=run_name,
-    task_runner=ThreadPoolTaskRunner(max_workers=PARTS_AT_ONCE),  # type: ignore[arg-type]
-    persist_result=False,
-)
+@flow("hibernate")
 def hibernate(
     workspace: Workspace | str,
     destroy: bool = True,
@@ -72,9 +62,9 @@ def hibernate(
         accept_changed: Patterns of files that may change while they are read, such as *.log.
     """
     report, _ = store_workspace(workspace, destroy, machine, accept_changed)
-    create_table_artifact(
+    runner().table(
         key=f"hibernate-{report.workspace}",
-        table=report.rows(),
+        rows=report.rows(),
         description=f"Workspace {report.workspace} hibernated as {report.snapshot}",
     )
     return report
@@ -86,20 +76,20 @@ def store_workspace(
     """Hibernate within whichever flow asks for it; a backup goes on with the proof."""
     phases = Phases()
     with phases.phase("prepare"):
-        place = open_place(workspace)
+        opened = open_workspace(workspace)
         if accept_changed:
-            patterns = [*place.spec.accept_changed, *accept_changed]
-            spec = msgspec.structs.replace(place.spec, accept_changed=patterns)
-            place = replace(place, spec=spec)
-        probe_store(place)
-        live = own_machine(machine) if "@" in machine else find_machine(place, machine)
+            patterns = [*opened.spec.accept_changed, *accept_changed]
+            spec = msgspec.structs.replace(opened.spec, accept_changed=patterns)
+            opened = replace(opened, spec=spec)
+        probe_store(opened)
+        live = own_machine(machine) if "@" in machine else find_machine(opened, machine)
         if destroy and live.label is None:
             raise InvalidInput(
                 f"{machine} is your own machine, which torpor never destroys: turn `destroy` off"
             )
-        session = open_session(place, endpoint_of(live))
+        session = open_session(opened, endpoint_of(live))
     with session:
-        work = _Hibernation(place, session, live, destroy, phases)
+        work = _Hibernation(opened, session, live, destroy, phases)
         with work.held():
             return work.run(), work.verified
 
@@ -108,20 +98,25 @@ class _Hibernation:
     """The order of one run, once the machine is attached to."""
 
     def __init__(
-        self, place: Place, session: Session, machine: Machine, destroy: bool, phases: Phases
+        self,
+        opened: OpenWorkspace,
+        session: Session,
+        machine: Machine,
+        destroy: bool,
+        phases: Phases,
     ) -> None:
-        self._place = place
+        self._opened = opened
         self._session = session
         self._machine = machine
         self._destroy = destroy
         self._phases = phases
         self._snapshot = RemoteSnapshot(
-            session, place.store, place.spec, place.key, str(flow_run.id)
+            session, opened.store, opened.spec, opened.key, runner().run
         )
         self._verified: Verified | None = None
         self._destroyed = False
         self._passes = 0
-        self._rested = not place.spec.quiesce
+        self._rested = not opened.spec.quiesce
         self._stored: list[PartReport] = []
 
     @contextmanager
@@ -156,7 +151,7 @@ class _Hibernation:
                 # after it: go round once more
                 if not rounds_left:
                     raise
-                get_run_logger().warning("another round: %s", error)
+                runner().log.warning("another round: %s", error)
             else:
                 return msgspec.structs.replace(report, seconds=self._phases.seconds)
         raise AssertionError("the last round returns or raises")
@@ -184,11 +179,11 @@ class _Hibernation:
             lost = compare_packs(self._snapshot)
             if not lost:
                 return seen
-            get_run_logger().warning(
+            runner().log.warning(
                 "the store lacks %d packs, or prune has marked them: storing them anew", len(lost)
             )
         raise StillChanging(
-            f"workspace {self._place.spec.name} on machine {self._machine.id} changed in each of "
+            f"workspace {self._opened.spec.name} on machine {self._machine.id} changed in each of "
             f"{most} passes, last: {', '.join(seen.unaccepted)}. Nothing was destroyed. Stop what "
             "writes there (`quiesce` in the workspace block can), exclude these files, or accept "
             "them in `accept_changed`"
@@ -196,7 +191,7 @@ class _Hibernation:
 
     def _store_parts(self, seen: Scan) -> None:
         total = sum(plan.bytes for plan in seen.parts)
-        name = self._place.spec.name
+        name = self._opened.spec.name
         progress = Progress(
             f"hibernate-{name}-progress", f"Workspace {name}, pass {self._passes}", total
         )
@@ -218,11 +213,11 @@ class _Hibernation:
                 f"{', '.join(committed.unaccepted)}. The machine was not destroyed"
             )
         with self._phases.phase("verify"):
-            verified = verify(self._place, self._snapshot, stored)
+            verified = verify(self._opened, self._snapshot, stored)
         self._verified = verified
         packs = verified.manifest.packs
         return HibernateReport(
-            workspace=self._place.spec.name,
+            workspace=self._opened.spec.name,
             snapshot=stored.snapshot,
             root=stored.root,
             machine=self._machine.id,
@@ -235,7 +230,7 @@ class _Hibernation:
             total_stored_bytes=sum(chunk.stored for chunk in verified.manifest.chunks),
             packs=len(packs),
             encoding=committed.encoding,
-            sealed=self._place.seal.sealed,
+            sealed=self._opened.seal.sealed,
             changed=committed.unaccepted,
             skipped=last.skipped,
             seconds={},
@@ -245,8 +240,8 @@ class _Hibernation:
     def _destroy_machine(self) -> None:
         with self._phases.phase("confirm"):
             warrant = confirm(
-                self._place, self._snapshot, self.verified, self._machine, self._session
+                self._opened, self._snapshot, self.verified, self._machine, self._session
             )
         with self._phases.phase("destroy"):
-            destroy_machine(self._place, self._machine, warrant)
+            destroy_machine(self._opened, self._machine, warrant)
         self._destroyed = True

@@ -11,7 +11,8 @@ from typing import Final
 import msgspec
 
 from blocks import Workspace
-from tasks.place import Place, open_place
+from tasks.opening import open_workspace
+from tasks.workspace import OpenWorkspace
 from torpor.control.store import snapshots
 from torpor.control.upkeep import differences
 from torpor.control.upkeep.differences import Comparison, Listed, Version
@@ -56,44 +57,44 @@ class Found(msgspec.Struct, frozen=True):
 
 def list_machines(workspace: Workspace | str) -> list[Machine]:
     """The workspace's live machines at its provider."""
-    place = open_place(workspace)
+    opened = open_workspace(workspace)
     return [
         machine
-        for machine in place.provider.list_own()
-        if machine.label is not None and machine.label.workspace == place.spec.name
+        for machine in opened.provider.list_own()
+        if machine.label is not None and machine.label.workspace == opened.spec.name
     ]
 
 
 def list_snapshots(workspace: Workspace | str) -> list[StoredSnapshot]:
     """The workspace's snapshots, newest first."""
-    place = open_place(workspace)
-    return snapshots.list_snapshots(place.store, place.spec.name)
+    opened = open_workspace(workspace)
+    return snapshots.list_snapshots(opened.store, opened.spec.name)
 
 
 def list_kept(workspace: Workspace | str) -> list[KeptSnapshot]:
     """The workspace's snapshots with their times and pins, newest first; damaged ones too."""
-    place = open_place(workspace)
-    why = pinned(place.store, place.spec.name)
+    opened = open_workspace(workspace)
+    why = pinned(opened.store, opened.spec.name)
     return [
         KeptSnapshot(snapshot, made_at(snapshot).timestamp(), why.get(snapshot, ""))
-        for snapshot in reversed(snapshots.snapshot_ids(place.store, place.spec.name))
+        for snapshot in reversed(snapshots.snapshot_ids(opened.store, opened.spec.name))
     ]
 
 
 def list_entries(workspace: Workspace | str, snapshot: str = NEWEST) -> list[Listed]:
     """Every file, directory and link of a snapshot."""
-    place = open_place(workspace)
-    return list(differences.listed(read_snapshot(place, snapshot)))
+    opened = open_workspace(workspace)
+    return list(differences.listed(read_snapshot(opened, snapshot)))
 
 
 def compare_snapshots(
     workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST
 ) -> Comparison:
     """What ``after`` has otherwise than ``before``; previous is the one right before ``after``."""
-    place = open_place(workspace)
-    later = read_snapshot(place, after)
-    earlier = _before(place, later.snapshot) if before == PREVIOUS else before
-    return differences.compare(read_snapshot(place, earlier), later)
+    opened = open_workspace(workspace)
+    later = read_snapshot(opened, after)
+    earlier = _before(opened, later.snapshot) if before == PREVIOUS else before
+    return differences.compare(read_snapshot(opened, earlier), later)
 
 
 def find_files(workspace: Workspace | str, pattern: str) -> Found:
@@ -102,33 +103,33 @@ def find_files(workspace: Workspace | str, pattern: str) -> Found:
     ``*.bin`` fits last names, ``notes/*.txt`` whole paths or their ends. Manifests are read one
     by one; one that cannot be read is named, and the search goes on.
     """
-    place = open_place(workspace)
+    opened = open_workspace(workspace)
     unread: list[str] = []
-    versions = differences.find(_readable(place, unread), pattern)
-    return Found(place.spec.name, versions, unread)
+    versions = differences.find(_readable(opened, unread), pattern)
+    return Found(opened.spec.name, versions, unread)
 
 
-def read_snapshot(place: Place, name: str) -> Manifest:
+def read_snapshot(opened: OpenWorkspace, name: str) -> Manifest:
     """The checked manifest of the newest snapshot or the named one."""
     wanted = None if name in ("", NEWEST) else snapshot_id(name)
-    found = snapshots.find_snapshot(place.store, place.spec.name, wanted)
-    return snapshots.read_manifest(place.store, found, place.seal)
+    found = snapshots.find_snapshot(opened.store, opened.spec.name, wanted)
+    return snapshots.read_manifest(opened.store, found, opened.seal)
 
 
-def _before(place: Place, snapshot: SnapshotId) -> SnapshotId:
-    ids = snapshots.snapshot_ids(place.store, place.spec.name)
+def _before(opened: OpenWorkspace, snapshot: SnapshotId) -> SnapshotId:
+    ids = snapshots.snapshot_ids(opened.store, opened.spec.name)
     earlier = [one for one in ids if one < snapshot]
     if not earlier:
         raise SnapshotMissing(
-            f"workspace {place.spec.name} has no snapshot before {snapshot} in "
-            f"{place.store.address}: there is nothing to compare it with"
+            f"workspace {opened.spec.name} has no snapshot before {snapshot} in "
+            f"{opened.store.address}: there is nothing to compare it with"
         )
     return earlier[-1]
 
 
-def _readable(place: Place, unread: list[str]) -> Iterator[Manifest]:
-    for snapshot in snapshots.snapshot_ids(place.store, place.spec.name):
+def _readable(opened: OpenWorkspace, unread: list[str]) -> Iterator[Manifest]:
+    for snapshot in snapshots.snapshot_ids(opened.store, opened.spec.name):
         try:
-            yield read_snapshot(place, snapshot)
+            yield read_snapshot(opened, snapshot)
         except (ManifestInvalid, SnapshotMissing, WrongKey) as error:
             unread.append(f"{snapshot}: {error}")

@@ -11,7 +11,6 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import structs
-from prefect.logging import get_run_logger
 
 from blocks import Workspace
 from flows.hibernate import hibernate
@@ -30,7 +29,8 @@ from tasks.measure import (
     rate,
     remove_machine_content,
 )
-from tasks.place import Place
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
 from torpor.control.measure import advice, page, peers, plots
 from torpor.control.measure.figures import Direction, Figure, find
 from torpor.control.measure.host import host_facts
@@ -58,7 +58,7 @@ class Measurement:
     def __init__(
         self,
         block: Workspace,
-        place: Place,
+        opened: OpenWorkspace,
         measured: list[MeasuredStore],
         sizes: Sizes,
         phases: Phases,
@@ -68,8 +68,8 @@ class Measurement:
         self.figures: list[Figure] = []
         self.notes: list[str] = []
         self._block = block
-        self._place = place
-        self._name = place.spec.name
+        self._opened = opened
+        self._name = opened.spec.name
         self._measured = measured
         self._sizes = sizes
         self._phases = phases
@@ -145,8 +145,8 @@ class Measurement:
                     ran.append(_Ran(wall_s, report.seconds, 0, 0.0))
                     for one in machines[:count]:
                         self._empty(one)
-            clear_scratch(self._place, "snapshots/")
-            clear_scratch(self._place, "packs/")
+            clear_scratch(self._opened, "snapshots/")
+            clear_scratch(self._opened, "packs/")
         self._tell(rounds, "replicate")
         for count, ran in seen.items():
             whole = Figure(
@@ -196,7 +196,7 @@ class Measurement:
             pictures = plots.pictures(self.figures, self._measured[0].name)
         facts = host_facts() | {
             "workspace": self._block.name,
-            "provider": self._place.provider.identity,
+            "provider": self._opened.provider.identity,
             "content": f"{self._sizes.content_mib} MiB, made for it: BF16 weights, sources, JSON",
             "rounds": f"{self._sizes.rounds}, as far as {self._seconds / 60:g} minutes let them",
             "seconds": ", ".join(f"{k} {v:.1f}" for k, v in self._phases.seconds.items()),
@@ -223,8 +223,8 @@ class Measurement:
         self._empty(scratch)  # a wake needs the place empty
         woken, woken_s = _timed(lambda: wake(block, machine=scratch.address))
         self._empty(scratch)
-        clear_scratch(self._place, "snapshots/")
-        clear_scratch(self._place, "packs/")
+        clear_scratch(self._opened, "snapshots/")
+        clear_scratch(self._opened, "packs/")
         return _Round(
             _Ran(slept_s, slept.seconds, slept.stored_bytes, slept.seconds["store"]),
             _Ran(woken_s, woken.seconds, woken.stored_bytes, woken.seconds["restore"]),
@@ -266,7 +266,7 @@ class Measurement:
             )
 
     def _note(self, text: str) -> None:
-        get_run_logger().warning(text)
+        runner().log.warning(text)
         self.notes.append(text)
 
 

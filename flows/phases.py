@@ -1,10 +1,13 @@
-"""Seconds by phase."""
+"""Seconds by phase, and who hears of the phases."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+
+_hears: ContextVar[Callable[[str], None] | None] = ContextVar("hears", default=None)
 
 
 class Phases:
@@ -15,9 +18,22 @@ class Phases:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        hears = _hears.get()
+        if hears is not None:
+            hears(name)
         started = time.monotonic()
         self.seconds.setdefault(name, 0.0)
         try:
             yield
         finally:
             self.seconds[name] += time.monotonic() - started
+
+
+@contextmanager
+def phases_told_to(hears: Callable[[str], None]) -> Iterator[None]:
+    """``hears`` is told the name of each phase in this context before the phase begins."""
+    token = _hears.set(hears)
+    try:
+        yield
+    finally:
+        _hears.reset(token)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from prefect import flow
-from prefect.artifacts import create_table_artifact
-from prefect.logging import get_run_logger
 from pydantic import Field
 
 from blocks import Workspace
-from flows.run_name import run_name
-from tasks.place import open_place, probe_store
+from flows.flow import flow
+from tasks.opening import open_workspace, probe_store
 from tasks.pruning import free_dead_packs, look_for_dead_packs
+from tasks.runner import runner
 from torpor.control.store.marks import SHORTEST_GRACE_S
 from torpor.control.upkeep.prune import PruneRules
 from torpor.control.upkeep.prune_report import PruneReport
 from torpor.shared.values import GIB
 
 
-@flow(name="prune", flow_run_name=run_name, persist_result=False)
+@flow("prune")
 def prune(
     workspace: Workspace | str,
     dry_run: bool = True,
@@ -41,23 +39,23 @@ def prune(
             GiB, so that packs which are mostly dead can go. 0 leaves those packs alone.
         without_snapshots: Also prune a workspace that has no snapshot left, which frees it all.
     """
-    place = open_place(workspace)
-    probe_store(place)
+    opened = open_workspace(workspace)
+    probe_store(opened)
     rules = PruneRules(
         grace_s=grace_hours * 3600,
         rewrite_bytes=int(rewrite_gib * GIB),
         without_snapshots=without_snapshots,
     )
-    plan = look_for_dead_packs(place, rules)
+    plan = look_for_dead_packs(opened, rules)
     report = PruneReport.of_plan(plan)
-    log = get_run_logger()
+    log = runner().log
     for row in report.rows():
         log.info("%s: %s", row["what"], row["value"])
     if not dry_run:
-        report = PruneReport.of_prune(free_dead_packs(place, plan))
-    create_table_artifact(
-        key=f"prune-{place.spec.name}",
-        table=report.rows(),
-        description=f"Workspace {place.spec.name}, {'a dry run' if dry_run else 'pruned'}",
+        report = PruneReport.of_prune(free_dead_packs(opened, plan))
+    runner().table(
+        key=f"prune-{opened.spec.name}",
+        rows=report.rows(),
+        description=f"Workspace {opened.spec.name}, {'a dry run' if dry_run else 'pruned'}",
     )
     return report

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from prefect import flow
-from prefect.artifacts import create_table_artifact
-from prefect.logging import get_run_logger
-
 from blocks import Workspace
-from flows.run_name import run_name
-from tasks.place import open_place, probe_store
+from flows.flow import flow
+from tasks.opening import open_workspace, probe_store
 from tasks.reconciliation import (
     compare_with_leases,
     end_unfinished,
     see_that_it_does_not_answer,
 )
+from tasks.runner import runner
 from torpor.control.reconciliation import Reconciliation, choose
 from torpor.shared.errors import TorporError
 from torpor.shared.values import RESERVED, MachineId
 
 
-@flow(name="reconcile", flow_run_name=run_name, persist_result=False)
+@flow("reconcile")
 def reconcile(
     workspace: Workspace | str,
     end: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
@@ -34,31 +31,31 @@ def reconcile(
         end: Machines to end, by their ids in this flow's table: unfinished ones that do not answer
             any more, and any that benchmarks and drills left.
     """
-    place = open_place(workspace)
-    probe_store(place)
-    findings = compare_with_leases(place)
+    opened = open_workspace(workspace)
+    probe_store(opened)
+    findings = compare_with_leases(opened)
     chosen = choose(findings, end)
     doubtful = [m for m, lease in chosen if not lease.label.workspace.startswith(RESERVED)]
     for machine in doubtful:
-        see_that_it_does_not_answer(place, machine)
+        see_that_it_does_not_answer(opened, machine)
     ended: list[MachineId] = []
     faults: list[TorporError] = []
     for machine, lease in chosen:
         try:
             if machine in doubtful:  # the one before may have taken minutes to go
-                see_that_it_does_not_answer(place, machine)
-            end_unfinished(place, machine, lease)
+                see_that_it_does_not_answer(opened, machine)
+            end_unfinished(opened, machine, lease)
         except TorporError as error:  # and the others are ended all the same
-            get_run_logger().error("machine %s was not ended: %s", machine.id, error)
+            runner().log.error("machine %s was not ended: %s", machine.id, error)
             faults.append(error)
         else:
             ended.append(machine.id)
     if chosen:
-        findings = compare_with_leases(place)
-    report = Reconciliation(place.spec.name, place.provider.identity, findings, ended)
-    get_run_logger().info(report.message())
-    create_table_artifact(
-        key=f"reconcile-{place.spec.name}", table=report.rows(), description=report.message()
+        findings = compare_with_leases(opened)
+    report = Reconciliation(opened.spec.name, opened.provider.identity, findings, ended)
+    runner().log.info(report.message())
+    runner().table(
+        key=f"reconcile-{opened.spec.name}", rows=report.rows(), description=report.message()
     )
     if faults:
         raise type(faults[0])("; ".join(map(str, faults)))

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from prefect import flow
-from prefect.artifacts import create_table_artifact
-from prefect.runtime import flow_run
-from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from blocks import Workspace
 from flows.fleet import MOST_MACHINES, MOST_TASKS, Fleet
+from flows.flow import flow
 from flows.phases import Phases
-from flows.run_name import run_name
 from tasks.machines import endpoint_of, find_offers, own_machine, take_leases
-from tasks.place import open_place, probe_store
+from tasks.opening import open_workspace, probe_store
 from tasks.restore import NEWEST, pick_snapshot
+from tasks.runner import runner
 from torpor.control.remote.peers import Exchange, PeerMode
 from torpor.control.reports import ReplicateReport
 from torpor.shared.errors import InvalidInput, MachineError
@@ -24,12 +21,7 @@ from torpor.shared.errors import InvalidInput, MachineError
 MOST_SPARES: Final = 16
 
 
-@flow(
-    name="replicate",
-    flow_run_name=run_name,
-    task_runner=ThreadPoolTaskRunner(max_workers=MOST_TASKS),  # type: ignore[arg-type]
-    persist_result=False,
-)
+@flow("replicate", at_once=MOST_TASKS)
 def replicate(
     workspace: Workspace | str,
     count: Annotated[int, Field(ge=0, le=MOST_MACHINES)] = 2,
@@ -59,20 +51,18 @@ def replicate(
     exchange = Exchange(peers, total)
     phases = Phases()
     with phases.phase("prepare"):
-        place = open_place(workspace)
-        probe_store(place)
-        wanted = pick_snapshot(place, snapshot)
-        offers = find_offers(place) if count else []
-        leases = take_leases(place, count + spares if count else 0)
+        opened = open_workspace(workspace)
+        probe_store(opened)
+        wanted = pick_snapshot(opened, snapshot)
+        offers = find_offers(opened) if count else []
+        leases = take_leases(opened, count + spares if count else 0)
         if leases and not offers:
-            offers = find_offers(place)  # of what an earlier run left, none is wanted any more
-    fleet = Fleet(
-        place, wanted, offers, count, spares, exchange, str(flow_run.id), full_check, total
-    )
+            offers = find_offers(opened)  # of what an earlier run left, none is wanted any more
+    fleet = Fleet(opened, wanted, offers, count, spares, exchange, runner().run, full_check, total)
     with phases.phase("replicate"):
         fleet.bring(leases, machines)
     report = ReplicateReport(
-        workspace=place.spec.name,
+        workspace=opened.spec.name,
         snapshot=wanted.snapshot,
         root=wanted.root,
         wanted=total,
@@ -81,15 +71,15 @@ def replicate(
         replicas=fleet.replicas,
         seconds=phases.seconds,
     )
-    create_table_artifact(
-        key=f"replicate-{place.spec.name}", table=report.rows(), description=report.summary()
+    runner().table(
+        key=f"replicate-{opened.spec.name}", rows=report.rows(), description=report.summary()
     )
     if fleet.fault is not None:
         raise fleet.fault
     if total and not report.ready:
         raise MachineError(
             f"none of {total} machines came up with snapshot {wanted.snapshot} of workspace "
-            f"{place.spec.name}; the first: {report.failed[0].words if report.failed else '-'}. "
+            f"{opened.spec.name}; the first: {report.failed[0].words if report.failed else '-'}. "
             "The snapshot is untouched: mend that and run replicate again"
         )
     return report

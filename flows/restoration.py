@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from flows.phases import Phases
 from flows.tenancy import Tenancy
 from tasks.machines import endpoint_of
-from tasks.place import Place
 from tasks.restore import begin_restore, check_restore, finish_restore
+from tasks.workspace import OpenWorkspace
 from torpor.control.remote.restore import Finished, RemoteRestore, RestorePlan
 from torpor.control.remote.session import Session
 from torpor.control.reports import WakeReport
@@ -23,24 +23,24 @@ class Restoration:
 
     def __init__(
         self,
-        place: Place,
+        opened: OpenWorkspace,
         session: Session,
         tenancy: Tenancy,
         wanted: StoredSnapshot,
         run: str,
         phases: Phases,
     ) -> None:
-        self.place = place
+        self.opened = opened
         self.tenancy = tenancy
         self.phases = phases
         self.remote = RemoteRestore(
             session,
-            place.store,
+            opened.store,
             wanted,
-            place.key,
+            opened.key,
             run,
-            parts=place.spec.parts,
-            part_bytes=place.spec.part_bytes,
+            parts=opened.spec.parts,
+            part_bytes=opened.spec.part_bytes,
         )
 
     @contextmanager
@@ -75,7 +75,7 @@ class Restoration:
         endpoint = endpoint_of(machine)
         wanted = self.remote.wanted
         return WakeReport(
-            workspace=self.place.spec.name,
+            workspace=self.opened.spec.name,
             snapshot=wanted.snapshot,
             root=wanted.root,
             machine=machine.id,

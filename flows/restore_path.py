@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from prefect import flow
-from prefect.artifacts import create_table_artifact
-from prefect.runtime import flow_run
-from prefect.task_runners import ThreadPoolTaskRunner
-
 from blocks import Workspace
-from flows.hibernate import PARTS_AT_ONCE
+from flows.flow import flow
 from flows.phases import Phases
-from flows.run_name import run_name
 from tasks.machines import endpoint_of, find_machine, open_session, own_machine
-from tasks.place import Place, open_place, probe_store
+from tasks.opening import open_workspace, probe_store
 from tasks.progress import Progress
 from tasks.restore import (
     NEWEST,
@@ -25,18 +19,15 @@ from tasks.restore import (
     pick_snapshot,
     restore_part,
 )
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
 from torpor.control.remote.paths import RemotePath
 from torpor.control.remote.restore import RestorePlan
 from torpor.control.upkeep.reports import PathReport
 from torpor.shared.errors import TorporError
 
 
-@flow(
-    name="restore-path",
-    flow_run_name=run_name,
-    task_runner=ThreadPoolTaskRunner(max_workers=PARTS_AT_ONCE),  # type: ignore[arg-type]
-    persist_result=False,
-)
+@flow("restore-path")
 def restore_path(
     workspace: Workspace | str,
     path: str,
@@ -63,29 +54,29 @@ def restore_path(
     """
     phases = Phases()
     with phases.phase("prepare"):
-        place = open_place(workspace)
-        probe_store(place)
-        wanted = pick_snapshot(place, snapshot)
-        chosen = choose_path(place, wanted, path)
-        live = own_machine(machine) if "@" in machine else find_machine(place, machine)
-        session = open_session(place, endpoint_of(live))
+        opened = open_workspace(workspace)
+        probe_store(opened)
+        wanted = pick_snapshot(opened, snapshot)
+        chosen = choose_path(opened, wanted, path)
+        live = own_machine(machine) if "@" in machine else find_machine(opened, machine)
+        session = open_session(opened, endpoint_of(live))
     with session:
         restore = RemotePath(
             session,
-            place.store,
+            opened.store,
             wanted,
-            place.key,
-            str(flow_run.id),
+            opened.key,
+            runner().run,
             chosen,
             into=into,
             aside=move_aside,
-            spec=place.spec,
+            spec=opened.spec,
         )
         try:
             with phases.phase("plan"):
                 plan = begin_restore(restore, resume=False)
             with phases.phase("restore"):
-                _restore_parts(place, restore, plan)
+                _restore_parts(opened, restore, plan)
                 finished = finish_restore(restore)
             with phases.phase("check"):
                 check_restore(restore, full=True)
@@ -93,7 +84,7 @@ def restore_path(
             with suppress(TorporError):  # the agent gives up by itself when it cannot be told
                 restore.end()
     report = PathReport(
-        workspace=place.spec.name,
+        workspace=opened.spec.name,
         snapshot=wanted.snapshot,
         path=path,
         machine=live.id,
@@ -104,16 +95,16 @@ def restore_path(
         warnings=finished.warnings,
         seconds=phases.seconds,
     )
-    create_table_artifact(
-        key=f"restore-path-{place.spec.name}",
-        table=report.rows(),
+    runner().table(
+        key=f"restore-path-{opened.spec.name}",
+        rows=report.rows(),
         description=f"{path} of snapshot {wanted.snapshot} is at {report.restored_to}",
     )
     return report
 
 
-def _restore_parts(place: Place, restore: RemotePath, plan: RestorePlan) -> None:
-    name = place.spec.name
+def _restore_parts(opened: OpenWorkspace, restore: RemotePath, plan: RestorePlan) -> None:
+    name = opened.spec.name
     progress = Progress(
         f"restore-path-{name}-progress",
         f"Workspace {name} from {restore.wanted.snapshot}",

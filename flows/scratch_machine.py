@@ -20,7 +20,7 @@ from tasks.machines import (
     own_machine,
 )
 from tasks.measure import clear_scratch, remove_machine_content
-from tasks.place import Place
+from tasks.workspace import OpenWorkspace
 from torpor.control.ledger import Ledger
 from torpor.control.measure.scratch import held, machines_name
 from torpor.control.remote.session import Session
@@ -39,34 +39,34 @@ class ScratchMachine:
 
 
 @contextmanager
-def held_and_cleared(place: Place, workspace: WorkspaceName, run: str) -> Iterator[None]:
+def held_and_cleared(opened: OpenWorkspace, workspace: WorkspaceName, run: str) -> Iterator[None]:
     """Nobody else measures under the place's name meanwhile. What a killed run left there is
     cleared first, and its machines at this provider; everything of this run at the end, however it
     ends, unless another run is at work there by then."""
-    with held(place.store, place.spec.name, run) as ours:
-        _clear(place, workspace)
+    with held(opened.store, opened.spec.name, run) as ours:
+        _clear(opened, workspace)
         try:
             yield
         finally:
             if ours():
-                _clear(place, workspace)
+                _clear(opened, workspace)
 
 
 @contextmanager
 def scratch_machines(
-    place: Place, workspace: WorkspaceName, own: str, count: int, phases: Phases
+    opened: OpenWorkspace, workspace: WorkspaceName, own: str, count: int, phases: Phases
 ) -> Iterator[list[ScratchMachine]]:
     """The user's own machine, or ``count`` rented ones that are destroyed at the end.
 
     Rented ones are never handed over: they hold nobody's work, so they may always be destroyed.
     """
     if own:
-        with _attached(place, workspace, own_machine(own), here=False) as own_one:
+        with _attached(opened, workspace, own_machine(own), here=False) as own_one:
             try:
                 yield [own_one]
             finally:
                 with suppress(TorporError):  # it is away: the next benchmark on it removes it
-                    remove_machine_content(own_one.session, place.spec.name, place_too=True)
+                    remove_machine_content(own_one.session, opened.spec.name, place_too=True)
         return
     ended = Event()
 
@@ -76,7 +76,7 @@ def scratch_machines(
 
     with ExitStack() as stack:
         with phases.phase("machines"):
-            mine = place.under(machines_name(workspace))
+            mine = opened.under(machines_name(workspace))
             offers = find_offers(mine)
             leases = [
                 mine.ledger.open_lease(mine.owner, mine.provider.identity) for _ in range(count)
@@ -91,9 +91,9 @@ def scratch_machines(
                 for lease in leases
             ]
             live = [future.result() for future in creating]
-            here = place.provider.identity.startswith("local:")
+            here = opened.provider.identity.startswith("local:")
             scratch = [
-                stack.enter_context(_attached(place, workspace, machine, here=here))
+                stack.enter_context(_attached(opened, workspace, machine, here=here))
                 for machine in live
             ]
         yield scratch
@@ -101,18 +101,18 @@ def scratch_machines(
 
 @contextmanager
 def _attached(
-    place: Place, workspace: WorkspaceName, machine: Machine, *, here: bool
+    opened: OpenWorkspace, workspace: WorkspaceName, machine: Machine, *, here: bool
 ) -> Iterator[ScratchMachine]:
-    endpoint = Ledger(place.store, workspace).pinned(endpoint_of(machine))
+    endpoint = Ledger(opened.store, workspace).pinned(endpoint_of(machine))
     if endpoint.host_key is not None:
-        place.ledger.pin(endpoint, endpoint.host_key)
-    with open_session(place, endpoint) as session:
+        opened.ledger.pin(endpoint, endpoint.host_key)
+    with open_session(opened, endpoint) as session:
         yield ScratchMachine(session, _address(endpoint), here)
 
 
-def _clear(place: Place, workspace: WorkspaceName) -> None:
-    end_left(place.under(machines_name(workspace)))
-    clear_scratch(place, "")
+def _clear(opened: OpenWorkspace, workspace: WorkspaceName) -> None:
+    end_left(opened.under(machines_name(workspace)))
+    clear_scratch(opened, "")
 
 
 def _address(endpoint: Endpoint) -> str:

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from prefect import flow
-from prefect.artifacts import create_table_artifact
-
 from blocks import Workspace
 from flows import listing
+from flows.flow import flow
 from flows.listing import NEWEST, PREVIOUS
-from flows.run_name import run_name
-from tasks.place import open_place
+from tasks.opening import open_workspace
 from tasks.retention import delete_one, pin_one, unpin_one
+from tasks.runner import runner
 from torpor.control.reports import Row
 from torpor.control.upkeep.deletion import refuse_kept
 from torpor.control.upkeep.reports import MOST_ROWS, Table
@@ -25,7 +23,7 @@ from torpor.shared.errors import InvalidInput
 from torpor.shared.values import SnapshotId, WorkspaceName, snapshot_id
 
 
-@flow(name="snapshots", flow_run_name=run_name, persist_result=False)
+@flow("snapshots")
 def snapshots(workspace: Workspace | str, snapshot: str = "") -> Table:
     """List the snapshots of a workspace, or the files of one of them.
 
@@ -33,7 +31,7 @@ def snapshots(workspace: Workspace | str, snapshot: str = "") -> Table:
         workspace: The Workspace block whose snapshots are listed, or its name.
         snapshot: Show the files of this one: its id, or newest. Empty: list the snapshots.
     """
-    name = open_place(workspace).spec.name
+    name = open_workspace(workspace).spec.name
     if not snapshot:
         kept = listing.list_kept(workspace)
         rows = [
@@ -57,7 +55,7 @@ def snapshots(workspace: Workspace | str, snapshot: str = "") -> Table:
     return _told("snapshot", _table(name, title, rows, len(entries)))
 
 
-@flow(name="diff", flow_run_name=run_name, persist_result=False)
+@flow("diff")
 def diff(workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST) -> Table:
     """Say what differs between two snapshots of a workspace: added, removed, changed, metadata.
 
@@ -88,7 +86,7 @@ def diff(workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST
     return _told("diff", _table(found.workspace, title, rows, len(found.changes)))
 
 
-@flow(name="find", flow_run_name=run_name, persist_result=False)
+@flow("find")
 def find(workspace: Workspace | str, pattern: str) -> Table:
     """Find a file in all snapshots of a workspace, and which versions of it there are.
 
@@ -114,7 +112,7 @@ def find(workspace: Workspace | str, pattern: str) -> Table:
     return _told("find", _table(found.workspace, title, rows, len(found.versions)))
 
 
-@flow(name="delete-snapshots", flow_run_name=run_name, persist_result=False)
+@flow("delete-snapshots")
 def delete_snapshots(
     workspace: Workspace | str, snapshots: list[str], even_newest: str = ""
 ) -> Table:
@@ -132,16 +130,16 @@ def delete_snapshots(
     if not ids:
         raise InvalidInput("no snapshot was named: write the ids of those that are to go")
     newest = snapshot_id(even_newest.strip()) if even_newest.strip() else None
-    place = open_place(workspace)
-    refuse_kept(place.store, place.spec.name, ids, newest)  # all of them before the first goes
+    opened = open_workspace(workspace)
+    refuse_kept(opened.store, opened.spec.name, ids, newest)  # all of them before the first goes
     for snapshot in sorted(set(ids)):  # the newest last: an earlier one would become the newest
-        delete_one(place, snapshot, newest)
+        delete_one(opened, snapshot, newest)
     rows: list[Row] = [{"snapshot": snapshot, "now": "deleted"} for snapshot in sorted(set(ids))]
-    title = f"{len(rows)} snapshots of workspace {place.spec.name} deleted"
-    return _told("delete-snapshots", _table(place.spec.name, title, rows))
+    title = f"{len(rows)} snapshots of workspace {opened.spec.name} deleted"
+    return _told("delete-snapshots", _table(opened.spec.name, title, rows))
 
 
-@flow(name="pin", flow_run_name=run_name, persist_result=False)
+@flow("pin")
 def pin(workspace: Workspace | str, snapshot: str, reason: str) -> Table:
     """Keep a snapshot until it is unpinned, whatever retention says and whoever deletes.
 
@@ -150,13 +148,13 @@ def pin(workspace: Workspace | str, snapshot: str, reason: str) -> Table:
         snapshot: The snapshot's id.
         reason: Why it is kept, for whoever wonders later.
     """
-    place = open_place(workspace)
+    opened = open_workspace(workspace)
     wanted = snapshot_id(snapshot.strip())
-    pin_one(place, wanted, reason)
-    return _told("pin", _pinning(place.spec.name, wanted, f"pinned: {reason}"))
+    pin_one(opened, wanted, reason)
+    return _told("pin", _pinning(opened.spec.name, wanted, f"pinned: {reason}"))
 
 
-@flow(name="unpin", flow_run_name=run_name, persist_result=False)
+@flow("unpin")
 def unpin(workspace: Workspace | str, snapshot: str) -> Table:
     """Let a pinned snapshot go the way of the others again. Deletes nothing by itself.
 
@@ -164,10 +162,10 @@ def unpin(workspace: Workspace | str, snapshot: str) -> Table:
         workspace: The Workspace block that the snapshot is of, or its name.
         snapshot: The snapshot's id.
     """
-    place = open_place(workspace)
+    opened = open_workspace(workspace)
     wanted = snapshot_id(snapshot.strip())
-    unpin_one(place, wanted)
-    return _told("unpin", _pinning(place.spec.name, wanted, "not pinned"))
+    unpin_one(opened, wanted)
+    return _told("unpin", _pinning(opened.spec.name, wanted, "not pinned"))
 
 
 def _pinning(workspace: WorkspaceName, snapshot: SnapshotId, now: str) -> Table:
@@ -181,9 +179,7 @@ def _table(
 
 
 def _told(what: str, table: Table) -> Table:
-    create_table_artifact(
-        key=f"{what}-{table.workspace}", table=table.rows(), description=table.title
-    )
+    runner().table(key=f"{what}-{table.workspace}", rows=table.rows(), description=table.title)
     return table
 
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
-from prefect import flow
-from prefect.artifacts import create_table_artifact
-from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
-from prefect.task_runners import ThreadPoolTaskRunner
-
 from blocks import Workspace
-from flows.hibernate import PARTS_AT_ONCE, store_workspace
+from flows.flow import flow
+from flows.hibernate import store_workspace
 from flows.phases import Phases
-from flows.run_name import run_name
 from tasks.machines import endpoint_of, find_machine, open_session, own_machine
-from tasks.place import Place, open_place, probe_store
+from tasks.opening import open_workspace, probe_store
 from tasks.progress import Progress
 from tasks.restore import NEWEST, pick_snapshot
+from tasks.runner import runner
 from tasks.sync import begin_sync, check_sync, finish_sync, stage, sync_part
+from tasks.workspace import OpenWorkspace
 from torpor.control.remote.session import Session
 from torpor.control.remote.sync import RemoteSync, SyncPlan
 from torpor.control.reports import SyncReport
@@ -30,12 +26,7 @@ MAX_ROUNDS: Final = 3
 """Tries before giving up on a machine whose files change while they are synced."""
 
 
-@flow(
-    name="sync",
-    flow_run_name=run_name,
-    task_runner=ThreadPoolTaskRunner(max_workers=PARTS_AT_ONCE),  # type: ignore[arg-type]
-    persist_result=False,
-)
+@flow("sync")
 def sync(
     workspace: Workspace | str,
     snapshot: str = NEWEST,
@@ -61,24 +52,24 @@ def sync(
     """
     phases = Phases()
     with phases.phase("prepare"):
-        place = open_place(workspace)
-        probe_store(place)
-        wanted = pick_snapshot(place, snapshot)
-        live = own_machine(machine) if "@" in machine else find_machine(place, machine)
+        opened = open_workspace(workspace)
+        probe_store(opened)
+        wanted = pick_snapshot(opened, snapshot)
+        live = own_machine(machine) if "@" in machine else find_machine(opened, machine)
     saved: SnapshotId | None = None
     if save_first:
         with phases.phase("save"):
             saved = store_workspace(workspace, False, machine, [])[0].snapshot
     with phases.phase("connect"):
-        session = open_session(place, endpoint_of(live))
+        session = open_session(opened, endpoint_of(live))
     with session:
-        report = _Synchronisation(place, session, live, wanted, saved, phases).run(
+        report = _Synchronisation(opened, session, live, wanted, saved, phases).run(
             discard_local=discard_local, full_check=full_check
         )
-    create_table_artifact(
-        key=f"sync-{place.spec.name}",
-        table=report.rows(),
-        description=f"Workspace {place.spec.name} synced to {wanted.snapshot}",
+    runner().table(
+        key=f"sync-{opened.spec.name}",
+        rows=report.rows(),
+        description=f"Workspace {opened.spec.name} synced to {wanted.snapshot}",
     )
     return report
 
@@ -88,14 +79,14 @@ class _Synchronisation:
 
     def __init__(
         self,
-        place: Place,
+        opened: OpenWorkspace,
         session: Session,
         machine: Machine,
         wanted: StoredSnapshot,
         saved: SnapshotId | None,
         phases: Phases,
     ) -> None:
-        self._place = place
+        self._opened = opened
         self._session = session
         self._machine = machine
         self._wanted = wanted
@@ -106,11 +97,11 @@ class _Synchronisation:
         for number in range(1, MAX_ROUNDS + 1):
             remote = RemoteSync(
                 self._session,
-                self._place.store,
+                self._opened.store,
                 self._wanted,
-                self._place.spec,
-                self._place.key,
-                f"{flow_run.id}-sync-{number}",
+                self._opened.spec,
+                self._opened.key,
+                f"{runner().run}-sync-{number}",
                 discard_local=discard_local,
             )
             try:
@@ -119,7 +110,7 @@ class _Synchronisation:
                 # somebody works there: look again, and keep or refuse what they changed
                 if number == MAX_ROUNDS:
                     raise
-                get_run_logger().warning("another round: %s", error)
+                runner().log.warning("another round: %s", error)
             finally:
                 with suppress(TorporError):  # the agent gives up by itself when it cannot be told
                     remote.end()
@@ -137,7 +128,7 @@ class _Synchronisation:
         with self._phases.phase("check"):
             check_sync(remote, full_check)
         return SyncReport(
-            workspace=self._place.spec.name,
+            workspace=self._opened.spec.name,
             snapshot=self._wanted.snapshot,
             root=self._wanted.root,
             last=intent.last,
@@ -160,7 +151,7 @@ class _Synchronisation:
         )
 
     def _fetch(self, remote: RemoteSync, plan: SyncPlan) -> None:
-        name = self._place.spec.name
+        name = self._opened.spec.name
         progress = Progress(
             f"sync-{name}-progress",
             f"Workspace {name} to {self._wanted.snapshot}",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from prefect.logging import get_run_logger
-
 from tasks.machines import create_machine, destroy_created, hand_over, own_machine
-from tasks.place import Place
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
 from torpor.control.ledger import Lease
 from torpor.shared.errors import TorporError, WorkspaceBusy
 from torpor.shared.values import Machine, Offer
@@ -20,22 +19,24 @@ class Tenancy:
     nothing else: unknown is not idle. One that was handed over is the user's.
     """
 
-    def __init__(self, place: Place, machine: Machine, lease: Lease | None, fresh: bool) -> None:
+    def __init__(
+        self, opened: OpenWorkspace, machine: Machine, lease: Lease | None, fresh: bool
+    ) -> None:
         self.machine = machine
         self.fresh = fresh
-        self._place = place
+        self._opened = opened
         self._lease = lease
         self._ours = fresh and lease is not None
 
     @classmethod
-    def own(cls, place: Place, text: str) -> Tenancy:
+    def own(cls, opened: OpenWorkspace, text: str) -> Tenancy:
         """A machine of the user's own, ``user@host:port``: it is never destroyed."""
-        return cls(place, own_machine(text), None, fresh=True)
+        return cls(opened, own_machine(text), None, fresh=True)
 
     def hand_over(self) -> None:
         self._ours = False  # first: a write whose answer is lost may have been done
         if self._lease is not None:
-            hand_over(self._place, self._lease, self.machine)
+            hand_over(self._opened, self._lease, self.machine)
 
     def holds_nothing_else(self) -> None:
         """The agent said so: the targets were empty, or an unfinished restore's."""
@@ -43,12 +44,12 @@ class Tenancy:
 
     def end_failed(self, cause: BaseException) -> None:
         if self._ours and self._lease is not None:
-            _destroy_after(cause, self._place, self._lease)
+            _destroy_after(cause, self._opened, self._lease)
 
 
 @contextmanager
 def rented(
-    place: Place,
+    opened: OpenWorkspace,
     offers: list[Offer],
     lease: Lease,
     fresh: bool,
@@ -59,12 +60,12 @@ def rented(
     ``nap`` sleeps between two looks at a machine that is starting, and may raise to end that.
     """
     try:
-        machine = create_machine(place, offers, lease, fresh, nap)
+        machine = create_machine(opened, offers, lease, fresh, nap)
     except BaseException as cause:
         if fresh:  # one that an earlier run left may hold what that run restored
-            _destroy_after(cause, place, lease)
+            _destroy_after(cause, opened, lease)
         raise
-    tenancy = Tenancy(place, machine, lease, fresh)
+    tenancy = Tenancy(opened, machine, lease, fresh)
     try:
         yield tenancy
     except WorkspaceBusy:
@@ -74,11 +75,11 @@ def rented(
         raise
 
 
-def _destroy_after(cause: BaseException, place: Place, lease: Lease) -> None:
+def _destroy_after(cause: BaseException, opened: OpenWorkspace, lease: Lease) -> None:
     """Where that fails as well, an error of ours tells both; a cancellation stays what it is."""
     try:
-        destroy_created(place, lease)
+        destroy_created(opened, lease)
     except TorporError as error:
-        get_run_logger().error("%s", error)
+        runner().log.error("%s", error)
         if isinstance(cause, TorporError):
             raise type(cause)(f"{cause}. Then its machine could not be ended: {error}") from cause

@@ -6,19 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from prefect import flow
-from prefect.artifacts import create_table_artifact
-from prefect.runtime import flow_run
-from prefect.task_runners import ThreadPoolTaskRunner
-
 from blocks import Workspace
 from flows.drill_machine import drill_machine, end_left_drills
-from flows.hibernate import PARTS_AT_ONCE
+from flows.flow import flow
 from flows.phases import Phases
-from flows.run_name import run_name
 from tasks.events import SnapshotVerified, VerificationFailed, emit
 from tasks.machines import endpoint_of, find_machine, open_session, own_machine
-from tasks.place import Place, open_place, probe_store
+from tasks.opening import open_workspace, probe_store
 from tasks.progress import Progress
 from tasks.restore import (
     begin_restore,
@@ -27,7 +21,9 @@ from tasks.restore import (
     pick_snapshot,
     restore_part,
 )
+from tasks.runner import runner
 from tasks.verification import examine_packs, judge_verified, look_at_objects, pick_snapshots
+from tasks.workspace import OpenWorkspace
 from torpor.control.remote.examination import Examination, PackWork
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
@@ -39,12 +35,7 @@ from torpor.shared.values import SnapshotId
 MOST_PARTS: Final = 64
 
 
-@flow(
-    name="verify",
-    flow_run_name=run_name,
-    task_runner=ThreadPoolTaskRunner(max_workers=PARTS_AT_ONCE),  # type: ignore[arg-type]
-    persist_result=False,
-)
+@flow("verify")
 def verify(
     workspace: Workspace | str,
     snapshot: str = "newest",
@@ -70,54 +61,54 @@ def verify(
             raise InvalidInput(
                 f"a {depth} verify takes no machine: leave `machine` empty, or choose full"
             )
-        place = open_place(workspace)
-        probe_store(place)
-        end_left_drills(place)
-        wanted = pick_snapshots(place, snapshot)
+        opened = open_workspace(workspace)
+        probe_store(opened)
+        end_left_drills(opened)
+        wanted = pick_snapshots(opened, snapshot)
     with phases.phase("look"):
-        found = look_at_objects(place, wanted)
+        found = look_at_objects(opened, wanted)
     if depth == "full":
-        with _reader(place, machine, phases) as session, phases.phase("read"):
-            _examine(place, session, found)
+        with _reader(opened, machine, phases) as session, phases.phase("read"):
+            _examine(opened, session, found)
     elif depth == "drill":
-        _drill(place, found, wanted, phases)
+        _drill(opened, found, wanted, phases)
     with phases.phase("judge"):
         report = VerifyReport.of(depth, found, judge_verified(found), phases.seconds)
-    create_table_artifact(
-        key=f"verify-{place.spec.name}", table=report.rows(), description=report.message()
+    runner().table(
+        key=f"verify-{opened.spec.name}", rows=report.rows(), description=report.message()
     )
-    _tell(place, found, report)
+    _tell(opened, found, report)
     return report
 
 
 @contextmanager
-def _reader(place: Place, wanted: str, phases: Phases) -> Iterator[Session]:
+def _reader(opened: OpenWorkspace, wanted: str, phases: Phases) -> Iterator[Session]:
     """A machine that reads: the named one, the workspace's own, or one that is rented for it."""
     has_one = any(
         machine.label is not None
-        and machine.label.workspace == place.spec.name
+        and machine.label.workspace == opened.spec.name
         and machine.state != "gone"
-        for machine in place.provider.list_own()
+        for machine in opened.provider.list_own()
     )
     if wanted or has_one:
         with phases.phase("connect"):
-            live = own_machine(wanted) if "@" in wanted else find_machine(place, wanted)
-            session = open_session(place, endpoint_of(live))
+            live = own_machine(wanted) if "@" in wanted else find_machine(opened, wanted)
+            session = open_session(opened, endpoint_of(live))
         with session:
             yield session
         return
-    with drill_machine(place, phases) as session:
+    with drill_machine(opened, phases) as session:
         yield session
 
 
-def _examine(place: Place, session: Session, found: Survey) -> None:
+def _examine(opened: OpenWorkspace, session: Session, found: Survey) -> None:
     works = [PackWork(pack, chunks) for pack, chunks in found.works()]
     parts = _shares(works)
-    name = place.spec.name
+    name = opened.spec.name
     progress = Progress(f"verify-{name}-progress", f"Workspace {name}, every hash", found.bytes)
     futures = [
         examine_packs.submit(
-            Examination(session, place.store, name, place.key, part), number, progress
+            Examination(session, opened.store, name, opened.key, part), number, progress
         )
         for number, part in enumerate(parts)
     ]
@@ -138,25 +129,27 @@ def _shares(works: Sequence[PackWork]) -> list[list[PackWork]]:
     return shares
 
 
-def _drill(place: Place, found: Survey, wanted: Sequence[SnapshotId], phases: Phases) -> None:
+def _drill(
+    opened: OpenWorkspace, found: Survey, wanted: Sequence[SnapshotId], phases: Phases
+) -> None:
     """Each snapshot onto a machine of its own, one after the other."""
     for snapshot in wanted:
         if not found.readable(snapshot):
             continue
-        with drill_machine(place, phases) as session, phases.phase("restore"):
+        with drill_machine(opened, phases) as session, phases.phase("restore"):
             try:
-                _restore(place, session, snapshot)
+                _restore(opened, session, snapshot)
             except SnapshotDamaged as fault:
                 found.blame(snapshot, f"the drill failed: {fault}")
 
 
-def _restore(place: Place, session: Session, snapshot: SnapshotId) -> None:
-    stored = pick_snapshot(place, snapshot)
-    run = f"{flow_run.id}-{snapshot}"
-    restore = RemoteRestore(session, place.store, stored, place.key, run, parts=place.spec.parts)
+def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId) -> None:
+    stored = pick_snapshot(opened, snapshot)
+    run = f"{runner().run}-{snapshot}"
+    restore = RemoteRestore(session, opened.store, stored, opened.key, run, parts=opened.spec.parts)
     try:
         plan = begin_restore(restore, resume=False)
-        name = place.spec.name
+        name = opened.spec.name
         progress = Progress(
             f"verify-{name}-progress", f"Workspace {name}, drill of {snapshot}", plan.bytes
         )
@@ -171,9 +164,9 @@ def _restore(place: Place, session: Session, snapshot: SnapshotId) -> None:
             restore.end()
 
 
-def _tell(place: Place, found: Survey, report: VerifyReport) -> None:
+def _tell(opened: OpenWorkspace, found: Survey, report: VerifyReport) -> None:
     """Events; and the flow ends as failed where something is wrong, after its artifact."""
-    name = place.spec.name
+    name = opened.spec.name
     if not report.failed:
         for snapshot in report.whole:
             if root := found.root_of(snapshot):

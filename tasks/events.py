@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 import msgspec
-from prefect.events import emit_event
-from prefect.logging import get_logger
 
+from tasks.runner import runner
 from torpor.shared.values import MachineId, SnapshotId, WorkspaceName
 
 _MOST_TEXT: Final = 1000
@@ -134,7 +133,7 @@ class PacksPruned(Event, frozen=True, kw_only=True):
 
 
 def emit(happened: Event) -> None:
-    """Tell Prefect, where there is one; what goes wrong on the way is a warning in the log."""
+    """Tell the runner; what goes wrong on the way is a warning in the log."""
     try:
         payload = {name: _short(value) for name, value in msgspec.to_builtins(happened).items()}
         resource = {"prefect.resource.id": happened.resource()}
@@ -146,14 +145,14 @@ def emit(happened: Event) -> None:
                 "prefect.resource.name": str(happened.workspace),
             }
         ]
-        emit_event(
+        runner().event(
             event=happened.event,
             resource={**resource, "prefect.resource.name": str(happened.workspace)},
             related=[] if resource["prefect.resource.id"] == workspace else related,
             payload=payload,
         )
     except Exception as error:  # noqa: BLE001 - an event tells of work, and must not undo it
-        get_logger("torpor").warning("the event %s was not sent: %s", happened.event, error)
+        runner().log.warning("the event %s was not sent: %s", happened.event, error)
 
 
 def _short(value: object) -> object:

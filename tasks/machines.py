@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
-from prefect import task
-from prefect.logging import get_run_logger
 
 from tasks.events import MachineCreated, MachineDestroyed, MachineHandedOver, emit
-from tasks.place import Place
-from tasks.retrying import ONCE, STEP
+from tasks.retrying import ONCE
+from tasks.runner import runner
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
 from torpor.control.ledger import Lease
 from torpor.control.providers.waiting import wait_until_reachable
 from torpor.control.remote.session import Session
@@ -37,60 +37,60 @@ _FIRST_POLL_S: Final = 0.1
 _LONGEST_POLL_S: Final = 5.0
 
 
-@task(name="find machine", **STEP)
-def find_machine(place: Place, wanted: str) -> Machine:
+@step("find machine")
+def find_machine(opened: OpenWorkspace, wanted: str) -> Machine:
     """The workspace's live machine, or the one of that id; never one without our label."""
-    mine = _live_machines(place)
+    mine = _live_machines(opened)
     if wanted:
         mine = [machine for machine in mine if machine.id == wanted]
     if len(mine) == 1:
-        _check_lease(place, mine[0])
+        _check_lease(opened, mine[0])
         return mine[0]
     there = ", ".join(machine.id for machine in mine)
     if mine:
         raise InvalidInput(
-            f"workspace {place.spec.name} is on {len(mine)} machines at "
-            f"{place.provider.identity}: {there}. Name the one you mean in `machine`"
+            f"workspace {opened.spec.name} is on {len(mine)} machines at "
+            f"{opened.provider.identity}: {there}. Name the one you mean in `machine`"
         )
     raise InvalidInput(
-        f"workspace {place.spec.name} is on no machine at {place.provider.identity}"
+        f"workspace {opened.spec.name} is on no machine at {opened.provider.identity}"
         f"{f' called {wanted}' if wanted else ''}: wake it first, or check the provider block"
     )
 
 
-@task(name="open session", **STEP)
-def open_session(place: Place, endpoint: Endpoint) -> Session:
+@step("open session")
+def open_session(opened: OpenWorkspace, endpoint: Endpoint) -> Session:
     """SSH to the machine, the agent installed and attached to."""
-    ledger = place.ledger
+    ledger = opened.ledger
     return Session.open(
         ledger.pinned(endpoint),
-        place.identity,
+        opened.identity,
         pin=lambda host_key: ledger.pin(endpoint, host_key),
     )
 
 
-@task(name="find offers", **STEP)
-def find_offers(place: Place) -> list[Offer]:
+@step("find offers")
+def find_offers(opened: OpenWorkspace) -> list[Offer]:
     """What fits the workspace's wish, cheapest first; NoOffer when nothing does."""
-    offers = place.provider.offers(place.spec.want)
+    offers = opened.provider.offers(opened.spec.want)
     if not offers:
         raise NoOffer(
-            f"{place.provider.identity} has no offer for {_wish(place)}: ask for less in the "
+            f"{opened.provider.identity} has no offer for {_wish(opened)}: ask for less in the "
             "workspace block, raise its price limit, or use another provider"
         )
     return offers
 
 
-@task(name="take lease", **STEP)
-def take_lease(place: Place) -> tuple[Lease, bool]:
+@step("take lease")
+def take_lease(opened: OpenWorkspace) -> tuple[Lease, bool]:
     """A lease for one new machine of the workspace, and whether it is fresh.
 
     A lease that an earlier run left unfinished is taken up, with whatever machine stands under
     it: nothing is rented twice. InvalidInput when the workspace is on a machine already.
     """
-    provider = place.provider.identity
-    live = _live_machines(place)
-    unfinished = place.ledger.unfinished(provider, [machine.label for machine in live])
+    provider = opened.provider.identity
+    live = _live_machines(opened)
+    unfinished = opened.ledger.unfinished(provider, [machine.label for machine in live])
     labels = [lease.label for lease in unfinished]
     left = ", ".join(machine.id for machine in live if machine.label in labels)
     for machine in live:
@@ -101,12 +101,12 @@ def take_lease(place: Place) -> tuple[Lease, bool]:
                 else ""
             )
             raise InvalidInput(
-                f"workspace {place.spec.name} is on machine {machine.id} at {provider} already: "
+                f"workspace {opened.spec.name} is on machine {machine.id} at {provider} already: "
                 f"work there, or hibernate it first{also}"
             )
     if len(live) > 1:
         raise InvalidInput(
-            f"a replicate of workspace {place.spec.name} that did not finish left "
+            f"a replicate of workspace {opened.spec.name} that did not finish left "
             f"{len(live)} machines at {provider}, or is still at work: run replicate again, which "
             "takes them up and destroys those that are not wanted"
         )
@@ -114,29 +114,29 @@ def take_lease(place: Place) -> tuple[Lease, bool]:
         return next(lease for lease in unfinished if lease.label == live[0].label), False
     if unfinished:
         return unfinished[0], False
-    return place.ledger.open_lease(place.owner, provider), True
+    return opened.ledger.open_lease(opened.owner, provider), True
 
 
-@task(name="take leases", **STEP)
-def take_leases(place: Place, most: int) -> list[tuple[Lease, bool]]:
+@step("take leases")
+def take_leases(opened: OpenWorkspace, most: int) -> list[tuple[Lease, bool]]:
     """Leases for at least ``most`` machines of the workspace, and whether each is fresh.
 
     Those that earlier runs left unfinished come first, all that have a machine: it is taken up or
     destroyed, never forgotten. That the workspace is on other machines already does not matter.
     """
-    provider = place.provider.identity
-    labels = {machine.label for machine in _live_machines(place)}
-    unfinished = place.ledger.unfinished(provider, labels)
+    provider = opened.provider.identity
+    labels = {machine.label for machine in _live_machines(opened)}
+    unfinished = opened.ledger.unfinished(provider, labels)
     standing = [lease for lease in unfinished if lease.label in labels]
     empty = [lease for lease in unfinished if lease.label not in labels]
     taken = [*standing, *empty[: max(0, most - len(standing))]]
-    fresh = [place.ledger.open_lease(place.owner, provider) for _ in range(most - len(taken))]
+    fresh = [opened.ledger.open_lease(opened.owner, provider) for _ in range(most - len(taken))]
     return [*((lease, False) for lease in taken), *((lease, True) for lease in fresh)]
 
 
-@task(name="create machine", **ONCE)
+@step("create machine", retries=ONCE)
 def create_machine(
-    place: Place,
+    opened: OpenWorkspace,
     offers: list[Offer],
     lease: Lease,
     fresh: bool,
@@ -149,20 +149,20 @@ def create_machine(
     something, so it is left alone. HandedOver where another run was faster under the lease.
     ``nap`` sleeps between two looks, and may raise to end this.
     """
-    log = get_run_logger()
+    log = runner().log
     refused: list[str] = []
     for offer in offers:
         if refused:
-            place.ledger.see_unclaimed(lease.label)  # an offer took its time to fail
+            opened.ledger.see_unclaimed(lease.label)  # an offer took its time to fail
         try:
-            machine = place.provider.create(offer, lease.label, place.ssh_public_key)
+            machine = opened.provider.create(offer, lease.label, opened.ssh_public_key)
             live = wait_until_reachable(
-                place.provider, machine.id, timeout_s=READY_S, sleep=nap or time.sleep
+                opened.provider, machine.id, timeout_s=READY_S, sleep=nap or time.sleep
             )
         except (CreateFailed, MachineUnreachable) as error:
             if fresh:
-                _end_unclaimed(place, lease)
-            elif _may_stand(place, lease):
+                _end_unclaimed(opened, lease)
+            elif _may_stand(opened, lease):
                 raise type(error)(
                     f"{error}. What stands under lease {lease.label.lease} may hold what another "
                     "run restored, so it was left. Run this again; if it never answers, name it "
@@ -173,7 +173,7 @@ def create_machine(
         else:
             emit(
                 MachineCreated(
-                    workspace=place.spec.name,
+                    workspace=opened.spec.name,
                     machine=live.id,
                     provider=live.provider,
                     price_usd_h=live.price_usd_h,
@@ -181,73 +181,73 @@ def create_machine(
             )
             return live
     raise CreateFailed(
-        f"none of {len(offers)} offers at {place.provider.identity} became a machine: "
+        f"none of {len(offers)} offers at {opened.provider.identity} became a machine: "
         f"{'; '.join(refused[:3])}"
     )
 
 
-def hand_over(place: Place, lease: Lease, machine: Machine) -> None:
+def hand_over(opened: OpenWorkspace, lease: Lease, machine: Machine) -> None:
     """The machine is the user's: from here on only a verified snapshot may end it."""
-    place.ledger.hand_over(lease)
+    opened.ledger.hand_over(lease)
     emit(
-        MachineHandedOver(workspace=place.spec.name, machine=machine.id, provider=machine.provider)
+        MachineHandedOver(workspace=opened.spec.name, machine=machine.id, provider=machine.provider)
     )
 
 
-def destroy_created(place: Place, lease: Lease) -> None:
+def destroy_created(opened: OpenWorkspace, lease: Lease) -> None:
     """Destroy what stands under a lease that was never handed over, until it is gone, and close it.
 
     Another run may have taken the lease up, restored, and handed the machine over: then both are
     left alone. StoreError where the ledger cannot be asked: they are left to the next run.
     """
     try:
-        _end_unclaimed(place, lease)
-        place.ledger.see_unclaimed(lease.label)
-        if not _under(place, lease):
-            place.ledger.close_lease(lease.label)
+        _end_unclaimed(opened, lease)
+        opened.ledger.see_unclaimed(lease.label)
+        if not _under(opened, lease):
+            opened.ledger.close_lease(lease.label)
     except HandedOver as error:
-        get_run_logger().warning("%s", error)
+        runner().log.warning("%s", error)
 
 
-def end_scratch(place: Place, lease: Lease) -> None:
+def end_scratch(opened: OpenWorkspace, lease: Lease) -> None:
     """Destroy what stands under a lease of a reserved name, and close the lease.
 
     Nobody is ever handed such a machine, so the ledger is not asked.
     """
-    for machine in _under(place, lease):
-        destroy_until_gone(place, machine, never_handed_over(machine, lease.label))
-    place.ledger.close_lease(lease.label)
+    for machine in _under(opened, lease):
+        destroy_until_gone(opened, machine, never_handed_over(machine, lease.label))
+    opened.ledger.close_lease(lease.label)
 
 
-def end_left(place: Place, *, older_s: float = 0.0) -> None:
+def end_left(opened: OpenWorkspace, *, older_s: float = 0.0) -> None:
     """``end_scratch`` what runs under this reserved name left at this provider so long ago: each
     of it, and then raise where one could not be ended."""
     fault: TorporError | None = None
-    standing = [machine.label for machine in _live_machines(place)]
-    for lease in place.ledger.unfinished(place.provider.identity, standing):
+    standing = [machine.label for machine in _live_machines(opened)]
+    for lease in opened.ledger.unfinished(opened.provider.identity, standing):
         if lease.created_unix <= time.time() - older_s:
             try:
-                end_scratch(place, lease)
+                end_scratch(opened, lease)
             except TorporError as error:
                 fault = error
     if fault is not None:
         raise fault
 
 
-@task(name="destroy machine", **STEP)
-def destroy_machine(place: Place, machine: Machine, warrant: Warrant) -> None:
+@step("destroy machine")
+def destroy_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -> None:
     """End the rent, by a warrant that only a verified snapshot gives, until it is gone."""
-    end_machine(place, machine, warrant)
+    end_machine(opened, machine, warrant)
 
 
-def end_machine(place: Place, machine: Machine, warrant: Warrant) -> None:
+def end_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -> None:
     """``destroy_until_gone``, and close its lease."""
-    destroy_until_gone(place, machine, warrant)
+    destroy_until_gone(opened, machine, warrant)
     if machine.label is not None:
-        place.ledger.close_lease(machine.label)
+        opened.ledger.close_lease(machine.label)
 
 
-def destroy_until_gone(place: Place, machine: Machine, warrant: Warrant) -> None:
+def destroy_until_gone(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -> None:
     """Destroy, again and again, until the provider says gone.
 
     Raises ProviderError when it is still there after five minutes: it still costs money.
@@ -257,10 +257,10 @@ def destroy_until_gone(place: Place, machine: Machine, warrant: Warrant) -> None
     while True:
         fault: TorporError | None = None
         try:
-            live = place.provider.find(machine.id)
+            live = opened.provider.find(machine.id)
             if live is None or live.state == "gone":
                 break
-            place.provider.destroy(live, warrant)
+            opened.provider.destroy(live, warrant)
         except TorporError as error:
             if not error.retryable:
                 raise
@@ -269,7 +269,7 @@ def destroy_until_gone(place: Place, machine: Machine, warrant: Warrant) -> None
             if isinstance(fault, StoreError):  # nobody could say that it may go
                 raise fault
             raise ProviderError(
-                f"machine {machine.id} at {place.provider.identity} was asked to go and is still "
+                f"machine {machine.id} at {opened.provider.identity} was asked to go and is still "
                 f"there after {GONE_S:.0f} s{f' ({fault})' if fault else ''}: it may still cost "
                 "money; look at the provider's console"
             )
@@ -277,7 +277,7 @@ def destroy_until_gone(place: Place, machine: Machine, warrant: Warrant) -> None
         wait_s = min(2 * wait_s, _LONGEST_POLL_S)
     emit(
         MachineDestroyed(
-            workspace=machine.label.workspace if machine.label else place.spec.name,
+            workspace=machine.label.workspace if machine.label else opened.spec.name,
             machine=machine.id,
             provider=machine.provider,
             reason=warrant.reason,
@@ -311,59 +311,59 @@ def own_machine(text: str) -> Machine:
     return Machine(MachineId(text), "own", None, "running", parse_host(text))
 
 
-def _end_unclaimed(place: Place, lease: Lease) -> None:
+def _end_unclaimed(opened: OpenWorkspace, lease: Lease) -> None:
     """Destroy what stands under the lease, until it is gone; HandedOver where it is not ours."""
 
     def ask() -> None:
-        place.ledger.see_unclaimed(lease.label)
+        opened.ledger.see_unclaimed(lease.label)
 
     ask()
-    for machine in _under(place, lease):
-        destroy_until_gone(place, machine, never_handed_over(machine, lease.label, ask))
+    for machine in _under(opened, lease):
+        destroy_until_gone(opened, machine, never_handed_over(machine, lease.label, ask))
 
 
-def _may_stand(place: Place, lease: Lease) -> bool:
+def _may_stand(opened: OpenWorkspace, lease: Lease) -> bool:
     try:
-        return bool(_under(place, lease))
+        return bool(_under(opened, lease))
     except ProviderError:  # unknown is not gone
         return True
 
 
-def _under(place: Place, lease: Lease) -> list[Machine]:
+def _under(opened: OpenWorkspace, lease: Lease) -> list[Machine]:
     return [
         machine
-        for machine in place.provider.list_own()
+        for machine in opened.provider.list_own()
         if machine.label == lease.label and machine.state != "gone"
     ]
 
 
-def _live_machines(place: Place) -> list[Machine]:
+def _live_machines(opened: OpenWorkspace) -> list[Machine]:
     return [
         machine
-        for machine in place.provider.list_own()
+        for machine in opened.provider.list_own()
         if machine.label is not None
-        and machine.label.workspace == place.spec.name
+        and machine.label.workspace == opened.spec.name
         and machine.state != "gone"
     ]
 
 
-def _check_lease(place: Place, machine: Machine) -> None:
-    lease = None if machine.label is None else place.ledger.lease_of(machine.label)
+def _check_lease(opened: OpenWorkspace, machine: Machine) -> None:
+    lease = None if machine.label is None else opened.ledger.lease_of(machine.label)
     if lease is None:
         raise NotOurs(
             f"machine {machine.id} at {machine.provider} carries a label of workspace "
-            f"{place.spec.name}, but {place.store.address} has no lease for it: use the store "
+            f"{opened.spec.name}, but {opened.store.address} has no lease for it: use the store "
             "block it was created with"
         )
     if lease.state != "handed over":
         raise InvalidInput(
             f"machine {machine.id} at {machine.provider} was never handed over: waking workspace "
-            f"{place.spec.name} on it did not finish. Run wake again, or replicate where that "
+            f"{opened.spec.name} on it did not finish. Run wake again, or replicate where that "
             "began it, which takes it up; to hibernate now would keep half a workspace"
         )
 
 
-def _wish(place: Place) -> str:
-    want = place.spec.want
+def _wish(opened: OpenWorkspace) -> str:
+    want = opened.spec.want
     wishes = msgspec.to_builtins(want)
     return ", ".join(f"{name} {value}" for name, value in wishes.items() if value) or "anything"

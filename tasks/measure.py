@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from prefect import task
 from prefect.client.orchestration import get_client
 
 from blocks import ObjectStore, Workspace
 from blocks.reference import load
-from tasks.place import Place
-from tasks.retrying import ONCE, STEP
+from tasks.retrying import ONCE
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
 from torpor.control.measure import codecs, peers, scratch, storage
 from torpor.control.measure.figures import MB, Figure
 from torpor.control.measure.prices import StorePrice, price_of
@@ -70,7 +70,7 @@ def open_stores(workspace: Workspace, names: Sequence[str]) -> list[MeasuredStor
     return [_opened(name) for name in dict.fromkeys(wanted)]
 
 
-@task(name="measure store", task_run_name="measure store {measured.name}", **ONCE)
+@step("measure store", run_name="measure store {measured.name}", retries=ONCE)
 def measure_store(
     measured: MeasuredStore,
     session: Session,
@@ -94,13 +94,13 @@ def measure_store(
     )
 
 
-@task(name="measure codecs", **ONCE)
+@step("measure codecs", retries=ONCE)
 def measure_codecs(limit: int, rounds: int) -> list[Figure]:
     """Every encoding of the format on the built-in content, on one core of this host."""
     return codecs.measure_codecs(limit, rounds, secrets.randbits(31))
 
 
-@task(name="measure peer", task_run_name="measure {peer}", **ONCE)
+@step("measure peer", run_name="measure {peer}", retries=ONCE)
 def measure_peer(
     peer: str, measured: MeasuredStore, name: WorkspaceName, total_bytes: int, rounds: Rounds
 ) -> list[Figure]:
@@ -127,7 +127,7 @@ def measure_peer(
     ]
 
 
-@task(name="make content", **STEP)
+@step("make content")
 def make_machine_content(
     session: Session, name: WorkspaceName, total_bytes: int, seed: int
 ) -> MadeContent:
@@ -135,16 +135,16 @@ def make_machine_content(
     return make_content(session, name, total_bytes, seed)
 
 
-@task(name="remove content", **STEP)
+@step("remove content")
 def remove_machine_content(session: Session, name: WorkspaceName, place_too: bool) -> None:
     """Away with it, so that the next round begins with nothing there."""
     remove_content(session, name, place_too=place_too)
 
 
-@task(name="clear", **STEP)
-def clear_scratch(place: Place, below: str) -> int:
+@step("clear")
+def clear_scratch(opened: OpenWorkspace, below: str) -> int:
     """Delete what was stored for measuring."""
-    return scratch.clear(place.store, place.spec.name, below=below)
+    return scratch.clear(opened.store, opened.spec.name, below=below)
 
 
 def rate(stored_bytes: float, seconds: float) -> float:

@@ -6,9 +6,8 @@ import threading
 import time
 from collections.abc import Hashable
 from typing import Any, Final
-from uuid import UUID
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from tasks.runner import runner
 
 _UPDATE_S: Final = 2.0
 """Each update is a request to the server: enough for an eye, little for its database."""
@@ -22,8 +21,7 @@ class Progress:
         self._total = max(1, total_bytes)
         self._parts: dict[Hashable, int] = {}
         self._updated = time.monotonic()
-        created = create_progress_artifact(progress=0.0, key=key, description=description)
-        self._artifact: UUID = created  # type: ignore[assignment]  # sync outside a loop
+        self._show = runner().progress(key, description)
 
     def event(self, part: Hashable, event: dict[str, Any]) -> None:
         """A part has moved ``event["bytes"]`` so far."""
@@ -34,7 +32,7 @@ class Progress:
                 return
             self._updated = now
             percent = min(99.9, 100.0 * sum(self._parts.values()) / self._total)
-        update_progress_artifact(self._artifact, progress=percent)
+        self._show(percent)
 
     def done(self) -> None:
-        update_progress_artifact(self._artifact, progress=100.0)
+        self._show(100.0)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from prefect import task
-from prefect.logging import get_run_logger
-
 from tasks.machines import destroy_until_gone, endpoint_of, open_session
-from tasks.place import Place
-from tasks.retrying import STEP
+from tasks.runner import runner
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
 from torpor.control.ledger import Lease
 from torpor.control.measure.scratch import machines_name
 from torpor.control.providers.waiting import ssh_banner_fault
@@ -17,36 +15,36 @@ from torpor.shared.errors import MachineError, MachineUnreachable, UnsafeDestroy
 from torpor.shared.values import DRILL, Machine, reserved_name
 
 
-@task(name="compare with leases", **STEP)
-def compare_with_leases(place: Place) -> list[Finding]:
+@step("compare with leases")
+def compare_with_leases(opened: OpenWorkspace) -> list[Finding]:
     """All that stands at the provider, and the leases of the workspace, its benchmarks and drills.
     Changes nothing."""
-    name = place.spec.name
+    name = opened.spec.name
     workspaces = [name, machines_name(name), reserved_name(DRILL, name)]
-    before = place.provider.list_own()
-    leases = [lease for one in workspaces for lease in place.under(one).ledger.leases()]
-    after = place.provider.list_own()
-    found = compare(place.provider.identity, workspaces, leases, before, after)
-    return [finding for finding in found if not _just_ended(place, finding)]
+    before = opened.provider.list_own()
+    leases = [lease for one in workspaces for lease in opened.under(one).ledger.leases()]
+    after = opened.provider.list_own()
+    found = compare(opened.provider.identity, workspaces, leases, before, after)
+    return [finding for finding in found if not _just_ended(opened, finding)]
 
 
-def see_that_it_does_not_answer(place: Place, machine: Machine) -> None:
+def see_that_it_does_not_answer(opened: OpenWorkspace, machine: Machine) -> None:
     """UnsafeDestroy for a machine that is starting or where anything answers SSH: whoever works
     there, or began to restore there, is its agent's to tell, and a wake asks that."""
-    machine = place.provider.find(machine.id) or machine
+    machine = opened.provider.find(machine.id) or machine
     if machine.state == "starting":
         raise UnsafeDestroy(
             f"machine {machine.id} is starting, so a run may be about to use it: nothing was "
             "ended. Run reconcile again in some minutes"
         )
     try:
-        with open_session(place, endpoint_of(machine)):
+        with open_session(opened, endpoint_of(machine)):
             says = "its agent"
     except MachineError as error:
         if isinstance(error, MachineUnreachable):
             silence = _silence(machine)
             if silence:
-                get_run_logger().info("machine %s does not answer: %s", machine.id, silence)
+                runner().log.info("machine %s does not answer: %s", machine.id, silence)
                 return
         says = str(error)
     raise UnsafeDestroy(
@@ -56,18 +54,18 @@ def see_that_it_does_not_answer(place: Place, machine: Machine) -> None:
     )
 
 
-@task(name="end unfinished machine", **STEP)
-def end_unfinished(place: Place, machine: Machine, lease: Lease) -> None:
+@step("end unfinished machine")
+def end_unfinished(opened: OpenWorkspace, machine: Machine, lease: Lease) -> None:
     """Destroy this one machine, until it is gone, while its lease says that nobody was handed it.
 
     The lease stays for the next run, which may be using it by now.
     """
-    ledger = place.under(lease.label.workspace).ledger
+    ledger = opened.under(lease.label.workspace).ledger
 
     def ask() -> None:
         ledger.see_unclaimed(lease.label)
 
-    destroy_until_gone(place, machine, never_handed_over(machine, lease.label, ask))
+    destroy_until_gone(opened, machine, never_handed_over(machine, lease.label, ask))
 
 
 def _silence(machine: Machine) -> str:
@@ -77,7 +75,7 @@ def _silence(machine: Machine) -> str:
     return ssh_banner_fault(machine.endpoint) or ""
 
 
-def _just_ended(place: Place, finding: Finding) -> bool:
+def _just_ended(opened: OpenWorkspace, finding: Finding) -> bool:
     """It looks lost, and its lease is closed by now, as a hibernate does with its last step."""
     lease = finding.lease if finding.kind == "lost" else None
-    return lease is not None and place.ledger.lease_of(lease.label) is None
+    return lease is not None and opened.ledger.lease_of(lease.label) is None

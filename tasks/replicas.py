@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from prefect import task
-
 from tasks.progress import Progress
-from tasks.retrying import STEP
+from tasks.step import step
 from torpor.control.remote.peers import Errand, Member
 from torpor.control.remote.restore import Peer, RemoteRestore
 
 
-@task(name="pass packs on", **STEP)
+@step("pass packs on")
 def serve_packs(restore: RemoteRestore, host: str, most_bytes: int) -> Peer:
     """Let the machine keep what it fetches, and give it to the others that reach it."""
     return restore.serve(host, most_bytes)
 
 
-@task(name="restore share", task_run_name="restore share {number} of {machine}", **STEP)
+@step("restore share", run_name="restore share {number} of {machine}")
 def restore_share(
     restore: RemoteRestore,
     member: Member,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from prefect import task
-
-from tasks.place import Place
 from tasks.progress import Progress
-from tasks.retrying import BUSY_TRIES, BUSY_WAIT_S, STEP, retry_if_busy
+from tasks.retrying import WHILE_BUSY
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
 from torpor.control.remote.paths import Chosen
 from torpor.control.remote.restore import (
     Checked,
@@ -24,51 +23,41 @@ from torpor.shared.values import StoredSnapshot, snapshot_id
 NEWEST = "newest"
 
 
-@task(name="pick snapshot", **STEP)
-def pick_snapshot(place: Place, wanted: str) -> StoredSnapshot:
+@step("pick snapshot")
+def pick_snapshot(opened: OpenWorkspace, wanted: str) -> StoredSnapshot:
     """The newest snapshot or the named one; its manifest is read and checked here, so that a
     wrong key or a damaged manifest costs no machine."""
     name = None if wanted in ("", NEWEST) else snapshot_id(wanted)
-    found = find_snapshot(place.store, place.spec.name, name)
-    read_manifest(place.store, found, place.seal)
+    found = find_snapshot(opened.store, opened.spec.name, name)
+    read_manifest(opened.store, found, opened.seal)
     return found
 
 
-@task(name="choose path", **STEP)
-def choose_path(place: Place, wanted: StoredSnapshot, path: str) -> Chosen:
+@step("choose path")
+def choose_path(opened: OpenWorkspace, wanted: StoredSnapshot, path: str) -> Chosen:
     """The entry that ``path`` names in a snapshot; InvalidInput says what is near it."""
-    return Chosen(*entry_at(read_manifest(place.store, wanted, place.seal), path))
+    return Chosen(*entry_at(read_manifest(opened.store, wanted, opened.seal), path))
 
 
-@task(
-    name="begin restore",
-    **(
-        STEP
-        | {
-            "retries": BUSY_TRIES,
-            "retry_delay_seconds": BUSY_WAIT_S,
-            "retry_condition_fn": retry_if_busy,
-        }
-    ),
-)
+@step("begin restore", retries=WHILE_BUSY)
 def begin_restore(restore: RemoteRestore, resume: bool) -> RestorePlan:
     """Check the manifest, the targets and the space on the machine."""
     return restore.begin(resume=resume)
 
 
-@task(name="restore part", task_run_name="restore part {plan.part}", **STEP)
+@step("restore part", run_name="restore part {plan.part}")
 def restore_part(restore: RemoteRestore, plan: RestorePart, progress: Progress) -> RestoredPart:
     """Fetch, check and write one part; what is on the disk already is not fetched again."""
     return restore.restore_part(plan, lambda event: progress.event(plan.part, event))
 
 
-@task(name="finish restore", **STEP)
+@step("finish restore")
 def finish_restore(restore: RemoteRestore) -> Finished:
     """Attributes, links and directories."""
     return restore.finish()
 
 
-@task(name="check restore", **STEP)
+@step("check restore")
 def check_restore(restore: RemoteRestore, full: bool) -> Checked:
     """Compare the machine's disk with the snapshot; SnapshotDamaged names what differs."""
     checked = restore.check(full=full)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import task
-
 from tasks.events import SnapshotCommitted, SnapshotVerified, VerificationFailed, emit
-from tasks.place import Place
 from tasks.progress import Progress
-from tasks.retrying import BUSY_TRIES, BUSY_WAIT_S, STEP, retry_if_busy
+from tasks.retrying import ONCE, WHILE_BUSY
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
 from torpor.control.remote.session import Session
 from torpor.control.remote.snapshot import Committed, PartPlan, PartReport, RemoteSnapshot, Scan
 from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
@@ -17,29 +16,19 @@ from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.values import Machine, ObjectKey, StoredSnapshot
 
 
-@task(
-    name="begin snapshot",
-    **(
-        STEP
-        | {
-            "retries": BUSY_TRIES,
-            "retry_delay_seconds": BUSY_WAIT_S,
-            "retry_condition_fn": retry_if_busy,
-        }
-    ),
-)
+@step("begin snapshot", retries=WHILE_BUSY)
 def begin_snapshot(snapshot: RemoteSnapshot) -> dict[str, Any]:
     """Take the workspace on the machine, waiting for another run that holds it."""
     return snapshot.begin()
 
 
-@task(name="scan", task_run_name="scan {number}", **STEP)
+@step("scan", run_name="scan {number}")
 def scan(snapshot: RemoteSnapshot, number: int, lost: list[ObjectKey]) -> Scan:
     """Walk the workspace and see what is new."""
     return snapshot.scan(number, lost)
 
 
-@task(name="store part", task_run_name="store part {plan.part} of pass {number}", **STEP)
+@step("store part", run_name="store part {plan.part} of pass {number}")
 def store_part(
     snapshot: RemoteSnapshot, number: int, plan: PartPlan, progress: Progress
 ) -> PartReport:
@@ -47,19 +36,19 @@ def store_part(
     return snapshot.store_part(number, plan, lambda event: progress.event(plan.part, event))
 
 
-@task(name="quiesce", **(STEP | {"retries": 0}))
+@step("quiesce", retries=ONCE)
 def quiesce(snapshot: RemoteSnapshot) -> str:
     """Run the user's command on the machine that brings its work to rest."""
     return snapshot.quiesce()
 
 
-@task(name="compare packs", **STEP)
+@step("compare packs")
 def compare_packs(snapshot: RemoteSnapshot) -> list[ObjectKey]:
     """Before the manifest is written: which packs does the store not have as they were sent?"""
     return snapshot.lost_packs()
 
 
-@task(name="commit", **(STEP | {"retries": 0}))
+@step("commit", retries=ONCE)
 def commit(
     snapshot: RemoteSnapshot, statistics: dict[str, int]
 ) -> tuple[StoredSnapshot, Committed]:
@@ -76,11 +65,11 @@ def commit(
     return stored, committed
 
 
-@task(name="verify", **STEP)
-def verify(place: Place, snapshot: RemoteSnapshot, stored: StoredSnapshot) -> Verified:
+@step("verify")
+def verify(opened: OpenWorkspace, snapshot: RemoteSnapshot, stored: StoredSnapshot) -> Verified:
     """Read the manifest back and compare every pack with what the store says it has."""
     try:
-        verified = verify_snapshot(place.store, stored, place.seal, snapshot.reread)
+        verified = verify_snapshot(opened.store, stored, opened.seal, snapshot.reread)
     except SnapshotDamaged as error:
         emit(
             VerificationFailed(
@@ -95,9 +84,9 @@ def verify(place: Place, snapshot: RemoteSnapshot, stored: StoredSnapshot) -> Ve
     return verified
 
 
-@task(name="confirm", **STEP)
+@step("confirm")
 def confirm(
-    place: Place,
+    opened: OpenWorkspace,
     snapshot: RemoteSnapshot,
     verified: Verified,
     machine: Machine,
@@ -105,5 +94,5 @@ def confirm(
 ) -> Warrant:
     """Compare the disk once more; the warrant to destroy comes of it, or StillChanging."""
     return warrant_to_destroy(
-        place.store, verified, machine, session.hello.machine, snapshot.confirm
+        opened.store, verified, machine, session.hello.machine, snapshot.confirm
     )

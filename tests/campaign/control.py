@@ -26,10 +26,10 @@ from unittest.mock import patch
 import msgspec
 from pydantic import SecretStr
 
+from flows.phases import phases_told_to
 from tests.fixtures.plain_flows import (
     hibernate_plainly,
     replicate_plainly,
-    told_of_phases,
     wake_plainly,
 )
 from tests.fixtures.world import Access
@@ -112,7 +112,7 @@ def _carry_out(order: Order, work: Callable[[Order], object]) -> int:
     try:
         with (
             patch.object(bundle, "_SOURCE", Path(order.source)),
-            told_of_phases(enter),
+            phases_told_to(enter),
             _dying_at(order.dies_at),
         ):
             work(order)
@@ -157,7 +157,7 @@ def _plainly(order: Order) -> None:
         "wake": wake_plainly,
         "replicate": replicate_plainly,
     }
-    runs[order.flow](read_access(order).place(), **order.options)
+    runs[order.flow](read_access(order).opened(), **order.options)
 
 
 def _by_prefect(order: Order) -> None:

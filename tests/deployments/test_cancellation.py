@@ -13,7 +13,7 @@ from blocks.reference import load_named
 from deployments.first_machine import fill
 from deployments.installation import Installation
 from flows import create, hibernate, list_machines, list_snapshots, wake
-from tasks.place import open_place
+from tasks.opening import open_workspace
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.fault_proxy import Fault, FaultProxy
 from torpor.control.measure.scratch import machines_name
@@ -93,13 +93,13 @@ def test_a_cancelled_run_destroys_only_what_it_created(
 
 def _left(installation: Installation) -> list[str]:
     """Machines that are rented, leases of none, and what a benchmark stored."""
-    place = open_place(NAME)
+    opened = open_workspace(NAME)
     machines = [*_rented(installation, NAME), *_rented(installation, MEASURED)]
-    leases = place.ledger.unfinished(place.provider.identity)
+    leases = opened.ledger.unfinished(opened.provider.identity)
     return [
         *(machine.id for machine in machines),
         *(lease.label.lease for lease in leases),
-        *(found.key for found in place.store.list(f"workspaces/{BENCHMARK}")),
+        *(found.key for found in opened.store.list(f"workspaces/{BENCHMARK}")),
     ]
 
 

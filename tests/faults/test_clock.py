@@ -46,15 +46,15 @@ def test_a_clock_an_hour_off_changes_nothing(world: World, tmp_path: Path, shift
     fill(workspace, random.Random(5), big=2, big_bytes=1_500_000)
     with _clock_shifted(tmp_path / "agent", shift_s):
         assert machine.endpoint is not None
-        with Session.open(machine.endpoint, world.place.identity) as session:
+        with Session.open(machine.endpoint, world.opened.identity) as session:
             assert abs(session.hello.clock_unix - time.time() - shift_s) < 60
-        hibernate_plainly(world.place, destroy=False, retries=0)
+        hibernate_plainly(world.opened, destroy=False, retries=0)
         (workspace / "later").write_text("work goes on")
         truth = print_of(workspace)
-        report = hibernate_plainly(world.place, retries=0)
+        report = hibernate_plainly(world.opened, retries=0)
         assert report.destroyed
         assert report.new_bytes < 5_000_000
-        wake_plainly(world.place, retries=0)
+        wake_plainly(world.opened, retries=0)
     (woken,) = world.machines()
     assert not differences(truth, print_of(world.workspace(woken.id)))
     newest, older = world.snapshots()

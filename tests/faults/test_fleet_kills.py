@@ -119,10 +119,10 @@ def made(seaweed: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         world.access = msgspec.structs.replace(world.access, spec=spec)
         workspace = world.workspace(world.rent().id)
         fill(workspace, random.Random(5), big=3, big_bytes=1_500_000)
-        hibernate_plainly(world.place, destroy=False)
+        hibernate_plainly(world.opened, destroy=False)
         (workspace / "more").write_bytes(b"work")
         truth = print_of(workspace)
-        hibernate_plainly(world.place)
+        hibernate_plainly(world.opened)
         controls = Controls(tmp_path_factory.mktemp("controls"), world.access, AT_ONCE)
         try:
             yield Fleets(world, controls, truth)

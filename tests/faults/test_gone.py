@@ -22,9 +22,9 @@ def kept(world: World, short_agent: None, seaweed: Server) -> World:
     machine = world.rent()
     workspace = world.workspace(machine.id)
     fill(workspace, random.Random(3), big=1, big_bytes=1_500_000)
-    hibernate_plainly(world.place, destroy=False)
+    hibernate_plainly(world.opened, destroy=False)
     (workspace / "later").write_bytes(random.Random(4).randbytes(50_000))
-    hibernate_plainly(world.place, destroy=False)
+    hibernate_plainly(world.opened, destroy=False)
     return world
 
 
@@ -34,37 +34,37 @@ def _packs(world: World) -> list[ObjectKey]:
 
 def test_a_named_snapshot_that_was_deleted(kept: World) -> None:
     newest, older = kept.snapshots()
-    hibernate_plainly(kept.place)
+    hibernate_plainly(kept.opened)
     kept.direct.delete([manifest_key(older.workspace, older.snapshot)])
     with raises(SnapshotMissing, older.snapshot, "127.0.0.1", newest.snapshot, "Check"):
-        wake_plainly(kept.place, snapshot=older.snapshot, retries=0)
+        wake_plainly(kept.opened, snapshot=older.snapshot, retries=0)
     assert kept.machines() == []
-    wake_plainly(kept.place)
+    wake_plainly(kept.opened)
 
 
 def test_a_pack_that_is_missing_ends_a_wake_without_a_machine(kept: World) -> None:
-    hibernate_plainly(kept.place)
+    hibernate_plainly(kept.opened)
     saved = {key: kept.direct.get(key, max_bytes=1 << 30) for key in _packs(kept)}
     kept.direct.delete(saved)
     with pytest.raises(TorporError, match=r"packs/") as caught:
-        wake_plainly(kept.place, retries=0)
+        wake_plainly(kept.opened, retries=0)
     assert type(caught.value) in (SnapshotDamaged, StoreMissing)
     assert kept.machines() == []
     for key, body in saved.items():  # from a backup, say
         kept.direct.put(key, body)
-    wake_plainly(kept.place)
+    wake_plainly(kept.opened)
 
 
 def test_a_pack_that_rotted_ends_a_wake_without_a_machine(kept: World) -> None:
-    hibernate_plainly(kept.place)
+    hibernate_plainly(kept.opened)
     key = max(kept.direct.list("workspaces/demo/packs/"), key=lambda found: found.bytes).key
     good = kept.direct.get(key, max_bytes=1 << 30)
     kept.direct.put(key, good[:5000] + bytes([good[5000] ^ 1]) + good[5001:])
     with raises(SnapshotDamaged, "packs/"):
-        wake_plainly(kept.place, retries=0)
+        wake_plainly(kept.opened, retries=0)
     assert kept.machines() == []
     kept.direct.put(key, good)
-    wake_plainly(kept.place)
+    wake_plainly(kept.opened)
 
 
 def test_packs_that_went_missing_meanwhile_are_stored_anew_before_a_destroy(kept: World) -> None:
@@ -72,22 +72,22 @@ def test_packs_that_went_missing_meanwhile_are_stored_anew_before_a_destroy(kept
     (machine,) = kept.machines()
     truth = print_of(kept.workspace(machine.id))
     kept.direct.delete(_packs(kept))
-    report = hibernate_plainly(kept.place)
+    report = hibernate_plainly(kept.opened)
     assert report.destroyed
     assert kept.machines() == []
-    wake_plainly(kept.place)
+    wake_plainly(kept.opened)
     (woken,) = kept.machines()
     assert not differences(truth, print_of(kept.workspace(woken.id)))
 
 
 def test_a_manifest_that_rotted_is_refused(kept: World) -> None:
     older = kept.snapshots()[1]
-    hibernate_plainly(kept.place)
+    hibernate_plainly(kept.opened)
     newest = kept.snapshots()[0]
     key = manifest_key(newest.workspace, newest.snapshot)
     good = kept.direct.get(key, max_bytes=1 << 30)
     kept.direct.put(key, good[:-20] + bytes([good[-20] ^ 1]) + good[-19:])
     with pytest.raises(TorporError, match=newest.snapshot):
-        wake_plainly(kept.place, retries=0)
+        wake_plainly(kept.opened, retries=0)
     assert kept.machines() == []
-    wake_plainly(kept.place, snapshot=older.snapshot)
+    wake_plainly(kept.opened, snapshot=older.snapshot)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.plain_flows import hibernate_plainly, told_of_phases, wake_plainly
+from flows.phases import phases_told_to
+from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.standing import raises
 from tests.fixtures.tree_print import fill
 from tests.fixtures.world import World
@@ -39,11 +40,11 @@ def test_no_key_is_on_the_machine_during_or_after_a_run(
             assert found == [], f"in {phase}: {found}"
             looked.append(f"{phase} {len(world.agents(live.id))}")
 
-    with told_of_phases(look):
-        hibernate_plainly(world.place, destroy=False)
+    with phases_told_to(look):
+        hibernate_plainly(world.opened, destroy=False)
         look("after a hibernate")
-        hibernate_plainly(world.place)
-        wake_plainly(world.place)
+        hibernate_plainly(world.opened)
+        wake_plainly(world.opened)
     look("after a wake")
     # The agent was there to be looked at while it stored, and while it restored.
     assert {"commit 1", "confirm 1", "after a hibernate 1", "restore 1", "after a wake 1"} <= {
@@ -56,7 +57,7 @@ def test_the_search_finds_what_a_machine_does_hold(world: World, short_agent: No
     machine = world.rent()
     fill(world.workspace(machine.id), random.Random(7), big=1, big_bytes=1_500_000)
     (world.workspace(machine.id) / "note").write_bytes(b"planted in a file")
-    hibernate_plainly(world.place, destroy=False)
+    hibernate_plainly(world.opened, destroy=False)
     needles = {"planted": b"planted in a file", "machine": machine.id.encode()}
     found = {*_holders(world, machine.id, needles)}
     (agent,) = world.agents(machine.id)

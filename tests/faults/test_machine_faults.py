@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from flows.phases import phases_told_to
 from tests.fixtures.fault_proxy import Fault
-from tests.fixtures.plain_flows import hibernate_plainly, told_of_phases, wake_plainly
+from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.standing import Asleep, Awake, gets, raises
 from tests.fixtures.tree_print import differences, print_of
 from tests.fixtures.world import World, kill, until_gone
@@ -66,12 +67,12 @@ def test_a_wake_survives_what_is_killed_on_the_machine_in_each_phase(
             struck.add(phase)
             strike(asleep.world)
 
-    with told_of_phases(begins):
-        wake_plainly(asleep.world.place)
+    with phases_told_to(begins):
+        wake_plainly(asleep.world.opened)
     assert struck == {*WAKE}
     (machine,) = asleep.world.machines()
     assert not differences(asleep.truth, print_of(asleep.world.workspace(machine.id)))
-    hibernate_plainly(asleep.world.place)
+    hibernate_plainly(asleep.world.opened)
 
 
 def test_a_connection_that_drops_in_the_middle_of_a_part_does_not_start_it_anew(
@@ -89,11 +90,11 @@ def test_a_connection_that_drops_in_the_middle_of_a_part_does_not_start_it_anew(
         return False
 
     proxy.add(Fault("delay", drop))
-    wake_plainly(asleep.world.place, retries=0)
+    wake_plainly(asleep.world.opened, retries=0)
     assert dropped
     packs = [path for method, path in proxy.requests if gets("/packs/")(method, path)]
     assert len(packs) == len(set(packs))
-    hibernate_plainly(asleep.world.place)
+    hibernate_plainly(asleep.world.opened)
 
 
 def test_a_machine_that_cannot_hold_the_agent_says_so(awake: Awake, short_agent: None) -> None:
@@ -104,7 +105,7 @@ def test_a_machine_that_cannot_hold_the_agent_says_so(awake: Awake, short_agent:
         raises(DiskFull, "127.0.0.1|small", "space|room"),
     ):
         Session.open(
-            awake.machine.endpoint, awake.world.place.identity, home=str(disk / "agent")
+            awake.machine.endpoint, awake.world.opened.identity, home=str(disk / "agent")
         ).close()
     awake.unharmed()
     awake.recovers()
@@ -158,7 +159,7 @@ def _once_in(phase: str, strike: Callable[[], None]) -> Iterator[None]:
             struck = True
             strike()
 
-    with told_of_phases(begins):
+    with phases_told_to(begins):
         yield
     assert struck, f"there was no phase {phase}"
 
@@ -178,15 +179,15 @@ def _small_disk(at: Path, size: str) -> Iterator[Path]:
 @contextmanager
 def _restore(awake: Awake, target: Path) -> Iterator[RemoteRestore]:
     """A restore of the newest snapshot to another folder of the machine."""
-    place = awake.world.place
-    wanted = find_snapshot(place.store, place.spec.name, None)
+    opened = awake.world.opened
+    wanted = find_snapshot(opened.store, opened.spec.name, None)
     assert awake.machine.endpoint is not None
-    with Session.open(awake.machine.endpoint, place.identity) as session:
+    with Session.open(awake.machine.endpoint, opened.identity) as session:
         restore = RemoteRestore(
             session,
-            place.store,
+            opened.store,
             wanted,
-            place.key,
+            opened.key,
             f"restore-{secrets.token_hex(6)}",
             roots=[str(target)],
         )

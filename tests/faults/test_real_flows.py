@@ -156,10 +156,10 @@ def test_a_workspace_that_another_run_holds_is_waited_for(
 ) -> None:
     (machine,) = world.machines()
     assert machine.endpoint is not None
-    place = world.place
+    opened = world.opened
     ended = threading.Event()
-    with Session.open(machine.endpoint, place.identity) as session:
-        other = RemoteSnapshot(session, place.store, place.spec, place.key, "another")
+    with Session.open(machine.endpoint, opened.identity) as session:
+        other = RemoteSnapshot(session, opened.store, opened.spec, opened.key, "another")
         other.begin()
 
         def end_soon() -> None:

@@ -162,7 +162,7 @@ def test_faults_that_pass_do_not_show_in_what_is_woken(asleep: Asleep, short_age
     assert [fault.count for fault in faults] == [0] * len(faults)
     (machine,) = asleep.world.machines()
     assert not differences(asleep.truth, print_of(asleep.world.workspace(machine.id)))
-    hibernate_plainly(asleep.world.place)
+    hibernate_plainly(asleep.world.opened)
 
 
 def test_a_pack_that_always_comes_with_a_flipped_bit_is_never_written(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tasks.place import Place
-from tests.fixtures.plain_flows import plain
+from tasks.workspace import OpenWorkspace
+from tests.fixtures.plain_flows import hibernate_plainly
 from tests.fixtures.sshd import until
 from tests.fixtures.standing import raises
 from tests.fixtures.tree_print import differences, print_of
@@ -34,14 +33,12 @@ def machine(world: World) -> Machine:
 
 
 @contextmanager
-def _control_sides(place: Place, retries: int | None) -> Iterator[Starting]:
+def _control_sides(opened: OpenWorkspace, retries: int | None) -> Iterator[Starting]:
     """Each call is a run of the hibernate flow in a thread, with a session of its own."""
-    flow = importlib.import_module("flows.hibernate").hibernate.fn
-
-    with plain(place, retries), ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool:
 
         def start(**options: Any) -> Future[HibernateReport]:
-            return pool.submit(flow, place.spec.name, **options)
+            return pool.submit(hibernate_plainly, opened, retries=retries, **options)
 
         yield start
 
@@ -61,8 +58,8 @@ def _held(world: World, machine: Machine, start: Starting) -> Iterator[Future[Hi
 def test_the_second_refuses_clearly_and_leaves_the_first_alone(
     world: World, machine: Machine, short_agent: None
 ) -> None:
-    place = world.wanting(quiesce=HOLD)
-    with _control_sides(place, retries=0) as start:
+    opened = world.wanting(quiesce=HOLD)
+    with _control_sides(opened, retries=0) as start:
         with _held(world, machine, start) as first:
             with raises(WorkspaceBusy, "workspace demo", "on this machine", "wait until"):
                 start().result()
@@ -78,9 +75,9 @@ def test_the_second_refuses_clearly_and_leaves_the_first_alone(
 def test_the_second_waits_for_the_first_and_then_does_its_own(
     world: World, machine: Machine, short_agent: None
 ) -> None:
-    place = world.wanting(quiesce=HOLD)
+    opened = world.wanting(quiesce=HOLD)
     truth = print_of(world.workspace(machine.id))
-    with _control_sides(place, retries=None) as start:
+    with _control_sides(opened, retries=None) as start:
         with _held(world, machine, lambda: start(destroy=False)) as first:
             second = start(destroy=False)
             until(lambda: len(world.sessions(machine.id)) >= 2, "the second is connected")

@@ -11,7 +11,7 @@ import asyncssh
 import msgspec
 import pytest
 
-from tasks.place import Place
+from tasks.workspace import OpenWorkspace
 from tests.fixtures.engine import Engine
 from tests.fixtures.machines import new_key_pair
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
@@ -62,34 +62,34 @@ def test_a_store_that_is_named_wrongly_is_said_before_anything_else(
     kind: type[TorporError],
     words: tuple[str, ...],
 ) -> None:
-    place = awake.world.access.place(**{**QUICK, **settings})
+    opened = awake.world.access.opened(**{**QUICK, **settings})
     for flow in (hibernate_plainly, wake_plainly):
         with raises(kind, *words):
-            flow(place, retries=0)
+            flow(opened, retries=0)
     awake.unharmed()
 
 
 def test_an_endpoint_that_is_no_store_is_said(awake: Awake, short_agent: None) -> None:
     assert awake.machine.endpoint is not None
     ssh = f"http://127.0.0.1:{awake.machine.endpoint.port}"
-    place = awake.world.access.place(**{**QUICK, "endpoint_url": ssh})
+    opened = awake.world.access.opened(**{**QUICK, "endpoint_url": ssh})
     with pytest.raises(TorporError, match=r"check the endpoint|does not speak S3"):
-        hibernate_plainly(place, retries=0)
+        hibernate_plainly(opened, retries=0)
     awake.unharmed()
 
 
 def test_an_ssh_identity_that_the_machine_does_not_know(awake: Awake, short_agent: None) -> None:
-    place = replace(awake.world.place, identity=Identity(new_key_pair().private))
+    opened = replace(awake.world.opened, identity=Identity(new_key_pair().private))
     with raises(MachineDenied, "127.0.0.1", "authorized_keys"):
-        hibernate_plainly(place, retries=0)
+        hibernate_plainly(opened, retries=0)
     awake.unharmed()
     awake.recovers()
 
 
 def test_an_ssh_identity_that_is_no_key(awake: Awake, short_agent: None) -> None:
-    place = replace(awake.world.place, identity=Identity("hunter2"))
+    opened = replace(awake.world.opened, identity=Identity("hunter2"))
     with raises(InvalidInput, "private key"):
-        hibernate_plainly(place, retries=0)
+        hibernate_plainly(opened, retries=0)
     awake.unharmed()
 
 
@@ -113,12 +113,12 @@ def test_a_host_key_that_changed_is_met_with_silence(world: World) -> None:
     machine = world.rent()
     (world.workspace(machine.id)).mkdir()
     (world.workspace(machine.id) / "work").write_text("mine")
-    place = world.machine_place(machine.id)
+    opened = world.machine_place(machine.id)
     stranger = asyncssh.generate_private_key("ssh-ed25519")
-    place.host_key.write_bytes(stranger.export_private_key())
+    opened.host_key.write_bytes(stranger.export_private_key())
     _restart_server(world, machine.id)
     with raises(HostKeyChanged, "127.0.0.1", "pinned", "Nothing was sent", "provider's console"):
-        hibernate_plainly(world.place, retries=0)
+        hibernate_plainly(world.opened, retries=0)
     assert not (world.home(machine.id) / ".torpor").exists()
     assert [m.id for m in world.machines()] == [machine.id]
     assert world.snapshots() == []
@@ -130,12 +130,12 @@ def test_a_host_key_pinned_at_first_use_is_the_only_one_from_then_on(world: Worl
     (world.workspace(machine.id) / "work").write_text("mine")
     assert machine.endpoint is not None
     own = f"{machine.endpoint.user}@127.0.0.1:{machine.endpoint.port}"
-    hibernate_plainly(world.place, machine=own, destroy=False)
-    place = world.machine_place(machine.id)
-    place.host_key.write_bytes(asyncssh.generate_private_key("ssh-ed25519").export_private_key())
+    hibernate_plainly(world.opened, machine=own, destroy=False)
+    opened = world.machine_place(machine.id)
+    opened.host_key.write_bytes(asyncssh.generate_private_key("ssh-ed25519").export_private_key())
     _restart_server(world, machine.id)
     with raises(HostKeyChanged, "127.0.0.1", "pinned", "recorded key"):
-        hibernate_plainly(world.place, machine=own, destroy=False, retries=0)
+        hibernate_plainly(world.opened, machine=own, destroy=False, retries=0)
     assert world.verify_listed() == 1
 
 
@@ -208,8 +208,8 @@ def test_a_snapshot_is_not_woken_with_another_key_nor_without_one(
     machine = sealed_world.rent()
     (sealed_world.workspace(machine.id)).mkdir()
     (sealed_world.workspace(machine.id) / "work").write_text("mine")
-    hibernate_plainly(sealed_world.place)
-    right = sealed_world.place
+    hibernate_plainly(sealed_world.opened)
+    right = sealed_world.opened
     for key in (workspace_key(secrets.token_bytes(32), WorkspaceName("demo")), None):
         with raises(WrongKey, "snapshot", "key"):
             wake_plainly(replace(right, key=key), retries=0)
@@ -220,9 +220,9 @@ def test_a_snapshot_is_not_woken_with_another_key_nor_without_one(
 
 
 def test_a_workspace_that_was_never_kept(asleep: Asleep, short_agent: None) -> None:
-    place = asleep.world.place
-    stranger: Place = replace(
-        place, spec=msgspec.structs.replace(place.spec, name=WorkspaceName("other"))
+    opened = asleep.world.opened
+    stranger: OpenWorkspace = replace(
+        opened, spec=msgspec.structs.replace(opened.spec, name=WorkspaceName("other"))
     )
     with pytest.raises(TorporError, match=r"other has no snapshot.*hibernate it first"):
         wake_plainly(stranger, retries=0)

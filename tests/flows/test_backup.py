@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import check_backup
-from tests.fixtures.plain_flows import plain, run_plainly, told_of_phases
+from flows import backup, check_backup
+from flows.phases import phases_told_to
+from tests.fixtures.plain_flows import plain, run_plainly
 from tests.fixtures.standing import raises
 from tests.fixtures.world import WORKSPACE, World
 from torpor.control.store.snapshots import read_manifest, snapshot_ids
@@ -44,7 +45,7 @@ def _ids(world: World) -> list[SnapshotId]:
 
 
 def _backup(world: World, **options: Any) -> Any:
-    return run_plainly(world.place, "backup.backup", **options)
+    return run_plainly(world.opened, backup, **options)
 
 
 def _only(world: World, *kept: SnapshotId) -> None:
@@ -120,7 +121,7 @@ def test_a_backup_that_fails_deletes_nothing_and_says_so(
     before = _ids(standing)
     nowhere = standing.wanting(paths=["~/nowhere"])
     with raises(WorkspaceInvalid, "nowhere"):
-        run_plainly(nowhere, "backup.backup", keep_last=1)
+        run_plainly(nowhere, backup, keep_last=1)
     (failed,) = _named(events, "torpor.backup.failed")
     assert failed["payload"]["error"] == "WorkspaceInvalid"
     assert "nowhere" in failed["payload"]["message"]
@@ -141,7 +142,7 @@ def test_a_snapshot_that_does_not_verify_deletes_nothing(
             now = {found.key for found in standing.direct.list(packs_prefix(WORKSPACE))}
             standing.direct.delete(now - packs)
 
-    with told_of_phases(vanish), pytest.raises(SnapshotDamaged):
+    with phases_told_to(vanish), pytest.raises(SnapshotDamaged):
         _backup(standing, keep_last=1)
     assert set(before) <= set(_ids(standing))
     assert _named(events, "torpor.verification.failed")
@@ -167,24 +168,24 @@ def test_a_retention_that_cannot_be_is_refused_before_anything(
 def test_a_missed_backup_is_found_and_told(standing: World, home: Path, events: Told) -> None:
     newest = _backup(standing).snapshot
     events.clear()
-    report = run_plainly(standing.place, "backup.check_backup", 1.0)
+    report = run_plainly(standing.opened, check_backup, 1.0)
     assert (report.newest, report.most_hours) == (newest, 1.0)
     assert report.age_hours < 0.5
     assert not events
     (old,) = _aged(standing, 2)
     _only(standing, old)
     with raises(SnapshotOverdue, old, "48.0 hours old", "at most 26", "worker runs"):
-        run_plainly(standing.place, "backup.check_backup")
+        run_plainly(standing.opened, check_backup)
     _only(standing)
     with raises(SnapshotMissing, "has no snapshot at all", "run backup"):
-        run_plainly(standing.place, "backup.check_backup")
+        run_plainly(standing.opened, check_backup)
 
 
 def test_not_knowing_is_not_well(standing: World, events: Told) -> None:
-    place = standing.access.place(
+    opened = standing.access.opened(
         endpoint_url="http://127.0.0.1:9", attempts=1, connect_timeout_s=1.0
     )
-    with pytest.raises(StoreUnavailable), plain(place, 0):
+    with pytest.raises(StoreUnavailable), plain(opened, 0):
         check_backup.fn("demo")
     (missed,) = _named(events, "torpor.backup.missed")
     assert missed["payload"]["expected_hours"] == 26.0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
 
-from tasks import events
 from tasks.events import BackupFailed, Event, SnapshotCommitted, VerificationFailed, emit
+from tasks.plain_runner import PlainRunner
 from torpor.shared.values import SnapshotId, WorkspaceName
 
 DEMO = WorkspaceName("demo")
@@ -23,10 +24,10 @@ def _kinds(kind: type[Event] = Event) -> list[type[Event]]:
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def sent() -> Iterator[list[dict[str, Any]]]:
     found: list[dict[str, Any]] = []
-    monkeypatch.setattr(events, "emit_event", lambda **event: found.append(event))
-    return found
+    with PlainRunner(told=found.append):
+        yield found
 
 
 def test_every_event_has_a_name_of_the_usual_form() -> None:
@@ -84,16 +85,12 @@ def test_long_lists_are_cut(sent: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("fault", [RuntimeError("no loop"), OSError("no server"), ValueError()])
 def test_an_event_that_cannot_be_sent_fails_nothing(
-    fault: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fault: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(**event: Any) -> None:
+    def fails(event: dict[str, Any]) -> None:
         raise fault
 
-    monkeypatch.setattr(events, "emit_event", fails)
-    logger = logging.getLogger("prefect.torpor")
-    monkeypatch.setattr(logger, "propagate", True)
-    monkeypatch.setattr(logging.getLogger("prefect"), "propagate", True)
-    with caplog.at_level(logging.WARNING, "prefect.torpor"):
+    with caplog.at_level(logging.WARNING), PlainRunner(told=fails):
         emit(SnapshotCommitted(workspace=DEMO, snapshot=SNAPSHOT, files=3, bytes=4))
     assert "torpor.snapshot.committed was not sent" in caplog.text
 

@@ -20,8 +20,8 @@ def test_each_session_is_closed_once_however_long_its_machine_takes(
     monkeypatch.setattr(fleet, "POLITE_S", -1.0)
     going: Any = Future()
     session = Mock()
-    place: Any = None
-    stopped = Fleet(place, place, [], 1, 0, Mock(), "run", False, 1)
+    opened: Any = None
+    stopped = Fleet(opened, opened, [], 1, 0, Mock(), "run", False, 1)
     stopped._running[going] = SimpleNamespace(number=0, work=None, session=session)  # type: ignore[assignment]
     end = threading.Timer(2.5, going.set_result, (None,))
     end.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ from flows import measurement
 from flows.measurement import Measurement
 from flows.phases import Phases
 from tasks.measure import Sizes
+from tasks.plain_runner import PlainRunner
 from torpor.control.measure import peers
 from torpor.control.measure.figures import Figure, find
 from torpor.shared.errors import StoreError
@@ -27,17 +27,17 @@ def test_another_tool_that_fails_is_noted_and_costs_nothing(
         return [Figure("peer", peer, "s", (1.0,), "up")]
 
     monkeypatch.setattr(measurement, "measure_peer", measured)
-    monkeypatch.setattr(measurement, "get_run_logger", lambda: logging.getLogger("test"))
     monkeypatch.setattr(peers, "missing", lambda _: None)
-    place: Any = SimpleNamespace(spec=SimpleNamespace(name="benchmark--demo"))
+    opened: Any = SimpleNamespace(spec=SimpleNamespace(name="benchmark--demo"))
     block, store, here = (SimpleNamespace() for _ in range(3))
     sizes = Sizes((4,), (1,), (1,), 8, 1)
-    work = Measurement(block, place, [store], sizes, Phases(), time.monotonic(), 60.0)  # type: ignore[arg-type,list-item]
+    work = Measurement(block, opened, [store], sizes, Phases(), time.monotonic(), 60.0)  # type: ignore[arg-type,list-item]
     flow = Figure("hibernate", "torpor", "s", (2.0,), "up", parts=4, machines=1)
     work.figures += [flow, Figure("hibernate", "torpor", "bytes", (9.0,), "up", parts=4)]
     work.figures += [Figure("wake", "torpor", "s", (1.0,), "down", parts=4)]
     here.here = True
-    work.others(here)  # type: ignore[arg-type]
+    with PlainRunner():
+        work.others(here)  # type: ignore[arg-type]
     assert flow in work.figures
     assert {one.name for one in find(work.figures, "peer")} == {"torpor", "tar+lz4+s5cmd"}
     assert any("restic was not measured: restic ended" in note for note in work.notes)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import tasks.machines
+from flows import reconcile
 from tasks.reconciliation import see_that_it_does_not_answer
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.tree_print import differences, fill, print_of
@@ -37,16 +38,16 @@ from torpor.shared.values import DRILL, Machine, Want, WorkspaceName, reserved_n
 
 
 def _reconcile(world: World, **options: Any) -> Reconciliation:
-    report: Reconciliation = run_plainly(world.place, "reconcile.reconcile", **options)
+    report: Reconciliation = run_plainly(world.opened, reconcile, **options)
     return report
 
 
 def _left(world: World, name: WorkspaceName = WORKSPACE) -> tuple[Machine, Lease]:
     """What a run that was killed leaves: a machine that is nobody's yet, and its lease."""
-    place = world.place.under(name)
-    lease = place.ledger.open_lease(place.owner, place.provider.identity)
-    offer = place.provider.offers(Want())[0]
-    return place.provider.create(offer, lease.label, place.ssh_public_key), lease
+    opened = world.opened.under(name)
+    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
+    offer = opened.provider.offers(Want())[0]
+    return opened.provider.create(offer, lease.label, opened.ssh_public_key), lease
 
 
 def _silent(world: World) -> tuple[Machine, Lease]:
@@ -68,7 +69,7 @@ def test_without_names_it_tells_all_and_changes_nothing(world: World) -> None:
     drill, _ = _left(world, reserved_name(DRILL, WORKSPACE))
     theirs, _ = _left(world, WorkspaceName("theirs"))
     stray, lease = _left(world)
-    world.place.ledger.close_lease(lease.label)
+    world.opened.ledger.close_lease(lease.label)
     lost = world.rent()
     assert lost.label is not None
     world.provider.destroy(lost, never_handed_over(lost, lost.label))
@@ -112,13 +113,13 @@ def test_a_machine_that_never_answers_again_is_ended_by_name_and_wake_comes_thro
     machine = world.rent()
     fill(world.workspace(machine.id), random.Random(3))
     truth = print_of(world.workspace(machine.id))
-    hibernate_plainly(world.place)
+    hibernate_plainly(world.opened)
     left, lease = _left(world)
     with monkeypatch.context() as patch:
         patch.setattr(waiting, "ssh_banner_fault", lambda endpoint: f"no route to {endpoint.host}")
         patch.setattr(tasks.machines, "READY_S", 0.5)
         with pytest.raises(MachineUnreachable, match=r"no route.*name it in `end` of reconcile"):
-            wake_plainly(world.place, retries=0)
+            wake_plainly(world.opened, retries=0)
     assert [one.id for one in world.machines()] == [left.id]  # unknown is not idle
     servers = world.listener(left.id)
     kill(servers)
@@ -127,7 +128,7 @@ def test_a_machine_that_never_answers_again_is_ended_by_name_and_wake_comes_thro
     assert report.ended == [left.id]
     assert [(one.kind, one.lease) for one in report.findings] == [("asked for", lease)]
     assert world.machines() == []
-    woken = wake_plainly(world.place)
+    woken = wake_plainly(world.opened)
     assert not differences(truth, print_of(world.workspace(woken.machine)))
     report = _reconcile(world)
     assert [(one.kind, one.machine and one.machine.label) for one in report.findings] == [
@@ -185,7 +186,7 @@ def test_one_that_is_starting_is_about_to_be_used(
     starting = msgspec.structs.replace(machine, state="starting", endpoint=None)
     monkeypatch.setattr(LocalProvider, "find", lambda *_: starting)
     with pytest.raises(UnsafeDestroy, match="is starting, so a run may be about to use it"):
-        see_that_it_does_not_answer(world.place, machine)
+        see_that_it_does_not_answer(world.opened, machine)
 
 
 def test_one_that_answers_again_after_another_took_its_time_is_left(
@@ -238,7 +239,7 @@ def test_one_that_may_be_somebody_s_when_the_provider_is_asked_is_left(
     destroy = LocalProvider.destroy
 
     def slow(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
-        ledger = world.place.ledger
+        ledger = world.opened.ledger
         meanwhile(ledger, lease if meanwhile is Ledger.hand_over else lease.label)
         destroy(self, machine, warrant)
 

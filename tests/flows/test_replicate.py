@@ -54,7 +54,7 @@ class Kept:
         self.truth = truth
 
     def replicate(self, **options: Any) -> Any:
-        return replicate_plainly(self.world.place, retries=0, **options)
+        return replicate_plainly(self.world.opened, retries=0, **options)
 
     def identical(self, count: int) -> None:
         """So many machines, all handed over, all with the very same workspace."""
@@ -67,15 +67,15 @@ class Kept:
     def unfinished(self, *, restored: int, at: str = "") -> Machine:
         """A machine as a run that was killed leaves it, some parts of a restore on its disk; ``at``
         is what the provider was called then."""
-        place = self.world.place
-        lease = place.ledger.open_lease(place.owner, at or place.provider.identity)
-        machine = place.provider.create(
-            place.provider.offers(Want())[0], lease.label, place.ssh_public_key
+        opened = self.world.opened
+        lease = opened.ledger.open_lease(opened.owner, at or opened.provider.identity)
+        machine = opened.provider.create(
+            opened.provider.offers(Want())[0], lease.label, opened.ssh_public_key
         )
         assert machine.endpoint is not None
-        wanted = find_snapshot(place.store, place.spec.name, None)
-        with Session.open(machine.endpoint, place.identity) as session:
-            restore = RemoteRestore(session, place.store, wanted, place.key, "killed")
+        wanted = find_snapshot(opened.store, opened.spec.name, None)
+        with Session.open(machine.endpoint, opened.identity) as session:
+            restore = RemoteRestore(session, opened.store, wanted, opened.key, "killed")
             plan = restore.begin()
             for part in plan.parts[:restored]:
                 restore.restore_part(part)
@@ -91,7 +91,7 @@ def world(seaweed: Server, short_agent_source: Path) -> Iterator[Kept]:
         machine = world.rent()
         fill(world.workspace(machine.id), random.Random(2), big=4)
         truth = print_of(world.workspace(machine.id))
-        hibernate_plainly(world.place)
+        hibernate_plainly(world.opened)
         yield Kept(world, truth)
 
 
@@ -128,9 +128,9 @@ def test_every_machine_gets_the_same_and_the_store_is_asked_once(
     assert "3 of 3 machines" in report.summary()
     kept.identical(3)
     with raises(InvalidInput, "is on 3 machines", "Name the one you mean"):
-        hibernate_plainly(kept.world.place)
+        hibernate_plainly(kept.world.opened)
     victim = report.ready[0].machine
-    assert hibernate_plainly(kept.world.place, machine=victim).destroyed
+    assert hibernate_plainly(kept.world.opened, machine=victim).destroyed
     kept.identical(2)
 
 
@@ -187,7 +187,7 @@ def test_when_no_machine_comes_up_the_flow_fails_and_none_is_left(kept: Kept) ->
 def test_what_a_killed_run_left_is_taken_up_and_the_surplus_destroyed(kept: Kept) -> None:
     left = {kept.unfinished(restored=restored).id for restored in (0, 2, 1)}
     with raises(InvalidInput, "did not finish", "3 machines", "run replicate again"):
-        wake_plainly(kept.world.place, retries=0)
+        wake_plainly(kept.world.opened, retries=0)
     report = kept.replicate(count=1)
     assert {replica.machine for replica in report.ready} < left
     kept.identical(1)
@@ -211,10 +211,10 @@ def test_cancelling_destroys_what_was_not_handed_over(kept: Kept) -> None:
 def test_a_machine_that_another_run_holds_is_left_to_it_and_not_counted(kept: Kept) -> None:
     machine = kept.unfinished(restored=1)
     assert machine.endpoint is not None
-    place = kept.world.place
-    wanted = find_snapshot(place.store, place.spec.name, None)
-    with Session.open(machine.endpoint, place.identity) as session:
-        other = RemoteRestore(session, place.store, wanted, place.key, "another")
+    opened = kept.world.opened
+    wanted = find_snapshot(opened.store, opened.spec.name, None)
+    with Session.open(machine.endpoint, opened.identity) as session:
+        other = RemoteRestore(session, opened.store, wanted, opened.key, "another")
         other.begin(resume=True)
         report = kept.replicate(count=1)
         other.end()
@@ -225,26 +225,26 @@ def test_a_machine_that_another_run_holds_is_left_to_it_and_not_counted(kept: Ke
 
 def test_what_was_left_before_the_host_had_another_name_is_taken_up(kept: Kept) -> None:
     machine = kept.unfinished(restored=1, at="local://before/machines")
-    wake_plainly(kept.world.place, retries=0)
+    wake_plainly(kept.world.opened, retries=0)
     assert [one.id for one in kept.world.machines()] == [machine.id]
     kept.identical(1)
 
 
 def test_an_offer_that_fails_costs_another_try_under_a_lease_that_is_there(kept: Kept) -> None:
     """The lease of a machine that never came up goes with it; the next machine has one again."""
-    place, waits = kept.world.place, []
+    opened, waits = kept.world.opened, []
 
     def unreachable_once(provider: LocalProvider, machine: Any, **_: Any) -> Machine:
         waits.append(machine)
         if len(waits) == 1:
             raise MachineUnreachable("it never answered")
-        (lease,) = place.ledger.unfinished(provider.identity)
+        (lease,) = opened.ledger.unfinished(provider.identity)
         found = provider.find(machine)
         assert found is not None
         assert found.label == lease.label
         return found
 
-    offers = place.provider.offers(Want()) * 2
+    offers = opened.provider.offers(Want()) * 2
     with (
         patch("tasks.machines.wait_until_reachable", unreachable_once),
         patch("tests.flows.test_replicate.LocalProvider.offers", lambda *_: offers),
@@ -254,10 +254,10 @@ def test_an_offer_that_fails_costs_another_try_under_a_lease_that_is_there(kept:
 
 
 def test_a_machine_that_another_run_handed_over_is_left_alone(kept: Kept) -> None:
-    place, lease = kept.world.place, _created(kept)
-    with plain(place):
-        place.ledger.hand_over(lease)
-        destroy_created(place, lease)
+    opened, lease = kept.world.opened, _created(kept)
+    with plain(opened):
+        opened.ledger.hand_over(lease)
+        destroy_created(opened, lease)
     assert [machine.label for machine in kept.world.machines()] == [lease.label]
 
 
@@ -265,16 +265,16 @@ def test_one_that_is_handed_over_while_it_is_about_to_be_destroyed_is_left_alone
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The provider may answer minutes after the ledger was asked: it is asked right before."""
-    place, lease = kept.world.place, _created(kept)
+    opened, lease = kept.world.opened, _created(kept)
     destroy = LocalProvider.destroy
 
     def slow(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
-        place.ledger.hand_over(lease)
+        opened.ledger.hand_over(lease)
         destroy(self, machine, warrant)
 
     monkeypatch.setattr(LocalProvider, "destroy", slow)
-    with plain(place):
-        destroy_created(place, lease)
+    with plain(opened):
+        destroy_created(opened, lease)
     assert [machine.label for machine in kept.world.machines()] == [lease.label]
 
 
@@ -282,21 +282,21 @@ def test_an_offer_that_fails_after_another_run_handed_over_under_its_lease_ends_
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next offer would be the machine of that run's user, by the lease's label."""
-    place = kept.world.place
-    lease = place.ledger.open_lease(place.owner, place.provider.identity)
+    opened = kept.world.opened
+    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
 
     def too_late(provider: LocalProvider, machine: str, **_: Any) -> Machine:
-        place.ledger.hand_over(lease)
+        opened.ledger.hand_over(lease)
         raise MachineUnreachable("it never answered here")
 
     monkeypatch.setattr("tasks.machines.wait_until_reachable", too_late)
     with (
-        plain(place),
+        plain(opened),
         pytest.raises(HandedOver, match="was handed over by another run"),
-        rented(place, place.provider.offers(Want()) * 2, lease, True),
+        rented(opened, opened.provider.offers(Want()) * 2, lease, True),
     ):
         pytest.fail("the machine is another run's")
-    now = place.ledger.lease_of(lease.label)
+    now = opened.ledger.lease_of(lease.label)
     assert now is not None
     assert now.state == "handed over"
     assert [machine.label for machine in kept.world.machines()] == [lease.label]
@@ -306,9 +306,9 @@ def test_a_lease_that_was_handed_over_between_two_offers_stays_handed_over(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another run takes the lease up when the machine of the first offer has just gone."""
-    place, find, second = kept.world.place, LocalProvider.find, list[Machine]()
-    lease = place.ledger.open_lease(place.owner, place.provider.identity)
-    (offer,) = place.provider.offers(Want())
+    opened, find, second = kept.world.opened, LocalProvider.find, list[Machine]()
+    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
+    (offer,) = opened.provider.offers(Want())
 
     def unreachable(*_: Any, **__: Any) -> Machine:
         raise MachineUnreachable("it never answered")
@@ -316,19 +316,19 @@ def test_a_lease_that_was_handed_over_between_two_offers_stays_handed_over(
     def taken_once_gone(self: LocalProvider, machine: MachineId) -> Machine | None:
         found = find(self, machine)
         if found is None and not second:
-            second.append(place.provider.create(offer, lease.label, place.ssh_public_key))
-            place.ledger.hand_over(lease)
+            second.append(opened.provider.create(offer, lease.label, opened.ssh_public_key))
+            opened.ledger.hand_over(lease)
         return found
 
     monkeypatch.setattr("tasks.machines.wait_until_reachable", unreachable)
     monkeypatch.setattr(LocalProvider, "find", taken_once_gone)
     with (
-        plain(place),
+        plain(opened),
         pytest.raises(HandedOver),
-        rented(place, [offer, offer], lease, True),
+        rented(opened, [offer, offer], lease, True),
     ):
         pytest.fail("no offer came up")
-    now = place.ledger.lease_of(lease.label)
+    now = opened.ledger.lease_of(lease.label)
     assert now is not None
     assert now.state == "handed over"
     assert [machine.id for machine in kept.world.machines()] == [second[0].id]
@@ -337,13 +337,13 @@ def test_a_lease_that_was_handed_over_between_two_offers_stays_handed_over(
 def test_a_machine_that_another_run_handed_over_takes_no_place_in_the_fleet(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, waits, reach = kept.world.place, list[str](), tasks.machines.wait_until_reachable
+    opened, waits, reach = kept.world.opened, list[str](), tasks.machines.wait_until_reachable
 
     def too_late_once(provider: LocalProvider, machine: MachineId, **options: Any) -> Machine:
         waits.append(machine)
         if len(waits) == 1:
-            (lease,) = place.ledger.unfinished(provider.identity)
-            place.ledger.hand_over(lease)
+            (lease,) = opened.ledger.unfinished(provider.identity)
+            opened.ledger.hand_over(lease)
             raise MachineUnreachable("it never answered here")
         return reach(provider, machine, **options)
 
@@ -355,28 +355,28 @@ def test_a_machine_that_another_run_handed_over_takes_no_place_in_the_fleet(
 
 
 def test_a_failed_run_leaves_a_machine_while_nobody_can_tell_whose_it_is(kept: Kept) -> None:
-    place, lease = kept.world.place, _created(kept)
-    with plain(place):
+    opened, lease = kept.world.opened, _created(kept)
+    with plain(opened):
         away = patch.object(Ledger, "lease_of", side_effect=StoreUnavailable("the store is away"))
         with away, pytest.raises(StoreUnavailable, match="it is left: reconcile shows it"):
-            destroy_created(place, lease)
+            destroy_created(opened, lease)
         assert len(kept.world.machines()) == 1
-        destroy_created(place, lease)
+        destroy_created(opened, lease)
     assert kept.world.machines() == []
 
 
 def test_a_machine_that_this_run_held_and_lost_to_another_one_is_left_alone(kept: Kept) -> None:
     """It lost its connection; meanwhile another run took the lease up and handed it over."""
-    place = kept.world.place
-    lease = place.ledger.open_lease(place.owner, place.provider.identity)
-    offers = place.provider.offers(Want())
+    opened = kept.world.opened
+    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
+    offers = opened.provider.offers(Want())
     with (
-        plain(place),
+        plain(opened),
         pytest.raises(SnapshotDamaged),
-        rented(place, offers, lease, True) as tenancy,
+        rented(opened, offers, lease, True) as tenancy,
     ):
         tenancy.holds_nothing_else()
-        place.ledger.hand_over(lease)
+        opened.ledger.hand_over(lease)
         raise SnapshotDamaged("the other one restored another snapshot")
     assert [machine.label for machine in kept.world.machines()] == [lease.label]
 
@@ -385,8 +385,8 @@ def test_a_lease_without_a_machine_is_no_reason_to_stop_at_the_first_offer(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run was killed before it created one; what was on sale then is not on sale any more."""
-    place = kept.world.place
-    lease = place.ledger.open_lease(place.owner, place.provider.identity)
+    opened = kept.world.opened
+    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
     create = LocalProvider.create
 
     def sold_out(self: LocalProvider, offer: Offer, *rest: Any) -> Machine:
@@ -395,20 +395,20 @@ def test_a_lease_without_a_machine_is_no_reason_to_stop_at_the_first_offer(
         return create(self, offer, *rest)
 
     monkeypatch.setattr(LocalProvider, "create", sold_out)
-    (offer,) = place.provider.offers(Want())
+    (offer,) = opened.provider.offers(Want())
     monkeypatch.setattr(
         LocalProvider, "offers", lambda *_: [msgspec.structs.replace(offer, id="sold"), offer]
     )
-    wake_plainly(place, retries=0)
+    wake_plainly(opened, retries=0)
     assert [machine.label for machine in kept.world.machines()] == [lease.label]
     kept.identical(1)
 
 
 def _created(kept: Kept) -> Lease:
     """The lease of a machine that stands, and that nobody was handed."""
-    place = kept.world.place
-    lease = place.ledger.open_lease(place.owner, place.provider.identity)
-    place.provider.create(place.provider.offers(Want())[0], lease.label, place.ssh_public_key)
+    opened = kept.world.opened
+    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
+    opened.provider.create(opened.provider.offers(Want())[0], lease.label, opened.ssh_public_key)
     return lease
 
 

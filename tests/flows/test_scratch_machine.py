@@ -20,8 +20,9 @@ import pytest
 from flows.phases import Phases
 from flows.scratch_machine import ScratchMachine, held_and_cleared, scratch_machines
 from tasks.machines import end_left
-from tasks.place import Place
-from tests.fixtures.plain_flows import PlainTask, plain
+from tasks.step import Step
+from tasks.workspace import OpenWorkspace
+from tests.fixtures.plain_flows import plain
 from tests.fixtures.world import WORKSPACE, Access, World
 from torpor.control.measure.scratch import Claim, machines_name, scratch_name
 from torpor.control.providers.local import LocalProvider
@@ -35,20 +36,20 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = scratch_name(WORKSPACE)
 
 
-def _place(access: Access) -> Place:
+def _opened(access: Access) -> OpenWorkspace:
     return msgspec.structs.replace(
         access, spec=msgspec.structs.replace(access.spec, name=NAME)
-    ).place()
+    ).opened()
 
 
 def _begin(stack: ExitStack, access: Access, count: int = 1) -> list[ScratchMachine]:
     """A benchmark that has its machines, content on one, and something in the store."""
-    place = _place(access)
-    stack.enter_context(plain(place))
-    stack.enter_context(held_and_cleared(place, WORKSPACE, f"run-{os.getpid()}"))
-    machines = stack.enter_context(scratch_machines(place, WORKSPACE, "", count, Phases()))
+    opened = _opened(access)
+    stack.enter_context(plain(opened))
+    stack.enter_context(held_and_cleared(opened, WORKSPACE, f"run-{os.getpid()}"))
+    machines = stack.enter_context(scratch_machines(opened, WORKSPACE, "", count, Phases()))
     make_content(machines[0].session, NAME, MIB, 1)
-    place.store.put(ObjectKey(f"workspaces/{NAME}/packs/aa/left"), b"left")
+    opened.store.put(ObjectKey(f"workspaces/{NAME}/packs/aa/left"), b"left")
     return machines
 
 
@@ -106,7 +107,7 @@ def test_a_machine_that_is_still_created_when_its_request_is_interrupted_is_gone
 
     def interrupted(self: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> Any:
         future = submit(self, *args, **kwargs)
-        if any(isinstance(arg, PlainTask) and arg.name == "create machine" for arg in args):
+        if any(isinstance(arg, Step) and arg.name == "create machine" for arg in args):
             raise KeyboardInterrupt
         return future
 
@@ -124,17 +125,17 @@ def test_a_machine_that_is_still_created_when_its_request_is_interrupted_is_gone
 
 def test_a_machine_at_another_provider_is_not_forgotten(world: World) -> None:
     """A killed benchmark left it; then one ran with a provider that does not know it."""
-    place = _place(world.access)
-    mine = place.under(machines_name(WORKSPACE))
+    opened = _opened(world.access)
+    mine = opened.under(machines_name(WORKSPACE))
     lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
     offer = mine.provider.offers(mine.spec.want)[0]
     mine.provider.create(offer, lease.label, mine.ssh_public_key)
-    elsewhere = replace(place, provider=LocalProvider(world.folder / "elsewhere"))
+    elsewhere = replace(opened, provider=LocalProvider(world.folder / "elsewhere"))
     with plain(elsewhere), held_and_cleared(elsewhere, WORKSPACE, "run-1"):
         pass
     assert mine.ledger.lease_of(lease.label) == lease
     assert len(world.machines()) == 1
-    with plain(place), held_and_cleared(place, WORKSPACE, "run-2"):
+    with plain(opened), held_and_cleared(opened, WORKSPACE, "run-2"):
         pass
     assert world.machines() == []
     assert _left(world) == []
@@ -143,8 +144,8 @@ def test_a_machine_at_another_provider_is_not_forgotten(world: World) -> None:
 def test_one_that_cannot_be_ended_keeps_none_of_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = _place(world.access)
-    mine = place.under(machines_name(WORKSPACE))
+    opened = _opened(world.access)
+    mine = opened.under(machines_name(WORKSPACE))
     offer = mine.provider.offers(mine.spec.want)[0]
     for _ in range(2):
         lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
@@ -169,12 +170,12 @@ def test_one_that_cannot_be_ended_keeps_none_of_the_others(
 
 
 def test_what_another_run_has_taken_over_is_left_to_it(world: World) -> None:
-    place = _place(world.access)
+    opened = _opened(world.access)
     claim = ObjectKey(f"workspaces/{NAME}/claim")
-    with plain(place), held_and_cleared(place, WORKSPACE, "run-1"):
+    with plain(opened), held_and_cleared(opened, WORKSPACE, "run-1"):
         other = Claim("run-2", "another", Process(1, 1), time.time())
-        place.store.put(claim, msgspec.json.encode(other))
-        place.store.put(ObjectKey(f"workspaces/{NAME}/packs/aa/theirs"), b"theirs")
+        opened.store.put(claim, msgspec.json.encode(other))
+        opened.store.put(ObjectKey(f"workspaces/{NAME}/packs/aa/theirs"), b"theirs")
     assert len(_left(world)) == 2
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import flows
 from flows import (
     compare_snapshots,
     find_files,
@@ -41,12 +42,12 @@ def history(standing: World) -> Iterator[list[SnapshotId]]:
         if number == 2:
             (home / "weights.bin").chmod(0o600)
             (home / "added-1.txt").unlink()
-        run_plainly(standing.place, "hibernate.hibernate", destroy=False)
+        run_plainly(standing.opened, flows.hibernate, destroy=False)
     yield snapshot_ids(standing.direct, WORKSPACE)
 
 
 def _run(world: World, flow: str, *args: Any, **options: Any) -> Table:
-    table = run_plainly(world.place, f"snapshots.{flow}", *args, **options)
+    table = run_plainly(world.opened, getattr(flows, flow), *args, **options)
     assert isinstance(table, Table)
     return table
 
@@ -59,7 +60,7 @@ def test_snapshots_are_listed_with_their_pins(standing: World, history: list[Sna
     day = history[0]
     assert table.rows()[2]["made"].startswith(f"{day[:4]}-{day[4:6]}-{day[6:8]} ")
     _run(standing, "unpin", history[0])
-    with plain(standing.place):
+    with plain(standing.opened):
         kept = frame(list_kept("demo"))
     assert list(kept.columns) == ["snapshot", "pinned", "made"]
     assert kept["made"].is_monotonic_decreasing
@@ -71,7 +72,7 @@ def test_the_files_of_a_snapshot_are_shown(standing: World, history: list[Snapsh
     assert by_path["~/workspace/notes/a.txt"]["bytes"] == "24"
     assert by_path["~/workspace/weights.bin"]["mode"] == "0600"
     assert table.title == "newest: 5 names, 100,024 bytes"
-    with plain(standing.place):
+    with plain(standing.opened):
         files = frame(list_entries("demo", history[0])).set_index("path")
     assert files.loc["~/workspace/notes/a.txt", "bytes"] == 6
 
@@ -87,7 +88,7 @@ def test_two_snapshots_are_compared(standing: World, history: list[SnapshotId]) 
         "~/workspace/weights.bin": ("metadata", "mode"),
     }
     assert f"{history[1]} to {history[2]}: 1 added, 1 removed, 1 changed, 2 meta" in table.title
-    with plain(standing.place):
+    with plain(standing.opened):
         whole = compare_snapshots("demo", history[0], history[2])
         assert len(frame(whole.changes)) == 4
         with raises(SnapshotMissing, "no snapshot before", "nothing to compare"):
@@ -113,7 +114,7 @@ def test_a_snapshot_that_cannot_be_read_is_named_and_the_rest_is_searched(
     whole = standing.direct.get(key, max_bytes=1 << 20)
     standing.direct.put(key, whole[:-10] + bytes(10))
     try:
-        with plain(standing.place):
+        with plain(standing.opened):
             found = find_files("demo", "a.txt")
         assert [one.first for one in found.versions] == [history[0], history[2]]
         (unread,) = found.unread
@@ -128,8 +129,8 @@ def test_a_path_comes_back_beside_what_is_there(
     standing: World, history: list[SnapshotId], home: Path
 ) -> None:
     report = run_plainly(
-        standing.place,
-        "restore_path.restore_path",
+        standing.opened,
+        restore_path,
         path="notes/a.txt",
         into="~/recovered",
         snapshot=history[0],
@@ -140,13 +141,13 @@ def test_a_path_comes_back_beside_what_is_there(
     assert (report.files, report.bytes) == (1, 6)
     again = {"path": "~/workspace/notes", "into": "~/workspace", "snapshot": history[1]}
     with raises(InvalidInput, "workspace/notes is on the machine already", "moved aside"):
-        run_plainly(standing.place, "restore_path.restore_path", **again)
-    run_plainly(standing.place, "restore_path.restore_path", **again, move_aside=True)
+        run_plainly(standing.opened, restore_path, **again)
+    run_plainly(standing.opened, restore_path, **again, move_aside=True)
     assert (home / "notes" / "a.txt").read_text() == "first\n" * 2
     aside = home / f"notes.before-{history[1]}"
     assert (aside / "a.txt").read_text() == "first\n" * 4
     assert not [path for path in home.iterdir() if path.name.startswith(".torpor")]
-    with plain(standing.place), raises(InvalidInput, "has no 'notes/b.txt'", "look with `find`"):
+    with plain(standing.opened), raises(InvalidInput, "has no 'notes/b.txt'", "look with `find`"):
         restore_path.fn("demo", "notes/b.txt", "~/recovered")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import flows
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.tree_print import differences, fill, mutate, print_of
 from tests.fixtures.world import World, kill
@@ -28,13 +29,13 @@ def root(sealed_world: World) -> Path:
 
 
 def _sync(world: World, **options: object) -> SyncReport:
-    report: SyncReport = run_plainly(world.place, "sync.sync", **options)
+    report: SyncReport = run_plainly(world.opened, flows.sync, **options)
     return report
 
 
 def test_a_machine_goes_back_and_forth(sealed_world: World, root: Path) -> None:
     world = sealed_world
-    first, before = hibernate_plainly(world.place, destroy=False), print_of(root)
+    first, before = hibernate_plainly(world.opened, destroy=False), print_of(root)
     mutate(root, random.Random(2))
     with pytest.raises(UnsavedWork, match="Nothing was changed: save them with `save_first`"):
         _sync(world, snapshot=first.snapshot)
@@ -55,7 +56,7 @@ def test_a_machine_goes_back_and_forth(sealed_world: World, root: Path) -> None:
     lost = _sync(world, discard_local=True)
     assert differences(mine, print_of(root)) == []
     assert lost.discarded == ["more"]
-    saved = hibernate_plainly(world.place, destroy=False)
+    saved = hibernate_plainly(world.opened, destroy=False)
     assert saved.new_bytes == 0
     assert world.verify_listed() == 3
 
@@ -63,10 +64,10 @@ def test_a_machine_goes_back_and_forth(sealed_world: World, root: Path) -> None:
 def test_an_agent_that_is_killed_costs_nothing_twice(sealed_world: World, root: Path) -> None:
     world = sealed_world
     machine = world.machines()[0].id
-    first = hibernate_plainly(world.place, destroy=False)
+    first = hibernate_plainly(world.opened, destroy=False)
     (root / "weights-0.bin").write_bytes(os.urandom(9 * MIB))
     (root / "new").write_bytes(b"new")
-    second, after = hibernate_plainly(world.place, destroy=False), print_of(root)
+    second, after = hibernate_plainly(world.opened, destroy=False), print_of(root)
     _sync(world, snapshot=first.snapshot)
     kill(world.agents(machine))
     report = _sync(world, snapshot=second.snapshot)
@@ -75,6 +76,6 @@ def test_an_agent_that_is_killed_costs_nothing_twice(sealed_world: World, root: 
 
 
 def test_what_cannot_be_is_said(sealed_world: World, root: Path) -> None:
-    hibernate_plainly(sealed_world.place, destroy=False)
+    hibernate_plainly(sealed_world.opened, destroy=False)
     with pytest.raises(InvalidInput, match="is on no machine"):
         _sync(sealed_world, machine="local:nowhere")

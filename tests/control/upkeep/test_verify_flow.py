@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+import flows
 from flows.drill_machine import LEFT_AFTER_S, drill_machine
 from flows.phases import Phases
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly
@@ -41,14 +42,14 @@ def kept(seaweed: Server, short_agent_source: Path) -> Iterator[World]:
         machine = world.rent()
         workspace = world.workspace(machine.id)
         fill(workspace, random.Random(3), big=1, big_bytes=1_500_000)
-        hibernate_plainly(world.place, destroy=False)
+        hibernate_plainly(world.opened, destroy=False)
         (workspace / "later").write_bytes(random.Random(4).randbytes(50_000))
-        hibernate_plainly(world.place, destroy=False)
+        hibernate_plainly(world.opened, destroy=False)
         yield world
 
 
 def verify(world: World, **options: Any) -> VerifyReport:
-    found: VerifyReport = run_plainly(world.place, "verify.verify", **options)
+    found: VerifyReport = run_plainly(world.opened, flows.verify, **options)
     return found
 
 
@@ -74,14 +75,14 @@ def test_every_depth_says_that_whole_snapshots_are_whole(kept: World) -> None:
 
 @pytest.mark.parametrize("depth", ["quick", "drill"])
 def test_what_a_killed_drill_left_goes_a_day_later_and_not_before(kept: World, depth: str) -> None:
-    place = kept.place.under(WorkspaceName("drill--demo"))
-    lease = place.ledger.open_lease(place.owner, place.provider.identity)
-    offer = place.provider.offers(place.spec.want)[0]
-    left = place.provider.create(offer, lease.label, place.ssh_public_key).id
+    opened = kept.opened.under(WorkspaceName("drill--demo"))
+    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
+    offer = opened.provider.offers(opened.spec.want)[0]
+    left = opened.provider.create(offer, lease.label, opened.ssh_public_key).id
     verify(kept, depth=depth)
     assert left in [machine.id for machine in kept.machines()]
     old = structs.replace(lease, created_unix=time.time() - LEFT_AFTER_S - 1)
-    place.store.put(lease_key(lease.label), msgspec.json.encode(old))
+    opened.store.put(lease_key(lease.label), msgspec.json.encode(old))
     verify(kept, depth=depth)
     assert left not in [machine.id for machine in kept.machines()]
     assert list(kept.direct.list("workspaces/drill--demo/leases/")) == []
@@ -93,11 +94,11 @@ def test_a_drill_s_machine_goes_also_when_the_store_is_away(kept: World) -> None
 
     before = kept.machines()
     with (
-        plain(kept.place),
+        plain(kept.opened),
         patch.object(Ledger, "lease_of", away),
         patch.object(Ledger, "close_lease", away),
         pytest.raises(StoreUnavailable),
-        drill_machine(kept.place, Phases()),
+        drill_machine(kept.opened, Phases()),
     ):
         assert len(kept.machines()) == len(before) + 1
     assert kept.machines() == before
@@ -135,11 +136,11 @@ def test_full_reads_on_the_workspace_s_machine_beside_work_and_leaves_nothing(
 
 def test_a_dry_prune_frees_nothing_and_says_what_it_would(kept: World) -> None:
     before = packs(kept)
-    report = run_plainly(kept.place, "prune.prune")
+    report = run_plainly(kept.opened, flows.prune)
     assert report.dry_run
     assert report.stored.packs == len(before)
     assert report.to_free.packs == report.to_mark.packs == 0
-    done = run_plainly(kept.place, "prune.prune", dry_run=False)
+    done = run_plainly(kept.opened, flows.prune, dry_run=False)
     assert (done.freed.packs, done.freed.bytes) == (0, 0)
     assert packs(kept) == before
     assert any("dry run" in row["value"] for row in report.rows())
@@ -154,13 +155,13 @@ def test_a_control_side_that_slept_before_its_commit_goes_round_once_more(kept: 
         return commit(self, statistics)
 
     with patch.object(RemoteSnapshot, "commit", first_too_late):
-        report = hibernate_plainly(kept.place, destroy=False)
+        report = hibernate_plainly(kept.opened, destroy=False)
     assert next(late, None) is None
     assert kept.snapshots()[0].snapshot == report.snapshot
 
 
 def test_full_rents_a_machine_where_the_workspace_has_none(kept: World) -> None:
-    hibernate_plainly(kept.place)
+    hibernate_plainly(kept.opened)
     assert kept.machines() == []
     again = verify(kept, depth="full")
     assert again.whole == [kept.snapshots()[0].snapshot]
@@ -174,11 +175,11 @@ def test_what_cannot_be_verified_says_so(kept: World) -> None:
     with pytest.raises(InvalidInput, match="not a snapshot id"):
         verify(kept, snapshot="yesterday")
     older = names.pop()
-    kept.direct.delete([manifest_key(kept.place.spec.name, older)])
+    kept.direct.delete([manifest_key(kept.opened.spec.name, older)])
     with pytest.raises(SnapshotDamaged, match="is gone"):
         verify(kept, snapshot=older)
     assert verify(kept, snapshot="all").whole == names
-    kept.direct.delete([manifest_key(kept.place.spec.name, name) for name in names])
+    kept.direct.delete([manifest_key(kept.opened.spec.name, name) for name in names])
     for snapshot in ("all", "newest"):
         with pytest.raises(SnapshotMissing, match="no snapshot"):
             verify(kept, snapshot=snapshot)

@@ -1,0 +1,110 @@
+"""Prefect as the runner: steps become task runs, and its server hears what flows tell."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.cache_policies import NO_CACHE
+from prefect.context import FlowRunContext
+from prefect.events import emit_event
+from prefect.exceptions import MissingContextError
+from prefect.futures import PrefectFuture
+from prefect.logging import get_logger, get_run_logger
+from prefect.runtime import flow_run
+from prefect.tasks import Task
+
+from blocks import Workspace
+from tasks.workspace import OpenWorkspace
+from torpor.control.reports import Row
+
+if TYPE_CHECKING:
+    from tasks.step import Step
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class PrefectRunner:
+    """Everything is Prefect's own. It holds no state, so one serves all flow runs."""
+
+    @property
+    def run(self) -> str:
+        return str(flow_run.id)
+
+    @property
+    def log(self) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
+        try:
+            return get_run_logger()
+        except MissingContextError:
+            return get_logger("torpor")
+
+    def open(self, workspace: Workspace | str) -> OpenWorkspace:
+        return OpenWorkspace.of(workspace)
+
+    def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return _task(step)(*args, **kwargs)
+
+    def submit(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> PrefectFuture[R]:
+        return _task(step).submit(*args, **kwargs)
+
+    def table(self, key: str, rows: Sequence[Row], description: str) -> None:
+        create_table_artifact(key=key, table=list(rows), description=description)
+
+    def page(self, key: str, markdown: str, description: str) -> None:
+        create_markdown_artifact(key=key, markdown=markdown, description=description)
+
+    def progress(self, key: str, description: str) -> Callable[[float], None]:
+        created = create_progress_artifact(progress=0.0, key=key, description=description)
+        artifact: UUID = created  # type: ignore[assignment]  # sync outside a loop
+        return lambda percent: update_progress_artifact(artifact, progress=percent)  # type: ignore[return-value]
+
+    def event(self, **event: Any) -> None:
+        emit_event(**event)
+
+
+def _task(step: Step[P, R]) -> Task[P, R]:
+    if FlowRunContext.get() is None:
+        raise RuntimeError(
+            f"step {step.name!r} was called outside of a run: call the flow, or call its function "
+            "under a PlainRunner"
+        )
+    return cast("Task[P, R]", _task_of(step))
+
+
+@cache
+def _task_of(step: Step[..., Any]) -> Task[..., Any]:
+    retries = step.retries
+
+    def again(task: Task[..., Any], task_run: Any, state: Any) -> bool:
+        error = _error(state)
+        return error is not None and retries.again(error)
+
+    return Task(
+        step.function,
+        name=step.name,
+        task_run_name=step.run_name,
+        retries=len(retries.waits_s),
+        retry_delay_seconds=list(retries.waits_s),
+        retry_jitter_factor=0.5,
+        retry_condition_fn=again,
+        cache_policy=NO_CACHE,  # sessions and blocks are no cache keys
+        persist_result=False,  # and no results either
+    )
+
+
+def _error(state: Any) -> BaseException | None:
+    data = getattr(state, "data", None)
+    if isinstance(data, BaseException):
+        return data
+    exception = getattr(data, "exception", None)
+    return exception if isinstance(exception, BaseException) else None

@@ -1,0 +1,80 @@
+"""Who runs the steps of a flow, and hears what the flow tells: Prefect, or a plain runner."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+from tasks.prefect_runner import PrefectRunner
+from torpor.control.reports import Row
+
+if TYPE_CHECKING:
+    from blocks import Workspace
+    from tasks.step import Step
+    from tasks.workspace import OpenWorkspace
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Pending(Protocol[R_co]):
+    """A step that was submitted."""
+
+    def result(self) -> R_co:
+        """Wait for its end; raises what it raised."""
+
+
+class Runner(Protocol):
+    """Everything that flows and steps ask Prefect for. All of it may be called by any thread."""
+
+    @property
+    def run(self) -> str:
+        """The id of this run: no other run has it."""
+
+    @property
+    def log(self) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
+        """Where this run writes its messages."""
+
+    def open(self, workspace: Workspace | str) -> OpenWorkspace:
+        """The workspace of that block or name, with its store, provider and identity."""
+
+    def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the step's function, with the step's retries."""
+
+    def submit(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
+        """The same on another thread of a bounded number, in a copy of this context."""
+
+    def table(self, key: str, rows: Sequence[Row], description: str) -> None:
+        """Show a table in the UI."""
+
+    def page(self, key: str, markdown: str, description: str) -> None:
+        """Show a page in the UI."""
+
+    def progress(self, key: str, description: str) -> Callable[[float], None]:
+        """Show a progress bar in the UI; the function sets it, in percent."""
+
+    def event(self, **event: Any) -> None:
+        """Send an event that automations can act on."""
+
+
+_PREFECT = PrefectRunner()
+_current: ContextVar[Runner] = ContextVar("runner", default=_PREFECT)
+
+
+def runner() -> Runner:
+    """The runner of this context: Prefect, unless a plain runner is active."""
+    return _current.get()
+
+
+@contextmanager
+def run_by(other: Runner) -> Iterator[None]:
+    """Make ``other`` the runner of this context."""
+    token = _current.set(other)
+    try:
+        yield
+    finally:
+        _current.reset(token)

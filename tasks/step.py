@@ -1,0 +1,39 @@
+"""A step of a flow: a function with one side effect, named and retried on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, ParamSpec, TypeVar
+
+from tasks.retrying import USUAL, Retries
+from tasks.runner import Pending, runner
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Step(Generic[P, R]):
+    """Calling or submitting a step asks the runner of this context to do it: in a flow run of
+    Prefect it becomes a task run. ``function`` is what it does, without retries."""
+
+    def __init__(
+        self, function: Callable[P, R], name: str, run_name: str | None, retries: Retries
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.run_name = run_name
+        self.retries = retries
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return runner().call(self, *args, **kwargs)
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
+        return runner().submit(self, *args, **kwargs)
+
+
+def step(
+    name: str, *, run_name: str | None = None, retries: Retries = USUAL
+) -> Callable[[Callable[P, R]], Step[P, R]]:
+    """Make a step of a function. ``run_name`` may name its parameters, as in ``scan {number}``."""
+    return lambda function: Step(function, name, run_name, retries)

@@ -1,0 +1,68 @@
+"""A workspace with what goes with it: its store, and its provider and identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import msgspec
+
+from blocks import Workspace
+from torpor.control.ledger import Ledger
+from torpor.control.providers.seam import Provider
+from torpor.control.remote.ssh import Identity
+from torpor.control.store.seam import ObjectStore
+from torpor.shared.format.keys import Seal, workspace_key
+from torpor.shared.values import WorkspaceName, WorkspaceSpec
+
+Opened = TypeVar("Opened", bound="StoredWorkspace")
+
+
+@dataclass(frozen=True)
+class StoredWorkspace:
+    """A workspace and the store that keeps it: what snapshots and restores need."""
+
+    spec: WorkspaceSpec
+    store: ObjectStore
+    key: bytes | None = field(repr=False)  # the workspace's own key, never the store's
+
+    def under(self: Opened, name: WorkspaceName) -> Opened:
+        """The same under another name, such as drills and benchmarks lease machines under.
+        The key stays the workspace's: nothing is sealed there."""
+        return replace(self, spec=msgspec.structs.replace(self.spec, name=name))
+
+    @property
+    def seal(self) -> Seal:
+        return Seal(self.key)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.store, self.spec.name)
+
+
+@dataclass(frozen=True)
+class OpenWorkspace(StoredWorkspace):
+    """A workspace, its store, and the provider and the identity of its machines, all opened."""
+
+    provider: Provider
+    identity: Identity = field(repr=False)
+    ssh_public_key: str
+    owner: str
+
+    @classmethod
+    def of(cls, workspace: Workspace | str) -> OpenWorkspace:
+        """Load the blocks a workspace refers to; errors name the block and what to do."""
+        block = Workspace.of(workspace)
+        spec = block.spec()
+        store = block.open_store()
+        identity = block.open_identity()
+        store_key = block.store_key()
+        return cls(
+            spec=spec,
+            store=store,
+            provider=block.open_provider(),
+            identity=identity.identity(),
+            ssh_public_key=identity.public_key,
+            owner=block.owner,
+            key=None if store_key is None else workspace_key(store_key, spec.name),
+        )
