@@ -1,4 +1,4 @@
-"""A local machine with a real agent, driven over SSH as the flows drive it, but without Prefect."""
+"""A local machine with a real agent, driven over SSH by the flows' own steps, without Prefect."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import os
 import resource
 import secrets
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
 import asyncssh
 
+from flows.phases import Phases
+from flows.restoration import Restoration
+from flows.storing import Storing
+from flows.sync import Synchronisation
+from tasks.plain_runner import PlainRunner
+from tasks.workspace import StoredWorkspace
 from torpor.control.measure.peers import Cost
 from torpor.control.providers.local import LocalProvider
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
-from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.remote.ssh import Identity
-from torpor.control.remote.sync import RemoteSync
-from torpor.control.safety import never_handed_over, verify_snapshot
+from torpor.control.reports import SyncReport
+from torpor.control.safety import never_handed_over
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
 from torpor.control.store.snapshots import find_snapshot, read_manifest
@@ -31,16 +34,6 @@ from torpor.shared.values import Label, StoredSnapshot, Want, WorkspaceName, Wor
 
 _NAME = WorkspaceName("bench")
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class Synced(NamedTuple):
-    """What a sync took; ``fetched_bytes`` with the manifest, ``copied_bytes`` on the machine."""
-
-    cost: Cost
-    fetched_bytes: int
-    copied_bytes: int
-    files: int
-    seconds: dict[str, float]
 
 
 class BenchMachine:
@@ -79,40 +72,22 @@ class BenchMachine:
             self._provider.destroy(live, never_handed_over(live, self._label))
 
     def snapshot(self) -> Cost:
-        """Passes until nothing is new, manifest, verification; as flows/hibernate.py does."""
+        """Passes until nothing is new, manifest, verification."""
         started = self._now()
-        run = RemoteSnapshot(
-            self._attached(), self._store, self._spec(), None, secrets.token_hex(8)
-        )
-        run.begin()
-        number = 1
-        with ThreadPoolExecutor(8) as threads:
-            while (seen := run.scan(number)).read_files:
-                parts = seen.parts
-                list(threads.map(lambda p, n=number: run.store_part(n, p), parts))
-                number += 1
-        if run.lost_packs():
-            raise SystemExit("the store lost packs")
-        stored, _ = run.commit({})
-        verify_snapshot(self._store, stored, Seal(None), run.reread)
-        run.end(committed=True)
+        with PlainRunner():
+            Storing(self._kept, self._attached(), self._machine.id, Phases()).run()
         return self._since(started)
 
     def restore(self, target: Path) -> Cost:
         """The newest snapshot into ``target``, every byte checked at the end."""
         started = self._now()
-        wanted = find_snapshot(self._store, _NAME, None)
-        run = RemoteRestore(
-            self._attached(), self._store, wanted, None, secrets.token_hex(8), roots=[str(target)]
-        )
-        plan = run.begin()
-        with ThreadPoolExecutor(8) as threads:
-            list(threads.map(run.restore_part, plan.parts))
-        run.finish()
-        checked = run.check(full=True)
-        if checked.difference_count:
-            raise SystemExit(f"restored wrongly: {checked.differences}")
-        run.end()
+        with PlainRunner() as runner:
+            remote = RemoteRestore(
+                self._attached(), self._store, self.newest(), None, runner.run, roots=[str(target)]
+            )
+            work = Restoration(remote, "benchmark", Phases())
+            with work.begun() as plan:
+                work.restore(plan)
         return self._since(started)
 
     def newest(self) -> StoredSnapshot:
@@ -122,39 +97,23 @@ class BenchMachine:
     def manifest(self, wanted: StoredSnapshot) -> Manifest:
         return read_manifest(self._store, wanted, Seal(None))
 
-    def sync(self, wanted: StoredSnapshot) -> Synced:
-        """The workspace becomes another snapshot, as flows/sync.py does it."""
+    def sync(self, wanted: StoredSnapshot) -> tuple[Cost, SyncReport]:
+        """The workspace becomes another snapshot."""
         started = self._now()
-        run = RemoteSync(
-            self._attached(), self._store, wanted, self._spec(), None, secrets.token_hex(8)
-        )
-        seconds = {}
-        for step in ("look", "stage", "fetch", "change", "check"):
-            began = time.monotonic()
-            if step == "look":
-                intent = run.begin()
-            elif step == "stage":
-                plan = run.stage()
-            elif step == "fetch":
-                with ThreadPoolExecutor(8) as threads:
-                    parts = list(threads.map(run.sync_part, plan.parts))
-            elif step == "change":
-                run.finish()
-            elif run.check(full=False).difference_count:
-                raise SystemExit("synced wrongly")
-            seconds[step] = time.monotonic() - began
-        run.end()
-        cost = self._since(started)
-        fetched = sum(part.stored_bytes for part in parts) + wanted.manifest_bytes
-        return Synced(cost, fetched, plan.copied_bytes, intent.staged, seconds)
+        with PlainRunner():
+            report = Synchronisation(
+                self._kept, self._attached(), self._machine.id, wanted, Phases()
+            ).run()
+        return self._since(started), report
 
     def _attached(self) -> Session:
         if self._session is None:
             raise SystemExit("enter the machine first")
         return self._session
 
-    def _spec(self) -> WorkspaceSpec:
-        return WorkspaceSpec(_NAME, [str(self.workspace)])
+    @property
+    def _kept(self) -> StoredWorkspace:
+        return StoredWorkspace(WorkspaceSpec(_NAME, [str(self.workspace)]), self._store, None)
 
     def peak_bytes(self) -> int:
         """The agent's highest resident memory so far."""

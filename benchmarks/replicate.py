@@ -8,10 +8,9 @@ links: every machine has a link of its own for all that comes to it, from the st
 store: the store's link is limited instead, and all machines share it.
 kills: machines are killed, with all their processes, while they restore.
 
-The flow runs without a Prefect server (tests/fixtures/plain_flows.py), so that its seconds are
-torpor's. Here all machines start on the cores of one host, where rented ones have their own: the
-link is slow, so that it is the transfer that counts. Every machine's tree is compared with the
-source by a walk of its own.
+The flow runs without a Prefect server, so that its seconds are torpor's. Here all machines start on
+the cores of one host, where rented ones have their own: the link is slow, so that it is the
+transfer that counts. Every machine's tree is compared with the source by a walk of its own.
 """
 
 from __future__ import annotations
@@ -32,12 +31,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from benchmarks.kept import write_result
+from flows import hibernate, replicate
+from flows.fleet import MOST_TASKS
+from tasks.plain_runner import PlainRunner
 from tests.fixtures.machines import destroy_all
-from tests.fixtures.plain_flows import hibernate_plainly, replicate_plainly
 from tests.fixtures.shaping import Shaper
 from tests.fixtures.stores import Server
 from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
-from tests.fixtures.world import World, kill, make_world
+from tests.fixtures.world import WORKSPACE, World, kill, make_world
 from torpor.control.ledger import Ledger
 from torpor.control.measure.host import host_facts
 from torpor.control.remote.restore import Peer, RemoteRestore
@@ -117,7 +118,7 @@ def kills(
     ):
         for name, spares in (("without spares", 0), ("with spares", victims)):
             with _killing(world, shaper, victims) as killed:
-                report = replicate_plainly(world.opened, count=count, spares=spares)
+                report = _replicate(world, count, spares)
             figures[name] = judged(world, truth, report, killed)
             figures[name]["leaked"] = leaks(world)
             destroy_all(world.provider)
@@ -178,7 +179,8 @@ def shaped_world(server: Server, shaper: Shaper, mib: int) -> Iterator[tuple[Wor
         for number in range(mib // 4):
             (workspace / f"noise-{number}").write_bytes(noise.randbytes(4 * MIB))
         truth = print_of(workspace)
-        hibernate_plainly(world.opened)
+        with PlainRunner(world.opened):
+            hibernate.fn(WORKSPACE)
         there = urlsplit(server.endpoint_url)
         port = shaper.relay(there.hostname or "", there.port or 80, what="store")
         world.access = msgspec.structs.replace(
@@ -208,7 +210,7 @@ def _timed(
 ) -> tuple[ReplicateReport, float]:
     shaper.carried.clear()
     started = time.monotonic()
-    report = replicate_plainly(world.opened, count=count)
+    report = _replicate(world, count)
     seconds = time.monotonic() - started
     same = judged(world, truth, report, [])
     if same["identical"] != count or same["not_of_the_report"]:
@@ -241,6 +243,11 @@ def _killing(world: World, shaper: Shaper, victims: int) -> Iterator[list[str]]:
     finally:
         over.set()
         thread.join()
+
+
+def _replicate(world: World, count: int, spares: int = 0) -> ReplicateReport:
+    with PlainRunner(world.opened, at_once=MOST_TASKS):
+        return replicate.fn(WORKSPACE, count=count, spares=spares)
 
 
 def _started(world: World) -> list[Machine]:

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kept import write_result
-from benchmarks.machine import BenchMachine, Synced
+from benchmarks.machine import BenchMachine
 from benchmarks.workspace import change_workspace, make_workspace, tree_bytes
 from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
+from torpor.control.measure.peers import Cost
+from torpor.control.reports import SyncReport
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.values import GIB
+from torpor.shared.values import GIB, StoredSnapshot
 
 MOST_MOVED = 1.3
 """Fetched bytes over those that the change put into the store."""
@@ -64,8 +66,8 @@ def measure(folder: Path, gib: float, share: float, rounds: int) -> dict[str, An
             one.snapshot()
             after = one.newest()
             stored = _new_stored_bytes(one.manifest(before), one.manifest(after))
-            there: list[Synced] = []
-            back: list[Synced] = []
+            there: list[tuple[Cost, SyncReport]] = []
+            back: list[tuple[Cost, SyncReport]] = []
             restores = []
             for _ in range(rounds):
                 back.append(one.sync(before))
@@ -85,8 +87,8 @@ def measure(folder: Path, gib: float, share: float, rounds: int) -> dict[str, An
             "wall_s": restore_s,
             "cpu_s": summed_up([cost.cpu_s for cost in restores]),
         },
-        "sync": _summed(there),
-        "sync back": _summed(back),
+        "sync": _summed(there, after),
+        "sync back": _summed(back, before),
     }
     result["moved_over_changed"] = result["sync"]["fetched_bytes"]["median"] / stored
     result["time_over_restore"] = result["sync"]["wall_s"]["median"] / restore_s["median"]
@@ -99,15 +101,17 @@ def _new_stored_bytes(before: Manifest, after: Manifest) -> int:
     return sum(chunk.stored for chunk in after.chunks if chunk.name not in known)
 
 
-def _summed(runs: list[Synced]) -> dict[str, Any]:
+def _summed(runs: list[tuple[Cost, SyncReport]], wanted: StoredSnapshot) -> dict[str, Any]:
+    """``fetched_bytes`` are with the manifest, ``copied_bytes`` on the machine."""
+    costs, reports = zip(*runs, strict=True)
     return {
-        "wall_s": summed_up([run.cost.wall_s for run in runs]),
-        "cpu_s": summed_up([run.cost.cpu_s for run in runs]),
-        "fetched_bytes": summed_up([run.fetched_bytes for run in runs]),
-        "copied_bytes": summed_up([run.copied_bytes for run in runs]),
-        "files": summed_up([run.files for run in runs]),
+        "wall_s": summed_up([cost.wall_s for cost in costs]),
+        "cpu_s": summed_up([cost.cpu_s for cost in costs]),
+        "fetched_bytes": summed_up([one.stored_bytes + wanted.manifest_bytes for one in reports]),
+        "copied_bytes": summed_up([one.copied_bytes for one in reports]),
+        "files": summed_up([one.written for one in reports]),
         "seconds": {
-            step: summed_up([run.seconds[step] for run in runs]) for step in runs[0].seconds
+            step: summed_up([one.seconds[step] for one in reports]) for step in reports[0].seconds
         },
     }
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from blocks import Workspace
 from flows.flow import flow
 from flows.hibernate import store_workspace
+from flows.phases import Phases
 from tasks.events import BackupFailed, BackupFinished, BackupMissed, emit
 from tasks.opening import open_workspace
 from tasks.retention import apply_retention, judge_snapshots, look_at_newest
@@ -64,7 +65,7 @@ def backup(
         report = BackupReport(opened.spec.name, None, None, verdicts, [])
     else:
         try:
-            report = _take_and_expire(opened, workspace, retention, machine, accept_changed)
+            report = _take_and_expire(opened, retention, machine, accept_changed)
         except Exception as error:
             emit(
                 BackupFailed(
@@ -110,12 +111,11 @@ def check_backup(
 
 def _take_and_expire(
     opened: OpenWorkspace,
-    workspace: Workspace | str,
     retention: Retention,
     machine: str,
     accept_changed: list[str],
 ) -> BackupReport:
-    hibernated, verified = store_workspace(workspace, False, machine, accept_changed)
+    hibernated, verified = store_workspace(opened, Phases(), False, machine, accept_changed)
     verdicts = judge_snapshots(opened, retention, and_a_new_one=False)
     deleted = apply_retention(opened, verified, verdicts)
     emit(BackupFinished(workspace=opened.spec.name, snapshot=verified.snapshot, deleted=deleted))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flows.phases import Phases
-from flows.restoration import Restoration
+from flows.restoration import Arrival
 from flows.tenancy import Tenancy, rented
 from tasks.machines import endpoint_of, open_session
 from tasks.progress import Progress
@@ -65,7 +65,7 @@ class _Candidate:
     kept: bool = False
     stopped_looks: int = 0
     machine: MachineId | None = None
-    work: Restoration | None = None
+    work: Arrival | None = None
     session: Session | None = None
     member: Member | None = None
 
@@ -247,7 +247,7 @@ class Fleet:
         with phases.phase("connect"):
             session = open_session(self._opened, endpoint_of(tenancy.machine))
         with session:
-            work = Restoration(
+            work = Arrival(
                 self._opened,
                 session,
                 tenancy,
@@ -259,13 +259,17 @@ class Fleet:
             with work.begun() as plan:
                 self._keep(candidate, plan)
                 if plan.complete:
-                    return work.complete(plan, self._full_check)
+                    return self._finish(work, plan)
                 with self._member(candidate, work, plan) as member:
                     with phases.phase("restore"):
                         self._fetch(candidate, work, member, plan)
-                    report = work.complete(plan, self._full_check)
+                    report = self._finish(work, plan)
                     self._exchange.linger(member)
                     return report
+
+    def _finish(self, work: Arrival, plan: RestorePlan) -> WakeReport:
+        finished = work.finish(plan, full_check=self._full_check)
+        return work.hand_over(plan, finished, full_check=self._full_check)
 
     def _keep(self, candidate: _Candidate, plan: RestorePlan) -> None:
         """Take one of the places of the fleet; _Surplus where others were faster."""
@@ -282,9 +286,7 @@ class Fleet:
             self._changed.notify_all()
 
     @contextmanager
-    def _member(
-        self, candidate: _Candidate, work: Restoration, plan: RestorePlan
-    ) -> Iterator[Member]:
+    def _member(self, candidate: _Candidate, work: Arrival, plan: RestorePlan) -> Iterator[Member]:
         peer = None
         if self._exchange.passing:
             host = endpoint_of(work.tenancy.machine).host
@@ -298,7 +300,7 @@ class Fleet:
             member.leave()
 
     def _fetch(
-        self, candidate: _Candidate, work: Restoration, member: Member, plan: RestorePlan
+        self, candidate: _Candidate, work: Arrival, member: Member, plan: RestorePlan
     ) -> None:
         tasks = min(self._tasks, max(1, len(plan.parts)))
         together = -(-TOGETHER // tasks)

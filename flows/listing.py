@@ -12,6 +12,7 @@ import msgspec
 
 from blocks import Workspace
 from tasks.opening import open_workspace
+from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
 from torpor.control.store import snapshots
 from torpor.control.upkeep import differences
@@ -35,7 +36,6 @@ __all__ = [
     "list_snapshots",
 ]
 
-NEWEST: Final = "newest"
 PREVIOUS: Final = "previous"
 
 

@@ -1,14 +1,15 @@
-"""Restoration: one snapshot on one machine, from the plan until the machine is handed over."""
+"""Restoration: one snapshot on one machine, from the plan until every byte was compared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from flows.parts import do_parts
 from flows.phases import Phases
 from flows.tenancy import Tenancy
 from tasks.machines import endpoint_of
-from tasks.restore import begin_restore, check_restore, finish_restore
+from tasks.restore import begin_restore, check_restore, finish_restore, restore_part
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.restore import Finished, RemoteRestore, RestorePlan
 from torpor.control.remote.session import Session
@@ -18,8 +19,59 @@ from torpor.shared.values import StoredSnapshot
 
 
 class Restoration:
-    """The order of one machine's restore. Fetching the parts lies between ``begun`` and
-    ``complete``, and differs: a wake asks the store, a replica its peers too."""
+    """The order of one machine's restore: ``begun``, ``fetch``, ``finish``. ``resume``: an earlier
+    run may have begun it."""
+
+    def __init__(
+        self, remote: RemoteRestore, flow: str, phases: Phases, *, resume: bool = False
+    ) -> None:
+        self.remote = remote
+        self.phases = phases
+        self._flow = flow
+        self._resume = resume
+
+    @contextmanager
+    def begun(self) -> Iterator[RestorePlan]:
+        """Hold the workspace on the machine, and give it back however this ends."""
+        try:
+            with self.phases.phase("plan"):
+                plan = begin_restore(self.remote, resume=self._resume)
+            yield plan
+        finally:
+            with suppress(TorporError):  # the agent gives up by itself when it cannot be told
+                self.remote.end()
+
+    def restore(self, plan: RestorePlan, *, full_check: bool = True) -> Finished:
+        """Fetch everything from the store, and finish."""
+        if not plan.complete:
+            with self.phases.phase("restore"):
+                self._fetch(plan)
+        return self.finish(plan, full_check=full_check)
+
+    def finish(self, plan: RestorePlan, *, full_check: bool) -> Finished:
+        """Attributes and links, and the check, once every part was fetched."""
+        if plan.complete:
+            return Finished(plan.files, plan.bytes, [], 0)
+        with self.phases.phase("finish"):
+            finished = finish_restore(self.remote)
+        with self.phases.phase("check"):
+            check_restore(self.remote, full_check)
+        return finished
+
+    def _fetch(self, plan: RestorePlan) -> None:
+        wanted = self.remote.wanted
+        do_parts(
+            f"{self._flow}-{wanted.workspace}-progress",
+            f"Workspace {wanted.workspace} from {wanted.snapshot}",
+            sum(part.bytes for part in plan.parts),
+            plan.parts,
+            lambda part, progress: restore_part.submit(self.remote, part, progress),
+        )
+
+
+class Arrival(Restoration):
+    """A restoration after which the machine is handed over. A wake restores from the store, a
+    replica fetches from its peers too and then finishes."""
 
     def __init__(
         self,
@@ -30,10 +82,7 @@ class Restoration:
         run: str,
         phases: Phases,
     ) -> None:
-        self.opened = opened
-        self.tenancy = tenancy
-        self.phases = phases
-        self.remote = RemoteRestore(
+        remote = RemoteRestore(
             session,
             opened.store,
             wanted,
@@ -42,40 +91,28 @@ class Restoration:
             parts=opened.spec.parts,
             part_bytes=opened.spec.part_bytes,
         )
+        super().__init__(remote, "wake", phases, resume=not tenancy.fresh)
+        self.tenancy = tenancy
 
     @contextmanager
     def begun(self) -> Iterator[RestorePlan]:
-        """Hold the workspace on the machine, and give it back however this ends."""
         try:
-            with self.phases.phase("plan"):
-                plan = begin_restore(self.remote, resume=not self.tenancy.fresh)
-            if not plan.complete:
-                self.tenancy.holds_nothing_else()
-            yield plan
+            with super().begun() as plan:
+                if not plan.complete:
+                    self.tenancy.holds_nothing_else()
+                yield plan
         except RestoreUnfinished:  # of another snapshot, and nothing else
             self.tenancy.holds_nothing_else()
             raise
-        finally:
-            with suppress(TorporError):  # the agent gives up by itself when it cannot be told
-                self.remote.end()
 
-    def complete(self, plan: RestorePlan, full_check: bool) -> WakeReport:
-        """Attributes and links, the check, and then the machine is the user's."""
-        finished = Finished(plan.files, plan.bytes, [], 0)
-        if not plan.complete:
-            with self.phases.phase("finish"):
-                finished = finish_restore(self.remote)
-            with self.phases.phase("check"):
-                check_restore(self.remote, full_check)
+    def hand_over(self, plan: RestorePlan, finished: Finished, *, full_check: bool) -> WakeReport:
+        """The machine is the user's from here on."""
         self.tenancy.hand_over()
-        return self._report(plan, finished, full_check)
-
-    def _report(self, plan: RestorePlan, finished: Finished, full_check: bool) -> WakeReport:
         machine = self.tenancy.machine
         endpoint = endpoint_of(machine)
         wanted = self.remote.wanted
         return WakeReport(
-            workspace=self.opened.spec.name,
+            workspace=wanted.workspace,
             snapshot=wanted.snapshot,
             root=wanted.root,
             machine=machine.id,

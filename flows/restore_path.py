@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from blocks import Workspace
 from flows.flow import flow
 from flows.phases import Phases
-from tasks.machines import endpoint_of, find_machine, open_session, own_machine
+from flows.restoration import Restoration
+from tasks.machines import chosen_machine, endpoint_of, open_session
 from tasks.opening import open_workspace, probe_store
-from tasks.progress import Progress
 from tasks.restore import (
     NEWEST,
-    begin_restore,
-    check_restore,
     choose_path,
-    finish_restore,
     pick_snapshot,
-    restore_part,
 )
 from tasks.runner import runner
-from tasks.workspace import OpenWorkspace
 from torpor.control.remote.paths import RemotePath
-from torpor.control.remote.restore import RestorePlan
 from torpor.control.upkeep.reports import PathReport
-from torpor.shared.errors import TorporError
 
 
 @flow("restore-path")
@@ -58,7 +49,7 @@ def restore_path(
         probe_store(opened)
         wanted = pick_snapshot(opened, snapshot)
         chosen = choose_path(opened, wanted, path)
-        live = own_machine(machine) if "@" in machine else find_machine(opened, machine)
+        live = chosen_machine(opened, machine)
         session = open_session(opened, endpoint_of(live))
     with session:
         restore = RemotePath(
@@ -72,17 +63,9 @@ def restore_path(
             aside=move_aside,
             spec=opened.spec,
         )
-        try:
-            with phases.phase("plan"):
-                plan = begin_restore(restore, resume=False)
-            with phases.phase("restore"):
-                _restore_parts(opened, restore, plan)
-                finished = finish_restore(restore)
-            with phases.phase("check"):
-                check_restore(restore, full=True)
-        finally:
-            with suppress(TorporError):  # the agent gives up by itself when it cannot be told
-                restore.end()
+        work = Restoration(restore, "restore-path", phases)
+        with work.begun() as plan:
+            finished = work.restore(plan)
     report = PathReport(
         workspace=opened.spec.name,
         snapshot=wanted.snapshot,
@@ -101,16 +84,3 @@ def restore_path(
         description=f"{path} of snapshot {wanted.snapshot} is at {report.restored_to}",
     )
     return report
-
-
-def _restore_parts(opened: OpenWorkspace, restore: RemotePath, plan: RestorePlan) -> None:
-    name = opened.spec.name
-    progress = Progress(
-        f"restore-path-{name}-progress",
-        f"Workspace {name} from {restore.wanted.snapshot}",
-        sum(part.bytes for part in plan.parts),
-    )
-    futures = [restore_part.submit(restore, part, progress) for part in plan.parts]
-    for future in futures:
-        future.result()
-    progress.done()

@@ -12,8 +12,9 @@ from datetime import datetime, timezone
 from blocks import Workspace
 from flows import listing
 from flows.flow import flow
-from flows.listing import NEWEST, PREVIOUS
+from flows.listing import PREVIOUS
 from tasks.opening import open_workspace
+from tasks.restore import NEWEST
 from tasks.retention import delete_one, pin_one, unpin_one
 from tasks.runner import runner
 from torpor.control.reports import Row

@@ -8,19 +8,19 @@ from typing import Final
 from blocks import Workspace
 from flows.flow import flow
 from flows.hibernate import store_workspace
+from flows.parts import do_parts
 from flows.phases import Phases
-from tasks.machines import endpoint_of, find_machine, open_session, own_machine
+from tasks.machines import chosen_machine, endpoint_of, open_session
 from tasks.opening import open_workspace, probe_store
-from tasks.progress import Progress
 from tasks.restore import NEWEST, pick_snapshot
 from tasks.runner import runner
 from tasks.sync import begin_sync, check_sync, finish_sync, stage, sync_part
-from tasks.workspace import OpenWorkspace
+from tasks.workspace import StoredWorkspace
 from torpor.control.remote.session import Session
 from torpor.control.remote.sync import RemoteSync, SyncPlan
 from torpor.control.reports import SyncReport
 from torpor.shared.errors import StillChanging, TorporError
-from torpor.shared.values import Machine, SnapshotId, StoredSnapshot
+from torpor.shared.values import MachineId, SnapshotId, StoredSnapshot
 
 MAX_ROUNDS: Final = 3
 """Tries before giving up on a machine whose files change while they are synced."""
@@ -55,16 +55,16 @@ def sync(
         opened = open_workspace(workspace)
         probe_store(opened)
         wanted = pick_snapshot(opened, snapshot)
-        live = own_machine(machine) if "@" in machine else find_machine(opened, machine)
+        live = chosen_machine(opened, machine)
     saved: SnapshotId | None = None
     if save_first:
         with phases.phase("save"):
-            saved = store_workspace(workspace, False, machine, [])[0].snapshot
+            saved = store_workspace(opened, Phases(), machine=machine)[0].snapshot
     with phases.phase("connect"):
         session = open_session(opened, endpoint_of(live))
     with session:
-        report = _Synchronisation(opened, session, live, wanted, saved, phases).run(
-            discard_local=discard_local, full_check=full_check
+        report = Synchronisation(opened, session, live.id, wanted, phases).run(
+            saved=saved, discard_local=discard_local, full_check=full_check
         )
     runner().table(
         key=f"sync-{opened.spec.name}",
@@ -74,38 +74,42 @@ def sync(
     return report
 
 
-class _Synchronisation:
-    """The order of one run, once the machine is attached to."""
+class Synchronisation:
+    """The order of one sync over an open session."""
 
     def __init__(
         self,
-        opened: OpenWorkspace,
+        workspace: StoredWorkspace,
         session: Session,
-        machine: Machine,
+        machine: MachineId,
         wanted: StoredSnapshot,
-        saved: SnapshotId | None,
         phases: Phases,
     ) -> None:
-        self._opened = opened
+        self._workspace = workspace
         self._session = session
         self._machine = machine
         self._wanted = wanted
-        self._saved = saved
         self._phases = phases
 
-    def run(self, *, discard_local: bool, full_check: bool) -> SyncReport:
+    def run(
+        self,
+        *,
+        saved: SnapshotId | None = None,
+        discard_local: bool = False,
+        full_check: bool = False,
+    ) -> SyncReport:
         for number in range(1, MAX_ROUNDS + 1):
             remote = RemoteSync(
                 self._session,
-                self._opened.store,
+                self._workspace.store,
                 self._wanted,
-                self._opened.spec,
-                self._opened.key,
+                self._workspace.spec,
+                self._workspace.key,
                 f"{runner().run}-sync-{number}",
                 discard_local=discard_local,
             )
             try:
-                return self._round(remote, full_check)
+                return self._round(remote, saved, full_check)
             except StillChanging as error:
                 # somebody works there: look again, and keep or refuse what they changed
                 if number == MAX_ROUNDS:
@@ -116,7 +120,7 @@ class _Synchronisation:
                     remote.end()
         raise AssertionError("the last round returns or raises")
 
-    def _round(self, remote: RemoteSync, full_check: bool) -> SyncReport:
+    def _round(self, remote: RemoteSync, saved: SnapshotId | None, full_check: bool) -> SyncReport:
         with self._phases.phase("look"):
             intent = begin_sync(remote)
         with self._phases.phase("stage"):
@@ -128,12 +132,12 @@ class _Synchronisation:
         with self._phases.phase("check"):
             check_sync(remote, full_check)
         return SyncReport(
-            workspace=self._opened.spec.name,
+            workspace=self._workspace.spec.name,
             snapshot=self._wanted.snapshot,
             root=self._wanted.root,
             last=intent.last,
-            saved=self._saved,
-            machine=self._machine.id,
+            saved=saved,
+            machine=self._machine,
             roots=intent.roots,
             files=intent.files,
             bytes=intent.bytes,
@@ -151,13 +155,11 @@ class _Synchronisation:
         )
 
     def _fetch(self, remote: RemoteSync, plan: SyncPlan) -> None:
-        name = self._opened.spec.name
-        progress = Progress(
+        name = self._workspace.spec.name
+        do_parts(
             f"sync-{name}-progress",
             f"Workspace {name} to {self._wanted.snapshot}",
             sum(part.bytes for part in plan.parts),
+            plan.parts,
+            lambda part, progress: sync_part.submit(remote, part, progress),
         )
-        futures = [sync_part.submit(remote, part, progress) for part in plan.parts]
-        for future in futures:
-            future.result()
-        progress.done()

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 from blocks import Workspace
 from flows.drill_machine import drill_machine, end_left_drills
 from flows.flow import flow
+from flows.parts import do_parts
 from flows.phases import Phases
+from flows.restoration import Restoration
 from tasks.events import SnapshotVerified, VerificationFailed, emit
-from tasks.machines import endpoint_of, find_machine, open_session, own_machine
+from tasks.machines import chosen_machine, endpoint_of, open_session
 from tasks.opening import open_workspace, probe_store
-from tasks.progress import Progress
 from tasks.restore import (
-    begin_restore,
-    check_restore,
-    finish_restore,
     pick_snapshot,
-    restore_part,
 )
 from tasks.runner import runner
 from tasks.verification import examine_packs, judge_verified, look_at_objects, pick_snapshots
@@ -29,7 +26,7 @@ from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
 from torpor.control.upkeep.verification import Survey
 from torpor.control.upkeep.verify_report import Depth, VerifyReport
-from torpor.shared.errors import InvalidInput, SnapshotDamaged, TorporError
+from torpor.shared.errors import InvalidInput, SnapshotDamaged
 from torpor.shared.values import SnapshotId
 
 MOST_PARTS: Final = 64
@@ -92,7 +89,7 @@ def _reader(opened: OpenWorkspace, wanted: str, phases: Phases) -> Iterator[Sess
     )
     if wanted or has_one:
         with phases.phase("connect"):
-            live = own_machine(wanted) if "@" in wanted else find_machine(opened, wanted)
+            live = chosen_machine(opened, wanted)
             session = open_session(opened, endpoint_of(live))
         with session:
             yield session
@@ -105,17 +102,18 @@ def _examine(opened: OpenWorkspace, session: Session, found: Survey) -> None:
     works = [PackWork(pack, chunks) for pack, chunks in found.works()]
     parts = _shares(works)
     name = opened.spec.name
-    progress = Progress(f"verify-{name}-progress", f"Workspace {name}, every hash", found.bytes)
-    futures = [
-        examine_packs.submit(
-            Examination(session, opened.store, name, opened.key, part), number, progress
-        )
-        for number, part in enumerate(parts)
-    ]
-    for future in futures:
-        for one in future.result():
+    examined = do_parts(
+        f"verify-{name}-progress",
+        f"Workspace {name}, every hash",
+        found.bytes,
+        list(enumerate(parts)),
+        lambda part, progress: examine_packs.submit(
+            Examination(session, opened.store, name, opened.key, part[1]), part[0], progress
+        ),
+    )
+    for packs in examined:
+        for one in packs:
             found.heard(one.pack, one.fault, one.damaged)
-    progress.done()
 
 
 def _shares(works: Sequence[PackWork]) -> list[list[PackWork]]:
@@ -136,32 +134,20 @@ def _drill(
     for snapshot in wanted:
         if not found.readable(snapshot):
             continue
-        with drill_machine(opened, phases) as session, phases.phase("restore"):
+        with drill_machine(opened, phases) as session:
             try:
-                _restore(opened, session, snapshot)
+                _restore(opened, session, snapshot, phases)
             except SnapshotDamaged as fault:
                 found.blame(snapshot, f"the drill failed: {fault}")
 
 
-def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId) -> None:
+def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId, phases: Phases) -> None:
     stored = pick_snapshot(opened, snapshot)
     run = f"{runner().run}-{snapshot}"
-    restore = RemoteRestore(session, opened.store, stored, opened.key, run, parts=opened.spec.parts)
-    try:
-        plan = begin_restore(restore, resume=False)
-        name = opened.spec.name
-        progress = Progress(
-            f"verify-{name}-progress", f"Workspace {name}, drill of {snapshot}", plan.bytes
-        )
-        futures = [restore_part.submit(restore, part, progress) for part in plan.parts]
-        for future in futures:
-            future.result()
-        finish_restore(restore)
-        check_restore(restore, True)
-        progress.done()
-    finally:
-        with suppress(TorporError):  # the machine goes anyway
-            restore.end()
+    remote = RemoteRestore(session, opened.store, stored, opened.key, run, parts=opened.spec.parts)
+    work = Restoration(remote, "verify", phases)
+    with work.begun() as plan:
+        work.restore(plan)
 
 
 def _tell(opened: OpenWorkspace, found: Survey, report: VerifyReport) -> None:

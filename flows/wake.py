@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Final
 
 from blocks import Workspace
 from flows.flow import flow
 from flows.phases import Phases
-from flows.restoration import Restoration
+from flows.restoration import Arrival
 from flows.tenancy import Tenancy, rented
 from tasks.machines import endpoint_of, find_offers, open_session, take_lease
 from tasks.opening import open_workspace, probe_store
-from tasks.progress import Progress
-from tasks.restore import pick_snapshot, restore_part
+from tasks.restore import NEWEST, pick_snapshot
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
-from torpor.control.remote.restore import RemoteRestore, RestorePlan
 from torpor.control.reports import WakeReport
 from torpor.shared.errors import RestoreUnfinished
 from torpor.shared.values import StoredSnapshot
-
-NEWEST: Final = "newest"
 
 
 @flow("wake")
@@ -69,12 +64,10 @@ def _bring(
         with phases.phase("connect"):
             session = open_session(opened, endpoint_of(tenancy.machine))
         with session:
-            work = Restoration(opened, session, tenancy, wanted, runner().run, phases)
+            work = Arrival(opened, session, tenancy, wanted, runner().run, phases)
             with work.begun() as plan:
-                if not plan.complete:
-                    with phases.phase("restore"):
-                        _restore_parts(opened, work.remote, plan)
-                return work.complete(plan, full_check)
+                finished = work.restore(plan, full_check=full_check)
+                return work.hand_over(plan, finished, full_check=full_check)
 
 
 @contextmanager
@@ -89,16 +82,3 @@ def _tenancy(opened: OpenWorkspace, own: str, phases: Phases) -> Iterator[Tenanc
             lease, fresh = take_lease(opened)
             tenancy = renting.enter_context(rented(opened, offers, lease, fresh))
         yield tenancy
-
-
-def _restore_parts(opened: OpenWorkspace, restore: RemoteRestore, plan: RestorePlan) -> None:
-    name = opened.spec.name
-    progress = Progress(
-        f"wake-{name}-progress",
-        f"Workspace {name} from {restore.wanted.snapshot}",
-        sum(part.bytes for part in plan.parts),
-    )
-    futures = [restore_part.submit(restore, part, progress) for part in plan.parts]
-    for future in futures:
-        future.result()
-    progress.done()

@@ -58,6 +58,12 @@ def find_machine(opened: OpenWorkspace, wanted: str) -> Machine:
     )
 
 
+def chosen_machine(opened: OpenWorkspace, wanted: str) -> Machine:
+    """The machine that a person chose in a form: its id, user@host:port, or nothing for the
+    workspace's only machine."""
+    return own_machine(wanted) if "@" in wanted else find_machine(opened, wanted)
+
+
 @step("open session")
 def open_session(opened: OpenWorkspace, endpoint: Endpoint) -> Session:
     """SSH to the machine, the agent installed and attached to."""

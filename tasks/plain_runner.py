@@ -37,7 +37,7 @@ class PlainRunner:
     """The runner of the context that enters it, until it is left. It knows these workspaces.
 
     ``retries`` limits those of each step; ``wait_factor`` makes their waits shorter or longer.
-    ``before`` hears the name of each step before it begins, and may raise. ``told`` hears events.
+    ``before`` hears the label of each step before it begins, and may raise. ``told`` hears events.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PlainRunner:
             except Exception as error:
                 if not step.retries.again(error):
                     raise
-                self.log.warning("%s failed, again: %s", step.name, error)
+                self.log.warning("%s failed, again: %s", step.label(*args, **kwargs), error)
             time.sleep(wait_s * self._wait_factor)
         return self._once(step, *args, **kwargs)
 
@@ -109,5 +109,5 @@ class PlainRunner:
 
     def _once(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._before is not None:
-            self._before(step.name)
+            self._before(step.label(*args, **kwargs))
         return step.function(*args, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tasks.progress import Progress
 from tasks.retrying import WHILE_BUSY
 from tasks.step import step
-from tasks.workspace import OpenWorkspace
+from tasks.workspace import StoredWorkspace
 from torpor.control.remote.paths import Chosen
 from torpor.control.remote.restore import (
     Checked,
@@ -24,7 +24,7 @@ NEWEST = "newest"
 
 
 @step("pick snapshot")
-def pick_snapshot(opened: OpenWorkspace, wanted: str) -> StoredSnapshot:
+def pick_snapshot(opened: StoredWorkspace, wanted: str) -> StoredSnapshot:
     """The newest snapshot or the named one; its manifest is read and checked here, so that a
     wrong key or a damaged manifest costs no machine."""
     name = None if wanted in ("", NEWEST) else snapshot_id(wanted)
@@ -34,7 +34,7 @@ def pick_snapshot(opened: OpenWorkspace, wanted: str) -> StoredSnapshot:
 
 
 @step("choose path")
-def choose_path(opened: OpenWorkspace, wanted: StoredSnapshot, path: str) -> Chosen:
+def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> Chosen:
     """The entry that ``path`` names in a snapshot; InvalidInput says what is near it."""
     return Chosen(*entry_at(read_manifest(opened.store, wanted, opened.seal), path))
 

@@ -8,7 +8,7 @@ from tasks.events import SnapshotCommitted, SnapshotVerified, VerificationFailed
 from tasks.progress import Progress
 from tasks.retrying import ONCE, WHILE_BUSY
 from tasks.step import step
-from tasks.workspace import OpenWorkspace
+from tasks.workspace import StoredWorkspace
 from torpor.control.remote.session import Session
 from torpor.control.remote.snapshot import Committed, PartPlan, PartReport, RemoteSnapshot, Scan
 from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
@@ -66,7 +66,7 @@ def commit(
 
 
 @step("verify")
-def verify(opened: OpenWorkspace, snapshot: RemoteSnapshot, stored: StoredSnapshot) -> Verified:
+def verify(opened: StoredWorkspace, snapshot: RemoteSnapshot, stored: StoredSnapshot) -> Verified:
     """Read the manifest back and compare every pack with what the store says it has."""
     try:
         verified = verify_snapshot(opened.store, stored, opened.seal, snapshot.reread)
@@ -86,7 +86,7 @@ def verify(opened: OpenWorkspace, snapshot: RemoteSnapshot, stored: StoredSnapsh
 
 @step("confirm")
 def confirm(
-    opened: OpenWorkspace,
+    opened: StoredWorkspace,
     snapshot: RemoteSnapshot,
     verified: Verified,
     machine: Machine,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Generic, ParamSpec, TypeVar
 
 from tasks.retrying import USUAL, Retries
@@ -30,6 +31,12 @@ class Step(Generic[P, R]):
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
         return runner().submit(self, *args, **kwargs)
+
+    def label(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """The name of one call: ``scan 2``."""
+        if self.run_name is None:
+            return self.name
+        return self.run_name.format(**signature(self.function).bind(*args, **kwargs).arguments)
 
 
 def step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tasks.progress import Progress
+from tasks.restore import NEWEST
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.examination import Examination, ExaminedPack
@@ -12,7 +13,6 @@ from torpor.control.store.snapshots import find_snapshot, newest_snapshot
 from torpor.control.upkeep.verification import SnapshotVerdict, Survey, survey, to_verify
 from torpor.shared.values import SnapshotId, snapshot_id
 
-NEWEST = "newest"
 ALL = "all"
 
 

@@ -37,7 +37,7 @@ from torpor.control.remote import bundle
 from torpor.shared.errors import TorporError
 
 
-class Step(msgspec.Struct, frozen=True):
+class Moment(msgspec.Struct, frozen=True):
     """A moment of a run: the ``call``-th call of ``what``, by any thread, begins or is over."""
 
     what: str  # module:function or module:Class.method, as its caller finds it
@@ -57,7 +57,7 @@ class Order(msgspec.Struct, frozen=True):
     source: str  # where the agent's packages are
     out: str
     phases: str
-    dies_at: Step | None = None
+    dies_at: Moment | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -127,11 +127,11 @@ def _carry_out(order: Order, work: Callable[[Order], object]) -> int:
 
 
 @contextmanager
-def _dying_at(step: Step | None) -> Iterator[None]:
-    if step is None:
+def _dying_at(moment: Moment | None) -> Iterator[None]:
+    if moment is None:
         yield
         return
-    module, _, name = step.what.partition(":")
+    module, _, name = moment.what.partition(":")
     *owners, last = name.split(".")
     owner: Any = importlib.import_module(module)
     for part in owners:
@@ -140,10 +140,10 @@ def _dying_at(step: Step | None) -> Iterator[None]:
     begun, over = itertools.count(1), itertools.count(1)  # each next() is one step of the GIL
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        if next(begun) == step.call and not step.over:
+        if next(begun) == moment.call and not moment.over:
             os.kill(os.getpid(), signal.SIGKILL)
         result = original(*args, **kwargs)
-        if next(over) == step.call and step.over:
+        if next(over) == moment.call and moment.over:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 

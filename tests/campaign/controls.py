@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 import torpor
-from tests.campaign.control import Order, Outcome, Step
+from tests.campaign.control import Moment, Order, Outcome
 from tests.fixtures.short_agent import SMALL_PARTS, SOON_ABANDONED, Change, copy_agent
 from tests.fixtures.world import Access
 from torpor.control.ports import free_ports
@@ -126,7 +126,7 @@ class Controls:
         flow: str,
         options: dict[str, Any],
         by_prefect: bool = False,
-        dies_at: Step | None = None,
+        dies_at: Moment | None = None,
     ) -> Control:
         """A control side that begins now."""
         order = self._order(flow, options, dies_at)
@@ -160,7 +160,7 @@ class Controls:
                 os.killpg(self._server.pid, signal.SIGKILL)
             self._server.wait()
 
-    def _order(self, flow: str, options: dict[str, Any], dies_at: Step | None = None) -> Order:
+    def _order(self, flow: str, options: dict[str, Any], dies_at: Moment | None = None) -> Order:
         folder = self._folder / "runs" / secrets.token_hex(6)
         folder.mkdir(parents=True)
         access, source = str(self._access), str(self._source)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from benchmarks.replicate import forget_leases, leaks
-from tests.campaign.control import Outcome, Step
+from tests.campaign.control import Moment, Outcome
 from tests.campaign.controls import Control, Controls
 from tests.campaign.judge import Judge
 from tests.fixtures.fault_proxy import Fault
@@ -39,16 +39,16 @@ FINISH = "torpor.control.remote.restore:RemoteRestore.finish"
 CHECK = "torpor.control.remote.restore:RemoteRestore.check"
 HAND_OVER = "torpor.control.ledger:Ledger.hand_over"
 ENDING = "torpor.control.providers.local:remove_contents"
-STEPS: Final = (
-    (Step(LEASE, 2, over=True), 0),
-    (Step(CREATE, 1, over=True), 0),
-    (Step(REACHABLE, 2, over=True), 0),
-    (Step(BEGIN, 1, over=True), 0),
-    (Step(PART, 4, over=True), 0),
-    (Step(FINISH, 1, over=True), 0),
-    (Step(CHECK, 1, over=True), 0),
-    (Step(HAND_OVER, 1, over=True), 0),
-    (Step(ENDING), 1),
+MOMENTS: Final = (
+    (Moment(LEASE, 2, over=True), 0),
+    (Moment(CREATE, 1, over=True), 0),
+    (Moment(REACHABLE, 2, over=True), 0),
+    (Moment(BEGIN, 1, over=True), 0),
+    (Moment(PART, 4, over=True), 0),
+    (Moment(FINISH, 1, over=True), 0),
+    (Moment(CHECK, 1, over=True), 0),
+    (Moment(HAND_OVER, 1, over=True), 0),
+    (Moment(ENDING), 1),
 )
 """With how many spares: one that is not needed is destroyed."""
 
@@ -62,7 +62,7 @@ class Fleets:
         self.truth = truth
         self._judge = Judge(world)
 
-    def start(self, dies_at: Step | None = None, **options: Any) -> Control:
+    def start(self, dies_at: Moment | None = None, **options: Any) -> Control:
         fleet = {"count": COUNT, "peers": "always", **options}
         return self.controls.start("replicate", fleet, dies_at=dies_at)
 
@@ -138,11 +138,11 @@ def fleets(made: Fleets) -> Iterator[Fleets]:
     forget_leases(made.world)
 
 
-@pytest.mark.parametrize(("step", "spares"), STEPS, ids=lambda given: str(given))
+@pytest.mark.parametrize(("moment", "spares"), MOMENTS, ids=lambda given: str(given))
 def test_a_fleet_killed_at_any_step_is_completed_by_the_next(
-    fleets: Fleets, step: Step, spares: int
+    fleets: Fleets, moment: Moment, spares: int
 ) -> None:
-    assert fleets.end(fleets.start(step, spares=spares)) is None, "it was not killed"
+    assert fleets.end(fleets.start(moment, spares=spares)) is None, "it was not killed"
     fleets.is_completed()
 
 
@@ -151,7 +151,7 @@ def test_a_hand_over_that_comes_after_the_death_of_its_sender_changes_nothing(
 ) -> None:
     proxy = fleets.world.proxy
     proxy.clear()
-    control = fleets.start(Step(HAND_OVER, 2))
+    control = fleets.start(Moment(HAND_OVER, 2))
     asked = proxy.requests
     until(lambda: sum(_writes_lease(*one) for one in list(asked)) == COUNT, "leases are there")
     proxy.add(Fault("delay", _writes_lease, delay_s=2.0))
@@ -161,14 +161,14 @@ def test_a_hand_over_that_comes_after_the_death_of_its_sender_changes_nothing(
 
 def test_what_a_killed_fleet_left_of_another_snapshot_takes_no_place(fleets: Fleets) -> None:
     older = fleets.world.snapshots()[-1].snapshot
-    assert fleets.end(fleets.start(Step(PART, 4, over=True), snapshot=older)) is None
+    assert fleets.end(fleets.start(Moment(PART, 4, over=True), snapshot=older)) is None
     assert len(fleets.world.machines()) == COUNT
     fleets.is_completed()
 
 
 def test_a_wake_ends_what_was_left_of_another_snapshot_and_comes_through(fleets: Fleets) -> None:
     older = fleets.world.snapshots()[-1].snapshot
-    killed = fleets.start(Step(PART, 4, over=True), snapshot=older, count=1)
+    killed = fleets.start(Moment(PART, 4, over=True), snapshot=older, count=1)
     assert fleets.end(killed) is None
     (left,) = fleets.world.machines()
     outcome = fleets.end(fleets.controls.start("wake", {}))

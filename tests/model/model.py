@@ -24,7 +24,13 @@ from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.pins import pin, pinned_ids, unpin
 from torpor.control.upkeep.prune import PrunePlan, PruneRules, carry_out, plan_prune
 from torpor.control.upkeep.verification import survey, to_verify
-from torpor.shared.errors import SnapshotKept, SnapshotMissing, StillChanging, TorporError
+from torpor.shared.errors import (
+    GrantExpired,
+    SnapshotKept,
+    SnapshotMissing,
+    StillChanging,
+    TorporError,
+)
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.names import marks_prefix, pack_key, packs_prefix
 from torpor.shared.values import KIB, ObjectKey, SnapshotId
@@ -209,7 +215,7 @@ class Model:
         if machine is None:
             return NOTHING
         machine.under_way = machine.agent.snapshot_steps()
-        stop = self.rng.choice(["begun", "scanned", "stored", "compared", "compared"])
+        stop = self.rng.choice(["begin", "scan", "store", "compare", "compare"])
         while machine.under_way is not None and not self._one_step(machine).startswith(stop):
             continue
         for _ in range(self.rng.choice([1, len(self._snapshots), 2 * len(self._snapshots)])):
@@ -229,10 +235,10 @@ class Model:
         except StopIteration:
             machine.under_way = None
             return "ended"
-        except (StillChanging, SnapshotMissing):
+        except (GrantExpired, StillChanging, SnapshotMissing):
             self._abort(machine)
             return "given up"
-        if done == "committed":
+        if done == "commit":
             self._learn(machine)
         return done
 
@@ -425,7 +431,7 @@ class Model:
 
     def _killed(self, work: Callable[[], object], most: int = KILL_STEPS) -> str:
         def tolerant() -> None:
-            with contextlib.suppress(StillChanging, SnapshotMissing):
+            with contextlib.suppress(GrantExpired, StillChanging, SnapshotMissing):
                 work()
 
         killed = killed_at_request(self.store, self.rng.randint(1, most), tolerant)

@@ -159,7 +159,7 @@ def test_packs_of_an_unfinished_run_are_left_alone(machine: NearAgent, store: Cl
     machine.snapshot()
     fill(machine, 2, "new")
     steps = machine.snapshot_steps()
-    while not next(steps).startswith("stored"):
+    while not next(steps).startswith("store part"):
         pass
     machine.restart()  # kill -9
     store.advance(YOUNG_S - 1)
@@ -178,11 +178,11 @@ def test_a_run_does_not_commit_what_was_marked_since_it_began(
     fill(machine, 2, "new")
     store.advance(YOUNG_S)
     steps = machine.snapshot_steps()
-    assert next(steps) == "begun"
+    assert next(steps) == "begin snapshot"
     delete(store, base)
     assert len(prune(machine, PruneRules(without_snapshots=True)).plan.unnamed) == 1
     done = list(steps)
-    assert "stored 0 of 2" in done  # what the base held was stored anew
+    assert "store part 0 of pass 2" in done  # what the base held was stored anew
     store.advance(GRACE_S)
     assert prune(machine).freed.packs == 1
     assert restorable(machine, tmp_path) == 1
@@ -194,12 +194,12 @@ def test_a_mark_that_comes_after_the_look_waits_for_the_commit(
     base = machine.snapshot()
     store.advance(YOUNG_S)
     steps = machine.snapshot_steps()
-    while not next(steps).startswith("compared"):
+    while not next(steps).startswith("compare packs"):
         pass
     delete(store, base)
     marked = prune(machine, PruneRules(without_snapshots=True)).plan.unnamed
     store.advance(COMMIT_S)
-    assert "committed" in list(steps)  # it names what is marked
+    assert "commit" in list(steps)  # it names what is marked
     store.advance(10 * GRACE_S)
     done = prune(machine)
     assert done.plan.free == []
@@ -214,14 +214,14 @@ def test_a_commit_after_its_hour_is_refused_and_made_anew(
     base = machine.snapshot()
     store.advance(YOUNG_S)
     steps = machine.snapshot_steps()
-    while not next(steps).startswith("compared"):
+    while not next(steps).startswith("compare packs"):
         pass
     delete(store, base)
     rules = PruneRules(without_snapshots=True)
     prune(machine, rules)
     store.advance(GRACE_S)
     assert prune(machine, rules).freed.packs == 1
-    assert "committed" in list(steps)
+    assert "commit" in list(steps)
     assert restorable(machine, tmp_path) == 1
 
 
@@ -253,15 +253,15 @@ def test_a_marked_pack_is_named_by_no_later_snapshot_though_another_names_it(
     base = machine.snapshot()
     store.advance(YOUNG_S)
     steps = machine.snapshot_steps()
-    while not next(steps).startswith("compared"):
+    while not next(steps).startswith("compare packs"):
         pass
     delete(store, base)
     (doomed,) = prune(machine, PruneRules(without_snapshots=True)).plan.unnamed
     *_, x = steps  # names the marked pack
     y_steps = other.snapshot_steps()
-    assert next(y_steps) == "begun"  # knows X
+    assert next(y_steps) == "begin snapshot"  # knows X
     delete(store, SnapshotId(x))
-    assert "committed" in list(y_steps)
+    assert "commit" in list(y_steps)
     store.advance(GRACE_S)
     assert prune(machine).freed.packs == 1
     assert doomed.id not in {key.rsplit("/")[-1] for key in packs(store)}

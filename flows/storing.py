@@ -1,0 +1,167 @@
+"""Storing: the order of one snapshot of a machine's workspace, until it is verified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeAlias
+
+from flows.parts import do_parts
+from flows.phases import Phases
+from tasks.runner import runner
+from tasks.snapshot import (
+    begin_snapshot,
+    commit,
+    compare_packs,
+    quiesce,
+    scan,
+    store_part,
+    verify,
+)
+from tasks.workspace import StoredWorkspace
+from torpor.control.remote.session import Session
+from torpor.control.remote.snapshot import PartReport, RemoteSnapshot, Scan
+from torpor.control.reports import HibernateReport
+from torpor.control.safety import Verified
+from torpor.shared.errors import AgentLost, GrantExpired, StillChanging, TorporError
+from torpor.shared.values import ObjectKey
+
+MAX_PASSES: Final = 10
+"""A workspace that still changes in the tenth pass needs a quiesce hook, not an eleventh."""
+KEPT_PASSES: Final = 3
+"""A machine that is kept need not come to rest: what changes is named in the snapshot."""
+MAX_ROUNDS: Final = 3
+"""Commits before giving up on a disk that changes between the commit and the last look."""
+
+End: TypeAlias = Callable[[RemoteSnapshot, Verified], None]
+
+
+class Storing:
+    """One snapshot over an open session. ``end`` ends the machine once the snapshot is verified,
+    or raises StillChanging where the disk has changed since; without it the machine is kept."""
+
+    def __init__(
+        self,
+        workspace: StoredWorkspace,
+        session: Session,
+        machine: str,
+        phases: Phases,
+        end: End | None = None,
+    ) -> None:
+        self._workspace = workspace
+        self._machine = machine
+        self._phases = phases
+        self._end = end
+        self._remote = RemoteSnapshot(
+            session, workspace.store, workspace.spec, workspace.key, runner().run
+        )
+        self._verified: Verified | None = None
+        self._passes = 0
+        self._rested = not workspace.spec.quiesce
+        self._stored: list[PartReport] = []
+
+    def run(self) -> tuple[HibernateReport, Verified]:
+        """Hold the workspace on the machine, and give it back however the run ends."""
+        begin_snapshot(self._remote)
+        ended = False
+        try:
+            for rounds_left in reversed(range(MAX_ROUNDS)):
+                try:
+                    last = self._passes_until_nothing_is_new()
+                    report, verified = self._commit_and_verify(last)
+                    if self._end is not None:
+                        self._end(self._remote, verified)
+                        ended = True
+                except (AgentLost, GrantExpired, StillChanging) as error:
+                    # a new agent, a control side that slept before the commit, or a disk that
+                    # changed after it: go round once more
+                    if not rounds_left:
+                        raise
+                    runner().log.warning("another round: %s", error)
+                else:
+                    return report, verified
+            raise AssertionError("the last round returns or raises")
+        finally:
+            if not ended:
+                with suppress(TorporError):  # the agent gives up by itself when it cannot be told
+                    self._remote.end(committed=self._verified is not None)
+
+    def _passes_until_nothing_is_new(self) -> Scan:
+        lost: list[ObjectKey] = []
+        must_rest = self._end is not None
+        most = MAX_PASSES if must_rest else KEPT_PASSES
+        for number in range(1, most + 1):
+            self._passes += 1
+            with self._phases.phase("scan"):
+                seen = scan(self._remote, self._passes, lost)
+            lost = []
+            if seen.parts:
+                with self._phases.phase("store"):
+                    self._store_parts(seen)
+            if seen.unaccepted_count and number < 2:
+                continue
+            if not self._rested:
+                with self._phases.phase("quiesce"):
+                    quiesce(self._remote)
+                self._rested = True
+                continue
+            if seen.unaccepted_count and (must_rest or number < most):
+                continue
+            lost = compare_packs(self._remote)
+            if not lost:
+                return seen
+            runner().log.warning(
+                "the store lacks %d packs, or prune has marked them: storing them anew", len(lost)
+            )
+        raise StillChanging(
+            f"workspace {self._workspace.spec.name} on machine {self._machine} changed in each of "
+            f"{most} passes, last: {', '.join(seen.unaccepted)}. Nothing was destroyed. Stop what "
+            "writes there (`quiesce` in the workspace block can), exclude these files, or accept "
+            "them in `accept_changed`"
+        )
+
+    def _store_parts(self, seen: Scan) -> None:
+        name = self._workspace.spec.name
+        self._stored += do_parts(
+            f"hibernate-{name}-progress",
+            f"Workspace {name}, pass {self._passes}",
+            sum(plan.bytes for plan in seen.parts),
+            seen.parts,
+            lambda plan, progress: store_part.submit(self._remote, self._passes, plan, progress),
+        )
+
+    def _commit_and_verify(self, last: Scan) -> tuple[HibernateReport, Verified]:
+        new_bytes = sum(part.new_bytes for part in self._stored)
+        with self._phases.phase("commit"):
+            stored, committed = commit(
+                self._remote, {"new_bytes": new_bytes, "passes": self._passes}
+            )
+        if self._end is not None and committed.unaccepted_count:
+            raise StillChanging(
+                f"{committed.unaccepted_count} files changed while they were read: "
+                f"{', '.join(committed.unaccepted)}. The machine was not destroyed"
+            )
+        with self._phases.phase("verify"):
+            verified = verify(self._workspace, self._remote, stored)
+        self._verified = verified
+        report = HibernateReport(
+            workspace=self._workspace.spec.name,
+            snapshot=stored.snapshot,
+            root=stored.root,
+            machine=self._machine,
+            destroyed=False,
+            passes=self._passes,
+            files=committed.files,
+            bytes=committed.bytes,
+            new_bytes=new_bytes,
+            stored_bytes=sum(part.stored_bytes for part in self._stored),
+            total_stored_bytes=sum(chunk.stored for chunk in verified.manifest.chunks),
+            packs=len(verified.manifest.packs),
+            encoding=committed.encoding,
+            sealed=self._workspace.seal.sealed,
+            changed=committed.unaccepted,
+            skipped=last.skipped,
+            seconds=self._phases.seconds,
+            saved_usd_h=0.0,
+        )
+        return report, verified
