@@ -1,0 +1,113 @@
+"""Steps under a plain runner, and outside of any run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import pytest
+
+from flows.phases import Phases, phases_told_to
+from tasks import plain_runner
+from tasks.plain_runner import PlainRunner
+from tasks.retrying import ONCE, USUAL, WHILE_BUSY
+from tasks.runner import runner
+from tasks.step import step
+from torpor.shared.errors import InvalidInput, StoreUnavailable, TorporError, WorkspaceBusy
+
+seen: ContextVar[str] = ContextVar("seen", default="nothing")
+Faults = Iterator[TorporError | None]
+
+
+def _fault(faults: Faults) -> str:
+    """What each try meets, until there is nothing."""
+    fault = next(faults)
+    if fault is not None:
+        raise fault
+    return "done"
+
+
+usual = step("usual")(_fault)
+once = step("once", retries=ONCE)(_fault)
+waiting = step("waiting", run_name="waiting for {faults}", retries=WHILE_BUSY)(_fault)
+
+
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr(plain_runner.time, "sleep", found.append)
+    return found
+
+
+def test_a_step_outside_of_a_run_says_what_to_do() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"step 'usual' was called outside of a run.*PlainRunner"
+    ):
+        usual(iter([None]))
+    with pytest.raises(RuntimeError, match="outside of a run"):
+        usual.submit(iter([None]))
+
+
+def test_what_may_pass_is_tried_again_after_the_step_s_own_waits(naps: list[float]) -> None:
+    away = StoreUnavailable("away")
+    with PlainRunner(wait_factor=0.1):
+        assert usual(iter([away, away, away, None])) == "done"
+        assert naps == pytest.approx([wait_s / 10 for wait_s in USUAL.waits_s])
+        with pytest.raises(StoreUnavailable):
+            usual(iter([away] * 4 + [None]))
+        naps.clear()
+        with pytest.raises(StoreUnavailable):
+            once(iter([away, None]))
+        with pytest.raises(InvalidInput):
+            usual(iter([InvalidInput("never"), None]))
+    with PlainRunner(retries=0), pytest.raises(StoreUnavailable):
+        usual(iter([away, None]))
+    assert naps == []
+
+
+def test_only_some_steps_wait_for_a_workspace_that_another_run_holds(naps: list[float]) -> None:
+    busy = WorkspaceBusy("held")
+    with PlainRunner():
+        assert waiting(iter([busy] * 6 + [None])) == "done"
+        assert sum(naps) > 60  # longer than the agent waits for a run without its control side
+        with pytest.raises(WorkspaceBusy):
+            usual(iter([busy, None]))
+
+
+@step("look", run_name="look {number}")
+def look(number: int) -> tuple[str, str, bool]:
+    return seen.get(), runner().run, threading.current_thread() is threading.main_thread()
+
+
+def test_a_submitted_step_runs_on_another_thread_in_the_context_of_its_run() -> None:
+    with PlainRunner() as plain:
+        token = seen.set("the flow's")
+        assert look(1) == ("the flow's", plain.run, True)
+        pending = [look.submit(number) for number in range(20)]
+        assert {one.result() for one in pending} == {("the flow's", plain.run, False)}
+        seen.reset(token)
+    with PlainRunner() as other:
+        assert look(1) == ("nothing", other.run, True)
+    assert plain.run != other.run
+
+
+def test_who_listens_hears_of_a_step_and_of_a_phase_before_it_begins() -> None:
+    heard: list[str] = []
+
+    def before(label: str) -> None:
+        heard.append(label)
+        if label == "look 2":
+            raise KeyError("stop here")
+
+    with PlainRunner(before=before), phases_told_to(heard.append):
+        with Phases().phase("first"):
+            look(1)
+        with pytest.raises(KeyError):
+            look(2)
+    assert heard == ["first", "look 1", "look 2"]
+
+
+def test_a_plain_runner_opens_what_it_was_given_and_nothing_else() -> None:
+    with PlainRunner(), pytest.raises(InvalidInput, match="'demo'"):
+        runner().open("demo")
