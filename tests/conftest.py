@@ -2,6 +2,7 @@
 
 pytest_plugins = [
     "tests.fixtures.stores",
+    "tests.fixtures.memory_store",
     "tests.fixtures.machines",
     "tests.fixtures.sshd",
     "tests.fixtures.agent_bundle",

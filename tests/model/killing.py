@@ -89,6 +89,7 @@ def _moments(step: int) -> Iterator[None]:
     with (
         patch.object(ClockedStore, "put", around("put")),
         patch.object(ClockedStore, "get", around("get")),
+        patch.object(ClockedStore, "get_range", around("get_range")),
         patch.object(ClockedStore, "list", around("list")),
         patch.object(ClockedStore, "head", around("head")),
         patch.object(ClockedStore, "delete", delete_one_by_one),

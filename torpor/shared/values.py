@@ -107,9 +107,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     """What a store was seen to do when it was probed; never assumed."""
 
     conditional_put: bool  # If-None-Match: * has exactly one winner
-    rejects_wrong_md5: bool  # a PUT whose body does not match Content-MD5 is refused
     etag_is_md5: bool  # the ETag of a single PUT is the MD5 of its body
-    range_get: bool  # Range requests answer 206 with exactly the bytes asked for
 
 
 class Label(msgspec.Struct, frozen=True):

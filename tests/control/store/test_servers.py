@@ -1,4 +1,5 @@
-"""The store contract over SeaweedFS, moto's server and rclone's, each really started."""
+"""The store contract over SeaweedFS, moto's server and rclone's, each really started, and over the
+store in memory that other tests use."""
 
 from __future__ import annotations
 
@@ -7,19 +8,52 @@ import datetime
 import pytest
 from botocore import auth, compat
 
-from tests.contracts.store_contract import KEY, StoreContract, download, md5_of
+from tests.contracts.store_contract import KEY, StoreContract, download
+from tests.fixtures.memory_store import MemoryStore, md5_of
 from tests.fixtures.stores import Server
 from torpor.control.store.s3 import S3Store
-from torpor.shared.errors import GrantExpired, StoreDenied
+from torpor.control.store.seam import ObjectStore
+from torpor.shared.errors import GrantExpired, StoreDenied, StoreMissing
 from torpor.shared.transfer.transfer import Range, Transfer
 from torpor.shared.values import Capabilities, Grant, object_key
 
 
-class _ChecksSignatures(StoreContract):
+class _OverABucket(StoreContract):
+    """What only an adapter with buckets can be asked. A subclass gives ``server``."""
+
+    @pytest.fixture
+    def store(self, server: Server) -> ObjectStore:
+        return server.store("team/alpha")
+
+    def test_no_bucket_is_no_absence(self, server: Server) -> None:
+        store = S3Store.connect(server.settings("no-such-bucket-here"))
+        for call in (
+            lambda: store.head(KEY),
+            lambda: store.get(KEY, max_bytes=1),
+            lambda: store.get_range(KEY, Range(0, 1)),
+            lambda: store.put(KEY, b"x"),
+            lambda: list(store.list("")),
+            store.probe,
+        ):
+            with pytest.raises(StoreMissing, match="no-such-bucket-here"):
+                call()
+
+    def test_neighbours_outside_the_prefix_are_not_seen(self, server: Server) -> None:
+        bucket = server.bucket()
+        alpha = S3Store.connect(server.settings(bucket, "team/alpha"))
+        alphabet = S3Store.connect(server.settings(bucket, "team/alphabet"))
+        alpha.put(KEY, b"1")
+        alphabet.put(KEY, b"22")
+        assert [found.bytes for found in alpha.list("")] == [1]
+        alpha.delete([KEY])
+        assert alphabet.get(KEY, max_bytes=2) == b"22"
+
+
+class _ChecksSignatures(_OverABucket):
     """What only a server that checks signatures and their time can be asked."""
 
     def test_a_grant_serves_no_other_verb_and_no_other_object(
-        self, store: S3Store, transfer: Transfer
+        self, store: ObjectStore, transfer: Transfer
     ) -> None:
         store.put(KEY, b"secret")
         other = object_key("packs/two")
@@ -34,7 +68,7 @@ class _ChecksSignatures(StoreContract):
         assert store.head(other) is None
 
     def test_a_grant_ends(
-        self, store: S3Store, transfer: Transfer, monkeypatch: pytest.MonkeyPatch
+        self, store: ObjectStore, transfer: Transfer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         real = compat.get_current_datetime
         store.put(KEY, b"x")
@@ -65,11 +99,9 @@ class TestSeaweedFS(_ChecksSignatures):
 
     @pytest.fixture
     def expected(self) -> Capabilities:
-        return Capabilities(
-            conditional_put=True, rejects_wrong_md5=True, etag_is_md5=True, range_get=True
-        )
+        return Capabilities(conditional_put=True, etag_is_md5=True)
 
-    def test_listing_goes_on_beyond_a_page_of_1000(self, store: S3Store) -> None:
+    def test_listing_goes_on_beyond_a_page_of_1000(self, store: ObjectStore) -> None:
         keys = [object_key(f"packs/{n:05d}") for n in range(1100)]
         for key in keys:
             store.put(key, b"x")
@@ -78,7 +110,7 @@ class TestSeaweedFS(_ChecksSignatures):
         assert list(store.list("")) == []
 
 
-class TestMoto(StoreContract):
+class TestMoto(_OverABucket):
     """Lax: it takes any key and any signature, and any body whatever its Content-MD5."""
 
     @pytest.fixture
@@ -87,9 +119,7 @@ class TestMoto(StoreContract):
 
     @pytest.fixture
     def expected(self) -> Capabilities:
-        return Capabilities(
-            conditional_put=True, rejects_wrong_md5=False, etag_is_md5=True, range_get=True
-        )
+        return Capabilities(conditional_put=True, etag_is_md5=True)
 
 
 class TestRclone(_ChecksSignatures):
@@ -101,6 +131,14 @@ class TestRclone(_ChecksSignatures):
 
     @pytest.fixture
     def expected(self) -> Capabilities:
-        return Capabilities(
-            conditional_put=False, rejects_wrong_md5=True, etag_is_md5=True, range_get=False
-        )
+        return Capabilities(conditional_put=False, etag_is_md5=True)
+
+
+class TestMemory(StoreContract):
+    @pytest.fixture
+    def store(self, memory_store: MemoryStore) -> ObjectStore:
+        return memory_store
+
+    @pytest.fixture
+    def expected(self) -> Capabilities:
+        return Capabilities(conditional_put=True, etag_is_md5=True)

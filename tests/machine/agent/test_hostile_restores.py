@@ -35,7 +35,7 @@ from torpor.shared.format.manifest import (
     encode_manifest,
 )
 from torpor.shared.format.names import pack_key, packs_prefix
-from torpor.shared.transfer import transfer
+from torpor.shared.transfer import retries
 from torpor.shared.values import MIB, ObjectKey, SnapshotId
 
 KEY = bytes(range(32))
@@ -214,8 +214,8 @@ def test_a_damaged_pack_is_named_and_its_files_are_not_written(
 @contextlib.contextmanager
 def _impatient() -> Iterator[None]:
     """Waits between two tries of a request take no time."""
-    first, transfer.FIRST_WAIT_S = transfer.FIRST_WAIT_S, 0.001
+    first, retries.FIRST_WAIT_S = retries.FIRST_WAIT_S, 0.001
     try:
         yield
     finally:
-        transfer.FIRST_WAIT_S = first
+        retries.FIRST_WAIT_S = first

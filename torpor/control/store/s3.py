@@ -2,57 +2,56 @@
 
 from __future__ import annotations
 
-import base64
-import builtins
 import hashlib
-import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
 from torpor.control.store import probe
 from torpor.control.store.s3_errors import code_of, explained, status_of
+from torpor.control.store.s3_requests import (
+    DELETE_BATCH,
+    S3Requests,
+    date_of,
+    headers_of,
+    is_missing_object,
+)
 from torpor.shared.errors import (
     InvalidInput,
     ObjectExists,
     StoreCorrupt,
     StoreError,
     StoreMissing,
-    StoreUnavailable,
 )
+from torpor.shared.transfer.answer import carried_by
 from torpor.shared.transfer.connections import target_of
 from torpor.shared.transfer.etag import encryption_of, plain_md5
-from torpor.shared.values import KIB, Capabilities, Grant, ObjectKey, StoredObject, object_key
+from torpor.shared.transfer.retries import ATTEMPTS, Retries
+from torpor.shared.transfer.transfer import Range
+from torpor.shared.values import Capabilities, Grant, ObjectKey, StoredObject, object_key
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 LONGEST_GRANT_S = 7 * 24 * 3600  # SigV4 allows no more
-DELETE_BATCH = 1000  # DeleteObjects takes no more
 MOST_LISTED = 1_000_000  # at about 300 bytes each in memory; 64 TB of packs
 CONNECTIONS = 32
-TRIES = 5  # of what botocore does not repeat: a body cut short, a 409 between writers
-FIRST_WAIT_S = 0.1
-READ_BYTES = 256 * KIB
-
-# Single deletes follow where a store, or a policy in front of it, refuses DeleteObjects.
-_NO_BATCH_STATUS = {400, 403, 405, 411, 501}
-
-_dice = random.SystemRandom()
 
 
 @dataclass(frozen=True)
 class S3Settings:
-    """Where a store is and how to sign for it. ``endpoint_url`` None means AWS."""
+    """Where a store is and how to sign for it. ``endpoint_url`` None means AWS.
+
+    A request is sent at most ``attempts`` times, ``read_timeout_s`` each.
+    """
 
     bucket: str
     access_key: str
@@ -63,29 +62,32 @@ class S3Settings:
     session_token: str | None = field(default=None, repr=False)
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 60.0
-    attempts: int = 5
+    attempts: int = ATTEMPTS
     verify_tls: bool | str = True  # or the file of a certificate authority of one's own
 
 
 class S3Store:
-    """The seam's ObjectStore over one bucket and prefix. Safe to use from several threads."""
+    """The seam's ObjectStore over one bucket and prefix. Safe to use from several threads.
+
+    Every request is sent at most ``attempts`` (5) times. A call is one request, but for these:
+    ``list`` is one for each 1,000 objects; ``delete`` one for each 1,000 keys, and one more for
+    each key that the store does not delete in a batch; ``head`` of a missing object looks once for
+    the bucket; ``put`` with ``if_absent`` asks once more, with a head where the store has no
+    conditional writes, or with a get where the answer to an earlier attempt was lost.
+    """
 
     def __init__(
-        self,
-        client: S3Client,
-        bucket: str,
-        prefix: str = "",
-        *,
-        sleep: Callable[[float], None] = time.sleep,
+        self, client: S3Client, bucket: str, prefix: str = "", *, attempts: int = ATTEMPTS
     ) -> None:
-        """``client`` should carry ``client_config``: other checksums break stores beside AWS."""
+        """``client`` must carry ``client_config``: it sends each request once, and without the
+        checksums that break stores beside AWS."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]", bucket):
             raise InvalidInput(f"{bucket!r} is not the name of a bucket")
         base = prefix.strip("/")
         self._base = f"{object_key(base)}/" if base else ""
         self._client = client
         self._bucket = bucket
-        self._sleep = sleep
+        self._requests = S3Requests(client, bucket, self._base, self.address, Retries(attempts))
         self._lock = threading.Lock()
         self._capabilities: Capabilities | None = None
         self._bucket_seen = False
@@ -108,7 +110,7 @@ class S3Store:
                 verify=settings.verify_tls,
                 config=client_config(settings),
             )
-        return cls(client, settings.bucket, settings.prefix)
+        return cls(client, settings.bucket, settings.prefix, attempts=settings.attempts)
 
     def __repr__(self) -> str:
         return f"S3Store({self.address})"
@@ -117,74 +119,78 @@ class S3Store:
     def address(self) -> str:
         return f"{self._client.meta.endpoint_url}/{self._bucket}/{self._base}".rstrip("/")
 
+    def close(self) -> None:
+        """Close the connections that are kept; the next call opens new ones. Not in the seam."""
+        self._client.close()
+
     def make_bucket(self) -> None:
         """Create the bucket where it is missing. For a store of one's own; not in the seam."""
-        with self._explained("make the bucket"):
+
+        def make() -> None:
             try:
                 self._client.create_bucket(Bucket=self._bucket)
             except ClientError as error:
                 if code_of(error) not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
                     raise
 
+        self._requests.send("make the bucket", make)
+
     def probe(self) -> Capabilities:
-        with self._explained("probe"):
-            found = probe.probe(self._client, self._bucket, self._base)
+        found = probe.probe(self._requests)
         self._capabilities, self._bucket_seen = found, True
         return found
 
     def put(self, key: ObjectKey, body: bytes, *, if_absent: bool = False) -> StoredObject:
-        if if_absent and not self._known().conditional_put and self.head(key) is not None:
+        object_key(key)
+        request: dict[str, Any] = {}
+        if if_absent and self._known().conditional_put:
+            request["IfNoneMatch"] = "*"
+        elif if_absent and self.head(key) is not None:
             # A courtesy only: two writers may both pass. The name must be unique by itself.
             raise self._taken(key)
-        conditional = if_absent and self._known().conditional_put
-        md5 = hashlib.md5(body, usedforsecurity=False)
-        request: dict[str, Any] = {
-            "Bucket": self._bucket,
-            "Key": self._full(key),
-            "Body": body,
-            "ContentMD5": base64.b64encode(md5.digest()).decode(),
-        }
-        if conditional:
-            request["IfNoneMatch"] = "*"
-        answer = self._put(key, body, request)
-        headers = answer["ResponseMetadata"]["HTTPHeaders"]
+        answer = self._put(key, body, **request)
+        headers = headers_of(answer)
         stored = plain_md5(answer.get("ETag"), encryption_of(headers))
-        if stored is not None and stored != md5.hexdigest():
+        if stored is not None and stored != _md5(body):
             raise StoreCorrupt(
-                f"put {key} at {self.address}: the store holds MD5 {stored}, {md5.hexdigest()} "
-                f"was sent ({len(body)} bytes)"
+                f"put {key} at {self.address}: the store holds MD5 {stored}, {_md5(body)} was sent "
+                f"({len(body)} bytes)"
             )
         self._bucket_seen = True
-        return StoredObject(key, len(body), stored, _date_of(headers))
+        return StoredObject(key, len(body), stored, date_of(headers, time.time()))
 
     def get(self, key: ObjectKey, *, max_bytes: int) -> bytes:
-        for left in reversed(range(TRIES)):
-            try:
-                body = self._get_once(key, max_bytes)
-            except (StoreUnavailable, StoreCorrupt):
-                if not left:
-                    raise
-                self._back_off(TRIES - left)
-            else:
-                break
+        object_key(key)
+        body = self._requests.send(f"get {key}", lambda: self._get_once(key, max_bytes))
         if len(body) > max_bytes:
             raise StoreCorrupt(
                 f"get {key} at {self.address}: more than the {max_bytes} bytes that it may have"
             )
+        self._bucket_seen = True
         return body
+
+    def get_range(self, key: ObjectKey, wanted: Range) -> bytes:
+        object_key(key)
+        return self._requests.send(f"get {key}", lambda: self._get_range_once(key, wanted))
 
     def head(self, key: ObjectKey) -> StoredObject | None:
         full = self._full(key)
-        with self._explained(f"head {key}"):
+
+        def look() -> Any:
             try:
-                answer = self._client.head_object(Bucket=self._bucket, Key=full)
+                return self._client.head_object(Bucket=self._bucket, Key=full)
             except ClientError as error:
-                if status_of(error) != 404 or code_of(error) == "NoSuchBucket":
+                if not is_missing_object(error):
                     raise
-                self._check_bucket()
                 return None
+
+        answer = self._requests.send(f"head {key}", look)
+        if answer is None and not self._bucket_seen:
+            self._requests.require_bucket()
         self._bucket_seen = True
-        md5 = plain_md5(answer["ETag"], encryption_of(answer["ResponseMetadata"]["HTTPHeaders"]))
+        if answer is None:
+            return None
+        md5 = plain_md5(answer["ETag"], encryption_of(headers_of(answer)))
         return StoredObject(key, answer["ContentLength"], md5, answer["LastModified"].timestamp())
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
@@ -199,7 +205,7 @@ class S3Store:
             object_key(prefix.removesuffix("/"))
         md5s = self._capabilities is None or self._capabilities.etag_is_md5
         listed: dict[ObjectKey, StoredObject] = {}
-        for found in self._listed(self._base + prefix):
+        for found in self._requests.listed(prefix):
             full = found["Key"]
             if not full.startswith(self._base + prefix):
                 raise StoreCorrupt(
@@ -217,19 +223,14 @@ class S3Store:
                     f"list {prefix!r} at {self.address}: more than {MOST_LISTED} objects; give "
                     "the workspaces in this bucket prefixes of their own"
                 )
+        self._bucket_seen = True
         for key in sorted(listed):
             yield listed[key]
 
     def delete(self, keys: Iterable[ObjectKey]) -> None:
-        left = iter(keys)
-        while batch := [self._full(key) for key in islice(left, DELETE_BATCH)]:
-            for full in self._delete_batch(batch) if len(batch) > 1 else batch:
-                with self._explained(f"delete {full[len(self._base) :]}"):
-                    try:
-                        self._client.delete_object(Bucket=self._bucket, Key=full)
-                    except ClientError as error:
-                        if status_of(error) != 404 or code_of(error) == "NoSuchBucket":
-                            raise
+        left = map(object_key, keys)
+        while batch := [*islice(left, DELETE_BATCH)]:
+            self._requests.delete(batch)
 
     def grant(self, verb: str, key: ObjectKey, *, expires_s: int) -> Grant:
         if verb not in ("PUT", "GET"):
@@ -238,7 +239,7 @@ class S3Store:
             raise InvalidInput(f"a grant lasts 1 to {LONGEST_GRANT_S} s, not {expires_s} s")
         full = self._full(key)
         expires_unix = int(time.time()) + expires_s
-        with self._explained(f"sign a grant for {key}"):
+        with explained(f"sign a grant for {key}", self.address):
             url = self._client.generate_presigned_url(
                 "put_object" if verb == "PUT" else "get_object",
                 Params={"Bucket": self._bucket, "Key": full},
@@ -251,26 +252,27 @@ class S3Store:
             )
         return Grant(key, cast(Literal["PUT", "GET"], verb), url, expires_unix)
 
-    def _put(self, key: ObjectKey, body: bytes, request: dict[str, Any]) -> dict[str, Any]:
-        """PutObject; a 409 between racing conditional writers is tried again."""
-        for left in reversed(range(TRIES)):
-            repeated = left < TRIES - 1
-            with self._explained(f"put {key}"):
-                try:
-                    return cast(dict[str, Any], self._client.put_object(**request))
-                except ClientError as error:
-                    status = status_of(error)
-                    metadata = error.response["ResponseMetadata"]
-                    repeated = repeated or metadata.get("RetryAttempts", 0) > 0
-                    if status == 412 and repeated and self._holds(key, body):
-                        # The answer to our own first attempt was lost; the object is ours.
-                        return cast(dict[str, Any], error.response)
-                    if status == 412:
-                        raise self._taken(key) from None
-                    if status != 409 or not left:
-                        raise
-            self._back_off(TRIES - left)
-        raise AssertionError("unreachable: the last try returns or raises")
+    def _put(self, key: ObjectKey, body: bytes, **request: Any) -> Any:
+        """PutObject's answer. A name that is taken by what an earlier attempt of ours wrote, its
+        answer lost, is ours."""
+        sent = 0
+
+        def put() -> Any:
+            nonlocal sent
+            sent += 1
+            try:
+                return self._requests.put(key, body, **request)
+            except ClientError as error:
+                if status_of(error) != 412:
+                    raise
+                return error.response
+
+        answer = self._requests.send(f"put {key}", put)
+        if answer["ResponseMetadata"]["HTTPStatusCode"] == 412 and (
+            sent == 1 or not self._holds(key, body)
+        ):
+            raise self._taken(key)
+        return answer
 
     def _holds(self, key: ObjectKey, body: bytes) -> bool:
         try:
@@ -280,81 +282,28 @@ class S3Store:
 
     def _get_once(self, key: ObjectKey, max_bytes: int) -> bytes:
         """The object, or where it is too long, somewhat more than ``max_bytes`` of it."""
-        what = f"get {key} at {self.address}"
-        with self._explained(f"get {key}"):
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._full(key))
-            with answer["Body"] as stream:
-                body = bytearray()
-                try:
-                    while len(body) <= max_bytes and (piece := stream.read(READ_BYTES)):
-                        body += piece
-                except (BotoCoreError, OSError) as error:
-                    raise StoreUnavailable(
-                        f"{what}: the body broke off after {len(body)} bytes "
-                        f"({type(error).__name__})"
-                    ) from None
-        if len(body) > max_bytes:
-            return bytes(body)
-        if len(body) != answer["ContentLength"]:
-            raise StoreUnavailable(f"{what}: {len(body)} of {answer['ContentLength']} bytes came")
-        stated = plain_md5(answer["ETag"], encryption_of(answer["ResponseMetadata"]["HTTPHeaders"]))
+        body, answer = self._requests.read(key, max_bytes)
+        stated = plain_md5(answer["ETag"], encryption_of(headers_of(answer)))
         known = self._capabilities is not None and self._capabilities.etag_is_md5
-        if known and stated and stated != hashlib.md5(body, usedforsecurity=False).hexdigest():
-            raise StoreCorrupt(f"{what}: the bytes that came do not have the MD5 {stated}")
-        self._bucket_seen = True
-        return bytes(body)
+        if len(body) <= max_bytes and known and stated and stated != _md5(body):
+            raise StoreCorrupt(
+                f"get {key} at {self.address}: the bytes that came do not have the MD5 {stated}"
+            )
+        return body
 
-    def _listed(self, full_prefix: str) -> Iterator[Any]:
-        """The listing's raw entries, page by page; every page is one retried request."""
-        token: dict[str, Any] = {}
-        seen = set()
-        while True:
-            with self._explained(f"list {full_prefix[len(self._base) :]!r}"):
-                page = self._client.list_objects_v2(
-                    Bucket=self._bucket, Prefix=full_prefix, **token
-                )
-            self._bucket_seen = True
-            yield from page.get("Contents", [])
-            if not page.get("IsTruncated"):
-                return
-            at = page.get("NextContinuationToken")
-            if not at or at in seen:
-                raise StoreCorrupt(
-                    f"list {full_prefix!r} at {self.address}: the store says that there is more, "
-                    "and leads in a circle"
-                )
-            seen.add(at)
-            token = {"ContinuationToken": at}
-
-    def _delete_batch(self, batch: builtins.list[str]) -> builtins.list[str]:
-        """Delete in one request; returns those that must be deleted one by one."""
-        with self._explained(f"delete {len(batch)} objects"):
-            try:
-                answer = self._client.delete_objects(
-                    Bucket=self._bucket,
-                    Delete={"Objects": [{"Key": full} for full in batch], "Quiet": True},
-                )
-            except ClientError as error:
-                if status_of(error) in _NO_BATCH_STATUS:
-                    return batch
-                raise
-        refused = {error.get("Key") for error in answer.get("Errors", [])}
-        return [full for full in batch if full in refused]
-
-    def _check_bucket(self) -> None:
-        """Raise unless the bucket is there: a missing object in no bucket is not an absence."""
-        if self._bucket_seen:
-            return
-        try:
-            self._client.head_bucket(Bucket=self._bucket)
-        except ClientError as error:
-            if status_of(error) == 404:
-                raise StoreMissing(
-                    f"{self.address}: there is no bucket {self._bucket}; check its name"
-                ) from None
-            if status_of(error) != 403:  # a narrow policy may refuse the question
-                raise
-        self._bucket_seen = True
+    def _get_range_once(self, key: ObjectKey, wanted: Range) -> bytes:
+        """A store that ignores the range is read from its beginning, as far as need be."""
+        body, answer = self._requests.read(
+            key, wanted.end, Range=f"bytes={wanted.offset}-{wanted.end - 1}"
+        )
+        status = answer["ResponseMetadata"]["HTTPStatusCode"]
+        carried = carried_by(status, answer.get("ContentRange"), answer["ContentLength"])
+        if not carried.start <= wanted.offset < wanted.end <= carried.stop:
+            raise StoreCorrupt(
+                f"get {key} at {self.address}: asked for bytes {wanted.offset} to {wanted.end}, "
+                f"the store sends {carried.start} to {carried.stop}: the object is shorter"
+            )
+        return body[wanted.offset - carried.start :][: wanted.length]
 
     def _known(self) -> Capabilities:
         with self._lock:
@@ -363,19 +312,13 @@ class S3Store:
     def _taken(self, key: ObjectKey) -> ObjectExists:
         return ObjectExists(f"put {key} at {self.address}: an object of that name is there already")
 
-    def _back_off(self, failed: int) -> None:
-        longest_s = FIRST_WAIT_S * 2**failed
-        self._sleep(_dice.uniform(longest_s / 2, longest_s))
-
     def _full(self, key: ObjectKey) -> str:
         return self._base + object_key(key)
 
-    def _explained(self, what: str) -> Any:
-        return explained(what, self.address)
-
 
 def client_config(settings: S3Settings | None = None) -> Config:
-    """How a boto3 S3 client must be configured for stores beside AWS to understand it."""
+    """How a boto3 S3 client must be configured: it sends a request once, and in a way that stores
+    beside AWS understand."""
     chosen = settings or S3Settings("unnamed", "", "", endpoint_url="http://unnamed")
     return Config(
         signature_version="s3v4",
@@ -384,15 +327,11 @@ def client_config(settings: S3Settings | None = None) -> Config:
         response_checksum_validation="when_required",
         connect_timeout=chosen.connect_timeout_s,
         read_timeout=chosen.read_timeout_s,
-        retries={"mode": "standard", "total_max_attempts": chosen.attempts},
+        retries={"mode": "standard", "total_max_attempts": 1},  # S3Requests.send repeats
         max_pool_connections=CONNECTIONS,
         s3={"addressing_style": "path" if chosen.endpoint_url else "virtual"},
     )
 
 
-def _date_of(headers: dict[str, str]) -> float:
-    """The store's clock as its answer states it, or ours where it does not."""
-    try:
-        return parsedate_to_datetime(headers.get("date", "")).timestamp()
-    except ValueError:
-        return time.time()
+def _md5(body: bytes) -> str:
+    return hashlib.md5(body, usedforsecurity=False).hexdigest()

@@ -11,7 +11,6 @@ from botocore.parsers import ResponseParserError
 
 from torpor.shared.errors import (
     InvalidInput,
-    ObjectExists,
     StoreCorrupt,
     StoreDenied,
     StoreError,
@@ -78,6 +77,8 @@ def _refused(error: ClientError, what: str) -> StoreError:
         return StoreMissing(f"{what}: there is no such bucket ({reason}); check its name")
     if code in _DAMAGED_CODES:
         return StoreCorrupt(f"{what}: the body was damaged on the way ({reason})")
+    if status == 501:
+        return StoreError(f"{what}: the store does not know this request ({reason})")
     if code in _BUSY_CODES or status >= 500 or status in (408, 429):
         return StoreUnavailable(
             f"{what}: the store cannot take the request now ({reason}); try again later, and check "
@@ -85,8 +86,8 @@ def _refused(error: ClientError, what: str) -> StoreError:
         )
     if status == 409:
         return StoreUnavailable(f"{what}: another request is writing the same name ({reason})")
-    if status == 412:
-        return ObjectExists(f"{what}: the name is taken ({reason})")
+    if status == 416:
+        return StoreCorrupt(f"{what}: the object is shorter than it should be ({reason})")
     if status in (401, 403) or code == "AccessDenied":
         return StoreDenied(
             f"{what}: refused ({reason}); check the key id and secret, and that their policy "
@@ -105,7 +106,7 @@ def _failed(error: Exception, what: str) -> StoreError | InvalidInput:
         return InvalidInput(f"{what}: {text}")
     if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
         return StoreDenied(f"{what}: no complete credentials were given ({text})")
-    if isinstance(error, boto.SSLError):
+    if isinstance(error, boto.SSLError) and "EOF" not in text:  # at an EOF the store hung up
         return StoreError(
             f"{what}: no TLS connection ({text}); check whether the endpoint is http or https, "
             "its port and its certificate"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Capabilities, Grant, ObjectKey, StoredObject
 
 
@@ -32,6 +33,9 @@ class ObjectStore(Protocol):
 
     def get(self, key: ObjectKey, *, max_bytes: int) -> bytes:
         """Read an object whole; more than ``max_bytes`` is StoreCorrupt, not memory."""
+
+    def get_range(self, key: ObjectKey, wanted: Range) -> bytes:
+        """Read exactly these bytes of an object; StoreCorrupt where it ends before them."""
 
     def head(self, key: ObjectKey) -> StoredObject | None:
         """What is there now, or None."""

@@ -16,11 +16,10 @@ from torpor.shared.format.manifest import (
     manifest_root,
 )
 from torpor.shared.format.names import manifest_key, snapshot_of, snapshots_prefix
-from torpor.shared.transfer.transfer import Range, Transfer
+from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import SnapshotId, StoredObject, StoredSnapshot, WorkspaceName
 
 MAX_MANIFEST_BYTES = MAX_BODY_BYTES
-_GRANT_S = 300
 
 
 def list_snapshots(
@@ -28,8 +27,7 @@ def list_snapshots(
 ) -> list[StoredSnapshot]:
     """The workspace's snapshots, newest first; at most ``newest`` of them."""
     objects = list(_manifests(store, workspace))[::-1][:newest]
-    with Transfer() as transfer:
-        return [_stored(store, transfer, workspace, found) for found in objects]
+    return [_stored(store, workspace, found) for found in objects]
 
 
 def snapshot_ids(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
@@ -49,8 +47,8 @@ def find_snapshot(
     objects = {snapshot_of(found.key): found for found in _manifests(store, workspace)}
     wanted = max(objects, default=None) if snapshot is None else snapshot
     if wanted is not None and wanted in objects:
-        with Transfer() as transfer:  # of this one only: another that is damaged is no obstacle
-            return _stored(store, transfer, workspace, objects[wanted])
+        # Of this one only: another that is damaged is no obstacle.
+        return _stored(store, workspace, objects[wanted])
     there = ", ".join(sorted(objects, reverse=True)[:5]) or "none"
     raise SnapshotMissing(
         f"workspace {workspace} has no snapshot {snapshot or ''} in {store.address}; there: "
@@ -111,17 +109,14 @@ def _manifests(store: ObjectStore, workspace: WorkspaceName) -> Iterator[StoredO
         yield found
 
 
-def _stored(
-    store: ObjectStore, transfer: Transfer, workspace: WorkspaceName, found: StoredObject
-) -> StoredSnapshot:
-    root = _root(store, transfer, found)
+def _stored(store: ObjectStore, workspace: WorkspaceName, found: StoredObject) -> StoredSnapshot:
+    root = _root(store, found)
     return StoredSnapshot(workspace, snapshot_of(found.key), root, found.bytes, found.modified_unix)
 
 
-def _root(store: ObjectStore, transfer: Transfer, found: StoredObject) -> str:
+def _root(store: ObjectStore, found: StoredObject) -> str:
     what = f"{found.key} in {store.address}"
     if not found.bytes:
         raise ManifestInvalid(f"{what} is empty: it is no torpor manifest any more; run verify")
-    grant = store.grant("GET", found.key, expires_s=_GRANT_S)
-    header = next(transfer.get_ranges(grant, [Range(0, min(HEADER_BYTES, found.bytes))]))
-    return manifest_root(bytes(header), what).hex()
+    header = store.get_range(found.key, Range(0, min(HEADER_BYTES, found.bytes)))
+    return manifest_root(header, what).hex()

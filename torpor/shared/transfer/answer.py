@@ -67,17 +67,16 @@ def refusal(grant: Grant, host: str, answer: http.client.HTTPResponse, body: byt
     return StoreError(f"{what}: refused ({reason})")
 
 
-def carried_by(answer: http.client.HTTPResponse) -> range:
+def carried_by(status: int, content_range: str | None, length: int | None) -> range:
     """The bytes of the object that a 200 or 206 carries; none where it does not say so.
 
-    Some servers (rclone's) do as asked and answer 200, with a Content-Range; others ignore the
-    Range header and send the whole object, without one.
+    ``length`` is the body's, where it is known. Some servers (rclone's) do as asked and answer 200
+    with a Content-Range; others ignore the Range header and send the whole object, without one.
     """
-    stated = answer.getheader("Content-Range")
-    length = answer.length if answer.length is not None else sys.maxsize
-    if stated is None:
-        return range(length if answer.status == 200 else 0)
-    found = _CONTENT_RANGE.fullmatch(stated.strip())
+    length = sys.maxsize if length is None else length
+    if content_range is None:
+        return range(length if status == 200 else 0)
+    found = _CONTENT_RANGE.fullmatch(content_range.strip())
     first, last = (int(found[1]), int(found[2])) if found else (0, -1)
     return range(first, min(last + 1, first + length))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
-import random
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from types import TracebackType
@@ -25,16 +24,12 @@ from torpor.shared.errors import (
 from torpor.shared.transfer.answer import ERROR_BODY_BYTES, carried_by, refusal
 from torpor.shared.transfer.connections import Connections, Target, target_of
 from torpor.shared.transfer.etag import encryption_of, plain_md5
+from torpor.shared.transfer.retries import ATTEMPTS, Retries
 from torpor.shared.values import KIB, Grant
 
 GAP_BYTES = 64 * KIB  # a hole this small is cheaper to read through than to ask around
 SLICE_BYTES = 256 * KIB  # moved between two looks at the pace and at the cancel callback
 SLOWEST_BYTES_S = 16 * KIB  # a request that falls below this rate for its timeout has stalled
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 30.0
-LONGEST_RETRY_AFTER_S = 60.0
-NAP_S = 0.25  # a cancelled wait ends within this
-
-_dice = random.SystemRandom()
 
 
 class Range(NamedTuple):
@@ -51,33 +46,30 @@ class Range(NamedTuple):
 class Transfer:
     """PUT and ranged GET over grants, from any number of threads.
 
-    ``attempts`` bounds the tries of one PUT, and of one GET since its last progress. ``on_retry``
-    is told each error that will be retried and the wait in seconds. Waits end early, with
-    RunCancelled, once ``cancelled()`` is true; so do transfers, between two slices. A request that
-    is later than ``timeout_s`` at ``slowest_bytes_s`` has stalled.
+    A PUT is sent at most ``attempts`` times, and so is a GET since its last range that arrived;
+    each connects at most once. ``on_retry`` gets each error that is retried and the wait in
+    seconds. Once ``cancelled()`` is true, a wait ends within NAP_S and a request within one slice,
+    with RunCancelled. A request that takes longer than ``timeout_s`` and its bytes at
+    ``slowest_bytes_s`` has stalled.
     """
 
     def __init__(
         self,
         *,
         timeout_s: float = 60.0,
-        attempts: int = 5,
+        attempts: int = ATTEMPTS,
         on_retry: Callable[[StoreError, float], None] | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         sleep: Callable[[float], None] = time.sleep,
         connections: Connections | None = None,
         slowest_bytes_s: float = SLOWEST_BYTES_S,
     ) -> None:
-        if timeout_s <= 0 or attempts < 1:
-            raise InvalidInput(
-                f"a transfer with timeout_s={timeout_s} and attempts={attempts} would do nothing"
-            )
+        if timeout_s <= 0:
+            raise InvalidInput(f"a transfer with timeout_s={timeout_s} would do nothing")
         self._connections = connections or Connections(timeout_s=timeout_s)
         self._timeout_s = timeout_s
-        self._attempts = attempts
-        self._on_retry = on_retry
+        self._retries = Retries(attempts, on_retry=on_retry, cancelled=cancelled, sleep=sleep)
         self._cancelled = cancelled
-        self._sleep = sleep
         self._slowest_bytes_s = slowest_bytes_s
 
     def __enter__(self) -> Transfer:
@@ -102,13 +94,7 @@ class Transfer:
         """
         target = _target(grant, "PUT")
         views = [memoryview(piece).cast("B") for piece in pieces]
-        failed = 0
-        while True:
-            try:
-                return self._put_once(target, grant, views, md5)
-            except (StoreUnavailable, StoreCorrupt) as error:
-                failed += 1
-                self._wait(error, failed)
+        self._retries.run(lambda: self._put_once(target, grant, views, md5))
 
     def get_ranges(
         self,
@@ -141,7 +127,7 @@ class Transfer:
                         yield whole
             except (StoreUnavailable, StoreCorrupt) as error:
                 failed += 1
-                self._wait(error, failed)
+                self._retries.wait(error, failed)
 
     def _put_once(self, target: Target, grant: Grant, views: list[memoryview], md5: bytes) -> None:
         length = sum(len(view) for view in views)
@@ -170,7 +156,7 @@ class Transfer:
         with self._exchange(target, grant, headers, []) as answer:
             if answer.status not in (200, 206):
                 raise refusal(grant, target.netloc, answer, answer.read(ERROR_BODY_BYTES))
-            carried = carried_by(answer)
+            carried = carried_by(answer.status, answer.getheader("Content-Range"), answer.length)
             if not carried.start <= start < end <= carried.stop:
                 raise StoreCorrupt(
                     f"{what}: asked for bytes {start} to {end}, the store sends {carried.start} "
@@ -250,23 +236,6 @@ class Transfer:
                 raise StoreUnavailable(f"{what}: {moved} bytes in {spent_s:.0f} s is a stall")
 
         return check
-
-    def _wait(self, error: StoreError, failed: int) -> None:
-        """Sleep before the next attempt, or raise ``error`` if there is none."""
-        if failed >= self._attempts:
-            raise type(error)(
-                f"{error}; given up after {failed} attempts: run it again once the store is well"
-            )
-        longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (failed - 1))
-        asked_s = error.retry_after_s if isinstance(error, StoreUnavailable) else 0.0
-        left_s = max(_dice.uniform(longest_s / 2, longest_s), min(asked_s, LONGEST_RETRY_AFTER_S))
-        if self._on_retry is not None:
-            self._on_retry(error, left_s)
-        while left_s > 0:
-            if self._cancelled():
-                raise RunCancelled(f"cancelled while waiting to try again after: {error}")
-            self._sleep(min(left_s, NAP_S))
-            left_s -= NAP_S
 
 
 class _Body:

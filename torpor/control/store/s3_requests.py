@@ -1,0 +1,162 @@
+"""Requests to one bucket: each sent again where that may help, its errors put in our words."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from torpor.control.store.s3_errors import code_of, explained, status_of
+from torpor.shared.errors import StoreCorrupt, StoreMissing, StoreUnavailable
+from torpor.shared.transfer.retries import Retries
+from torpor.shared.values import KIB
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+DELETE_BATCH: Final = 1000  # DeleteObjects takes no more
+_READ_BYTES: Final = 256 * KIB
+_NO_BATCH_STATUS: Final = {400, 403, 405, 411, 501}
+"""A store, or a policy in front of it, refuses DeleteObjects. Single deletes follow."""
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class S3Requests:
+    """One bucket as boto3 reaches it. Names are below ``base``; ``address`` is for errors.
+
+    ``send`` is the control side's only retry layer: a request goes out at most
+    ``retries.attempts`` times, because ``client_config`` has botocore send it once. (botocore
+    follows a store's redirect to the bucket's region by itself, with a HeadBucket, once a client.)
+    """
+
+    client: S3Client
+    bucket: str
+    base: str
+    address: str
+    retries: Retries
+
+    def send(self, what: str, request: Callable[[], _Answer]) -> _Answer:
+        """The answer to ``request``; its last error in our words, with ``what`` as the verb."""
+
+        def once() -> _Answer:
+            with explained(what, self.address):
+                return request()
+
+        return self.retries.run(once)
+
+    def put(self, key: str, body: bytes, **request: Any) -> Any:
+        """PutObject with Content-MD5, once."""
+        md5 = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+        return self.client.put_object(
+            Bucket=self.bucket, Key=self.base + key, Body=body, ContentMD5=md5, **request
+        )
+
+    def read(self, key: str, most_bytes: int, **request: Any) -> tuple[bytes, Any]:
+        """GetObject, once: its body, cut off somewhere after ``most_bytes``, and its answer."""
+        answer = self.client.get_object(Bucket=self.bucket, Key=self.base + key, **request)
+        body = bytearray()
+        with answer["Body"] as stream:
+            try:
+                while len(body) <= most_bytes and (piece := stream.read(_READ_BYTES)):
+                    body += piece
+            except (BotoCoreError, OSError) as error:
+                raise StoreUnavailable(
+                    f"get {key} at {self.address}: the body broke off after {len(body)} bytes "
+                    f"({type(error).__name__})"
+                ) from None
+        if len(body) <= most_bytes and len(body) != answer["ContentLength"]:
+            raise StoreUnavailable(
+                f"get {key} at {self.address}: {len(body)} of {answer['ContentLength']} bytes came"
+            )
+        return bytes(body), answer
+
+    def listed(self, prefix: str) -> Iterator[Any]:
+        """The listing's raw entries, page by page, with their full names."""
+        token: dict[str, Any] = {}
+        seen = set()
+        while True:
+            page = self.send(f"list {prefix!r}", lambda: self._page(prefix, token))  # noqa: B023
+            yield from page.get("Contents", [])
+            if not page.get("IsTruncated"):
+                return
+            at = page.get("NextContinuationToken")
+            if not at or at in seen:
+                raise StoreCorrupt(
+                    f"list {prefix!r} at {self.address}: the store says that there is more, and "
+                    "leads in a circle"
+                )
+            seen.add(at)
+            token = {"ContinuationToken": at}
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete at most DELETE_BATCH objects, in one request where the store lets us."""
+        for key in self._delete_batch(keys) if len(keys) > 1 else keys:
+            self.send(f"delete {key}", lambda: self._delete_one(key))  # noqa: B023
+
+    def require_bucket(self) -> None:
+        """StoreMissing unless the bucket is there: a missing object in no bucket is no absence."""
+
+        def is_there() -> bool:
+            try:
+                self.client.head_bucket(Bucket=self.bucket)
+            except ClientError as error:
+                if status_of(error) == 404:
+                    return False
+                if status_of(error) != 403:  # a narrow policy may refuse the question
+                    raise
+            return True
+
+        if not self.send("look for the bucket", is_there):
+            raise StoreMissing(f"{self.address}: there is no bucket {self.bucket}; check its name")
+
+    def _page(self, prefix: str, token: Mapping[str, Any]) -> Any:
+        return self.client.list_objects_v2(Bucket=self.bucket, Prefix=self.base + prefix, **token)
+
+    def _delete_one(self, key: str) -> None:
+        try:
+            self.client.delete_object(Bucket=self.bucket, Key=self.base + key)
+        except ClientError as error:
+            if not is_missing_object(error):
+                raise
+
+    def _delete_batch(self, keys: Sequence[str]) -> list[str]:
+        """Delete in one request; returns those that must be deleted one by one."""
+
+        def once() -> list[str]:
+            try:
+                answer = self.client.delete_objects(
+                    Bucket=self.bucket,
+                    Delete={"Objects": [{"Key": self.base + key} for key in keys], "Quiet": True},
+                )
+            except ClientError as error:
+                if status_of(error) in _NO_BATCH_STATUS:
+                    return list(keys)
+                raise
+            refused = {error.get("Key") for error in answer.get("Errors", [])}
+            return [key for key in keys if self.base + key in refused]
+
+        return self.send(f"delete {len(keys)} objects", once)
+
+
+def is_missing_object(error: ClientError) -> bool:
+    return status_of(error) == 404 and code_of(error) != "NoSuchBucket"
+
+
+def headers_of(answer: Any) -> dict[str, str]:
+    """The headers of boto3's answer, or of a ClientError's; names in lower case."""
+    return dict(answer["ResponseMetadata"]["HTTPHeaders"])
+
+
+def date_of(headers: Mapping[str, str], otherwise: float) -> float:
+    """The store's clock as its answer states it."""
+    try:
+        return parsedate_to_datetime(headers.get("date", "")).timestamp()
+    except ValueError:
+        return otherwise
