@@ -15,12 +15,12 @@ from torpor.control.providers import local
 class LocalProvider(Block):
     """Machines on the host where the flows run, each an SSH server with a folder of its own.
 
-    For trying torpor out and for tests. They are kept apart by convention, not by walls.
+    For trying torpor out and for tests. The machines are not isolated from each other.
 
     Args:
-        folder: Where the machines live.
-        price_usd_h: What a machine is said to cost, in dollars an hour.
-        server: Which SSH server serves them.
+        folder: The folder that holds the machines.
+        price_usd_h: The pretended price of a machine, in dollars an hour.
+        server: The SSH server that serves them.
 
     Example:
         List the machines:
@@ -38,21 +38,21 @@ class LocalProvider(Block):
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
 
     folder: str = Field(
-        default="~/.local/state/torpor/machines", description="The folder where machines live."
+        default="~/.local/state/torpor/machines", description="The folder that holds the machines."
     )
     price_usd_h: float = Field(
         default=0.0,
         ge=0,
         title="Price per hour",
-        description="What a machine is said to cost, in dollars an hour, for the reports.",
+        description="The pretended price of a machine in reports, in dollars an hour.",
     )
     server: Literal["auto", "openssh", "asyncssh"] = Field(
         default="auto",
-        description="The SSH server. Auto takes OpenSSH where it can serve, else a built-in one.",
+        description="The SSH server. Auto uses OpenSSH if it works here, else a built-in server.",
     )
 
     def open(self) -> local.LocalProvider:
-        """The provider itself. Raises InvalidInput where the folder cannot hold machines."""
+        """The provider, ready to use. Raises InvalidInput if the folder cannot hold machines."""
         return local.LocalProvider(
             Path(self.folder), server=self.server, price_usd_h=self.price_usd_h
         )

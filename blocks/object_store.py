@@ -1,4 +1,4 @@
-"""The block of an object store: where, whose, and the key that seals it."""
+"""The block of an object store: its address, its credentials and its encryption key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prefect_aws.credentials import AwsCredentials, MinIOCredentials
 from pydantic import ConfigDict, Field, HttpUrl, SecretStr, field_validator, model_validator
 from typing_extensions import Self
 
-from blocks.flavour import Flavour, place
+from blocks.flavour import Flavour, region_and_endpoint
 from blocks.reference import LOGOS, Reference, load
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.shared.errors import InvalidInput
@@ -23,19 +23,19 @@ KEY_BYTES: Final = 32
 class ObjectStore(Block):
     """A bucket and prefix in S3, R2, B2, Wasabi, SeaweedFS or any S3-compatible store.
 
-    Snapshots are kept here. With an encryption key everything is sealed before it leaves a
-    machine; **whoever loses the key has lost the snapshots**, so keep a copy of it elsewhere.
+    Snapshots are stored here. With an encryption key, everything is sealed before it leaves a
+    machine. **Without the key the snapshots are lost**, so keep a copy of it elsewhere.
 
     Args:
-        flavour: What kind of store it is; chooses defaults and checks the endpoint.
+        flavour: The kind of store. Sets defaults and checks the endpoint.
         bucket: The bucket's name.
         credentials: The block with the access key, as type/name.
-        prefix: Names below which everything is kept.
+        prefix: The prefix of all object names.
         region: The store's region.
-        endpoint_url: Where the store answers.
-        encryption_key: 32 bytes in base64 or hexadecimal; none keeps snapshots plain.
-        price_gb_month_usd: What keeping a GB for a month costs, in dollars.
-        price_egress_gb_usd: What reading a GB costs, in dollars.
+        endpoint_url: The store's address.
+        encryption_key: 32 bytes in base64 or hexadecimal. Without it snapshots stay plain.
+        price_gb_month_usd: The price of storing one GB for a month, in dollars.
+        price_egress_gb_usd: The price of reading one GB, in dollars.
 
     Example:
         Make a sealed store, and load it later:
@@ -66,36 +66,36 @@ class ObjectStore(Block):
 
     flavour: Flavour = Field(
         default="aws-s3",
-        description="What kind of store it is. Chooses defaults and checks the endpoint.",
+        description="The kind of store. Sets defaults and checks the endpoint.",
     )
     bucket: str = Field(description="The bucket's name. The bucket must exist.")
     credentials: Reference = Field(
         default="aws-credentials/default",
         description=(
-            "The block with the access key: aws-credentials/NAME or minio-credentials/NAME. The "
-            "AWS kind serves every store."
+            "The block with the access key: aws-credentials/NAME or minio-credentials/NAME. "
+            "AWS credentials work for every store."
         ),
     )
     prefix: str = Field(
-        default="", description="Keep everything below this name in the bucket. May stay empty."
+        default="", description="The prefix of all object names in the bucket. May stay empty."
     )
     region: str = Field(
         default="",
-        description="The store's region. Empty: the endpoint's, or the usual one of the flavour.",
+        description="The store's region. Empty: the endpoint's, or the flavour's default.",
     )
     endpoint_url: str = Field(
         default="",
         title="Endpoint URL",
         description=(
-            "Where the store answers, for example https://ACCOUNT_ID.r2.cloudflarestorage.com. "
-            "Empty for AWS, and for B2 and Wasabi where the region says it."
+            "The store's address, for example https://ACCOUNT_ID.r2.cloudflarestorage.com. "
+            "Leave it empty for AWS, and for B2 and Wasabi if you give the region."
         ),
     )
     encryption_key: SecretStr | None = Field(
         default=None,
         description=(
-            "32 bytes in base64 or hexadecimal; snapshots are then sealed before they leave a "
-            "machine. Keep a copy elsewhere: without it they are lost. None: they stay plain."
+            "32 bytes in base64 or hexadecimal. Snapshots are sealed before they leave a machine. "
+            "Keep a copy elsewhere: without the key they are lost. None: snapshots stay plain."
         ),
     )
 
@@ -104,15 +104,15 @@ class ObjectStore(Block):
         ge=0,
         title="Price per GB and month",
         description=(
-            "What keeping a GB for a month costs you, in dollars, for the benchmark's comparison. "
-            "None: the flavour's list price, where there is one."
+            "What you pay to store one GB for a month, in dollars, for the benchmark's comparison. "
+            "None: the flavour's list price, if it has one."
         ),
     )
     price_egress_gb_usd: float | None = Field(
         default=None,
         ge=0,
         title="Price per GB downloaded",
-        description="What reading a GB costs you, in dollars. None: the flavour's list price.",
+        description="What you pay to read one GB, in dollars. None: the flavour's list price.",
     )
 
     @staticmethod
@@ -125,7 +125,7 @@ class ObjectStore(Block):
         return S3Store.connect(self.settings())
 
     def settings(self) -> S3Settings:
-        """Where it is and how to sign for it. Loads the credentials block; raises InvalidInput."""
+        """Address and keys of the store. Loads the credentials block; raises InvalidInput."""
         me = f"object store {self._block_document_name or self.bucket}"
         kinds: tuple[type[AwsCredentials | MinIOCredentials], ...] = (
             AwsCredentials,
@@ -136,11 +136,11 @@ class ObjectStore(Block):
         found = block.get_boto3_session().get_credentials()
         if found is None:
             raise InvalidInput(
-                f"{me}: the block {self.credentials} holds no access key, and none was found in "
-                "the environment either: fill in its access key and secret"
+                f"{me}: neither the block {self.credentials} nor the environment has an access "
+                "key: fill in the block's access key and secret"
             )
         keys = found.get_frozen_credentials()
-        region, endpoint_url = place(
+        region, endpoint_url = region_and_endpoint(
             self.flavour, self.region, self.endpoint_url or parameters.endpoint_url or ""
         )
         verify: bool | str = True if parameters.verify is None else bool(parameters.verify)
@@ -158,7 +158,7 @@ class ObjectStore(Block):
         )
 
     def key(self) -> bytes | None:
-        """The key that snapshots are sealed with, or None where they stay plain."""
+        """The key that seals snapshots; None if they stay plain."""
         if self.encryption_key is None:
             return None
         return _decoded(self.encryption_key.get_secret_value())
@@ -178,14 +178,14 @@ class ObjectStore(Block):
 
     @model_validator(mode="after")
     def _placed(self) -> Self:
-        # Without an endpoint it may still come from the credentials block.
+        # Without an endpoint here, the credentials block may have one.
         if self.endpoint_url:
-            place(self.flavour, self.region, self.endpoint_url)
+            region_and_endpoint(self.flavour, self.region, self.endpoint_url)
         return self
 
 
 def _decoded(text: str) -> bytes:
-    """The key's bytes. The text is never repeated in an error."""
+    """The key's bytes. No error repeats the text."""
     compact = "".join(text.split())
     try:
         if len(compact) == 2 * KEY_BYTES:

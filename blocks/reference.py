@@ -1,7 +1,7 @@
-"""How one block names another: ``type/name``, or ``name`` where the type is plain.
+"""How one block names another: ``type/name``, or ``name`` for the default type.
 
-Blocks are not nested: Prefect's form for editing cuts a nested block off and replaces its secrets
-by asterisks, and a union of blocks may load as the wrong member (docs/forms.md).
+Blocks are not nested: Prefect's edit form cuts off a nested block and replaces its secrets with
+asterisks, and a union of blocks may load as the wrong member (docs/forms.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOGOS: Final = (
     "https://raw.githubusercontent.com/PrefectHQ/prefect/"
     "420d0d6a78bb6df1fc18bcf188fdad43c1d22ea9/assets/block-logos"
 )
-"""Pictures that Prefect's own blocks use, at one commit: they cannot change or move."""
+"""The pictures of Prefect's own blocks, at one commit, so they cannot change or move."""
 
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,253}[a-z0-9])?")
 
@@ -29,21 +29,21 @@ _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,253}[a-z0-9])?")
 def load(reference: str, kinds: Sequence[type[BlockT]], *, of: str) -> BlockT:
     """The block that ``reference`` names; a bare name means the first of ``kinds``.
 
-    ``of`` says in errors who refers to it. Raises InvalidInput.
+    ``of`` names the referring object in errors. Raises InvalidInput.
     """
     slug, _, name = reference.rpartition("/")
     by_slug = {kind.get_block_type_slug(): kind for kind in kinds}
     kind = by_slug.get(slug) if slug else kinds[0]
     if kind is None:
         raise InvalidInput(
-            f"{of} names the block {reference!r}, which is of type {slug!r}: it must be one of "
+            f"{of} names the block {reference!r} of type {slug!r}: it must be one of "
             + ", ".join(f"{known}/NAME" for known in by_slug)
         )
     return load_named(kind, name, of=of)
 
 
 def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
-    """The block of exactly this type and name; InvalidInput where it is missing or damaged."""
+    """The block of exactly this type and name; InvalidInput if it is missing or damaged."""
     slug = kind.get_block_type_slug()
     try:
         block = kind.load(name, _sync=True)  # type: ignore[call-arg, unused-ignore]
@@ -51,23 +51,24 @@ def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
         invalid = cause if isinstance(cause, ValidationError) else cause.__cause__
         if isinstance(invalid, ValidationError):
             raise InvalidInput(
-                f"{of}: the block {slug}/{name} cannot be used: {_faults(invalid)}; mend it on the "
-                "Blocks page"
+                f"{of}: the block {slug}/{name} cannot be used: {_faults(invalid)}; correct it on "
+                "the Blocks page"
             ) from None
         raise InvalidInput(
-            f"{of}: there is no block {slug}/{name} ({_first_line(cause)}); add one of type "
-            f"{kind.get_block_type_name()} with that name on the Blocks page, or by save({name!r})"
+            f"{of}: there is no block {slug}/{name} ({_first_line(cause)}); add a "
+            f"{kind.get_block_type_name()} block of that name on the Blocks page, or with "
+            f"save({name!r})"
         ) from None
     if type(block) is not kind:
         raise InvalidInput(
-            f"{of}: the block {slug}/{name} came back as a {type(block).__name__}, not as a "
-            f"{kind.__name__}: nothing was done with it"
+            f"{of}: the block {slug}/{name} loaded as a {type(block).__name__}, not as a "
+            f"{kind.__name__}; torpor did not use it"
         )
     return block
 
 
 def _as_reference(value: object) -> object:
-    """A saved block given in Python stands for its reference."""
+    """Replace a saved block, given in Python, by its reference."""
     if isinstance(value, Block):
         name = value._block_document_name
         if name is None:
@@ -87,7 +88,7 @@ def _as_reference(value: object) -> object:
 
 
 def _faults(invalid: ValidationError) -> str:
-    """What is wrong, without the input: it may be a secret."""
+    """The faults, without the input, which may be a secret."""
     return "; ".join(
         f"{'.'.join(str(step) for step in fault['loc']) or 'block'}: {fault['msg']}"
         for fault in invalid.errors(include_input=False, include_url=False, include_context=False)

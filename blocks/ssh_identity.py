@@ -19,11 +19,11 @@ _ARMOUR: Final = re.compile(
 
 
 class SSHIdentity(Block):
-    """The SSH key that torpor logs in to machines with. Its public half goes onto machines.
+    """The SSH key that torpor uses to log in to machines. Its public half goes onto machines.
 
     Args:
         private_key: The text of an OpenSSH private key file.
-        passphrase: What opens the key, where it has a passphrase.
+        passphrase: The passphrase of the key, if it has one.
 
     Example:
         Make a key, and show its public half:
@@ -48,7 +48,7 @@ class SSHIdentity(Block):
         description="The whole text of an OpenSSH private key file, from BEGIN to END.",
     )
     passphrase: SecretStr | None = Field(
-        default=None, description="What opens the key, where it has a passphrase."
+        default=None, description="The passphrase of the key, if it has one."
     )
 
     @classmethod
@@ -59,11 +59,11 @@ class SSHIdentity(Block):
 
     @property
     def public_key(self) -> str:
-        """The line for ``authorized_keys``. Raises InvalidInput where the key does not open."""
+        """The line for ``authorized_keys``. Raises InvalidInput if the key does not open."""
         return self.identity().public_key()
 
     def identity(self) -> Identity:
-        """Who we are to a machine, as the SSH client takes it."""
+        """The identity as the SSH client takes it."""
         return Identity(
             private_key=self.private_key.get_secret_value(),
             passphrase=None if self.passphrase is None else self.passphrase.get_secret_value(),
@@ -72,14 +72,14 @@ class SSHIdentity(Block):
     @field_validator("private_key", mode="after")
     @classmethod
     def _in_lines(cls, value: SecretStr) -> SecretStr:
-        """Put back the line breaks, which a form's password box takes out of a pasted key."""
+        """Restore the line breaks, which a form's password box removes from a pasted key."""
         match = _ARMOUR.fullmatch(value.get_secret_value())
         if match is None:
             raise ValueError(
                 "a private key goes from -----BEGIN ... PRIVATE KEY----- to -----END ...-----; "
                 "give the whole text of the file (not the .pub file)"
             )
-        if ":" in match["body"]:  # an old PEM key with headers: only lines tell them apart
+        if ":" in match["body"]:  # an old PEM key with headers, which only line breaks separate
             return value
         body = "".join(match["body"].split())
         lines = [match[1], *(body[i : i + 70] for i in range(0, len(body), 70)), match[4]]

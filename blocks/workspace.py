@@ -1,4 +1,4 @@
-"""The block of a workspace: what is kept, where it is stored and what machine it wants."""
+"""The block of a workspace: what to keep, where to store it and which machine it needs."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from torpor.shared.values import (
 )
 
 PROVIDERS: Final = (LocalProvider,)
-"""The provider blocks, the usual one first. A new market is added here and nowhere else."""
+"""The provider blocks, the default first. A new market is added here and nowhere else."""
 
-MAX_PARTS: Final = 64  # each is a task run, for which Prefect writes state
+MAX_PARTS: Final = 64  # each is a task run, and Prefect stores its states
 
 
 class Workspace(Block):
-    """What you keep: directories on a machine, where snapshots go, and what GPU it wants.
+    """Directories to keep, the store for their snapshots, and the GPU they need.
 
-    Holds no secrets: the store, the provider and the SSH identity are blocks that it names.
+    It holds no secrets: it names the blocks of the store, the provider and the SSH identity.
 
     Args:
         name: The workspace's name, also in the store and on machines.
         paths: The directories to keep.
-        exclude: Patterns of what not to keep.
+        exclude: Patterns of names and paths to leave out.
         store: The block of the object store.
         provider: The block of the provider, as type/name.
         identity: The block of the SSH identity.
-        gpu: The GPU it wants.
-        gpu_count: How many of them.
-        disk_gib: The least disk, in GiB.
-        max_price_usd_h: The most it may cost, in dollars an hour.
-        quiesce: A command that makes work on the machine pause.
-        quiesce_timeout_s: How long that command may take.
+        gpu: The GPU model it needs.
+        gpu_count: The number of GPUs.
+        disk_gib: The smallest disk, in GiB.
+        max_price_usd_h: The highest price, in dollars an hour.
+        quiesce: A command that pauses work on the machine.
+        quiesce_timeout_s: The time limit of that command, in seconds.
         accept_changed: Patterns of files that may change while they are read.
-        parts: How many shares a transfer is cut into.
-        part_mib: The least that a share moves, in MiB.
-        smallest: Whether fewer bytes count for more than less time.
-        gpu_encodes: Whether the machine's GPU may encode weights.
-        owner: Whose machines they are, on the label of each.
+        parts: The number of parts of a transfer.
+        part_mib: The smallest part, in MiB.
+        smallest: Prefer smaller snapshots to faster ones.
+        gpu_encodes: Allow the machine's GPU to encode weights.
+        owner: The owner in the label of each machine.
 
     Example:
         Describe a workspace, and put it to sleep:
@@ -76,57 +76,57 @@ class Workspace(Block):
     name: str = Field(
         title="Workspace name",
         description=(
-            "Names the workspace in the store and on machines: 1 to 63 lower-case letters, digits "
-            "and hyphens. Two blocks of one name are one workspace."
+            "The workspace's name in the store and on machines: 1 to 63 lower-case letters, digits "
+            "and hyphens. Two blocks with the same name are the same workspace."
         ),
     )
     paths: list[str] = Field(
         default=["~/workspace"],
         min_length=1,
-        description="The directories to keep, absolute or beginning with ~/.",
+        description="The directories to keep: absolute paths, or paths that begin with ~/.",
     )
     exclude: list[str] = Field(
         default_factory=list,
         description=(
-            "What not to keep, as patterns: *.pyc or __pycache__ for names anywhere, cache/tmp* "
-            "for paths below a directory of the workspace."
+            "Patterns to leave out: *.pyc or __pycache__ match names anywhere, cache/tmp* matches "
+            "paths below a directory of the workspace."
         ),
     )
     store: Reference = Field(
-        default="default", description="The name of the Object Store block where snapshots go."
+        default="default", description="The Object Store block that snapshots go to."
     )
     provider: Reference = Field(
         default="local-provider/default",
-        description="The block of the provider to rent from, as type/name: local-provider/default.",
+        description="The provider block to rent from, as type/name: local-provider/default.",
     )
     identity: Reference = Field(
         default="default",
         title="SSH identity",
-        description="The name of the SSH Identity block to log in with.",
+        description="The SSH Identity block to log in with.",
     )
     gpu: str = Field(
         default="",
         title="GPU",
-        description="The GPU it wants, for example RTX 4090. Empty: any machine will do.",
+        description="The GPU model, for example RTX 4090. Empty: any machine will do.",
     )
     gpu_count: int = Field(
-        default=1, ge=1, le=16, title="GPU count", description="How many GPUs, 1 to 16."
+        default=1, ge=1, le=16, title="GPU count", description="The number of GPUs, 1 to 16."
     )
     disk_gib: float = Field(
-        default=0.0, ge=0, title="Disk (GiB)", description="The least disk, in GiB. 0: no wish."
+        default=0.0, ge=0, title="Disk (GiB)", description="The smallest disk, in GiB. 0: any."
     )
     max_price_usd_h: float | None = Field(
         default=None,
         gt=0,
         title="Highest price per hour",
-        description="The most a machine may cost, in dollars an hour. None: no limit.",
+        description="The highest price of a machine, in dollars an hour. None: no limit.",
     )
     quiesce: list[str] = Field(
         default_factory=list,
         title="Quiesce command",
         description=(
-            "A command on the machine that makes work pause before the last pass: the program and "
-            "each argument as an item of its own. It is not given to a shell. May stay empty."
+            "A command that pauses work on the machine before the last pass: the program and each "
+            "argument as an item of its own. No shell runs it. May stay empty."
         ),
     )
     quiesce_timeout_s: float = Field(
@@ -134,66 +134,66 @@ class Workspace(Block):
         gt=0,
         le=3600,
         title="Quiesce timeout (seconds)",
-        description="How long the quiesce command may take, in seconds.",
+        description="The time limit of the quiesce command, in seconds.",
     )
     accept_changed: list[str] = Field(
         default_factory=list,
         description=(
-            "Patterns of files that may still change while they are read, such as *.log. Any other "
-            "file that changes keeps the machine from being destroyed."
+            "Patterns of files that may change while they are read, such as *.log. If any other "
+            "file changes, the machine is not destroyed."
         ),
     )
     parts: int = Field(
         default=32,
         ge=1,
         le=MAX_PARTS,
-        description="How many shares a transfer is cut into, each retried on its own, 1 to 64.",
+        description="The number of parts of a transfer, 1 to 64. Each is retried on its own.",
     )
     part_mib: int = Field(
         default=64,
         ge=1,
         le=4096,
-        title="Least part (MiB)",
-        description="The least that a share moves: a small workspace is cut into fewer of them.",
+        title="Smallest part (MiB)",
+        description="The smallest part, in MiB. A small workspace has fewer parts.",
     )
     smallest: bool = Field(
         default=False,
         title="Fewest bytes",
         description=(
-            "Compress text and programs as hard as is sensible, whatever time it takes. Otherwise "
-            "as hard as the link leaves time for. Weights are always stored in their smallest form."
+            "Prefer smaller snapshots to faster ones: compress text and programs harder. Otherwise "
+            "compression follows the speed of the link. Weights always get their smallest form."
         ),
     )
     gpu_encodes: bool = Field(
         default=False,
         title="GPU encodes",
         description=(
-            "Let the machine's GPU encode weights, where the cores are too slow for the link and "
-            "it proves faster than they are. It takes under 1 GiB of the GPU's memory meanwhile."
+            "Allow the machine's GPU to encode weights when the cores are too slow for the link "
+            "and the GPU proves faster. Uses less than 1 GiB of the GPU's memory."
         ),
     )
 
     owner: str = Field(
         default="torpor",
         description=(
-            "Whose machines they are; it stands in the label of each. Give every installation that "
-            "shares a provider's account a name of its own."
+            "The owner in the label of each machine. Installations that share a provider's account "
+            "need different owners."
         ),
     )
 
     @classmethod
     def of(cls, value: Workspace | str) -> Workspace:
-        """The block itself, or the saved one of that name; raises InvalidInput."""
+        """The block itself, or the saved block of that name; raises InvalidInput."""
         if isinstance(value, cls):
             return value
         if not isinstance(value, str):
             raise InvalidInput(
-                f"a workspace is a Workspace block or the name of one, not a {type(value).__name__}"
+                f"a workspace is a Workspace block or its name, not a {type(value).__name__}"
             )
         return load(value.strip(), (cls,), of="this run")
 
     def spec(self) -> WorkspaceSpec:
-        """What is kept and what it needs, as a plain value."""
+        """The workspace as a plain value."""
         return WorkspaceSpec(
             name=WorkspaceName(self.name),
             paths=list(self.paths),
@@ -227,7 +227,7 @@ class Workspace(Block):
         return self._store().open()
 
     def store_key(self) -> bytes | None:
-        """The key that its store seals snapshots with; None where they stay plain."""
+        """The key that seals its snapshots; None if they stay plain."""
         return self._store().key()
 
     def open_provider(self) -> Provider:
@@ -253,8 +253,8 @@ class Workspace(Block):
             raise ValueError(str(cause)) from None
         if name.startswith(RESERVED):
             raise ValueError(
-                f"names that begin with {' or '.join(RESERVED)} are torpor's own: what is kept "
-                "under them is cleared. Choose another name"
+                f"names that begin with {' or '.join(RESERVED)} are reserved: torpor deletes what "
+                "is stored under them. Choose another name"
             )
         return name
 
@@ -262,7 +262,7 @@ class Workspace(Block):
     @classmethod
     def _owned(cls, value: str) -> str:
         try:
-            return workspace_name(value.strip())  # a label takes the same letters
+            return workspace_name(value.strip())  # a label allows the same letters
         except InvalidInput:
             raise ValueError(
                 f"{value!r} is not an owner: use 1 to 63 lower-case letters, digits and hyphens"

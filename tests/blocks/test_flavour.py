@@ -4,13 +4,13 @@ from typing import get_args
 
 import pytest
 
-from blocks.flavour import CUSTOMS, Flavour, place
+from blocks.flavour import DEFAULTS, Flavour, region_and_endpoint
 
 R2 = "https://0123456789abcdef0123456789abcdef.r2.cloudflarestorage.com"
 
 
 def test_every_flavour_has_its_customs() -> None:
-    assert set(CUSTOMS) == set(get_args(Flavour))
+    assert set(DEFAULTS) == set(get_args(Flavour))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_every_flavour_has_its_customs() -> None:
 def test_region_and_endpoint(
     flavour: Flavour, region: str, endpoint: str, placed: tuple[str, str | None]
 ) -> None:
-    assert place(flavour, region, endpoint) == placed
+    assert region_and_endpoint(flavour, region, endpoint) == placed
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_region_and_endpoint(
 )
 def test_what_cannot_be_is_refused(flavour: Flavour, region: str, endpoint: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        place(flavour, region, endpoint)
+        region_and_endpoint(flavour, region, endpoint)

@@ -77,7 +77,7 @@ def test_empty_credentials_say_so(prefect_server: Server, monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     AwsCredentials().save("empty", overwrite=True)
-    with pytest.raises(InvalidInput, match="holds no access key"):
+    with pytest.raises(InvalidInput, match="nor the environment has an access key"):
         store(credentials="aws-credentials/empty").settings()
 
 

@@ -152,9 +152,9 @@ def test_a_damaged_document_is_named_without_its_secrets(prefect_server: Server)
     ("fields", "says"),
     [
         ({"name": "Not A Name"}, "not a workspace name"),
-        ({"name": "benchmark--demo"}, "torpor's own"),
-        ({"name": "benchmark-machines--demo"}, "torpor's own"),
-        ({"name": "drill--demo"}, "torpor's own"),
+        ({"name": "benchmark--demo"}, "are reserved"),
+        ({"name": "benchmark-machines--demo"}, "are reserved"),
+        ({"name": "drill--demo"}, "are reserved"),
         ({"owner": "A B"}, "not an owner"),
         ({"paths": []}, "at least 1"),
         ({"paths": ["relative"]}, "not a path on a machine"),
