@@ -80,11 +80,11 @@ def _plant(root: Path, other: Path) -> None:
     for path in (root / "borders").iterdir():
         if path.stat().st_size > 5 * MIB:
             path.unlink()
-    dice = random.Random(5)
+    weights = [1000 // (n + 1) for n in range(40)]
+    skewed = bytes(random.Random(5).choices(range(40), weights=weights, k=MIB))
     other.mkdir()
     for number in range(20):
-        skewed = dice.choices(range(40), weights=[1000 // (n + 1) for n in range(40)], k=MIB)
-        (other / f"skewed-{number}").write_bytes(bytes(skewed))
+        (other / f"skewed-{number}").write_bytes(skewed[number:] + skewed[:number])
     (other / "names").write_bytes(content(1, 100))  # a name that the first root has too
     os.link(other / "names", other / "the-same")
 
