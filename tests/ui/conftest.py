@@ -53,7 +53,7 @@ def chromium() -> str:
 
 
 @pytest.fixture
-def page(chromium: str) -> Iterator[Page]:
+def page(needs_server: None, chromium: str) -> Iterator[Page]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         try:
