@@ -24,8 +24,8 @@ WEIGHTS: Final = "weights BF16"
 
 _ENCODE_GOAL, _DECODE_GOAL = 300, 500  # GB/s
 _ALGORITHMS: Final = ("ans", "zstd", "lz4", "gdeflate", "bitcomp")
-_THREADS: Final = (1, 8)
-_END_TO_END_CHUNKS: Final = 32
+THREADS: Final = (1, 8)
+END_TO_END_CHUNKS: Final = 32
 
 
 class Kind(NamedTuple):
@@ -113,8 +113,8 @@ class Report:
 
     def measure_end_to_end(self, open_device: Callable[[], Device], kind: Kind) -> None:
         """The agent's encoder and nvCOMP's batches, from host memory to host memory."""
-        chunks = [kind.chunks[n % len(kind.chunks)] for n in range(_END_TO_END_CHUNKS)]
-        for threads in _THREADS:
+        chunks = [kind.chunks[n % len(kind.chunks)] for n in range(END_TO_END_CHUNKS)]
+        for threads in THREADS:
             seconds = encoder_seconds(open_device(), chunks, kind.element, threads, self._rounds)
             name = f"torpor, {threads} thread{'s' * (threads > 1)}"
             self._add_end_to_end(kind.name, name, chunks, seconds, [])

@@ -49,8 +49,8 @@ def few(sets: Sets, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         assert len(chosen) == len(names)
         monkeypatch.setattr(codecs_gpu, "data_sets", lambda limit: iter(chosen))
 
-    monkeypatch.setattr(gpu_report, "_END_TO_END_CHUNKS", 2)
-    monkeypatch.setattr(gpu_report, "_THREADS", (1, 2))
+    monkeypatch.setattr(gpu_report, "END_TO_END_CHUNKS", 2)
+    monkeypatch.setattr(gpu_report, "THREADS", (1, 2))
     choose(*(name for name, _, _ in sets))
     return choose
 

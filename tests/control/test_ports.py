@@ -30,7 +30,7 @@ def test_where_there_are_no_others_any_will_do(
     said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "range").write_text(said)
-    monkeypatch.setattr(ports, "_RANGE", tmp_path / "range")
+    monkeypatch.setattr(ports, "RANGE", tmp_path / "range")
     assert len(set(free_ports(5))) == 5
 
 

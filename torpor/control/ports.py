@@ -10,7 +10,7 @@ from typing import Final
 
 _LOWEST: Final = 10_240  # below it, well-known servers are more than a few
 _TRIES: Final = 200
-_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 _dice: Final = random.SystemRandom()
 
@@ -38,6 +38,6 @@ def free_ports(count: int) -> list[int]:
 
 def _first_of_connections() -> int:
     try:
-        return int(_RANGE.read_text().split()[0])
+        return int(RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return 0

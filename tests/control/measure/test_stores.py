@@ -79,7 +79,7 @@ def test_who_lost_a_name_while_it_slept_leaves_it_to_its_holder(seaweed: Server)
         store.put(key, msgspec.json.encode(other))
         assert not ours()
         ended = threading.Event()
-        with patch.object(scratch, "_BEAT_S", 0.01):
+        with patch.object(scratch, "BEAT_S", 0.01):
             scratch._keep(store, NAME, "run-1", ours, ended)  # ends by itself
     assert msgspec.json.decode(store.get(key, max_bytes=4096), type=scratch.Claim) == other
 

@@ -21,7 +21,7 @@ def test_the_driver_names_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (tmp_path / bus / "information").write_text(f"Model: \t\t {model}\nIRQ:   16\n")
     (tmp_path / "0000:03:00.0").mkdir()
     (tmp_path / "0000:03:00.0" / "information").write_bytes(b"\xff no model here")
-    monkeypatch.setattr(nvidia, "_DRIVER", tmp_path)
+    monkeypatch.setattr(nvidia, "DRIVER", tmp_path)
     assert nvidia.gpus_here() == (("NVIDIA H200", 2),)
 
 
@@ -31,7 +31,7 @@ def test_the_tool_is_asked_where_the_driver_is_silent(
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho NVIDIA L4\n")
     tool.chmod(0o755)
-    monkeypatch.setattr(nvidia, "_DRIVER", tmp_path / "none")
+    monkeypatch.setattr(nvidia, "DRIVER", tmp_path / "none")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert nvidia.gpus_here() == (("NVIDIA L4", 1),)
     nvidia.gpus_here.cache_clear()

@@ -129,7 +129,7 @@ def test_runs_at_odd_offsets_and_of_many_elements(encoder: GpuEncoder, shim: Shi
 def test_any_layout_gives_the_cpu_s_bytes(
     encoder: GpuEncoder, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
-    monkeypatch.setattr(gpu_module, "_WORTH_BYTES", 0)
+    monkeypatch.setattr(gpu_module, "WORTH_BYTES", 0)
     runs = [
         Run(data.draw(st.integers(0, 4000)), data.draw(st.sampled_from(Element)))
         for _ in range(data.draw(st.integers(1, 5)))
@@ -153,7 +153,7 @@ def test_a_queue_holds_the_worst_chunk(
     encoder: GpuEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every plane in rANS, of every element at once, in the largest chunk."""
-    monkeypatch.setattr(gpu_module, "_WORTH_BYTES", 0)
+    monkeypatch.setattr(gpu_module, "WORTH_BYTES", 0)
     monkeypatch.setattr(
         gpu_module,
         "choose_ways",

@@ -29,7 +29,7 @@ from torpor.shared.values import (
 
 STALE_S: Final = 600.0
 """A claim of another host that was not renewed for this long is a dead run's."""
-_BEAT_S: Final = 60.0
+BEAT_S: Final = 60.0
 _CLAIM_MAX_BYTES: Final = 4096
 
 
@@ -133,7 +133,7 @@ def _keep(
     ours: Callable[[], bool],
     ended: threading.Event,
 ) -> None:
-    while not ended.wait(_BEAT_S):
+    while not ended.wait(BEAT_S):
         try:
             if not ours():
                 return

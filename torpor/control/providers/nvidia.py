@@ -8,7 +8,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-_DRIVER = Path("/proc/driver/nvidia/gpus")
+DRIVER = Path("/proc/driver/nvidia/gpus")
 _SMI_S = 10
 _MAX_GPUS = 64
 
@@ -28,7 +28,7 @@ def is_model(wanted: str, model: str) -> bool:
 
 def _from_driver() -> list[str]:
     found = []
-    for told in sorted(_DRIVER.glob("*/information")):
+    for told in sorted(DRIVER.glob("*/information")):
         try:
             text = told.read_text(errors="replace")
         except OSError:

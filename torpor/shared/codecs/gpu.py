@@ -39,7 +39,7 @@ ENCODE_S: Final = 30.0
 GIVE_BACK_S: Final = 10.0
 """A driver that takes longer to take the GPU back is left behind with it."""
 
-_WORTH_BYTES: Final = 64 * KIB  # what is less is encoded before the GPU has been asked
+WORTH_BYTES: Final = 64 * KIB  # what is less is encoded before the GPU has been asked
 
 
 class GpuEncoder:
@@ -148,7 +148,7 @@ def _pack(
 ) -> Sequence[tuple[Method, Buffer]]:
     """A ``Packer``; what it returns is valid within the queue's scope."""
     ways = choose_ways(plain, element, places)
-    if huffman not in ways or len(room) < _WORTH_BYTES:
+    if huffman not in ways or len(room) < WORTH_BYTES:
         return RANS.pack_all(plain, element, places, room)
     held = queue.put(*(plain[at : at + size] for at, size in places))
     planes = [held]
