@@ -7,6 +7,7 @@ python -m benchmarks.agent bigfile [--gib 8]
 from __future__ import annotations
 
 import argparse
+import random
 import secrets
 import tempfile
 import threading
@@ -16,9 +17,9 @@ from urllib.parse import urlsplit
 
 from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine
-from benchmarks.workspace import bf16
 from torpor.control.measure.host import host_facts
 from torpor.control.store.embedded import EmbeddedStore
+from torpor.shared.content import weights
 from torpor.shared.values import GIB, MIB
 
 
@@ -72,7 +73,7 @@ def _bigfile(
     machine.workspace.mkdir()
     with (machine.workspace / "model.bin").open("wb") as file:
         for block in range(int(gib * GIB) // (32 * MIB)):
-            file.write(bf16(16 * MIB, block))
+            file.write(weights(16 * MIB, random.Random(block)))
     port = urlsplit(store.endpoint_url).port or 80
     up = _Connections(machine, port)
     stored = machine.snapshot()

@@ -25,13 +25,14 @@ from urllib.parse import urlsplit
 
 from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine
-from benchmarks.workspace import change_workspace, make_workspace, tree_bytes
-from tests.fixtures.shaping import Shaper
+from benchmarks.shaping import Shaper
+from benchmarks.workspace import change_workspace, tree_bytes
 from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.measure.peers import PEERS, Tool
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
+from torpor.shared.content import make_below
 from torpor.shared.values import GIB, MIB
 
 PEER_BUCKETS = {"restic": "restic", "tar+lz4+s5cmd": "tarball"}
@@ -69,7 +70,7 @@ def _round(folder: Path, gib: float, line_bytes_s: float) -> dict[str, Any]:
             store.make_bucket(bucket)
         with BenchMachine(folder / "machine", store) as machine:
             workspace = machine.workspace
-            make_workspace(workspace, int(gib * GIB))
+            make_below(workspace, int(gib * GIB), seed=1)
             figures["files"], figures["bytes"] = tree_bytes(workspace)
             ours = Tool("torpor", "", machine.snapshot, machine.snapshot, machine.restore)
             tools = {"torpor": (ours, "torpor")}

@@ -18,12 +18,13 @@ from typing import Any
 
 from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine
-from benchmarks.workspace import change_workspace, make_workspace, tree_bytes
+from benchmarks.workspace import change_workspace, tree_bytes
 from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.measure.peers import Cost
 from torpor.control.reports import SyncReport
 from torpor.control.store.embedded import EmbeddedStore
+from torpor.shared.content import make_below
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import GIB, StoredSnapshot
 
@@ -58,7 +59,7 @@ def measure(folder: Path, gib: float, share: float, rounds: int) -> dict[str, An
             BenchMachine(place / "one", store) as one,
             BenchMachine(place / "other", store) as other,
         ):
-            make_workspace(one.workspace, int(gib * GIB))
+            make_below(one.workspace, int(gib * GIB), seed=1)
             files, size = tree_bytes(one.workspace)
             one.snapshot()
             before = one.newest()

@@ -114,7 +114,14 @@ def test_packages_import_downwards(top: str) -> None:
         for name, _ in _imports(path):
             package = name.split(".")[0]
             assert package not in TOPS or package in allowed, f"{path} imports {name}"
-            assert package != "tests" or top == "benchmarks", f"{path} imports {name}"
+            assert package != "tests", f"{path} imports {name}"
+
+
+def test_only_the_benchmarks_own_tests_import_benchmarks() -> None:
+    own = ROOT / "tests" / "benchmarks"
+    for path in _modules("tests"):
+        for name, _ in _imports(path):
+            assert name.split(".")[0] != "benchmarks" or own in path.parents, f"{path}: {name}"
 
 
 def test_floors_and_rooms_import_downwards() -> None:

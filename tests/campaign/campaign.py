@@ -15,7 +15,7 @@ from tests.campaign.control import Outcome
 from tests.campaign.controls import Control, Controls
 from tests.campaign.judge import Judge
 from tests.campaign.strike import Strike, carry_out, choose
-from tests.fixtures.tree_print import fill, mutate
+from tests.fixtures.trees import fill, mutate
 from tests.fixtures.world import OwnStore, World, make_world, own_store
 from torpor.shared.values import Machine
 

@@ -32,8 +32,8 @@ from tests.fixtures.plain_flows import (
     replicate_plainly,
     wake_plainly,
 )
+from tests.fixtures.short_agent import installing
 from tests.fixtures.world import Access
-from torpor.control.remote import bundle
 from torpor.shared.errors import TorporError
 
 
@@ -111,7 +111,7 @@ def _carry_out(order: Order, work: Callable[[Order], object]) -> int:
 
     try:
         with (
-            patch.object(bundle, "_SOURCE", Path(order.source)),
+            installing(Path(order.source)),
             phases_told_to(enter),
             _dying_at(order.dies_at),
         ):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.fixtures.engine import Engine
-from tests.fixtures.tree_print import TreePrint, differences, print_of
+from tests.fixtures.trees import Tree, differences, facts
 from tests.fixtures.world import World
 from torpor.control.ledger import Ledger
 from torpor.control.providers.local_processes import MARK
@@ -24,12 +24,12 @@ class Judge:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.states: list[TreePrint] = []
-        self._checked: dict[SnapshotId, TreePrint] = {}
+        self.states: list[Tree] = []
+        self._checked: dict[SnapshotId, Tree] = {}
 
     def see(self, machine: Machine) -> None:
         """The workspace as it is now is a state that may be found in a snapshot."""
-        self.states.append(print_of(self._world.workspace(machine.id)))
+        self.states.append(facts(self._world.workspace(machine.id)))
 
     def snapshots(self, *, again: bool = False) -> list[str]:
         """Every listed snapshot restores to one of the states; ``again``: also those that did."""
@@ -58,14 +58,14 @@ class Judge:
         truth = self.states[-1]
         live = self._world.provider.find(before.id)
         if live is not None and live.state not in ("gone", "stopping"):
-            here = print_of(self._world.workspace(before.id))
+            here = facts(self._world.workspace(before.id))
             wrong = differences(truth, here)
             return [f"hibernate changed the workspace: {wrong}"] if wrong else []
         if not allowed:
             return [f"machine {before.id} was destroyed by a hibernate that was to keep it"]
         return self.asleep(truth)
 
-    def asleep(self, truth: TreePrint) -> list[str]:
+    def asleep(self, truth: Tree) -> list[str]:
         """The newest snapshot is the workspace."""
         listed = self._world.snapshots()
         if not listed:
@@ -79,7 +79,7 @@ class Judge:
         machines = self._world.machines()
         if [m.state for m in machines] != ["running"]:
             return [f"after a wake there are {[(m.id, m.state) for m in machines]}"]
-        wrong = differences(self.states[-1], print_of(self._world.workspace(machines[0].id)))
+        wrong = differences(self.states[-1], facts(self._world.workspace(machines[0].id)))
         return [f"the woken workspace differs: {wrong}"] if wrong else []
 
     def leaks(self) -> list[str]:
@@ -117,7 +117,7 @@ class Judge:
                 strays.append(int(path.parent.name))
         return strays
 
-    def _restored(self, snapshot: SnapshotId) -> TreePrint:
+    def _restored(self, snapshot: SnapshotId) -> Tree:
         scratch = self._world.folder / f"judge-{secrets.token_hex(4)}"
         key = self._world.access.store_key
         engine = Engine(
@@ -125,7 +125,7 @@ class Judge:
         )
         try:
             engine.restore(snapshot, [scratch / "workspace"], full=False)
-            return print_of(scratch / "workspace")
+            return facts(scratch / "workspace")
         finally:
             engine.runs.close()
             shutil.rmtree(scratch)

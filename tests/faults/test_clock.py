@@ -7,15 +7,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
-from tests.fixtures.short_agent import SMALL_PARTS, copy_agent
-from tests.fixtures.tree_print import differences, fill, print_of
+from tests.fixtures.short_agent import SMALL_PARTS, copy_agent, installing
+from tests.fixtures.trees import differences, facts, fill
 from tests.fixtures.world import World
-from torpor.control.remote import bundle
 from torpor.control.remote.session import Session
 
 _SHIFTED = """import time
@@ -35,7 +33,7 @@ def _clock_shifted(folder: Path, shift_s: int) -> Iterator[None]:
         "import time\nfrom pathlib import Path\n",
         _SHIFTED.format(shift=shift_s),
     )
-    with patch.object(bundle, "_SOURCE", copy_agent(folder, SMALL_PARTS, shifted)):
+    with installing(copy_agent(folder, SMALL_PARTS, shifted)):
         yield
 
 
@@ -50,12 +48,12 @@ def test_a_clock_an_hour_off_changes_nothing(world: World, tmp_path: Path, shift
             assert abs(session.hello.clock_unix - time.time() - shift_s) < 60
         hibernate_plainly(world.opened, destroy=False, retries=0)
         (workspace / "later").write_text("work goes on")
-        truth = print_of(workspace)
+        truth = facts(workspace)
         report = hibernate_plainly(world.opened, retries=0)
         assert report.destroyed
         assert report.new_bytes < 5_000_000
         wake_plainly(world.opened, retries=0)
     (woken,) = world.machines()
-    assert not differences(truth, print_of(world.workspace(woken.id)))
+    assert not differences(truth, facts(world.workspace(woken.id)))
     newest, older = world.snapshots()
     assert newest.snapshot > older.snapshot

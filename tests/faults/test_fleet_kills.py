@@ -9,7 +9,6 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from benchmarks.replicate import forget_leases, leaks
 from tests.campaign.control import Moment, Outcome
 from tests.campaign.controls import Control, Controls
 from tests.campaign.judge import Judge
@@ -19,7 +18,7 @@ from tests.fixtures.plain_flows import hibernate_plainly
 from tests.fixtures.short_agent import SOON_ABANDONED
 from tests.fixtures.sshd import until
 from tests.fixtures.stores import Server
-from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
+from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.world import World, make_world
 from torpor.control.ledger import Ledger
 from torpor.shared.values import MIB, Machine, MachineId
@@ -56,7 +55,7 @@ MOMENTS: Final = (
 class Fleets:
     """Two snapshots that nobody holds, ``truth`` the newest, and control sides to replicate it."""
 
-    def __init__(self, world: World, controls: Controls, truth: TreePrint) -> None:
+    def __init__(self, world: World, controls: Controls, truth: Tree) -> None:
         self.world = world
         self.controls = controls
         self.truth = truth
@@ -101,15 +100,15 @@ class Fleets:
         assert len(more) == COUNT or (len(more) > COUNT and whole <= more)
         assert len(more) <= COUNT + len(whole)
         assert self._judge.leaks() == []
-        until(lambda: leaks(self.world) == [], "the killed run's agents give up", SETTLE_S)
+        until(lambda: self.world.leaks() == [], "the killed run's agents give up", SETTLE_S)
 
     @property
     def _ledger(self) -> Ledger:
         return Ledger(self.world.direct, self.world.access.spec.name)
 
-    def _tree(self, machine: Machine) -> TreePrint:
+    def _tree(self, machine: Machine) -> Tree:
         workspace = self.world.workspace(machine.id)
-        return print_of(workspace) if workspace.is_dir() else {}
+        return facts(workspace) if workspace.is_dir() else {}
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +120,7 @@ def made(seaweed: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         fill(workspace, random.Random(5), big=3, big_bytes=1_500_000)
         hibernate_plainly(world.opened, destroy=False)
         (workspace / "more").write_bytes(b"work")
-        truth = print_of(workspace)
+        truth = facts(workspace)
         hibernate_plainly(world.opened)
         controls = Controls(tmp_path_factory.mktemp("controls"), world.access, AT_ONCE)
         try:
@@ -135,7 +134,7 @@ def fleets(made: Fleets) -> Iterator[Fleets]:
     yield made
     made.world.proxy.clear()
     destroy_all(made.world.provider)
-    forget_leases(made.world)
+    made.world.forget_leases()
 
 
 @pytest.mark.parametrize(("moment", "spares"), MOMENTS, ids=lambda given: str(given))

@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.standing import raises
 from tests.fixtures.stores import Server
-from tests.fixtures.tree_print import differences, fill, print_of
+from tests.fixtures.trees import differences, facts, fill
 from tests.fixtures.world import World
 from torpor.shared.errors import SnapshotDamaged, SnapshotMissing, StoreMissing, TorporError
 from torpor.shared.format.names import manifest_key
@@ -70,14 +70,14 @@ def test_a_pack_that_rotted_ends_a_wake_without_a_machine(kept: World) -> None:
 def test_packs_that_went_missing_meanwhile_are_stored_anew_before_a_destroy(kept: World) -> None:
     """The next hibernate refers to earlier packs; it looks whether they are there."""
     (machine,) = kept.machines()
-    truth = print_of(kept.workspace(machine.id))
+    truth = facts(kept.workspace(machine.id))
     kept.direct.delete(_packs(kept))
     report = hibernate_plainly(kept.opened)
     assert report.destroyed
     assert kept.machines() == []
     wake_plainly(kept.opened)
     (woken,) = kept.machines()
-    assert not differences(truth, print_of(kept.workspace(woken.id)))
+    assert not differences(truth, facts(kept.workspace(woken.id)))
 
 
 def test_a_manifest_that_rotted_is_refused(kept: World) -> None:

@@ -17,7 +17,7 @@ import pytest
 from flows.phases import phases_told_to
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.standing import raises
-from tests.fixtures.tree_print import fill
+from tests.fixtures.trees import fill
 from tests.fixtures.world import World
 from torpor.shared.errors import GrantExpired, StoreDenied
 from torpor.shared.transfer.transfer import Range, Transfer

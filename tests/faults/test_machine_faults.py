@@ -14,7 +14,7 @@ from flows.phases import phases_told_to
 from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.standing import Asleep, Awake, gets, raises
-from tests.fixtures.tree_print import differences, print_of
+from tests.fixtures.trees import differences, facts
 from tests.fixtures.world import World, kill, until_gone
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
@@ -71,7 +71,7 @@ def test_a_wake_survives_what_is_killed_on_the_machine_in_each_phase(
         wake_plainly(asleep.world.opened)
     assert struck == {*WAKE}
     (machine,) = asleep.world.machines()
-    assert not differences(asleep.truth, print_of(asleep.world.workspace(machine.id)))
+    assert not differences(asleep.truth, facts(asleep.world.workspace(machine.id)))
     hibernate_plainly(asleep.world.opened)
 
 
@@ -145,7 +145,7 @@ def test_a_disk_that_fills_up_meanwhile_stops_the_restore_and_room_lets_it_go_on
         restore.finish()
         assert restore.check(full=True).difference_count == 0
         restore.end()
-        assert not differences(awake.truth, print_of(disk / "workspace"))
+        assert not differences(awake.truth, facts(disk / "workspace"))
     awake.unharmed()
 
 

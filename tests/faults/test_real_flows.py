@@ -17,7 +17,7 @@ from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.sshd import until
 from tests.fixtures.standing import gets, lists, puts
-from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
+from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.world import World
 from torpor.control.remote.session import Session
 from torpor.control.remote.snapshot import RemoteSnapshot
@@ -57,10 +57,10 @@ def workspace(prefect_server: PrefectServer, world: World, short_agent: None) ->
 
 
 @pytest.fixture
-def truth(world: World) -> TreePrint:
+def truth(world: World) -> Tree:
     machine = world.rent()
     fill(world.workspace(machine.id), random.Random(8), big=3)
-    return print_of(world.workspace(machine.id))
+    return facts(world.workspace(machine.id))
 
 
 def _state(flow: Any, **options: Any) -> Any:
@@ -68,7 +68,7 @@ def _state(flow: Any, **options: Any) -> Any:
 
 
 def test_faults_that_pass_leave_completed_flows_and_the_same_workspace(
-    world: World, workspace: Workspace, truth: TreePrint
+    world: World, workspace: Workspace, truth: Tree
 ) -> None:
     up = [
         Fault("status", puts("/packs/"), status=503),
@@ -92,11 +92,11 @@ def test_faults_that_pass_leave_completed_flows_and_the_same_workspace(
     assert woken.is_completed(), woken.message
     assert [fault.count for fault in up + down] == [0] * 7
     (machine,) = world.machines()
-    assert not differences(truth, print_of(world.workspace(machine.id)))
+    assert not differences(truth, facts(world.workspace(machine.id)))
 
 
 def test_a_wake_that_is_refused_fails_with_the_reason_and_leaves_no_machine(
-    world: World, workspace: Workspace, truth: TreePrint
+    world: World, workspace: Workspace, truth: Tree
 ) -> None:
     assert _state(hibernate).is_completed()
     world.proxy.add(Fault("status", gets("/packs/"), 1000, 403, "AccessDenied"))
@@ -110,7 +110,7 @@ def test_a_wake_that_is_refused_fails_with_the_reason_and_leaves_no_machine(
 
 
 def test_a_replicate_brings_all_it_can_and_names_the_machine_that_failed(
-    world: World, workspace: Workspace, truth: TreePrint, prefect_server: PrefectServer
+    world: World, workspace: Workspace, truth: Tree, prefect_server: PrefectServer
 ) -> None:
     """Each machine in a thread of its own: its tasks, retries and artifacts are this run's."""
     full = world.rent()
@@ -128,7 +128,7 @@ def test_a_replicate_brings_all_it_can_and_names_the_machine_that_failed(
     assert (len(report.ready), [one.machine for one in report.failed]) == (2, [own])
     for machine in world.machines():
         if machine.id != full.id:
-            assert not differences(truth, print_of(world.workspace(machine.id)))
+            assert not differences(truth, facts(world.workspace(machine.id)))
     assert (world.home(full.id) / "workspace" / "work").read_text() == "mine"
     wanted = {"flow_runs": {"id": {"any_": [str(state.state_details.flow_run_id)]}}}
     tasks = ask("POST", f"{prefect_server.api_url}/task_runs/filter", wanted)
@@ -138,7 +138,7 @@ def test_a_replicate_brings_all_it_can_and_names_the_machine_that_failed(
 
 
 def test_a_hibernate_that_cannot_be_fails_at_once_and_keeps_the_machine(
-    world: World, workspace: Workspace, truth: TreePrint
+    world: World, workspace: Workspace, truth: Tree
 ) -> None:
     workspace.paths = ["~/nowhere"]
     workspace.save(BLOCK, overwrite=True)
@@ -147,12 +147,12 @@ def test_a_hibernate_that_cannot_be_fails_at_once_and_keeps_the_machine(
     with pytest.raises(WorkspaceInvalid, match="check the path in the workspace block"):
         failed.result()
     (machine,) = world.machines()
-    assert not differences(truth, print_of(world.workspace(machine.id)))
+    assert not differences(truth, facts(world.workspace(machine.id)))
     assert world.snapshots() == []
 
 
 def test_a_workspace_that_another_run_holds_is_waited_for(
-    world: World, workspace: Workspace, truth: TreePrint
+    world: World, workspace: Workspace, truth: Tree
 ) -> None:
     (machine,) = world.machines()
     assert machine.endpoint is not None

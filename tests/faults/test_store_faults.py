@@ -7,7 +7,7 @@ import pytest
 from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.plain_flows import hibernate_plainly
 from tests.fixtures.standing import Asleep, Awake, Matching, gets, lists, puts, raises
-from tests.fixtures.tree_print import differences, print_of
+from tests.fixtures.trees import differences, facts
 from torpor.shared.errors import SnapshotDamaged, StoreDenied, StoreUnavailable, TorporError
 
 FOREVER = 1_000_000
@@ -161,7 +161,7 @@ def test_faults_that_pass_do_not_show_in_what_is_woken(asleep: Asleep, short_age
     asleep.wake(retries=3)
     assert [fault.count for fault in faults] == [0] * len(faults)
     (machine,) = asleep.world.machines()
-    assert not differences(asleep.truth, print_of(asleep.world.workspace(machine.id)))
+    assert not differences(asleep.truth, facts(asleep.world.workspace(machine.id)))
     hibernate_plainly(asleep.world.opened)
 
 

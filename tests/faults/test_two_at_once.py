@@ -14,7 +14,7 @@ from tasks.workspace import OpenWorkspace
 from tests.fixtures.plain_flows import hibernate_plainly
 from tests.fixtures.sshd import until
 from tests.fixtures.standing import raises
-from tests.fixtures.tree_print import differences, print_of
+from tests.fixtures.trees import differences, facts
 from tests.fixtures.world import World
 from torpor.control.reports import HibernateReport
 from torpor.shared.errors import InvalidInput, WorkspaceBusy
@@ -76,7 +76,7 @@ def test_the_second_waits_for_the_first_and_then_does_its_own(
     world: World, machine: Machine, short_agent: None
 ) -> None:
     opened = world.wanting(quiesce=HOLD)
-    truth = print_of(world.workspace(machine.id))
+    truth = facts(world.workspace(machine.id))
     with _control_sides(opened, retries=None) as start:
         with _held(world, machine, lambda: start(destroy=False)) as first:
             second = start(destroy=False)
@@ -85,4 +85,4 @@ def test_the_second_waits_for_the_first_and_then_does_its_own(
     assert one.snapshot != other.snapshot
     assert world.verify_listed() == 2
     assert [m.id for m in world.machines()] == [machine.id]
-    assert not differences(truth, print_of(world.workspace(machine.id)))
+    assert not differences(truth, facts(world.workspace(machine.id)))

@@ -13,7 +13,7 @@ import tasks.machines
 from flows import reconcile
 from tasks.reconciliation import see_that_it_does_not_answer
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
-from tests.fixtures.tree_print import differences, fill, print_of
+from tests.fixtures.trees import differences, facts, fill
 from tests.fixtures.world import WORKSPACE, World, kill, until_gone
 from torpor.control.ledger import Lease, Ledger
 from torpor.control.providers import waiting
@@ -112,7 +112,7 @@ def test_a_machine_that_never_answers_again_is_ended_by_name_and_wake_comes_thro
 ) -> None:
     machine = world.rent()
     fill(world.workspace(machine.id), random.Random(3))
-    truth = print_of(world.workspace(machine.id))
+    truth = facts(world.workspace(machine.id))
     hibernate_plainly(world.opened)
     left, lease = _left(world)
     with monkeypatch.context() as patch:
@@ -129,7 +129,7 @@ def test_a_machine_that_never_answers_again_is_ended_by_name_and_wake_comes_thro
     assert [(one.kind, one.lease) for one in report.findings] == [("asked for", lease)]
     assert world.machines() == []
     woken = wake_plainly(world.opened)
-    assert not differences(truth, print_of(world.workspace(woken.machine)))
+    assert not differences(truth, facts(world.workspace(woken.machine)))
     report = _reconcile(world)
     assert [(one.kind, one.machine and one.machine.label) for one in report.findings] == [
         ("in use", lease.label)

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 import tasks.machines
-from benchmarks.replicate import forget_leases, kills, leaks, limited
 from flows import fleet
 from flows.fleet import Fleet
 from flows.tenancy import rented
@@ -21,13 +20,13 @@ from tasks.machines import destroy_created
 from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, plain, replicate_plainly, wake_plainly
+from tests.fixtures.short_agent import installing
 from tests.fixtures.standing import gets, raises
 from tests.fixtures.stores import Server
-from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
+from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.world import World, make_world
 from torpor.control.ledger import Lease, Ledger
 from torpor.control.providers.local import LocalProvider
-from torpor.control.remote import bundle
 from torpor.control.remote.peers import Exchange, Member
 from torpor.control.remote.restore import Peer, RemoteRestore, RestorePlan
 from torpor.control.remote.session import Session
@@ -49,7 +48,7 @@ from torpor.shared.values import MIB, Machine, MachineId, Offer, Want
 class Kept:
     """A workspace that is in the store only, in several packs."""
 
-    def __init__(self, world: World, truth: TreePrint) -> None:
+    def __init__(self, world: World, truth: Tree) -> None:
         self.world = world
         self.truth = truth
 
@@ -61,8 +60,8 @@ class Kept:
         machines = self.world.machines()
         assert len(machines) == count
         for machine in machines:
-            assert not differences(self.truth, print_of(self.world.workspace(machine.id)))
-        assert leaks(self.world) == []
+            assert not differences(self.truth, facts(self.world.workspace(machine.id)))
+        assert self.world.leaks() == []
 
     def unfinished(self, *, restored: int, at: str = "") -> Machine:
         """A machine as a run that was killed leaves it, some parts of a restore on its disk; ``at``
@@ -85,12 +84,12 @@ class Kept:
 
 @pytest.fixture(scope="module")
 def world(seaweed: Server, short_agent_source: Path) -> Iterator[Kept]:
-    with patch.object(bundle, "_SOURCE", short_agent_source), make_world(seaweed) as world:
+    with installing(short_agent_source), make_world(seaweed) as world:
         spec = msgspec.structs.replace(world.access.spec, parts=16, part_bytes=4 * MIB)
         world.access = msgspec.structs.replace(world.access, spec=spec)
         machine = world.rent()
         fill(world.workspace(machine.id), random.Random(2), big=4)
-        truth = print_of(world.workspace(machine.id))
+        truth = facts(world.workspace(machine.id))
         hibernate_plainly(world.opened)
         yield Kept(world, truth)
 
@@ -102,7 +101,7 @@ def kept(world: Kept, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     yield world
     world.world.proxy.clear()
     destroy_all(world.world.provider)
-    forget_leases(world.world)
+    world.world.forget_leases()
 
 
 def test_every_machine_gets_the_same_and_the_store_is_asked_once(
@@ -156,7 +155,7 @@ def test_a_machine_of_the_user_s_own_gets_it_too_and_is_never_destroyed(kept: Ke
     assert (report.wanted, report.missing) == (3, 1)
     assert (kept.world.workspace(full.id) / "work").read_text() == "mine"
     assert len(kept.world.machines()) == 3
-    assert not differences(kept.truth, print_of(kept.world.workspace(own.id)))
+    assert not differences(kept.truth, facts(kept.world.workspace(own.id)))
 
 
 def test_what_cannot_be_asked_for_is_refused_before_anything_is_rented(kept: Kept) -> None:
@@ -172,7 +171,7 @@ def test_what_cannot_be_asked_for_is_refused_before_anything_is_rented(kept: Kep
         with pytest.raises(InvalidInput):
             kept.replicate(**options)
     assert kept.world.machines() == []
-    assert leaks(kept.world) == []
+    assert kept.world.leaks() == []
 
 
 def test_when_no_machine_comes_up_the_flow_fails_and_none_is_left(kept: Kept) -> None:
@@ -181,7 +180,7 @@ def test_when_no_machine_comes_up_the_flow_fails_and_none_is_left(kept: Kept) ->
     with raises(MachineError, "none of 2 machines", StoreDenied.__name__, "run replicate again"):
         kept.replicate(count=2)
     assert kept.world.machines() == []
-    assert leaks(kept.world) == []
+    assert kept.world.leaks() == []
 
 
 def test_what_a_killed_run_left_is_taken_up_and_the_surplus_destroyed(kept: Kept) -> None:
@@ -205,7 +204,7 @@ def test_cancelling_destroys_what_was_not_handed_over(kept: Kept) -> None:
     with patch.object(Fleet, "_look_at_machines", interrupted), pytest.raises(KeyboardInterrupt):
         kept.replicate(count=2, spares=1)
     assert kept.world.machines() == []
-    assert leaks(kept.world) == []
+    assert kept.world.leaks() == []
 
 
 def test_a_machine_that_another_run_holds_is_left_to_it_and_not_counted(kept: Kept) -> None:
@@ -412,33 +411,10 @@ def _created(kept: Kept) -> Lease:
     return lease
 
 
-def test_killed_machines_are_reported_and_replaced_when_spares_are_asked_for(
-    seaweed: Server, short_agent: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`python -m benchmarks.replicate kills` is the same with eight machines, two killed."""
-    monkeypatch.setattr(fleet, "WATCH_S", 0.3)
-    figures = kills(seaweed, 3, 1, mib=8, link_s=3.0)
-    without, spared = figures["without spares"], figures["with spares"]
-    for figure in (without, spared):
-        assert figure["reported"] == figure["killed"]
-        assert len(figure["killed"]) == 1
-        assert figure["not_of_the_report"] == figure["leaked"] == []
-    assert (without["ready"], without["identical"], without["replaced"]) == (2, 2, 0)
-    assert (spared["ready"], spared["identical"], spared["replaced"]) == (3, 3, 1)
-
-
-def test_peers_relieve_the_store_s_link(seaweed: Server, short_agent: None) -> None:
-    """`python -m benchmarks.replicate store` is the same with eight machines."""
-    figures = limited(seaweed, "store", 3, mib=24, bytes_s=6 * MIB)
-    assert figures["from_store_bytes"] <= 1.2 * figures["stored_bytes"]
-    assert "passed on by peers" in figures["source"]
-    assert figures["from_peers_bytes"] >= 1.8 * figures["stored_bytes"]
-
-
 def test_machines_restore_at_the_same_time_each_from_the_store(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`python -m benchmarks.replicate links` measures how little eight machines take over one."""
+    """`python -m tests.benchmarks.replicate links` measures eight machines' time over one's."""
     both_restore = threading.Barrier(2, timeout=120)
     restore_part = RemoteRestore.restore_part
     begun: list[RemoteRestore] = []

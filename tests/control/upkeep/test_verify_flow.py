@@ -17,11 +17,11 @@ import flows
 from flows.drill_machine import LEFT_AFTER_S, drill_machine
 from flows.phases import Phases
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly
+from tests.fixtures.short_agent import installing
 from tests.fixtures.stores import Server
-from tests.fixtures.tree_print import fill
+from tests.fixtures.trees import fill
 from tests.fixtures.world import World, make_world
 from torpor.control.ledger import Ledger, lease_key
-from torpor.control.remote import bundle
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.upkeep.verify_report import VerifyReport
 from torpor.shared.errors import (
@@ -38,7 +38,7 @@ from torpor.shared.values import MachineId, ObjectKey, WorkspaceName
 @pytest.fixture(scope="module")
 def kept(seaweed: Server, short_agent_source: Path) -> Iterator[World]:
     """A workspace with two snapshots, on its machine; the last test of this module ends that."""
-    with patch.object(bundle, "_SOURCE", short_agent_source), make_world(seaweed) as world:
+    with installing(short_agent_source), make_world(seaweed) as world:
         machine = world.rent()
         workspace = world.workspace(machine.id)
         fill(workspace, random.Random(3), big=1, big_bytes=1_500_000)

@@ -29,7 +29,8 @@ OLDEST_GLIBC: Final = (2, 17)
 KEPT_BUNDLES: Final = 8  # newest archives in the cache; each is about 10 MB
 GATHER_S: Final = 300.0  # for uv to fetch about 15 MB of wheels
 
-_SOURCE: Final = Path(__file__).resolve().parents[3]
+SOURCE: Final = Path(__file__).resolve().parents[3]
+"""The folder that holds our packages, of which machines get their part."""
 _SENT: Final = ("torpor/shared", "torpor/machine", "gpu_kernels")
 """The folders that run on a machine: whole, as far as their files run there."""
 _MAIN: Final = b"""import sys
@@ -83,7 +84,7 @@ def make_bundle(target: Target, *, cache: Path | None = None, source: Path | Non
     ``source`` is the folder that holds the packages ``torpor`` and ``gpu_kernels``.
     """
     cache = cache or default_cache()
-    source = source or _SOURCE
+    source = source or SOURCE
     pins = (source / "torpor" / "machine" / "wheels.txt").read_bytes()
     wheels = _gather(target, pins, cache)
     files = {**_wheel_files(wheels), **_source_files(source, target), "__main__.py": _MAIN}

@@ -1,8 +1,8 @@
 """One snapshot to many local machines: over limited links, and with some of them killed.
 
-python -m benchmarks.replicate links [--machines 8] [--mib 256] [--mib-s 2.5]
-python -m benchmarks.replicate store [--machines 8] [--mib 256] [--mib-s 2.5]
-python -m benchmarks.replicate kills [--machines 8] [--kill 2]
+python -m tests.benchmarks.replicate links [--machines 8] [--mib 256] [--mib-s 2.5]
+python -m tests.benchmarks.replicate store [--machines 8] [--mib 256] [--mib-s 2.5]
+python -m tests.benchmarks.replicate kills [--machines 8] [--kill 2]
 
 links: every machine has a link of its own for all that comes to it, from the store or from peers.
 store: the store's link is limited instead, and all machines share it.
@@ -31,15 +31,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from benchmarks.kept import write_result
+from benchmarks.shaping import Shaper
 from flows import hibernate, replicate
 from flows.fleet import MOST_TASKS
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.machines import destroy_all
-from tests.fixtures.shaping import Shaper
 from tests.fixtures.stores import Server
-from tests.fixtures.tree_print import TreePrint, differences, fill, print_of
+from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.world import WORKSPACE, World, kill, make_world
-from torpor.control.ledger import Ledger
 from torpor.control.measure.host import host_facts
 from torpor.control.remote.restore import Peer, RemoteRestore
 from torpor.control.reports import ReplicateReport
@@ -120,22 +119,20 @@ def kills(
             with _killing(world, shaper, victims) as killed:
                 report = _replicate(world, count, spares)
             figures[name] = judged(world, truth, report, killed)
-            figures[name]["leaked"] = leaks(world)
+            figures[name]["leaked"] = world.leaks()
             destroy_all(world.provider)
-            forget_leases(world)
+            world.forget_leases()
     return figures
 
 
-def judged(
-    world: World, truth: TreePrint, report: ReplicateReport, killed: list[str]
-) -> dict[str, Any]:
+def judged(world: World, truth: Tree, report: ReplicateReport, killed: list[str]) -> dict[str, Any]:
     """What came out: how many are identical to the source, and who was reported."""
     there = {machine.id for machine in world.machines()}
     ready = {replica.machine for replica in report.ready}
     same = [
         machine
         for machine in world.machines()
-        if not differences(truth, print_of(world.workspace(machine.id)))
+        if not differences(truth, facts(world.workspace(machine.id)))
     ]
     return {
         "ready": len(ready),
@@ -148,24 +145,8 @@ def judged(
     }
 
 
-def leaks(world: World) -> list[str]:
-    """Leases that were not handed over, folders and packs that nobody needs any more."""
-    ledger = Ledger(world.direct, world.access.spec.name)
-    found = [lease.label.lease for lease in ledger.unfinished(world.provider.identity)]
-    own = {world.machine_place(machine.id).root.name for machine in world.machines()}
-    machines = Path(world.access.machines)
-    found += [path.name for path in machines.glob("m-*") if path.name not in own]
-    return found + [str(path) for path in machines.glob("m-*/home/.torpor/workspaces/*/passing/*")]
-
-
-def forget_leases(world: World) -> None:
-    """Of machines that a test destroyed itself."""
-    leases = world.direct.list(f"workspaces/{world.access.spec.name}/leases/")
-    world.direct.delete([found.key for found in leases])
-
-
 @contextmanager
-def shaped_world(server: Server, shaper: Shaper, mib: int) -> Iterator[tuple[World, TreePrint]]:
+def shaped_world(server: Server, shaper: Shaper, mib: int) -> Iterator[tuple[World, Tree]]:
     """A workspace that is in the store only, and whose machines' traffic goes by the shaper."""
     with make_world(server, parts=64) as world:
         spec = msgspec.structs.replace(world.access.spec, part_bytes=PART_BYTES)
@@ -178,7 +159,7 @@ def shaped_world(server: Server, shaper: Shaper, mib: int) -> Iterator[tuple[Wor
         noise = random.Random(8)
         for number in range(mib // 4):
             (workspace / f"noise-{number}").write_bytes(noise.randbytes(4 * MIB))
-        truth = print_of(workspace)
+        truth = facts(workspace)
         with PlainRunner(world.opened):
             hibernate.fn(WORKSPACE)
         there = urlsplit(server.endpoint_url)
@@ -205,9 +186,7 @@ def _shaped_peers(shaper: Shaper) -> Iterator[None]:
         yield
 
 
-def _timed(
-    world: World, truth: TreePrint, count: int, shaper: Shaper
-) -> tuple[ReplicateReport, float]:
+def _timed(world: World, truth: Tree, count: int, shaper: Shaper) -> tuple[ReplicateReport, float]:
     shaper.carried.clear()
     started = time.monotonic()
     report = _replicate(world, count)
@@ -216,7 +195,7 @@ def _timed(
     if same["identical"] != count or same["not_of_the_report"]:
         raise SystemExit(f"not every machine is identical to the source: {same}")
     destroy_all(world.provider)
-    forget_leases(world)
+    world.forget_leases()
     return report, seconds
 
 
