@@ -13,7 +13,7 @@ from benchmarks.sync import MOST_MOVED, measure
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder(needs_server: None) -> Iterator[Path]:
     """A short path: a Unix socket's name in a machine's home has at most 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="torpor-"))
     yield folder

@@ -20,7 +20,7 @@ TOLD_S = 240
 
 
 @pytest.fixture
-def scratch() -> Iterator[Path]:
+def scratch(needs_server: None) -> Iterator[Path]:
     """Where the demo makes its folder: a short path, for the Unix sockets below it."""
     with tempfile.TemporaryDirectory(prefix="torpor-") as folder:
         yield Path(folder)

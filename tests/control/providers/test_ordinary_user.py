@@ -21,7 +21,7 @@ _WITH_SHELL = 'mount --bind "$0" /etc/passwd && exec "$@"'
 
 
 @pytest.fixture
-def nobodys() -> Iterator[Path]:
+def nobodys(needs_server: None) -> Iterator[Path]:
     nobody = pwd.getpwnam("nobody")
     folder = Path(tempfile.mkdtemp(prefix="torpor-"))
     os.chown(folder, nobody.pw_uid, nobody.pw_gid)
@@ -38,7 +38,14 @@ def test_the_contract_holds_for_an_ordinary_user(
     nobody = pwd.getpwnam("nobody")
     argv = _as_user(nobody)
     argv += [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    argv += ["-p", "tests.fixtures.machines", "--noconftest", f"--basetemp={nobodys / 'pytest'}"]
+    argv += [
+        "-p",
+        "tests.fixtures.servers",
+        "-p",
+        "tests.fixtures.machines",
+        "--noconftest",
+        f"--basetemp={nobodys / 'pytest'}",
+    ]
     argv += ["-k", f"{server} and not killed", _TESTS]
     if server == "Openssh":
         argv = _with_shell(nobody, tmp_path) + argv

@@ -16,6 +16,7 @@ from torpor.control.store.s3 import S3Store
 from torpor.shared.errors import StoreDenied, StoreError
 
 
+@pytest.mark.usefixtures("needs_server")
 def test_it_keeps_its_data_and_takes_new_credentials(tmp_path: Path) -> None:
     with EmbeddedStore.start(tmp_path, "AKONE", "secret-one", "bucket") as first:
         S3Store.connect(first.settings("bucket")).put(KEY, b"kept")
@@ -30,6 +31,7 @@ def test_it_keeps_its_data_and_takes_new_credentials(tmp_path: Path) -> None:
     assert embedded.stop(tmp_path) is False
 
 
+@pytest.mark.usefixtures("needs_server")
 def test_its_secret_is_in_no_repr_argument_or_environment(tmp_path: Path) -> None:
     with EmbeddedStore.start(tmp_path, "AKONE", "s3cr3t-key", "bucket") as running:
         seen = b"".join(
@@ -47,6 +49,7 @@ def test_a_reused_pid_is_not_killed(tmp_path: Path) -> None:
     assert embedded.stop(tmp_path) is False
 
 
+@pytest.mark.usefixtures("needs_server")
 def test_what_a_killed_server_leaves_in_tmp_is_removed(tmp_path: Path) -> None:
     running = EmbeddedStore.start(tmp_path, "AKONE", "secret-one", "bucket")
     port = running.endpoint_url.rpartition(":")[2]
