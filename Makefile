@@ -45,7 +45,7 @@ down:
 	@test ! -e $(READY) || $(BIN)/python -m deployments.down $(if $(MACHINES),--machines)
 
 test: packages-test setup $(VENV)/.weights
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder \
 		--durations=40
 
 # What needs no server: no SSH, S3 or Prefect server and no browser (tests/fixtures/servers.py).
