@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.fixtures.stores import Server
+from tests.fixtures.memory_store import MemoryStore
 from torpor.control.ledger import Ledger
-from torpor.control.store.s3 import S3Store
 from torpor.shared.errors import HostKeyChanged, StoreError, StoreMissing
 from torpor.shared.values import Endpoint, Label, ObjectKey, WorkspaceName
 
@@ -18,30 +17,30 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKx"
 
 
 @pytest.fixture
-def store(seaweed: Server) -> S3Store:
-    return seaweed.store()
+def store(memory_store: MemoryStore) -> MemoryStore:
+    return memory_store
 
 
-def test_a_lease_is_in_the_store_before_its_machine_is_made(store: S3Store) -> None:
+def test_a_lease_is_in_the_store_before_its_machine_is_made(store: MemoryStore) -> None:
     lease = Ledger(store, DEMO).open_lease("me", HERE)
     assert (lease.label.owner, lease.label.workspace, lease.state) == ("me", DEMO, "creating")
     assert Ledger(store, DEMO).unfinished(HERE) == [lease]  # as the next run sees it
     assert Ledger(store, DEMO).lease_of(lease.label) == lease
 
 
-def test_every_lease_has_a_label_of_its_own(store: S3Store) -> None:
+def test_every_lease_has_a_label_of_its_own(store: MemoryStore) -> None:
     ledger = Ledger(store, DEMO)
     assert ledger.open_lease("me", HERE).label != ledger.open_lease("me", HERE).label
 
 
-def test_a_lease_of_another_workspace_or_provider_is_not_taken_up(store: S3Store) -> None:
+def test_a_lease_of_another_workspace_or_provider_is_not_taken_up(store: MemoryStore) -> None:
     Ledger(store, DEMO).open_lease("me", HERE)
     assert Ledger(store, DEMO).unfinished(THERE) == []
     assert Ledger(store, OTHER).unfinished(HERE) == []
 
 
 def test_one_whose_machine_stands_here_is_taken_up_whatever_the_provider_was_called(
-    store: S3Store,
+    store: MemoryStore,
 ) -> None:
     ledger = Ledger(store, DEMO)
     lease, other = ledger.open_lease("me", THERE), ledger.open_lease("me", THERE)
@@ -51,7 +50,7 @@ def test_one_whose_machine_stands_here_is_taken_up_whatever_the_provider_was_cal
     assert ledger.unfinished(HERE, [other.label]) == [other]
 
 
-def test_a_machine_that_was_handed_over_is_nobody_s_to_take_up(store: S3Store) -> None:
+def test_a_machine_that_was_handed_over_is_nobody_s_to_take_up(store: MemoryStore) -> None:
     ledger = Ledger(store, DEMO)
     lease = ledger.open_lease("me", HERE)
     ledger.hand_over(lease)
@@ -60,7 +59,7 @@ def test_a_machine_that_was_handed_over_is_nobody_s_to_take_up(store: S3Store) -
     assert held == msgspec.structs.replace(lease, state="handed over")
 
 
-def test_a_closed_lease_is_gone_and_may_be_closed_again(store: S3Store) -> None:
+def test_a_closed_lease_is_gone_and_may_be_closed_again(store: MemoryStore) -> None:
     ledger = Ledger(store, DEMO)
     lease, kept = ledger.open_lease("me", HERE), ledger.open_lease("me", HERE)
     ledger.close_lease(lease.label)
@@ -70,7 +69,7 @@ def test_a_closed_lease_is_gone_and_may_be_closed_again(store: S3Store) -> None:
     assert ledger.lease_of(Label("me", DEMO, "never")) is None
 
 
-def test_a_host_key_is_pinned_at_first_use(store: S3Store) -> None:
+def test_a_host_key_is_pinned_at_first_use(store: MemoryStore) -> None:
     ledger = Ledger(store, DEMO)
     assert ledger.pinned(HOST) == HOST
     ledger.pin(HOST, KEY)
@@ -81,14 +80,14 @@ def test_a_host_key_is_pinned_at_first_use(store: S3Store) -> None:
     assert Ledger(store, OTHER).pinned(HOST) == HOST
 
 
-def test_a_key_of_the_provider_s_own_stands_above_a_pin(store: S3Store) -> None:
+def test_a_key_of_the_provider_s_own_stands_above_a_pin(store: MemoryStore) -> None:
     ledger = Ledger(store, DEMO)
     ledger.pin(HOST, KEY)
     told = msgspec.structs.replace(HOST, host_key="ssh-ed25519 told-by-the-provider")
     assert ledger.pinned(told) == told
 
 
-def test_another_host_key_is_never_pinned_over_the_first(store: S3Store) -> None:
+def test_another_host_key_is_never_pinned_over_the_first(store: MemoryStore) -> None:
     ledger = Ledger(store, DEMO)
     ledger.pin(HOST, KEY)
     with pytest.raises(HostKeyChanged) as changed:
@@ -98,7 +97,7 @@ def test_another_host_key_is_never_pinned_over_the_first(store: S3Store) -> None
     assert ledger.pinned(HOST).host_key == KEY
 
 
-def test_the_ledger_lies_beside_the_snapshots_and_holds_no_secret(store: S3Store) -> None:
+def test_the_ledger_lies_beside_the_snapshots_and_holds_no_secret(store: MemoryStore) -> None:
     ledger = Ledger(store, DEMO)
     ledger.open_lease("me", HERE)
     ledger.pin(HOST, KEY)
@@ -109,13 +108,13 @@ def test_the_ledger_lies_beside_the_snapshots_and_holds_no_secret(store: S3Store
     }
 
 
-def test_a_store_that_is_away_is_not_an_empty_ledger(seaweed: Server) -> None:
-    ledger = Ledger(S3Store.connect(seaweed.settings("no-such-bucket")), DEMO)
-    with pytest.raises(StoreMissing, match="no-such-bucket"):
-        ledger.unfinished(HERE)
+def test_a_store_that_is_away_is_not_an_empty_ledger(store: MemoryStore) -> None:
+    store.fails = StoreMissing("no such bucket")
+    with pytest.raises(StoreMissing, match="no such bucket"):
+        Ledger(store, DEMO).unfinished(HERE)
 
 
-def test_a_damaged_lease_is_not_an_absent_one(store: S3Store) -> None:
+def test_a_damaged_lease_is_not_an_absent_one(store: MemoryStore) -> None:
     ledger = Ledger(store, DEMO)
     lease = ledger.open_lease("me", HERE)
     key = ObjectKey(f"workspaces/demo/leases/{lease.label.lease}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 
+import boto3
 import pytest
 from botocore import auth, compat
 
@@ -15,7 +16,7 @@ from torpor.control.store.s3 import S3Store
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import GrantExpired, StoreDenied, StoreMissing
 from torpor.shared.transfer.transfer import Range, Transfer
-from torpor.shared.values import Capabilities, Grant, object_key
+from torpor.shared.values import MIB, Capabilities, Grant, object_key
 
 
 class _OverABucket(StoreContract):
@@ -108,6 +109,29 @@ class TestSeaweedFS(_ChecksSignatures):
         assert [found.key for found in store.list("packs/")] == keys
         store.delete(keys)  # two batches
         assert list(store.list("")) == []
+
+    def test_a_multipart_upload_shows_no_md5(self, server: Server) -> None:
+        bucket = server.bucket()
+        store = S3Store.connect(server.settings(bucket))
+        client = boto3.client(
+            "s3",
+            endpoint_url=server.endpoint_url,
+            region_name="us-east-1",
+            aws_access_key_id=server.access_key,
+            aws_secret_access_key=server.secret_key,
+        )
+        where = {"Bucket": bucket, "Key": KEY}
+        upload = client.create_multipart_upload(**where)["UploadId"]
+        parts = []
+        for number, data in enumerate((bytes(5 * MIB), b"x"), 1):  # all but the last: 5 MiB or more
+            answer = client.upload_part(**where, UploadId=upload, PartNumber=number, Body=data)
+            parts.append({"ETag": answer["ETag"], "PartNumber": number})
+        client.complete_multipart_upload(**where, UploadId=upload, MultipartUpload={"Parts": parts})
+        client.close()
+        found = store.head(KEY)
+        assert [(one.bytes, one.md5) for one in store.list("")] == [(5 * MIB + 1, None)]
+        assert found is not None
+        assert found.md5 is None
 
 
 class TestMoto(_OverABucket):

@@ -7,8 +7,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from tests.fixtures.stores import Server
-from torpor.control.store.s3 import S3Store
+from tests.fixtures.memory_store import MemoryStore
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.pins import MOST_REASON, pin, pinned, unpin
 from torpor.shared.errors import InvalidInput, SnapshotKept, SnapshotMissing
@@ -19,11 +18,11 @@ DEMO, OTHER = WorkspaceName("demo"), WorkspaceName("other")
 
 
 @pytest.fixture
-def store(seaweed: Server) -> S3Store:
-    return seaweed.store()
+def store(memory_store: MemoryStore) -> MemoryStore:
+    return memory_store
 
 
-def _snapshots(store: S3Store, count: int, workspace: WorkspaceName = DEMO) -> list[SnapshotId]:
+def _snapshots(store: MemoryStore, count: int, workspace: WorkspaceName = DEMO) -> list[SnapshotId]:
     made: list[SnapshotId] = []
     for _ in range(count):
         made.append(new_snapshot_id(datetime.now(timezone.utc), made[-1] if made else None))
@@ -31,11 +30,11 @@ def _snapshots(store: S3Store, count: int, workspace: WorkspaceName = DEMO) -> l
     return made
 
 
-def _keys(store: S3Store) -> set[ObjectKey]:
+def _keys(store: MemoryStore) -> set[ObjectKey]:
     return {found.key for found in store.list("")}
 
 
-def test_a_deletion_takes_the_manifest_and_nothing_else(store: S3Store) -> None:
+def test_a_deletion_takes_the_manifest_and_nothing_else(store: MemoryStore) -> None:
     first, second = _snapshots(store, 2)
     _snapshots(store, 1, OTHER)
     store.put(new_pack_key(DEMO), b"pack")
@@ -47,7 +46,7 @@ def test_a_deletion_takes_the_manifest_and_nothing_else(store: S3Store) -> None:
     assert manifest_key(DEMO, second) in _keys(store)
 
 
-def test_the_newest_goes_only_when_it_is_named_as_the_newest(store: S3Store) -> None:
+def test_the_newest_goes_only_when_it_is_named_as_the_newest(store: MemoryStore) -> None:
     first, newest = _snapshots(store, 2)
     for even_newest in (None, first):
         with pytest.raises(SnapshotKept, match=r"the newest of workspace demo .*even_newest"):
@@ -57,7 +56,7 @@ def test_the_newest_goes_only_when_it_is_named_as_the_newest(store: S3Store) -> 
         delete_snapshot(store, DEMO, first)  # it is the newest now
 
 
-def test_a_pinned_snapshot_is_deleted_by_nothing(store: S3Store) -> None:
+def test_a_pinned_snapshot_is_deleted_by_nothing(store: MemoryStore) -> None:
     first, newest = _snapshots(store, 2)
     pin(store, DEMO, first, "the weights  of\nthe paper")
     pin(store, DEMO, newest, "latest")
@@ -72,7 +71,7 @@ def test_a_pinned_snapshot_is_deleted_by_nothing(store: S3Store) -> None:
     assert pinned(store, DEMO) == {newest: "latest"}
 
 
-def test_a_pin_needs_a_reason_and_a_snapshot(store: S3Store) -> None:
+def test_a_pin_needs_a_reason_and_a_snapshot(store: MemoryStore) -> None:
     (only,) = _snapshots(store, 1)
     for reason in ("", " \n ", "x" * (MOST_REASON + 1)):
         with pytest.raises(InvalidInput, match="a pin needs a reason of 1 to 500 characters"):
@@ -82,7 +81,7 @@ def test_a_pin_needs_a_reason_and_a_snapshot(store: S3Store) -> None:
     assert pinned(store, OTHER) == pinned(store, DEMO) == {}
 
 
-def test_a_damaged_pin_still_pins(store: S3Store) -> None:
+def test_a_damaged_pin_still_pins(store: MemoryStore) -> None:
     first, _ = _snapshots(store, 2)
     store.put(ObjectKey(f"workspaces/demo/pins/{first}"), b"\xff{")
     store.put(ObjectKey("workspaces/demo/pins/notes.txt"), b"somebody else's")
@@ -94,7 +93,7 @@ def test_a_damaged_pin_still_pins(store: S3Store) -> None:
 class _PinnedAtTheLastMoment:
     """A store where somebody pins a snapshot between the deleter's look and its delete."""
 
-    def __init__(self, store: S3Store, snapshot: SnapshotId) -> None:
+    def __init__(self, store: MemoryStore, snapshot: SnapshotId) -> None:
         self._store, self._snapshot = store, snapshot
 
     def __getattr__(self, name: str) -> object:
@@ -105,7 +104,7 @@ class _PinnedAtTheLastMoment:
         self._store.delete(keys)
 
 
-def test_a_pin_made_while_the_snapshot_is_deleted_brings_it_back(store: S3Store) -> None:
+def test_a_pin_made_while_the_snapshot_is_deleted_brings_it_back(store: MemoryStore) -> None:
     first, _ = _snapshots(store, 2)
     before = store.get(manifest_key(DEMO, first), max_bytes=1000)
     racing = _PinnedAtTheLastMoment(store, first)

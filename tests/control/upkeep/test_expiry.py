@@ -7,9 +7,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from tests.fixtures.manifests import PLAIN, entry, honest
-from tests.fixtures.stores import Server
+from tests.fixtures.memory_store import MemoryStore
 from torpor.control.safety import Verified, verify_snapshot
-from torpor.control.store.s3 import S3Store
 from torpor.control.store.snapshots import find_snapshot, snapshot_ids
 from torpor.control.upkeep.deletion import expire
 from torpor.control.upkeep.pins import pin
@@ -23,11 +22,11 @@ DEMO = WorkspaceName("demo")
 
 
 @pytest.fixture
-def store(seaweed: Server) -> S3Store:
-    return seaweed.store()
+def store(memory_store: MemoryStore) -> MemoryStore:
+    return memory_store
 
 
-def _put(store: S3Store, days_ago: float) -> SnapshotId:
+def _put(store: MemoryStore, days_ago: float) -> SnapshotId:
     snapshot = new_snapshot_id(datetime.now(timezone.utc) - timedelta(days=days_ago))
     entries = [entry(DIRECTORY, b""), entry(FILE, b"empty")]
     manifest = honest(snapshot=snapshot, entries=entries, chunks=[], packs=[])
@@ -36,15 +35,15 @@ def _put(store: S3Store, days_ago: float) -> SnapshotId:
     return snapshot
 
 
-def _verified(store: S3Store, snapshot: SnapshotId) -> Verified:
+def _verified(store: MemoryStore, snapshot: SnapshotId) -> Verified:
     return verify_snapshot(store, find_snapshot(store, DEMO, snapshot), PLAIN)
 
 
-def _none_is_kept(store: S3Store) -> list[Verdict]:
+def _none_is_kept(store: MemoryStore) -> list[Verdict]:
     return [Verdict(snapshot, []) for snapshot in snapshot_ids(store, DEMO)]
 
 
-def test_what_no_rule_keeps_goes_newest_first(store: S3Store) -> None:
+def test_what_no_rule_keeps_goes_newest_first(store: MemoryStore) -> None:
     ages = [_put(store, days) for days in (0, 1, 2, 3)]
     verdicts = judge(ages, Retention(last=2), {})
     assert expire(store, _verified(store, ages[0]), verdicts) == [ages[2], ages[3]]
@@ -52,13 +51,13 @@ def test_what_no_rule_keeps_goes_newest_first(store: S3Store) -> None:
     assert expire(store, _verified(store, ages[0]), verdicts) == []  # again, as after a retry
 
 
-def test_nothing_as_new_as_the_proof_goes(store: S3Store) -> None:
+def test_nothing_as_new_as_the_proof_goes(store: MemoryStore) -> None:
     newer, proven, older = (_put(store, days) for days in (0, 1, 2))
     assert expire(store, _verified(store, proven), _none_is_kept(store)) == [older]
     assert snapshot_ids(store, DEMO) == [proven, newer]
 
 
-def test_what_was_pinned_since_it_was_judged_stays(store: S3Store) -> None:
+def test_what_was_pinned_since_it_was_judged_stays(store: MemoryStore) -> None:
     newest, older, oldest = (_put(store, days) for days in (0, 1, 2))
     verdicts = judge([newest, older, oldest], Retention(last=1), {})
     pin(store, DEMO, older, "just now")
@@ -66,7 +65,7 @@ def test_what_was_pinned_since_it_was_judged_stays(store: S3Store) -> None:
     assert snapshot_ids(store, DEMO) == [older, newest]
 
 
-def test_a_proof_of_a_snapshot_that_is_gone_deletes_nothing(store: S3Store) -> None:
+def test_a_proof_of_a_snapshot_that_is_gone_deletes_nothing(store: MemoryStore) -> None:
     newest, older = (_put(store, days) for days in (0, 1))
     verified = _verified(store, newest)
     store.delete([manifest_key(DEMO, newest)])

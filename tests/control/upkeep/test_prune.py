@@ -1,4 +1,4 @@
-"""Pruning over a real store whose clock the test moves, beside snapshots that are under way."""
+"""Pruning over a store whose clock the test moves, beside snapshots that are under way."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.near_agent import WORKSPACE, ClockedStore, NearAgent, settle
 from tests.fixtures.stores import Server
 from tests.model.killing import killed_at_request
@@ -46,8 +47,8 @@ Machines = Callable[[str], NearAgent]
 
 
 @pytest.fixture
-def store(seaweed: Server) -> ClockedStore:
-    return ClockedStore(seaweed.store())
+def store(memory_store: MemoryStore) -> ClockedStore:
+    return ClockedStore(memory_store)
 
 
 @pytest.fixture
@@ -374,9 +375,14 @@ def test_marks_are_few_however_often_a_prune_runs(machine: NearAgent, store: Clo
 
 
 def test_a_prune_killed_at_any_step_is_completed_by_the_next(
-    machine: NearAgent, store: ClockedStore, tmp_path: Path
+    seaweed: Server, tmp_path: Path
 ) -> None:
-    """Marking, deleting and clearing up, each killed before and after every request."""
+    """Marking, deleting and clearing up, each killed before and after every request, in a
+    process of its own: so the store is a real server."""
+    store = ClockedStore(seaweed.store())
+    machine = NearAgent(store, tmp_path / "home", tmp_path / "workspace")
+    machine.root.mkdir()
+    fill(machine, 1)
     kept = _with_every_kind_of_pack(machine, store)
     killed = step = 0
     while True:
@@ -400,6 +406,7 @@ def test_a_prune_killed_at_any_step_is_completed_by_the_next(
         for snapshot in kept
         for pack in open_manifest(store, WORKSPACE, snapshot, machine.seal)[0].packs
     }
+    machine.runs.close()
 
 
 def _with_every_kind_of_pack(machine: NearAgent, store: ClockedStore) -> list[SnapshotId]:

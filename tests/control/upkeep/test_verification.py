@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.near_agent import WORKSPACE, ClockedStore, NearAgent, settle
-from tests.fixtures.stores import Server
 from torpor.control.store.snapshots import open_manifest
 from torpor.control.upkeep.pins import pin
 from torpor.control.upkeep.verification import SHOWN, SnapshotVerdict, Survey, survey, to_verify
@@ -29,8 +29,8 @@ class HidingStore(ClockedStore):
 
 
 @pytest.fixture
-def store(seaweed: Server) -> ClockedStore:
-    return ClockedStore(seaweed.store())
+def store(memory_store: MemoryStore) -> ClockedStore:
+    return ClockedStore(memory_store)
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.engine import Engine
+from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.snapshots import Machines
-from tests.fixtures.stores import Server
 from tests.fixtures.trees import content, let_settle
-from torpor.control.store.s3 import S3Store
+from torpor.control.store.seam import ObjectStore
 from torpor.shared.values import MIB
 
 
@@ -20,7 +20,7 @@ from torpor.shared.values import MIB
 def machines() -> Iterator[Machines]:
     made: list[Engine] = []
 
-    def machine(store: S3Store, home: Path, key: bytes | None = None) -> Engine:
+    def machine(store: ObjectStore, home: Path, key: bytes | None = None) -> Engine:
         made.append(Engine(store, home, key))
         return made[-1]
 
@@ -30,8 +30,8 @@ def machines() -> Iterator[Machines]:
 
 
 @pytest.fixture
-def engine(machines: Machines, seaweed: Server, tmp_path: Path) -> Engine:
-    return machines(seaweed.store(), tmp_path / "home")
+def engine(machines: Machines, memory_store: MemoryStore, tmp_path: Path) -> Engine:
+    return machines(memory_store, tmp_path / "home")
 
 
 @pytest.fixture
