@@ -67,7 +67,7 @@ def test_any_chunk_comes_back_and_never_grows(plain: bytes) -> None:
     assert decode_chunk(code, stored, len(plain)) == plain
 
 
-@pytest.mark.parametrize("code", [5, 255, -1])
+@pytest.mark.parametrize("code", [99, 255, -1])
 def test_an_unknown_encoding_is_named(code: int) -> None:
     with pytest.raises(SnapshotDamaged, match=f"unknown encoding {code}: use a newer torpor"):
         decode_chunk(code, b"x", 1)
