@@ -24,7 +24,6 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from pydantic import SecretStr
 
 from flows.phases import phases_told_to
 from tests.fixtures.plain_flows import (
@@ -74,7 +73,7 @@ def main(argv: list[str]) -> int:
         return _serve()
     order = msgspec.json.decode(argv[2], type=Order)
     if argv[1] == "blocks":
-        _save_blocks(read_access(order))
+        read_access(order).save_blocks("demo")
         return 0
     if argv[1] == "plain":
         return _carry_out(order, _plainly)
@@ -165,29 +164,6 @@ def _by_prefect(order: Order) -> None:
 
     flow: Callable[..., object] = hibernate if order.flow == "hibernate" else wake
     flow("demo", **order.options)
-
-
-def _save_blocks(access: Access) -> None:
-    from prefect_aws import MinIOCredentials
-
-    from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
-
-    MinIOCredentials(
-        minio_root_user=access.access_key, minio_root_password=SecretStr(access.secret_key)
-    ).save("default", overwrite=True)
-    ObjectStore(
-        flavour="seaweedfs",
-        bucket=access.bucket,
-        prefix=access.prefix,
-        endpoint_url=access.endpoint_url,
-        credentials="minio-credentials/default",
-        encryption_key=None if access.store_key is None else SecretStr(access.store_key),
-    ).save("default", overwrite=True)
-    SSHIdentity(private_key=SecretStr(access.private_key)).save("default", overwrite=True)
-    LocalProvider(folder=access.machines, price_usd_h=1.5).save("default", overwrite=True)
-    Workspace(
-        name=access.spec.name, paths=access.spec.paths, parts=access.spec.parts, owner="tests"
-    ).save("demo", overwrite=True)
 
 
 if __name__ == "__main__":

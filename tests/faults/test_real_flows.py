@@ -7,10 +7,8 @@ import threading
 from typing import Any
 
 import pytest
-from prefect_aws import MinIOCredentials
-from pydantic import SecretStr
 
-from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
+from blocks import Workspace
 from deployments.server import Server as PrefectServer
 from flows import hibernate, replicate, wake
 from tests.fixtures.fault_proxy import Fault
@@ -30,30 +28,8 @@ BLOCK = "faults"
 @pytest.fixture
 def workspace(prefect_server: PrefectServer, world: World, short_agent: None) -> Workspace:
     """The world's workspace, store and provider as saved blocks."""
-    access = world.access
-    MinIOCredentials(
-        minio_root_user=access.access_key, minio_root_password=SecretStr(access.secret_key)
-    ).save(BLOCK, overwrite=True)
-    ObjectStore(
-        flavour="seaweedfs",
-        bucket=access.bucket,
-        prefix=access.prefix,
-        endpoint_url=access.endpoint_url,
-        credentials=f"minio-credentials/{BLOCK}",
-    ).save(BLOCK, overwrite=True)
-    SSHIdentity(private_key=SecretStr(access.private_key)).save(BLOCK, overwrite=True)
-    LocalProvider(folder=access.machines, price_usd_h=1.5).save(BLOCK, overwrite=True)
-    block = Workspace(
-        name=access.spec.name,
-        paths=access.spec.paths,
-        store=BLOCK,
-        provider=f"local-provider/{BLOCK}",
-        identity=BLOCK,
-        parts=4,
-        owner="tests",
-    )
-    block.save(BLOCK, overwrite=True)
-    return block
+    world.access.save_blocks(BLOCK)
+    return Workspace.of(BLOCK)
 
 
 @pytest.fixture

@@ -4,46 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.near_agent import ClockedStore
 from torpor.shared.transfer.transfer import Transfer
 from torpor.shared.values import ObjectKey
-
-FAILED = 1
 
 
 def killed_at_request(store: ClockedStore, step: int, work: Callable[[], object]) -> bool:
     """Run ``work`` in a forked child that dies by SIGKILL at its ``step``-th moment before or after
     a request. False when ``work`` ended before that; AssertionError when it failed."""
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        _run(store, step, work)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.waitstatus_to_exitcode(status) == 0, "the child failed before it was killed"
-    return False
 
-
-def _run(store: ClockedStore, step: int, work: Callable[[], object]) -> None:
-    code = FAILED
-    try:
+    def counted() -> None:
         store.forget_connections()  # they are the parent's
         with _moments(step):
             work()
-        code = 0
-    except BaseException:  # noqa: BLE001 - a forked child must not return into its parent's work
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+
+    return killed_in_a_child(counted)
 
 
 @contextmanager
