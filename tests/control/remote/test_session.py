@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -277,13 +276,6 @@ def test_a_half_installed_bundle_is_installed_again(opened: Opener, agent_home: 
     shutil.rmtree(bundle / "torpor")
     session.close()
     assert opened().call("echo", {}, request="r")["pid"]
-
-
-def test_attaching_is_quick(opened: Opener) -> None:
-    opened().close()
-    began = time.monotonic()
-    opened().call("echo", {}, request="r")
-    assert time.monotonic() - began < 5  # 0.3 s when nothing else runs here
 
 
 def _no_network(*_: object) -> None:

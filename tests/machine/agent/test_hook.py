@@ -9,13 +9,12 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.fixtures.sshd import until
+from tests.fixtures.sshd import argv_of, until
 from torpor.machine.agent.hook import run_hook
 from torpor.shared.errors import HookFailed, InvalidInput, RunCancelled
 
@@ -55,22 +54,20 @@ def test_an_empty_hook_is_refused() -> None:
 
 
 def test_one_that_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> None:
-    child = f"(sleep 2; touch {tmp_path}/late) & sleep 60"
-    with pytest.raises(HookFailed, match="took longer than 0 s and was ended: raise its time"):
-        run_hook(["sh", "-c", child], 0.1, goes_on)
-    time.sleep(2.5)
-    assert not (tmp_path / "late").exists()
+    said = tmp_path / "child"
+    hook = f"sleep 600 & echo $! > {said}.new; mv {said}.new {said}; wait"
+    with pytest.raises(HookFailed, match="took longer than 2 s and was ended: raise its time"):
+        run_hook(["sh", "-c", hook], 2.0, goes_on)
+    child = int(said.read_text())
+    until(lambda: argv_of(child) == [], "the hook's child is gone")
 
 
 def test_a_run_that_is_cancelled_ends_its_hook() -> None:
-    started = time.monotonic()
-
     def cancelled() -> None:
         raise RunCancelled("the run was cancelled")
 
-    with pytest.raises(RunCancelled):
-        run_hook(["sleep", "60"], 60, cancelled)
-    assert time.monotonic() - started < 10
+    with pytest.raises(RunCancelled):  # not HookFailed: it does not wait for the hook's time
+        run_hook(["sleep", "600"], 600, cancelled)
 
 
 def test_a_server_that_it_starts_is_not_waited_for_and_may_go_on_talking(tmp_path: Path) -> None:
@@ -86,7 +83,6 @@ def test_a_server_that_it_starts_is_not_waited_for_and_may_go_on_talking(tmp_pat
         [sys.executable, "-c", agent, json.dumps(argv)], capture_output=True, check=True, timeout=30
     )
     done = json.loads(ran.stdout)
-    assert done["seconds"] < 2
     assert not said.exists()
     pid = int(done["tail"])
     until(said.exists, "the server has talked")
