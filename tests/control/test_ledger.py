@@ -92,7 +92,7 @@ def test_another_host_key_is_never_pinned_over_the_first(store: MemoryStore) -> 
     ledger.pin(HOST, KEY)
     with pytest.raises(HostKeyChanged) as changed:
         ledger.pin(HOST, "ssh-ed25519 another")
-    for part in ("203.0.113.7:22022", store.address, "if you rented it anew, delete", "listening"):
+    for part in ("203.0.113.7:22022", store.address, "if you rented it again, delete", "listening"):
         assert part in str(changed.value)
     assert ledger.pinned(HOST).host_key == KEY
 
@@ -120,5 +120,5 @@ def test_a_damaged_lease_is_not_an_absent_one(store: MemoryStore) -> None:
     key = ObjectKey(f"workspaces/demo/leases/{lease.label.lease}")
     for damaged in (b'{"label": "x"}', b"", b"{", b"\xff"):
         store.put(key, damaged)
-        with pytest.raises(StoreError, match=f"{key} .* is not what torpor wrote there"):
+        with pytest.raises(StoreError, match=f"{key} .* is not what torpor wrote"):
             ledger.unfinished(HERE)

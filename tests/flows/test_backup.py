@@ -154,7 +154,7 @@ def test_a_snapshot_that_does_not_verify_deletes_nothing(
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"keep_daily": -1}, "keep_daily is -1"), ({"timezone": "Nowhere"}, "is no time zone")],
+    [({"keep_daily": -1}, "keep_daily is -1"), ({"timezone": "Nowhere"}, "is not a time zone")],
 )
 def test_a_retention_that_cannot_be_is_refused_before_anything(
     standing: World, options: dict[str, Any], words: str

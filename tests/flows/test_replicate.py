@@ -357,7 +357,10 @@ def test_a_failed_run_leaves_a_machine_while_nobody_can_tell_whose_it_is(kept: K
     opened, lease = kept.world.opened, _created(kept)
     with plain(opened):
         away = patch.object(Ledger, "lease_of", side_effect=StoreUnavailable("the store is away"))
-        with away, pytest.raises(StoreUnavailable, match="it is left: reconcile shows it"):
+        with (
+            away,
+            pytest.raises(StoreUnavailable, match="torpor left it alone; reconcile lists it"),
+        ):
             destroy_created(opened, lease)
         assert len(kept.world.machines()) == 1
         destroy_created(opened, lease)

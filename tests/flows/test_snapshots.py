@@ -147,7 +147,7 @@ def test_a_path_comes_back_beside_what_is_there(
     aside = home / f"notes.before-{history[1]}"
     assert (aside / "a.txt").read_text() == "first\n" * 4
     assert not [path for path in home.iterdir() if path.name.startswith(".torpor")]
-    with plain(standing.opened), raises(InvalidInput, "has no 'notes/b.txt'", "look with `find`"):
+    with plain(standing.opened), raises(InvalidInput, "has no 'notes/b.txt'", "search with `find`"):
         restore_path.fn("demo", "notes/b.txt", "~/recovered")
 
 

@@ -68,14 +68,14 @@ class Ledger:
             now = self.lease_of(label)
         except StoreError as error:
             raise type(error)(
-                f"{error}. So nobody can tell whether the machine under {lease} is somebody's by "
-                "now, and it is left: reconcile shows it once the store answers"
+                f"{error}. The machine under {lease} may have been handed over, so torpor left it "
+                "alone; reconcile lists it once the store answers"
             ) from error
         if now is None or now.state == "handed over":
             done = "closed" if now is None else "handed over"
             raise HandedOver(
-                f"{lease} was {done} by another run meanwhile: what stands under it is left alone, "
-                "and reconcile shows it"
+                f"{lease} was {done} by another run; its machine was left alone, and reconcile "
+                "lists it"
             )
 
     def unfinished(self, provider: str, standing: Collection[Label | None] = ()) -> list[Lease]:
@@ -120,8 +120,8 @@ class Ledger:
         if held is not None and held.host_key != host_key:
             raise HostKeyChanged(
                 f"{endpoint.host}:{endpoint.port} shows another host key than the one recorded in "
-                f"{self._store.address}: if you rented it anew, delete {self._host_key(endpoint)} "
-                "there; otherwise somebody may be listening in"
+                f"{self._store.address}: if you rented it again, delete "
+                f"{self._host_key(endpoint)} there; otherwise an attacker may be in between"
             )
         pin = PinnedHost(endpoint.host, endpoint.port, host_key, time.time())
         self._write(self._host_key(endpoint), pin)
@@ -136,8 +136,8 @@ class Ledger:
             return None
         except msgspec.MsgspecError as error:
             raise StoreError(
-                f"{key} in {self._store.address} is not what torpor wrote there ({error}): look at "
-                "the machine it may stand for, then delete it"
+                f"{key} in {self._store.address} is not what torpor wrote ({error}): check the "
+                "machine that it may belong to, then delete the object"
             ) from None
 
     def _host_key(self, endpoint: Endpoint) -> ObjectKey:

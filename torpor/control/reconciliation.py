@@ -158,14 +158,15 @@ def choose(findings: Sequence[Finding], wanted: Sequence[str]) -> list[tuple[Mac
     for name in dict.fromkeys(wanted):
         if name not in by_id:
             raise InvalidInput(
-                f"no machine {name!r} is at the provider, only {', '.join(by_id) or 'none'}: "
-                "nothing was ended; write ids as the table of this flow has them"
+                f"no machine {name!r} is at the provider (it has {', '.join(by_id) or 'none'}): "
+                "nothing was ended; use the ids in this flow's table"
             )
         finding = by_id[name]
         if finding.kind == "in use":
             raise UnsafeDestroy(
-                f"machine {name} was handed over and may hold work: nothing was ended. Hibernate "
-                "ends it, with a verified snapshot; the provider's console throws its work away"
+                f"machine {name} was handed over and may hold work: nothing was ended. Run "
+                "hibernate to end it with a verified snapshot, or use the provider's console to "
+                "discard its work"
             )
         if finding.kind != "unfinished" or not finding.machine or not finding.lease:
             raise NotOurs(

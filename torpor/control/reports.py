@@ -1,4 +1,4 @@
-"""What a flow hands back: small, typed, without a secret, under 64 KiB."""
+"""The reports of flows: small, typed, without secrets, under 64 KiB."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Row = dict[str, str]
 
 
 class HibernateReport(msgspec.Struct, frozen=True):
-    """A snapshot that is verified, and what became of the machine. Bytes are plain unless they
-    say stored; seconds are wall time by phase."""
+    """A verified snapshot, and whether the machine was destroyed. Bytes are plain unless they say
+    stored; seconds are wall time by phase."""
 
     workspace: WorkspaceName
     snapshot: SnapshotId
@@ -62,7 +62,7 @@ class HibernateReport(msgspec.Struct, frozen=True):
 
 
 class WakeReport(msgspec.Struct, frozen=True):
-    """A workspace that is on a machine again, compared with its snapshot."""
+    """A workspace that was restored onto a machine and compared with its snapshot."""
 
     workspace: WorkspaceName
     snapshot: SnapshotId
@@ -109,7 +109,7 @@ class BenchmarkReport(msgspec.Struct, frozen=True):
 
 
 class Replica(msgspec.Struct, frozen=True):
-    """What became of one machine of a replicate. Bytes are stored bytes; seconds wall time."""
+    """The result for one machine of a replicate. Bytes are stored bytes; seconds wall time."""
 
     machine: str
     ready: bool
@@ -160,7 +160,7 @@ class ReplicateReport(msgspec.Struct, frozen=True):
 
     @property
     def missing(self) -> int:
-        """How many machines there are fewer than were wanted."""
+        """The number of machines that are missing."""
         return max(0, self.wanted - len(self.ready))
 
     def rows(self) -> list[Row]:
@@ -179,8 +179,8 @@ class ReplicateReport(msgspec.Struct, frozen=True):
 
 
 class SyncReport(msgspec.Struct, frozen=True):
-    """A machine that held one snapshot (``last``) and holds another. ``saved``: a snapshot of what
-    it held, where that was asked for. Names are the first few."""
+    """A machine that was brought from one snapshot (``last``) to another. ``saved``: the snapshot
+    taken before, if the user asked for one. Lists of names are cut short."""
 
     workspace: WorkspaceName
     snapshot: SnapshotId

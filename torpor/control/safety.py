@@ -1,7 +1,7 @@
-"""The rules that stand between a user's only copy and its loss.
+"""The rules that protect a user's only copy (docs/safety.md).
 
-A ``Verified`` says that a snapshot is in the store, whole; only ``verify_snapshot`` makes one.
-A ``Warrant`` is leave to destroy one machine; only this module makes one: from a ``Verified``
+A ``Verified`` proves that a snapshot is whole in the store; only ``verify_snapshot`` makes one. A
+``Warrant`` allows one machine to be destroyed. Only this module makes one: from a ``Verified``
 after the disk was compared once more, or for a machine that never held any work. Providers'
 ``destroy`` takes a warrant, so the type checker stops a destroy without proof.
 """
@@ -37,11 +37,13 @@ _REREAD_GRANT_S: Final = 6 * 3600
 
 
 def _ask_nobody() -> None:
-    """A snapshot that is verified stays so, and a benchmark's machine is never anybody's."""
+    """Nothing to check again: a verified snapshot stays verified, and a benchmark's machine holds
+    no work.
+    """
 
 
 class Confirmed(msgspec.Struct, frozen=True):
-    """What a fresh walk of the machine's disk found against the committed snapshot."""
+    """The differences between a new walk of the machine's disk and the committed snapshot."""
 
     changed_count: int
     unaccepted_count: int
@@ -49,17 +51,17 @@ class Confirmed(msgspec.Struct, frozen=True):
 
 
 class _Proof:
-    """Made once, by who holds the mint, and never changed."""
+    """Frozen; only the holder of the mint can make one."""
 
     __slots__ = ()
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise UnsafeDestroy(f"a {type(self).__name__} is made once and never changed")
+        raise UnsafeDestroy(f"a {type(self).__name__} cannot be changed after it was made")
 
 
 class Verified(_Proof):
-    """A snapshot that is in the store, whole: the manifest was read back, and every pack that it
-    names is there with its size and checksum."""
+    """A snapshot that is whole in the store: the manifest was read back, and every pack that it
+    names exists with its size and checksum."""
 
     __slots__ = ("machine", "manifest", "root", "snapshot", "workspace")
 
@@ -71,9 +73,7 @@ class Verified(_Proof):
 
     def __init__(self, mint: object, manifest: Manifest, root: str) -> None:
         if mint is not _MINT:
-            raise UnsafeDestroy(
-                "only torpor.control.safety.verify_snapshot can say that one is verified"
-            )
+            raise UnsafeDestroy("only torpor.control.safety.verify_snapshot can make a Verified")
         keep = super(_Proof, self).__setattr__
         keep("workspace", manifest.workspace)
         keep("snapshot", manifest.snapshot)
@@ -83,7 +83,7 @@ class Verified(_Proof):
 
 
 class Warrant(_Proof):
-    """Leave to destroy one machine, once its live identity has been compared. See ``check``."""
+    """Permission to destroy one machine, after its live identity was compared. See ``check``."""
 
     __slots__ = ("_ask", "_label", "_machine", "_provider", "reason")
 
@@ -115,12 +115,12 @@ class Warrant(_Proof):
         keep("reason", reason)
 
     def check(self, live: Machine) -> None:
-        """Compare with what the provider says now, and ask once more whether it still holds; raises
-        UnsafeDestroy, NotOurs, or why that cannot be told."""
+        """Compare with the provider's current answer, and check again that the warrant holds.
+        Raises UnsafeDestroy, NotOurs, or the error of that check."""
         if live.label is None or live.label != self._label:
             raise NotOurs(
                 f"machine {live.id} at {live.provider} carries label {live.label}, the warrant is "
-                f"for {self._label}: nothing was destroyed; look at the machine before you go on"
+                f"for {self._label}: nothing was destroyed; check the machine first"
             )
         if (live.provider, live.id) != (self._provider, self._machine):
             raise UnsafeDestroy(
@@ -154,8 +154,8 @@ def verify_snapshot(
         )
     if missing:
         raise SnapshotDamaged(
-            f"snapshot {wanted.snapshot} of workspace {wanted.workspace} in {store.address} lacks "
-            f"{len(missing)} of {len(manifest.packs)} packs, or they are not as written: "
+            f"snapshot {wanted.snapshot} of workspace {wanted.workspace} in {store.address} has "
+            f"{len(missing)} of {len(manifest.packs)} packs missing or changed: "
             f"{', '.join(missing[:5])}. The machine was not touched; run hibernate again"
         )
     _check_not_late(store, manifest)
@@ -183,8 +183,8 @@ def compare_packs(
 
 
 def _check_not_late(store: ObjectStore, manifest: Manifest) -> None:
-    """A manifest that came too long after a mark of a pack that it names may have been missed by
-    the sweep of that mark: its packs are there now, and may go at any moment."""
+    """Refuse a manifest that appeared too long after a mark of a pack that it names: the sweep of
+    that mark may have missed it, so prune may delete its packs at any time."""
     named = {pack.id for pack in manifest.packs}
     marks = [mark for mark in read_marks(store, manifest.workspace) if named & mark.unnamed]
     if not marks:
@@ -194,8 +194,9 @@ def _check_not_late(store: ObjectStore, manifest: Manifest) -> None:
     if found is None or found.modified_unix > oldest + LATEST_COMMIT_S:
         raise SnapshotDamaged(
             f"snapshot {manifest.snapshot} of workspace {manifest.workspace} in {store.address} "
-            "was written long after prune had marked packs that it names, so that they may go at "
-            "any moment. The machine was not touched; run hibernate again, and delete this snapshot"
+            "was written long after prune marked packs that it names, so prune may delete them "
+            "at any time. The machine was not touched; run hibernate again, and delete this "
+            "snapshot"
         )
 
 
@@ -206,7 +207,7 @@ def warrant_to_destroy(
     agent_machine: str,
     confirm: Callable[[], Confirmed],
 ) -> Warrant:
-    """Leave to destroy ``machine``, whose agent calls itself ``agent_machine``.
+    """Permission to destroy ``machine``, whose agent calls itself ``agent_machine``.
 
     Raises UnsafeDestroy when the snapshot is not of that machine or not the workspace's newest,
     and StillChanging when the disk has changed since, in names that the user did not accept.
@@ -225,16 +226,16 @@ def warrant_to_destroy(
     if newest != verified.snapshot:
         raise UnsafeDestroy(
             f"{store.address} has snapshot {newest} of workspace {verified.workspace}, newer than "
-            f"the verified {verified.snapshot}: another run was faster; machine {machine.id} was "
-            "not destroyed; hibernate again"
+            f"the verified {verified.snapshot}, from another run; machine {machine.id} was not "
+            "destroyed; hibernate again"
         )
     confirmed = confirm()
     if confirmed.unaccepted_count:
         raise StillChanging(
             f"{confirmed.unaccepted_count} names changed on machine {machine.id} after snapshot "
-            f"{verified.snapshot} was made: {', '.join(confirmed.unaccepted)}. The machine was not "
-            "destroyed: stop what writes there (a quiesce hook can), or accept these names, and "
-            "hibernate again"
+            f"{verified.snapshot} was made: {', '.join(confirmed.unaccepted)}. The machine was "
+            "not destroyed: stop the program that writes there (a quiesce hook can), or accept "
+            "these names, and hibernate again"
         )
     return Warrant(_MINT, machine, f"snapshot {verified.snapshot} is verified and the newest")
 
@@ -242,10 +243,11 @@ def warrant_to_destroy(
 def never_handed_over(
     machine: Machine, label: Label, ask: Callable[[], None] = _ask_nobody
 ) -> Warrant:
-    """A warrant for a machine under ``label`` that was not handed over to anybody.
+    """A warrant for a machine under ``label`` that was never handed over.
 
-    ``ask`` raises where it has been, or where nobody can tell. It is called right before each
-    destroy: minutes may pass until a provider answers, and by then it may be somebody's.
+    ``ask`` raises if the machine was handed over, or if the ledger does not answer. It is called
+    right before each destroy, because another run may hand the machine over while a provider is
+    slow.
     """
     if machine.label != label:
         raise NotOurs(

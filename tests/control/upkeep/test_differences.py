@@ -182,7 +182,7 @@ def test_a_path_is_found_as_it_is_shown_or_below_the_workspace() -> None:
         assert entry_at(honest(), path) == (0, b"d/whole")
     assert entry_at(honest(), "~/workspace") == (0, b"")
     for path in ("whole", "", "/", "~/workspace/nowhere"):
-        with pytest.raises(InvalidInput, match=r"has no .* look with `find`"):
+        with pytest.raises(InvalidInput, match=r"has no .* search with `find`"):
             entry_at(honest(), path)
     entries = [*honest().entries, entry(DIRECTORY, b"", root=1), entry(FILE, b"empty", root=1)]
     two = honest(roots=["~/workspace", "/data"], entries=entries)

@@ -69,7 +69,7 @@ def test_a_proof_of_a_snapshot_that_is_gone_deletes_nothing(store: MemoryStore) 
     newest, older = (_put(store, days) for days in (0, 1))
     verified = _verified(store, newest)
     store.delete([manifest_key(DEMO, newest)])
-    with pytest.raises(SnapshotMissing, match="nothing was deleted; back up again"):
+    with pytest.raises(SnapshotMissing, match="nothing was deleted; run the backup again"):
         expire(store, verified, [Verdict(older, [])])
     assert snapshot_ids(store, DEMO) == [older]
 

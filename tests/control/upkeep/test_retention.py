@@ -124,8 +124,8 @@ def test_two_snapshots_of_one_second_are_two() -> None:
     [
         ({"daily": -1}, "keep_daily is -1"),
         ({"last": 10_001}, "keep_last is 10001"),
-        ({"timezone": "Europe/Atlantis"}, "'Europe/Atlantis' is no time zone"),
-        ({"timezone": "../etc/passwd"}, "is no time zone"),
+        ({"timezone": "Europe/Atlantis"}, "'Europe/Atlantis' is not a time zone"),
+        ({"timezone": "../etc/passwd"}, "is not a time zone"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, object], words: str) -> None:

@@ -1,1 +1,1 @@
-"""The rest of a snapshot's life on the control side: kept, pinned, compared, deleted, pruned."""
+"""What happens to snapshots later: retention, pins, comparison, deletion, prune, verify."""

@@ -1,7 +1,7 @@
-"""Deleting a snapshot: its manifest goes, and nothing else.
+"""Deleting a snapshot deletes its manifest, and nothing else.
 
-Packs that no manifest names any more are prune's. So a deletion can be undone as long as prune has
-not run, and is safe beside everything that reads.
+Prune frees the packs that no manifest names. So a deletion can be undone until prune has run, and
+is safe beside every reader.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def delete_snapshot(
 ) -> None:
     """Delete one snapshot.
 
-    A pinned one is refused. The newest is refused unless ``even_newest`` names it: a wake takes
-    the newest, and a machine may have been destroyed because it is there. Raises SnapshotKept
-    and SnapshotMissing; after either the snapshot is as it was.
+    It refuses a pinned snapshot. It refuses the newest unless ``even_newest`` names it: a wake
+    restores the newest, and a machine may have been destroyed because of it. Raises SnapshotKept
+    and SnapshotMissing; both leave the snapshot unchanged.
     """
     refuse_kept(store, workspace, [snapshot], even_newest)
     key = manifest_key(workspace, snapshot)
@@ -39,7 +39,7 @@ def delete_snapshot(
     except StoreMissing:
         raise SnapshotMissing(
             f"workspace {workspace} has no snapshot {snapshot} in {store.address}: nothing was "
-            "deleted; list the snapshots to see which there are"
+            "deleted; list the snapshots to find its id"
         ) from None
     store.delete([key])
     # A pin that was made since the first look found the snapshot there and said so.
@@ -59,28 +59,30 @@ def refuse_kept(
     snapshots: Sequence[SnapshotId],
     even_newest: SnapshotId | None = None,
 ) -> None:
-    """SnapshotKept when one of them is pinned, or is the newest and not named as that."""
+    """SnapshotKept if one of them is pinned, or is the newest and ``even_newest`` does not name
+    it.
+    """
     for snapshot in snapshots:
         _refuse_pinned(store, workspace, snapshot)
     newest = newest_snapshot(store, workspace)
     if newest in snapshots and newest != even_newest:
         raise SnapshotKept(
             f"snapshot {newest} is the newest of workspace {workspace} in {store.address}, which "
-            "a wake would take: it was not deleted; name it as `even_newest` if it has to go"
+            "a wake restores: it was not deleted; to delete it, name it in `even_newest`"
         )
 
 
 def expire(store: ObjectStore, verified: Verified, verdicts: Sequence[Verdict]) -> list[SnapshotId]:
-    """Delete what a retention lets go, now that ``verified`` is in the store, whole.
+    """Delete what no retention rule keeps, now that ``verified`` is whole in the store.
 
-    Returns what was deleted, newest first. What somebody pinned or deleted meanwhile is left as
-    it is. Raises SnapshotMissing when the verified snapshot itself is gone: then nothing goes.
+    Returns what was deleted, newest first. It skips snapshots that were pinned or deleted
+    meanwhile. Raises SnapshotMissing and deletes nothing if the verified snapshot itself is gone.
     """
     workspace = verified.workspace
     if store.head(manifest_key(workspace, verified.snapshot)) is None:
         raise SnapshotMissing(
-            f"snapshot {verified.snapshot} of workspace {workspace} is gone from {store.address}, "
-            "though it was verified a moment ago: nothing was deleted; back up again"
+            f"snapshot {verified.snapshot} of workspace {workspace} disappeared from "
+            f"{store.address} after it was verified: nothing was deleted; run the backup again"
         )
     deleted = []
     for verdict in verdicts:

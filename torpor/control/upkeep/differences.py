@@ -1,7 +1,7 @@
-"""What a snapshot holds, what differs between two, and where a file is. Pure: manifests in.
+"""The contents of a snapshot, the differences between two, and searches. Pure: no I/O.
 
-Content is compared by the names of chunks, never read. Two manifests that cut the same bytes at
-other places, or found holes where the other found zeros, therefore show a file as changed.
+Content is compared by the names of chunks, never read. So a file shows as changed if two manifests
+cut the same bytes at different places, or if one has a hole where the other has zeros.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS: Final[dict[int, Kind]] = {
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """One name of a snapshot as people read it; ``path`` begins with the workspace's directory."""
+    """One entry of a snapshot for display; ``path`` begins with the workspace's directory."""
 
     path: str
     kind: Kind
@@ -43,7 +43,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One name that is not the same in two snapshots; ``what`` says in which respects."""
+    """One name that differs between two snapshots; ``what`` lists the differences."""
 
     path: str
     difference: Difference
@@ -99,7 +99,7 @@ def listed(manifest: Manifest) -> Iterator[Listed]:
 
 
 def compare(before: Manifest, after: Manifest) -> Comparison:
-    """What the later snapshot has otherwise, by path."""
+    """The differences of the later snapshot, by path."""
     earlier, later = _Tree(before), _Tree(after)
     changes = []
     for path in sorted(earlier.entries.keys() | later.entries.keys()):
@@ -123,8 +123,8 @@ def compare(before: Manifest, after: Manifest) -> Comparison:
 def find(manifests: Iterable[Manifest], pattern: str) -> list[Version]:
     """Every name that fits the glob ``pattern``, with its versions, by path and age.
 
-    ``manifests`` come oldest first and are let go one by one. A pattern with a slash is matched
-    against the whole path or its end, one without against the last name.
+    ``manifests`` come oldest first; only one is in memory at a time. A pattern with a slash is
+    matched against the whole path or its end, one without against the last name.
     """
     fits = _matcher(pattern)
     open_versions: dict[str, tuple[Version, object]] = {}
@@ -163,7 +163,7 @@ def entry_at(manifest: Manifest, path: str) -> tuple[int, bytes]:
     """The root's number and the path below it of the entry that people call ``path``: as a
     listing shows it, or below one of the workspace's directories.
 
-    Raises InvalidInput when there is none or more than one.
+    Raises InvalidInput if there is none or more than one.
     """
     wanted = path.strip().rstrip("/")
     tails = {f"{root.rstrip('/')}/{wanted}" for root in manifest.roots}
@@ -184,7 +184,7 @@ def entry_at(manifest: Manifest, path: str) -> tuple[int, bytes]:
         )
     raise InvalidInput(
         f"snapshot {manifest.snapshot} of workspace {manifest.workspace} has no {path!r} in "
-        f"{', '.join(manifest.roots)}: look with `find`, or name another snapshot"
+        f"{', '.join(manifest.roots)}: search with `find`, or name another snapshot"
     )
 
 

@@ -1,7 +1,7 @@
-"""Pins: snapshots that nothing may delete until somebody unpins them.
+"""Pins: no flow deletes a pinned snapshot until it is unpinned.
 
-A pin is an object named like the snapshot, beside the snapshots. The name alone pins; what is in
-the object is the reason, for people.
+A pin is an object named like the snapshot, beside the snapshots. The name alone pins; the object's
+content is the reason, for people.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 def pin(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, reason: str) -> Pin:
-    """Keep a snapshot whatever retention says; a second pin replaces the reason.
+    """Pin a snapshot; a second pin replaces the reason.
 
-    Raises InvalidInput without a reason, and SnapshotMissing where there is no such snapshot.
+    Raises InvalidInput without a reason, and SnapshotMissing if there is no such snapshot.
     """
     why = " ".join(reason.split())
     if not why or len(why) > MOST_REASON:
         raise InvalidInput(
             f"a pin needs a reason of 1 to {MOST_REASON} characters, this one has {len(why)}: say "
-            f"why snapshot {snapshot} is to be kept"
+            f"why to keep snapshot {snapshot}"
         )
     made = Pin(why, time.time())
     # The pin is written before the snapshot is looked at: whoever deletes it looks at the pins
@@ -48,13 +48,13 @@ def pin(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, reas
         unpin(store, workspace, snapshot)
         raise SnapshotMissing(
             f"workspace {workspace} has no snapshot {snapshot} in {store.address}: nothing was "
-            "pinned; list the snapshots to see which there are"
+            "pinned; list the snapshots to find its id"
         )
     return made
 
 
 def unpin(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
-    """Let a snapshot go the way of the others; one that is not pinned is fine."""
+    """Remove a pin. Does nothing if the snapshot is not pinned."""
     store.delete([_key(workspace, snapshot)])
 
 

@@ -1,8 +1,8 @@
-"""Pruning: what no manifest names is marked, and a grace time later deleted. No lock is held.
+"""Prune marks what no manifest names, and deletes it a grace time later. It holds no lock.
 
-``plan_prune`` looks and says what would be done; ``carry_out`` does that and nothing else. Both may
-be killed at any step and run any number of times at once. Why that is safe beside running
-snapshots stands in docs/safety.md, rule 13.
+``plan_prune`` reads and plans; ``carry_out`` does exactly the plan. Both may be killed at any step
+and run any number of times at once. docs/safety.md, rule 13, says why that is safe beside running
+snapshots.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ REWRITE_BYTES: Final = 1 * GIB
 
 
 class PruneRules(msgspec.Struct, frozen=True):
-    """How careful to be. Times are in seconds, by the store's clock."""
+    """The limits of a prune. Times are in seconds, by the store's clock."""
 
     grace_s: float = GRACE_S
     young_s: float = YOUNG_S
@@ -60,13 +60,13 @@ class PruneRules(msgspec.Struct, frozen=True):
         """Raises InvalidInput for rules under which a running snapshot could be harmed."""
         if self.grace_s < SHORTEST_GRACE_S:
             raise InvalidInput(
-                f"a grace time of {self.grace_s / 3600:g} h is too short: a snapshot that is being "
-                f"made could lose packs; give it {SHORTEST_GRACE_S / 3600:g} h or more"
+                f"a grace time of {self.grace_s / 3600:g} h is too short: a running snapshot "
+                f"could lose packs; use {SHORTEST_GRACE_S / 3600:g} h or more"
             )
         if self.young_s < 0 or not 0 <= self.dead_below <= 1 or self.rewrite_bytes < 0:
             raise InvalidInput(
-                f"these are no rules of a prune: {self}; ages and bytes are 0 or more, the share "
-                "of a mostly dead pack is between 0 and 1"
+                f"invalid prune rules {self}: ages and bytes must be 0 or more, the share of a "
+                "mostly dead pack between 0 and 1"
             )
 
 
@@ -78,7 +78,7 @@ class PackShare(msgspec.Struct, frozen=True):
 
 
 class PrunePlan(msgspec.Struct, frozen=True):
-    """What a prune would do, from one look at the store. Every list is by pack id in hex."""
+    """The plan of a prune, from one look at the store. Every list has pack ids in hex."""
 
     workspace: WorkspaceName
     snapshots: int
@@ -99,7 +99,7 @@ class PrunePlan(msgspec.Struct, frozen=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """What a prune did: the packs of its plan that are gone now."""
+    """The result of a prune: the packs of its plan that are gone now."""
 
     plan: PrunePlan
     freed: PackShare
@@ -110,7 +110,7 @@ class Pruned(msgspec.Struct, frozen=True):
 def plan_prune(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal, rules: PruneRules
 ) -> PrunePlan:
-    """Look at everything; nothing of the workspace is changed.
+    """Read everything; change nothing of the workspace.
 
     A manifest that is damaged, of an unknown version or sealed with another key stops it
     (ManifestInvalid, WrongKey), and so does a mark that cannot be read: unknown is not unnamed.
@@ -124,8 +124,8 @@ def plan_prune(
     if not snapshots and packs and not rules.without_snapshots:
         raise SnapshotMissing(
             f"workspace {workspace} has no snapshot in {store.address}, but {len(packs)} packs: "
-            "nothing was pruned. Check the prefix and bucket of the store block; if every snapshot "
-            "was deleted on purpose, say so with `without_snapshots`"
+            "nothing was pruned. Check the prefix and bucket of the store block; if every "
+            "snapshot was deleted on purpose, set `without_snapshots`"
         )
     due = _in(mark.unnamed for mark in marks if mark.made_unix + rules.grace_s <= now)
     early = [mark for mark in marks if mark.made_unix + rules.grace_s > now]
@@ -154,7 +154,7 @@ def plan_prune(
 
 
 def carry_out(store: ObjectStore, plan: PrunePlan) -> Pruned:
-    """Mark and delete what the plan says, whatever its age: what it found unnamed and marked can
+    """Mark and delete as planned, whatever the plan's age: a pack that was unnamed and marked can
     never be named again."""
     still = {bytes.fromhex(pack.id): pack for pack in plan.free}
     written = _write_mark(store, plan)
@@ -183,8 +183,8 @@ def store_now(store: ObjectStore) -> float:
         store.delete([key])
     if found is None:
         raise StoreCorrupt(
-            f"{store.address} does not show {key}, which it has just taken: nothing was pruned; a "
-            "store must show what was written before"
+            f"{store.address} does not list {key}, which was just written: nothing was pruned; a "
+            "store must list every object right after it was written"
         )
     return found.modified_unix
 
@@ -208,22 +208,24 @@ def _live_bytes(
 
 
 def _names(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
-    """Every snapshot. Unknown is not unnamed: an object that may be a manifest stops the prune, and
-    so does a pinned snapshot that is gone, whose packs are all that is left of it."""
+    """The names of all snapshots. Unknown is not unnamed: an object that may be a manifest stops
+    the prune. So does a missing pinned snapshot, because its packs may be all that is left of
+    it."""
     there = []
     for found in store.list(snapshots_prefix(workspace)):
         try:
             there.append(snapshot_of(found.key))
         except InvalidInput:
             raise ManifestInvalid(
-                f"{found.key} in {store.address} is no snapshot that this torpor knows: nothing "
-                "was pruned; use a newer torpor, or move it out of the prefix"
+                f"{found.key} in {store.address} is not a snapshot that this version of torpor "
+                "can read: nothing was pruned; use a newer torpor, or move the object out of the "
+                "prefix"
             ) from None
     for pin in pinned_ids(store, workspace):
         if pin not in there:
             raise SnapshotMissing(
-                f"snapshot {pin} of workspace {workspace} is pinned, and is gone from "
-                f"{store.address}: nothing was pruned, its packs may be there yet. Put its "
+                f"snapshot {pin} of workspace {workspace} is pinned but missing from "
+                f"{store.address}: nothing was pruned, because its packs may still exist. Put its "
                 "manifest back, or unpin it"
             )
     return there

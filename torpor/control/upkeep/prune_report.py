@@ -1,4 +1,4 @@
-"""What a prune hands back: what there was, what goes when, and what went."""
+"""The report of a prune: what existed, what will be freed and when, and what was freed."""
 
 from __future__ import annotations
 

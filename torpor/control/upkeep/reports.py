@@ -1,4 +1,4 @@
-"""What the flows of upkeep hand back: small, typed, without a secret, under 64 KiB."""
+"""The reports of the upkeep flows: small, typed, without secrets, under 64 KiB."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class BackupReport(msgspec.Struct, frozen=True):
 
 
 class FreshnessReport(msgspec.Struct, frozen=True):
-    """The newest snapshot is as young as the schedule asks."""
+    """The newest snapshot is young enough for the schedule."""
 
     workspace: WorkspaceName
     newest: SnapshotId
@@ -83,7 +83,7 @@ class FreshnessReport(msgspec.Struct, frozen=True):
 
 
 class PathReport(msgspec.Struct, frozen=True):
-    """A file or directory of a snapshot that is on a machine again, every byte compared."""
+    """A file or directory that was restored onto a machine and compared, byte for byte."""
 
     workspace: WorkspaceName
     snapshot: SnapshotId

@@ -30,7 +30,7 @@ MOST_KEPT: Final = 10_000
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How many of each kind are kept. With every number 0 nothing ever goes."""
+    """How many snapshots of each kind to keep. With every number 0, nothing is deleted."""
 
     last: int = 0
     hourly: int = 0
@@ -52,18 +52,18 @@ class Retention(msgspec.Struct, frozen=True):
         return {rule: getattr(self, rule) for rule in _PERIODS}
 
     def zone(self) -> ZoneInfo:
-        """Where days begin; InvalidInput for a name that this host does not know."""
+        """The time zone of days; InvalidInput for a name that this host does not know."""
         try:
             return ZoneInfo(self.timezone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             raise InvalidInput(
-                f"{self.timezone!r} is no time zone that this host knows: write UTC or a name like "
-                "Europe/Berlin"
+                f"{self.timezone!r} is not a time zone that this host knows: write UTC or a name "
+                "like Europe/Berlin"
             ) from None
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What becomes of one snapshot; one without ``reasons`` goes."""
+    """Whether one snapshot stays; without ``reasons`` it is deleted."""
 
     snapshot: SnapshotId
     reasons: list[str]
@@ -74,7 +74,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def made_at(snapshot: SnapshotId) -> datetime:
-    """When a snapshot was made: its id says it, in UTC."""
+    """When a snapshot was made, in UTC, from its id."""
     return datetime.strptime(snapshot[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
 
 

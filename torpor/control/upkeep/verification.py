@@ -1,4 +1,5 @@
-"""Verifying snapshots from the control side: what is there, what is wrong, and whom it concerns.
+"""Verifies snapshots from the control side: which objects exist, which are damaged, and which
+snapshots and files need them.
 
 ``survey`` looks at everything that manifests and a listing say. What only reading shows is asked
 of a machine's agent (remote/examination.py) and told to the survey with ``heard``.
@@ -32,8 +33,8 @@ Fault = Literal["missing", "cut short", "of another size", "damaged"]
 
 
 class PackFault(msgspec.Struct, frozen=True):
-    """What is wrong with one pack. ``lost``: the offsets of the chunks that cannot be had any
-    more, or None where nobody has read it: then it may be all of them."""
+    """A fault of one pack. ``lost``: the offsets of the lost chunks, or None if the pack was not
+    read: then all may be lost."""
 
     fault: Fault
     lost: frozenset[int] | None
@@ -57,7 +58,7 @@ class SnapshotVerdict(msgspec.Struct, frozen=True):
 
     @property
     def restorable(self) -> bool:
-        """Every file can be had, though an object may not be as it was written."""
+        """Every file can be restored, although an object may differ from what was written."""
         return not self.fault and not self.damaged_files
 
 
@@ -127,7 +128,7 @@ class Survey:
         return found
 
     def heard(self, pack_id: bytes, fault: Fault | Literal[""], lost: Iterable[int]) -> None:
-        """What a machine found when it read the pack: it knows better than a listing."""
+        """Record what a machine found when it read the pack. This overrides the listing."""
         self.unproven.discard(pack_id)
         known = self.faults.get(pack_id)
         gone = frozenset(lost) | ((known.lost if known else None) or frozenset())
@@ -139,7 +140,7 @@ class Survey:
             self.faults[pack_id] = PackFault(known.fault, gone)
 
     def blame(self, snapshot: SnapshotId, fault: str) -> None:
-        """A snapshot that is not what it should be, whatever its objects are."""
+        """Record a fault of the snapshot itself, whatever the state of its objects."""
         known = self._snapshots[snapshot]
         self._snapshots[snapshot] = known._replace(fault=known.fault or fault)
 
@@ -185,7 +186,7 @@ def survey(
 ) -> Survey:
     """The quick look: every object that snapshots name exists, with its size and MD5.
 
-    Raises what the store raises: not knowing is no verdict.
+    Raises the store's errors: unknown is not a verdict.
     """
     found = Survey(store, workspace, seal)
     for snapshot in wanted:

@@ -1,4 +1,4 @@
-"""What a verify hands back: a verdict on each snapshot, and what can still be restored."""
+"""The report of a verify: a verdict on each snapshot, and what can still be restored."""
 
 from __future__ import annotations
 
