@@ -1,4 +1,4 @@
-"""The use cases: order, retries and state of each; one file a flow.
+"""The use cases, one file each: order, retries and state.
 
 from flows import hibernate, wake
 """

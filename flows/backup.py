@@ -1,4 +1,6 @@
-"""Backup: a snapshot on a schedule that keeps the machine, then retention; and whether it came."""
+"""Backup: a snapshot on a schedule that keeps the machine, then retention; and a check that it
+ran.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +40,21 @@ def backup(
 ) -> BackupReport:
     """Take a snapshot, keep the machine, and then delete old snapshots that no rule keeps.
 
-    A snapshot that any rule keeps stays; so do the newest and every pinned one. With all numbers
-    at 0 nothing is ever deleted. Nothing is deleted before the new snapshot is verified.
+    A snapshot stays if any rule keeps it. The newest and all pinned snapshots stay. With all
+    numbers at 0, nothing is deleted. Nothing is deleted before the new snapshot is verified.
 
     Args:
         workspace: The Workspace block to back up, or its name.
-        keep_last: Keep the newest so many snapshots.
-        keep_hourly: Keep the newest snapshot of each of the last so many hours that have one.
-        keep_daily: Keep the newest snapshot of each of the last so many days that have one.
-        keep_weekly: Keep the newest snapshot of each of the last so many weeks that have one.
-        keep_monthly: Keep the newest snapshot of each of the last so many months that have one.
-        keep_yearly: Keep the newest snapshot of each of the last so many years that have one.
-        timezone: Where days begin, such as Europe/Berlin.
-        dry_run: Take and delete nothing; say what the next backup would delete, and why the rest
+        keep_last: Keep the newest N snapshots.
+        keep_hourly: Keep the newest snapshot of each of the last N hours that have one.
+        keep_daily: Keep the newest snapshot of each of the last N days that have one.
+        keep_weekly: Keep the newest snapshot of each of the last N weeks that have one.
+        keep_monthly: Keep the newest snapshot of each of the last N months that have one.
+        keep_yearly: Keep the newest snapshot of each of the last N years that have one.
+        timezone: The time zone of days, such as Europe/Berlin.
+        dry_run: Take and delete nothing. Show what the next backup would delete, and why the rest
             stays.
-        machine: Which machine, when the workspace is on several: its id, or user@host:port for a
+        machine: The machine, if the workspace is on several: its id, or user@host:port for a
             machine of your own. Empty: the workspace's only machine.
         accept_changed: Patterns of files that may change while they are read, such as *.log.
     """
@@ -85,13 +87,13 @@ def backup(
 def check_backup(
     workspace: Workspace | str, most_hours: Annotated[float, Field(gt=0, le=24 * 366)] = 26.0
 ) -> FreshnessReport:
-    """See that the newest snapshot is young enough; fail, and raise an event, where it is not.
+    """Check that the newest snapshot is young enough; otherwise fail and send an event.
 
-    A store that does not answer fails the check too: not knowing is not well.
+    The check also fails if the store does not answer.
 
     Args:
-        workspace: The Workspace block whose backups are looked at, or its name.
-        most_hours: How old the newest snapshot may be. For a backup each day, a day and two hours.
+        workspace: The Workspace block whose backups are checked, or its name.
+        most_hours: The highest age of the newest snapshot, in hours. 26 suits a daily backup.
     """
     opened = open_workspace(workspace)
     try:

@@ -1,4 +1,4 @@
-"""Benchmark: what stores, encodings and numbers of parts do, here and now; a page that advises."""
+"""Benchmark: measures stores, encodings and numbers of parts, and advises which to use."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def benchmark(
 ) -> BenchmarkReport:
     """Measure stores, encodings, hibernate, wake and replicate, and advise what to use.
 
-    Machines are rented for it and destroyed, and everything that is stored is deleted. Your own
+    The flow rents machines and destroys them, and deletes everything that it stores. Your own
     machines and snapshots are not touched.
 
     Args:
         workspace: The Workspace block whose store, provider and identity are measured, or its name.
         parts: Numbers of parts to compare, 1 to 64.
-        content_mib: How much is hibernated and woken each time, in MiB; made for it, not yours. 64
-            parts take 256 MiB.
-        rounds: How often everything is measured at most. A spread takes 3 or more.
-        minutes: When this time is over no further round begins; the first ones always do.
-        machines: Numbers of machines to replicate to at once; as many as the highest are rented.
+        content_mib: The size of the generated content to hibernate and wake, in MiB. 64 parts need
+            256 MiB.
+        rounds: The highest number of measurements. A spread needs 3 or more.
+        minutes: After this time no new round begins. The first rounds always run.
+        machines: Numbers of machines to replicate to at once. The highest number is rented.
         object_mib: Sizes of raw objects to store and fetch, in MiB.
         stores: Names of further Object Store blocks to measure; * for every one.
-        other_tools: Measure restic and tar+lz4+s5cmd too, where they are installed.
+        other_tools: Also measure restic and tar+lz4+s5cmd, if they are installed.
         machine: user@host:port of a machine of your own to measure on. Empty: rent.
-        folder: Where table, JSON and pictures are kept. Empty: ~/.local/state/torpor/benchmarks.
+        folder: The folder for table, JSON and pictures. Empty: ~/.local/state/torpor/benchmarks.
     """
     began = time.monotonic()
     phases = Phases()

@@ -12,10 +12,10 @@ from torpor.shared.values import Machine
 
 @flow("create")
 def create(workspace: Workspace | str) -> Machine:
-    """Rent a machine for a workspace; log in, work there, and hibernate it later.
+    """Rent an empty machine for a workspace, to log in and work on.
 
     Args:
-        workspace: The Workspace block that says what machine, or its name.
+        workspace: The Workspace block that describes the machine, or its name.
     """
     opened = open_workspace(workspace)
     probe_store(opened)

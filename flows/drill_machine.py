@@ -1,4 +1,4 @@
-"""A machine that is rented to read or to restore onto, and that is gone afterwards."""
+"""A machine that is rented to read or to restore onto, and destroyed afterwards."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LEFT_AFTER_S: Final = 24 * 3600
 
 @contextmanager
 def drill_machine(opened: OpenWorkspace, phases: Phases) -> Iterator[Session]:
-    """A fresh machine as the workspace wants it, under a reserved name, so that no wake and no
-    hibernate takes it for a workspace's. It is never handed over, and always destroyed."""
+    """A new machine that fits the workspace, under a reserved name, so that no wake or hibernate
+    uses it. It is never handed over, and always destroyed."""
     mine = _drilling(opened)
     with phases.phase("machine"):
         offers = find_offers(mine)
@@ -44,8 +44,8 @@ def drill_machine(opened: OpenWorkspace, phases: Phases) -> Iterator[Session]:
 
 
 def end_left_drills(opened: OpenWorkspace) -> None:
-    """End what drills of the workspace left that were killed a day ago, as far as that is possible
-    now: nobody waits for it."""
+    """Destroy the machines of drills that were killed more than a day ago. A failure is only
+    logged, because nothing depends on it."""
     try:
         end_left(_drilling(opened), older_s=LEFT_AFTER_S)
     except TorporError as error:

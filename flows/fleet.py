@@ -1,4 +1,4 @@
-"""A fleet: several machines to which one snapshot is brought at once, each on its own."""
+"""A fleet: several machines that restore one snapshot at once, each on its own."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ class _Candidate:
 
 
 class Fleet:
-    """Brings ``wanted`` to ``count`` rented machines and the user's ``own``.
+    """Restores ``wanted`` on ``count`` rented machines and on the user's ``own``.
 
-    The first ``count`` that are ready are kept; what else was created is destroyed. One that fails
-    later leaves the others alone; while ``spares`` last, a new machine takes its place.
+    Keeps the first ``count`` machines that become ready and destroys the rest. A machine that fails
+    later does not affect the others; while ``spares`` last, a new machine replaces it.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Fleet:
         self.fault: BaseException | None = None  # of one machine, and no TorporError: a bug
 
     def bring(self, leases: list[tuple[Lease, bool]], own: list[str]) -> None:
-        """Start them all, and return once each is handed over, destroyed or reported."""
+        """Start all machines, and return when each is handed over, destroyed or reported."""
         with ThreadPoolExecutor(
             len(leases) + len(own) + self._spares, thread_name_prefix="replica"
         ) as threads:
@@ -203,7 +203,7 @@ class Fleet:
                     candidate.session.close()
 
     def _stop(self) -> None:
-        """Every machine's own thread then ends, and destroys what was not handed over."""
+        """End the thread of each machine, which destroys the machine unless it was handed over."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -272,7 +272,7 @@ class Fleet:
         return work.hand_over(plan, finished, full_check=self._full_check)
 
     def _keep(self, candidate: _Candidate, plan: RestorePlan) -> None:
-        """Take one of the places of the fleet; _Surplus where others were faster."""
+        """Keep this machine; raises _Surplus if enough others were ready first."""
         self._check()
         with self._changed:
             if candidate.own or plan.complete:  # somebody may work there: it is never surplus
@@ -328,7 +328,7 @@ class Fleet:
             raise RunCancelled("the replicate was stopped")
 
     def _nap(self, seconds: float) -> None:
-        """Sleep while a machine starts; ends that when it is not needed any more."""
+        """Sleep while a machine starts; raises when the machine is no longer needed."""
         with self._changed:
             self._changed.wait_for(self._enough, seconds)
             self._check()

@@ -1,4 +1,4 @@
-"""What all flows have in common, as one decorator."""
+"""The decorator of all flows."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def flow(name: str, *, at_once: int = PARTS_AT_ONCE) -> Callable[[Callable[P, R]
 
 
 def _run_name() -> str:
-    """The flow, and the workspace that it is given."""
+    """The name of a run: the flow and its workspace."""
     workspace = flow_run.parameters.get("workspace")
     return f"{flow_run.flow_name}-{getattr(workspace, 'name', workspace)}"

@@ -1,4 +1,4 @@
-"""Hibernate: a workspace goes into the store, is verified there, and its machine is destroyed."""
+"""Hibernate: store a workspace, verify it, and destroy its machine."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def hibernate(
 ) -> HibernateReport:
     """Store a workspace, verify it, and destroy its machine.
 
-    The machine is destroyed only when every byte is in the store, read back and compared, and the
+    The machine is destroyed only if every byte is in the store, was read back and compared, and the
     disk has not changed since.
 
     Args:
         workspace: The Workspace block to hibernate, or its name.
         destroy: Destroy the machine afterwards. Off: take a snapshot and keep the machine.
-        machine: Which machine, when the workspace is on several: its id, or user@host:port for a
+        machine: The machine, if the workspace is on several: its id, or user@host:port for a
             machine of your own, which is never destroyed. Empty: the workspace's only machine.
         accept_changed: Patterns of files that may change while they are read, such as *.log.
     """
@@ -60,7 +60,7 @@ def store_workspace(
     machine: str = "",
     accept_changed: Sequence[str] = (),
 ) -> tuple[HibernateReport, Verified]:
-    """Hibernate within whichever flow asks for it; a backup goes on with the proof."""
+    """Store the workspace as part of any flow; a backup continues with the proof."""
     with phases.phase("prepare"):
         patterns = [*opened.spec.accept_changed, *accept_changed]
         spec = msgspec.structs.replace(opened.spec, accept_changed=patterns)

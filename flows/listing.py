@@ -1,4 +1,4 @@
-"""What there is: machines and snapshots of a workspace, as plain functions without a Prefect run.
+"""Lists the machines and snapshots of a workspace: plain functions, without a Prefect run.
 
 ``frame`` turns any list that one of them returns into a pandas table.
 """
@@ -48,7 +48,7 @@ class KeptSnapshot(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a search found, and the snapshots that could not be read and why."""
+    """The result of a search, and the snapshots that could not be read, with the reason."""
 
     workspace: WorkspaceName
     versions: list[Version]
@@ -90,7 +90,9 @@ def list_entries(workspace: Workspace | str, snapshot: str = NEWEST) -> list[Lis
 def compare_snapshots(
     workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST
 ) -> Comparison:
-    """What ``after`` has otherwise than ``before``; previous is the one right before ``after``."""
+    """The differences of ``after`` from ``before``; previous is the snapshot right before
+    ``after``.
+    """
     opened = open_workspace(workspace)
     later = read_snapshot(opened, after)
     earlier = _before(opened, later.snapshot) if before == PREVIOUS else before
@@ -100,8 +102,8 @@ def compare_snapshots(
 def find_files(workspace: Workspace | str, pattern: str) -> Found:
     """Every name that fits a glob in any snapshot of the workspace, with its versions.
 
-    ``*.bin`` fits last names, ``notes/*.txt`` whole paths or their ends. Manifests are read one
-    by one; one that cannot be read is named, and the search goes on.
+    ``*.bin`` fits last names, ``notes/*.txt`` whole paths or their ends. Manifests are read one by
+    one. The search skips and names those that cannot be read.
     """
     opened = open_workspace(workspace)
     unread: list[str] = []

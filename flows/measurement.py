@@ -52,7 +52,7 @@ Report = TypeVar("Report")
 
 
 class Measurement:
-    """Measures one kind of thing a method. ``figures`` grow; ``notes`` say what was not measured,
+    """Each method measures one thing and adds to ``figures``. ``notes`` say what was not measured,
     and why."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Measurement:
         self._started = datetime.now(timezone.utc)
 
     def stores(self, scratch: ScratchMachine) -> None:
-        """Each store by itself; a further one that fails is noted, and the others are measured."""
+        """Measure each store. A further store that fails is noted; the others are measured."""
         with self._phases.phase("stores"):
             for number, one in enumerate(self._measured, 1):
                 share = _SHARES["stores"] * number / len(self._measured)
@@ -95,8 +95,8 @@ class Measurement:
                     self._tell(rounds, f"store {one.name}")
 
     def flows(self, scratch: ScratchMachine) -> None:
-        """Hibernate and wake. A round goes over all numbers of parts, so that a slow minute
-        touches all alike."""
+        """Measure hibernate and wake. Each round covers all numbers of parts, so that a slow minute
+        affects all of them."""
         most = self._sizes.content_mib * MIB // CHUNK_BYTES
         seen: dict[int, list[_Round]] = {n: [] for n in self._sizes.parts if n <= most}
         for count in sorted(set(self._sizes.parts) - set(seen)):
@@ -156,7 +156,9 @@ class Measurement:
             self.figures += [whole, *_by_phase(whole, ran)]
 
     def others(self, scratch: ScratchMachine) -> None:
-        """Other tools run on this host, so they are only measured where the machine is here too."""
+        """Other tools run on this host, so they are measured only if the machine is on this
+        host.
+        """
         flows = find(self.figures, "hibernate", unit="s")
         if not scratch.here or not flows:
             self._note("other tools were not measured: the machine is not on this host")
@@ -184,12 +186,12 @@ class Measurement:
                     self._tell(rounds, peer)
 
     def codecs(self) -> None:
-        """Encodings on this host; nothing of it goes anywhere."""
+        """Measure the encodings on this host; nothing is sent."""
         with self._phases.phase("encodings"):
             self.figures += measure_codecs(self._sizes.codec_mib * MIB, self._sizes.rounds)
 
     def judged(self, folder: Path) -> tuple[BenchmarkReport, str]:
-        """Everything written below ``folder``; the report, and the page as Markdown."""
+        """Write everything below ``folder``; return the report, and the page as Markdown."""
         prices = {one.name: one.price for one in self._measured}
         said = advice.advise(self.figures, prices)
         with self._phases.phase("pictures"):
@@ -216,7 +218,7 @@ class Measurement:
         return report, page.page(self.figures, said, pictures, prices, facts, self.notes)
 
     def _round(self, scratch: ScratchMachine, count: int) -> _Round:
-        """Content that no store has seen is hibernated and woken on the machine."""
+        """Hibernate and wake new content, which no store has seen."""
         self._make(scratch)
         block = measured_block(self._block, self._sizes, count)
         slept, slept_s = _timed(lambda: hibernate(block, destroy=False, machine=scratch.address))
@@ -262,7 +264,8 @@ class Measurement:
     def _tell(self, rounds: Rounds, what: str) -> None:
         if rounds.done < self._sizes.rounds:
             self._note(
-                f"the time was over after {rounds.done} of {self._sizes.rounds} rounds of {what}"
+                f"the time limit was reached after {rounds.done} of {self._sizes.rounds} rounds "
+                f"of {what}"
             )
 
     def _note(self, text: str) -> None:

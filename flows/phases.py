@@ -1,4 +1,4 @@
-"""Seconds by phase, and who hears of the phases."""
+"""Seconds by phase, and listeners for phases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Phases:
 
 @contextmanager
 def phases_told_to(hears: Callable[[str], None]) -> Iterator[None]:
-    """``hears`` is told the name of each phase in this context before the phase begins."""
+    """Call ``hears`` with the name of each phase in this context, before the phase begins."""
     token = _hears.set(hears)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Prune: what no snapshot names any more is marked, and a grace time later deleted."""
+"""Prune: mark what no snapshot names, and delete it a grace time later."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ def prune(
     rewrite_gib: Annotated[float, Field(ge=0, le=1024)] = 1.0,
     without_snapshots: bool = False,
 ) -> PruneReport:
-    """Free what no snapshot names any more, a grace time after a first prune has marked it.
+    """Free what no snapshot names, a grace time after an earlier prune marked it.
 
-    Safe at any time, beside anything: no lock is held, and a killed prune leaves nothing wrong. It
-    says first what it will free. A snapshot that cannot be read stops it.
+    Safe at any time, also beside running snapshots. A killed prune does no harm. It reports what it
+    will free before it frees anything. A snapshot that cannot be read stops it.
 
     Args:
         workspace: The Workspace block to prune, or its name.
-        dry_run: Say what would be freed, and change nothing. Switch it off to free it.
-        grace_hours: How long a pack stays after it was marked, in hours. Until then a deleted
-            snapshot can be put back.
-        rewrite_gib: How much of what is still in use the next snapshots may have to store anew, in
-            GiB, so that packs which are mostly dead can go. 0 leaves those packs alone.
-        without_snapshots: Also prune a workspace that has no snapshot left, which frees it all.
+        dry_run: Report what would be freed, and change nothing. Switch it off to free it.
+        grace_hours: The hours from a pack's mark to its deletion. Until then a deleted snapshot can
+            be put back.
+        rewrite_gib: The most that the next snapshots may have to store again, in GiB, so that
+            mostly dead packs can be freed. 0 leaves those packs alone.
+        without_snapshots: Also prune a workspace that has no snapshot left, which frees all its
+            packs.
     """
     opened = open_workspace(workspace)
     probe_store(opened)

@@ -1,4 +1,4 @@
-"""Reconcile: the provider's list against the leases, so that nothing costs unseen."""
+"""Reconcile: compare the provider's machines with the leases, to find forgotten ones."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def reconcile(
     workspace: Workspace | str,
     end: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
 ) -> Reconciliation:
-    """Say what each machine at the provider is, and end those that a killed run left, if named.
+    """List the provider's machines and what each one is; end the named ones that a killed run left.
 
-    Without names nothing is changed. A machine that was handed over is never ended here, nor one
+    Without names, nothing is changed. This flow never ends a machine that was handed over, nor one
     that still answers, unless a benchmark or a drill left it.
 
     Args:
         workspace: The Workspace block whose provider and leases are compared, or its name.
-        end: Machines to end, by their ids in this flow's table: unfinished ones that do not answer
-            any more, and any that benchmarks and drills left.
+        end: Ids of machines to end, from this flow's table: unfinished ones that no longer answer,
+            and any that benchmarks and drills left.
     """
     opened = open_workspace(workspace)
     probe_store(opened)

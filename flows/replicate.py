@@ -1,4 +1,4 @@
-"""Replicate: one snapshot becomes the same workspace on many machines at once."""
+"""Replicate: restore one snapshot on many machines at once."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def replicate(
     peers: PeerMode = "auto",
     full_check: bool = True,
 ) -> ReplicateReport:
-    """Bring one snapshot to many machines at once, byte for byte.
+    """Restore one snapshot on many machines at once, byte for byte.
 
-    Each machine is on its own: one that fails is destroyed and reported, and the others go on.
+    A machine that fails is destroyed and reported; the others go on.
 
     Args:
         workspace: The Workspace block to replicate, or its name.
-        count: How many machines to rent, 0 to 64.
-        snapshot: Which snapshot: its id, or newest.
-        machines: user@host:port of machines of your own that get it too.
-        spares: Start so many machines more, keep the first that are ready, and destroy the rest;
-            replace as many that fail later.
-        peers: Whether machines pass on to each other what they fetched: auto measures and does it
-            while it is faster than the store, never, or always.
+        count: The number of machines to rent, 0 to 64.
+        snapshot: The snapshot's id, or newest.
+        machines: Your own machines to restore on as well, each as user@host:port.
+        spares: Start N extra machines, keep the first `count` that become ready, and destroy the
+            rest. Also replaces up to N machines that fail later.
+        peers: Whether machines pass packs on to each other: never, always, or auto, which measures
+            and does it while it is faster than the store.
         full_check: Read and hash every restored byte at the end, not names and attributes only.
     """
     _check(count, spares, machines)
@@ -80,7 +80,7 @@ def replicate(
         raise MachineError(
             f"none of {total} machines came up with snapshot {wanted.snapshot} of workspace "
             f"{opened.spec.name}; the first: {report.failed[0].words if report.failed else '-'}. "
-            "The snapshot is untouched: mend that and run replicate again"
+            "The snapshot is untouched: fix the cause and run replicate again"
         )
     return report
 
@@ -88,13 +88,13 @@ def replicate(
 def _check(count: int, spares: int, machines: list[str]) -> None:
     named = [endpoint_of(own_machine(text)) for text in machines]
     if len({(one.host, one.port, one.user) for one in named}) < len(named):
-        raise InvalidInput("a machine of your own is named twice: name each once")
+        raise InvalidInput("a machine of your own is named twice: name each only once")
     if not 0 <= count <= MOST_MACHINES or not 0 <= spares <= MOST_SPARES:
         raise InvalidInput(
             f"count is 0 to {MOST_MACHINES} and spares 0 to {MOST_SPARES}, not {count} and {spares}"
         )
     if not 1 <= count + len(machines) <= MOST_MACHINES:
         raise InvalidInput(
-            f"{count} machines to rent and {len(machines)} of your own: it takes 1 to "
-            f"{MOST_MACHINES} together"
+            f"{count} machines to rent and {len(machines)} of your own: together there must be 1 "
+            f"to {MOST_MACHINES}"
         )

@@ -1,4 +1,4 @@
-"""Restoration: one snapshot on one machine, from the plan until every byte was compared."""
+"""Restoration: one snapshot on one machine, from the plan to the comparison of every byte."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Restoration:
 
     @contextmanager
     def begun(self) -> Iterator[RestorePlan]:
-        """Hold the workspace on the machine, and give it back however this ends."""
+        """Hold the workspace on the machine, and release it at the end, also after an error."""
         try:
             with self.phases.phase("plan"):
                 plan = begin_restore(self.remote, resume=self._resume)
@@ -49,7 +49,7 @@ class Restoration:
         return self.finish(plan, full_check=full_check)
 
     def finish(self, plan: RestorePlan, *, full_check: bool) -> Finished:
-        """Attributes and links, and the check, once every part was fetched."""
+        """Set attributes and links, and check, after every part was fetched."""
         if plan.complete:
             return Finished(plan.files, plan.bytes, [], 0)
         with self.phases.phase("finish"):
@@ -70,8 +70,8 @@ class Restoration:
 
 
 class Arrival(Restoration):
-    """A restoration after which the machine is handed over. A wake restores from the store, a
-    replica fetches from its peers too and then finishes."""
+    """A restoration after which the machine is handed over. A wake restores from the store; a
+    replica also fetches from its peers."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Arrival(Restoration):
             raise
 
     def hand_over(self, plan: RestorePlan, finished: Finished, *, full_check: bool) -> WakeReport:
-        """The machine is the user's from here on."""
+        """Hand the machine over: it is the user's from now on."""
         self.tenancy.hand_over()
         machine = self.tenancy.machine
         endpoint = endpoint_of(machine)

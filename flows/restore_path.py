@@ -1,4 +1,4 @@
-"""Restore path: one file or directory of a snapshot, onto a machine, beside what is there."""
+"""Restore path: one file or directory of a snapshot, onto a machine, without overwriting."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def restore_path(
     machine: str = "",
     move_aside: bool = False,
 ) -> PathReport:
-    """Bring one file or directory of a snapshot back, into a directory on a machine.
+    """Restore one file or directory of a snapshot into a directory on a machine.
 
-    Nothing on the machine is overwritten or deleted. It appears at its place once every byte has
-    been compared.
+    Nothing on the machine is overwritten or deleted. The file appears in the directory after every
+    byte was compared.
 
     Args:
         workspace: The Workspace block that the snapshot is of, or its name.
-        path: What to bring back, as `find` shows it, such as ~/workspace/notes/a.txt; or below the
+        path: The path, as `find` shows it, such as ~/workspace/notes/a.txt; or below the
             workspace's directory, such as notes/a.txt.
-        into: The directory on the machine that it is put into. It is made where it is missing.
-        snapshot: Which snapshot: its id, or newest.
-        machine: Which machine, when the workspace is on several: its id, or user@host:port for a
+        into: The target directory on the machine. It is created if it is missing.
+        snapshot: The snapshot's id, or newest.
+        machine: The machine, if the workspace is on several: its id, or user@host:port for a
             machine of your own. Empty: the workspace's only machine.
-        move_aside: When the directory has something of that name already, rename that to
+        move_aside: If the directory already has that name, rename the old one to
             NAME.before-SNAPSHOT. Off: refuse.
     """
     phases = Phases()

@@ -1,4 +1,4 @@
-"""A benchmark's own place: a name in the store that it holds alone, and machines to measure on."""
+"""A benchmark's scratch name in the store, held exclusively, and its machines."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class ScratchMachine:
 
 @contextmanager
 def held_and_cleared(opened: OpenWorkspace, workspace: WorkspaceName, run: str) -> Iterator[None]:
-    """Nobody else measures under the place's name meanwhile. What a killed run left there is
-    cleared first, and its machines at this provider; everything of this run at the end, however it
-    ends, unless another run is at work there by then."""
+    """Hold this scratch name exclusively. First clear what a killed run left under it, and destroy
+    its machines at this provider. At the end clear what this run stored, also after an error,
+    unless another run holds the name by then."""
     with held(opened.store, opened.spec.name, run) as ours:
         _clear(opened, workspace)
         try:
@@ -58,7 +58,7 @@ def scratch_machines(
 ) -> Iterator[list[ScratchMachine]]:
     """The user's own machine, or ``count`` rented ones that are destroyed at the end.
 
-    Rented ones are never handed over: they hold nobody's work, so they may always be destroyed.
+    Rented machines are never handed over. They hold no work, so they may always be destroyed.
     """
     if own:
         with _attached(opened, workspace, own_machine(own), here=False) as own_one:

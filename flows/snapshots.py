@@ -1,7 +1,7 @@
 """Snapshots: list and show them, compare two, find a file, delete, pin and unpin.
 
-The same without a Prefect run, and with every row instead of the first 200: flows.listing.
-Looking has no steps to retry: the store's adapter repeats its own requests.
+flows.listing does the same without a Prefect run, and with every row instead of the first 200.
+Listing has no steps to retry: the store's adapter repeats its own requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def snapshots(workspace: Workspace | str, snapshot: str = "") -> Table:
 
     Args:
         workspace: The Workspace block whose snapshots are listed, or its name.
-        snapshot: Show the files of this one: its id, or newest. Empty: list the snapshots.
+        snapshot: The id of a snapshot, or newest, to list its files. Empty: list the snapshots.
     """
     name = open_workspace(workspace).spec.name
     if not snapshot:
@@ -58,12 +58,12 @@ def snapshots(workspace: Workspace | str, snapshot: str = "") -> Table:
 
 @flow("diff")
 def diff(workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST) -> Table:
-    """Say what differs between two snapshots of a workspace: added, removed, changed, metadata.
+    """Show what differs between two snapshots of a workspace: added, removed, changed, metadata.
 
     Args:
         workspace: The Workspace block whose snapshots are compared, or its name.
-        before: The earlier snapshot: its id, or previous for the one right before the later.
-        after: The later snapshot: its id, or newest.
+        before: The earlier snapshot's id, or previous for the one right before the later.
+        after: The later snapshot's id, or newest.
     """
     found = listing.compare_snapshots(workspace, before, after)
     counts = ", ".join(
@@ -89,7 +89,7 @@ def diff(workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST
 
 @flow("find")
 def find(workspace: Workspace | str, pattern: str) -> Table:
-    """Find a file in all snapshots of a workspace, and which versions of it there are.
+    """Find a file in all snapshots of a workspace, and list its versions.
 
     Args:
         workspace: The Workspace block whose snapshots are searched, or its name.
@@ -117,19 +117,19 @@ def find(workspace: Workspace | str, pattern: str) -> Table:
 def delete_snapshots(
     workspace: Workspace | str, snapshots: list[str], even_newest: str = ""
 ) -> Table:
-    """Delete snapshots of a workspace for good. What only they refer to is freed by prune.
+    """Delete snapshots of a workspace for good. Prune frees what only they refer to.
 
     A pinned snapshot is never deleted.
 
     Args:
         workspace: The Workspace block whose snapshots are deleted, or its name.
-        snapshots: The ids of the snapshots that are to go.
-        even_newest: The newest snapshot is what a wake takes. If it is to go too, write its id
-            here once more.
+        snapshots: The ids of the snapshots to delete.
+        even_newest: The id of the newest snapshot, once more, to delete that one too. A wake
+            restores the newest.
     """
     ids = [snapshot_id(text.strip()) for text in snapshots]
     if not ids:
-        raise InvalidInput("no snapshot was named: write the ids of those that are to go")
+        raise InvalidInput("no snapshot was named: write the ids of the snapshots to delete")
     newest = snapshot_id(even_newest.strip()) if even_newest.strip() else None
     opened = open_workspace(workspace)
     refuse_kept(opened.store, opened.spec.name, ids, newest)  # all of them before the first goes
@@ -142,12 +142,12 @@ def delete_snapshots(
 
 @flow("pin")
 def pin(workspace: Workspace | str, snapshot: str, reason: str) -> Table:
-    """Keep a snapshot until it is unpinned, whatever retention says and whoever deletes.
+    """Pin a snapshot: neither retention nor a person can delete it until you unpin it.
 
     Args:
         workspace: The Workspace block that the snapshot is of, or its name.
         snapshot: The snapshot's id.
-        reason: Why it is kept, for whoever wonders later.
+        reason: Why to keep it, for later readers.
     """
     opened = open_workspace(workspace)
     wanted = snapshot_id(snapshot.strip())
@@ -157,7 +157,7 @@ def pin(workspace: Workspace | str, snapshot: str, reason: str) -> Table:
 
 @flow("unpin")
 def unpin(workspace: Workspace | str, snapshot: str) -> Table:
-    """Let a pinned snapshot go the way of the others again. Deletes nothing by itself.
+    """Unpin a snapshot, so that retention and people can delete it again. Deletes nothing itself.
 
     Args:
         workspace: The Workspace block that the snapshot is of, or its name.

@@ -1,4 +1,4 @@
-"""Storing: the order of one snapshot of a machine's workspace, until it is verified."""
+"""Storing: the steps of one snapshot of a machine's workspace, until it is verified."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Storing:
         self._stored: list[PartReport] = []
 
     def run(self) -> tuple[HibernateReport, Verified]:
-        """Hold the workspace on the machine, and give it back however the run ends."""
+        """Hold the workspace on the machine, and release it at the end, also after an error."""
         begin_snapshot(self._remote)
         ended = False
         try:
@@ -111,13 +111,14 @@ class Storing:
             if not lost:
                 return seen
             runner().log.warning(
-                "the store lacks %d packs, or prune has marked them: storing them anew", len(lost)
+                "%d packs are missing in the store or marked by prune: storing their chunks again",
+                len(lost),
             )
         raise StillChanging(
             f"workspace {self._workspace.spec.name} on machine {self._machine} changed in each of "
-            f"{most} passes, last: {', '.join(seen.unaccepted)}. Nothing was destroyed. Stop what "
-            "writes there (`quiesce` in the workspace block can), exclude these files, or accept "
-            "them in `accept_changed`"
+            f"{most} passes, last: {', '.join(seen.unaccepted)}. Nothing was destroyed. Stop the "
+            "program that writes there (`quiesce` in the workspace block can), exclude these "
+            "files, or accept them in `accept_changed`"
         )
 
     def _store_parts(self, seen: Scan) -> None:

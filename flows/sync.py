@@ -1,4 +1,4 @@
-"""Sync: a machine that holds an earlier state of a workspace gets another one."""
+"""Sync: bring a machine that holds an earlier state of a workspace to another one."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def sync(
 ) -> SyncReport:
     """Bring a machine that holds an earlier state of a workspace to another snapshot.
 
-    Only what differs is fetched. If files on the machine are in no snapshot as they are, nothing is
-    changed and the error names them, unless you save them first or accept their loss.
+    Only what differs is fetched. If files on the machine are in no snapshot, nothing is changed and
+    the error names them, unless you save them first or accept their loss.
 
     Args:
         workspace: The Workspace block to sync, or its name.
-        snapshot: Which snapshot: its id, or newest.
-        machine: Which machine, when the workspace is on several: its id, or user@host:port for a
+        snapshot: The snapshot's id, or newest.
+        machine: The machine, if the workspace is on several: its id, or user@host:port for a
             machine of your own. Empty: the workspace's only machine.
-        save_first: Take a snapshot of the machine before anything is changed. It becomes the
-            newest; the machine gets the one that was the newest before, or the named one.
-        discard_local: Accept that changes on the machine which no snapshot has are lost.
-        full_check: Read and hash every file at the end, not only those that were written.
+        save_first: Take a snapshot of the machine before anything is changed. The machine then gets
+            the snapshot that was the newest before, or the named one.
+        discard_local: Accept the loss of changes on the machine that no snapshot has.
+        full_check: Read and hash every file at the end, not only the written ones.
     """
     phases = Phases()
     with phases.phase("prepare"):

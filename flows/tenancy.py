@@ -1,4 +1,4 @@
-"""Tenancy: one machine that a workspace is brought to, and who may end it when that fails."""
+"""Tenancy: one machine that a workspace is restored on, and whether a failed run may destroy it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torpor.shared.values import Machine, Offer
 
 
 class Tenancy:
-    """A machine that this run created is destroyed on failure. One that an earlier run left
-    unfinished is only destroyed once its agent has said that it holds an unfinished restore and
+    """On failure, a machine that this run created is destroyed. One that an earlier run left
+    unfinished is destroyed only after its agent has said that it holds an unfinished restore and
     nothing else: unknown is not idle. One that was handed over is the user's.
     """
 
@@ -39,7 +39,7 @@ class Tenancy:
             hand_over(self._opened, self._lease, self.machine)
 
     def holds_nothing_else(self) -> None:
-        """The agent said so: the targets were empty, or an unfinished restore's."""
+        """Record the agent's answer: the targets were empty, or an unfinished restore's."""
         self._ours = self._lease is not None
 
     def end_failed(self, cause: BaseException) -> None:
@@ -55,9 +55,9 @@ def rented(
     fresh: bool,
     nap: Callable[[float], None] | None = None,
 ) -> Iterator[Tenancy]:
-    """A machine under ``lease`` that does not outlive a failure unless it must.
+    """A machine under ``lease``, destroyed after a failure if that is safe.
 
-    ``nap`` sleeps between two looks at a machine that is starting, and may raise to end that.
+    ``nap`` sleeps between two looks at a starting machine, and may raise to stop waiting.
     """
     try:
         machine = create_machine(opened, offers, lease, fresh, nap)
@@ -76,10 +76,14 @@ def rented(
 
 
 def _destroy_after(cause: BaseException, opened: OpenWorkspace, lease: Lease) -> None:
-    """Where that fails as well, an error of ours tells both; a cancellation stays what it is."""
+    """If that fails too, an error of ours names both causes; a cancellation stays a
+    cancellation.
+    """
     try:
         destroy_created(opened, lease)
     except TorporError as error:
         runner().log.error("%s", error)
         if isinstance(cause, TorporError):
-            raise type(cause)(f"{cause}. Then its machine could not be ended: {error}") from cause
+            raise type(cause)(
+                f"{cause}. Its machine could not be destroyed either: {error}"
+            ) from cause

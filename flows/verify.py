@@ -1,4 +1,4 @@
-"""Verify: is every object that snapshots name there and as it was written, and does it restore?"""
+"""Verify: check that every object of the snapshots exists, is unchanged, and restores."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def verify(
     depth: Depth = "quick",
     machine: str = "",
 ) -> VerifyReport:
-    """See whether snapshots are whole in the store; fail, and name the files, where one is not.
+    """Check that snapshots are whole in the store; otherwise fail and name the files.
 
-    Nothing of yours is changed anywhere, and work may go on meanwhile.
+    A verify changes nothing of yours. You can go on working.
 
     Args:
         workspace: The Workspace block to verify, or its name.
-        snapshot: Which snapshot: its id, newest, or all.
+        snapshot: The snapshot's id, newest, or all.
         depth: quick compares sizes and checksums of every object with what the store says; full
             reads every byte on a machine and checks every hash; drill restores onto a machine that
             is rented for it, compares everything, and destroys it.
         machine: For full, the machine that reads: its id, or user@host:port of your own. Empty: the
-            workspace's only machine, or where it has none, one that is rented for it.
+            workspace's only machine, or a rented one if it has none.
     """
     phases = Phases()
     with phases.phase("prepare"):
@@ -80,7 +80,7 @@ def verify(
 
 @contextmanager
 def _reader(opened: OpenWorkspace, wanted: str, phases: Phases) -> Iterator[Session]:
-    """A machine that reads: the named one, the workspace's own, or one that is rented for it."""
+    """The machine that reads: the named one, the workspace's own, or a rented one."""
     has_one = any(
         machine.label is not None
         and machine.label.workspace == opened.spec.name
@@ -130,7 +130,7 @@ def _shares(works: Sequence[PackWork]) -> list[list[PackWork]]:
 def _drill(
     opened: OpenWorkspace, found: Survey, wanted: Sequence[SnapshotId], phases: Phases
 ) -> None:
-    """Each snapshot onto a machine of its own, one after the other."""
+    """Restore each snapshot onto a machine of its own, one after the other."""
     for snapshot in wanted:
         if not found.readable(snapshot):
             continue
@@ -151,7 +151,7 @@ def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId, phas
 
 
 def _tell(opened: OpenWorkspace, found: Survey, report: VerifyReport) -> None:
-    """Events; and the flow ends as failed where something is wrong, after its artifact."""
+    """Send events and the artifact, then raise if something is wrong."""
     name = opened.spec.name
     if not report.failed:
         for snapshot in report.whole:

@@ -1,4 +1,4 @@
-"""Wake: a snapshot becomes a workspace on a machine again."""
+"""Wake: restore a snapshot on a machine."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def wake(
     machine: str = "",
     full_check: bool = True,
 ) -> WakeReport:
-    """Bring a workspace back on a new machine, byte for byte.
+    """Restore a workspace on a new machine, byte for byte.
 
-    What fails on the way destroys what it created; the snapshot is only read.
+    A wake that fails destroys the machine that it created. The snapshot is only read.
 
     Args:
         workspace: The Workspace block to wake, or its name.
-        snapshot: Which snapshot: its id, or newest.
+        snapshot: The snapshot's id, or newest.
         machine: user@host:port of a machine of your own to wake on. Empty: rent one.
         full_check: Read and hash every restored byte at the end, not names and attributes only.
     """
@@ -72,7 +72,7 @@ def _bring(
 
 @contextmanager
 def _tenancy(opened: OpenWorkspace, own: str, phases: Phases) -> Iterator[Tenancy]:
-    """The user's own machine, or a rented one that does not outlive a failure unless it must."""
+    """The user's own machine, or a rented one, destroyed after a failure if that is safe."""
     if own:
         yield Tenancy.own(opened, own)
         return

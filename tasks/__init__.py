@@ -1,1 +1,3 @@
-"""One side effect each: typed in and out, retried on their own, no bytes through them."""
+"""Tasks: one side effect each, typed in and out, retried on their own. No bytes pass through
+them.
+"""

@@ -1,7 +1,7 @@
-"""What happened, told to Prefect: events that an automation can act on.
+"""Events for Prefect, which automations can act on.
 
-An event is a view of what the store and the provider know already; no decision of ours reads one
-(docs/safety.md). Telling never fails the work that is told of. No event holds a secret.
+An event only repeats what the store and the provider know; torpor decides nothing by events
+(docs/safety.md). A failure to send an event is a warning. No event holds a secret.
 
 Names are ``torpor.NOUN.VERB``, resources ``torpor.workspace.NAME``, ``torpor.snapshot.NAME.ID`` and
 ``torpor.machine.NAME.ID``; every event is related to its workspace. See deployments/automations.py.
@@ -23,14 +23,14 @@ _MOST_NAMES: Final = 100
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to a workspace; the fields are the payload."""
+    """An event of a workspace; the fields are the payload."""
 
     event: ClassVar[str]
 
     workspace: WorkspaceName
 
     def resource(self) -> str:
-        """The id of what it happened to."""
+        """The id of the resource."""
         return f"torpor.workspace.{self.workspace}"
 
 
@@ -58,34 +58,34 @@ class SnapshotCommitted(_OfSnapshot, frozen=True, kw_only=True):
 
 
 class SnapshotVerified(_OfSnapshot, frozen=True, kw_only=True):
-    """It was read back and every pack is there."""
+    """The snapshot was read back and every pack exists."""
 
     event: ClassVar[str] = "torpor.snapshot.verified"
     root: str
 
 
 class SnapshotDeleted(_OfSnapshot, frozen=True, kw_only=True):
-    """Its manifest is gone; its packs wait for prune."""
+    """The manifest is gone; prune will free the packs."""
 
     event: ClassVar[str] = "torpor.snapshot.deleted"
     reason: str
 
 
 class MachineCreated(_OfMachine, frozen=True, kw_only=True):
-    """It is rented and SSH answers; from here on it costs money."""
+    """The machine is rented and SSH answers; it costs money from now on."""
 
     event: ClassVar[str] = "torpor.machine.created"
     price_usd_h: float
 
 
 class MachineHandedOver(_OfMachine, frozen=True, kw_only=True):
-    """It is somebody's now: only a verified snapshot may end it."""
+    """The machine is the user's: only a verified snapshot may end it."""
 
     event: ClassVar[str] = "torpor.machine.handed-over"
 
 
 class MachineDestroyed(_OfMachine, frozen=True, kw_only=True):
-    """The provider says that it is gone."""
+    """The provider says that the machine is gone."""
 
     event: ClassVar[str] = "torpor.machine.destroyed"
     reason: str
@@ -100,7 +100,7 @@ class BackupFinished(Event, frozen=True, kw_only=True):
 
 
 class BackupFailed(Event, frozen=True, kw_only=True):
-    """No new snapshot, or none that is verified; nothing was deleted for it."""
+    """There is no new verified snapshot; nothing was deleted."""
 
     event: ClassVar[str] = "torpor.backup.failed"
     error: str
@@ -108,7 +108,7 @@ class BackupFailed(Event, frozen=True, kw_only=True):
 
 
 class BackupMissed(Event, frozen=True, kw_only=True):
-    """The newest snapshot is older than it should be, or there is none, or nobody knows."""
+    """The newest snapshot is too old, or there is none, or the store does not answer."""
 
     event: ClassVar[str] = "torpor.backup.missed"
     expected_hours: float
@@ -116,7 +116,7 @@ class BackupMissed(Event, frozen=True, kw_only=True):
 
 
 class VerificationFailed(Event, frozen=True, kw_only=True):
-    """Stored objects are missing or not as written."""
+    """Stored objects are missing or changed."""
 
     event: ClassVar[str] = "torpor.verification.failed"
     snapshots: list[SnapshotId]
@@ -125,7 +125,7 @@ class VerificationFailed(Event, frozen=True, kw_only=True):
 
 
 class PacksPruned(Event, frozen=True, kw_only=True):
-    """Packs that no manifest names are deleted."""
+    """Packs that no manifest names were deleted."""
 
     event: ClassVar[str] = "torpor.packs.pruned"
     packs: int
@@ -133,7 +133,7 @@ class PacksPruned(Event, frozen=True, kw_only=True):
 
 
 def emit(happened: Event) -> None:
-    """Tell the runner; what goes wrong on the way is a warning in the log."""
+    """Send an event; a failure is a warning in the log."""
     try:
         payload = {name: _short(value) for name, value in msgspec.to_builtins(happened).items()}
         resource = {"prefect.resource.id": happened.resource()}

@@ -39,7 +39,7 @@ _LONGEST_POLL_S: Final = 5.0
 
 @step("find machine")
 def find_machine(opened: OpenWorkspace, wanted: str) -> Machine:
-    """The workspace's live machine, or the one of that id; never one without our label."""
+    """The workspace's live machine, or the one with that id; never one without our label."""
     mine = _live_machines(opened)
     if wanted:
         mine = [machine for machine in mine if machine.id == wanted]
@@ -50,7 +50,7 @@ def find_machine(opened: OpenWorkspace, wanted: str) -> Machine:
     if mine:
         raise InvalidInput(
             f"workspace {opened.spec.name} is on {len(mine)} machines at "
-            f"{opened.provider.identity}: {there}. Name the one you mean in `machine`"
+            f"{opened.provider.identity}: {there}. Choose one in `machine`"
         )
     raise InvalidInput(
         f"workspace {opened.spec.name} is on no machine at {opened.provider.identity}"
@@ -59,14 +59,14 @@ def find_machine(opened: OpenWorkspace, wanted: str) -> Machine:
 
 
 def chosen_machine(opened: OpenWorkspace, wanted: str) -> Machine:
-    """The machine that a person chose in a form: its id, user@host:port, or nothing for the
-    workspace's only machine."""
+    """The machine that the user chose: its id, user@host:port, or nothing for the workspace's only
+    machine."""
     return own_machine(wanted) if "@" in wanted else find_machine(opened, wanted)
 
 
 @step("open session")
 def open_session(opened: OpenWorkspace, endpoint: Endpoint) -> Session:
-    """SSH to the machine, the agent installed and attached to."""
+    """Connect to the machine, install the agent and attach to it."""
     ledger = opened.ledger
     return Session.open(
         ledger.pinned(endpoint),
@@ -77,7 +77,7 @@ def open_session(opened: OpenWorkspace, endpoint: Endpoint) -> Session:
 
 @step("find offers")
 def find_offers(opened: OpenWorkspace) -> list[Offer]:
-    """What fits the workspace's wish, cheapest first; NoOffer when nothing does."""
+    """The offers that fit the workspace, cheapest first; NoOffer if there is none."""
     offers = opened.provider.offers(opened.spec.want)
     if not offers:
         raise NoOffer(
@@ -89,10 +89,11 @@ def find_offers(opened: OpenWorkspace) -> list[Offer]:
 
 @step("take lease")
 def take_lease(opened: OpenWorkspace) -> tuple[Lease, bool]:
-    """A lease for one new machine of the workspace, and whether it is fresh.
+    """A lease for one new machine of the workspace, and whether it is fresh (no earlier run had
+    it).
 
-    A lease that an earlier run left unfinished is taken up, with whatever machine stands under
-    it: nothing is rented twice. InvalidInput when the workspace is on a machine already.
+    An unfinished lease of an earlier run is used again, with its machine, so nothing is rented
+    twice. InvalidInput if the workspace is on a machine already.
     """
     provider = opened.provider.identity
     live = _live_machines(opened)
@@ -101,20 +102,16 @@ def take_lease(opened: OpenWorkspace) -> tuple[Lease, bool]:
     left = ", ".join(machine.id for machine in live if machine.label in labels)
     for machine in live:
         if machine.label not in labels:
-            also = (
-                f". A replicate left {left} unfinished: run it again to take that up"
-                if left
-                else ""
-            )
+            also = f". A replicate left {left} unfinished: run it again to continue" if left else ""
             raise InvalidInput(
-                f"workspace {opened.spec.name} is on machine {machine.id} at {provider} already: "
+                f"workspace {opened.spec.name} is already on machine {machine.id} at {provider}: "
                 f"work there, or hibernate it first{also}"
             )
     if len(live) > 1:
         raise InvalidInput(
-            f"a replicate of workspace {opened.spec.name} that did not finish left "
-            f"{len(live)} machines at {provider}, or is still at work: run replicate again, which "
-            "takes them up and destroys those that are not wanted"
+            f"a replicate of workspace {opened.spec.name} that did not finish left {len(live)} "
+            f"machines at {provider}, or still runs: run replicate again, which continues with "
+            "them and destroys the surplus"
         )
     if live:
         return next(lease for lease in unfinished if lease.label == live[0].label), False
@@ -127,8 +124,8 @@ def take_lease(opened: OpenWorkspace) -> tuple[Lease, bool]:
 def take_leases(opened: OpenWorkspace, most: int) -> list[tuple[Lease, bool]]:
     """Leases for at least ``most`` machines of the workspace, and whether each is fresh.
 
-    Those that earlier runs left unfinished come first, all that have a machine: it is taken up or
-    destroyed, never forgotten. That the workspace is on other machines already does not matter.
+    Unfinished leases of earlier runs come first, all that have a machine, so each machine is used
+    or destroyed, never forgotten. The workspace may be on other machines already.
     """
     provider = opened.provider.identity
     labels = {machine.label for machine in _live_machines(opened)}
@@ -148,12 +145,12 @@ def create_machine(
     fresh: bool,
     nap: Callable[[float], None] | None = None,
 ) -> Machine:
-    """Rent the first offer that can be had and wait until SSH answers.
+    """Rent the first available offer and wait until SSH answers.
 
-    An offer that fails is destroyed, and the next one tried; idempotent by the lease's label.
-    Under a lease that is not ``fresh`` a machine may stand that an earlier run made: it may hold
-    something, so it is left alone. HandedOver where another run was faster under the lease.
-    ``nap`` sleeps between two looks, and may raise to end this.
+    If an offer fails, its machine is destroyed and the next offer is tried. Idempotent by the
+    lease's label. A lease that is not ``fresh`` may have an earlier run's machine, which may hold
+    work, so it is left alone. HandedOver if another run was faster with the lease. ``nap`` sleeps
+    between two looks, and may raise to stop waiting.
     """
     log = runner().log
     refused: list[str] = []
@@ -170,9 +167,9 @@ def create_machine(
                 _end_unclaimed(opened, lease)
             elif _may_stand(opened, lease):
                 raise type(error)(
-                    f"{error}. What stands under lease {lease.label.lease} may hold what another "
-                    "run restored, so it was left. Run this again; if it never answers, name it "
-                    "in `end` of reconcile, which lists it"
+                    f"{error}. The machine of lease {lease.label.lease} may hold another run's "
+                    "restore, so it was not destroyed. Run this again; if the machine never "
+                    "answers, name it in `end` of reconcile, which lists it"
                 ) from error
             log.warning("offer %s failed, trying the next: %s", offer.id, error)
             refused.append(f"{offer.id}: {error}")
@@ -193,7 +190,7 @@ def create_machine(
 
 
 def hand_over(opened: OpenWorkspace, lease: Lease, machine: Machine) -> None:
-    """The machine is the user's: from here on only a verified snapshot may end it."""
+    """Hand the machine over: from now on only a verified snapshot may end it."""
     opened.ledger.hand_over(lease)
     emit(
         MachineHandedOver(workspace=opened.spec.name, machine=machine.id, provider=machine.provider)
@@ -201,10 +198,10 @@ def hand_over(opened: OpenWorkspace, lease: Lease, machine: Machine) -> None:
 
 
 def destroy_created(opened: OpenWorkspace, lease: Lease) -> None:
-    """Destroy what stands under a lease that was never handed over, until it is gone, and close it.
+    """Destroy the machine of a lease that was never handed over, until it is gone; close the lease.
 
-    Another run may have taken the lease up, restored, and handed the machine over: then both are
-    left alone. StoreError where the ledger cannot be asked: they are left to the next run.
+    If another run has used the lease and handed the machine over, both are left alone. StoreError
+    if the ledger does not answer: both are left to the next run.
     """
     try:
         _end_unclaimed(opened, lease)
@@ -216,9 +213,9 @@ def destroy_created(opened: OpenWorkspace, lease: Lease) -> None:
 
 
 def end_scratch(opened: OpenWorkspace, lease: Lease) -> None:
-    """Destroy what stands under a lease of a reserved name, and close the lease.
+    """Destroy the machine of a lease with a reserved name, and close the lease.
 
-    Nobody is ever handed such a machine, so the ledger is not asked.
+    Such a machine is never handed over, so the ledger is not read.
     """
     for machine in _under(opened, lease):
         destroy_until_gone(opened, machine, never_handed_over(machine, lease.label))
@@ -226,8 +223,8 @@ def end_scratch(opened: OpenWorkspace, lease: Lease) -> None:
 
 
 def end_left(opened: OpenWorkspace, *, older_s: float = 0.0) -> None:
-    """``end_scratch`` what runs under this reserved name left at this provider so long ago: each
-    of it, and then raise where one could not be ended."""
+    """Destroy scratch machines of this reserved name at this provider that are older than
+    ``older_s``; raise the last failure after trying all."""
     fault: TorporError | None = None
     standing = [machine.label for machine in _live_machines(opened)]
     for lease in opened.ledger.unfinished(opened.provider.identity, standing):
@@ -242,21 +239,21 @@ def end_left(opened: OpenWorkspace, *, older_s: float = 0.0) -> None:
 
 @step("destroy machine")
 def destroy_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -> None:
-    """End the rent, by a warrant that only a verified snapshot gives, until it is gone."""
+    """Destroy the machine, with a warrant from a verified snapshot, until it is gone."""
     end_machine(opened, machine, warrant)
 
 
 def end_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -> None:
-    """``destroy_until_gone``, and close its lease."""
+    """Destroy the machine until it is gone, and close its lease."""
     destroy_until_gone(opened, machine, warrant)
     if machine.label is not None:
         opened.ledger.close_lease(machine.label)
 
 
 def destroy_until_gone(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -> None:
-    """Destroy, again and again, until the provider says gone.
+    """Destroy, repeatedly, until the provider says that the machine is gone.
 
-    Raises ProviderError when it is still there after five minutes: it still costs money.
+    Raises ProviderError if it still exists after five minutes: it still costs money.
     """
     give_up = time.monotonic() + GONE_S
     wait_s = _FIRST_POLL_S
@@ -275,9 +272,9 @@ def destroy_until_gone(opened: OpenWorkspace, machine: Machine, warrant: Warrant
             if isinstance(fault, StoreError):  # nobody could say that it may go
                 raise fault
             raise ProviderError(
-                f"machine {machine.id} at {opened.provider.identity} was asked to go and is still "
-                f"there after {GONE_S:.0f} s{f' ({fault})' if fault else ''}: it may still cost "
-                "money; look at the provider's console"
+                f"machine {machine.id} at {opened.provider.identity} was told to end but still "
+                f"exists after {GONE_S:.0f} s{f' ({fault})' if fault else ''}: it may still cost "
+                "money; check the provider's console"
             )
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_POLL_S)
@@ -292,33 +289,35 @@ def destroy_until_gone(opened: OpenWorkspace, machine: Machine, warrant: Warrant
 
 
 def endpoint_of(machine: Machine) -> Endpoint:
-    """Where SSH answers; MachineUnreachable while the provider does not say."""
+    """The SSH address; MachineUnreachable if the provider does not know it yet."""
     if machine.endpoint is None:
         raise MachineUnreachable(
             f"machine {machine.id} at {machine.provider} is {machine.state} and has no address: "
-            "wait, or look at the provider's console"
+            "wait, or check the provider's console"
         )
     return machine.endpoint
 
 
 def parse_host(text: str) -> Endpoint:
-    """A machine of the user's own: ``user@host``, with ``:port`` and ``ssh://`` where wanted."""
+    """The address of the user's own machine: ``user@host``, optionally with ``:port`` and
+    ``ssh://``.
+    """
     user, at, place = text.removeprefix("ssh://").rpartition("@")
     host, colon, port = place.rpartition(":")
     if not colon:
         host, port = place, "22"
     if not at or not user or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidInput(f"{text!r} is no host: write user@host or user@host:port")
+        raise InvalidInput(f"{text!r} is not a host: write user@host or user@host:port")
     return Endpoint(host.strip("[]"), int(port), user)
 
 
 def own_machine(text: str) -> Machine:
-    """The user's own host as a machine without a label: it can never be destroyed."""
+    """The user's own host as a machine without a label, so it can never be destroyed."""
     return Machine(MachineId(text), "own", None, "running", parse_host(text))
 
 
 def _end_unclaimed(opened: OpenWorkspace, lease: Lease) -> None:
-    """Destroy what stands under the lease, until it is gone; HandedOver where it is not ours."""
+    """Destroy the lease's machine until it is gone; HandedOver if it is not ours."""
 
     def ask() -> None:
         opened.ledger.see_unclaimed(lease.label)
@@ -363,9 +362,9 @@ def _check_lease(opened: OpenWorkspace, machine: Machine) -> None:
         )
     if lease.state != "handed over":
         raise InvalidInput(
-            f"machine {machine.id} at {machine.provider} was never handed over: waking workspace "
-            f"{opened.spec.name} on it did not finish. Run wake again, or replicate where that "
-            "began it, which takes it up; to hibernate now would keep half a workspace"
+            f"machine {machine.id} at {machine.provider} was never handed over: the wake or "
+            f"replicate of workspace {opened.spec.name} on it did not finish. Run that again to "
+            "continue it; hibernating now would store half a workspace"
         )
 
 

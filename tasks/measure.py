@@ -33,7 +33,7 @@ _MOST_STORES: Final = 200  # of one answer of Prefect's API
 
 @dataclass(frozen=True)
 class MeasuredStore:
-    """One Object Store block, opened, with what keeping data in it costs."""
+    """One opened Object Store block, with its prices."""
 
     name: str
     store: S3Store
@@ -43,7 +43,7 @@ class MeasuredStore:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured, and how often."""
+    """The amounts and repetitions of a benchmark."""
 
     parts: tuple[int, ...]
     object_mib: tuple[int, ...]
@@ -78,7 +78,9 @@ def measure_store(
     sizes: Sizes,
     rounds: Rounds,
 ) -> list[Figure]:
-    """Raw random bytes up and down, from the machine. What a killed run left there goes first."""
+    """Measure raw random bytes up and down, from the machine. First deletes what a killed run
+    left.
+    """
     measured.store.probe()
     scratch.clear(measured.store, name, below="storage/")
     return storage.measure_storage(
@@ -104,7 +106,9 @@ def measure_codecs(limit: int, rounds: int) -> list[Figure]:
 def measure_peer(
     peer: str, measured: MeasuredStore, name: WorkspaceName, total_bytes: int, rounds: Rounds
 ) -> list[Figure]:
-    """Another tool on content as torpor had it: a first upload, and a restore, from this host."""
+    """Measure another tool on the same kind of content: a first upload and a restore, from this
+    host.
+    """
     store_s, restore_s, stored = [], [], []
     for number in rounds:
         below = f"workspaces/{name}/peers/{number}"
@@ -131,19 +135,19 @@ def measure_peer(
 def make_machine_content(
     session: Session, name: WorkspaceName, total_bytes: int, seed: int
 ) -> MadeContent:
-    """Fresh content on the machine, made by its agent."""
+    """Have the agent make new content on the machine."""
     return make_content(session, name, total_bytes, seed)
 
 
 @step("remove content")
 def remove_machine_content(session: Session, name: WorkspaceName, place_too: bool) -> None:
-    """Away with it, so that the next round begins with nothing there."""
+    """Remove the content, so that the next round begins with nothing."""
     remove_content(session, name, place_too=place_too)
 
 
 @step("clear")
 def clear_scratch(opened: OpenWorkspace, below: str) -> int:
-    """Delete what was stored for measuring."""
+    """Delete what the benchmark stored."""
     return scratch.clear(opened.store, opened.spec.name, below=below)
 
 

@@ -16,5 +16,5 @@ def open_workspace(workspace: Workspace | str) -> OpenWorkspace:
 
 @step("probe store")
 def probe_store(opened: StoredWorkspace) -> Capabilities:
-    """See that the store answers, takes our key, and what it can do."""
+    """Check that the store answers and accepts our key, and probe what it can do."""
     return opened.store.probe()

@@ -1,4 +1,6 @@
-"""Comparing a provider's machines with the leases, and ending one that nobody was handed."""
+"""The steps of reconcile: compare a provider's machines with the leases, and end unfinished
+ones.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from torpor.shared.values import DRILL, Machine, reserved_name
 
 @step("compare with leases")
 def compare_with_leases(opened: OpenWorkspace) -> list[Finding]:
-    """All that stands at the provider, and the leases of the workspace, its benchmarks and drills.
+    """Read the provider's machines and the leases of the workspace, its benchmarks and drills.
     Changes nothing."""
     name = opened.spec.name
     workspaces = [name, machines_name(name), reserved_name(DRILL, name)]
@@ -29,13 +31,13 @@ def compare_with_leases(opened: OpenWorkspace) -> list[Finding]:
 
 
 def see_that_it_does_not_answer(opened: OpenWorkspace, machine: Machine) -> None:
-    """UnsafeDestroy for a machine that is starting or where anything answers SSH: whoever works
-    there, or began to restore there, is its agent's to tell, and a wake asks that."""
+    """Raises UnsafeDestroy if the machine is starting or if anything answers SSH: only its agent
+    knows who works or restores there, and a wake asks the agent."""
     machine = opened.provider.find(machine.id) or machine
     if machine.state == "starting":
         raise UnsafeDestroy(
             f"machine {machine.id} is starting, so a run may be about to use it: nothing was "
-            "ended. Run reconcile again in some minutes"
+            "ended. Run reconcile again in a few minutes"
         )
     try:
         with open_session(opened, endpoint_of(machine)):
@@ -48,15 +50,15 @@ def see_that_it_does_not_answer(opened: OpenWorkspace, machine: Machine) -> None
                 return
         says = str(error)
     raise UnsafeDestroy(
-        f"machine {machine.id} answers ({says}), and may hold what a run restored, or somebody's "
-        "work: nothing was ended. Run wake or replicate, which takes it up, and then hibernate; "
-        "where they cannot, only the provider's console ends it"
+        f"machine {machine.id} answers ({says}), so it may hold a restored workspace or work: "
+        "nothing was ended. Run wake or replicate, which continues with it, and then hibernate; "
+        "if they fail, use the provider's console"
     )
 
 
 @step("end unfinished machine")
 def end_unfinished(opened: OpenWorkspace, machine: Machine, lease: Lease) -> None:
-    """Destroy this one machine, until it is gone, while its lease says that nobody was handed it.
+    """Destroy this one machine, until it is gone, if its lease says that it was never handed over.
 
     The lease stays for the next run, which may be using it by now.
     """
@@ -69,13 +71,13 @@ def end_unfinished(opened: OpenWorkspace, machine: Machine, lease: Lease) -> Non
 
 
 def _silence(machine: Machine) -> str:
-    """What went wrong where no SSH server greets; empty where one does."""
+    """The error if no SSH server greets; empty if one does."""
     if machine.endpoint is None:
         return f"it is {machine.state} and has no address"
     return ssh_banner_fault(machine.endpoint) or ""
 
 
 def _just_ended(opened: OpenWorkspace, finding: Finding) -> bool:
-    """It looks lost, and its lease is closed by now, as a hibernate does with its last step."""
+    """The machine looks lost, but its lease is closed by now: a hibernate has just ended it."""
     lease = finding.lease if finding.kind == "lost" else None
     return lease is not None and opened.ledger.lease_of(lease.label) is None

@@ -1,4 +1,4 @@
-"""The steps of one machine's restore beside others of the same snapshot, as tasks."""
+"""The steps of one machine's restore in a replicate, as tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torpor.control.remote.restore import Peer, RemoteRestore
 
 @step("pass packs on")
 def serve_packs(restore: RemoteRestore, host: str, most_bytes: int) -> Peer:
-    """Let the machine keep what it fetches, and give it to the others that reach it."""
+    """Let the machine keep the packs it fetches, and serve them to its peers."""
     return restore.serve(host, most_bytes)
 
 
@@ -26,7 +26,7 @@ def restore_share(
     progress: Progress,
 ) -> int:
     """Fetch, check and write parts, ``together`` at the same time, until the machine lacks none;
-    returns how many. A repeat takes up those that failed."""
+    returns how many. A repeat fetches those that failed."""
     if together == 1:
         return _fetch_all(restore, member, machine, progress)
     with ThreadPoolExecutor(together, thread_name_prefix="restore-share") as threads:

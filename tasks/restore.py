@@ -35,7 +35,7 @@ def pick_snapshot(opened: StoredWorkspace, wanted: str) -> StoredSnapshot:
 
 @step("choose path")
 def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> Chosen:
-    """The entry that ``path`` names in a snapshot; InvalidInput says what is near it."""
+    """The entry that ``path`` names in a snapshot; InvalidInput if there is none."""
     return Chosen(*entry_at(read_manifest(opened.store, wanted, opened.seal), path))
 
 
@@ -47,7 +47,7 @@ def begin_restore(restore: RemoteRestore, resume: bool) -> RestorePlan:
 
 @step("restore part", run_name="restore part {plan.part}")
 def restore_part(restore: RemoteRestore, plan: RestorePart, progress: Progress) -> RestoredPart:
-    """Fetch, check and write one part; what is on the disk already is not fetched again."""
+    """Fetch, check and write one part; verified data on the disk is not fetched again."""
     return restore.restore_part(plan, lambda event: progress.event(plan.part, event))
 
 

@@ -26,7 +26,7 @@ _CLOCK_HOURS: Final = 1.0
 def judge_snapshots(
     opened: OpenWorkspace, retention: Retention, and_a_new_one: bool
 ) -> list[Verdict]:
-    """Which snapshots would stay and why; with ``and_a_new_one``, as if one were taken now."""
+    """The verdict on each snapshot; with ``and_a_new_one``, as if a new one were taken now."""
     taken = snapshot_ids(opened.store, opened.spec.name)
     if and_a_new_one:
         taken = [*taken, new_snapshot_id(datetime.now(timezone.utc), max(taken, default=None))]
@@ -37,7 +37,7 @@ def judge_snapshots(
 def apply_retention(
     opened: OpenWorkspace, verified: Verified, verdicts: Sequence[Verdict]
 ) -> list[SnapshotId]:
-    """Delete what no rule keeps; the proof of a newer snapshot comes first."""
+    """Delete what no rule keeps; this needs the proof of a newer snapshot."""
     deleted = expire(opened.store, verified, verdicts)
     for snapshot in deleted:
         _tell(opened, snapshot, "retention")
@@ -46,43 +46,47 @@ def apply_retention(
 
 @step("delete snapshot", run_name="delete {snapshot}")
 def delete_one(opened: OpenWorkspace, snapshot: SnapshotId, even_newest: SnapshotId | None) -> None:
-    """Delete a snapshot's manifest; a pinned one never, the newest only when it is named."""
+    """Delete a snapshot's manifest; never a pinned one, and the newest only if ``even_newest``
+    names it.
+    """
     delete_snapshot(opened.store, opened.spec.name, snapshot, even_newest=even_newest)
     _tell(opened, snapshot, "asked for")
 
 
 @step("pin snapshot")
 def pin_one(opened: OpenWorkspace, snapshot: SnapshotId, reason: str) -> None:
-    """Keep a snapshot whatever retention says."""
+    """Pin a snapshot, so that retention keeps it."""
     pin(opened.store, opened.spec.name, snapshot, reason)
 
 
 @step("unpin snapshot")
 def unpin_one(opened: OpenWorkspace, snapshot: SnapshotId) -> None:
-    """Let a snapshot go the way of the others."""
+    """Unpin a snapshot."""
     unpin(opened.store, opened.spec.name, snapshot)
 
 
 @step("look at the newest snapshot")
 def look_at_newest(opened: OpenWorkspace, most_hours: float) -> FreshnessReport:
-    """How old the newest snapshot is; SnapshotOverdue or SnapshotMissing when it is no backup."""
+    """The age of the newest snapshot; SnapshotOverdue or SnapshotMissing if it is no recent
+    backup.
+    """
     newest = newest_snapshot(opened.store, opened.spec.name)
     where = f"workspace {opened.spec.name} in {opened.store.address}"
     if newest is None:
         raise SnapshotMissing(
-            f"{where} has no snapshot at all: run backup, and see that its schedule is on"
+            f"{where} has no snapshot at all: run backup, and check that its schedule is on"
         )
     age_hours = (datetime.now(timezone.utc) - made_at(newest)).total_seconds() / 3600
     if age_hours > most_hours:
         raise SnapshotOverdue(
-            f"the newest snapshot of {where}, {newest}, is {age_hours:.1f} hours old and should be "
-            f"at most {most_hours:g}: see that a worker runs, that backup's schedule is on, and "
-            "why its last run failed"
+            f"the newest snapshot of {where}, {newest}, is {age_hours:.1f} hours old, but the "
+            f"limit is {most_hours:g}: check that a worker runs, that backup's schedule is on, "
+            "and why its last run failed"
         )
     if age_hours < -_CLOCK_HOURS:
         raise SnapshotOverdue(
-            f"the newest snapshot of {where}, {newest}, is {-age_hours:.1f} hours in the future: "
-            "its age cannot be told; set the clocks of the hosts where flows run"
+            f"the newest snapshot of {where}, {newest}, is {-age_hours:.1f} hours in the future, "
+            "so its age is unknown: set the clocks of the hosts where flows run"
         )
     return FreshnessReport(opened.spec.name, newest, max(0.0, age_hours), most_hours)
 

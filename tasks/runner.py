@@ -1,4 +1,4 @@
-"""Who runs the steps of a flow, and hears what the flow tells: Prefect, or a plain runner."""
+"""The seam to what runs a flow's steps and shows its output: Prefect, or a plain runner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pending(Protocol[R_co]):
 
 
 class Runner(Protocol):
-    """Everything that flows and steps ask Prefect for. All of it may be called by any thread."""
+    """Everything that flows and steps need from Prefect. Any thread may call it."""
 
     @property
     def run(self) -> str:

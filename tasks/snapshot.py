@@ -18,13 +18,13 @@ from torpor.shared.values import Machine, ObjectKey, StoredSnapshot
 
 @step("begin snapshot", retries=WHILE_BUSY)
 def begin_snapshot(snapshot: RemoteSnapshot) -> dict[str, Any]:
-    """Take the workspace on the machine, waiting for another run that holds it."""
+    """Hold the workspace on the machine; wait while another run holds it."""
     return snapshot.begin()
 
 
 @step("scan", run_name="scan {number}")
 def scan(snapshot: RemoteSnapshot, number: int, lost: list[ObjectKey]) -> Scan:
-    """Walk the workspace and see what is new."""
+    """Walk the workspace and find what is new."""
     return snapshot.scan(number, lost)
 
 
@@ -32,19 +32,19 @@ def scan(snapshot: RemoteSnapshot, number: int, lost: list[ObjectKey]) -> Scan:
 def store_part(
     snapshot: RemoteSnapshot, number: int, plan: PartPlan, progress: Progress
 ) -> PartReport:
-    """Read, encode and send one part; what the store has already is not sent again."""
+    """Read, encode and send one part; what the store already has is not sent again."""
     return snapshot.store_part(number, plan, lambda event: progress.event(plan.part, event))
 
 
 @step("quiesce", retries=ONCE)
 def quiesce(snapshot: RemoteSnapshot) -> str:
-    """Run the user's command on the machine that brings its work to rest."""
+    """Run the user's quiesce command on the machine."""
     return snapshot.quiesce()
 
 
 @step("compare packs")
 def compare_packs(snapshot: RemoteSnapshot) -> list[ObjectKey]:
-    """Before the manifest is written: which packs does the store not have as they were sent?"""
+    """Before the manifest is written: the packs that are missing or changed in the store."""
     return snapshot.lost_packs()
 
 
@@ -52,7 +52,7 @@ def compare_packs(snapshot: RemoteSnapshot) -> list[ObjectKey]:
 def commit(
     snapshot: RemoteSnapshot, statistics: dict[str, int]
 ) -> tuple[StoredSnapshot, Committed]:
-    """Write the manifest: from here on the snapshot exists."""
+    """Write the manifest; then the snapshot exists."""
     stored, committed = snapshot.commit(statistics)
     emit(
         SnapshotCommitted(
@@ -92,7 +92,7 @@ def confirm(
     machine: Machine,
     session: Session,
 ) -> Warrant:
-    """Compare the disk once more; the warrant to destroy comes of it, or StillChanging."""
+    """Compare the disk once more; return the warrant to destroy, or raise StillChanging."""
     return warrant_to_destroy(
         opened.store, verified, machine, session.hello.machine, snapshot.confirm
     )

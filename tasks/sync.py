@@ -12,7 +12,7 @@ from torpor.shared.errors import StillChanging
 
 @step("begin sync", retries=WHILE_BUSY)
 def begin_sync(sync: RemoteSync) -> Intent:
-    """Look at the machine: what would change, and what would be lost."""
+    """Inspect the machine: what would change, and what would be lost."""
     return sync.begin()
 
 
@@ -24,7 +24,7 @@ def stage(sync: RemoteSync) -> SyncPlan:
 
 @step("sync part", run_name="sync part {plan.part}")
 def sync_part(sync: RemoteSync, plan: RestorePart, progress: Progress) -> RestoredPart:
-    """Fetch and check one part; what is on the machine already is not fetched again."""
+    """Fetch and check one part; what is already on the machine is not fetched again."""
     return sync.sync_part(plan, lambda event: progress.event(plan.part, event))
 
 
@@ -41,7 +41,7 @@ def check_sync(sync: RemoteSync, full: bool) -> Checked:
     if checked.difference_count:
         raise StillChanging(
             f"after the sync, {checked.difference_count} names differ from snapshot "
-            f"{sync.wanted.snapshot}: {'; '.join(checked.differences[:5])}. Sync again: what was "
-            "changed on the machine meanwhile is kept"
+            f"{sync.wanted.snapshot}: {'; '.join(checked.differences[:5])}. Sync again; changes "
+            "made on the machine meanwhile are kept"
         )
     return checked

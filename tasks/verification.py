@@ -18,7 +18,7 @@ ALL = "all"
 
 @step("pick snapshots")
 def pick_snapshots(opened: OpenWorkspace, wanted: str) -> list[SnapshotId]:
-    """One snapshot by its id, the newest, or all there should be, newest first."""
+    """One snapshot by its id, the newest, or all (also missing pinned ones), newest first."""
     if wanted == ALL:
         return to_verify(opened.store, opened.spec.name)
     if wanted not in ("", NEWEST):
@@ -31,13 +31,15 @@ def pick_snapshots(opened: OpenWorkspace, wanted: str) -> list[SnapshotId]:
 
 @step("look at objects")
 def look_at_objects(opened: OpenWorkspace, wanted: Sequence[SnapshotId]) -> Survey:
-    """The quick look: manifests read, every pack compared with the store's listing."""
+    """The quick check: read the manifests and compare every pack with the store's listing."""
     return survey(opened.store, opened.spec.name, opened.seal, wanted)
 
 
 @step("examine packs", run_name="examine packs {part}")
 def examine_packs(examination: Examination, part: int, progress: Progress) -> list[ExaminedPack]:
-    """Have the machine read some packs and check every hash; a retry reads none of them twice."""
+    """Have the machine read some packs and check every hash; a retry reads only the packs that are
+    left.
+    """
     return examination.run(lambda read: progress.event(part, {"bytes": read}))
 
 

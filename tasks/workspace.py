@@ -1,4 +1,4 @@
-"""A workspace with what goes with it: its store, and its provider and identity."""
+"""A workspace with its store, provider and identity."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class StoredWorkspace:
     key: bytes | None = field(repr=False)  # the workspace's own key, never the store's
 
     def under(self: Opened, name: WorkspaceName) -> Opened:
-        """The same under another name, such as drills and benchmarks lease machines under.
-        The key stays the workspace's: nothing is sealed there."""
+        """The same under a reserved name, for the machines of drills and benchmarks. The key stays
+        the workspace's: nothing is sealed under that name."""
         return replace(self, spec=msgspec.structs.replace(self.spec, name=name))
 
     @property

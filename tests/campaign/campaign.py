@@ -164,7 +164,7 @@ class Campaign:
                 return "completed" if len(said) == 1 else f"try {len(said)}"
             if outcome is None or not _is_advice(run.flow, outcome):
                 break
-            if "is on no machine" in outcome.message or "already: work there" in outcome.message:
+            if "is on no machine" in outcome.message or "is already on machine" in outcome.message:
                 return "had been done"
         run.violations.append(f"the next {run.flow} did not complete: {'; '.join(said)}")
         return "failed"
@@ -212,7 +212,7 @@ def _is_advice(flow: str, outcome: Outcome) -> bool:
     """An error that says what to do, and with which a campaign can do it: wait and try again."""
     if outcome.error == "WorkspaceBusy":
         return True
-    done = {"hibernate": "is on no machine", "wake": "already: work there"}
+    done = {"hibernate": "is on no machine", "wake": "is already on machine"}
     return outcome.error == "InvalidInput" and done[flow] in outcome.message
 
 

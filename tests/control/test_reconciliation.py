@@ -108,14 +108,14 @@ def test_a_row_tells_what_it_is_what_it_cost_and_what_to_do() -> None:
     assert (row["machine"], row["state"], row["lease"]) == ("ma", "running", "a")
     assert row["since"] == "1970-01-01 01:00 UTC"
     assert row["costs"] == "2.00 $/h, at most 4.00 $ so far"
-    assert "wake or replicate takes it up" in row["next step"]
+    assert "next wake or replicate continues with it" in row["next step"]
     assert found[1].row(0.0)["workspace"] == DRILL
-    assert "a drill is at work" in found[1].row(0.0)["next step"]
+    assert "a drill works" in found[1].row(0.0)["next step"]
     assert found[2].row(0.0)["costs"] == "no machine"
     (lost,) = _compare([_lease(label, "handed over")], [])
     assert "delete workspaces/demo/leases/a in the bucket" in lost.row(0.0)["next step"]
     (asked,) = _compare([_lease(drill, "creating")], [])
-    assert "A later one clears it away" in asked.row(0.0)["next step"]
+    assert "A later one removes the lease" in asked.row(0.0)["next step"]
 
 
 def test_the_message_counts_and_names_what_was_ended() -> None:

@@ -174,7 +174,7 @@ def test_one_that_refuses_has_answered(
         raise error
 
     monkeypatch.setattr(Session, "open", refuses)
-    with pytest.raises(UnsafeDestroy, match=f"answers .{error}.*only the provider's console"):
+    with pytest.raises(UnsafeDestroy, match=f"answers .{error}.*use the provider's console"):
         _reconcile(world, end=[machine.id])
     assert [one.id for one in world.machines()] == [machine.id]
 

@@ -126,7 +126,7 @@ def test_every_machine_gets_the_same_and_the_store_is_asked_once(
     assert [row["state"] for row in report.rows()] == ["ready"] * 3
     assert "3 of 3 machines" in report.summary()
     kept.identical(3)
-    with raises(InvalidInput, "is on 3 machines", "Name the one you mean"):
+    with raises(InvalidInput, "is on 3 machines", "Choose one in `machine`"):
         hibernate_plainly(kept.world.opened)
     victim = report.ready[0].machine
     assert hibernate_plainly(kept.world.opened, machine=victim).destroyed

@@ -1,7 +1,7 @@
 """Leases and pinned host keys, kept in the store beside the snapshots they belong to.
 
-A lease is written before its machine is created and marked when the machine is handed over, so
-that a machine whose creator was killed is taken up or destroyed by the next run, never forgotten.
+A lease is written before its machine is created and marked when the machine is handed over, so that
+the next run uses or destroys a machine whose creator was killed, and never forgets it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """One machine that was asked for. ``creating``: it holds nobody's work yet."""
+    """One machine that was asked for. ``creating``: it holds no work yet."""
 
     label: Label
     provider: str
@@ -54,15 +54,15 @@ class Ledger:
         self._workspace = workspace
 
     def open_lease(self, owner: str, provider: str) -> Lease:
-        """Record that a machine is about to be created under a fresh label."""
+        """Record that a machine is about to be created under a new label."""
         label = Label(owner, self._workspace, secrets.token_hex(8))
         lease = Lease(label, provider, "creating", time.time())
         self._write(lease_key(label), lease)
         return lease
 
     def see_unclaimed(self, label: Label) -> None:
-        """See that the lease is open and was not handed over: HandedOver where another run has done
-        so, or has closed it; StoreError where nobody can tell."""
+        """Check that the lease is open and was not handed over. HandedOver if another run handed it
+        over or closed it; StoreError if the store does not answer."""
         lease = f"lease {label.lease} of workspace {self._workspace}"
         try:
             now = self.lease_of(label)
@@ -79,7 +79,7 @@ class Ledger:
             )
 
     def unfinished(self, provider: str, standing: Collection[Label | None] = ()) -> list[Lease]:
-        """Leases that were never handed over: their run was killed, or works on them right now.
+        """Leases that were never handed over: their run was killed, or still works.
 
         Those of the provider, and those of the machines ``standing`` there, should it have had
         another name when they were written.
@@ -97,7 +97,7 @@ class Ledger:
         return [lease for lease in read if lease is not None]
 
     def hand_over(self, lease: Lease) -> None:
-        """The machine is somebody's now: from here on only a verified snapshot may end it."""
+        """Hand the machine over: from now on only a verified snapshot may end it."""
         self._write(lease_key(lease.label), msgspec.structs.replace(lease, state="handed over"))
 
     def close_lease(self, label: Label) -> None:
@@ -115,7 +115,7 @@ class Ledger:
         return msgspec.structs.replace(endpoint, host_key=host.host_key) if host else endpoint
 
     def pin(self, endpoint: Endpoint, host_key: str) -> None:
-        """Record a host key at first use; HostKeyChanged when another one was recorded."""
+        """Record a host key at first use; HostKeyChanged if another one was recorded."""
         held = self._read(self._host_key(endpoint), PinnedHost)
         if held is not None and held.host_key != host_key:
             raise HostKeyChanged(

@@ -25,24 +25,24 @@ Kind = Literal[
 ]
 
 _ADVICE: Final[dict[Kind, str]] = {
-    "unfinished": "a run is at work on it now, or was killed: wake or replicate takes it up. Where "
-    "it never answers again, naming its id in `end` ends it",
-    "without a lease": "this store knows nothing of it, so it is left alone: reconcile with the "
-    "store block that it was created with, or look at the provider's console",
-    "lost": "the provider does not list such a machine: it was ended there, or taken away, or a "
-    "hibernate was killed as its last step. Wake brings the newest snapshot. To be told of it no "
-    "more, delete {key} in the bucket",
-    "in use": "yours to work on; hibernate ends it, for which it must run",
-    "asked for": "there is no machine: a run is about to create it, or was killed before it did. "
-    "The next one uses the lease",
+    "unfinished": "a run works on it now, or was killed: the next wake or replicate continues "
+    "with it. If it never answers again, name its id in `end`",
+    "without a lease": "this store has no lease for it, so it is left alone: reconcile with the "
+    "store block that it was created with, or check the provider's console",
+    "lost": "the provider does not list this machine: it was ended there, or was lost, or a "
+    "hibernate was killed in its last step. Wake restores the newest snapshot. To remove "
+    "this row, delete {key} in the bucket",
+    "in use": "yours to work on; hibernate ends it while it runs",
+    "asked for": "there is no machine: a run is about to create it, or was killed before that. "
+    "The next run uses the lease",
     "at another provider": "reconcile with a workspace block that names that provider",
     "another workspace's": "reconcile the workspace that it belongs to",
 }
 _ADVICE_ON_SCRATCH: Final[dict[Kind, str]] = {
-    "unfinished": "a benchmark or a drill is at work on it now, or was killed: a later benchmark, "
-    "or a verify a day later, ends it, and so does naming its id in `end`",
+    "unfinished": "a benchmark or a drill works on it now, or was killed: a later benchmark, or "
+    "a verify a day later, ends it. To end it now, name its id in `end`",
     "asked for": "there is no machine: a benchmark or a drill is about to create it, or was "
-    "killed. A later one clears it away",
+    "killed. A later one removes the lease",
 }
 _ORDER: Final = tuple(_ADVICE)
 """What may cost for nothing comes first."""

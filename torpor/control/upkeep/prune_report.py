@@ -57,15 +57,15 @@ class PruneReport(msgspec.Struct, frozen=True):
         would = "would be " if self.dry_run else ""
         rows = [
             ("in the store", f"{_shown(self.stored)}, {self.snapshots:,} snapshots"),
-            ("to free now", f"{_shown(self.to_free)}: marked before, and still named by nothing"),
+            ("to free now", f"{_shown(self.to_free)}: marked before, and no snapshot names them"),
             ("freed", "nothing: this is a dry run" if self.freed is None else _shown(self.freed)),
-            ("waiting out the grace time", f"{_shown(self.waiting)}{self._until()}"),
+            ("waiting for the grace time", f"{_shown(self.waiting)}{self._until()}"),
             (f"{would}marked now", f"{_shown(self.to_mark)} that no snapshot names"),
             ("left alone", f"{_shown(self.young)} that may be an unfinished run's"),
             (
                 f"{would}retired now",
                 f"{_shown(self.to_retire)} that are mostly dead; the next snapshots store "
-                f"{self.rewritten_bytes:,} bytes of them anew",
+                f"{self.rewritten_bytes:,} bytes of them again",
             ),
             ("retired before", f"{_shown(self.retiring)} that older snapshots still name"),
         ]

@@ -74,7 +74,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
         left = (
             f"the newest that can be restored whole is {self.restorable[0]}"
             if self.restorable
-            else "none can be restored whole; restore what is left of them path by path"
+            else "none can be restored whole; use restore-path to save single files"
         )
         return (
             f"{self.damaged_count} of {self.snapshot_count} snapshots of workspace "
@@ -108,7 +108,10 @@ def _state(verdict: SnapshotVerdict) -> str:
     if verdict.fault:
         return verdict.fault
     if not verdict.damaged_files:
-        return f"every file can be restored, {verdict.damaged_objects:,} objects are not as written"
+        return (
+            f"every file can be restored, {verdict.damaged_objects:,} objects differ from what "
+            "was written"
+        )
     return (
         f"{verdict.damaged_files:,} of {verdict.files:,} files are lost or may be, "
         f"in {verdict.damaged_objects:,} objects"
