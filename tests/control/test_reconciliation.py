@@ -147,5 +147,5 @@ def test_only_what_was_never_handed_over_may_be_ended() -> None:
             choose(found, ["half", name])
     with pytest.raises(InvalidInput, match=r"no machine 'nowhere'.*half, stray, used, theirs"):
         choose(found, ["nowhere"])
-    with pytest.raises(InvalidInput, match="only none"):
+    with pytest.raises(InvalidInput, match="it has none"):
         choose([], ["nowhere"])

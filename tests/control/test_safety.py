@@ -165,7 +165,9 @@ def test_a_pack_that_is_not_as_written_is_damage(
 ) -> None:
     pack = kept.pack()
     damage(kept)
-    with pytest.raises(SnapshotDamaged, match=r"lacks 1 of 1 packs.*The machine was not touched"):
+    with pytest.raises(
+        SnapshotDamaged, match=r"has 1 of 1 packs missing.*The machine was not touched"
+    ):
         kept.verify()
     missing, unsure = compare_packs(
         kept.store, WORKSPACE, read_manifest(kept.store, kept.stored, kept.seal).packs
@@ -205,13 +207,13 @@ def test_a_hidden_pack_that_reads_wrong_is_damage(kept: Kept) -> None:
         wrong = kept.engine.call("snapshot.reread", run=run, packs=packs)["wrong"]
         return [ObjectKey(key) for key in wrong]
 
-    with pytest.raises(SnapshotDamaged, match="lacks 1 of 1 packs"):
+    with pytest.raises(SnapshotDamaged, match="has 1 of 1 packs missing"):
         verify_snapshot(kept.store, kept.stored, kept.seal, reread)
 
 
 def test_a_hidden_pack_of_another_size_is_damage_without_reading(kept: Kept) -> None:
     _hide_md5(kept, lambda blob: blob + b"x")
-    with pytest.raises(SnapshotDamaged, match="lacks 1 of 1 packs"):
+    with pytest.raises(SnapshotDamaged, match="has 1 of 1 packs missing"):
         verify_snapshot(kept.store, kept.stored, kept.seal, lambda grants: [])
 
 

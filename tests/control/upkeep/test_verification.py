@@ -93,7 +93,7 @@ def test_a_longer_object_is_named_though_no_file_is_lost(
     told = report(looked(machine, full=True))
     assert told.failed
     assert told.restorable == [snapshot]
-    assert "every file can be restored, 1 objects are not as written" in told.message()
+    assert "every file can be restored, 1 objects differ from what was written" in told.message()
 
 
 def test_what_reading_proves_right_is_right_whatever_the_etag_says(
