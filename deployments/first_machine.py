@@ -11,7 +11,7 @@ from blocks.reference import load_named
 from deployments.installation import Installation
 from flows import create, list_machines, list_snapshots
 from torpor.control.providers.local import LocalProvider
-from torpor.control.providers.local_place import place_of
+from torpor.control.providers.removal import remove_tree
 from torpor.shared.errors import ProviderError
 from torpor.shared.values import KIB, MIB, Machine, Want
 
@@ -25,19 +25,24 @@ This is the workspace `demo`. Everything in this folder is hibernated and woken.
 
 
 def make_demo(name: str) -> None:
-    """Rent the demo workspace's first machine and put some files on it.
+    """Give the demo workspace its first machine, with some files on it.
 
-    Does nothing once the workspace has a machine or a snapshot, or is no local one any more.
+    A machine without files, which an interrupted run left, gets them. Does nothing once there is a
+    snapshot, or where the workspace is no local one any more.
     """
-    workspace = Workspace.of(name)
-    provider = workspace.open_provider()
-    if not isinstance(provider, LocalProvider) or list_machines(name) or list_snapshots(name):
+    provider = Workspace.of(name).open_provider()
+    if not isinstance(provider, LocalProvider) or list_snapshots(name):
         return
-    machine = create(name)
-    if machine.label is None:
-        raise ProviderError(f"machine {machine.id} came without a label")
-    folder = Path(provider.identity.partition(":")[2])
-    fill(place_of(folder, machine.label).home / "workspace")
+    machines = list_machines(name) or [create(name)]
+    if machines[0].label is None:
+        raise ProviderError(f"machine {machines[0].id} came without a label")
+    folder = provider.home(machines[0].label) / "workspace"
+    if folder.exists() or len(machines) > 1:
+        return
+    unfinished = folder.with_name(f".{folder.name}.new")
+    remove_tree(unfinished)
+    fill(unfinished)
+    unfinished.rename(folder)
 
 
 def fill(folder: Path) -> None:

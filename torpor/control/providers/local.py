@@ -87,6 +87,10 @@ class LocalProvider:
     def identity(self) -> str:
         return f"local://{self._host}{self._folder}"
 
+    def home(self, label: Label) -> Path:
+        """The home folder of the machine of this label, as one sees it after logging in."""
+        return place_of(self._folder, label).home
+
     def offers(self, want: Want) -> list[Offer]:
         """This host, without its GPUs and once for each model of them, where its disk suffices."""
         try:
