@@ -6,6 +6,7 @@ from flows import hibernate, wake
 from flows.backup import backup, check_backup
 from flows.benchmark import benchmark
 from flows.create import create
+from flows.error_output import install
 from flows.hibernate import hibernate
 from flows.listing import (
     compare_snapshots,
@@ -24,6 +25,8 @@ from flows.snapshots import delete_snapshots, diff, find, pin, snapshots, unpin
 from flows.sync import sync
 from flows.verify import verify
 from flows.wake import wake
+
+install()
 
 __all__ = [
     "backup",

@@ -1,0 +1,124 @@
+"""What a user sees of an error: one message for ours, the traceback for all others."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from prefect import flow, task
+
+from deployments.installation import CHECKOUT
+from deployments.server import Server
+from flows import error_output
+from tests.fixtures.deployed import Deployed
+from torpor.shared.errors import StoreDenied
+
+NO_BLOCK = "there is no block workspace/nosuch"
+
+
+class Kept(logging.Handler):
+    """Every record of a run, as a handler of Prefect's formats it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.told: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append((record.levelno, self.format(record)))
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    """What is logged while everything is."""
+    handler = Kept()
+    loggers = [logging.getLogger(name) for name in error_output.LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.DEBUG)
+    yield handler
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+@task(persist_result=False)
+def denied() -> None:
+    raise StoreDenied("bucket b refuses the key k: allow it to write")
+
+
+@flow
+def asks() -> None:
+    denied()
+
+
+@flow
+def breaks() -> None:
+    raise ValueError("a fault in the code")
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_an_error_of_ours_is_logged_once_and_its_traceback_at_debug_level(kept: Kept) -> None:
+    with pytest.raises(StoreDenied):
+        asks()
+    above = [text for level, text in kept.told if level > logging.DEBUG]
+    assert [text for text in above if "refuses the key" in text] == [
+        "StoreDenied: bucket b refuses the key k: allow it to write"
+    ]
+    assert above[-1] == "Finished in state Failed: StoreDenied"
+    assert not [text for text in above if "Traceback" in text]
+    below = [text for level, text in kept.told if level == logging.DEBUG]
+    assert [text for text in below if "Traceback" in text and "refuses the key" in text]
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_any_other_error_keeps_its_traceback(kept: Kept) -> None:
+    with pytest.raises(ValueError, match="fault"):
+        breaks()
+    errors = [text for level, text in kept.told if level >= logging.ERROR]
+    assert any("Traceback" in text and "a fault in the code" in text for text in errors)
+
+
+def test_a_run_by_a_worker_stores_the_message_once(deployed: Deployed) -> None:
+    run = deployed.start("hibernate", {"workspace": "nosuch"})
+    ended = deployed.end(run)
+    assert ended["state_type"] == "FAILED"
+    assert NO_BLOCK in ended["state"]["message"]
+    logs = deployed.ask("logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}})
+    told = [one["message"] for one in logs]
+    (message,) = [text for text in told if NO_BLOCK in text]
+    assert message.startswith("InvalidInput: ")
+    assert "Finished in state Failed: InvalidInput" in told
+    assert "Traceback" not in "".join(told)
+
+
+def test_a_script_ends_with_the_message_and_without_a_traceback(prefect_server: Server) -> None:
+    script = "from flows import hibernate; hibernate('nosuch')"
+    code, told = _script(script)
+    assert code == 1
+    assert "Traceback" not in told
+    assert told.splitlines()[-1].startswith("torpor: InvalidInput: ")
+    assert NO_BLOCK in told.splitlines()[-1]
+
+
+def test_a_script_that_breaks_keeps_its_traceback() -> None:
+    code, told = _script("import flows; raise KeyError('a fault')")
+    assert code == 1
+    assert "Traceback" in told
+
+
+def _script(text: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=CHECKOUT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
