@@ -20,7 +20,11 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.events.actions import PauseDeployment, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    temporary_settings,
+)
 
 from deployments.installation import Installation
 from deployments.server import answers, server_of
@@ -52,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not answers(server):
             raise InvalidInput(f"no Prefect server answers at {server.api_url}: run `make up`")
-        with temporary_settings(updates={PREFECT_API_URL: server.api_url}):
+        login = server.login or PREFECT_API_AUTH_STRING.value()
+        settings = {PREFECT_API_URL: server.api_url, PREFECT_API_AUTH_STRING: login}
+        with temporary_settings(updates=settings):
             names = remove() if options.remove else install(options.notify, options.silent_hours)
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from deployments.installation import CHECKOUT, Installation
+from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.local_machines import stop_machines
 from deployments.processes import end, mark
 from torpor.control.providers.removal import remove_tree
@@ -94,31 +95,23 @@ def _tell(installation: Installation, verbose: bool) -> int:
 
 
 def _environment(installation: Installation, scratch: Path, verbose: bool) -> dict[str, str]:
-    """Nothing of the user's own Prefect, and nothing written outside of the demo's folder."""
+    """Nothing of the user's own Prefect, nothing written outside of the demo's folder, and a login
+    that ends with the demo."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    usual_cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    env.setdefault("UV_CACHE_DIR", f"{usual_cache}/uv")
+    login = f"demo:{secrets.token_urlsafe(24)}"
     return env | {
         "PREFECT_HOME": str(installation.prefect_home),
         "PREFECT_PROFILES_PATH": str(installation.prefect_home / "profiles.toml"),
+        "PREFECT_API_AUTH_STRING": login,
+        "PREFECT_SERVER_API_AUTH_STRING": login,
         "PREFECT_LOGGING_LEVEL": "INFO" if verbose else "WARNING",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # 8 s; a busy machine: 60 s
         "DO_NOT_TRACK": "1",
         "TMPDIR": str(scratch),
-        "XDG_CACHE_HOME": str(_cache(scratch)),
+        "XDG_CACHE_HOME": str(cache_folder(scratch)),
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def _cache(scratch: Path) -> Path:
-    """The agent's wheels stay beside the demo's own packages: a second demo needs no network."""
-    kept = Path(sys.prefix) / "cache"
-    try:
-        kept.mkdir(exist_ok=True)
-    except OSError:
-        return scratch
-    return kept if os.access(kept, os.W_OK) else scratch
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +52,23 @@ class Installation:
         """The server's port: kept, so that bookmarks of the UI stay right."""
         return self.folder / "server.port"
 
+    @property
+    def login_file(self) -> Path:
+        """The server's password, which only this user can read."""
+        return self.folder / "login"
+
+    def login(self) -> str:
+        """The password of the installation's server, as `user:password`. Made at the first use."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.login_file.read_text().strip()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = self.folder / "login.new"
+        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "w") as file:
+            file.write(f"torpor:{secrets.token_urlsafe(24)}\n")
+        unfinished.rename(self.login_file)  # there whole or not at all: an empty login is none
+        return self.login_file.read_text().strip()
+
     def log(self, role: str) -> Path:
         return self.folder / f"{role}.log"
 
@@ -68,3 +87,14 @@ class Installation:
             yield
         finally:
             os.close(fd)
+
+
+def cache_folder(otherwise: Path) -> Path:
+    """Where the agent's wheels are kept: beside torpor's own packages, so that they are fetched
+    once; ``otherwise`` where this user may not write there."""
+    kept = Path(sys.prefix) / "cache"
+    try:
+        kept.mkdir(exist_ok=True)
+    except OSError:
+        return otherwise
+    return kept if os.access(kept, os.W_OK) else otherwise

@@ -10,6 +10,7 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from deployments.installation import CHECKOUT, Installation
@@ -48,11 +49,14 @@ def mark(installation: Installation, role: str) -> dict[str, str]:
     return {MARK: f"{role}@{installation.folder}"}
 
 
-def running(installation: Installation, *roles: str, having: str | None = None) -> list[Process]:
+def running(
+    installation: Installation, *roles: str, having: Mapping[str, str] = MappingProxyType({})
+) -> list[Process]:
     """The live processes of these roles, without the local machines that flows have started.
 
-    ``having`` keeps only those with this ``NAME=value`` in their environment.
+    ``having`` keeps only those that have these variables in their environment.
     """
+    wanted = {f"{name}={value}".encode() for name, value in having.items()}
     marks = {f"{MARK}={role}@{installation.folder}".encode() for role in roles}
     found = []
     for name in os.listdir("/proc"):
@@ -61,7 +65,7 @@ def running(installation: Installation, *roles: str, having: str | None = None) 
         words = _environ(int(name))
         if marks.isdisjoint(words) or any(w.startswith(f"{MACHINE_MARK}=".encode()) for w in words):
             continue
-        if having is not None and having.encode() not in words:
+        if not wanted <= words:
             continue
         process = identify(int(name))
         if process is not None:

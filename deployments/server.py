@@ -1,7 +1,8 @@
-"""The Prefect server of an installation: on loopback, with a home of its own."""
+"""The Prefect server of an installation: on loopback, with a login and a home of its own."""
 
 from __future__ import annotations
 
+import base64
 import http.client
 import os
 import socket
@@ -9,10 +10,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from deployments.installation import CHECKOUT, Installation
+from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.processes import end, last_words, launch, running
 from torpor.control.providers.local_processes import is_alive
 from torpor.shared.errors import InvalidInput, TorporError
@@ -23,14 +24,18 @@ READY_S: Final = 180.0
 """6 to 19 s, measured; a small machine that is busy took 60 s."""
 STOP_S: Final = 15.0
 _POLL_S: Final = 0.2
+LOGIN_VARIABLE: Final = "PREFECT_API_AUTH_STRING"
+_DEMANDED: Final = "PREFECT_SERVER_API_AUTH_STRING"
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where a Prefect server answers. ``own``: it is the installation's, not one of the user's."""
+    """Where a Prefect server answers. ``own``: it is the installation's, not one of the user's, and
+    asks for ``login``, which is `user:password`."""
 
     api_url: str
     own: bool
+    login: str = field(default="", repr=False)
 
     @property
     def ui_url(self) -> str:
@@ -48,7 +53,7 @@ def server_of(installation: Installation, port: int | None = None) -> Server:
                 f"{port}: leave the port away, or unset PREFECT_API_URL"
             )
         return Server(told, own=False)
-    return Server(_api_url(port or recorded or _choose_port()), own=True)
+    return Server(_api_url(port or recorded or _choose_port()), True, installation.login())
 
 
 def environment(installation: Installation, server: Server) -> dict[str, str]:
@@ -62,6 +67,8 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
     env["PREFECT_API_URL"] = server.api_url
     if server.own:
         env |= {
+            LOGIN_VARIABLE: server.login,
+            "XDG_CACHE_HOME": str(cache_folder(installation.folder / "cache")),
             "PREFECT_HOME": str(installation.prefect_home),
             "PREFECT_PROFILES_PATH": str(installation.prefect_home / "profiles.toml"),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -83,10 +90,11 @@ def start(installation: Installation, server: Server) -> bool:
                 "it, or unset PREFECT_API_URL to let torpor start one"
             )
         return False
-    if running(installation, "server"):
-        if _recorded_port(installation) == _port(server) and answers(server):
-            return False
-        end(installation, "server", polite_s=STOP_S)
+    demanded = {_DEMANDED: server.login}
+    serving = running(installation, "server", having=demanded)
+    if serving and _recorded_port(installation) == _port(server) and answers(server):
+        return False
+    end(installation, "server", polite_s=STOP_S)  # of another port, or without this login
     port = _port(server)
     if not _is_free(port):
         raise InvalidInput(
@@ -96,7 +104,8 @@ def start(installation: Installation, server: Server) -> bool:
     installation.port_file.write_text(f"{port}\n")
     argv = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST]
     argv += ["--port", str(port)]
-    process = launch(installation, "server", argv, environment(installation, server))
+    env = environment(installation, server) | demanded
+    process = launch(installation, "server", argv, env)
     deadline = time.monotonic() + READY_S
     while not answers(server):
         if not is_alive(process) or time.monotonic() > deadline:
@@ -116,14 +125,18 @@ def stop(installation: Installation) -> bool:
 
 
 def answers(server: Server) -> bool:
-    """Whether a Prefect server is up and well there."""
+    """Whether a Prefect server is up and well there; of our own, whether it takes our login."""
     # A proxy that the environment names is for the user's server, never for loopback.
     proxies = urllib.request.ProxyHandler({} if server.own else None)
+    opener = urllib.request.build_opener(proxies)
+    asked = "health"  # needs no login
+    if server.own:
+        asked = "admin/version"
+        login = base64.b64encode(server.login.encode()).decode()
+        opener.addheaders = [("Authorization", f"Basic {login}")]
     try:
-        with urllib.request.build_opener(proxies).open(
-            f"{server.api_url}/health", timeout=5
-        ) as got:
-            return bool(got.status == 200 and got.read(16).strip() == b"true")
+        with opener.open(f"{server.api_url}/{asked}", timeout=5) as got:
+            return bool(got.status == 200)
     except (OSError, urllib.error.URLError, http.client.HTTPException):
         return False
 

@@ -7,6 +7,7 @@ else. ``make down`` ends it all.
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -45,9 +46,23 @@ def up(installation: Installation, port: int | None = None) -> Server:
         _say("worker", "starting")
         worker.start(installation, used)
     print(
-        _WELCOME.format(ui=used.ui_url, api=used.api_url, folder=installation.folder, notes=notes)
+        _WELCOME.format(
+            ui=used.ui_url, folder=installation.folder, notes=notes, **_login(installation, used)
+        )
     )
     return used
+
+
+def _login(installation: Installation, used: Server) -> dict[str, str]:
+    """Where the password of our own server is, and how a shell uses it."""
+    python = f"export PREFECT_API_URL={used.api_url}"
+    if not used.own:
+        return {"login": "the login of your own server", "python": python}
+    file = shlex.quote(str(installation.login_file))
+    return {
+        "login": f"the whole line in {installation.login_file}",
+        "python": f'{python} {server.LOGIN_VARIABLE}="$(cat {file})"',
+    }
 
 
 def register(installation: Installation, used: Server) -> str:
@@ -86,10 +101,11 @@ _WELCOME: Final = """
 torpor is up.
 
   UI        {ui}
+  password  {login}
   first     Deployments > hibernate > Run > Custom run, choose the workspace `demo`, Submit.
             Its files are stored and verified, and its machine is destroyed.
             Then the same with `wake`: they are back on a new machine.
-  Python    export PREFECT_API_URL={api}
+  Python    {python}
             python -c "from flows import hibernate; hibernate('demo')"
   blocks    Your own bucket, machine and workspaces are blocks: Blocks > + in the UI.
   files     {folder}

@@ -9,7 +9,7 @@ from typing import Final
 
 from deployments.installation import Installation
 from deployments.processes import end, last_words, launch, running
-from deployments.server import Server, environment
+from deployments.server import LOGIN_VARIABLE, Server, environment
 from torpor.control.providers.local_processes import is_alive
 from torpor.shared.errors import TorporError
 
@@ -26,13 +26,14 @@ _STARTED: Final = b"started!"
 
 def start(installation: Installation, server: Server) -> bool:
     """See to it that a worker serves the pool; True where it had to be started."""
-    if running(installation, "worker", having=f"PREFECT_API_URL={server.api_url}"):
+    env = environment(installation, server) | {"PREFECT_WORKER_QUERY_SECONDS": str(_LOOK_S)}
+    spoken = ("PREFECT_API_URL", LOGIN_VARIABLE)
+    if running(installation, "worker", having={name: env[name] for name in spoken if name in env}):
         return False
     stop(installation)
     argv = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL]
     argv += ["--type", "process", "--name", f"torpor-{socket.gethostname()}"]
     argv += ["--no-create-pool-if-not-found", "--install-policy", "never"]
-    env = environment(installation, server) | {"PREFECT_WORKER_QUERY_SECONDS": str(_LOOK_S)}
     process = launch(installation, "worker", argv, env)
     log = installation.log("worker")
     deadline = time.monotonic() + READY_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import time
@@ -13,7 +14,8 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 
 from deployments.installation import CHECKOUT
-from tests.fixtures.prefect_api import BUSY_S
+from deployments.server import Server
+from tests.fixtures.prefect_api import BUSY_S, login
 
 OUTPUT_VARIABLE = "TORPOR_TEST_OUTPUT"
 WAIT_MS = 60_000
@@ -53,7 +55,8 @@ def chromium() -> str:
 
 
 @pytest.fixture
-def page(needs_server: None, chromium: str) -> Iterator[Page]:
+def blank_page(needs_server: None, chromium: str) -> Iterator[Page]:
+    """A page of a browser that has never been anywhere."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         try:
@@ -62,3 +65,11 @@ def page(needs_server: None, chromium: str) -> Iterator[Page]:
             yield opened
         finally:
             browser.close()
+
+
+@pytest.fixture
+def page(blank_page: Page, prefect_server: Server) -> Page:
+    """A page that is logged in at the session's server, as test_first_click.py does by hand."""
+    kept = base64.b64encode(":".join(login()).encode()).decode()
+    blank_page.add_init_script(f"localStorage.setItem('prefect-password', '{kept}')")
+    return blank_page
