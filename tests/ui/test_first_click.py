@@ -1,0 +1,238 @@
+"""README's first click, exactly: a clean home, ``make up``, a real browser, ``make down``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from deployments.installation import CHECKOUT
+from deployments.inventory import Inventory
+from tests.fixtures.ordinary_user import as_nobody
+from tests.ui.conftest import WAIT_MS, press
+
+pytestmark = pytest.mark.timeout(1200)
+
+RUN_S = 240.0
+WORKSPACE = "machines/*/home/workspace"
+USERS = ["root", "ordinary"] if os.geteuid() == 0 else ["ordinary"]
+ANOTHER_UID = 65533
+COUNT = 'from flows import list_snapshots; print(len(list_snapshots("demo")))'
+
+
+@dataclass
+class Newcomer:
+    """Somebody who has cloned the repository, and whose home is empty."""
+
+    home: Path
+    prefix: list[str]
+    told: str = ""
+    login: str = field(default="", repr=False)
+
+    @property
+    def state(self) -> Path:
+        return self.home / ".local" / "state" / "torpor"
+
+    @property
+    def temporary(self) -> Path:
+        return self.home.with_name(f"{self.home.name}-tmp")
+
+    @property
+    def ui(self) -> str:
+        return self._line("UI")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        ours = ("PREFECT_", "TORPOR_", "XDG_", "PYTEST_")
+        return {
+            **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
+            "HOME": str(self.home),
+            "TMPDIR": str(self.temporary),
+            "PYTHONDONTWRITEBYTECODE": "1",  # the checkout may not be theirs
+        }
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self.prefix, *argv],
+            cwd=CHECKOUT,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
+
+    def make(self, *arguments: str) -> str:
+        done = self.run("make", "--silent", *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def up(self) -> None:
+        self.told = self.make("up")
+        self.login = Path(self._line("password").removeprefix("the whole line in ")).read_text()
+
+    def shell(self, command: str) -> subprocess.CompletedProcess[str]:
+        """A command in a shell where the line was run that ``make up`` names for Python."""
+        usual = f"export PREFECT_HOME={self.state}/of-a-script"  # else ~/.prefect
+        return self.run("sh", "-c", f"{usual}\n{self._line('Python')}\n{command}")
+
+    def ask(self, path: str, wanted: dict[str, Any]) -> Any:
+        user, _, password = self.login.strip().partition(":")
+        answer = httpx.post(f"{self.ui}/api/{path}", json=wanted, auth=(user, password), timeout=60)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def _line(self, label: str) -> str:
+        found = re.search(rf"^  {label} +(.*)$", self.told, re.MULTILINE)
+        assert found, self.told
+        return found[1]
+
+
+@pytest.fixture(params=USERS)
+def newcomer(request: pytest.FixtureRequest) -> Iterator[Newcomer]:
+    folder = Path(tempfile.mkdtemp(prefix="torpor-"))  # short: it holds the names of Unix sockets
+    folder.chmod(0o755)
+    home, temporary = folder / "h", folder / "h-tmp"
+    home.mkdir(mode=0o700)
+    temporary.mkdir()
+    temporary.chmod(0o777)
+    other = os.geteuid() == 0 and request.param == "ordinary"
+    made = Newcomer(home, as_nobody(folder, home) if other else [])
+    try:
+        yield made
+    finally:
+        made.run("make", "--silent", "down", "MACHINES=1")
+        shutil.rmtree(folder)
+
+
+def test_the_first_click(
+    newcomer: Newcomer, blank_page: Page, pictures: Path, request: pytest.FixtureRequest
+) -> None:
+    top_before = sorted(os.listdir("/"))
+    newcomer.up()
+    _see_that_only_this_account_is_let_in(newcomer)
+
+    page, user = blank_page, request.node.callspec.params["newcomer"]
+
+    def picture(name: str) -> None:
+        page.screenshot(path=pictures / f"first-click-{user}-{name}.png", full_page=True)
+
+    page.goto(newcomer.ui)
+    prompt = page.get_by_placeholder("admin:pass")
+    expect(prompt).to_be_visible(timeout=WAIT_MS)
+    picture("1-login")
+    prompt.fill("torpor:wrong")
+    page.get_by_role("button", name="Login").click()
+    expect(page.get_by_text("Invalid credentials")).to_be_visible(timeout=WAIT_MS)
+    prompt.fill(newcomer.login.strip())
+    page.get_by_role("button", name="Login").click()
+    page.get_by_role("link", name="Deployments").click()
+    expect(page.get_by_role("link", name="hibernate").first).to_be_visible(timeout=WAIT_MS)
+    picture("2-deployments")
+
+    (folder,) = newcomer.state.glob(WORKSPACE)
+    before = Inventory.of(folder)
+    assert before.files == 203
+    _run(newcomer, page, "hibernate", picture)
+    assert list(newcomer.state.glob("machines/m-*")) == []
+    _run(newcomer, page, "wake", picture)
+    (woken,) = newcomer.state.glob(WORKSPACE)
+    assert woken != folder
+    assert before.differences(Inventory.of(woken)) == []
+
+    listed = newcomer.shell(f"exec .venv/bin/python -c '{COUNT}'")
+    assert (listed.stdout, listed.stderr) == ("1\n", "")
+
+    assert "ended worker, store, Prefect server" in newcomer.make("down")
+    assert "ended" not in newcomer.make("down", "MACHINES=1").splitlines()[0]
+    assert _processes(newcomer) == []
+    assert sorted(os.listdir("/")) == top_before
+    assert _outside(newcomer) == []
+
+
+def _see_that_only_this_account_is_let_in(newcomer: Newcomer) -> None:
+    """A request without the login is refused, and no other account can read the login."""
+    for path in ("block_documents/filter", "flow_runs/filter"):
+        for auth in (None, ("torpor", "wrong")):
+            refused = httpx.post(f"{newcomer.ui}/api/{path}", json={}, auth=auth, timeout=60)
+            assert refused.status_code == httpx.codes.UNAUTHORIZED
+    assert newcomer.ask("block_documents/filter", {})
+    file = newcomer.state / "login"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(newcomer.state.stat().st_mode) == 0o700
+    secret = newcomer.login.strip()
+    assert len(secret.partition(":")[2]) >= 32
+    assert secret not in newcomer.told
+    for pid in _processes(newcomer):
+        assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    for log in newcomer.state.glob("*.log"):
+        assert secret not in log.read_text()
+    if os.geteuid() == 0:
+        other = ["setpriv", f"--reuid={ANOTHER_UID}", f"--regid={ANOTHER_UID}", "--clear-groups"]
+        other += ["--inh-caps=-all", "--ambient-caps=-all"]
+        for path in (file, *(Path(f"/proc/{pid}/environ") for pid in _processes(newcomer))):
+            read = subprocess.run([*other, "cat", str(path)], capture_output=True, check=False)
+            assert (read.returncode, read.stdout) == (1, b""), path
+
+
+def _run(newcomer: Newcomer, page: Page, name: str, picture: Any) -> None:
+    """Deployments > NAME > Run > Custom run, choose `demo`, Submit; see it complete."""
+    page.get_by_role("link", name="Deployments").click()
+    page.get_by_placeholder("Search deployments").fill(name)
+    page.get_by_role("link", name=name, exact=True).first.click()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Custom run").click()
+    page.get_by_role("button", name="Select a block").click()
+    page.get_by_role("option", name="demo", exact=True).click()
+    picture(f"{name}-form")
+    press(page, "Submit", "/create_flow_run")
+    page.wait_for_url("**?tab=Runs", timeout=WAIT_MS)
+    wanted = {"deployments": {"name": {"any_": [name]}}}
+    deadline = time.monotonic() + RUN_S
+    while True:
+        (run,) = newcomer.ask("flow_runs/filter", wanted)
+        if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+            break
+        assert time.monotonic() < deadline, f"{name} is still {run['state_type']}"
+        time.sleep(0.5)
+    page.get_by_role("link", name=run["name"]).first.click()
+    expect(page.get_by_text("Finished in state").first).to_be_visible(timeout=WAIT_MS)
+    picture(f"{name}-run")
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+
+
+def _processes(newcomer: Newcomer) -> list[int]:
+    """Processes with the newcomer's home in their arguments or environment."""
+    mark = os.fsencode(newcomer.home)
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            words = Path(f"/proc/{name}/cmdline").read_bytes()
+            words += Path(f"/proc/{name}/environ").read_bytes()
+        except OSError:
+            continue
+        if mark in words:
+            found.append(int(name))
+    return found
+
+
+def _outside(newcomer: Newcomer) -> list[str]:
+    """What lies in the home and among the temporary files, but for the state folder."""
+    found = [*newcomer.temporary.rglob("*"), *newcomer.home.rglob("*")]
+    inside = {newcomer.state, *newcomer.state.parents}
+    return [str(p) for p in found if p not in inside and newcomer.state not in p.parents]
