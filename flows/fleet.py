@@ -20,8 +20,7 @@ from tasks.replicas import restore_share, serve_packs
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.ledger import Lease
-from torpor.control.remote.peers import Exchange, Member
-from torpor.control.remote.restore import RestorePlan
+from torpor.control.remote.exchange import Exchange, Member
 from torpor.control.remote.session import Session
 from torpor.control.reports import Replica, WakeReport
 from torpor.shared.errors import (
@@ -33,6 +32,7 @@ from torpor.shared.errors import (
     WorkspaceBusy,
 )
 from torpor.shared.values import MachineId, Offer, StoredSnapshot
+from torpor.shared.wire.restore import RestorePlan
 
 MOST_MACHINES: Final = 64
 MOST_TASKS: Final = 64

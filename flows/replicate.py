@@ -14,7 +14,7 @@ from tasks.machines import endpoint_of, find_offers, own_machine, take_leases
 from tasks.opening import open_workspace, probe_store
 from tasks.restore import NEWEST, pick_snapshot
 from tasks.runner import runner
-from torpor.control.remote.peers import Exchange, PeerMode
+from torpor.control.remote.exchange import Exchange, PeerMode
 from torpor.control.reports import ReplicateReport
 from torpor.shared.errors import InvalidInput, MachineError
 

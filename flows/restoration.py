@@ -11,11 +11,12 @@ from flows.tenancy import Tenancy
 from tasks.machines import endpoint_of
 from tasks.restore import begin_restore, check_restore, finish_restore, restore_part
 from tasks.workspace import OpenWorkspace
-from torpor.control.remote.restore import Finished, RemoteRestore, RestorePlan
-from torpor.control.remote.session import Session
+from torpor.control.remote.restore import RemoteRestore
+from torpor.control.remote.seam import Agent
 from torpor.control.reports import WakeReport
 from torpor.shared.errors import RestoreUnfinished, TorporError
 from torpor.shared.values import StoredSnapshot
+from torpor.shared.wire.restore import Finished, RestorePlan
 
 
 class Restoration:
@@ -51,7 +52,7 @@ class Restoration:
     def finish(self, plan: RestorePlan, *, full_check: bool) -> Finished:
         """Set attributes and links, and check, after every part was fetched."""
         if plan.complete:
-            return Finished(plan.files, plan.bytes, [], 0)
+            return Finished(plan.files, plan.bytes, [])
         with self.phases.phase("finish"):
             finished = finish_restore(self.remote)
         with self.phases.phase("check"):
@@ -76,7 +77,7 @@ class Arrival(Restoration):
     def __init__(
         self,
         opened: OpenWorkspace,
-        session: Session,
+        session: Agent,
         tenancy: Tenancy,
         wanted: StoredSnapshot,
         run: str,

@@ -19,12 +19,13 @@ from tasks.snapshot import (
     verify,
 )
 from tasks.workspace import StoredWorkspace
-from torpor.control.remote.session import Session
-from torpor.control.remote.snapshot import PartReport, RemoteSnapshot, Scan
+from torpor.control.remote.seam import Agent
+from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
 from torpor.control.safety import Verified
 from torpor.shared.errors import AgentLost, GrantExpired, StillChanging, TorporError
 from torpor.shared.values import ObjectKey
+from torpor.shared.wire.snapshot import PartReport, Scanned
 
 MAX_PASSES: Final = 10
 """A workspace that still changes in the tenth pass needs a quiesce hook, not an eleventh."""
@@ -43,7 +44,7 @@ class Storing:
     def __init__(
         self,
         workspace: StoredWorkspace,
-        session: Session,
+        session: Agent,
         machine: str,
         phases: Phases,
         end: End | None = None,
@@ -86,7 +87,7 @@ class Storing:
                 with suppress(TorporError):  # the agent gives up by itself when it cannot be told
                     self._remote.end(committed=self._verified is not None)
 
-    def _passes_until_nothing_is_new(self) -> Scan:
+    def _passes_until_nothing_is_new(self) -> Scanned:
         lost: list[ObjectKey] = []
         must_rest = self._end is not None
         most = MAX_PASSES if must_rest else KEPT_PASSES
@@ -121,7 +122,7 @@ class Storing:
             "files, or accept them in `accept_changed`"
         )
 
-    def _store_parts(self, seen: Scan) -> None:
+    def _store_parts(self, seen: Scanned) -> None:
         name = self._workspace.spec.name
         self._stored += do_parts(
             f"hibernate-{name}-progress",
@@ -131,7 +132,7 @@ class Storing:
             lambda plan, progress: store_part.submit(self._remote, self._passes, plan, progress),
         )
 
-    def _commit_and_verify(self, last: Scan) -> tuple[HibernateReport, Verified]:
+    def _commit_and_verify(self, last: Scanned) -> tuple[HibernateReport, Verified]:
         new_bytes = sum(part.new_bytes for part in self._stored)
         with self._phases.phase("commit"):
             stored, committed = commit(

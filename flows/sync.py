@@ -17,10 +17,11 @@ from tasks.runner import runner
 from tasks.sync import begin_sync, check_sync, finish_sync, stage, sync_part
 from tasks.workspace import StoredWorkspace
 from torpor.control.remote.session import Session
-from torpor.control.remote.sync import RemoteSync, SyncPlan
+from torpor.control.remote.sync import RemoteSync
 from torpor.control.reports import SyncReport
 from torpor.shared.errors import StillChanging, TorporError
 from torpor.shared.values import MachineId, SnapshotId, StoredSnapshot
+from torpor.shared.wire.sync import SyncPlan
 
 MAX_ROUNDS: Final = 3
 """Tries before giving up on a machine whose files change while they are synced."""

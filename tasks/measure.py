@@ -21,7 +21,7 @@ from torpor.control.measure import codecs, peers, scratch, storage
 from torpor.control.measure.figures import MB, Figure
 from torpor.control.measure.prices import StorePrice, price_of
 from torpor.control.measure.rounds import Rounds
-from torpor.control.remote.measuring import MadeContent, line_of, make_content, remove_content
+from torpor.control.remote.measuring import line_of, make_content, remove_content
 from torpor.control.remote.session import Session
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.shared.content import make_below
@@ -134,9 +134,9 @@ def measure_peer(
 @step("make content")
 def make_machine_content(
     session: Session, name: WorkspaceName, total_bytes: int, seed: int
-) -> MadeContent:
+) -> None:
     """Have the agent make new content on the machine."""
-    return make_content(session, name, total_bytes, seed)
+    make_content(session, name, total_bytes, seed)
 
 
 @step("remove content")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Hashable
-from typing import Any, Final
+from typing import Final
 
 from tasks.runner import runner
+from torpor.shared.wire.request import Event
 
 _UPDATE_S: Final = 2.0
 """Each update is a request to the server: enough for an eye, little for its database."""
@@ -23,10 +24,10 @@ class Progress:
         self._updated = time.monotonic()
         self._show = runner().progress(key, description)
 
-    def event(self, part: Hashable, event: dict[str, Any]) -> None:
-        """A part has moved ``event["bytes"]`` so far."""
+    def event(self, part: Hashable, event: Event) -> None:
+        """A part has moved ``event.bytes`` so far."""
         with self._lock:
-            self._parts[part] = max(self._parts.get(part, 0), int(event.get("bytes", 0)))
+            self._parts[part] = max(self._parts.get(part, 0), event.bytes)
             now = time.monotonic()
             if now - self._updated < _UPDATE_S:
                 return

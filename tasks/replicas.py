@@ -6,8 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tasks.progress import Progress
 from tasks.step import step
-from torpor.control.remote.peers import Errand, Member
-from torpor.control.remote.restore import Peer, RemoteRestore
+from torpor.control.remote.exchange import Errand, Member
+from torpor.control.remote.restore import RemoteRestore
+from torpor.shared.wire.request import Event
+from torpor.shared.wire.restore import Peer
 
 
 @step("pass packs on")
@@ -59,4 +61,4 @@ def _fetch(
         member.failed(errand)
         raise
     member.done(errand, restored)
-    progress.event(name, {"bytes": errand.part.bytes})
+    progress.event(name, Event(errand.part.bytes))

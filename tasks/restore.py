@@ -7,18 +7,12 @@ from tasks.retrying import WHILE_BUSY
 from tasks.step import step
 from tasks.workspace import StoredWorkspace
 from torpor.control.remote.paths import Chosen
-from torpor.control.remote.restore import (
-    Checked,
-    Finished,
-    RemoteRestore,
-    RestoredPart,
-    RestorePart,
-    RestorePlan,
-)
+from torpor.control.remote.restore import RemoteRestore
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.differences import entry_at
 from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.values import StoredSnapshot, snapshot_id
+from torpor.shared.wire.restore import Checked, Finished, RestoredPart, RestorePart, RestorePlan
 
 NEWEST = "newest"
 

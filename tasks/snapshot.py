@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tasks.events import SnapshotCommitted, SnapshotVerified, VerificationFailed, emit
 from tasks.progress import Progress
 from tasks.retrying import ONCE, WHILE_BUSY
 from tasks.step import step
 from tasks.workspace import StoredWorkspace
-from torpor.control.remote.session import Session
-from torpor.control.remote.snapshot import Committed, PartPlan, PartReport, RemoteSnapshot, Scan
+from torpor.control.remote.seam import Agent
+from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
 from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.values import Machine, ObjectKey, StoredSnapshot
+from torpor.shared.wire.snapshot import Committed, PartPlan, PartReport, Scanned
 
 
 @step("begin snapshot", retries=WHILE_BUSY)
-def begin_snapshot(snapshot: RemoteSnapshot) -> dict[str, Any]:
+def begin_snapshot(snapshot: RemoteSnapshot) -> None:
     """Hold the workspace on the machine; wait while another run holds it."""
-    return snapshot.begin()
+    snapshot.begin()
 
 
 @step("scan", run_name="scan {number}")
-def scan(snapshot: RemoteSnapshot, number: int, lost: list[ObjectKey]) -> Scan:
+def scan(snapshot: RemoteSnapshot, number: int, lost: list[ObjectKey]) -> Scanned:
     """Walk the workspace and find what is new."""
     return snapshot.scan(number, lost)
 
@@ -90,7 +89,7 @@ def confirm(
     snapshot: RemoteSnapshot,
     verified: Verified,
     machine: Machine,
-    session: Session,
+    session: Agent,
 ) -> Warrant:
     """Compare the disk once more; return the warrant to destroy, or raise StillChanging."""
     return warrant_to_destroy(

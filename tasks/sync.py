@@ -5,9 +5,10 @@ from __future__ import annotations
 from tasks.progress import Progress
 from tasks.retrying import WHILE_BUSY
 from tasks.step import step
-from torpor.control.remote.restore import Checked, RestoredPart, RestorePart
-from torpor.control.remote.sync import Changed, Intent, RemoteSync, SyncPlan
+from torpor.control.remote.sync import RemoteSync
 from torpor.shared.errors import StillChanging
+from torpor.shared.wire.restore import Checked, RestoredPart, RestorePart
+from torpor.shared.wire.sync import Changed, Intent, SyncPlan
 
 
 @step("begin sync", retries=WHILE_BUSY)

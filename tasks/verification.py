@@ -12,6 +12,7 @@ from torpor.control.remote.examination import Examination, ExaminedPack
 from torpor.control.store.snapshots import find_snapshot, newest_snapshot
 from torpor.control.upkeep.verification import SnapshotVerdict, Survey, survey, to_verify
 from torpor.shared.values import SnapshotId, snapshot_id
+from torpor.shared.wire.request import Event
 
 ALL = "all"
 
@@ -40,7 +41,7 @@ def examine_packs(examination: Examination, part: int, progress: Progress) -> li
     """Have the machine read some packs and check every hash; a retry reads only the packs that are
     left.
     """
-    return examination.run(lambda read: progress.event(part, {"bytes": read}))
+    return examination.run(lambda read: progress.event(part, Event(read)))
 
 
 @step("judge what was found")

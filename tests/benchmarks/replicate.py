@@ -40,10 +40,11 @@ from tests.fixtures.stores import Server
 from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.world import WORKSPACE, World, kill, make_world
 from torpor.control.measure.host import host_facts
-from torpor.control.remote.restore import Peer, RemoteRestore
+from torpor.control.remote.restore import RemoteRestore
 from torpor.control.reports import ReplicateReport
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.values import MIB, Machine
+from torpor.shared.wire.restore import Peer
 
 PART_BYTES = 4 * MIB
 

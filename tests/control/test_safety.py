@@ -14,7 +14,6 @@ from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.trees import content, let_settle
 from torpor.control import safety
 from torpor.control.safety import (
-    Confirmed,
     Verified,
     Warrant,
     compare_packs,
@@ -49,10 +48,11 @@ from torpor.shared.values import (
     WorkspaceName,
     new_snapshot_id,
 )
+from torpor.shared.wire.snapshot import Confirmed
 
 LABEL = Label("me", WORKSPACE, "lease-1")
 MACHINE = Machine(MachineId("m-1"), "local:/machines", LABEL, "running", None)
-SAME = Confirmed(0, 0, [])
+SAME = Confirmed(0, [])
 
 
 class Kept:
@@ -309,10 +309,10 @@ def test_a_snapshot_that_was_deleted_destroys_nothing(kept: Kept) -> None:
 
 
 def test_a_disk_that_changed_since_destroys_nothing(kept: Kept) -> None:
-    changed = Confirmed(7, 2, ["results.csv", "model.pt"])
+    changed = Confirmed(2, ["results.csv", "model.pt"])
     with pytest.raises(StillChanging, match=r"2 names changed.*results.csv, model.pt"):
         kept.warrant(confirm=lambda: changed)
-    kept.warrant(confirm=lambda: Confirmed(7, 0, []))  # changed, and accepted by the user
+    kept.warrant(confirm=lambda: Confirmed(0, []))  # changed, and accepted by the user
 
 
 def test_the_disk_is_looked_at_last(kept: Kept) -> None:

@@ -27,8 +27,8 @@ from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.world import World, make_world
 from torpor.control.ledger import Lease, Ledger
 from torpor.control.providers.local import LocalProvider
-from torpor.control.remote.peers import Exchange, Member
-from torpor.control.remote.restore import Peer, RemoteRestore, RestorePlan
+from torpor.control.remote.exchange import Exchange, Member
+from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
 from torpor.control.safety import Warrant
 from torpor.control.store.snapshots import find_snapshot
@@ -43,6 +43,7 @@ from torpor.shared.errors import (
     StoreUnavailable,
 )
 from torpor.shared.values import MIB, Machine, MachineId, Offer, Want
+from torpor.shared.wire.restore import Peer, RestorePlan
 
 
 class Kept:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from torpor.control.store.marks import LATEST_COMMIT_S, read_marks
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import newest_snapshot, read_manifest
@@ -31,6 +29,7 @@ from torpor.shared.values import (
     StoredSnapshot,
     WorkspaceName,
 )
+from torpor.shared.wire.snapshot import Confirmed
 
 _MINT: Final = object()
 _REREAD_GRANT_S: Final = 6 * 3600
@@ -40,14 +39,6 @@ def _ask_nobody() -> None:
     """Nothing to check again: a verified snapshot stays verified, and a benchmark's machine holds
     no work.
     """
-
-
-class Confirmed(msgspec.Struct, frozen=True):
-    """The differences between a new walk of the machine's disk and the committed snapshot."""
-
-    changed_count: int
-    unaccepted_count: int
-    unaccepted: list[str]
 
 
 class _Proof:

@@ -82,12 +82,18 @@ def new_snapshot_id(now: datetime, after: SnapshotId | None = None) -> SnapshotI
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """Leave to do one verb on one object until ``expires_unix`` (seconds, the signer's clock)."""
+    """Leave to do one verb on one object until ``expires_unix`` (seconds, the signer's clock).
+
+    InvalidInput for an object that torpor neither writes nor reads.
+    """
 
     key: ObjectKey
     verb: Literal["PUT", "GET"]
     url: str
     expires_unix: int
+
+    def __post_init__(self) -> None:
+        object_key(self.key)
 
     def __repr__(self) -> str:
         """Without the URL: its signature is a secret while it lasts."""

@@ -13,10 +13,14 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.agent_operations import Big, Echo, Fail, Odd, Wait
 from tests.fixtures.sshd import Sshd, argv_of, until
 from torpor.control.remote import session as session_module
 from torpor.control.remote.session import Session
 from torpor.shared.errors import AgentLost, InvalidInput, MachineError, RunCancelled
+from torpor.shared.values import Grant, ObjectKey
+from torpor.shared.wire.machine import Bye, Forget
+from torpor.shared.wire.request import Event, Nothing, Request
 
 Opener = Callable[..., Session]
 
@@ -44,11 +48,11 @@ def agent_home(sshd: Sshd) -> Path:
 
 def test_install_attach_call_and_attach_again(opened: Opener, agent_home: Path) -> None:
     first = opened()
-    assert first.hello.platform.startswith("linux-") and first.hello.protocol == 1
-    pid = first.call("echo", {"a": 1}, request="r1")["pid"]
+    assert first.hello.protocol == 1
+    pid = first.call(Echo({"a": 1}), request_id="r1").pid
     first.close()
     second = opened()
-    assert second.call("echo", {}, request="r2")["pid"] == pid
+    assert second.call(Echo(), request_id="r2").pid == pid
     assert second.hello.machine == first.hello.machine
     installed = os.listdir(agent_home / "bundles")
     assert installed == [second.hello.agent]
@@ -61,37 +65,35 @@ def test_thirty_two_calls_at_once_over_one_connection(
     session = opened()
     with ThreadPoolExecutor(32) as pool:
         answers = [
-            pool.submit(
-                session.call, "wait", {"count": f"n{i}", "until": "go"}, request=f"part-{i}"
-            )
+            pool.submit(session.call, Wait(f"n{i}", "go"), request_id=f"part-{i}")
             for i in range(32)
         ]
         until(lambda: all((agent_home / f"n{i}").exists() for i in range(32)), "all 32 run")
         (agent_home / "go").touch()
-        assert [answer.result(30)["starts"] for answer in answers] == [1] * 32
+        assert [answer.result(30).starts for answer in answers] == [1] * 32
     assert sshd.log.read_text().count("Accepted publickey") == 1
 
 
 def test_events_come_in_the_callers_thread(opened: Opener, agent_home: Path) -> None:
-    seen: list[tuple[int, dict[str, Any]]] = []
+    seen: list[tuple[int, Event]] = []
 
-    def on_event(event: dict[str, Any]) -> None:
+    def on_event(event: Event) -> None:
         seen.append((threading.get_ident(), event))
         (agent_home / "go").touch()
 
-    opened().call("wait", {"count": "n", "until": "go"}, request="r", on_event=on_event)
+    opened().call(Wait("n", "go"), request_id="r", on_event=on_event)
     assert seen and {thread for thread, _ in seen} == {threading.get_ident()}
 
 
 def test_a_dropped_connection_repeats_nothing(opened: Opener, agent_home: Path, sshd: Sshd) -> None:
     session = opened()
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, "wait", {"count": "n", "until": "go"}, request="r")
+        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
         until((agent_home / "n").exists, "the request runs")
         assert sshd.drop_connections() >= 1
         until(lambda: sshd.log.read_text().count("Accepted publickey") == 2, "it is back")
         (agent_home / "go").touch()
-        assert answer.result(30)["starts"] == 1
+        assert answer.result(30).starts == 1
 
 
 def test_an_answer_that_fell_into_the_drop_is_had_afterwards(
@@ -99,27 +101,27 @@ def test_an_answer_that_fell_into_the_drop_is_had_afterwards(
 ) -> None:
     session = opened()
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, "wait", {"count": "n", "until": "go"}, request="r")
+        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
         until((agent_home / "n").exists, "the request runs")
         sshd.stop()
         (agent_home / "go").touch()
         sshd.start()
-        assert answer.result(30)["starts"] == 1
+        assert answer.result(30).starts == 1
 
 
 def test_a_killed_agent_is_started_again_and_asked_again(
     opened: Opener, agent_home: Path, sshd: Sshd
 ) -> None:
     session = opened()
-    before = session.call("echo", {}, request="e")["pid"]
+    before = session.call(Echo(), request_id="e").pid
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, "wait", {"count": "n", "until": "go"}, request="r")
+        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
         until((agent_home / "n").exists, "the request runs")
         assert sshd.kill_agents() == [before]
         until(lambda: (agent_home / "n").read_text() == "11", "the request runs again")
         (agent_home / "go").touch()
-        assert answer.result(30)["starts"] == 2
-        assert answer.result()["pid"] != before
+        assert answer.result(30).starts == 2
+        assert answer.result().pid != before
 
 
 def test_a_request_that_kills_every_agent_is_given_up(
@@ -128,13 +130,13 @@ def test_a_request_that_kills_every_agent_is_given_up(
     monkeypatch.setattr(session_module, "MAX_SENDS", 2)
     session = opened()
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, "wait", {"count": "n", "until": "go"}, request="r")
+        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
         for starts in ("1", "11"):
             until(partial(_holds, agent_home / "n", starts), f"start {len(starts)}")
             sshd.kill_agents()
         with pytest.raises(AgentLost, match="asked for 2 times"):
             answer.result(30)
-    assert session.call("echo", {}, request="e")["pid"]
+    assert session.call(Echo(), request_id="e").pid
 
 
 def test_a_server_that_stays_away_ends_in_agent_lost_and_the_session_mends_later(
@@ -143,31 +145,31 @@ def test_a_server_that_stays_away_ends_in_agent_lost_and_the_session_mends_later
     monkeypatch.setattr(session_module, "BACKOFF_S", (0.01,) * 5)
     session = opened()
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, "wait", {"count": "n", "until": "go"}, request="r")
+        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
         until((agent_home / "n").exists, "the request runs")
         sshd.stop()
         with pytest.raises(AgentLost, match=f"port {sshd.port} stays away after 5 attempts"):
             answer.result(30)
     sshd.start()
     (agent_home / "go").touch()
-    again = session.call("wait", {"count": "n", "until": "go"}, request="r")
-    assert again["starts"] == 1
+    again = session.call(Wait("n", "go"), request_id="r")
+    assert again.starts == 1
 
 
 def test_two_control_sides_share_one_agent(opened: Opener, agent_home: Path) -> None:
     one, two = opened(), opened()
     with ThreadPoolExecutor(2) as pool:
-        args = {"count": "n", "until": "go"}
-        answers = [pool.submit(s.call, "wait", args, request="same") for s in (one, two)]
+        args = Wait("n", "go")
+        answers = [pool.submit(s.call, args, request_id="same") for s in (one, two)]
         until((agent_home / "n").exists, "the request runs")
         (agent_home / "go").touch()
-        assert [answer.result(30)["starts"] for answer in answers] == [1, 1]
+        assert [answer.result(30).starts for answer in answers] == [1, 1]
 
 
 def test_cancel_ends_a_call(opened: Opener, agent_home: Path) -> None:
     session = opened()
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, "wait", {"count": "n", "until": "go"}, request="r")
+        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
         until((agent_home / "n").exists, "the request runs")
         session.cancel("r")
         with pytest.raises(RunCancelled):
@@ -176,58 +178,67 @@ def test_cancel_ends_a_call(opened: Opener, agent_home: Path) -> None:
 
 def test_time_that_is_over_cancels_on_the_machine(opened: Opener) -> None:
     session = opened()
-    args = {"count": "n", "until": "go"}
+    args = Wait("n", "go")
     with pytest.raises(AgentLost, match="no answer in time"):
-        session.call("wait", args, request="r", timeout_s=0.3)
+        session.call(args, request_id="r", timeout_s=0.3)
     with pytest.raises(RunCancelled):  # the kept answer of the very same request
-        session.call("wait", args, request="r", timeout_s=20)
+        session.call(args, request_id="r", timeout_s=20)
 
 
 def test_errors_of_the_agent_arrive_as_themselves(opened: Opener) -> None:
     with pytest.raises(InvalidInput, match="no operation"):
-        opened().call("no.such", {}, request="r")
+        opened().call(NoSuch(), request_id="r")
+
+
+class NoSuch(Request[Nothing], frozen=True):
+    op = "no.such"
+
+
+def test_an_answer_of_another_type_is_refused(opened: Opener) -> None:
+    with pytest.raises(MachineError, match="the answer to odd does not fit"):
+        opened().call(Odd(), request_id="r")
 
 
 def test_a_message_over_the_limit_is_refused_here_and_there(opened: Opener) -> None:
     session = opened()
     with pytest.raises(InvalidInput, match="over the limit"):
-        session.call("echo", {"x": "x" * (16 << 20)}, request="r1")
+        session.call(Echo("x" * (16 << 20)), request_id="r1")
     with pytest.raises(InvalidInput, match="over the limit"):
-        session.call("big", {"bytes": 16 << 20}, request="r2")
-    assert len(session.call("big", {"bytes": 15 << 20}, request="r3")["text"]) == 15 << 20
+        session.call(Big(16 << 20), request_id="r2")
+    assert len(session.call(Big(15 << 20), request_id="r3").text) == 15 << 20
 
 
 def test_a_closed_session_says_so_and_ends_open_calls(opened: Opener, agent_home: Path) -> None:
     session = opened()
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, "wait", {"count": "n", "until": "go"}, request="r")
+        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
         until((agent_home / "n").exists, "the request runs")
         session.close()
         with pytest.raises(AgentLost, match="closed"):
             answer.result(30)
     with pytest.raises(AgentLost, match="closed"):
-        session.call("echo", {}, request="e")
+        session.call(Echo(), request_id="e")
     session.cancel("r")
     session.close()
 
 
 def test_bye_leaves_no_process(opened: Opener, sshd: Sshd) -> None:
     session = opened()
-    assert session.call("bye", {}, request="b") == {}
+    assert session.call(Bye(), request_id="b") == Nothing()
     session.close()
     until(lambda: not sshd.agents(), "no agent and no attach is left")
 
 
 def test_forget_leaves_no_file(opened: Opener, sshd: Sshd, agent_home: Path) -> None:
     session = opened()
-    assert session.call("forget", {}, request="f") == {}
+    assert session.call(Forget(), request_id="f") == Nothing()
     until(lambda: not sshd.agents(), "no agent and no attach is left")
     assert not agent_home.exists()
 
 
 def test_a_home_of_150_characters(opened: Opener, sshd: Sshd) -> None:
     home = sshd.folder / ("h" * (150 - len(str(sshd.folder)) - 1))
-    assert opened(home=str(home)).call("echo", {}, request="r")["pid"]
+    assert opened(home=str(home)).call(Echo(), request_id="r").pid
     assert (home / "agent.sock").is_socket()
 
 
@@ -236,9 +247,10 @@ def test_no_secret_is_in_logs_files_arguments_or_environment(
 ) -> None:
     session = opened()
     secrets = ["5ec5e7" * 5, "c0ffee" * 10]
-    grant = {"key": "o", "verb": "PUT", "url": f"https://s3.example/o?X-Amz-Signature={secrets[0]}"}
+    url = f"https://s3.example/o?X-Amz-Signature={secrets[0]}"
+    grant = Grant(ObjectKey("o"), "PUT", url, 1)
     with pytest.raises(MachineError) as failed:
-        session.call("fail", {"how": "x", "key": secrets[1], "grant": grant}, request="r")
+        session.call(Fail("x", secrets[1], grant), request_id="r")
     private = sshd.identity.private_key.splitlines()[2]
     places = {"the error": str(failed.value), "the sshd log": sshd.log.read_text()}
     for path in agent_home.rglob("*"):
@@ -257,25 +269,25 @@ def test_no_secret_is_in_logs_files_arguments_or_environment(
 def test_a_warm_cache_needs_no_network(
     opened: Opener, monkeypatch: pytest.MonkeyPatch, sshd: Sshd, agent_home: Path
 ) -> None:
-    opened().call("forget", {}, request="f")
+    opened().call(Forget(), request_id="f")
     until(lambda: not agent_home.exists(), "the agent's folder is gone")
     monkeypatch.setattr("torpor.control.remote.bundle._fetch", _no_network)
-    assert opened().call("echo", {}, request="r")["pid"]
+    assert opened().call(Echo(), request_id="r").pid
 
 
 def test_a_noisy_login_shell_is_no_matter(opened: Opener, sshd: Sshd) -> None:
     (sshd.home / ".bashrc").write_text("echo 'Welcome to your GPU!'; echo '{\"hi\": 1}'\n")
-    assert opened().call("echo", {}, request="r")["pid"]
+    assert opened().call(Echo(), request_id="r").pid
 
 
 def test_a_half_installed_bundle_is_installed_again(opened: Opener, agent_home: Path) -> None:
     session = opened()
     bundle = agent_home / "bundles" / session.hello.agent
-    session.call("bye", {}, request="b")
+    session.call(Bye(), request_id="b")
     (bundle / ".complete").unlink()
     shutil.rmtree(bundle / "torpor")
     session.close()
-    assert opened().call("echo", {}, request="r")["pid"]
+    assert opened().call(Echo(), request_id="r").pid
 
 
 def _no_network(*_: object) -> None:

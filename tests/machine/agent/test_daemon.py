@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.agent_operations import OPERATIONS, RunRegistry
+from tests.fixtures.agent_operations import RunRegistry, operations
 from tests.fixtures.sshd import until
 from torpor.machine.agent.daemon import KEPT_RESULTS, Daemon, Patience
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, encode_line
@@ -28,7 +28,7 @@ class Agent:
         self.address = str(home / "s")
         self._listener.bind(self.address)
         self._listener.listen(8)
-        self.daemon = Daemon(home, "test", OPERATIONS, self.runs, patience)
+        self.daemon = Daemon(home, "test", operations(self.runs), self.runs, patience)
         self.thread = threading.Thread(target=self.daemon.serve, args=(self._listener,))
         self.thread.start()
 
@@ -101,7 +101,7 @@ def peer(agent: Agent) -> Iterator[Peer]:
 def test_it_says_hello_and_answers(peer: Peer) -> None:
     assert peer.hello["protocol"] == 1 and peer.hello["agent"] == "test"
     assert not peer.hello["busy"]
-    assert peer.ask("r1", "echo", a=1)["result"]["echo"] == {"a": 1}
+    assert peer.ask("r1", "echo", words={"a": 1})["result"]["words"] == {"a": 1}
 
 
 def test_the_same_id_attaches_while_it_runs_and_gets_the_kept_answer_later(
@@ -119,8 +119,8 @@ def test_the_same_id_attaches_while_it_runs_and_gets_the_kept_answer_later(
 
 
 def test_an_id_used_for_something_else_is_refused(peer: Peer) -> None:
-    peer.ask("r", "echo", a=1)
-    assert peer.ask("r", "echo", a=2)["error"]["type"] == "InvalidInput"
+    peer.ask("r", "echo", words=1)
+    assert peer.ask("r", "echo", words=2)["error"]["type"] == "InvalidInput"
 
 
 def test_cancel_ends_the_request(peer: Peer) -> None:
@@ -148,7 +148,8 @@ def test_no_space_becomes_disk_full_with_the_path(peer: Peer) -> None:
 def test_other_errors_say_what_failed_and_neither_answer_nor_log_holds_a_secret(
     agent: Agent, peer: Peer
 ) -> None:
-    grant = {"url": "https://s3.example/b/o?X-Amz-Signature=5ec5e7", "key": "o", "verb": "PUT"}
+    url = "https://s3.example/b/o?X-Amz-Signature=5ec5e7"
+    grant = {"url": url, "key": "o", "verb": "PUT", "expires_unix": 1}
     error = peer.ask("r", "fail", how="else", key="c0ffee" * 10, grant=grant)["error"]
     assert error["type"] == "MachineError"
     assert "fail" in error["message"] and str(agent.home / "agent.log") in error["message"]

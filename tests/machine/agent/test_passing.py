@@ -22,10 +22,11 @@ from tests.fixtures.trees import differences, facts, kept
 from torpor.machine.agent import pack_server
 from torpor.machine.agent.kept_packs import KeptPacks
 from torpor.machine.agent.pack_server import PackServer, trusting
-from torpor.machine.agent.peers import PEER_S, PeerGrant
+from torpor.machine.agent.passing import PEER_S
 from torpor.shared.errors import RunCancelled, TorporError
 from torpor.shared.transfer.transfer import GAP_BYTES
 from torpor.shared.values import MIB, SnapshotId
+from torpor.shared.wire import restore as wire
 
 KEY = bytes(range(32))
 PLENTY = 1 << 40
@@ -67,9 +68,7 @@ class Pair:
         (part,) = self.parts
         packs = [self.other.grant("GET", key) for key in part["packs"]]
         peer = {**self.peer, **changes}
-        return self.other.call(
-            "restore.part", run=self.other_run, part=part["part"], packs=packs, peer=peer
-        )
+        return self.other.call("restore.part", run=self.other_run, packs=packs, peer=peer)
 
     def came_whole(self) -> None:
         """What was fetched is the workspace, whoever it came from."""
@@ -154,7 +153,7 @@ def test_a_peer_that_cannot_be_used_is_left_for_the_store(
 
 def test_a_peer_below_its_floor_is_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.hold()
-    monkeypatch.setattr("torpor.machine.agent.peers.PEER_S", 1e-3)
+    monkeypatch.setattr("torpor.machine.agent.passing.PEER_S", 1e-3)
     report = pair.fetch(floor_bytes_s=1e12)
     assert report["peer_bytes"] < report["stored_bytes"]
     assert pair.asked_store == 1
@@ -162,7 +161,7 @@ def test_a_peer_below_its_floor_is_left(pair: Pair, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_peer_that_is_silent_is_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torpor.machine.agent.peers.PEER_S", 0.2)
+    monkeypatch.setattr("torpor.machine.agent.passing.PEER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         report = pair.fetch(url=f"https://127.0.0.1:{silent.getsockname()[1]}/x/")
     assert report["peer_bytes"] == 0
@@ -307,7 +306,7 @@ def test_a_cancelled_request_does_not_go_on_with_the_store(pair: Pair) -> None:
 
 
 def test_a_grant_for_a_peer_shows_no_secret() -> None:
-    assert "secret" not in repr(PeerGrant("https://h:1/secret/", "pem"))
+    assert "secret" not in repr(wire.Peer("https://h:1/secret/", "pem"))
     assert PEER_S > 0
 
 

@@ -67,7 +67,7 @@ def _restore(
 
 def _part(engine: Engine, run: str, part: dict[str, Any]) -> None:
     packs = [engine.grant("GET", ObjectKey(key)) for key in part["packs"]]
-    engine.call("restore.part", run=run, part=part["part"], packs=packs)
+    engine.call("restore.part", run=run, packs=packs)
 
 
 def _nothing_else(into: Path, *names: str) -> None:
@@ -193,7 +193,6 @@ def test_an_agent_that_is_killed_is_followed_by_one_that_goes_on(
         killed.setattr(paths, "_remove", lambda stage: None)
         engine.restart()
     _, again = _begin(engine, snapshot, b"", tmp_path / "into", part_bytes=MIB, run=run)
-    assert again["done_bytes"] > 0
     assert {key for part in again["parts"] for key in part["packs"]} <= {
         key for part in rest for key in part["packs"]
     }

@@ -7,33 +7,77 @@ from pathlib import Path
 
 import pytest
 
+from torpor.machine.agent.call import Call
 from torpor.machine.agent.log import MAX_LOG_BYTES, Log, scrub
-from torpor.machine.agent.machine import cpu_count, machine_id, memory_bytes
+from torpor.machine.agent.machine import machine_id
 from torpor.shared.errors import InvalidInput, RunCancelled
+from torpor.shared.values import Grant, ObjectKey
 from torpor.shared.wire.protocol import (
     MAX_LINE_BYTES,
-    Call,
     Cancel,
+    Envelope,
     Hello,
     Ping,
-    Request,
+    Said,
     encode_line,
     parse_line,
+    parse_said,
+    request_line,
 )
+from torpor.shared.wire.request import Event, parse_request
+from torpor.shared.wire.snapshot import StorePart
 
 _GRANT = {
     "key": "packs/1",
     "verb": "PUT",
     "url": "https://s3.example/b/packs/1?X-Amz-Signature=abc",
+    "expires_unix": 1,
 }
 
 
 def test_a_request_parses_and_hides_its_arguments() -> None:
-    line = json.dumps({"id": "r1", "op": "snapshot.part", "args": {"packs": [_GRANT]}}).encode()
-    request = parse_line(line)
-    assert isinstance(request, Request)
-    assert (request.id, request.op, request.args) == ("r1", "snapshot.part", {"packs": [_GRANT]})
-    assert "s3.example" not in repr(request)
+    args = {"run": "r", "pass": 1, "part": 2, "packs": [_GRANT], "of a later version": 3}
+    envelope = parse_line(json.dumps({"id": "r1", "op": "snapshot.part", "args": args}).encode())
+    assert isinstance(envelope, Envelope)
+    assert (envelope.id, envelope.op, envelope.args) == ("r1", "snapshot.part", args)
+    request = parse_request(StorePart, envelope.args)
+    assert (request.run, request.number, request.part) == ("r", 1, 2)
+    assert request.packs[0].url == _GRANT["url"]
+    for shown in (repr(envelope), repr(request), repr(request.packs)):
+        assert "s3.example" not in shown
+
+
+def test_a_request_is_written_as_it_is_read() -> None:
+    grant = Grant(ObjectKey("packs/1"), "PUT", "https://s3.example/b", 1)
+    request = StorePart("r", 1, 2, [grant])
+    envelope = parse_line(request_line("r1", request))
+    assert isinstance(envelope, Envelope)
+    assert parse_request(StorePart, envelope.args) == request
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"run": "r", "pass": 1, "part": 2},
+        {"run": "r", "pass": "1", "part": 2, "packs": []},
+        {"run": "r", "pass": 1, "part": 2, "packs": [_GRANT | {"key": "../etc/passwd"}]},
+        {"run": "r", "pass": 1, "part": 2, "packs": [_GRANT | {"verb": "DELETE"}]},
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(args: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput):
+        parse_request(StorePart, args)
+
+
+def test_a_name_of_any_bytes_survives_the_wire() -> None:
+    name = b"caf\xe9".decode(errors="surrogateescape")
+    said = parse_said(encode_line(Said(id="r", result={"roots": [name]})))
+    assert said is not None and said.result == {"roots": [name]}
+
+
+@pytest.mark.parametrize("line", [b"", b"Welcome!", b"[1]", b'{"id": 1}', b"[" * 100_000])
+def test_what_a_login_shell_prints_is_no_message(line: bytes) -> None:
+    assert parse_said(line) is None
 
 
 def test_cancel_and_ping_parse() -> None:
@@ -68,25 +112,24 @@ def test_a_message_over_the_limit_is_refused() -> None:
 
 
 def test_a_hello_survives_the_wire() -> None:
-    hello = Hello(1, "abc", "m", "3.11.2", "linux-x86_64", 2, 4, 1.5, True)
-    assert Hello.from_wire(json.loads(encode_line(hello.to_wire()))) == hello
-    with pytest.raises(InvalidInput):
-        Hello.from_wire({"hello": {"protocol": 1}})
+    hello = Hello(1, "abc", "m", 1.5, True)
+    assert parse_said(encode_line(Said(hello=hello))) == Said(hello=hello)
+    assert parse_said(b'{"hello": {"protocol": 1}}') is None
 
 
 def test_progress_is_limited_to_four_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[dict[str, object]] = []
+    sent: list[Event] = []
     clock = [100.0]
-    monkeypatch.setattr("torpor.shared.wire.protocol.time.monotonic", lambda: clock[0])
-    call = Call(Request("r", "op", {}, ""), Path("/"), sent.append)
+    monkeypatch.setattr("torpor.machine.agent.call.time.monotonic", lambda: clock[0])
+    call = Call("r", Path("/"), sent.append)
     for _ in range(1000):  # ten seconds
-        call.emit({})
+        call.emit(Event(0))
         clock[0] += 0.01
     assert 35 <= len(sent) <= 41
 
 
 def test_a_cancelled_call_raises_at_its_next_check() -> None:
-    call = Call(Request("r", "op", {}, ""), Path("/"), lambda event: None)
+    call = Call("r", Path("/"), lambda event: None)
     call.check()
     call.cancel()
     assert call.cancelled()
@@ -120,14 +163,3 @@ def test_the_machine_keeps_its_id(tmp_path: Path) -> None:
     assert machine_id(tmp_path) == first and len(first) == 32
     (tmp_path / "machine-id").write_text("damaged")
     assert machine_id(tmp_path) not in (first, "damaged")
-
-
-def test_a_containers_limits_count(tmp_path: Path) -> None:
-    (tmp_path / "cpu.max").write_text("100000 100000\n")
-    (tmp_path / "memory.max").write_text("1048576\n")
-    assert cpu_count(tmp_path) == 1
-    assert memory_bytes(tmp_path) == 1048576
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert cpu_count(tmp_path) == cpu_count(tmp_path / "missing") >= 1
-    assert memory_bytes(tmp_path) == memory_bytes(tmp_path / "missing") > 1048576

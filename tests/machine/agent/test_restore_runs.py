@@ -18,6 +18,7 @@ from tests.fixtures.snapshots import begin_from, put_manifest
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import content, differences, facts, kept, let_settle
 from torpor.control.store.s3 import S3Store
+from torpor.machine.agent.call import Call
 from torpor.shared.errors import (
     AgentLost,
     DiskFull,
@@ -29,7 +30,8 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.manifest import DIRECTORY, encode_manifest
 from torpor.shared.values import MIB, ObjectKey, SnapshotId
-from torpor.shared.wire.protocol import Call, Request
+from torpor.shared.wire.request import Event
+from torpor.shared.wire.restore import FetchPart
 
 KEY = bytes(range(32))
 
@@ -152,11 +154,11 @@ def test_nothing_is_fetched_twice_when_the_agent_was_killed(
     run = woken.begin_restore(stored, [back])
     whole = woken.planned
     assert len(whole["parts"]) == 2
-    assert whole["done_bytes"] == 0
     fetched = 0
     parts = {"begin": 0, "first part": 1, "half a part": 1}.get(killed_after, 2)
     for part in whole["parts"][:parts]:
-        fetched += woken.restore_part(run, part)["stored_bytes"]
+        woken.restore_part(run, part)
+        fetched += part["bytes"]
     if killed_after == "half a part":
         fetched += _half_a_part(woken, run, whole["parts"][1])
     if killed_after in ("finish", "check"):
@@ -169,29 +171,33 @@ def test_nothing_is_fetched_twice_when_the_agent_was_killed(
         woken.call("restore.check", run=run, full=True)
     run = woken.begin_restore(stored, [back], run if same_run else None, resume=True)
     rest = woken.planned
-    assert rest["stored_bytes"] == whole["stored_bytes"] - fetched
+    assert _plain_bytes(rest) == _plain_bytes(whole) - fetched
     for part in rest["parts"]:
-        fetched += woken.restore_part(run, part)["stored_bytes"]
-    assert fetched == whole["stored_bytes"]
+        woken.restore_part(run, part)
+        fetched += part["bytes"]
+    assert fetched == _plain_bytes(whole)
     assert _finish(woken, run)["differences"] == []
     assert differences(kept(wide), facts(back)) == []
 
 
+def _plain_bytes(plan: dict[str, Any]) -> int:
+    return sum(part["bytes"] for part in plan["parts"])
+
+
 def _half_a_part(engine: Engine, run: str, part: dict[str, Any]) -> int:
-    """Fetch a few chunks of a part and then no more; returns their stored bytes."""
-    packs = [engine.grant("GET", ObjectKey(key)) for key in part["packs"]]
-    args = {"run": run, "part": part["part"], "packs": packs}
+    """Fetch a few chunks of a part and then no more; returns their plain bytes."""
+    packs = [engine.store.grant("GET", ObjectKey(key), expires_s=3600) for key in part["packs"]]
     seen: list[int] = []
     calls: list[Call] = []
 
-    def on_event(event: dict[str, Any]) -> None:
-        seen.append(event["stored_bytes"])
+    def on_event(event: Event) -> None:
+        seen.append(event.bytes)
         calls[0].cancel()
 
-    calls.append(Call(Request("id", "restore.part", args, ""), engine.home, on_event))
+    calls.append(Call("id", engine.home, on_event))
     with pytest.raises(RunCancelled):
-        engine.table["restore.part"](args, calls[0])
-    assert 0 < seen[-1] < part["stored_bytes"]
+        engine.table.serve(FetchPart(run, packs), calls[0])
+    assert 0 < seen[-1] < part["bytes"]
     return seen[-1]
 
 
@@ -375,7 +381,7 @@ def test_a_disk_that_fills_up_on_the_way_is_said_and_then_it_goes_on(
     woken.restart()
     (place / "hog").unlink()
     run = woken.begin_restore(stored, [back])
-    assert 0 < woken.planned["done_bytes"] < whole["bytes"]
+    assert 0 < _plain_bytes(woken.planned) < _plain_bytes(whole)
     for part in woken.planned["parts"]:
         woken.restore_part(run, part)
     assert _finish(woken, run)["differences"] == []

@@ -470,7 +470,7 @@ def test_a_store_that_fails_on_the_way_leaves_the_old_files_whole(
     engine.call("sync.end", run=run)
     assert differences(_files(proxied.before), _files(facts(proxied.root))) == []
     done = sync(engine, proxied.second)
-    assert done["kept_count"] == 0
+    assert done["kept"] == []
     assert differences(proxied.after, facts(proxied.root)) == []
 
 

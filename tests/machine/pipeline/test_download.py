@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.manifests import entry, honest
-from torpor.machine.pipeline.download import RestoreJournal, RestorePlan, Use, in_pieces
+from torpor.machine.pipeline.download import FetchPlan, RestoreJournal, Use, in_pieces
 from torpor.shared.format.manifest import DIRECTORY, FILE, Chunk, Extent, Manifest, Pack
 from torpor.shared.values import MIB
 
@@ -31,7 +31,7 @@ def _packed(packs: int, chunks_each: int, plain: int) -> Manifest:
 
 
 def test_every_use_of_a_chunk_is_written() -> None:
-    plan = RestorePlan(honest(), 32, set())
+    plan = FetchPlan(honest(), 32, set())
     assert plan.uses == [
         [Use(2, 0, 0, 100, True), Use(4, 30, 0, 100, False)],
         [Use(3, 0, 150, 50, True)],
@@ -42,26 +42,26 @@ def test_every_use_of_a_chunk_is_written() -> None:
 
 
 def test_chunks_are_fetched_in_the_order_in_which_they_lie() -> None:
-    plan = RestorePlan(_packed(1, 5, 10), 32, set())
+    plan = FetchPlan(_packed(1, 5, 10), 32, set())
     assert plan.chunks_of(bytes(16)) == [4, 3, 2, 1, 0]
 
 
 def test_what_is_done_is_not_fetched_again() -> None:
-    plan = RestorePlan(honest(), 32, {0})
+    plan = FetchPlan(honest(), 32, {0})
     assert plan.chunks_of(b"p" * 16) == [1]
     assert (plan.plain_bytes([b"p" * 16]), plan.stored_bytes([b"p" * 16])) == (200, 200)
-    assert RestorePlan(honest(), 32, {0, 1}).parts == []
+    assert FetchPlan(honest(), 32, {0, 1}).parts == []
 
 
 def test_what_nothing_uses_is_not_fetched() -> None:
     unused = honest(entries=[e for e in honest().entries if e.path != b"part"])
-    assert RestorePlan(unused, 32, set()).chunks_of(b"p" * 16) == [0]
+    assert FetchPlan(unused, 32, set()).chunks_of(b"p" * 16) == [0]
 
 
 @settings(max_examples=50, deadline=None, database=None)
 @given(packs=st.integers(1, 40), max_parts=st.integers(1, 64))
 def test_every_pack_is_in_one_part(packs: int, max_parts: int) -> None:
-    plan = RestorePlan(_packed(packs, 4, 16 * MIB), max_parts, set())
+    plan = FetchPlan(_packed(packs, 4, 16 * MIB), max_parts, set())
     assert sorted(p for part in plan.parts for p in part) == [bytes([n]) * 16 for n in range(packs)]
     assert 1 <= len(plan.parts) <= max_parts
     assert all(plan.parts)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal
+from typing import Final
 
 import msgspec
 
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Agent
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.format.manifest import Chunk, Pack
 from torpor.shared.format.names import pack_id_of, pack_key
-from torpor.shared.values import MIB, ObjectKey, WorkspaceName
+from torpor.shared.values import MIB, WorkspaceName
+from torpor.shared.wire.machine import ExaminePacks, Fault, PackChunk, PackFault, PackToExamine
+from torpor.shared.wire.request import Event
 
 _REQUEST_BYTES: Final = 512 * MIB
 _REQUEST_CHUNKS: Final = 20_000
@@ -32,14 +34,8 @@ class ExaminedPack(msgspec.Struct, frozen=True):
     bytes that no snapshot uses."""
 
     pack: bytes
-    fault: Literal["", "missing", "cut short", "damaged"]
+    fault: Fault
     damaged: frozenset[int]
-
-
-class _Answered(msgspec.Struct, frozen=True):
-    key: ObjectKey
-    fault: Literal["", "missing", "cut short", "damaged"]
-    damaged: list[int]
 
 
 class Examination:
@@ -48,13 +44,13 @@ class Examination:
 
     def __init__(
         self,
-        session: Session,
+        agent: Agent,
         store: ObjectStore,
         workspace: WorkspaceName,
         key: bytes | None,
         works: Sequence[PackWork],
     ) -> None:
-        self._session = session
+        self._agent = agent
         self._store = store
         self._workspace = workspace
         self._key = None if key is None else key.hex()
@@ -65,34 +61,29 @@ class Examination:
     def run(self, on_event: Callable[[int], None] = lambda read: None) -> list[ExaminedPack]:
         """What was found of each pack. ``on_event`` hears how many bytes were read so far. Raises
         what says nothing about the packs: the store or the machine is away."""
-        for request in _requests(self._works[len(self.found) :]):
+        for works in _requests(self._works[len(self.found) :]):
             before = self._read
 
-            def told(event: dict[str, Any], before: int = before) -> None:
-                on_event(before + int(event.get("bytes", 0)))
+            def told(event: Event, before: int = before) -> None:
+                on_event(before + event.bytes)
 
-            answer = self._session.call(
-                "verify.packs",
-                {"key": self._key, "packs": [self._wire(work) for work in request]},
-                request=f"verify:{secrets.token_hex(8)}",
+            answer = self._agent.call(
+                ExaminePacks(self._key, [self._granted(work) for work in works]),
+                request_id=f"verify:{secrets.token_hex(8)}",
                 on_event=told,
             )
-            answered = msgspec.convert(answer["packs"], list[_Answered])
-            self.found += [_examined(w, one) for w, one in zip(request, answered, strict=True)]
-            self._read += int(answer["bytes"])
+            self.found += [_examined(w, one) for w, one in zip(works, answer.packs, strict=True)]
+            self._read += answer.bytes
             on_event(self._read)
         return self.found
 
-    def _wire(self, work: PackWork) -> dict[str, Any]:
+    def _granted(self, work: PackWork) -> PackToExamine:
         key = pack_key(self._workspace, work.pack.id)
         grant = self._store.grant("GET", key, expires_s=_GRANT_S)
-        chunks = [[c.name.hex(), c.plain, c.encoding, c.offset, c.stored] for c in work.chunks]
-        return {
-            "grant": msgspec.to_builtins(grant),
-            "bytes": work.pack.size,
-            "md5": work.pack.md5.hex(),
-            "chunks": chunks,
-        }
+        chunks = [
+            PackChunk(c.name.hex(), c.plain, c.encoding, c.offset, c.stored) for c in work.chunks
+        ]
+        return PackToExamine(grant, work.pack.size, work.pack.md5.hex(), chunks)
 
 
 def _requests(works: Sequence[PackWork]) -> Iterator[list[PackWork]]:
@@ -110,6 +101,6 @@ def _requests(works: Sequence[PackWork]) -> Iterator[list[PackWork]]:
         yield request
 
 
-def _examined(work: PackWork, answered: _Answered) -> ExaminedPack:
-    damaged = frozenset(work.chunks[number].offset for number in answered.damaged)
-    return ExaminedPack(pack_id_of(answered.key), answered.fault, damaged)
+def _examined(work: PackWork, found: PackFault) -> ExaminedPack:
+    damaged = frozenset(work.chunks[number].offset for number in found.damaged)
+    return ExaminedPack(pack_id_of(found.key), found.fault, damaged)

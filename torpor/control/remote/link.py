@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import asyncssh
 
@@ -18,7 +17,7 @@ from torpor.control.remote.probe import DEFAULT_HOME, PYTHON_CANDIDATES, Probed,
 from torpor.control.remote.ssh import Identity, connect
 from torpor.shared.errors import AgentLost, MachineUnfit, TorporError, from_wire
 from torpor.shared.values import KIB, Endpoint
-from torpor.shared.wire.protocol import MAX_LINE_BYTES, PROTOCOL, Hello
+from torpor.shared.wire.protocol import MAX_LINE_BYTES, PROTOCOL, Hello, Said, parse_said
 
 ATTACH_S: Final = 90.0  # starting an agent, or replacing one of another version
 _READ_BYTES: Final = 256 * KIB
@@ -63,16 +62,16 @@ class Link:
         """The agent's hello, past what a login shell printed; raises what attach says instead."""
         noise = 0
         async for line in self._lines():
-            message = _parse(line)
-            if message is not None and "hello" in message:
-                hello = Hello.from_wire(message)
+            said = parse_said(line)
+            if said is not None and said.hello is not None:
+                hello = said.hello
                 if hello.protocol != PROTOCOL:
                     raise MachineUnfit(
                         f"{self._where}: the agent speaks protocol {hello.protocol}, not {PROTOCOL}"
                     )
                 return hello
-            if message is not None and isinstance(message.get("error"), dict):
-                error = from_wire(message["error"])
+            if said is not None and said.error is not None:
+                error = from_wire(said.error)
                 raise type(error)(f"{self._where}: {error}")
             noise += len(line)
             if noise > _NOISE_BYTES:
@@ -83,12 +82,12 @@ class Link:
             words = " ".join(data.decode("utf-8", "replace").split())[-300:]
         raise AgentLost(f"{self._where}: no agent answered: {words or 'the connection ended'}")
 
-    async def messages(self) -> AsyncIterator[dict[str, Any]]:
+    async def messages(self) -> AsyncIterator[Said]:
         """Every message until the link ends; then AgentLost."""
         async for line in self._lines():
-            message = _parse(line)
-            if message is not None:
-                yield message
+            said = parse_said(line)
+            if said is not None:
+                yield said
         raise AgentLost(f"{self._where}: the connection to the agent ended")
 
     async def send(self, line: bytes) -> None:
@@ -170,14 +169,6 @@ async def _attach(
 
 def _bundle(route: Route, machine: Probed) -> Bundle:
     return make_bundle(machine.target, cache=route.cache, source=route.source)
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) else None
 
 
 def _with_key(endpoint: Endpoint, host_key: str) -> Endpoint:

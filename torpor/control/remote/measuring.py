@@ -5,44 +5,34 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 
-import msgspec
-
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Agent
 from torpor.shared.transfer.line import Moved
 from torpor.shared.values import Grant
+from torpor.shared.wire.machine import MakeContent, MeasureLine, RemoveContent
 
 
-class MadeContent(msgspec.Struct, frozen=True):
-    files: int
-    bytes: int
-
-
-def make_content(session: Session, name: str, total_bytes: int, seed: int) -> MadeContent:
+def make_content(agent: Agent, name: str, total_bytes: int, seed: int) -> None:
     """Make ``path_of(name)`` anew on the machine; the same seed gives the same content."""
-    args = {"name": name, "bytes": total_bytes, "seed": seed}
-    answer = session.call("content.make", args, request=f"content-{secrets.token_hex(8)}")
-    return msgspec.convert(answer, MadeContent)
+    agent.call(MakeContent(name, total_bytes, seed), request_id=_request_id("content"))
 
 
-def remove_content(session: Session, name: str, *, place_too: bool = False) -> None:
+def remove_content(agent: Agent, name: str, *, place_too: bool = False) -> None:
     """Remove it from the machine; gone already is fine. ``place_too``: nothing of it comes back."""
-    args = {"name": name, "place_too": place_too}
-    session.call("content.remove", args, request=f"content-{secrets.token_hex(8)}")
+    agent.call(RemoveContent(name, place_too), request_id=_request_id("content"))
 
 
-def line_of(session: Session) -> Callable[[Sequence[Grant], Sequence[Grant], int, int], Moved]:
+def line_of(agent: Agent) -> Callable[[Sequence[Grant], Sequence[Grant], int, int], Moved]:
     """Moves random bytes between the machine and a store, and says how long that took."""
 
     def move(
         puts: Sequence[Grant], gets: Sequence[Grant], object_bytes: int, connections: int
     ) -> Moved:
-        args = {
-            "puts": msgspec.to_builtins(list(puts)),
-            "gets": msgspec.to_builtins(list(gets)),
-            "object_bytes": object_bytes,
-            "connections": connections,
-        }
-        answer = session.call("line", args, request=f"line-{secrets.token_hex(8)}")
-        return Moved(answer["up_s"], answer["down_s"])
+        batch = MeasureLine(list(puts), list(gets), object_bytes, connections)
+        rate = agent.call(batch, request_id=_request_id("line"))
+        return Moved(rate.up_s, rate.down_s)
 
     return move
+
+
+def _request_id(what: str) -> str:
+    return f"{what}-{secrets.token_hex(8)}"

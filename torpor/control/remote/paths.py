@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
-
-from torpor.control.remote.restore import RemoteRestore, RestorePlan
-from torpor.control.remote.session import Session
+from torpor.control.remote.restore import RemoteRestore
+from torpor.control.remote.seam import Agent
 from torpor.control.store.seam import ObjectStore
-from torpor.shared.format.names import manifest_key
 from torpor.shared.values import StoredSnapshot, WorkspaceSpec
+from torpor.shared.wire.restore import BeginPath, RestorePlan
 
 
 class Chosen(NamedTuple):
@@ -26,7 +24,7 @@ class RemotePath(RemoteRestore):
 
     def __init__(
         self,
-        session: Session,
+        agent: Agent,
         store: ObjectStore,
         wanted: StoredSnapshot,
         key: bytes | None,
@@ -38,7 +36,7 @@ class RemotePath(RemoteRestore):
         spec: WorkspaceSpec,
     ) -> None:
         super().__init__(
-            session, store, wanted, key, run, parts=spec.parts, part_bytes=spec.part_bytes
+            agent, store, wanted, key, run, parts=spec.parts, part_bytes=spec.part_bytes
         )
         self._chosen = chosen
         self._into = into
@@ -49,20 +47,14 @@ class RemotePath(RemoteRestore):
 
         ``resume`` changes nothing: only this very run has anything to go on with.
         """
-        key = manifest_key(self.wanted.workspace, self.wanted.snapshot)
-        answer = self._call(
-            "restore.path",
-            workspace=self.wanted.workspace,
-            snapshot=self.wanted.snapshot,
-            root=self.wanted.root,
-            manifest_bytes=self.wanted.manifest_bytes,
-            grant=self._grant("GET", key, self.wanted.manifest_bytes),
-            key=self._key,
-            root_number=self._chosen.root,
-            path=self._chosen.path.hex(),
-            into=self._into,
-            aside=self._aside,
-            max_parts=self._parts,
-            part_bytes=self._part_bytes,
+        return self._call(
+            BeginPath(
+                **self._of(self.wanted),
+                root_number=self._chosen.root,
+                path=self._chosen.path.hex(),
+                into=self._into,
+                aside=self._aside,
+                max_parts=self._parts,
+                part_bytes=self._part_bytes,
+            )
         )
-        return msgspec.convert(answer, RestorePlan)

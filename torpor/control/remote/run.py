@@ -1,4 +1,4 @@
-"""What snapshots and restores have in common on the control side: requests of a run, and grants."""
+"""What every run has in common on the control side: its requests, and grants."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import itertools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-import msgspec
-
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Agent
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import AgentLost, TorporError
-from torpor.shared.values import MIB, ObjectKey
+from torpor.shared.format.names import manifest_key
+from torpor.shared.values import MIB, Grant, ObjectKey, StoredSnapshot
+from torpor.shared.wire.request import Event, OfRun
+
+A = TypeVar("A")
+OnEvent = Callable[[Event], None] | None
 
 _SLOWEST_BYTES_S: Final = 1 * MIB
 _SHORTEST_GRANT_S: Final = 3600
@@ -23,9 +26,9 @@ _LONGEST_GRANT_S: Final = 24 * 3600
 class RemoteRun(ABC):
     """One run on one machine, by its id. Thread-safe."""
 
-    def __init__(self, session: Session, store: ObjectStore, key: bytes | None, run: str) -> None:
+    def __init__(self, agent: Agent, store: ObjectStore, key: bytes | None, run: str) -> None:
         self.run = run
-        self._session = session
+        self._agent = agent
         self._store = store
         self._key = None if key is None else key.hex()
         self._requests = itertools.count(1)
@@ -39,68 +42,58 @@ class RemoteRun(ABC):
         with self._lock:
             self._given_up = self._given_up or reason
             waiting = list(self._open)
-        for request in waiting:
-            self._session.cancel(request)
+        for request_id in waiting:
+            self._agent.cancel(request_id)
 
     @abstractmethod
     def _begin_again(self) -> None:
         """Take the workspace once more, at an agent that was started anew."""
 
-    def _call(
-        self,
-        op: str,
-        on_event: Callable[[dict[str, Any]], None] | None = None,
-        /,
-        **args: Any,
-    ) -> dict[str, Any]:
+    def _call(self, request: OfRun[A], on_event: OnEvent = None) -> A:
         """Ask the agent, under a fresh request id, unless the run was given up."""
         self._refuse_given_up()
         try:
-            return self._send(op, on_event, **args)
+            return self._send(request, on_event)
         except TorporError:
             self._refuse_given_up()
             raise
 
-    def _send(
-        self,
-        op: str,
-        on_event: Callable[[dict[str, Any]], None] | None = None,
-        /,
-        **args: Any,
-    ) -> dict[str, Any]:
-        request = f"{self.run}:{next(self._requests)}"
-        with self._lock:
-            self._open.add(request)
+    def _held(self, request: OfRun[A], on_event: OnEvent = None) -> A:
+        """A call within a run that the agent may have lost: then begin again and ask once more."""
         try:
-            return self._session.call(
-                op, {"run": self.run, **args}, request=request, on_event=on_event
-            )
+            return self._call(request, on_event)
+        except AgentLost:
+            self._begin_again()
+            return self._call(request, on_event)
+
+    def _send(self, request: OfRun[A], on_event: OnEvent = None) -> A:
+        request_id = f"{self.run}:{next(self._requests)}"
+        with self._lock:
+            self._open.add(request_id)
+        try:
+            return self._agent.call(request, request_id=request_id, on_event=on_event)
         finally:
             with self._lock:
-                self._open.discard(request)
+                self._open.discard(request_id)
 
     def _refuse_given_up(self) -> None:
         if self._given_up is not None:
             raise type(self._given_up)(str(self._given_up))
 
-    def _held(
-        self,
-        op: str,
-        on_event: Callable[[dict[str, Any]], None] | None = None,
-        /,
-        **args: Any,
-    ) -> dict[str, Any]:
-        """A call within a run that the agent may have lost: then begin again and ask once more."""
-        try:
-            return self._call(op, on_event, **args)
-        except AgentLost:
-            self._begin_again()
-            return self._call(op, on_event, **args)
-
-    def _grant(self, verb: str, key: ObjectKey, plain_bytes: int) -> dict[str, Any]:
+    def _grant(self, verb: str, key: ObjectKey, plain_bytes: int) -> Grant:
         """Leave for the agent, for as long as ``plain_bytes`` take at 1 MiB/s: 1 to 24 hours."""
         expires_s = min(_LONGEST_GRANT_S, max(_SHORTEST_GRANT_S, plain_bytes // _SLOWEST_BYTES_S))
-        wire: dict[str, Any] = msgspec.to_builtins(
-            self._store.grant(verb, key, expires_s=expires_s)
-        )
-        return wire
+        return self._store.grant(verb, key, expires_s=expires_s)
+
+    def _of(self, wanted: StoredSnapshot) -> dict[str, Any]:
+        """What every request says that begins to bring ``wanted`` onto the machine."""
+        key = manifest_key(wanted.workspace, wanted.snapshot)
+        return {
+            "run": self.run,
+            "workspace": wanted.workspace,
+            "snapshot": wanted.snapshot,
+            "root": wanted.root,
+            "manifest_bytes": wanted.manifest_bytes,
+            "grant": self._grant("GET", key, wanted.manifest_bytes),
+            "key": self._key,
+        }

@@ -17,7 +17,15 @@ from torpor.control.remote.probe import DEFAULT_HOME, PYTHON_CANDIDATES
 from torpor.control.remote.ssh import Identity
 from torpor.shared.errors import AgentLost, TorporError, from_wire
 from torpor.shared.values import Endpoint
-from torpor.shared.wire.protocol import PING_S, Hello, encode_line
+from torpor.shared.wire.protocol import (
+    PING_LINE,
+    PING_S,
+    Hello,
+    Said,
+    cancel_line,
+    request_line,
+)
+from torpor.shared.wire.request import Event, Request, parse_answer
 
 ATTEMPTS: Final = 5
 BACKOFF_S: Final = (0.1, 1.0, 3.0, 8.0, 15.0)  # before each attempt, times 0.5 to 1.5
@@ -27,6 +35,7 @@ OPEN_S: Final = 1200.0  # a first install over a slow link
 _WAITING_EVENTS: Final = 64
 _CLOSE_S: Final = 20.0
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -91,22 +100,21 @@ class Session:
 
     def call(
         self,
-        op: str,
-        args: dict[str, Any],
+        request: Request[A],
         *,
-        request: str,
-        on_event: Callable[[dict[str, Any]], None] | None = None,
+        request_id: str,
+        on_event: Callable[[Event], None] | None = None,
         timeout_s: float | None = None,
-    ) -> dict[str, Any]:
+    ) -> A:
         """Ask the agent and wait for the answer; ``on_event`` is called in this thread.
 
-        ``request`` names the work: the same name again gets the same answer. Raises the agent's
+        ``request_id`` names the work: the same id again gets the same answer. Raises the agent's
         error, which then names the machine, or AgentLost where the agent stays away. Whatever else
         ends the wait (the time is over, ``on_event`` raises, the thread is interrupted) cancels the
         request.
         """
-        line = encode_line({"id": request, "op": op, "args": args})
-        waiting = _Waiting(op, request, line, self._route.where)
+        line = request_line(request_id, request)
+        waiting = _Waiting(request.op, request_id, line, self._route.where)
         self._submit(lambda: self._begin(waiting))
         give_up = None if timeout_s is None else time.monotonic() + timeout_s
         try:
@@ -114,15 +122,15 @@ class Session:
                 if on_event is not None:
                     on_event(event)
         except BaseException:
-            self.cancel(request)
+            self.cancel(request_id)
             raise
         finally:
             self._submit(lambda: self._end(waiting), quiet=True)
-        return waiting.result()
+        return parse_answer(type(request), waiting.result())
 
-    def cancel(self, request: str) -> None:
+    def cancel(self, request_id: str) -> None:
         """Ask the agent to end a request; its call then raises RunCancelled. Idempotent."""
-        self._submit(lambda: self._cancel(request), quiet=True)
+        self._submit(lambda: self._cancel(request_id), quiet=True)
 
     def close(self) -> None:
         """Detach. The agent and its runs go on for a while. Open calls end with AgentLost."""
@@ -183,13 +191,13 @@ class Session:
     # -- on the loop's thread
 
     def _begin(self, waiting: _Waiting) -> None:
-        if waiting.request in self._waiting:
-            waiting.fail(AgentLost(f"request {waiting.request} is being waited for already"))
+        if waiting.request_id in self._waiting:
+            waiting.fail(AgentLost(f"request {waiting.request_id} is being waited for already"))
             return
         if self._closed:
             waiting.fail(AgentLost(f"the session with {self._route.where} was closed"))
             return
-        self._waiting[waiting.request] = waiting
+        self._waiting[waiting.request_id] = waiting
         if self._link is None:
             self._mend()
         else:
@@ -197,15 +205,15 @@ class Session:
             self._spawn(self._send(self._link, waiting.line))
 
     def _end(self, waiting: _Waiting) -> None:
-        if self._waiting.get(waiting.request) is waiting:
-            del self._waiting[waiting.request]
+        if self._waiting.get(waiting.request_id) is waiting:
+            del self._waiting[waiting.request_id]
 
-    def _cancel(self, request: str) -> None:
-        waiting = self._waiting.get(request)
+    def _cancel(self, request_id: str) -> None:
+        waiting = self._waiting.get(request_id)
         if waiting is not None:
             waiting.cancelled = True
         if self._link is not None:
-            self._spawn(self._send(self._link, encode_line({"cancel": request})))
+            self._spawn(self._send(self._link, cancel_line(request_id)))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -231,10 +239,10 @@ class Session:
 
     async def _listen(self, link: Link) -> None:
         try:
-            async for message in link.messages():
-                waiting = self._waiting.get(str(message.get("id", "")))
+            async for said in link.messages():
+                waiting = self._waiting.get(said.id or "")
                 if waiting is not None:
-                    waiting.take(message)
+                    waiting.take(said)
         except TorporError:  # the link is gone: what has no answer is asked again
             pass
         finally:
@@ -245,10 +253,9 @@ class Session:
             self._mend()
 
     async def _ping(self, link: Link) -> None:
-        line = encode_line({"ping": True})
         while self._link is link:
             await asyncio.sleep(PING_S)
-            await self._send(link, line)
+            await self._send(link, PING_LINE)
 
     def _mend(self) -> None:
         if self._mending is None or self._mending.done():
@@ -290,7 +297,7 @@ class Session:
             waiting.sends += 1
             await self._send(link, waiting.line)
             if waiting.cancelled:
-                await self._send(link, encode_line({"cancel": waiting.request}))
+                await self._send(link, cancel_line(waiting.request_id))
 
     def _fail_all(self, error: TorporError) -> None:
         for waiting in self._waiting.values():
@@ -312,15 +319,15 @@ class Session:
 class _Waiting:
     """A request without an answer yet: written by the loop's thread, read by the caller's."""
 
-    def __init__(self, op: str, request: str, line: bytes, where: str) -> None:
+    def __init__(self, op: str, request_id: str, line: bytes, where: str) -> None:
         self.op = op
-        self.request = request
+        self.request_id = request_id
         self.line = line
         self._where = where
         self.sends = 0
         self.cancelled = False
         self._wake = threading.Condition()
-        self._events: deque[dict[str, Any]] = deque(maxlen=_WAITING_EVENTS)
+        self._events: deque[Event] = deque(maxlen=_WAITING_EVENTS)
         self._result: dict[str, Any] | None = None
         self._error: TorporError | None = None
 
@@ -328,17 +335,17 @@ class _Waiting:
     def done(self) -> bool:
         return self._result is not None or self._error is not None
 
-    def take(self, message: dict[str, Any]) -> None:
+    def take(self, said: Said) -> None:
         with self._wake:
             if self.done:
                 return
-            if isinstance(message.get("result"), dict):
-                self._result = message["result"]
-            elif isinstance(message.get("error"), dict):
-                error = from_wire(message["error"])
+            if said.error is not None:
+                error = from_wire(said.error)
                 self._error = type(error)(f"{self._where}: {error}")
-            elif isinstance(message.get("event"), dict):
-                self._events.append(message["event"])
+            elif said.event is not None:
+                self._events.append(said.event)
+            elif isinstance(said.result, dict):
+                self._result = said.result
             self._wake.notify_all()
 
     def fail(self, error: TorporError) -> None:
@@ -347,13 +354,13 @@ class _Waiting:
                 self._error = error
                 self._wake.notify_all()
 
-    def next_event(self, give_up: float | None) -> dict[str, Any] | None:
+    def next_event(self, give_up: float | None) -> Event | None:
         """The next event, or None once there is an answer; AgentLost when the time is over."""
         with self._wake:
             while not self._events and not self.done:
                 left = None if give_up is None else give_up - time.monotonic()
                 if left is not None and left <= 0:
-                    raise AgentLost(f"{self.op} ({self.request}) had no answer in time")
+                    raise AgentLost(f"{self.op} ({self.request_id}) had no answer in time")
                 self._wake.wait(left)
             return self._events.popleft() if self._events else None
 
@@ -361,5 +368,5 @@ class _Waiting:
         if self._error is not None:
             raise type(self._error)(str(self._error))
         if self._result is None:
-            raise AgentLost(f"{self.op} ({self.request}) has no answer")
+            raise AgentLost(f"{self.op} ({self.request_id}) has no answer")
         return self._result

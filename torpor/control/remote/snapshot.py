@@ -1,16 +1,13 @@
-"""The control side's half of a snapshot: grants for the agent, and what it answers, typed."""
+"""The control side's half of a snapshot: grants for the agent, passes, and the commit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
-
-from torpor.control.remote.run import RemoteRun
-from torpor.control.remote.session import Session
-from torpor.control.safety import Confirmed
+from torpor.control.remote.run import OnEvent, RemoteRun
+from torpor.control.remote.seam import Agent
 from torpor.control.store.marks import COMMIT_S, marked_packs
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import list_snapshots
@@ -24,72 +21,27 @@ from torpor.shared.values import (
     WorkspaceSpec,
     new_snapshot_id,
 )
+from torpor.shared.wire.snapshot import (
+    BeginSnapshot,
+    Commit,
+    Committed,
+    Confirm,
+    Confirmed,
+    EndSnapshot,
+    KnownSnapshot,
+    ListPacks,
+    PackClaim,
+    PartPlan,
+    PartReport,
+    Quiesce,
+    RereadPacks,
+    Scan,
+    Scanned,
+    StorePart,
+)
 
 KNOWN_SNAPSHOTS: Final = 8
 """How many earlier snapshots a new one may refer to: their manifests are read where work is new."""
-
-
-class PackClaim(msgspec.Struct, frozen=True):
-    """What the agent says that it stored."""
-
-    key: ObjectKey
-    bytes: int
-    md5: str
-
-
-class PartPlan(msgspec.Struct, frozen=True):
-    part: int
-    bytes: int
-    packs: int
-
-
-class Scan(msgspec.Struct, frozen=True):
-    """One walk of the workspace. Counts and bytes of ``read_`` are new since the last pass."""
-
-    files: int
-    bytes: int
-    entries: int
-    skipped: int
-    read_files: int
-    read_bytes: int
-    unaccepted_count: int
-    unaccepted: list[str]
-    parts: list[PartPlan]
-
-
-class StoreSeconds(msgspec.Struct, frozen=True):
-    read: float = 0.0
-    hash: float = 0.0
-    encode: float = 0.0
-    put: float = 0.0
-
-
-class PartReport(msgspec.Struct, frozen=True):
-    """What one part did; ``lost``: nothing, because the agent was started anew meanwhile."""
-
-    part: int
-    lost: bool
-    files: int
-    bytes: int
-    new_bytes: int
-    stored_bytes: int
-    packs: int
-    changed_count: int
-    changed: list[str]
-    seconds: StoreSeconds
-
-
-class Committed(msgspec.Struct, frozen=True):
-    """A manifest that the store has acknowledged; not verified yet."""
-
-    root: str
-    manifest_bytes: int
-    files: int
-    bytes: int
-    changed_count: int
-    unaccepted_count: int
-    unaccepted: list[str]
-    encoding: str  # how chunks were encoded and why, in words
 
 
 class _Leave(NamedTuple):
@@ -97,7 +49,7 @@ class _Leave(NamedTuple):
 
     snapshot: SnapshotId
     signed_unix: float
-    grant: dict[str, Any]
+    grant: Grant
 
 
 class RemoteSnapshot(RemoteRun):
@@ -109,81 +61,72 @@ class RemoteSnapshot(RemoteRun):
 
     def __init__(
         self,
-        session: Session,
+        agent: Agent,
         store: ObjectStore,
         spec: WorkspaceSpec,
         key: bytes | None,
         run: str,
     ) -> None:
-        super().__init__(session, store, key, run)
+        super().__init__(agent, store, key, run)
         self.spec = spec
         self._resumed: list[ObjectKey] = []
         self._parent: SnapshotId | None = None
         self._leave: _Leave | None = None
 
-    def begin(self) -> dict[str, Any]:
-        """Take the workspace on the machine; returns the machine's environment.
+    def begin(self) -> None:
+        """Take the workspace on the machine.
 
         Raises WorkspaceInvalid, WorkspaceBusy, WrongKey and what the store raises.
         """
         known = list_snapshots(self._store, self.spec.name, newest=KNOWN_SNAPSHOTS)
         self._parent = known[0].snapshot if known else None
         begun = self._call(
-            "snapshot.begin",
-            workspace=self.spec.name,
-            roots=self.spec.paths,
-            exclude=self.spec.exclude,
-            key=self._key,
-            known=[self._known(one) for one in known],
-            compression=msgspec.to_builtins(self.spec.compression),
+            BeginSnapshot(
+                self.run,
+                self.spec.name,
+                self.spec.paths,
+                self.spec.exclude,
+                self._key,
+                [self._known(one) for one in known],
+                self.spec.compression,
+            )
         )
-        self._resumed = self._still_there(begun["resumable"])
-        environment: dict[str, Any] = begun["environment"]
-        return environment
+        self._resumed = self._still_there(begun.resumable)
 
-    def scan(self, number: int, lost: Sequence[ObjectKey] = ()) -> Scan:
+    def scan(self, number: int, lost: Sequence[ObjectKey] = ()) -> Scanned:
         """Walk the workspace; ``lost`` packs must be stored anew. Passes count from 1."""
         self._leave = None
-        answer = self._held(
-            "snapshot.scan",
-            **{"pass": number},
-            max_parts=self.spec.parts,
-            part_bytes=self.spec.part_bytes,
-            resumed=self._resumed,
-            lost=list(lost),
-            accepted=self.spec.accept_changed,
+        return self._held(
+            Scan(
+                self.run,
+                number,
+                self.spec.parts,
+                self.spec.part_bytes,
+                self._resumed,
+                list(lost),
+                self.spec.accept_changed,
+            )
         )
-        return msgspec.convert(answer, Scan)
 
-    def store_part(
-        self,
-        number: int,
-        plan: PartPlan,
-        on_event: Callable[[dict[str, Any]], None] | None = None,
-    ) -> PartReport:
+    def store_part(self, number: int, plan: PartPlan, on_event: OnEvent = None) -> PartReport:
         """Store one part of pass ``number``; with new grants each time. Idempotent."""
 
-        def ask() -> dict[str, Any]:
+        def ask() -> PartReport:
             keys = [new_pack_key(self.spec.name) for _ in range(plan.packs)]
             grants = [self._grant("PUT", key, plan.bytes) for key in keys]
-            return self._call(
-                "snapshot.part", on_event, **{"pass": number}, part=plan.part, packs=grants
-            )
+            return self._call(StorePart(self.run, number, plan.part, grants), on_event)
 
         try:
-            answer = ask()
+            return ask()
         except AgentLost:
             # The agent may be alive and still fill the packs of the first request.
             self._begin_again()
-            answer = ask()
-        return msgspec.convert(answer, PartReport)
+            return ask()
 
     def quiesce(self) -> str:
         """Run the user's hook on the machine; returns the tail of what it printed."""
-        answer = self._held(
-            "snapshot.hook", argv=self.spec.quiesce, timeout_s=self.spec.quiesce_timeout_s
-        )
-        return str(answer["tail"])
+        hook = Quiesce(self.run, self.spec.quiesce, self.spec.quiesce_timeout_s)
+        return self._held(hook).tail
 
     def lost_packs(self) -> list[ObjectKey]:
         """Packs that the manifest would name and must not: the store does not have them as
@@ -193,7 +136,7 @@ class RemoteSnapshot(RemoteRun):
         leave to write the manifest, which ends COMMIT_S later whatever becomes of this process;
         then the marks; then the packs.
         """
-        claims = msgspec.convert(self._held("snapshot.packs")["packs"], list[PackClaim])
+        claims = self._held(ListPacks(self.run)).packs
         self._leave = self._new_leave()
         marked = marked_packs(self._store, self.spec.name)
         missing = set(self._missing(claims))
@@ -205,16 +148,17 @@ class RemoteSnapshot(RemoteRun):
         if self._leave is None:
             raise RuntimeError("commit comes after lost_packs, and nothing between them")
         leave = self._leave
-        answer = self._held(
-            "snapshot.commit",
-            snapshot=leave.snapshot,
-            parent=self._parent,
-            created_unix=int(leave.signed_unix),
-            statistics=statistics,
-            accepted=self.spec.accept_changed,
-            grant=leave.grant,
+        committed = self._held(
+            Commit(
+                self.run,
+                leave.snapshot,
+                self._parent,
+                int(leave.signed_unix),
+                statistics,
+                self.spec.accept_changed,
+                leave.grant,
+            )
         )
-        committed = msgspec.convert(answer, Committed)
         stored = StoredSnapshot(
             self.spec.name,
             leave.snapshot,
@@ -226,17 +170,15 @@ class RemoteSnapshot(RemoteRun):
 
     def reread(self, grants: Sequence[Grant]) -> list[ObjectKey]:
         """Have the machine read packs whole; returns those that are not as written."""
-        answer = self._held("snapshot.reread", packs=msgspec.to_builtins(list(grants)))
-        return [ObjectKey(key) for key in answer["wrong"]]
+        return self._held(RereadPacks(self.run, list(grants))).wrong
 
     def confirm(self) -> Confirmed:
         """Compare the machine's disk with what was committed."""
-        answer = self._held("snapshot.confirm", accepted=self.spec.accept_changed)
-        return msgspec.convert(answer, Confirmed)
+        return self._held(Confirm(self.run, self.spec.accept_changed))
 
     def end(self, *, committed: bool) -> None:
         """Give the workspace back. The agent keeps its index when the snapshot is verified."""
-        self._call("snapshot.end", committed=committed)
+        self._call(EndSnapshot(self.run, committed))
 
     def _begin_again(self) -> None:
         """The new agent answers a part with ``lost``, and what needs a pass with AgentLost."""
@@ -247,19 +189,14 @@ class RemoteSnapshot(RemoteRun):
         snapshot = new_snapshot_id(now, self._parent)
         key = manifest_key(self.spec.name, snapshot)
         grant = self._store.grant("PUT", key, expires_s=COMMIT_S)
-        return _Leave(snapshot, now.timestamp(), msgspec.to_builtins(grant))
+        return _Leave(snapshot, now.timestamp(), grant)
 
-    def _known(self, one: StoredSnapshot) -> dict[str, Any]:
+    def _known(self, one: StoredSnapshot) -> KnownSnapshot:
         key = manifest_key(one.workspace, one.snapshot)
         grant = self._grant("GET", key, one.manifest_bytes)
-        return {
-            "root": one.root,
-            "bytes": one.manifest_bytes,
-            "grant": grant,
-        }
+        return KnownSnapshot(one.root, one.manifest_bytes, grant)
 
-    def _still_there(self, resumable: Any) -> list[ObjectKey]:
-        claims = msgspec.convert(resumable, list[PackClaim])
+    def _still_there(self, claims: Sequence[PackClaim]) -> list[ObjectKey]:
         missing = set(self._missing(claims)) if claims else set()
         return [claim.key for claim in claims if claim.key not in missing]
 

@@ -2,55 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import msgspec
-
-from torpor.control.remote.restore import Checked, RestoredPart, RestorePart
-from torpor.control.remote.run import RemoteRun
-from torpor.control.remote.session import Session
+from torpor.control.remote.run import OnEvent, RemoteRun
+from torpor.control.remote.seam import Agent
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import snapshot_ids
-from torpor.shared.format.names import manifest_key
-from torpor.shared.values import SnapshotId, StoredSnapshot, WorkspaceSpec
-
-
-class Intent(msgspec.Struct, frozen=True):
-    """What a sync would do; nothing has been written. Names are the first few, counts all.
-
-    ``last``: the snapshot that the machine held. ``staged`` files are made anew, of which a part
-    is there already. ``kept``: changed after an earlier run of this sync had begun to write.
-    """
-
-    last: SnapshotId | None
-    roots: list[str]
-    files: int
-    bytes: int
-    left_out: int
-    staged: int
-    staged_bytes: int
-    removed: list[str]
-    removed_count: int
-    kept: list[str]
-    kept_count: int
-    discarded: list[str]
-    discarded_count: int
-
-
-class SyncPlan(msgspec.Struct, frozen=True):
-    """What was taken from the machine itself, and what has to be fetched."""
-
-    copied_bytes: int
-    stored_bytes: int
-    parts: list[RestorePart]
-
-
-class Changed(msgspec.Struct, frozen=True):
-    """The tree has become the snapshot."""
-
-    warnings: list[str]
-    warning_count: int
+from torpor.shared.values import StoredSnapshot, WorkspaceSpec
+from torpor.shared.wire.restore import Checked, RestoredPart, RestorePart
+from torpor.shared.wire.sync import (
+    BeginSync,
+    Changed,
+    CheckSync,
+    EndSync,
+    FinishSync,
+    Intent,
+    StageSync,
+    SyncPart,
+    SyncPlan,
+)
 
 
 class RemoteSync(RemoteRun):
@@ -59,7 +27,7 @@ class RemoteSync(RemoteRun):
 
     def __init__(
         self,
-        session: Session,
+        agent: Agent,
         store: ObjectStore,
         wanted: StoredSnapshot,
         spec: WorkspaceSpec,
@@ -68,7 +36,7 @@ class RemoteSync(RemoteRun):
         *,
         discard_local: bool = False,
     ) -> None:
-        super().__init__(session, store, key, run)
+        super().__init__(agent, store, key, run)
         self.wanted = wanted
         self._spec = spec
         self._discard_local = discard_local
@@ -76,55 +44,41 @@ class RemoteSync(RemoteRun):
 
     def begin(self) -> Intent:
         """Look at the machine; UnsavedWork names what would be lost. Writes nothing."""
-        wanted = self.wanted
-        key = manifest_key(wanted.workspace, wanted.snapshot)
-        answer = self._call(
-            "sync.begin",
-            workspace=wanted.workspace,
-            snapshot=wanted.snapshot,
-            root=wanted.root,
-            manifest_bytes=wanted.manifest_bytes,
-            grant=self._grant("GET", key, wanted.manifest_bytes),
-            key=self._key,
-            exclude=self._spec.exclude,
-            stored=snapshot_ids(self._store, wanted.workspace),
-            discard_local=self._discard_local,
+        return self._call(
+            BeginSync(
+                **self._of(self.wanted),
+                exclude=self._spec.exclude,
+                stored=snapshot_ids(self._store, self.wanted.workspace),
+                discard_local=self._discard_local,
+            )
         )
-        return msgspec.convert(answer, Intent)
 
-    def stage(self, on_event: Callable[[dict[str, Any]], None] | None = None) -> SyncPlan:
+    def stage(self) -> SyncPlan:
         """Make the new files beside the tree from what is on the machine; plan the rest."""
-        answer = self._held("sync.stage", on_event, max_parts=self._spec.parts)
+        plan = self._held(StageSync(self.run, self._spec.parts))
         self._staging = True
-        return msgspec.convert(answer, SyncPlan)
+        return plan
 
-    def sync_part(
-        self, plan: RestorePart, on_event: Callable[[dict[str, Any]], None] | None = None
-    ) -> RestoredPart:
+    def sync_part(self, plan: RestorePart, on_event: OnEvent = None) -> RestoredPart:
         """Fetch one part, by the packs it names. Idempotent."""
-        answer = self._held(
-            "sync.part",
-            on_event,
-            part=plan.part,
-            packs=[self._grant("GET", key, plan.stored_bytes) for key in plan.packs],
-        )
-        return msgspec.convert(answer, RestoredPart)
+        grants = [self._grant("GET", key, plan.stored_bytes) for key in plan.packs]
+        return self._held(SyncPart(self.run, grants), on_event)
 
     def finish(self) -> Changed:
         """Check every staged file, then change the tree, once every part is there.
 
         StillChanging: somebody worked on the files meanwhile; sync again."""
-        return msgspec.convert(self._held("sync.finish"), Changed)
+        return self._held(FinishSync(self.run))
 
     def check(self, *, full: bool) -> Checked:
         """Compare what was changed with the snapshot; ``full`` every byte of everything."""
-        return msgspec.convert(self._held("sync.check", full=full), Checked)
+        return self._held(CheckSync(self.run, full))
 
     def end(self) -> None:
         """Give the workspace back."""
-        self._send("sync.end")
+        self._send(EndSync(self.run))
 
     def _begin_again(self) -> None:
         self.begin()
         if self._staging:
-            self._call("sync.stage", max_parts=self._spec.parts)
+            self._call(StageSync(self.run, self._spec.parts))

@@ -10,26 +10,20 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from torpor.machine.agent import machine
+from torpor.machine.agent.call import Call, Operations, Runs
 from torpor.machine.agent.connection import Connection
 from torpor.machine.agent.log import LOG_FILE, Log, scrub
 from torpor.machine.agent.orphans import Orphans
 from torpor.shared.errors import DiskFull, InvalidInput, MachineError, TorporError, WorkspaceBusy
 from torpor.shared.values import MIB
-from torpor.shared.wire.protocol import (
-    Call,
-    Cancel,
-    Operation,
-    Request,
-    Runs,
-    encode_line,
-    parse_line,
-)
+from torpor.shared.wire.machine import Bye, Forget
+from torpor.shared.wire.protocol import Cancel, Envelope, Said, encode_line, parse_line
+from torpor.shared.wire.request import Event, Nothing
 
 KEPT_RESULTS: Final = 1024
 MAX_KEPT_BYTES: Final = 64 * MIB
@@ -54,13 +48,15 @@ class Daemon:
         self,
         home: Path,
         agent: str,
-        operations: Mapping[str, Operation],
+        operations: Operations,
         runs: Runs,
         patience: Patience | None = None,
     ) -> None:
         self._home = home
         self._agent = agent
         self._operations = operations
+        operations.add(Bye, self._bye)
+        operations.add(Forget, self._forget_home)
         self._runs = runs
         self._patience = patience or Patience()
         self._log = Log(home / LOG_FILE)
@@ -119,12 +115,12 @@ class Daemon:
     def _read(self, connection: Connection) -> None:
         try:
             hello = machine.hello(self._home, self._agent, self._busy())
-            connection.answer(encode_line(hello.to_wire()))
+            connection.answer(encode_line(Said(hello=hello)))
             for line in connection.lines():
                 self._take(connection, line)
         except (InvalidInput, OSError) as error:
             self._log.write(f"a connection ended: {scrub(str(error))}")
-            connection.answer(encode_line({"error": InvalidInput(str(error)).to_wire()}))
+            connection.answer(encode_line(Said(error=InvalidInput(str(error)).to_wire())))
             connection.flush(FLUSH_S)
         finally:
             connection.release()
@@ -138,7 +134,7 @@ class Daemon:
 
     def _take(self, connection: Connection, line: bytes) -> None:
         message = parse_line(line)
-        if isinstance(message, Request):
+        if isinstance(message, Envelope):
             self._start(connection, message)
         elif isinstance(message, Cancel):
             with self._lock:
@@ -146,11 +142,11 @@ class Daemon:
             if served is not None:
                 served.call.cancel()
         else:
-            connection.event(b'{"pong":true}\n')
+            connection.event(encode_line(Said(pong=True)))
 
     # -- requests
 
-    def _start(self, connection: Connection, request: Request) -> None:
+    def _start(self, connection: Connection, request: Envelope) -> None:
         run = request.args.get("run")
         with self._lock:
             if isinstance(run, str):
@@ -183,30 +179,26 @@ class Daemon:
         except RuntimeError as error:  # the system gives no more threads
             self._finish(served, _failure(request.id, self._translate(request, error)))
 
-    def _serve(self, request: Request, served: _Served) -> None:
+    def _serve(self, request: Envelope, served: _Served) -> None:
         try:
-            line = encode_line({"id": request.id, "result": self._operate(request, served.call)})
+            typed = self._operations.parse(request.op, request.args)
+            answer = self._operations.serve(typed, served.call)
+            line = encode_line(Said(id=request.id, result=answer))
         except BaseException as error:  # noqa: BLE001  the thread's border: all becomes an answer
             line = _failure(request.id, self._translate(request, error))
         self._finish(served, line)
 
-    def _operate(self, request: Request, call: Call) -> dict[str, Any]:
-        if request.op == "bye":
-            self._leaving = True
-            return {}
-        if request.op == "forget":
-            if self._busy():
-                raise WorkspaceBusy(
-                    f"a run is active on this machine: end it before {self._home} is removed"
-                )
-            self._leaving = self._forget = True
-            return {}
-        operation = self._operations.get(request.op)
-        if operation is None:
-            raise InvalidInput(
-                f"this agent ({self._agent[:12]}) knows no operation {request.op[:80]!r}"
+    def _bye(self, request: Bye, call: Call) -> Nothing:
+        self._leaving = True
+        return Nothing()
+
+    def _forget_home(self, request: Forget, call: Call) -> Nothing:
+        if self._busy():
+            raise WorkspaceBusy(
+                f"a run is active on this machine: end it before {self._home} is removed"
             )
-        return operation(request.args, call)
+        self._leaving = self._forget = True
+        return Nothing()
 
     def _finish(self, served: _Served, line: bytes) -> None:
         with self._lock:
@@ -228,7 +220,7 @@ class Daemon:
             self._kept_bytes -= len(oldest.answer or b"")
             del self._requests[oldest.id]
 
-    def _translate(self, request: Request, error: BaseException) -> TorporError:
+    def _translate(self, request: Envelope, error: BaseException) -> TorporError:
         """What a caller is told; the traceback stays in the log, secrets stay in neither."""
         if isinstance(error, TorporError):
             return type(error)(scrub(str(error), request.args))
@@ -252,10 +244,8 @@ class Daemon:
 
     def _busy(self) -> bool:
         with self._lock:
-            working = any(
-                s.answer is None and s.op not in ("bye", "forget") for s in self._requests.values()
-            )
-        return working or self._runs.active()
+            at_work = [s.op for s in self._requests.values() if s.answer is None]
+        return any(op not in (Bye.op, Forget.op) for op in at_work) or self._runs.active()
 
     def _should_leave(self) -> bool:
         if self._stopping:
@@ -300,17 +290,17 @@ class Daemon:
 class _Served:
     """A request that runs, or its kept answer."""
 
-    def __init__(self, request: Request, home: Path) -> None:
+    def __init__(self, request: Envelope, home: Path) -> None:
         self.id = request.id
         self.op = request.op
         self.run = request.args.get("run")
         self.digest = request.digest
         self.answer: bytes | None = None
         self.listeners: frozenset[Connection] = frozenset()  # replaced, never changed
-        self.call = Call(request, home, self._emit)
+        self.call = Call(request.id, home, self._emit)
 
-    def _emit(self, event: dict[str, Any]) -> None:
-        line = encode_line({"id": self.id, "event": event})
+    def _emit(self, event: Event) -> None:
+        line = encode_line(Said(id=self.id, event=event))
         for connection in self.listeners:
             connection.event(line)
 
@@ -318,7 +308,7 @@ class _Served:
 def _failure(request: str, error: TorporError) -> bytes:
     wire = error.to_wire()
     wire["message"] = wire["message"][: 64 * 1024]
-    return encode_line({"id": request, "error": wire})
+    return encode_line(Said(id=request, error=wire))
 
 
 def _name(filename: object) -> str:

@@ -10,9 +10,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from torpor.shared.errors import HookFailed, InvalidInput
+from torpor.shared.wire.snapshot import Quiesced
 
 _IN_MEMORY: Final = "/dev/shm"  # noqa: S108 - the file has no name there
 _TAIL_BYTES: Final = 4096
@@ -20,10 +21,10 @@ _MOST_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.2
 
 
-def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> dict[str, Any]:
+def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> Quiesced:
     """Run the quiesce hook and wait for it; what it leaves in the background may go on.
 
-    Its exit status (0), its seconds and the end of what it said. HookFailed where it cannot start,
+    The end of what it said. HookFailed where it cannot start,
     fails or takes too long; one that takes too long, or that runs when ``check`` raises, is ended
     with its whole process group.
     """
@@ -54,7 +55,7 @@ def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> di
             f"the quiesce hook {argv[0]!r} ended with status {process.returncode}, having said: "
             f"{tail.strip() or 'nothing'}. Mend it, or take it out of the workspace block"
         )
-    return {"exit": process.returncode, "seconds": time.monotonic() - started, "tail": tail}
+    return Quiesced(tail)
 
 
 def _start(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import platform
 import secrets
-import sys
 import time
 from pathlib import Path
 
 from torpor.shared.wire.protocol import PROTOCOL, Hello
 
 _ID_FILE = "machine-id"
-_NO_LIMIT_BYTES = 1 << 60  # cgroup v1 says "no limit" as a number near 2^63
 
 
 def machine_id(home: Path) -> str:
@@ -37,36 +34,6 @@ def hello(home: Path, agent: str, busy: bool) -> Hello:
         protocol=PROTOCOL,
         agent=agent,
         machine=machine_id(home),
-        python=platform.python_version(),
-        platform=f"{sys.platform}-{platform.machine()}",
-        cpus=cpu_count(),
-        memory_bytes=memory_bytes(),
         clock_unix=time.time(),
         busy=busy,
     )
-
-
-def cpu_count(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """CPUs that this process may use: its affinity, and a container's quota where there is one."""
-    cpus = len(os.sched_getaffinity(0))
-    quota, period = [*_words(cgroup / "cpu.max"), "", ""][:2]
-    if quota.isdigit() and period.isdigit() and int(period):
-        cpus = min(cpus, max(1, -(-int(quota) // int(period))))
-    return cpus
-
-
-def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that this process may use: the machine's, or a container's limit where lower."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        limit = (_words(cgroup / name) or [""])[0]
-        if limit.isdigit() and 0 < int(limit) < _NO_LIMIT_BYTES:
-            total = min(total, int(limit))
-    return total
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text("ascii").split()
-    except (OSError, ValueError):
-        return []

@@ -7,22 +7,24 @@ import os
 import shutil
 import stat
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from blake3 import blake3
 
-from torpor.machine.agent.manifests import Wanted, read_wanted
-from torpor.machine.agent.restore import SHOWN, RestoreRun
-from torpor.machine.pipeline.download import RestoreJournal, RestorePlan, in_pieces
+from torpor.machine.agent.call import Call
+from torpor.machine.agent.manifests import read_wanted
+from torpor.machine.agent.restore import RestoreRun, checked
+from torpor.machine.agent.runs import seal_of
+from torpor.machine.pipeline.download import FetchPlan, RestoreJournal, in_pieces
 from torpor.machine.tree.compare import compare_tree
 from torpor.machine.tree.walk import absolute_root
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.checks import check_manifest
-from torpor.shared.format.keys import Seal
 from torpor.shared.format.selection import select
 from torpor.shared.values import WorkspaceName
-from torpor.shared.wire.protocol import Call
+from torpor.shared.wire.request import Event
+from torpor.shared.wire.restore import BeginPath, Checked, CheckRestore, RestorePlan
 
 _STAGE: Final = b".torpor-"
 """A restore is written, finished and compared in a directory of this name, beside its place."""
@@ -38,44 +40,34 @@ class PathRun(RestoreRun):
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         super().__init__(home, run, workspace)
         self._stage = b""
-        self._placed: dict[str, Any] | None = None
+        self._placed: Checked | None = None
 
-    def begin_path(
-        self,
-        wanted: Wanted,
-        key: bytes | None,
-        chosen: tuple[int, bytes],
-        into: str,
-        aside: bool,
-        max_parts: int,
-        part_bytes: int,
-        call: Call,
-    ) -> dict[str, Any]:
+    def begin_path(self, request: BeginPath, call: Call) -> RestorePlan:
         """Read and check the manifest, look at the place, plan what to fetch. Once a run; an
         agent that was started anew goes on with what the lost one has written for this run.
 
-        ``chosen`` is a root's number and a path below it. ``aside``: what has the name already is
-        renamed in the end; otherwise it is refused now.
+        ``aside``: what has the name already is renamed in the end; otherwise it is refused now.
         """
         if self._begun is not None:
             return self._begun
-        self._seal = Seal(key)
-        _, manifest = read_wanted(wanted, self._seal, self.transfer(call))
-        self._manifest, self._name = select(manifest, *chosen)
-        check_manifest(self._manifest, f"what was chosen of snapshot {wanted.snapshot}")
-        self._into = os.fsencode(absolute_root(into))
-        self._aside = aside
-        self._snapshot = wanted.snapshot
+        self._seal = seal_of(request.key)
+        _, root, manifest = read_wanted(request, self._seal, self.transfer(call))
+        path = bytes.fromhex(request.path)
+        self._manifest, self._name = select(manifest, request.root_number, path)
+        check_manifest(self._manifest, f"what was chosen of snapshot {request.snapshot}")
+        self._into = os.fsencode(absolute_root(request.into))
+        self._aside = request.aside
+        self._snapshot = request.snapshot
         self._refuse_what_is_there()
         own = blake3(self.id.encode()).hexdigest(8).encode()
         self._stage = os.path.join(self._into, _STAGE + own)
         self._targets = [self._stage]
-        identity = blake3(wanted.root + self._stage + b"\0" + chosen[1]).digest()
+        identity = blake3(root + self._stage + b"\0" + path).digest()
         self._journal = RestoreJournal(self.state.folder / "path", identity)
         if not os.path.isdir(self._stage):
             self._journal.clear()  # what it says was written went with a run that was given up
         self._done = self._journal.done() or set()
-        self._plan = RestorePlan(self._manifest, max_parts, self._done, part_bytes)
+        self._plan = FetchPlan(self._manifest, request.max_parts, self._done, request.part_bytes)
         self._check_space()
         os.makedirs(self._into, mode=0o755, exist_ok=True)
         if not os.path.isdir(self._stage):
@@ -84,39 +76,30 @@ class PathRun(RestoreRun):
         self._writer = TreeWriter(self._targets)
         self._writer.prepare(self._manifest.entries, in_pieces, anew=not self._done)
         self._writer.close()
-        self._begun = self._described()
+        self._begun = self._planned([os.path.join(self._into, self._name)])
         return self._begun
 
-    def compare(self, full: bool, call: Call) -> dict[str, Any]:
+    def _compare(self, request: CheckRestore, call: Call) -> Checked:
         """Read and hash every byte, and then put it in its place. Once a run."""
         if self._placed is not None:
             return self._placed
-        self.finish()
+        self._finish()
         result = compare_tree(
             self._manifest.entries,
             self._manifest.chunks,
             self._targets,
             self._seal,
-            full=full,
+            full=request.full,
             owners=os.geteuid() == 0,
             refused_xattrs=self._writer.refused_xattrs,
-            progress=lambda size: call.emit({"bytes": size}),
+            progress=lambda size: call.emit(Event(size)),
             check=lambda: self.check(call),
         )
-        answer: dict[str, Any] = {
-            "files": result.files,
-            "bytes": result.bytes,
-            "differences": result.differences[:SHOWN],
-            "difference_count": len(result.differences),
-        }
+        answer = checked(result)
         if not result.differences:
             self._put_in_place()
             self._placed = answer
         return answer
-
-    def _described(self) -> dict[str, Any]:
-        place = os.fsdecode(os.path.join(self._into, self._name))
-        return {**super()._described(), "roots": [place]}
 
     def _refuse_what_is_there(self) -> None:
         place = os.path.join(self._into, self._name)

@@ -6,29 +6,42 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from blake3 import blake3
 
-from torpor.machine.agent.manifests import Wanted, read_wanted
-from torpor.machine.agent.peers import Passing, PeerFirst, PeerGrant
-from torpor.machine.agent.runs import Run
+from torpor.machine.agent.call import Call
+from torpor.machine.agent.manifests import read_wanted
+from torpor.machine.agent.passing import Passing, PeerFirst
+from torpor.machine.agent.runs import Run, seal_of
 from torpor.machine.pipeline.download import (
+    FetchPlan,
     PartRestored,
     RestoreJournal,
-    RestorePlan,
     in_pieces,
     restore_part,
 )
-from torpor.machine.tree.compare import compare_tree
+from torpor.machine.tree.compare import Comparison, compare_tree
 from torpor.machine.tree.walk import absolute_root
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import DiskFull, InvalidInput, RestoreUnfinished, WorkspaceInvalid
-from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import FILE, HOLE, Entry
 from torpor.shared.format.names import pack_id_of, pack_key
-from torpor.shared.values import MIB, Grant, WorkspaceName
-from torpor.shared.wire.protocol import Call
+from torpor.shared.values import MIB, WorkspaceName
+from torpor.shared.wire.request import Event
+from torpor.shared.wire.restore import (
+    BeginRestore,
+    Checked,
+    CheckRestore,
+    FetchPart,
+    Finished,
+    FinishRestore,
+    RestoredPart,
+    RestorePart,
+    RestorePlan,
+    Served,
+    ServePacks,
+)
 
 SHOWN: Final = 20
 _SPARE_BYTES: Final = 64 * MIB
@@ -40,21 +53,12 @@ class RestoreRun(Run):
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         super().__init__(home, run, workspace)
-        self._begun: dict[str, Any] | None = None
+        self._begun: RestorePlan | None = None
         self._whole = False  # restored and compared before this run began: hands off
-        self._finished: dict[str, Any] | None = None
+        self._finished: Finished | None = None
         self._passing = Passing(self.state.folder)
 
-    def begin(
-        self,
-        wanted: Wanted,
-        key: bytes | None,
-        roots: Sequence[str] | None,
-        max_parts: int,
-        part_bytes: int,
-        resume: bool,
-        call: Call,
-    ) -> dict[str, Any]:
+    def begin(self, request: BeginRestore, call: Call) -> RestorePlan:
         """Read and check the manifest, look at the targets, plan what to fetch. Once a run.
 
         ``resume``: this goes on with a restore that another run, or another agent, began; it may
@@ -62,18 +66,18 @@ class RestoreRun(Run):
         """
         if self._begun is not None:
             return self._begun
-        self._seal = Seal(key)
-        self._blob, manifest = read_wanted(wanted, self._seal, self.transfer(call))
-        self._root, self._manifest = wanted.root, manifest
-        self._targets = [os.fsencode(absolute_root(r)) for r in roots or manifest.roots]
+        self._seal = seal_of(request.key)
+        self._blob, self._root, manifest = read_wanted(request, self._seal, self.transfer(call))
+        self._manifest = manifest
+        self._targets = [os.fsencode(absolute_root(r)) for r in request.roots or manifest.roots]
         if len(self._targets) != len(manifest.roots):
             raise InvalidInput(
-                f"snapshot {wanted.snapshot} has {len(manifest.roots)} directories "
+                f"snapshot {request.snapshot} has {len(manifest.roots)} directories "
                 f"({', '.join(manifest.roots)}) and {len(self._targets)} targets were "
                 "named: name one for each"
             )
         _check_apart(self._targets)
-        identity = blake3(wanted.root + b"\0".join(self._targets)).digest()
+        identity = blake3(self._root + b"\0".join(self._targets)).digest()
         self._journal = RestoreJournal(self.state.restore_journal, identity)
         done = self._journal.done()
         if done is not None and not any(map(_holds_something, self._targets)):
@@ -81,85 +85,66 @@ class RestoreRun(Run):
             done = None
         mirrored = self.state.mirrored(self._real_targets())
         if (
-            resume
+            request.resume
             and done is None
-            and mirrored == wanted.root
+            and mirrored == self._root
             and any(map(_holds_something, self._targets))
         ):
             self._whole = True
             self._begun = self._whole_already()
-            self._finished = {
-                "files": self._begun["files"],
-                "bytes": self._begun["bytes"],
-                "warnings": [],
-                "warning_count": 0,
-            }
+            self._finished = Finished(self._begun.files, self._begun.bytes, [])
             return self._begun
         if done is None:
-            if resume:
+            if request.resume:
                 self._check_left(mirrored)
             self._check_targets()
             self._settle_sync()
         self._done = done or set()
-        self._plan = RestorePlan(manifest, max_parts, self._done, part_bytes)
+        self._plan = FetchPlan(manifest, request.max_parts, self._done, request.part_bytes)
         self._check_space()
         self.state.forget_index()
         self._journal.begin()
         self._writer = TreeWriter(self._targets)
         self._writer.prepare(manifest.entries, in_pieces, anew=not self._done)
         self._writer.close()
-        self._begun = self._described()
+        self._begun = self._planned(self._targets)
         return self._begun
 
-    def serve(self, host: str, most_bytes: int) -> dict[str, Any]:
+    def serve(self, request: ServePacks, call: Call) -> Served:
         """Keep what is fetched from now on, in the room that the restore leaves, and pass it on to
-        other machines at ``host``. Once a run."""
+        other machines. Once a run."""
         folder = self.state.folder
         room = shutil.disk_usage(folder).free - self._lacking_bytes() - _SPARE_BYTES
-        server = self._passing.serve(host, max(0, min(most_bytes, room)))
-        return {"port": server.port, "url": server.token, "certificate": server.certificate}
+        server = self._passing.serve(request.host, max(0, min(request.most_bytes, room)))
+        return Served(server.port, server.token, server.certificate)
 
-    def part(
-        self, part: int, grants: Sequence[Grant], peer: PeerGrant | None, call: Call
-    ) -> dict[str, Any]:
+    def part(self, request: FetchPart, call: Call) -> RestoredPart:
         """Fetch, check and write what the granted packs hold and the disk does not. A part is
         what its grants say: numbers change when an agent that was started anew plans again."""
-
-        def progress(report: PartRestored) -> None:
-            call.emit({"bytes": report.bytes, "stored_bytes": report.stored_bytes})
-
         report = PartRestored()
         fetcher = PeerFirst(
-            self.transfer(call), peer, self._passing, lambda: call.cancelled() or self.ended
+            self.transfer(call), request.peer, self._passing, lambda: call.cancelled() or self.ended
         )
         if not self._whole:
             report = restore_part(
                 self._plan,
                 self._seal,
                 fetcher,
-                grants,
+                request.packs,
                 self._writer,
                 self._journal,
                 self._done,
-                progress=progress,
+                progress=lambda report: call.emit(Event(report.bytes)),
                 check=lambda: self.check(call),
                 keep=self._passing.keep,
             )
-        return {
-            "part": part,
-            "files": report.files,
-            "bytes": report.bytes,
-            "stored_bytes": report.stored_bytes,
-            "peer_bytes": fetcher.peer_bytes,
-            "kept": self._kept([pack_id_of(grant.key) for grant in grants]),
-            "seconds": {
-                "get": report.seconds.get,
-                "decode": report.seconds.decode,
-                "write": report.seconds.write,
-            },
-        }
+        kept = self._kept([pack_id_of(grant.key) for grant in request.packs])
+        return RestoredPart(report.stored_bytes, fetcher.peer_bytes, kept)
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, request: FinishRestore, call: Call) -> Finished:
+        return self._finish()
+
+    def _finish(self) -> Finished:
         """Attributes, links and directories; every chunk must be there. Once a run."""
         if self._finished is not None:
             return self._finished
@@ -171,33 +156,28 @@ class RestoreRun(Run):
         self._writer.finish(self._manifest.entries, in_pieces)
         self._writer.close()
         files = [e for e in self._manifest.entries if e.kind == FILE]
-        self._finished = {
-            "files": len(files),
-            "bytes": sum(e.size for e in files),
-            "warnings": self._writer.warnings[:SHOWN],
-            "warning_count": len(self._writer.warnings),
-        }
+        self._finished = Finished(
+            len(files), sum(e.size for e in files), shown(self._writer.warnings)
+        )
         return self._finished
 
-    def compare(self, full: bool, call: Call) -> dict[str, Any]:
+    def compare(self, request: CheckRestore, call: Call) -> Checked:
+        return self._compare(request, call)
+
+    def _compare(self, request: CheckRestore, call: Call) -> Checked:
         """Compare the disk with the manifest; with ``full`` every byte is read and hashed."""
-        finished = self.finish()  # an agent that was started anew since has opened every mode again
+        self._finish()  # an agent that was started anew since has opened every mode again
         if self._whole:
-            return {
-                "files": finished["files"],
-                "bytes": finished["bytes"],
-                "differences": [],
-                "difference_count": 0,
-            }
+            return Checked([], 0)
         result = compare_tree(
             self._manifest.entries,
             self._manifest.chunks,
             self._targets,
             self._seal,
-            full=full,
+            full=request.full,
             owners=os.geteuid() == 0,
             refused_xattrs=self._writer.refused_xattrs,
-            progress=lambda size: call.emit({"bytes": size}),
+            progress=lambda size: call.emit(Event(size)),
             check=lambda: self.check(call),
         )
         if result.differences:
@@ -205,12 +185,7 @@ class RestoreRun(Run):
         else:
             self.state.save_index(self._blob, self._root, self._real_targets(), result.signatures)
             self._journal.clear()
-        return {
-            "files": result.files,
-            "bytes": result.bytes,
-            "differences": result.differences[:SHOWN],
-            "difference_count": len(result.differences),
-        }
+        return checked(result)
 
     def _settle_sync(self) -> None:
         """What a sync had half changed is gone, or still has to be completed: its index is needed
@@ -248,40 +223,33 @@ class RestoreRun(Run):
     def _real_targets(self) -> list[bytes]:
         return [os.path.realpath(target) for target in self._targets]
 
-    def _whole_already(self) -> dict[str, Any]:
+    def _whole_already(self) -> RestorePlan:
         """An earlier run restored and compared all of it, and did not get to say so. Nothing is
         written: somebody may have worked here since."""
-        return {
-            "complete": True,
-            "roots": [os.fsdecode(target) for target in self._targets],
-            "files": sum(e.kind == FILE for e in self._manifest.entries),
-            "bytes": sum(e.size for e in self._manifest.entries),
-            "stored_bytes": 0,
-            "done_bytes": sum(chunk.plain for chunk in self._manifest.chunks),
-            "parts": [],
-        }
+        return self._described(
+            complete=True,
+            roots=self._targets,
+            parts=[],
+        )
 
-    def _described(self) -> dict[str, Any]:
-        plan, manifest = self._plan, self._manifest
-        every = [pack for part in plan.parts for pack in part]
-        total = sum(e.size for e in manifest.entries)
-        return {
-            "complete": False,
-            "roots": [os.fsdecode(target) for target in self._targets],
-            "files": sum(e.kind == FILE for e in manifest.entries),
-            "bytes": total,
-            "stored_bytes": plan.stored_bytes(every),
-            "done_bytes": sum(manifest.chunks[n].plain for n in self._done),
-            "parts": [
-                {
-                    "part": number,
-                    "bytes": plan.plain_bytes(part),
-                    "stored_bytes": plan.stored_bytes(part),
-                    "packs": [pack_key(self.workspace, pack) for pack in part],
-                }
-                for number, part in enumerate(plan.parts)
-            ],
-        }
+    def _planned(self, roots: Sequence[bytes]) -> RestorePlan:
+        return self._described(
+            complete=False,
+            roots=roots,
+            parts=restore_parts(self.workspace, self._plan),
+        )
+
+    def _described(
+        self, *, complete: bool, roots: Sequence[bytes], parts: list[RestorePart]
+    ) -> RestorePlan:
+        return RestorePlan(
+            complete=complete,
+            roots=[os.fsdecode(root) for root in roots],
+            files=sum(e.kind == FILE for e in self._manifest.entries),
+            bytes=sum(e.size for e in self._manifest.entries),
+            stored_bytes=sum(part.stored_bytes for part in parts),
+            parts=parts,
+        )
 
     def _check_left(self, mirrored: bytes | None) -> None:
         """An earlier run was about another snapshot: what it left is told apart from work."""
@@ -339,6 +307,30 @@ class RestoreRun(Run):
                     f"{shown} has {have:,} bytes free and the snapshot needs {size - done:,}: wake "
                     "on a machine with a larger disk; nothing was written"
                 )
+
+
+def restore_parts(workspace: WorkspaceName, plan: FetchPlan) -> list[RestorePart]:
+    """The parts of a plan, as the control side grants them."""
+    return [
+        RestorePart(
+            number,
+            plan.plain_bytes(part),
+            plan.stored_bytes(part),
+            [pack_key(workspace, pack) for pack in part],
+        )
+        for number, part in enumerate(plan.parts)
+    ]
+
+
+def shown(warnings: Sequence[str]) -> list[str]:
+    """The first few, and how many more there are."""
+    more = len(warnings) - SHOWN
+    return [*warnings[:SHOWN], *([f"and {more} more"] if more > 0 else [])]
+
+
+def checked(compared: Comparison) -> Checked:
+    differences = compared.differences
+    return Checked(differences[:SHOWN], len(differences))
 
 
 def _check_apart(targets: Sequence[bytes]) -> None:

@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
+from torpor.machine.agent.call import Call
 from torpor.machine.agent.state import WorkspaceState
 from torpor.shared.errors import AgentLost, RunCancelled, WorkspaceBusy
+from torpor.shared.format.keys import Seal
 from torpor.shared.transfer.connections import Connections
 from torpor.shared.transfer.transfer import Transfer
 from torpor.shared.values import WorkspaceName
-from torpor.shared.wire.protocol import Call
+from torpor.shared.wire.request import Nothing, OfRun
 
 WORKERS: Final = max(4, min(8, 2 * (os.cpu_count() or 1)))
 """Parts worked at the same time. Each holds at most a pack (64 MiB) and three chunks: 8 of them
@@ -119,6 +121,11 @@ class Run:
         if idle:
             self._give_back()
 
+    def give_back(self, request: OfRun[Nothing], call: Call) -> Nothing:
+        """Serve the request that ends the run."""
+        self.end("finished")
+        return Nothing()
+
     @property
     def ended(self) -> bool:
         return self._ended is not None
@@ -126,6 +133,11 @@ class Run:
     def _give_back(self) -> None:
         self.connections.close()
         self.state.unlock()
+
+
+def seal_of(key: str | None) -> Seal:
+    """By the workspace key (hex), or none where the store has no key."""
+    return Seal(None if key is None else bytes.fromhex(key))
 
 
 R = TypeVar("R", bound=Run)
@@ -140,13 +152,13 @@ class RunRegistry:
         self._runs: dict[str, Run] = {}
         self._workers = threading.BoundedSemaphore(WORKERS)
 
-    def add(self, kind: type[R], run: str, workspace: WorkspaceName) -> tuple[R, bool]:
-        """The run of that id, and whether it is new. WorkspaceBusy while another one is active."""
+    def add(self, kind: type[R], run: str, workspace: WorkspaceName) -> R:
+        """The run of that id, begun or new. WorkspaceBusy while another one is active."""
         with self._lock:
             self._runs = {i: r for i, r in self._runs.items() if not r.ended}
             held = self._runs.get(run)
             if isinstance(held, kind):
-                return held, False
+                return held
             other = next((r for r in self._runs.values() if r.workspace == workspace), None)
             if other is not None:
                 raise WorkspaceBusy(
@@ -155,7 +167,7 @@ class RunRegistry:
                 )
             fresh = kind(self.home, run, workspace)
             self._runs[run] = fresh
-            return fresh, True
+            return fresh
 
     def get(self, kind: type[R], run: str) -> R:
         """The active run; AgentLost when this agent does not hold it (begin it again)."""

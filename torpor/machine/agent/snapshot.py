@@ -5,26 +5,27 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import record_environment
 from torpor.machine.agent.gpu import open_gpu
+from torpor.machine.agent.hook import run_hook
+from torpor.machine.agent.known import KnownFiles
 from torpor.machine.agent.log import LOG_FILE, Log
 from torpor.machine.agent.machine import machine_id
-from torpor.machine.agent.runs import WORKERS, Run
+from torpor.machine.agent.runs import WORKERS, Run, seal_of
 from torpor.machine.agent.sync import drop_staged
 from torpor.machine.pipeline.buffers import PackBuffers
-from torpor.machine.pipeline.chunks import ChunkTable, Located, Place
 from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.digests import PackDigests
-from torpor.machine.pipeline.journal import Journal, Record
+from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
-from torpor.machine.pipeline.upload import PACK_BYTES, PartStored, Source, packs_needed, store_part
+from torpor.machine.pipeline.upload import PACK_BYTES, Source, packs_needed, store_part
 from torpor.machine.tree.plan import Job, cut, share_out
 from torpor.machine.tree.walk import (
-    Held,
     Signature,
     Walk,
     compile_excludes,
@@ -34,43 +35,86 @@ from torpor.machine.tree.walk import (
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.effort import Effort
 from torpor.shared.codecs.trial import GpuTrial
-from torpor.shared.errors import AgentLost, SnapshotDamaged, StoreMissing, WorkspaceInvalid
+from torpor.shared.errors import AgentLost, WorkspaceInvalid
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import (
     FILE,
-    HARDLINK,
     Entry,
     Manifest,
-    decode_manifest,
+    Pack,
     encode_manifest,
 )
-from torpor.shared.format.names import pack_id_of, pack_key
+from torpor.shared.format.names import pack_key
 from torpor.shared.format.sizes import CHUNK_BYTES
 from torpor.shared.transfer.transfer import Range
-from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId, WorkspaceName
-from torpor.shared.wire.protocol import Call
+from torpor.shared.values import Grant, ObjectKey, SnapshotId, WorkspaceName
+from torpor.shared.wire.request import Event, Nothing
+from torpor.shared.wire.snapshot import (
+    BeginSnapshot,
+    Commit,
+    Committed,
+    Confirm,
+    Confirmed,
+    EndSnapshot,
+    ListPacks,
+    PackClaim,
+    Packs,
+    PartPlan,
+    PartReport,
+    Quiesce,
+    Quiesced,
+    Reread,
+    RereadPacks,
+    Scan,
+    Scanned,
+    SnapshotBegun,
+    StorePart,
+)
 
 SHOWN: Final = 20
 """How many names a result spells out; the count is always whole."""
 
 
-class Known(NamedTuple):
-    """An earlier snapshot of the workspace: its root hash, and leave to read its manifest."""
+class _Begun(NamedTuple):
+    """What the request that began the run said and found."""
 
+    answer: SnapshotBegun
+    roots: list[bytes]
+    named_roots: list[str]
+    excluded: Callable[[bytes], bool] | None
+    seal: Seal
+    encoder: Encoder
+    known: KnownFiles
+
+
+class _Pass(NamedTuple):
+    """The last walk of the workspace, and what has to be read after it."""
+
+    number: int
+    seen: Walk
+    source: Source
+    parts: list[list[Job]]
+
+
+class _Written(NamedTuple):
+    """The manifest of the last commit."""
+
+    snapshot: SnapshotId
+    blob: bytes
     root: bytes
-    bytes: int
-    grant: Grant
+    entries: list[Entry]
+    signatures: list[Signature | None]
 
 
 class SnapshotRun(Run):
-    """One snapshot being made. Operations of one run come one after the other, but for parts."""
+    """One snapshot being made: begun, scanned in passes, and committed. Requests of one run come
+    one after the other, but for parts."""
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         super().__init__(home, run, workspace)
         self._home = home
         self._journal = Journal(self.state.journal)
-        self._table = ChunkTable()
         self._buffers = PackBuffers(PACK_BYTES)
         self._digests = PackDigests()
         self._gpu = GpuTrial(
@@ -79,29 +123,15 @@ class SnapshotRun(Run):
             lambda words: Log(home / LOG_FILE).write(f"run {run}: {words}"),
         )
         self._filling = threading.Lock()
-        self._begun_packs: set[ObjectKey] = set()
-        self._walk: Walk | None = None
-        self._source: Source | None = None
-        self._parts: list[list[Job]] = []
-        self._pass = 0
-        self._fresh: set[tuple[int, bytes]] = set()
-        self._begun: dict[str, Any] | None = None
-        self._committed: tuple[SnapshotId, bytes, bytes] | None = None
-        self._entries: list[Entry] = []
-        self._signatures: list[Signature | None] = []
+        self._filled_packs: set[ObjectKey] = set()
+        self._begun: _Begun | None = None
+        self._pass: _Pass | None = None
+        self._written: _Written | None = None
 
-    def begin(
-        self,
-        roots: Sequence[str],
-        exclude: Sequence[str],
-        key: bytes | None,
-        known: Sequence[Known],
-        compression: Compression,
-    ) -> dict[str, Any]:
-        """Resolve the roots and take up what earlier runs left; ``known`` are the workspace's
-        snapshots, newest first. Once a run."""
+    def begin(self, request: BeginSnapshot, call: Call) -> SnapshotBegun:
+        """Resolve the roots and take up what earlier runs left. Once a run."""
         if self._begun is not None:
-            return self._begun
+            return self._begun.answer
         if self.state.restore_journal.exists():
             raise WorkspaceInvalid(
                 f"workspace {self.workspace} is only half on this machine: a restore of it never "
@@ -109,192 +139,104 @@ class SnapshotRun(Run):
                 "would keep the half"
             )
         self._settle_sync()
-        self._roots = resolve_roots(roots)
-        self._named_roots = list(roots)
-        self._excluded = compile_excludes(exclude)
-        self._seal = Seal(key)
-        self._known = list(known)
-        effort = Effort(smallest=compression.smallest)
-        self._encoder = Encoder(effort, self._gpu if compression.gpu else None)
-        index = self.state.load_index(self._roots, self._seal, {one.root for one in known})
-        self._held: list[dict[bytes, Held]]
-        if index is not None:
-            self._table.adopt(index.manifest.chunks, index.manifest.packs)
-            self._held = index.held
-            self._known = [one for one in known if one.root != index.root]
-        else:
-            self._held = [{} for _ in self._roots]
-        self._resumable = {pack_key(self.workspace, r.pack.id): r for r in self._journal.read()}
-        self._begun = {
-            "roots": [os.fsdecode(root) for root in self._roots],
-            "environment": record_environment(),
-            "resumable": [
-                {"key": key, "bytes": r.pack.size, "md5": r.pack.md5.hex()}
-                for key, r in self._resumable.items()
-            ],
-        }
-        return self._begun
+        roots = resolve_roots(request.roots)
+        seal = seal_of(request.key)
+        effort = Effort(smallest=request.compression.smallest)
+        among = {bytes.fromhex(one.root) for one in request.known}
+        index = self.state.load_index(roots, seal, among)
+        resumable = {pack_key(self.workspace, r.pack.id): r for r in self._journal.read()}
+        self._begun = _Begun(
+            answer=SnapshotBegun([self._claim(record.pack) for record in resumable.values()]),
+            roots=roots,
+            named_roots=request.roots,
+            excluded=compile_excludes(request.exclude),
+            seal=seal,
+            encoder=Encoder(effort, self._gpu if request.compression.gpu else None),
+            known=KnownFiles(len(roots), index, request.known, resumable),
+        )
+        return self._begun.answer
 
-    def scan(
-        self,
-        number: int,
-        max_parts: int,
-        part_bytes: int,
-        resumed: Sequence[ObjectKey],
-        lost: Sequence[ObjectKey],
-        accepted: Sequence[str],
-        call: Call,
-    ) -> dict[str, Any]:
-        """Walk the roots and plan what has to be read. ``lost`` packs are gone from the store."""
-        self._take_up([self._resumable[key] for key in resumed if key in self._resumable])
-        if lost:
-            self._table.lose({pack_id_of(key) for key in lost})
-            self._drop_unplaced(everything=True)
-        else:
-            self._drop_unplaced(everything=False)
-        seen = walk(self._roots, self._held, self._excluded, lambda: self.check(call))
-        if seen.unread and self._known:
-            self._learn(call)
-        self._held = seen.held
-        jobs = cut(seen.unread, self._roots)
-        contents = Contents(seen.unread, jobs, self._held, seen.started_ns)
-        self._fresh.update((u.entry.root, u.entry.path) for u in seen.unread)
-        self._source = Source(
-            self._roots,
+    def scan(self, request: Scan, call: Call) -> Scanned:
+        """Walk the roots and plan what has to be read."""
+        run = self._has_begun()
+        run.known.take_up(request.resumed)
+        run.known.lose(request.lost)
+        seen = walk(run.roots, run.known.held, run.excluded, lambda: self.check(call))
+        if seen.unread:
+            run.known.learn(run.seal, self.transfer(call))
+        run.known.saw(seen)
+        jobs = cut(seen.unread, run.roots)
+        source = Source(
+            run.roots,
             seen.unread,
-            self._seal,
-            self._table,
-            contents,
-            Numbers(self._roots, seen.unread),
+            run.seal,
+            run.known.table,
+            Contents(seen.unread, jobs, seen.held, seen.started_ns),
+            Numbers(run.roots, seen.unread),
             self._journal,
             self._buffers,
             self._digests,
-            self._encoder,
+            run.encoder,
         )
-        self._walk, self._pass = seen, number
-        self._parts = share_out(jobs, max_parts, part_bytes)
-        is_accepted = compile_excludes(accepted)
-        names = [
-            u.entry.path for u in seen.unread if not (is_accepted and is_accepted(u.entry.path))
-        ]
-        return {
-            "files": sum(e.kind == FILE for e in seen.entries),
-            "bytes": self._bytes(seen),
-            "entries": len(seen.entries),
-            "skipped": len(seen.skipped),
-            "read_files": len(seen.unread),
-            "read_bytes": sum(job.length for job in jobs),
-            "unaccepted_count": len(names),
-            "unaccepted": [_shown(name) for name in names[:SHOWN]],
-            "parts": [
-                {
-                    "part": n,
-                    "bytes": sum(job.length for job in part),
-                    "packs": packs_needed(sum(job.length for job in part)),
-                }
-                for n, part in enumerate(self._parts)
-            ],
-        }
+        parts = share_out(jobs, request.max_parts, request.part_bytes)
+        self._pass = _Pass(request.number, seen, source, parts)
+        names = _unaccepted([u.entry.path for u in seen.unread], request.accepted)
+        return Scanned(
+            skipped=len(seen.skipped),
+            read_files=len(seen.unread),
+            unaccepted_count=len(names),
+            unaccepted=_shown(names),
+            parts=[_planned(number, part) for number, part in enumerate(parts)],
+        )
 
-    def part(self, number: int, part: int, grants: Sequence[Grant], call: Call) -> dict[str, Any]:
-        """Store one part of pass ``number``; a pass that this agent did not plan does nothing
-        (the agent was started anew), and the next pass finds what is missing."""
-        if number != self._pass or self._source is None or not 0 <= part < len(self._parts):
-            return {"part": part, "lost": True, **_wire(PartStored())}
-
-        def progress(report: PartStored) -> None:
-            call.emit({"bytes": report.bytes, "stored_bytes": report.stored_bytes})
-
-        report = store_part(
-            self._parts[part],
-            self._source,
+    def part(self, request: StorePart, call: Call) -> PartReport:
+        """Store one part of a pass; a pass that this agent did not plan does nothing (the agent
+        was started anew), and the next pass finds what is missing."""
+        last = self._pass
+        if last is None or last.number != request.number or not 0 <= request.part < len(last.parts):
+            return PartReport(0, 0)
+        stored = store_part(
+            last.parts[request.part],
+            last.source,
             self.transfer(call),
-            self._unused(grants),
-            progress=progress,
+            self._unused(request.packs),
+            progress=lambda report: call.emit(Event(report.bytes)),
             check=lambda: self.check(call),
         )
-        return {"part": part, "lost": False, **_wire(report)}
+        return PartReport(stored.new_bytes, stored.stored_bytes)
 
-    def packs(self) -> dict[str, Any]:
+    def quiesce(self, request: Quiesce, call: Call) -> Quiesced:
+        """Run the user's hook."""
+        return run_hook(request.argv, request.timeout_s, lambda: self.check(call))
+
+    def packs(self, request: ListPacks, call: Call) -> Packs:
         """Every pack that the manifest will name."""
-        entries, _ = self._compose()
-        _, _, packs = self._table.compact(entries)
-        return {
-            "packs": [
-                {"key": pack_key(self.workspace, p.id), "bytes": p.size, "md5": p.md5.hex()}
-                for p in packs
-            ]
-        }
+        return Packs([self._claim(pack) for pack in self._packs()])
 
-    def commit(
-        self,
-        snapshot: SnapshotId,
-        parent: SnapshotId | None,
-        created_unix: int,
-        statistics: dict[str, int],
-        accepted: Sequence[str],
-        grant: Grant,
-        call: Call,
-    ) -> dict[str, Any]:
+    def commit(self, request: Commit, call: Call) -> Committed:
         """Write the manifest. The same snapshot again sends the same bytes again."""
-        if self._committed is None or self._committed[0] != snapshot:
-            self._entries, self._signatures = self._compose()
-            skipped = self._walk.skipped if self._walk else []
-            entries, chunks, packs = self._table.compact(self._entries)
-            if not any(e.path for e in entries):
-                raise WorkspaceInvalid(
-                    f"workspace {self.workspace} on this machine has become empty while it was "
-                    f"read ({', '.join(self._named_roots)}): no snapshot was made; is a disk "
-                    "unmounted?"
-                )
-            files = [e for e in entries if e.kind == FILE]
-            counted = {
-                "files": len(files),
-                "bytes": sum(e.size for e in files),
-                "stored_bytes": sum(c.stored for c in chunks),
-                **statistics,
-            }
-            manifest = Manifest(
-                self.workspace,
-                snapshot,
-                parent,
-                self.id,
-                created_unix,
-                machine_id(self._home),
-                self._named_roots,
-                entries,
-                chunks,
-                packs,
-                skipped,
-                record_environment(),
-                counted,
-            )
-            check_manifest(manifest, f"snapshot {snapshot}")  # what a reader refuses is not written
-            blob, root = encode_manifest(manifest, self._seal)
-            self._entries = entries
-            self._committed = (snapshot, blob, root)
-        _, blob, root = self._committed
-        md5 = hashlib.md5(blob, usedforsecurity=False).digest()
-        self.transfer(call).put(grant, [blob], md5)
-        is_accepted = compile_excludes(accepted)
-        changed = [e.path for e in self._entries if e.changed]
-        names = [path for path in changed if not (is_accepted and is_accepted(path))]
-        files = [e for e in self._entries if e.kind == FILE]
-        return {
-            "root": root.hex(),
-            "manifest_bytes": len(blob),
-            "files": len(files),
-            "bytes": sum(e.size for e in files),
-            "changed_count": len(changed),
-            "unaccepted_count": len(names),
-            "unaccepted": [_shown(name) for name in names[:SHOWN]],
-            "encoding": self._encoder.words,
-        }
+        written = self._written
+        if written is None or written.snapshot != request.snapshot:
+            written = self._written = self._compose(request)
+        md5 = hashlib.md5(written.blob, usedforsecurity=False).digest()
+        self.transfer(call).put(request.grant, [written.blob], md5)
+        names = _unaccepted([e.path for e in written.entries if e.changed], request.accepted)
+        files = [e for e in written.entries if e.kind == FILE]
+        return Committed(
+            root=written.root.hex(),
+            manifest_bytes=len(written.blob),
+            files=len(files),
+            bytes=sum(e.size for e in files),
+            unaccepted_count=len(names),
+            unaccepted=_shown(names),
+            encoding=self._has_begun().encoder.words,
+        )
 
-    def confirm(self, accepted: Sequence[str], call: Call) -> dict[str, Any]:
+    def confirm(self, request: Confirm, call: Call) -> Confirmed:
         """Walk once more: does the disk still equal what was committed?"""
-        seen = walk(self._roots, self._held, self._excluded, lambda: self.check(call))
-        committed = {(e.root, e.path): e for e in self._compose()[0]}
+        run = self._has_begun()
+        seen = walk(run.roots, run.known.held, run.excluded, lambda: self.check(call))
+        committed = {(e.root, e.path): e for e in self._entries()[0]}
         changed = [u.entry.path for u in seen.unread]
         unread = {(u.entry.root, u.entry.path) for u in seen.unread}
         for entry in seen.entries:
@@ -302,21 +244,15 @@ class SnapshotRun(Run):
             if held is not entry and held != entry and (entry.root, entry.path) not in unread:
                 changed.append(entry.path)
         changed.extend(path for _, path in committed)
-        is_accepted = compile_excludes(accepted)
-        names = [path for path in changed if not (is_accepted and is_accepted(path))]
-        return {
-            "changed_count": len(changed),
-            "unaccepted_count": len(names),
-            "unaccepted": [_shown(name) for name in names[:SHOWN]],
-        }
+        names = _unaccepted(changed, request.accepted)
+        return Confirmed(len(names), _shown(names))
 
-    def reread(self, grants: Sequence[Grant], call: Call) -> dict[str, Any]:
+    def reread(self, request: RereadPacks, call: Call) -> Reread:
         """Read packs of the manifest whole; names those that are not as written."""
-        _, _, packs = self._table.compact(self._compose()[0])
-        sizes = {pack_key(self.workspace, p.id): p for p in packs}
+        packs = {pack_key(self.workspace, pack.id): pack for pack in self._packs()}
         wrong = []
-        for grant in grants:
-            pack = sizes[grant.key]
+        for grant in request.packs:
+            pack = packs[grant.key]
             slices = [
                 Range(at, min(CHUNK_BYTES, pack.size - at))
                 for at in range(0, pack.size, CHUNK_BYTES)
@@ -327,15 +263,28 @@ class SnapshotRun(Run):
                 md5.update(data)
             if md5.digest() != pack.md5:
                 wrong.append(grant.key)
-        return {"wrong": wrong}
+        return Reread(wrong)
 
-    def finish(self, committed: bool) -> None:
+    def finish(self, request: EndSnapshot, call: Call) -> Nothing:
         """Keep the index when the snapshot is known to be good, and give the workspace back."""
-        if committed and self._committed is not None:
-            _, blob, root = self._committed
-            self.state.save_index(blob, root, self._roots, self._signatures)
+        written = self._written
+        if request.committed and written is not None:
+            roots = self._has_begun().roots
+            self.state.save_index(written.blob, written.root, roots, written.signatures)
             self._journal.clear()
-        self.end("finished")
+        return self.give_back(request, call)
+
+    def _has_begun(self) -> _Begun:
+        if self._begun is None:
+            raise AgentLost(f"run {self.id} has not begun: begin it first")
+        return self._begun
+
+    def _has_scanned(self) -> _Pass:
+        if self._pass is None:
+            raise AgentLost(
+                f"run {self.id} has not scanned since the agent was started anew: make a pass"
+            )
+        return self._pass
 
     def _settle_sync(self) -> None:
         """Refuse a tree that a sync has half changed; clear away what one has only prepared."""
@@ -356,9 +305,9 @@ class SnapshotRun(Run):
         when a request comes again while the first one is still at work."""
         for grant in grants:
             with self._filling:
-                if grant.key in self._begun_packs:
+                if grant.key in self._filled_packs:
                     continue
-                self._begun_packs.add(grant.key)
+                self._filled_packs.add(grant.key)
             yield grant
 
     def _give_back(self) -> None:
@@ -366,85 +315,53 @@ class SnapshotRun(Run):
         self._buffers.drop()
         self._gpu.close()
 
-    def _take_up(self, records: Sequence[Record]) -> None:
-        for record in records:
-            self._table.know(record.located, [record.pack])
-        self._resumable = {}
+    def _claim(self, pack: Pack) -> PackClaim:
+        return PackClaim(pack_key(self.workspace, pack.id), pack.size, pack.md5.hex())
 
-    def _learn(self, call: Call) -> None:
-        """Read the workspace's earlier manifests: what they hold is not stored again."""
-        for known in self._known:
-            try:
-                blob = next(self.transfer(call).get_ranges(known.grant, [Range(0, known.bytes)]))
-            except StoreMissing:
-                continue  # deleted since the run began: what it held is stored anew
-            manifest, root = decode_manifest(bytes(blob), self._seal, known.grant.key)
-            if root != known.root:
-                raise SnapshotDamaged(
-                    f"{known.grant.key} is not the snapshot that the control side read: it was "
-                    "changed in the store, where manifests are written once"
-                )
-            check_manifest(manifest, known.grant.key)
-            self._table.know(
-                (
-                    Located(
-                        c.name,
-                        c.plain,
-                        Place(manifest.packs[c.pack].id, c.encoding, c.offset, c.stored),
-                    )
-                    for c in manifest.chunks
-                ),
-                manifest.packs,
+    def _entries(self) -> tuple[list[Entry], list[Signature | None]]:
+        """The entries of the last pass with their content."""
+        last = self._has_scanned()
+        return self._has_begun().known.entries(last.seen, last.source.contents.gone)
+
+    def _packs(self) -> list[Pack]:
+        _, _, packs = self._has_begun().known.table.compact(self._entries()[0])
+        return packs
+
+    def _compose(self, request: Commit) -> _Written:
+        """The manifest of what the last pass found, sealed where the store has a key."""
+        run = self._has_begun()
+        seen, signatures = self._entries()
+        entries, chunks, packs = run.known.table.compact(seen)
+        if not any(e.path for e in entries):
+            raise WorkspaceInvalid(
+                f"workspace {self.workspace} on this machine has become empty while it was "
+                f"read ({', '.join(run.named_roots)}): no snapshot was made; is a disk "
+                "unmounted?"
             )
-        self._known = []
-
-    def _drop_unplaced(self, *, everything: bool) -> None:
-        """Forget files whose chunks never reached the store: they are read again."""
-        if everything:
-            paths = {(r, path) for r, held in enumerate(self._held) for path in held}
-        else:
-            paths = self._fresh
-        for root, path in paths:
-            held = self._held[root].get(path)
-            if held and any(
-                e.chunk >= 0 and not self._table.has_place(e.chunk) for e in held.entry.extents
-            ):
-                del self._held[root][path]
-
-    def _bytes(self, seen: Walk) -> int:
-        new = sum(u.signature.size for u in seen.unread)
-        return new + sum(e.size for e in seen.entries if e.kind == FILE)
-
-    def _compose(self) -> tuple[list[Entry], list[Signature | None]]:
-        """The entries of the last walk with their content; what vanished since is left out."""
-        if self._walk is None:
-            raise AgentLost(
-                f"run {self.id} has not scanned since the agent was started anew: make a pass"
-            )
-        if not self._walk.unread or self._source is None:
-            return self._walk.entries, self._walk.signatures
-        unread = {(u.entry.root, u.entry.path) for u in self._walk.unread}
-        entries: list[Entry] = []
-        signatures: list[Signature | None] = []
-        gone = self._source.contents.gone
-        for entry, signature in zip(self._walk.entries, self._walk.signatures, strict=True):
-            if entry.kind == FILE and (entry.root, entry.path) in unread:
-                held = self._held[entry.root].get(entry.path)
-                if held is None:
-                    if (entry.root, entry.path) in gone:
-                        continue
-                    raise AgentLost(
-                        f"{_shown(entry.path)} was not read in pass {self._pass}: a part of it was "
-                        "lost; make another pass"
-                    )
-                entries.append(held.entry)
-                signatures.append(held.signature)
-            elif entry.kind == HARDLINK and (entry.root, entry.target) in gone:
-                continue
-            else:
-                entries.append(entry)
-                signatures.append(signature)
-        return entries, signatures
+        files = [e for e in entries if e.kind == FILE]
+        manifest = Manifest(
+            self.workspace,
+            request.snapshot,
+            request.parent,
+            self.id,
+            request.created_unix,
+            machine_id(self._home),
+            run.named_roots,
+            entries,
+            chunks,
+            packs,
+            self._has_scanned().seen.skipped,
+            record_environment(),
+            {
+                "files": len(files),
+                "bytes": sum(e.size for e in files),
+                "stored_bytes": sum(c.stored for c in chunks),
+                **request.statistics,
+            },
+        )
+        check_manifest(manifest, f"snapshot {request.snapshot}")  # a reader refuses it otherwise
+        blob, root = encode_manifest(manifest, run.seal)
+        return _Written(request.snapshot, blob, root, entries, signatures)
 
 
 def encoding_cores() -> int:
@@ -452,23 +369,15 @@ def encoding_cores() -> int:
     return min(WORKERS, len(os.sched_getaffinity(0)))
 
 
-def _wire(report: PartStored) -> dict[str, Any]:
-    return {
-        "files": report.files,
-        "bytes": report.bytes,
-        "new_bytes": report.new_bytes,
-        "stored_bytes": report.stored_bytes,
-        "packs": report.packs,
-        "changed_count": report.changed_count,
-        "changed": report.changed,
-        "seconds": {
-            "read": report.seconds.read,
-            "hash": report.seconds.hash,
-            "encode": report.seconds.encode,
-            "put": report.seconds.put,
-        },
-    }
+def _planned(number: int, jobs: Sequence[Job]) -> PartPlan:
+    size = sum(job.length for job in jobs)
+    return PartPlan(number, size, packs_needed(size))
 
 
-def _shown(path: bytes) -> str:
-    return path.decode(errors="backslashreplace")
+def _unaccepted(paths: Sequence[bytes], accepted: Sequence[str]) -> list[bytes]:
+    is_accepted = compile_excludes(accepted)
+    return [path for path in paths if not (is_accepted and is_accepted(path))]
+
+
+def _shown(paths: Sequence[bytes]) -> list[str]:
+    return [path.decode(errors="backslashreplace") for path in paths[:SHOWN]]

@@ -14,10 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
-from torpor.machine.agent.manifests import Wanted, read_wanted
-from torpor.machine.agent.runs import Run
+from torpor.machine.agent.call import Call
+from torpor.machine.agent.manifests import read_wanted
+from torpor.machine.agent.restore import checked, restore_parts, shown
+from torpor.machine.agent.runs import Run, seal_of
 from torpor.machine.agent.state import Index, SyncRecord
-from torpor.machine.pipeline.download import PartRestored, RestorePlan, restore_part
+from torpor.machine.pipeline.download import FetchPlan, restore_part
 from torpor.machine.tree.apply import TreeChanger
 from torpor.machine.tree.changes import Staged, leave_out, plan_changes
 from torpor.machine.tree.compare import compare_tree
@@ -38,11 +40,20 @@ from torpor.shared.errors import (
     UnsavedWork,
     WorkspaceInvalid,
 )
-from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import FILE, HOLE, Entry, Extent, Manifest
-from torpor.shared.format.names import pack_key
-from torpor.shared.values import MIB, Grant, SnapshotId, WorkspaceName
-from torpor.shared.wire.protocol import Call
+from torpor.shared.values import MIB, SnapshotId, WorkspaceName
+from torpor.shared.wire.request import Event
+from torpor.shared.wire.restore import Checked, RestoredPart
+from torpor.shared.wire.sync import (
+    BeginSync,
+    Changed,
+    CheckSync,
+    FinishSync,
+    Intent,
+    StageSync,
+    SyncPart,
+    SyncPlan,
+)
 
 SHOWN: Final = 20
 """How many names a result or an error spells out; the count is always whole."""
@@ -57,29 +68,21 @@ class SyncRun(Run):
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         super().__init__(home, run, workspace)
-        self._begun: dict[str, Any] | None = None
-        self._planned: dict[str, Any] | None = None
-        self._finished: dict[str, Any] | None = None
+        self._begun: Intent | None = None
+        self._planned: SyncPlan | None = None
+        self._finished: Changed | None = None
         self._changing = False  # from the first change of the directories on
         self._done: set[int] = set()
         self._before: SyncRecord | None = None
         self._last: SnapshotId | None = None
         self._target: Saved
 
-    def begin(
-        self,
-        wanted: Wanted,
-        key: bytes | None,
-        exclude: Sequence[str],
-        stored: Sequence[SnapshotId],
-        discard_local: bool,
-        call: Call,
-    ) -> dict[str, Any]:
+    def begin(self, request: BeginSync, call: Call) -> Intent:
         """Look at the disk and say what would be done; writes nothing. Once a run.
 
-        ``stored``: the workspace's snapshots in the store. Raises UnsavedWork, naming what would
-        be lost, unless ``discard_local``.
+        Raises UnsavedWork, naming what would be lost, unless ``discard_local``.
         """
+        discard_local = request.discard_local
         if self._begun is not None:
             return self._begun
         if self.state.restore_journal.exists():
@@ -87,9 +90,9 @@ class SyncRun(Run):
                 f"workspace {self.workspace} is only half on this machine: a wake of it never "
                 "finished. Wake it here again, which takes up where that stopped, then sync"
             )
-        self._seal = Seal(key)
-        self._blob, self._manifest = read_wanted(wanted, self._seal, self.transfer(call))
-        self._root = wanted.root
+        self._seal = seal_of(request.key)
+        transfer = self.transfer(call)
+        self._blob, self._root, self._manifest = read_wanted(request, self._seal, transfer)
         self._targets = _resolved(self._manifest.roots)
         before = self.state.sync_record()
         mine = before is not None and (before.target, before.roots) == (self._root, self._targets)
@@ -101,7 +104,7 @@ class SyncRun(Run):
             )
         self._before = before
         resumed = before is not None and mine and before.mixed
-        found = self._look(exclude, stored, resumed, call)
+        found = self._look(request.exclude, request.stored, resumed, call)
         kept = set(found.unsaved) if resumed and not discard_local else set()
         lost = [] if resumed else found.unsaved + found.removed
         if lost and not discard_local:
@@ -123,38 +126,36 @@ class SyncRun(Run):
         if in_the_way and not discard_local:
             raise UnsavedWork(
                 f"{_shown([e.path for e in in_the_way])}: FIFOs, sockets or devices on the machine "
-                f"stand where snapshot {wanted.snapshot} has something else, and no snapshot keeps "
-                "them. Nothing was changed: move them away, or accept the loss with `discard_local`"
+                f"stand where snapshot {request.snapshot} has something else, and no snapshot "
+                "keeps them. Nothing was changed: move them away, or accept the loss with "
+                "`discard_local`"
             )
         self._check_space({(root, path) for root, path, _ in mine_staged})
         staged = self._changes.staged
         self._token = before.token if before is not None and mine else os.urandom(TOKEN_BYTES)
         self._record = SyncRecord(
             self._token,
-            wanted.snapshot,
+            request.snapshot,
             self._root,
             self._targets,
             before is not None and before.mixed,
             sorted({*mine_staged, *((s.entry.root, s.entry.path, s.holder) for s in staged)}),
         )
-        self._begun = {
-            "last": self._last,
-            "roots": [os.fsdecode(target) for target in self._targets],
-            "files": sum(e.kind == FILE for e in entries),
-            "bytes": sum(e.size for e in entries),
-            "left_out": len(self._manifest.entries) - len(entries),
-            "staged": len(staged),
-            "staged_bytes": sum(s.entry.size for s in staged),
-            "removed": [_name(path) for _, path, _ in self._changes.removed[:SHOWN]],
-            "removed_count": len(self._changes.removed),
-            "kept": [_name(path) for _, path in sorted(kept)[:SHOWN]],
-            "kept_count": len(kept),
-            "discarded": [_name(path) for _, path in lost[:SHOWN]],
-            "discarded_count": len(lost),
-        }
+        self._begun = Intent(
+            last=self._last,
+            roots=[os.fsdecode(target) for target in self._targets],
+            files=sum(e.kind == FILE for e in entries),
+            bytes=sum(e.size for e in entries),
+            left_out=len(self._manifest.entries) - len(entries),
+            staged=len(staged),
+            removed_count=len(self._changes.removed),
+            kept=[_name(path) for _, path in sorted(kept)[:SHOWN]],
+            discarded=[_name(path) for _, path in lost[:SHOWN]],
+            discarded_count=len(lost),
+        )
         return self._begun
 
-    def stage(self, max_parts: int, call: Call) -> dict[str, Any]:
+    def stage(self, request: StageSync, call: Call) -> SyncPlan:
         """Make the new files beside the tree, from what stands here already, and plan what has to
         be fetched. Once a run."""
         if self._planned is not None:
@@ -166,57 +167,36 @@ class SyncRun(Run):
             _remove_staged(self._before, self._directories)
         staged = self._staging.prepare(self._changes.staged, self._manifest.chunks, self._seal)
         self._changes = self._changes._replace(staged=staged)
-        self._staging.copy(
-            staged, lambda size: call.emit({"bytes": size}), lambda: self.check(call)
+        self._staging.copy(staged, lambda size: call.emit(Event(size)), lambda: self.check(call))
+        self._plan = FetchPlan(self._lacking(staged), request.max_parts, set())
+        parts = restore_parts(self.workspace, self._plan)
+        self._planned = SyncPlan(
+            copied_bytes=sum(copy.length for s in staged for copy in s.copies),
+            stored_bytes=sum(part.stored_bytes for part in parts),
+            parts=parts,
         )
-        self._plan = RestorePlan(self._lacking(staged), max_parts, set())
-        every = [pack for part in self._plan.parts for pack in part]
-        self._planned = {
-            "copied_bytes": sum(copy.length for s in staged for copy in s.copies),
-            "stored_bytes": self._plan.stored_bytes(every),
-            "parts": [
-                {
-                    "part": number,
-                    "bytes": self._plan.plain_bytes(part),
-                    "stored_bytes": self._plan.stored_bytes(part),
-                    "packs": [pack_key(self.workspace, pack) for pack in part],
-                }
-                for number, part in enumerate(self._plan.parts)
-            ],
-        }
         return self._planned
 
-    def part(self, part: int, grants: Sequence[Grant], call: Call) -> dict[str, Any]:
+    def part(self, request: SyncPart, call: Call) -> RestoredPart:
         """Fetch, check and stage what the granted packs hold and the disk does not."""
-
-        def progress(report: PartRestored) -> None:
-            call.emit({"bytes": report.bytes, "stored_bytes": report.stored_bytes})
-
         report = restore_part(
             self._plan,
             self._seal,
             self.transfer(call),
-            grants,
+            request.packs,
             self._staging,
             None,
             self._done,
-            progress=progress,
+            progress=lambda report: call.emit(Event(report.bytes)),
             check=lambda: self.check(call),
         )
-        return {
-            "part": part,
-            "files": report.files,
-            "bytes": report.bytes,
-            "stored_bytes": report.stored_bytes,
-            "seconds": {
-                "get": report.seconds.get,
-                "decode": report.seconds.decode,
-                "write": report.seconds.write,
-            },
-        }
+        return RestoredPart(report.stored_bytes)
 
-    def finish(self, call: Call) -> dict[str, Any]:
+    def finish(self, request: FinishSync, call: Call) -> Changed:
         """Read back every staged file, then change the tree. Once a run."""
+        return self._finish(call)
+
+    def _finish(self, call: Call) -> Changed:
         if self._finished is not None:
             return self._finished
         if self._changing:
@@ -234,7 +214,7 @@ class SyncRun(Run):
             self._changes.staged,
             self._manifest.chunks,
             self._seal,
-            lambda size: call.emit({"bytes": size}),
+            lambda size: call.emit(Event(size)),
             lambda: self.check(call),
         )
         if wrong:
@@ -251,15 +231,13 @@ class SyncRun(Run):
         self._changer.apply(
             self._changes, self._target.entries, self._record.staged, lambda: self.check(call)
         )
-        self._finished = {
-            "warnings": self._warnings()[:SHOWN],
-            "warning_count": len(self._warnings()),
-        }
+        self._finished = Changed(shown(self._warnings()))
         return self._finished
 
-    def compare(self, full: bool, call: Call) -> dict[str, Any]:
+    def compare(self, request: CheckSync, call: Call) -> Checked:
         """Compare what was changed with the snapshot; with ``full`` everything, every byte."""
-        self.finish(call)
+        self._finish(call)
+        full = request.full
         untouched = {} if full else self._changes.untouched
         entries = self._target.entries
         looked = [n for n in range(len(entries)) if n not in untouched]
@@ -271,18 +249,13 @@ class SyncRun(Run):
             full=full,
             owners=os.geteuid() == 0,
             refused_xattrs=self._changer.refused_xattrs,
-            progress=lambda size: call.emit({"bytes": size}),
+            progress=lambda size: call.emit(Event(size)),
             check=lambda: self.check(call),
         )
         if not result.differences:
             signatures = dict(zip(looked, result.signatures, strict=True)) | self._changes.untouched
             self._complete(signatures)
-        return {
-            "files": result.files,
-            "bytes": result.bytes,
-            "differences": result.differences[:SHOWN],
-            "difference_count": len(result.differences),
-        }
+        return checked(result)
 
     def _look(
         self, exclude: Sequence[str], stored: Sequence[SnapshotId], resumed: bool, call: Call

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
-
-import msgspec
 
 from torpor.machine.pipeline.opening import open_chunk
 from torpor.machine.tree.plan import part_ends
@@ -30,19 +28,12 @@ _ATTEMPTS: Final = 3
 a flip on the way heals, a flip in the store does not."""
 
 
-class Seconds(msgspec.Struct):
-    """Where a part's thread spent its wall time, in seconds."""
+@dataclass
+class PartRestored:
+    """What one part did; ``bytes`` are plain."""
 
-    get: float = 0.0
-    decode: float = 0.0
-    write: float = 0.0
-
-
-class PartRestored(msgspec.Struct):
-    files: int = 0
     bytes: int = 0
     stored_bytes: int = 0
-    seconds: Seconds = msgspec.field(default_factory=Seconds)
 
 
 class Fetcher(Protocol):
@@ -64,7 +55,7 @@ class Use(NamedTuple):
     whole: bool
 
 
-class RestorePlan:
+class FetchPlan:
     """Which chunks go where, and which packs make up which part."""
 
     def __init__(
@@ -170,7 +161,7 @@ class RestoreJournal:
 
 
 def restore_part(
-    plan: RestorePlan,
+    plan: FetchPlan,
     seal: Seal,
     fetcher: Fetcher,
     grants: Iterable[Grant],
@@ -195,19 +186,13 @@ def restore_part(
             with closing(fetcher.get_ranges(grant, ranges)) as stream:
                 for number, chunk in zip(numbers, chunks, strict=True):
                     check()
-                    started = time.perf_counter()
-                    stored: Buffer = next(stream)
-                    report.seconds.get += time.perf_counter() - started
-                    stored, plain = _plain(
-                        chunk, pack_id, stored, seal, fetcher, grant, plan, number, report
-                    )
+                    came: Buffer = next(stream)
+                    stored, plain = _plain(chunk, pack_id, came, seal, fetcher, grant, plan, number)
                     keep(pack_id, chunk.offset, stored)
-                    started = time.perf_counter()
-                    report.files += _write(number, plain, plan, writer)
+                    _write(number, plain, plan, writer)
                     if journal is not None:
                         journal.add(number)
                     done.add(number)
-                    report.seconds.write += time.perf_counter() - started
                     report.bytes += chunk.plain
                     report.stored_bytes += chunk.stored
                     progress(report)
@@ -223,13 +208,11 @@ def _plain(
     seal: Seal,
     fetcher: Fetcher,
     grant: Grant,
-    plan: RestorePlan,
+    plan: FetchPlan,
     number: int,
-    report: PartRestored,
 ) -> tuple[Buffer, Buffer]:
     """Open, decode and check one chunk; fetch it again when it is not what it was. Returns it as
     it is stored, and plain."""
-    started = time.perf_counter()
     fault: TorporError | None = None
     for attempt in range(_ATTEMPTS):
         if attempt:
@@ -240,7 +223,6 @@ def _plain(
         except (SnapshotDamaged, WrongKey) as exc:
             fault = exc
             continue
-        report.seconds.decode += time.perf_counter() - started
         return stored, plain
     names = [os.fsdecode(plan.manifest.entries[u.entry].path) for u in plan.uses[number][:5]]
     more = len(plan.uses[number]) - len(names)
@@ -251,9 +233,8 @@ def _plain(
     )
 
 
-def _write(number: int, plain: Buffer, plan: RestorePlan, writer: ContentWriter) -> int:
+def _write(number: int, plain: Buffer, plan: FetchPlan, writer: ContentWriter) -> None:
     view = memoryview(plain)
-    files = 0
     for use in plan.uses[number]:
         entry = plan.manifest.entries[use.entry]
         data = view[use.chunk_offset : use.chunk_offset + use.length]
@@ -261,5 +242,3 @@ def _write(number: int, plain: Buffer, plan: RestorePlan, writer: ContentWriter)
             writer.write_whole(entry, data)
         else:
             writer.write_at(entry, use.file_offset, data)
-        files += use.file_offset == 0
-    return files

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
-
-import msgspec
 
 from torpor.machine.pipeline.buffers import PackBuffers
 from torpor.machine.pipeline.chunks import ChunkTable, Place
@@ -37,26 +36,13 @@ PACK_BYTES: Final = 64 * MIB
 parts that work at the same time hold one pack each in memory."""
 
 
-class Seconds(msgspec.Struct):
-    """Where a part's thread spent its wall time, in seconds."""
-
-    read: float = 0.0
-    hash: float = 0.0
-    encode: float = 0.0
-    put: float = 0.0
-
-
-class PartStored(msgspec.Struct):
+@dataclass
+class PartStored:
     """What one part did. Bytes are plain unless they say stored."""
 
-    files: int = 0
     bytes: int = 0
     new_bytes: int = 0  # of chunks that the store did not have
     stored_bytes: int = 0  # what those became
-    packs: int = 0
-    changed_count: int = 0
-    changed: list[str] = []  # the first 20; msgspec copies defaults
-    seconds: Seconds = msgspec.field(default_factory=Seconds)
 
 
 class Source(NamedTuple):
@@ -113,26 +99,20 @@ def store_part(
 
 
 def _store_piece(piece: Piece, source: Source, packer: _Packer, report: PartStored) -> None:
-    read = _read(piece.file, piece.offset, piece.length, source, report)
+    read = _read(piece.file, piece.offset, piece.length, source)
     number = -1
     if read.data:
         number = packer.store(read.data, source.numbers.runs(piece, read.data))
     source.contents.add_piece(piece, read, number)
-    report.files += piece.offset == 0
     report.bytes += len(read.data)
 
 
 def _store_group(group: Group, source: Source, packer: _Packer, report: PartStored) -> None:
-    reads = [
-        _read(number, 0, source.unread[number].signature.size, source, report)
-        for number in group.files
-    ]
-    started = time.perf_counter()
+    reads = [_read(n, 0, source.unread[n].signature.size, source) for n in group.files]
     digests = [
         _digest(read, source.unread[n], source.seal)
         for n, read in zip(group.files, reads, strict=True)
     ]
-    report.seconds.hash += time.perf_counter() - started
     fresh = []
     for number, read, digest in zip(group.files, reads, digests, strict=True):
         same = _as_before(source.unread[number], digest, source.table)
@@ -146,7 +126,6 @@ def _store_group(group: Group, source: Source, packer: _Packer, report: PartStor
     for number, read, digest in fresh:
         source.contents.add_small(number, read, chunk, offset, digest)
         offset += len(read.data)
-    report.files += len(group.files)
     report.bytes += sum(len(read.data) for read in reads)
 
 
@@ -161,16 +140,9 @@ def _as_before(file: Unread, digest: bytes, table: ChunkTable) -> Extent | None:
     return extent if is_whole and extent.chunk >= 0 and table.has_place(extent.chunk) else None
 
 
-def _read(number: int, offset: int, length: int, source: Source, report: PartStored) -> Read:
-    started = time.perf_counter()
+def _read(number: int, offset: int, length: int, source: Source) -> Read:
     file = source.unread[number]
-    read = read_at(source.roots[file.entry.root], file.entry.path, offset, length, file.signature)
-    report.seconds.read += time.perf_counter() - started
-    if not read.stable:
-        report.changed_count += 1
-        if len(report.changed) < 20:
-            report.changed.append(file.entry.path.decode(errors="backslashreplace"))
-    return read
+    return read_at(source.roots[file.entry.root], file.entry.path, offset, length, file.signature)
 
 
 def _digest(read: Read, file: Unread, seal: Seal) -> bytes:
@@ -206,23 +178,16 @@ class _Packer:
 
     def store(self, plain: bytes, runs: Sequence[Run] = ()) -> int:
         """The chunk's number; its bytes are in the open pack when the store did not have it."""
-        seconds = self._report.seconds
-        started = time.perf_counter()
         name = self._source.seal.name(plain)
         number, must_store = self._source.table.claim(name, len(plain))
-        hashed = time.perf_counter()
-        seconds.hash += hashed - started
         if not must_store:
             return number
-        before = seconds.put + seconds.hash  # a pack that is closed meanwhile counts there
         try:
             encoding, encoded = self._encode(plain, name, runs)
             self._add(number, name, encoding, encoded, len(plain))
         except BaseException:
             self._source.table.release([number])
             raise
-        finally:
-            seconds.encode += time.perf_counter() - hashed - (seconds.put + seconds.hash - before)
         self._report.new_bytes += len(plain)
         return number
 
@@ -264,7 +229,6 @@ class _Packer:
         """Send the open pack; afterwards its chunks have places, in the journal too."""
         if not self._bytes or self._grant is None:
             return
-        full = time.perf_counter()
         md5 = self._digest.finish()
         started = time.perf_counter()
         pack = Pack(pack_id_of(self._grant.key), self._bytes, md5)
@@ -272,9 +236,6 @@ class _Packer:
         located = self._source.table.settle(pack, self._places)
         self._source.journal.append(pack, located)
         ended = time.perf_counter()
-        self._report.seconds.hash += started - full
-        self._report.seconds.put += ended - started
-        self._report.packs += 1
         self._report.stored_bytes += self._bytes
         self._source.encoder.effort.note(
             Pace(started - self._opened, self._encoded, self._encoded_cpu, ended - started)

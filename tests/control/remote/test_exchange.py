@@ -8,16 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from torpor.control.remote.peers import TRIALS, UPLOADS, Errand, Exchange, Member, PeerMode
-from torpor.control.remote.restore import (
-    Peer,
-    RestoredPart,
-    RestorePart,
-    RestorePlan,
-    RestoreSeconds,
-)
+from torpor.control.remote.exchange import TRIALS, UPLOADS, Errand, Exchange, Member, PeerMode
 from torpor.shared.errors import InvalidInput, RunCancelled
 from torpor.shared.values import MIB, ObjectKey
+from torpor.shared.wire.restore import Peer, RestoredPart, RestorePart, RestorePlan
 
 PEER = Peer("https://127.0.0.1:1/token/", "pem")
 
@@ -34,7 +28,7 @@ def _plan(count: int) -> RestorePlan:
     parts = [
         RestorePart(number, MIB, MIB, [ObjectKey(f"packs/{number}")]) for number in range(count)
     ]
-    return RestorePlan(False, ["/w"], count, count * MIB, count * MIB, 0, parts)
+    return RestorePlan(False, ["/w"], count, count * MIB, count * MIB, parts)
 
 
 def _exchange(
@@ -47,9 +41,7 @@ def _exchange(
 def _done(member: Member, errand: Errand, *, gave: bool = True, kept: bool = True) -> None:
     stored = errand.part.stored_bytes
     peer = stored if errand.holder is not None and gave else 0
-    member.done(
-        errand, RestoredPart(errand.part.part, 1, MIB, stored, RestoreSeconds(), peer, kept)
-    )
+    member.done(errand, RestoredPart(stored, peer, kept))
 
 
 def _next(member: Member) -> Errand:
@@ -224,7 +216,7 @@ def test_a_plan_of_its_own_is_fetched_whole() -> None:
     """A machine that had some of it already is cut into other parts."""
     exchange, (one,) = _exchange("always", 1, 3)
     rest = RestorePart(0, MIB, MIB, [ObjectKey("packs/1"), ObjectKey("packs/2")])
-    resumed = exchange.join(RestorePlan(False, ["/w"], 1, 1, 1, 0, [rest]), None)
+    resumed = exchange.join(RestorePlan(False, ["/w"], 1, 1, 1, [rest]), None)
     assert _next(resumed).part == rest
     assert _next(one).holder is None
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, get_args
 
-from torpor.control.remote.restore import Peer, RestoredPart, RestorePart, RestorePlan
 from torpor.shared.errors import InvalidInput, RunCancelled
+from torpor.shared.wire.restore import Peer, RestoredPart, RestorePart, RestorePlan
 
 PeerMode = Literal["auto", "never", "always"]
 

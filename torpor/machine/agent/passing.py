@@ -9,8 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from torpor.machine.agent.kept_packs import KeptPacks
 from torpor.machine.agent.pack_server import PackServer, trusting
 from torpor.shared.errors import StoreError
@@ -18,23 +16,11 @@ from torpor.shared.format.names import pack_id_of
 from torpor.shared.transfer.connections import Connections
 from torpor.shared.transfer.transfer import SLOWEST_BYTES_S, Range, Transfer
 from torpor.shared.values import Grant, ObjectKey
+from torpor.shared.wire.restore import Peer
 
 PEER_S: Final = 5.0
 """A peer that says nothing for so long is left; a request may be that late at its floor rate."""
 MOST_PEERS: Final = 64
-
-
-class PeerGrant(msgspec.Struct, frozen=True):
-    """Where a peer passes on the packs that it kept. ``url`` ends with a slash and holds a token;
-    below ``floor_bytes_s`` the store is the faster one."""
-
-    url: str
-    certificate: str
-    floor_bytes_s: float = 0.0
-
-    def __repr__(self) -> str:
-        """Without the URL: its token is a secret while it lasts."""
-        return "PeerGrant()"
 
 
 class Passing:
@@ -109,7 +95,7 @@ class PeerFirst:
     def __init__(
         self,
         store: Transfer,
-        peer: PeerGrant | None,
+        peer: Peer | None,
         passing: Passing,
         cancelled: Callable[[], bool],
     ) -> None:
@@ -144,7 +130,7 @@ class PeerFirst:
             yield from self._store.get_ranges(grant, ranges[done:])
 
     def _from_peer(
-        self, peer: PeerGrant, grant: Grant, ranges: Sequence[Range]
+        self, peer: Peer, grant: Grant, ranges: Sequence[Range]
     ) -> Generator[memoryview, None, None]:
         transfer = Transfer(
             timeout_s=PEER_S,

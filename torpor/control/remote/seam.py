@@ -1,0 +1,36 @@
+"""A machine's agent, as the control side talks to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from torpor.shared.wire.protocol import Hello
+from torpor.shared.wire.request import Event, Request
+
+A = TypeVar("A")
+
+
+class Agent(Protocol):
+    """Serves requests, many at once. Thread-safe; a Session is one over SSH."""
+
+    @property
+    def hello(self) -> Hello:
+        """What the agent said when it was attached to last."""
+
+    def call(
+        self,
+        request: Request[A],
+        *,
+        request_id: str,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> A:
+        """Ask and wait for the answer; ``on_event`` is called in this thread.
+
+        ``request_id`` names the work: the same id again gets the same answer. Raises the agent's
+        error, or AgentLost where the agent stays away. Whatever else ends the wait cancels the
+        request.
+        """
+
+    def cancel(self, request_id: str) -> None:
+        """Ask the agent to end a request; its call then raises RunCancelled. Idempotent."""

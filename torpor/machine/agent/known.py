@@ -1,0 +1,127 @@
+"""What a run knows of the workspace's files and of the chunks that the store has."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+from torpor.machine.agent.state import Index
+from torpor.machine.pipeline.chunks import ChunkTable, Located, Place
+from torpor.machine.pipeline.journal import Record
+from torpor.machine.tree.walk import Held, Signature, Walk
+from torpor.shared.errors import AgentLost, SnapshotDamaged, StoreMissing
+from torpor.shared.format.checks import check_manifest
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import FILE, HARDLINK, Entry, decode_manifest
+from torpor.shared.format.names import pack_id_of
+from torpor.shared.transfer.transfer import Range, Transfer
+from torpor.shared.values import ObjectKey
+from torpor.shared.wire.snapshot import KnownSnapshot
+
+
+class KnownFiles:
+    """Grows from pass to pass. ``held``: for each root, the entries of files that were read.
+
+    ``index``: the tree as this machine last knew it; ``resumable``: packs that earlier runs stored.
+    """
+
+    def __init__(
+        self,
+        roots: int,
+        index: Index | None,
+        snapshots: Sequence[KnownSnapshot],
+        resumable: dict[ObjectKey, Record],
+    ) -> None:
+        self.table = ChunkTable()
+        self.held: list[dict[bytes, Held]] = [{} for _ in range(roots)]
+        self._resumable = resumable
+        self._snapshots = list(snapshots)
+        self._fresh: set[tuple[int, bytes]] = set()
+        if index is not None:
+            self.table.adopt(index.manifest.chunks, index.manifest.packs)
+            self.held = index.held
+            self._snapshots = [one for one in snapshots if one.root != index.root.hex()]
+
+    def take_up(self, resumed: Sequence[ObjectKey]) -> None:
+        """The store still has these of the resumable packs. Once a run."""
+        for key in resumed:
+            if key in self._resumable:
+                record = self._resumable[key]
+                self.table.know(record.located, [record.pack])
+        self._resumable = {}
+
+    def lose(self, packs: Sequence[ObjectKey]) -> None:
+        """Forget what lay in these packs, and files whose chunks never reached the store: they are
+        read again."""
+        if packs:
+            self.table.lose({pack_id_of(key) for key in packs})
+            paths = {(root, path) for root, held in enumerate(self.held) for path in held}
+        else:
+            paths = self._fresh
+        for root, path in paths:
+            held = self.held[root].get(path)
+            if held and any(
+                e.chunk >= 0 and not self.table.has_place(e.chunk) for e in held.entry.extents
+            ):
+                del self.held[root][path]
+
+    def saw(self, seen: Walk) -> None:
+        """A walk has ended; what it leaves unread is read now."""
+        self.held = seen.held
+        self._fresh.update((u.entry.root, u.entry.path) for u in seen.unread)
+
+    def learn(self, seal: Seal, transfer: Transfer) -> None:
+        """Read the workspace's earlier manifests, once a run: what they hold is not stored."""
+        for known in self._snapshots:
+            try:
+                blob = next(transfer.get_ranges(known.grant, [Range(0, known.bytes)]))
+            except StoreMissing:
+                continue  # deleted since the run began: what it held is stored anew
+            manifest, root = decode_manifest(bytes(blob), seal, known.grant.key)
+            if root.hex() != known.root:
+                raise SnapshotDamaged(
+                    f"{known.grant.key} is not the snapshot that the control side read: it was "
+                    "changed in the store, where manifests are written once"
+                )
+            check_manifest(manifest, known.grant.key)
+            packs = manifest.packs
+            self.table.know(
+                (
+                    Located(
+                        c.name, c.plain, Place(packs[c.pack].id, c.encoding, c.offset, c.stored)
+                    )
+                    for c in manifest.chunks
+                ),
+                packs,
+            )
+        self._snapshots = []
+
+    def entries(
+        self, seen: Walk, gone: Container[tuple[int, bytes]]
+    ) -> tuple[list[Entry], list[Signature | None]]:
+        """What a walk saw, with the content that was read since; ``gone`` files are left out.
+
+        AgentLost where a file was not read: make another pass.
+        """
+        if not seen.unread:
+            return seen.entries, seen.signatures
+        unread = {(u.entry.root, u.entry.path) for u in seen.unread}
+        entries: list[Entry] = []
+        signatures: list[Signature | None] = []
+        for entry, signature in zip(seen.entries, seen.signatures, strict=True):
+            if entry.kind == FILE and (entry.root, entry.path) in unread:
+                held = self.held[entry.root].get(entry.path)
+                if held is None:
+                    if (entry.root, entry.path) in gone:
+                        continue
+                    raise AgentLost(
+                        f"{entry.path.decode(errors='backslashreplace')} was not read in the last "
+                        "pass: a part of it was lost; make another pass"
+                    )
+                entries.append(held.entry)
+                signatures.append(held.signature)
+            elif entry.kind == HARDLINK and (entry.root, entry.target) in gone:
+                continue
+            else:
+                entries.append(entry)
+                signatures.append(signature)
+        return entries, signatures

@@ -1,0 +1,98 @@
+"""The requests that belong to no run, and their answers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from torpor.shared.values import Grant, ObjectKey
+from torpor.shared.wire.request import Nothing, Request
+
+Fault = Literal["", "missing", "cut short", "damaged"]
+
+
+class PackChunk(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk of a pack that is examined; ``name`` in hex."""
+
+    name: str
+    plain: int
+    encoding: int
+    offset: int
+    stored: int
+
+
+class PackToExamine(msgspec.Struct, frozen=True):
+    """``md5`` in hex."""
+
+    grant: Grant
+    bytes: int
+    md5: str
+    chunks: list[PackChunk]
+
+
+class PackFault(msgspec.Struct, frozen=True):
+    """What is wrong with one pack; ``damaged``: positions in the ``chunks`` that were asked for."""
+
+    key: ObjectKey
+    fault: Fault
+    damaged: list[int]
+
+
+class Examined(msgspec.Struct, frozen=True):
+    bytes: int
+    packs: list[PackFault]
+
+
+class ExaminePacks(Request[Examined], frozen=True):
+    """Read packs whole and check every hash. Holds no workspace and writes nothing."""
+
+    op = "verify.packs"
+    key: str | None
+    packs: list[PackToExamine]
+
+
+class MakeContent(Request[Nothing], frozen=True):
+    """Make content to measure with, in ``~/torpor-benchmark/NAME``."""
+
+    op = "content.make"
+    name: str
+    bytes: int
+    seed: int
+
+
+class RemoveContent(Request[Nothing], frozen=True):
+    """Remove that folder; with ``place_too`` also ``~/torpor-benchmark``, after the last one."""
+
+    op = "content.remove"
+    name: str
+    place_too: bool
+
+
+class LineRate(msgspec.Struct, frozen=True):
+    """Seconds of wall time for the whole batch, each way."""
+
+    up_s: float
+    down_s: float
+
+
+class MeasureLine(Request[LineRate], frozen=True):
+    """Move random bytes to each of ``puts`` and back from ``gets``, and compare."""
+
+    op = "line"
+    puts: list[Grant]
+    gets: list[Grant]
+    object_bytes: int
+    connections: int
+
+
+class Bye(Request[Nothing], frozen=True):
+    """Leave as soon as no run is active."""
+
+    op = "bye"
+
+
+class Forget(Request[Nothing], frozen=True):
+    """Leave and remove HOME; WorkspaceBusy while a run is active."""
+
+    op = "forget"

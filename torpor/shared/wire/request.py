@@ -1,0 +1,73 @@
+"""What every request of the agent's protocol has in common (docs/agent-protocol.md)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Generic, TypeVar, get_args
+
+import msgspec
+
+from torpor.shared.errors import InvalidInput, MachineError
+from torpor.shared.values import WorkspaceName
+
+A = TypeVar("A")
+Q = TypeVar("Q", bound="Request[Any]")
+
+
+class Request(msgspec.Struct, Generic[A], frozen=True):
+    """One operation of the agent: its arguments as fields, its answer's type as ``A``.
+
+    Each operation is a direct subclass that sets ``op`` and names its answer in its base:
+    ``class Scan(OfRun[Scanned])``.
+    """
+
+    op: ClassVar[str] = ""
+
+    def __repr__(self) -> str:
+        """Without the arguments: they may hold grants and keys."""
+        return f"{type(self).__name__}()"
+
+    @classmethod
+    def answer_type(cls) -> type[A]:
+        answer: type[A] = get_args(vars(cls)["__orig_bases__"][0])[0]
+        return answer
+
+
+class OfRun(Request[A], Generic[A], frozen=True):
+    """A request that belongs to a run."""
+
+    run: str
+
+
+class BeginsRun(OfRun[A], Generic[A], frozen=True):
+    """A request that begins a run, which holds the workspace on the machine."""
+
+    workspace: WorkspaceName
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """The answer of a request that only does something."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """How many plain bytes a request has moved so far."""
+
+    bytes: int
+
+
+def parse_request(kind: type[Q], args: dict[str, Any]) -> Q:
+    """Typed arguments; InvalidInput where they do not fit. Unknown fields are ignored."""
+    try:
+        request: Q = msgspec.convert(args, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"{kind.op} does not fit the agent's protocol: {error}") from None
+    return request
+
+
+def parse_answer(kind: type[Request[A]], result: dict[str, Any]) -> A:
+    """A typed answer; MachineError where it does not fit. Unknown fields are ignored."""
+    try:
+        return msgspec.convert(result, kind.answer_type())
+    except msgspec.ValidationError as error:
+        raise MachineError(
+            f"the answer to {kind.op} does not fit the agent's protocol: {error}"
+        ) from None

@@ -1,0 +1,154 @@
+"""The requests of a restore, of a whole snapshot or of one path, and their answers."""
+
+from __future__ import annotations
+
+from typing import Generic
+
+import msgspec
+
+from torpor.shared.values import Grant, ObjectKey, SnapshotId
+from torpor.shared.wire.request import A, BeginsRun, Nothing, OfRun
+
+
+class OfSnapshot(BeginsRun[A], Generic[A], frozen=True):
+    """Begins a run that brings a snapshot, or some of it, onto this machine. ``root`` and the
+    workspace key ``key`` in hex."""
+
+    snapshot: SnapshotId
+    root: str
+    manifest_bytes: int
+    grant: Grant
+    key: str | None
+
+
+class RestorePart(msgspec.Struct, frozen=True):
+    """A part of a plan: which packs it reads."""
+
+    part: int
+    bytes: int
+    stored_bytes: int
+    packs: list[ObjectKey]
+
+
+class RestorePlan(msgspec.Struct, frozen=True):
+    """What has to be fetched.
+
+    ``complete``: an earlier run restored and compared everything; there is nothing left to do, and
+    nothing may be written any more.
+    """
+
+    complete: bool
+    roots: list[str]
+    files: int
+    bytes: int
+    stored_bytes: int
+    parts: list[RestorePart]
+
+
+class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
+    """Take the workspace, check the manifest, the targets and the space. ``resume``: an earlier
+    run may have begun or completed this restore."""
+
+    op = "restore.begin"
+    roots: list[str] | None
+    max_parts: int
+    part_bytes: int
+    resume: bool = False
+
+
+class BeginPath(OfSnapshot[RestorePlan], frozen=True):
+    """Begin to restore one file or directory: ``path`` (hex: a name may be any bytes) below root
+    ``root_number``, to ``into``. ``aside``: what has the name there is renamed in the end."""
+
+    op = "restore.path"
+    root_number: int
+    path: str
+    into: str
+    aside: bool
+    max_parts: int
+    part_bytes: int
+
+
+class Served(msgspec.Struct, frozen=True):
+    """Where this machine passes packs on; ``url`` is the first part of every path: a token."""
+
+    port: int
+    url: str
+    certificate: str
+
+    def __repr__(self) -> str:
+        """Without the token: it is a secret while it lasts."""
+        return "Served()"
+
+
+class ServePacks(OfRun[Served], frozen=True):
+    """Keep what is fetched, at most ``most_bytes`` of it, and give it to whoever asks ``host``
+    with the token, until the end of the run."""
+
+    op = "restore.serve"
+    host: str
+    most_bytes: int
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Where another machine passes packs on. ``url`` ends with a slash and holds a token; below
+    ``floor_bytes_s`` the store is the faster one."""
+
+    url: str
+    certificate: str
+    floor_bytes_s: float = 0.0
+
+    def __repr__(self) -> str:
+        """Without the URL: its token is a secret while it lasts."""
+        return "Peer()"
+
+
+class RestoredPart(msgspec.Struct, frozen=True):
+    """``peer_bytes`` of the stored bytes came from another machine; ``kept``: this machine passes
+    all of the part on."""
+
+    stored_bytes: int
+    peer_bytes: int = 0
+    kept: bool = False
+
+
+class FetchPart(OfRun[RestoredPart], frozen=True):
+    """Fetch, check and write what the packs hold: from ``peer`` first, then from the store."""
+
+    op = "restore.part"
+    packs: list[Grant]
+    peer: Peer | None = None
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """What is on the disk, and what could not be restored as it was."""
+
+    files: int
+    bytes: int
+    warnings: list[str]
+
+
+class FinishRestore(OfRun[Finished], frozen=True):
+    """Attributes, links and directories, once every part is there."""
+
+    op = "restore.finish"
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """What differs between the disk and the snapshot; names are the first few."""
+
+    differences: list[str]
+    difference_count: int
+
+
+class CheckRestore(OfRun[Checked], frozen=True):
+    """Compare the disk with the snapshot; ``full`` reads and hashes every byte."""
+
+    op = "restore.check"
+    full: bool
+
+
+class EndRestore(OfRun[Nothing], frozen=True):
+    """Give the workspace back."""
+
+    op = "restore.end"

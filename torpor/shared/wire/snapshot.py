@@ -1,0 +1,171 @@
+"""The requests of a snapshot, and their answers. Bytes are plain unless they say stored."""
+
+from __future__ import annotations
+
+import msgspec
+
+from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId
+from torpor.shared.wire.request import BeginsRun, Nothing, OfRun
+
+
+class KnownSnapshot(msgspec.Struct, frozen=True):
+    """An earlier snapshot of the workspace: its root hash (hex), and leave to read its manifest."""
+
+    root: str
+    bytes: int
+    grant: Grant
+
+
+class PackClaim(msgspec.Struct, frozen=True):
+    """A pack that the agent says it has stored; ``md5`` in hex."""
+
+    key: ObjectKey
+    bytes: int
+    md5: str
+
+
+class SnapshotBegun(msgspec.Struct, frozen=True):
+    """``resumable``: packs that earlier runs stored and no snapshot names yet."""
+
+    resumable: list[PackClaim]
+
+
+class BeginSnapshot(BeginsRun[SnapshotBegun], frozen=True):
+    """Take the workspace. ``key`` is the workspace key in hex; ``known`` is newest first."""
+
+    op = "snapshot.begin"
+    roots: list[str]
+    exclude: list[str]
+    key: str | None
+    known: list[KnownSnapshot]
+    compression: Compression = Compression()
+
+
+class PartPlan(msgspec.Struct, frozen=True):
+    """One part of a pass; ``packs``: how many grants it may need."""
+
+    part: int
+    bytes: int
+    packs: int
+
+
+class Scanned(msgspec.Struct, frozen=True):
+    """One walk of the workspace; ``read_files``: those that are new since the last pass."""
+
+    skipped: int
+    read_files: int
+    unaccepted_count: int
+    unaccepted: list[str]
+    parts: list[PartPlan]
+
+
+class Scan(OfRun[Scanned], frozen=True):
+    """Walk the workspace and plan what has to be read. ``resumed``: those of the resumable packs
+    that the store still has; ``lost``: packs that are gone from the store."""
+
+    op = "snapshot.scan"
+    number: int = msgspec.field(name="pass")
+    max_parts: int
+    part_bytes: int
+    resumed: list[ObjectKey]
+    lost: list[ObjectKey]
+    accepted: list[str]
+
+
+class PartReport(msgspec.Struct, frozen=True):
+    """Of chunks that the store did not have: their bytes, and what those became."""
+
+    new_bytes: int
+    stored_bytes: int
+
+
+class StorePart(OfRun[PartReport], frozen=True):
+    """Read, encode and store one part of a pass."""
+
+    op = "snapshot.part"
+    number: int = msgspec.field(name="pass")
+    part: int
+    packs: list[Grant]
+
+
+class Quiesced(msgspec.Struct, frozen=True):
+    """``tail``: the end of what the hook printed."""
+
+    tail: str
+
+
+class Quiesce(OfRun[Quiesced], frozen=True):
+    """Run the user's hook; HookFailed when it does not exit with 0."""
+
+    op = "snapshot.hook"
+    argv: list[str]
+    timeout_s: float
+
+
+class Packs(msgspec.Struct, frozen=True):
+    packs: list[PackClaim]
+
+
+class ListPacks(OfRun[Packs], frozen=True):
+    """Every pack that the manifest will name."""
+
+    op = "snapshot.packs"
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """A manifest that the store has acknowledged; not verified yet. ``root`` in hex; ``encoding``:
+    how chunks were encoded and why, in words."""
+
+    root: str
+    manifest_bytes: int
+    files: int
+    bytes: int
+    unaccepted_count: int
+    unaccepted: list[str]
+    encoding: str
+
+
+class Commit(OfRun[Committed], frozen=True):
+    """Write the manifest. The same snapshot again sends the same bytes again."""
+
+    op = "snapshot.commit"
+    snapshot: SnapshotId
+    parent: SnapshotId | None
+    created_unix: int
+    statistics: dict[str, int]
+    accepted: list[str]
+    grant: Grant
+
+
+class Reread(msgspec.Struct, frozen=True):
+    """``wrong``: packs that are not as they were written."""
+
+    wrong: list[ObjectKey]
+
+
+class RereadPacks(OfRun[Reread], frozen=True):
+    """Read packs back whole, where the store shows no MD5."""
+
+    op = "snapshot.reread"
+    packs: list[Grant]
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """What a fresh walk of the machine's disk found against the committed snapshot."""
+
+    unaccepted_count: int
+    unaccepted: list[str]
+
+
+class Confirm(OfRun[Confirmed], frozen=True):
+    """Walk once more and compare with what was committed."""
+
+    op = "snapshot.confirm"
+    accepted: list[str]
+
+
+class EndSnapshot(OfRun[Nothing], frozen=True):
+    """Give the workspace back; keep the index when the snapshot is committed and verified."""
+
+    op = "snapshot.end"
+    committed: bool

@@ -1,0 +1,85 @@
+"""The requests of a sync, and their answers. Names are the first few, counts all."""
+
+from __future__ import annotations
+
+import msgspec
+
+from torpor.shared.values import Grant, SnapshotId
+from torpor.shared.wire.request import Nothing, OfRun
+from torpor.shared.wire.restore import Checked, OfSnapshot, RestoredPart, RestorePart
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """What a sync would do; nothing has been written.
+
+    ``last``: the snapshot that the machine held. ``staged`` files are made anew, of which a part
+    is there already. ``kept``: changed after an earlier run of this sync had begun to write.
+    """
+
+    last: SnapshotId | None
+    roots: list[str]
+    files: int
+    bytes: int
+    left_out: int
+    staged: int
+    removed_count: int
+    kept: list[str]
+    discarded: list[str]
+    discarded_count: int
+
+
+class BeginSync(OfSnapshot[Intent], frozen=True):
+    """Look at the disk and say what would be done. ``stored``: the workspace's snapshots in the
+    store. UnsavedWork names what would be lost, unless ``discard_local``."""
+
+    op = "sync.begin"
+    exclude: list[str]
+    stored: list[SnapshotId]
+    discard_local: bool
+
+
+class SyncPlan(msgspec.Struct, frozen=True):
+    """What was taken from the machine itself, and what has to be fetched."""
+
+    copied_bytes: int
+    stored_bytes: int
+    parts: list[RestorePart]
+
+
+class StageSync(OfRun[SyncPlan], frozen=True):
+    """Make the new files beside the tree, from what is on the machine; plan the rest."""
+
+    op = "sync.stage"
+    max_parts: int
+
+
+class SyncPart(OfRun[RestoredPart], frozen=True):
+    """Fetch, check and stage what the packs hold and the machine does not."""
+
+    op = "sync.part"
+    packs: list[Grant]
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """The tree has become the snapshot."""
+
+    warnings: list[str]
+
+
+class FinishSync(OfRun[Changed], frozen=True):
+    """Read every staged file back, then change the tree."""
+
+    op = "sync.finish"
+
+
+class CheckSync(OfRun[Checked], frozen=True):
+    """Compare what was changed with the snapshot; ``full`` every byte of everything."""
+
+    op = "sync.check"
+    full: bool
+
+
+class EndSync(OfRun[Nothing], frozen=True):
+    """Give the workspace back."""
+
+    op = "sync.end"
