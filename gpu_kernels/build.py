@@ -119,7 +119,7 @@ def is_current() -> bool:
 
 
 def run_compiler(command: Sequence[str], target: Path) -> None:
-    """Run a compiler into a temporary name, so that nobody ever loads half a file."""
+    """Compile into a temporary name, so that no process loads half a file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -81,7 +81,7 @@ class Device:
         self.driver.call("cuCtxSetCurrent", self._context)
 
     def free_bytes(self) -> int:
-        """Memory of the GPU that nobody has taken yet."""
+        """The GPU's free memory."""
         self.enter()
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))

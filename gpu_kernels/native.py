@@ -69,7 +69,7 @@ class Library(Protocol):
 
 
 def library_path(machine: str | None = None) -> Path:
-    """Where the shared object for ``machine`` (default: this one) lies, built or not."""
+    """The path of the shared object for ``machine`` (default: this one), built or not."""
     return BUILT / f"libtorpor_kernels-{machine or platform.machine()}.so"
 
 

@@ -69,7 +69,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Stock(Encoded):
-    """An LZ4 block or a zstd frame, whoever made it."""
+    """An LZ4 block or a zstd frame, by any encoder."""
 
     def __post_init__(self) -> None:
         if self.algorithm not in STOCK:
@@ -191,8 +191,8 @@ def sizes_of(queue: Queue, made: BatchArray, rooms: Sequence[Memory], algorithm:
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
-    """nvCOMP's errors as ours."""
+def as_ours(what: str) -> Iterator[None]:
+    """Raise nvCOMP's errors as ours."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -233,7 +233,7 @@ class Batches:
         self._at_work = False
         made = settings(library, algorithm, element, chunk_bytes)
         device.enter()
-        with told(f"{algorithm} cannot be set up"):
+        with as_ours(f"{algorithm} cannot be set up"):
             self.bound = bound_of(library, made, chunk_bytes)
             lane_bytes = batch * (_aligned(chunk_bytes) + _aligned(self.bound))
             self.device_bytes = LANES * lane_bytes
@@ -269,7 +269,7 @@ class Batches:
                     f"{self._chunk_bytes} here, in elements of {self._width}"
                 )
         queue, codec = lane
-        with queue.scope(), told(f"{self.algorithm} does not encode"):
+        with queue.scope(), as_ours(f"{self.algorithm} does not encode"):
             held = [queue.put(plain) for plain in plains]
             rooms = [queue.room(self.bound) for _ in plains]
             given, out = arrays(self._library, queue, held), arrays(self._library, queue, rooms)
@@ -284,7 +284,7 @@ class Batches:
         for one in batch:
             self._check(one)
         queue, codec = lane
-        with queue.scope(), told(f"{self.algorithm} does not decode"):
+        with queue.scope(), as_ours(f"{self.algorithm} does not decode"):
             held = [queue.put(one.stored) for one in batch]
             rooms = [queue.room(one.plain_bytes) for one in batch]
             given, out = arrays(self._library, queue, held), arrays(self._library, queue, rooms)

@@ -120,9 +120,9 @@ def _differences(what: str, got: Iterator[bytes], wanted: Sequence[bytes]) -> It
 
 
 def _unframe(frame: bytes, plain_bytes: int) -> bytes:
-    """As a snapshot's reader does, which believes no frame that does not tell its size."""
+    """As a snapshot's reader does: it refuses a frame without its size."""
     if zstandard.frame_content_size(frame) != plain_bytes:
-        raise ValueError("the frame does not tell the size of its content")
+        raise ValueError("the frame does not state the size of its content")
     return zstandard.ZstdDecompressor().decompress(frame, max_output_size=plain_bytes)
 
 

@@ -161,7 +161,7 @@ class Nvcomp:
         self.name = f"nvCOMP {algorithm}"
         if algorithm in nvcomp.STOCK:
             self.name += f", {part_bytes >> 10} KiB"
-        with nvcomp.told(f"{algorithm} cannot be set up"):
+        with nvcomp.as_ours(f"{algorithm} cannot be set up"):
             bound = nvcomp.bound_of(library, made, part_bytes)
             self._rooms = [queue.room(bound) for _ in self._parts]
             codec = library.Codec(**made, cuda_stream=queue.stream)
@@ -176,7 +176,7 @@ class Nvcomp:
 
     def encode(self) -> None:
         (codec,), (out,), config = self._codecs, self._out, self._configs[0]
-        with nvcomp.told(f"{self._algorithm} does not encode"):
+        with nvcomp.as_ours(f"{self._algorithm} does not encode"):
             self._made = [codec.encode(self._given, out, compression_config=config)]
 
     def settle(self) -> int:
@@ -190,7 +190,7 @@ class Nvcomp:
 
     def decode(self) -> None:
         (codec,), (out,), config = self._codecs, self._out, self._configs[1]
-        with nvcomp.told(f"{self._algorithm} does not decode"):
+        with nvcomp.as_ours(f"{self._algorithm} does not decode"):
             self._made = [codec.decode(self._given, out=out, decompression_config=config)]
 
     def check(self) -> None:
@@ -206,15 +206,15 @@ class Nvcomp:
         self._codecs.clear()
 
     def _ready(self, rooms: Sequence[Memory]) -> None:
-        """Rooms as they are, for each round anew: nvCOMP tells in them how far it filled them."""
+        """New buffers for each round: nvCOMP writes into them how far it filled them."""
         self._out = [self._arrays(rooms)]
 
     def _arrays(self, memories: Sequence[Memory]) -> nvcomp.BatchArray:
-        with nvcomp.told(f"{self._algorithm} does not take its buffers"):
+        with nvcomp.as_ours(f"{self._algorithm} does not take its buffers"):
             return nvcomp.arrays(self._library, self._queue, memories)
 
     def _sizes(self, rooms: Sequence[Memory]) -> list[int]:
-        with nvcomp.told(f"{self._algorithm} fails"):
+        with nvcomp.as_ours(f"{self._algorithm} fails"):
             return nvcomp.sizes_of(self._queue, self._made[0], rooms, self._algorithm)
 
 

@@ -17,7 +17,7 @@ from torpor.shared.errors import InvalidInput, MachineError
 from torpor.shared.values import MIB, workspace_name
 
 PLACE: Final = "~/torpor-benchmark"
-"""Everything that is made lies below this folder, and nothing else is ever removed."""
+"""All content is made below this folder, and nothing else is ever removed."""
 _MARK: Final = ".made-by-torpor"
 _WEIGHTS_SHARE: Final = 0.6
 _SOURCES_SHARE: Final = 0.3
@@ -41,7 +41,7 @@ def path_of(name: str) -> str:
 
 
 def make(name: str, total_bytes: int, seed: int, check: Callable[[], None]) -> Content:
-    """Make ``path_of(name)`` anew: 60 % BF16 weights, 30 % sources, 10 % JSON lines.
+    """Make ``path_of(name)`` from new content: 60 % BF16 weights, 30 % sources, 10 % JSON lines.
 
     ``check`` is called between files and may raise. InvalidInput where the folder of all content
     is there and not ours.

@@ -27,8 +27,8 @@ BENCHMARK: Final = "benchmark--"
 BENCHMARK_MACHINES: Final = "benchmark-machines--"
 DRILL: Final = "drill--"
 RESERVED: Final = (BENCHMARK, BENCHMARK_MACHINES, DRILL)
-"""How the names begin under which torpor leases machines and keeps objects that are nobody's work,
-and may always be destroyed. No Workspace block may have such a name."""
+"""Prefixes of reserved names. Machines and objects under such names hold no work and may always be
+destroyed. No Workspace block may have such a name."""
 
 _LONGEST_NAME: Final = 63
 _WORKSPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")

@@ -52,8 +52,8 @@ def test_a_figure_sums_its_samples_up() -> None:
     figure = Figure("line", "s", "MB/s", (10.0, 30.0, 20.0), "up")
     assert (figure.n, figure.median, figure.low, figure.high) == (3, 20.0, 10.0, 30.0)
     assert figure.spread == 1.0
-    assert advice.told(figure) == "20.00 MB/s (10.00 to 30.00, n = 3)"
-    assert "one sample" in advice.told(Figure("line", "s", "s", (1.0,)))
+    assert advice.shown(figure) == "20.00 MB/s (10.00 to 30.00, n = 3)"
+    assert "one sample" in advice.shown(Figure("line", "s", "s", (1.0,)))
 
 
 def test_the_advice_stands_on_measurements_and_their_spread() -> None:

@@ -24,7 +24,7 @@ def advise(figures: Sequence[Figure], prices: Mapping[str, StorePrice | None]) -
     return [one for one in said if one is not None]
 
 
-def told(figure: Figure) -> str:
+def shown(figure: Figure) -> str:
     """A figure in words: median, n, lowest and highest."""
     unit = {"MB/s": " MB/s", "s": " s", "bytes": " bytes", "ratio": ""}[figure.unit]
     digits = 0 if figure.unit == "bytes" or figure.median >= 100 else 2
@@ -49,7 +49,7 @@ def _store(figures: Sequence[Figure], prices: Mapping[str, StorePrice | None]) -
 
     chosen = min(equal, key=lambda line: (monthly(line), -line.median))
     up = find(figures, "line", direction="up", name=chosen.name)[0]
-    because = f"raw random bytes come back at {told(chosen)} and go there at {told(up)}"
+    because = f"raw random bytes come back at {shown(chosen)} and go there at {shown(up)}"
     price = prices.get(chosen.name)
     if price is not None:
         because += f"; {1000 * price.gb_month_usd:.2f} $ for a TB and month ({_dated(price)})"
@@ -83,7 +83,7 @@ def _codecs(figures: Sequence[Figure]) -> list[Advice]:
             choice = max(gains, key=lambda name: rates[name].median)
             why = "no encoding keeps up with the line on one core, and this one is the fastest"
         because = (
-            f"stores {100 * shares[choice].median:.1f} % and encodes {told(rates[choice])} of CPU "
+            f"stores {100 * shares[choice].median:.1f} % and encodes {shown(rates[choice])} of CPU "
             f"time: {why}"
         )
         said.append(Advice(f"encoding of {data}", choice, because))
@@ -100,11 +100,11 @@ def _parts(figures: Sequence[Figure]) -> Advice | None:
         best = min(flows, key=lambda figure: figure.median)
         fine.append({f.parts or 0 for f in flows if f.median <= best.high})
     shared = fine[0] & fine[1]
-    # A wake is what somebody waits for.
+    # Users wait for a wake, so it counts more.
     choice = min(shared or fine[1])
     parts = {what: next(f for f in flows if f.parts == choice) for what, flows in zip(
         ("hibernate", "wake"), both, strict=True)}  # fmt: skip
-    because = f"hibernate takes {told(parts['hibernate'])}, wake {told(parts['wake'])}; " + (
+    because = f"hibernate takes {shown(parts['hibernate'])}, wake {shown(parts['wake'])}; " + (
         "more parts are not faster beyond the spread of the fastest"
         if shared
         else "no number is among the fastest for both, so the wake's counts"

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from torpor.control.measure.advice import Advice, told
+from torpor.control.measure.advice import Advice, shown
 from torpor.control.measure.figures import Figure, find
 from torpor.control.measure.prices import StorePrice
 
@@ -45,15 +45,15 @@ def page(
         "down are two things and are never added. Nothing is projected.",
     ]
     held = sum(map(len, head)) + sum(map(len, tail))
-    shown = []
+    images: list[str] = []
     for title, svg in pictures.items():
         image = f"![{title}](data:image/svg+xml;base64,{base64.b64encode(svg).decode()})"
         held += len(image)
         if held > MOST_BYTES:
             tail.append(f"The picture of {title} is too big for this page: see the folder.")
             continue
-        shown += ["", f"## {title}", "", image]
-    return "\n".join([*head, *shown, "", *tail])
+        images += ["", f"## {title}", "", image]
+    return "\n".join([*head, *images, "", *tail])
 
 
 def _section(title: str, rows: Iterable[Mapping[str, str]]) -> list[str]:
@@ -74,8 +74,8 @@ def _stores(
         price = prices.get(up.name)
         yield {
             "store": up.name,
-            "line rate up": told(up),
-            "line rate down": told(down[0]) if down else "",
+            "line rate up": shown(up),
+            "line rate down": shown(down[0]) if down else "",
             "a TB kept for a month": f"{1000 * price.gb_month_usd:.2f} $" if price else "no price",
             "a TB read": f"{1000 * price.egress_gb_usd:.2f} $" if price else "no price",
             "price of": _dated(price),
@@ -92,8 +92,8 @@ def _flows(figures: Sequence[Figure]) -> Iterable[dict[str, str]]:
                 "flow": what,
                 "parts": str(whole.parts),
                 "machines": str(whole.machines),
-                "seconds": told(whole),
-                "stored bytes moved": (told(rate[0]) + _flag(rate[0])) if rate else "",
+                "seconds": shown(whole),
+                "stored bytes moved": (shown(rate[0]) + _flag(rate[0])) if rate else "",
             }
 
 
@@ -103,9 +103,9 @@ def _peers(figures: Sequence[Figure]) -> Iterable[dict[str, str]]:
         of = {(f.direction, f.unit): f for f in find(figures, "peer", name=name)}
         yield {
             "tool": name,
-            "first upload": told(of["up", "s"]) if ("up", "s") in of else "",
-            "restore": told(of["down", "s"]) if ("down", "s") in of else "",
-            "stored": told(of["up", "bytes"]) if ("up", "bytes") in of else "",
+            "first upload": shown(of["up", "s"]) if ("up", "s") in of else "",
+            "restore": shown(of["down", "s"]) if ("down", "s") in of else "",
+            "stored": shown(of["up", "bytes"]) if ("up", "bytes") in of else "",
         }
 
 
@@ -118,8 +118,8 @@ def _codecs(figures: Sequence[Figure]) -> Iterable[dict[str, str]]:
                 "content": share.data,
                 "encoding": share.name,
                 "stored": f"{100 * share.median:.1f} %",
-                "encode, one core": told(up[0]) if up else "",
-                "decode, one core": told(down[0]) if down else "stored raw",
+                "encode, one core": shown(up[0]) if up else "",
+                "decode, one core": shown(down[0]) if down else "stored raw",
             }
 
 

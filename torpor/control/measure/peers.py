@@ -36,7 +36,7 @@ class Cost(NamedTuple):
 
 
 class Tool(NamedTuple):
-    """One way to keep a folder. Everything that it stores lies below ``prefix``."""
+    """Another tool that stores a folder. Everything that it stores is below ``prefix``."""
 
     name: str
     prefix: str

@@ -58,7 +58,7 @@ LIST_PRICES: Final[dict[str, StorePrice]] = {
 def price_of(
     flavour: str, gb_month_usd: float | None, egress_gb_usd: float | None
 ) -> StorePrice | None:
-    """The list price of a flavour, with what the user says instead; None where nobody says."""
+    """The list price of a flavour, overridden by the user's; None if both are unknown."""
     listed = LIST_PRICES.get(flavour)
     if gb_month_usd is None and egress_gb_usd is None:
         return listed

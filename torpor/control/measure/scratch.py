@@ -1,8 +1,8 @@
-"""The benchmark's own place in a store, held by one run at a time and cleared by the next.
+"""A benchmark's scratch name in a store, held by one run at a time and cleared by the next.
 
-Everything that a benchmark stores, leases and pins lies under a reserved name: what is deleted
-there is nobody's work. Machines are leased under a name of their own: a flow that runs under the
-first would take them for what an earlier run left.
+Everything that a benchmark stores, leases and pins is under a reserved name, so deleting it loses
+no work. Machines have leases under a second name: a flow that runs under the first name would take
+them for an earlier run's.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _CLAIM_MAX_BYTES: Final = 4096
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Who measures here now: a run, its process, and when it last said so. ``boot`` is where that
-    process has its number: a boot of a host, and a PID namespace there."""
+    """The run that holds the name, its process, and its last heartbeat. ``boot`` identifies the
+    process's host: a boot, and a PID namespace on it."""
 
     run: str
     boot: str
@@ -88,7 +88,7 @@ def held(store: ObjectStore, name: WorkspaceName, run: str) -> Iterator[Callable
 def clear(store: ObjectStore, name: WorkspaceName, *, below: str = "") -> int:
     """Delete every object of the scratch workspace but the claim; returns how many there were.
 
-    Never leases: one whose machine is at another provider is all that knows of it.
+    Never leases: only its lease knows a machine at another provider.
     """
     if not name.startswith(BENCHMARK):
         raise AssertionError(f"{name} is not the name of a benchmark's scratch workspace")
@@ -111,8 +111,8 @@ def _take(store: ObjectStore, name: WorkspaceName, run: str) -> None:
             other = _read(store, name)
             if other is not None and other.run != run and other.alive():
                 raise WorkspaceBusy(
-                    f"another benchmark (run {other.run}) works under {name} in {store.address}: "
-                    "wait until it has ended, or cancel it"
+                    f"another benchmark (run {other.run}) uses {name} in {store.address}: wait "
+                    "until it has ended, or cancel it"
                 ) from None
             store.delete([_key(name)])
             continue
@@ -161,8 +161,8 @@ def _read(store: ObjectStore, name: WorkspaceName) -> Claim | None:
         return None
     except msgspec.MsgspecError as error:
         raise StoreError(
-            f"{_key(name)} in {store.address} is not what this torpor writes there ({error}): see "
-            "that no benchmark works there, then delete it"
+            f"{_key(name)} in {store.address} is not what this torpor writes there ({error}): "
+            "check that no benchmark runs there, then delete it"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Which chunks a snapshot has, where each one lies, and who is storing the rest."""
+"""The chunks of a snapshot: where each one is stored, and which part stores the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torpor.shared.format.manifest import Chunk, Entry, Extent, Pack
 
 
 class Place(NamedTuple):
-    """Where a chunk lies in its pack."""
+    """The position of a chunk in its pack."""
 
     pack: bytes  # the pack's id
     encoding: int
@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 
 class Located(NamedTuple):
-    """A chunk that stands in a pack that the store is known to have."""
+    """A chunk in a pack that the store is known to have."""
 
     name: bytes
     plain: int
@@ -113,7 +113,7 @@ class ChunkTable:
         return self._places[number] is not None
 
     def compact(self, entries: Sequence[Entry]) -> tuple[list[Entry], list[Chunk], list[Pack]]:
-        """The manifest's tables: what ``entries`` use and nothing else, numbered anew.
+        """The manifest's tables: only what ``entries`` use, renumbered.
 
         Raises AgentLost when a chunk in use has no place: its part was lost; ask for a new pass.
         """

@@ -64,7 +64,7 @@ class Contents:
                 self._hold(piece.file, extents, b"", is_settled=piece.file not in self._unsettled)
 
     def add_small(self, number: int, read: Read, chunk: int, offset: int, digest: bytes) -> None:
-        """A whole small file lies at ``offset`` of chunk number ``chunk``."""
+        """Add a whole small file at ``offset`` of chunk number ``chunk``."""
         with self._lock:
             if read.gone:
                 self._drop(number)

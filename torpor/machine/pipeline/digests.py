@@ -18,8 +18,8 @@ class PackDigests:
     """The packs that the parts of one run are filling. Thread-safe.
 
     MD5 runs at 0.75 GB/s on one stream, because each of its steps waits for the one before, and
-    nearly as fast on eight at once. So whoever has to hash a full pack takes the packs of other
-    parts along, as far as they are filled, and finds its own mostly done when its turn comes.
+    nearly as fast on eight at once. So the part that must hash a full pack also hashes what other
+    parts have filled so far, and their packs are mostly hashed when they are full.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class PackDigest:
         return digest
 
     def drop(self) -> None:
-        """Forget the pack; when this returns nobody reads its buffer any more."""
+        """Forget the pack; after this returns, no thread reads its buffer."""
         self._of._forget(self)
         with self.lock:
             self.filled = self._hashed = 0

@@ -174,8 +174,8 @@ def restore_part(
     keep: Callable[[bytes, int, Buffer], None] = lambda pack_id, offset, stored: None,
 ) -> PartRestored:
     """Fetch and write what the granted packs hold, but for the chunks in ``done``, to which it
-    adds. Every chunk is checked against its name before a byte of it is written; ``keep`` is then
-    given it as it is stored. No ``journal``: the disk itself tells what is there."""
+    adds. Every chunk is checked against its name before a byte of it is written; ``keep`` then
+    gets its stored form. There is no ``journal``: the disk shows what is done."""
     report = PartRestored()
     try:
         for grant in grants:
@@ -229,7 +229,7 @@ def _plain(
     raise SnapshotDamaged(
         f"chunk {chunk.name.hex()[:16]} at {chunk.offset} of {grant.key} is damaged in the store: "
         f"{fault}; it holds {', '.join(names)}{f' and {more} more' if more > 0 else ''}: run "
-        "verify, and wake an earlier snapshot if this one cannot be mended"
+        "verify, and wake an earlier snapshot if this one cannot be repaired"
     )
 
 

@@ -20,9 +20,9 @@ from torpor.shared.transfer.transfer import Range, Transfer
 from torpor.shared.values import MIB, Grant
 
 _LOOKS: Final = 2
-"""How often a pack with a fault is read: a flip on the way heals, a flip in the store does not."""
+"""How often a faulty pack is read: a fault in transit disappears, a fault in the store stays."""
 _SLICE_BYTES: Final = 4 * MIB
-"""Of what no chunk uses, which only the pack's MD5 speaks of; at most so much is in memory."""
+"""The largest slice in memory of bytes that no chunk uses; only the pack's MD5 covers them."""
 
 Fault = Literal["", "missing", "cut short", "damaged"]
 
@@ -127,7 +127,7 @@ def _opens(chunk: Chunk, pack_id: bytes, stored: Buffer, seal: Seal) -> bool:
 
 
 def _pieces(chunks: Sequence[Chunk], size: int) -> Iterator[_Piece]:
-    """The pack from its first byte to its last: chunks, and slices of what lies between them."""
+    """The pack from first byte to last: chunks, and slices of the bytes between them."""
     at = 0
     for number in sorted(range(len(chunks)), key=lambda n: chunks[n].offset):
         chunk = chunks[number]

@@ -26,7 +26,7 @@ _DIGEST = 16
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """One pack and what lies in it."""
+    """One pack and its chunks."""
 
     pack: Pack
     located: list[Located]

@@ -35,7 +35,7 @@ class Numbers:
             with opened(os.path.join(self._roots[file.entry.root], file.entry.path)) as fd:
                 layout = layout_of(fd, size)
         except OSError:
-            return None  # gone or replaced: the read that follows says so
+            return None  # gone or replaced: the read that follows raises
         if layout is not None:
             return layout
         middle = len(data) // 2 & ~7

@@ -130,8 +130,8 @@ def _store_group(group: Group, source: Source, packer: _Packer, report: PartStor
 
 
 def _as_before(file: Unread, digest: bytes, table: ChunkTable) -> Extent | None:
-    """Where a small file's content lies already, when it was only touched: its chunk is shared, so
-    the chunk's own name would not tell."""
+    """The earlier extent of a small file that was only touched. Its chunk is shared, so the chunk's
+    name cannot identify it."""
     before = file.before
     if before is None or not digest or before.digest != digest or len(before.extents) != 1:
         return None
@@ -197,7 +197,9 @@ class _Packer:
         if self._grant is None:
             self._grant = next(self._grants, None)
             if self._grant is None:
-                raise GrantExpired("the part needs more packs than it has grants for: ask again")
+                raise GrantExpired(
+                    "the part needs more packs than it has grants for: request more grants"
+                )
         pack_id = pack_id_of(self._grant.key)
         stored = self._source.seal.seal(encoded, chunk_associated(name, pack_id, encoding, plain))
         self._places.append((number, Place(pack_id, encoding, self._bytes, len(stored))))

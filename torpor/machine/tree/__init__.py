@@ -1,1 +1,1 @@
-"""A workspace's tree on a machine's disk: walking it, reading it, and writing it anew."""
+"""A workspace's tree on a machine's disk: walking, reading and writing it."""

@@ -1,7 +1,7 @@
-"""Make a tree that stands on the disk equal to a snapshot, once every byte of it is there.
+"""Make a tree on the disk equal to a snapshot, after every needed byte is on the machine.
 
-Each name changes at once, by a rename: whoever looks, and whatever is killed, finds the old file
-or the new one. Nothing that changed since it was looked at is replaced or removed.
+Each name changes by a rename, so a reader or a killed run finds the old file or the new one. A file
+that changed since it was surveyed is neither replaced nor removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torpor.shared.format.manifest import DIRECTORY, FILE, SYMLINK, Entry
 
 
 class TreeChanger:
-    """Applies the changes of one sync. ``names``: what stood on the disk when it was looked at."""
+    """Applies the changes of one sync. ``names``: the names on the disk when it was surveyed."""
 
     def __init__(
         self, names: Sequence[dict[bytes, Name]], directories: Directories, staging: Staging
@@ -141,7 +141,7 @@ class TreeChanger:
         self._check_unchanged(entry, parent, name)
         fd = self._open_any(name, parent, entry)
         try:
-            self._attributes.apply(fd, entry, anew=False)
+            self._attributes.apply(fd, entry, replacing=True)
         finally:
             os.close(fd)
 
@@ -170,7 +170,7 @@ class TreeChanger:
                 xattrs=read_xattrs(fd),
             )
             if not same_attributes(found, entry, owners=self._owners):
-                self._attributes.apply(fd, entry, anew=False)
+                self._attributes.apply(fd, entry, replacing=True)
 
     @contextmanager
     def _held(self, entry: Entry) -> Iterator[tuple[int, bytes]]:
@@ -202,7 +202,7 @@ class TreeChanger:
         return name
 
     def _check_unchanged(self, entry: Entry, parent: int, name: bytes) -> None:
-        """What is about to go is what was looked at, or nothing; otherwise StillChanging."""
+        """The name is as it was surveyed, or missing; otherwise StillChanging."""
         found = self._names[entry.root].get(entry.path)
         try:
             st = os.lstat(name, dir_fd=parent)
@@ -212,7 +212,7 @@ class TreeChanger:
             return
         raise StillChanging(
             f"{os.fsdecode(entry.path)!r} was {'changed' if found else 'made'} on the machine "
-            "while it was being synced: it is left as it is; sync again"
+            "during the sync: it was left as it is; sync again"
         )
 
 

@@ -1,4 +1,4 @@
-"""Give names the attributes that their entries say."""
+"""Set the attributes of entries on their names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ HOST_XATTRS: Final = (b"security.selinux", b"security.ima", b"security.evm", b"s
 
 
 class Attributes:
-    """Mode, owner, time and extended attributes; what cannot be set is warned of. Thread-safe."""
+    """Mode, owner, time and extended attributes; a warning names what cannot be set.
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._root = os.geteuid() == 0
@@ -24,13 +26,15 @@ class Attributes:
         self.refused_xattrs: set[tuple[int, bytes, bytes]] = set()
         """Root, path and name of attributes that this machine does not let us set."""
 
-    def apply(self, fd: int, entry: Entry, *, anew: bool = True) -> None:
-        """To an open file or directory. Not ``anew``: it has had others, which go."""
+    def apply(self, fd: int, entry: Entry, *, replacing: bool = False) -> None:
+        """Set them on an open file or directory. ``replacing``: first remove extended attributes
+        that it has from before.
+        """
         if self._root:
             os.fchown(fd, entry.uid, entry.gid)
         elif (entry.uid, entry.gid) != (os.geteuid(), os.getegid()):
             self._warn_once("owners are not restored: the agent does not run as root")
-        if not anew:
+        if replacing:
             self._remove_others(fd, entry)
         for key, value in entry.xattrs:  # while we may write: the mode may be read-only
             self._xattr(fd, key, value, entry)

@@ -1,4 +1,4 @@
-"""What has to be done to make a tree that stands on the disk equal to a snapshot."""
+"""The changes that make a tree on the disk equal to a snapshot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Place = tuple[int, bytes]
 
 
 class Source(NamedTuple):
-    """Where a run of bytes stands on this disk, and the file's signature when it was looked at."""
+    """Where a run of bytes is on this disk, and the file's signature when it was surveyed."""
 
     place: Place
     offset: int
@@ -27,7 +27,7 @@ class Source(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A run of a staged file that stands on this disk already."""
+    """A run of a staged file that is already on this disk."""
 
     at: int
     length: int
@@ -215,7 +215,7 @@ class _Planner:
                 below = os.path.relpath(full, self._roots[root])
                 if below not in self._names[root]:
                     raise InvalidInput(
-                        f"{os.fsdecode(full)} on the machine is excluded, or was kept, and the "
+                        f"{os.fsdecode(full)} on the machine is excluded or was kept, but the "
                         f"snapshot has {os.fsdecode(path)!r} as something other than a directory: "
                         "move it away, and sync again"
                     )

@@ -1,4 +1,4 @@
-"""Compare a restored tree with its manifest: every attribute, and every byte where asked."""
+"""Compare a restored tree with its manifest: every attribute, and optionally every byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PIECE_BYTES = 8 << 20
 
 
 class Comparison:
-    """What was looked at, what differs, and each entry's signature while it was right."""
+    """What was compared, what differs, and the signature of each correct entry."""
 
     def __init__(self, count: int) -> None:
         self.files = 0

@@ -1,4 +1,4 @@
-"""Put what is new into a big file itself, while it is aside and nobody has it open."""
+"""Patch a big file in place, while it is set aside and no process has it open."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def patch(
                 if file.patches is not None and number in file.patches:
                     copy_range(staged, at, fd, at, extent.length, entry)
                 at += extent.length
-        attributes.apply(fd, entry, anew=False)
+        attributes.apply(fd, entry, replacing=True)
     finally:
         os.close(fd)
     os.rename(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
@@ -69,9 +69,9 @@ def kept_runs(file: Staged, seen: Signature) -> list[Copy]:
 
 
 def _is_ours_alone(name: bytes, parent: int, seen: Signature) -> bool:
-    """Whether a file is what was seen (a ctime of -1: any), and no process has it open or mapped:
-    only then does the kernel give a write lease. It is given back at once. False also where there
-    are no leases."""
+    """Whether a file is as it was seen (a ctime of -1: any) and no process has it open or mapped:
+    only then does the kernel grant a write lease. It is released at once. False if there are no
+    leases."""
     try:
         fd = os.open(name, os.O_RDWR | _FLAGS, dir_fd=parent)
     except OSError:
@@ -83,7 +83,7 @@ def _is_ours_alone(name: bytes, parent: int, seen: Signature) -> bool:
         ctime_ns = st.st_ctime_ns if seen.ctime_ns >= 0 else seen.ctime_ns
         if Signature(st.st_ino, st.st_size, st.st_mtime_ns, ctime_ns) != seen:
             return False
-        # whoever opens it meanwhile waits, and the kernel signals us: a signal that is ignored
+        # a process that opens it now waits, and the kernel signals us: a signal that is ignored
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

@@ -1,4 +1,4 @@
-"""Make files beside a tree before they take their places in it.
+"""Make files beside a tree, before they are renamed into it.
 
 A staged file has a name of its own in a directory that stays, so that a rename puts it in its
 place at once. What a run that was killed has staged is found again by that name.
@@ -88,7 +88,7 @@ class Staging:
     def copy(
         self, staged: Sequence[Staged], progress: Callable[[int], None], check: Callable[[], None]
     ) -> None:
-        """Copy what stands on this disk; StillChanging where a source is no more what it was."""
+        """Copy what is on this disk; StillChanging if a source has changed."""
 
         def one(of: tuple[Entry, Copy]) -> int:
             check()
@@ -126,8 +126,8 @@ class Staging:
         progress: Callable[[int], None],
         check: Callable[[], None],
     ) -> list[bytes]:
-        """Read every staged file back; paths of those that are not what the snapshot has, which
-        are removed."""
+        """Read every staged file back; remove those that differ from the snapshot and return their
+        paths."""
 
         def one(file: Staged) -> tuple[int, bool]:
             check()
@@ -172,7 +172,7 @@ class Staging:
         os.rename(staged, name, src_dir_fd=holder, dst_dir_fd=parent)
 
     def remove(self, root: int, path: bytes, holder: bytes) -> None:
-        """Forget a staged file and one that was being patched, where they are there at all."""
+        """Remove a staged file and one that was being patched, if they exist."""
         self._remove(root, holder, self.name(root, path))
         self._remove(root, path.rpartition(b"/")[0], self.aside(root, path))
 
@@ -184,7 +184,7 @@ class Staging:
                 os.unlink(name, dir_fd=parent)
 
     def _go_on_patching(self, file: Staged, chunks: Sequence[Chunk], seal: Seal) -> Staged:
-        """A file that a run which was killed had set aside to patch it is patched further."""
+        """Continue to patch a file that a killed run had set aside."""
         entry = file.entry
         try:
             parent, name = self._directories.parent(entry.root, entry.path)
@@ -211,7 +211,7 @@ class Staging:
         return self._directories.open(entry.root, holder), self.name(entry.root, entry.path)
 
     def _take_up(self, file: Staged, chunks: Sequence[Chunk], seal: Seal) -> set[int] | None:
-        """The extents that a staged file holds already; None where there is none to go on with."""
+        """The extents that a staged file already holds; None if no usable one exists."""
         entry = file.entry
         parent, name = self._where(entry)
         try:
@@ -292,7 +292,7 @@ def copy_range(source: int, offset: int, fd: int, at: int, length: int, entry: E
                 moved = os.copy_file_range(source, fd, length, offset, at)
             except OSError as exc:
                 if exc.errno not in _NO_COPY_IN_KERNEL | NO_ROOM:
-                    raise  # where there is no room, the write below says so
+                    raise  # if there is no room, the write below raises
             in_kernel = moved > 0
         if not moved:
             data = os.pread(source, min(length, _COPY_BYTES), offset)

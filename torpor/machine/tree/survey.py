@@ -1,4 +1,4 @@
-"""What stands on a machine's disk, held against the snapshots that have it.
+"""The names on a machine's disk, compared with the snapshots that have them.
 
 Names are looked at by the walk. A file with its held signature is what its snapshot says; any
 other one is read and compared with what the snapshots have at its name.
@@ -56,7 +56,7 @@ class Saved:
 
 
 class Survey(NamedTuple):
-    """Every name below the roots, and those that are in no snapshot as they are."""
+    """Every name below the roots, and those that no snapshot has in this state."""
 
     names: list[dict[bytes, Name]]
     unsaved: list[tuple[int, bytes]]

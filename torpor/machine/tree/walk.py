@@ -22,7 +22,9 @@ RACY_COARSE_NS: Final = 2_100_000_000
 
 
 class Signature(NamedTuple):
-    """What changes whenever a file does. A kernel sets ctime; no program can set it back."""
+    """Values that change whenever a file does. The kernel sets ctime; no program can set it
+    back.
+    """
 
     inode: int
     size: int
@@ -81,8 +83,8 @@ def resolve_roots(roots: Sequence[str]) -> list[bytes]:
         for other in resolved[i + 1 :]:
             if one == other or other.startswith(one + b"/") or one.startswith(other + b"/"):
                 raise WorkspaceInvalid(
-                    f"workspace paths {os.fsdecode(one)} and {os.fsdecode(other)} lie inside each "
-                    "other: name only the outer one"
+                    f"workspace paths {os.fsdecode(one)} and {os.fsdecode(other)} overlap: name "
+                    "only the outer one"
                 )
     return resolved
 

@@ -58,7 +58,7 @@ class TreeWriter:
     ) -> None:
         """Make every directory, and every file that will be written in pieces, at its size.
 
-        ``anew``: nothing that is there counts, so that holes are holes again.
+        ``anew``: truncate existing files first, so that holes are holes again.
         """
         for number, target in enumerate(self._targets):
             os.makedirs(target, mode=0o755, exist_ok=True)
@@ -195,6 +195,7 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int, entry:
         if exc.errno not in NO_ROOM:
             raise
         raise DiskFull(
-            f"the machine's disk is full ({exc.strerror}) at {os.fsdecode(entry.path)!r}: make "
-            "room, or wake on a machine with a larger disk; the snapshot in the store is untouched"
+            f"the machine's disk is full ({exc.strerror}) at {os.fsdecode(entry.path)!r}: free "
+            "some space, or wake on a machine with a larger disk; the snapshot in the store is "
+            "untouched"
         ) from None

@@ -1,4 +1,6 @@
-"""A thread that waits for the GPU's driver in the place of somebody who waits only so long."""
+"""A thread that waits for the GPU's driver, so that its caller can stop waiting after a time
+limit.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ class DriverThread:
     gives no more threads.
 
     A call of the driver for a GPU that is lost may never return, and no signal ends it. Then the
-    thread is left behind in it: it holds up neither whoever asked nor the end of the process.
+    thread is abandoned: it blocks neither the caller nor the end of the process.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,7 +30,9 @@ class DriverThread:
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def run(self, work: Callable[[], _T], patience_s: float) -> _T:
-        """What ``work`` returns or raises; GpuHangs behind ``patience_s``, and then no more."""
+        """Return or raise what ``work`` does; GpuHangs after ``patience_s``, and on every later
+        call.
+        """
         outcome: futures.Future[_T] = futures.Future()
 
         def do() -> None:

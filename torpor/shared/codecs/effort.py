@@ -12,7 +12,7 @@ SMALLEST_LEVEL: Final = 12
 """Where bytes count and time does not: what follows gains under 1 % on this size of chunk."""
 
 _START: Final = LEVELS.index(3)
-_LOOKS: Final = 3  # one pack tells little: the first waits for nobody, the last is small
+_LOOKS: Final = 3  # one pack shows little: the first never waits, the last is small
 _LINK_LIMITS: Final = 0.5  # of a part's time spent on sending, from which the link is the limit
 _LINK_RESTS: Final = 0.3  # below which it is not
 _CORES_FREE: Final = 0.75  # CPU seconds of encoding for each second of it, while cores are free

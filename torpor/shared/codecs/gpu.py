@@ -117,7 +117,7 @@ class GpuEncoder:
         thread = thread or DriverThread("gpu-encode")
         try:
             yield thread
-        except BaseException:  # its queue may be at work yet: nobody else gets it
+        except BaseException:  # its queue may still be working, so no other chunk gets it
             thread.end()
             raise
         with self._lock:

@@ -1,4 +1,4 @@
-"""Which elements a file holds where: the values that the ``planes`` codec is told."""
+"""The elements of a file and their positions: the input of the ``planes`` codec."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ _UNREADABLE: Final = (
 
 
 def layout_of_tensors(read: ReadAt, file_size: int, guess: Guess) -> Layout | None:
-    """The layout of a file of a known kind; None for any other, and for one that lies.
+    """The layout of a file of a known kind; None for any other, and for one with a false header.
 
     ``guess`` names the element of a sample where a header leaves it open.
     """

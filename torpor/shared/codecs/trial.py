@@ -34,10 +34,10 @@ class _Sample(NamedTuple):
 class GpuTrial:
     """Encodes a run's chunks of numbers, on the CPU until the GPU has proved faster. Thread-safe.
 
-    Nothing is opened before somebody wants it; then the GPU is opened and measured on a thread of
-    its own, while the chunks go on being encoded on the CPU. It is used when it does more than
-    ``cores`` cores together, the copies counted in. Anything that fails, then or later, ends its
-    use for the run: ``say`` is told, once, and the chunk at hand is encoded on the CPU.
+    The GPU is opened when a caller first wants it, and measured on a thread of its own while the
+    CPU goes on encoding. It is used if it encodes faster than ``cores`` cores together, copies
+    included. Any failure ends its use for the run: ``say`` is called once, and the CPU encodes the
+    current chunk.
 
     ``open_gpu`` raises GpuError with the reason where there is no GPU to use.
     """
@@ -59,8 +59,8 @@ class GpuTrial:
     def encode(
         self, plain: memoryview, runs: Sequence[Run], *, wanted: bool
     ) -> tuple[int, Buffer | None]:
-        """A chunk's encoding and its stream, None where nothing is gained. ``wanted`` tells whether
-        a faster encoder would help the run."""
+        """A chunk's encoding and its stream, None where nothing is gained. ``wanted``: a faster
+        encoder would help the run."""
         gpu = self._gpu
         if gpu is not None and gpu.takes(len(plain)):
             try:
@@ -175,6 +175,6 @@ def _bytes(samples: Sequence[_Sample]) -> int:
 
 
 def _told(error: Exception) -> str:
-    """An error in a line: ours say what is the matter, others also need their kind."""
+    """An error in one line; errors that are not ours with their type."""
     words = " ".join(str(error).split())
     return words if isinstance(error, GpuError) else f"{type(error).__name__}: {words}"

@@ -11,10 +11,10 @@ _PRIVATE = 0o700
 
 
 def select(manifest: Manifest, root: int, path: bytes) -> tuple[Manifest, bytes]:
-    """The manifest of what lies at ``path`` below the root of that number, and its last name.
+    """The manifest of the entry at ``path`` below the root of that number, and its last name.
 
     The selection has one root, a private directory that holds that name and nothing else. A hard
-    link whose file lies outside becomes that file. Raises InvalidInput where nothing lies there.
+    link whose file is outside becomes that file. Raises InvalidInput if there is no such entry.
     """
     inside = [
         entry

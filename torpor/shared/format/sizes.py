@@ -13,4 +13,4 @@ little, and what eight workers hold besides their packs stays under 200 MiB."""
 GROUP_BYTES: Final = 4 * MIB
 """Small files share chunks up to this: what a changed small file costs at most to fetch alone."""
 PART_BYTES: Final = 64 * MIB
-"""A part is worth a task run of its own from about one pack on, unless told otherwise."""
+"""The default smallest part: below about one pack, a part is not worth a task run."""
