@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
@@ -20,7 +19,6 @@ class LocalProvider(Block):
     Args:
         folder: The folder that holds the machines.
         price_usd_h: The pretended price of a machine, in dollars an hour.
-        server: The SSH server that serves them.
 
     Example:
         List the machines:
@@ -46,13 +44,7 @@ class LocalProvider(Block):
         title="Price per hour",
         description="The pretended price of a machine in reports, in dollars an hour.",
     )
-    server: Literal["auto", "openssh", "asyncssh"] = Field(
-        default="auto",
-        description="The SSH server. Auto uses OpenSSH if it works here, else a built-in server.",
-    )
 
     def open(self) -> local.LocalProvider:
-        """The provider, ready to use. Raises InvalidInput if the folder cannot hold machines."""
-        return local.LocalProvider(
-            Path(self.folder), server=self.server, price_usd_h=self.price_usd_h
-        )
+        """The provider, ready to use."""
+        return local.LocalProvider(Path(self.folder), price_usd_h=self.price_usd_h)

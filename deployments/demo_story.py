@@ -19,7 +19,7 @@ from deployments.example import make_example
 from deployments.installation import Installation
 from deployments.inventory import Inventory
 from flows import create, hibernate, list_machines, wake
-from torpor.control.providers.local_place import place_of
+from torpor.control.providers.local_folder import folder_of
 from torpor.control.reports import HibernateReport, WakeReport
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.errors import TorporError
@@ -118,7 +118,7 @@ def _home(installation: Installation, machine: Machine) -> Path:
     """The home folder that one sees after logging in on a local machine."""
     if machine.label is None:
         raise TorporError(f"machine {machine.id} came without a label")
-    return place_of(installation.machines, machine.label).home
+    return folder_of(installation.machines, machine.label).home
 
 
 def _gone(installation: Installation, machine: Machine) -> Iterator[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from deployments.installation import Installation
+from torpor.control.processes import end_processes
 from torpor.control.providers.local import LocalProvider
-from torpor.control.providers.local_place import places_in
-from torpor.control.providers.local_processes import boot_id, end_processes, machine_processes
+from torpor.control.providers.local_folder import folders_in
+from torpor.control.providers.local_server import machine_processes
 from torpor.shared.errors import NotOurs
 from torpor.shared.values import Machine
 
@@ -20,12 +21,10 @@ def running_machines(installation: Installation) -> list[Machine]:
 
 def stop_machines(installation: Installation) -> None:
     """End every process of every local machine. Their files stay; `make up` serves them again."""
-    for place in places_in(installation.machines):
+    for folder in folders_in(installation.machines):
         try:
-            record = place.read_machine()
+            record = folder.read_machine()
         except NotOurs:
             continue  # a damaged folder: list_own names it, nothing here touches it
-        server = place.read_server()
         if record is not None:
-            process = server.process if server is not None and server.boot == boot_id() else None
-            end_processes(partial(machine_processes, record.id, place.log, process))
+            end_processes(partial(machine_processes, folder, record.id))

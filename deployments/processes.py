@@ -13,17 +13,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+import psutil
+
 from deployments.installation import CHECKOUT, Installation
-from torpor.control.providers.local_processes import MARK as MACHINE_MARK
-from torpor.control.providers.local_processes import Process, end_processes, identify
+from torpor.control.processes import (
+    ProcessRecord,
+    all_processes,
+    end_processes,
+    identify,
+    is_running,
+)
+from torpor.control.providers.local_folder import MARK as MACHINE_MARK
 
 MARK: Final = "TORPOR_STARTED_BY"
-_ENVIRON_MAX_BYTES: Final = 4 << 20
 
 
 def launch(
     installation: Installation, role: str, argv: Sequence[str], env: Mapping[str, str]
-) -> Process:
+) -> ProcessRecord:
     """Start a process that outlives us; its output goes to the role's log, which begins anew."""
     log = os.open(
         installation.log(role), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
@@ -41,7 +48,7 @@ def launch(
     finally:
         os.close(log)
     child.returncode = 0  # not ours to wait for; silences the warning of Popen's own
-    return identify(child.pid) or Process(child.pid, 0)
+    return identify(child.pid) or ProcessRecord(child.pid, 0)
 
 
 def mark(installation: Installation, role: str) -> dict[str, str]:
@@ -51,26 +58,22 @@ def mark(installation: Installation, role: str) -> dict[str, str]:
 
 def running(
     installation: Installation, *roles: str, having: Mapping[str, str] = MappingProxyType({})
-) -> list[Process]:
+) -> list[psutil.Process]:
     """The live processes of these roles, without the local machines that flows have started.
 
     ``having`` keeps only those that have these variables in their environment.
     """
     wanted = {f"{name}={value}".encode() for name, value in having.items()}
     marks = {f"{MARK}={role}@{installation.folder}".encode() for role in roles}
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        words = _environ(int(name))
-        if marks.isdisjoint(words) or any(w.startswith(f"{MACHINE_MARK}=".encode()) for w in words):
-            continue
-        if not wanted <= words:
-            continue
-        process = identify(int(name))
-        if process is not None:
-            found.append(process)
-    return found
+    return [
+        process
+        for process, words in all_processes().items()
+        if process.pid != os.getpid()
+        and not marks.isdisjoint(words)
+        and not any(word.startswith(f"{MACHINE_MARK}=".encode()) for word in words)
+        and wanted <= words
+        and is_running(process)
+    ]
 
 
 def end(installation: Installation, *roles: str, polite_s: float) -> int:
@@ -89,11 +92,3 @@ def last_words(log: Path, at_most_bytes: int = 2000) -> str:
             return file.read(at_most_bytes).decode(errors="replace").strip() or "none"
     except OSError:
         return "none"
-
-
-def _environ(pid: int) -> set[bytes]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return set(file.read(_ENVIRON_MAX_BYTES).split(b"\0"))
-    except OSError:
-        return set()

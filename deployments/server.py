@@ -15,7 +15,7 @@ from typing import Final
 
 from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.processes import end, last_words, launch, running
-from torpor.control.providers.local_processes import is_alive
+from torpor.control.processes import is_alive
 from torpor.shared.errors import InvalidInput, TorporError
 
 HOST: Final = "127.0.0.1"

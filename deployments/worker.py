@@ -10,7 +10,7 @@ from typing import Final
 from deployments.installation import Installation
 from deployments.processes import end, last_words, launch, running
 from deployments.server import LOGIN_VARIABLE, Server, environment
-from torpor.control.providers.local_processes import is_alive
+from torpor.control.processes import is_alive
 from torpor.shared.errors import TorporError
 
 POOL: Final = "torpor"

@@ -12,7 +12,7 @@ from tests.fixtures.engine import Engine
 from tests.fixtures.trees import Tree, differences, facts
 from tests.fixtures.world import World
 from torpor.control.ledger import Ledger
-from torpor.control.providers.local_processes import MARK
+from torpor.control.providers.local_folder import MARK
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Machine, SnapshotId
 
@@ -97,7 +97,7 @@ class Judge:
                 break
             time.sleep(0.1)
         folder = Path(self._world.access.machines)
-        own = {self._world.machine_place(m.id).root.name for m in self._world.machines()}
+        own = {self._world.machine_folder(m.id).root.name for m in self._world.machines()}
         there = {path.name for path in folder.glob("m-*")} if folder.is_dir() else set()
         if there != own:
             found.append(f"folders {sorted(there - own)} of machines that are gone")

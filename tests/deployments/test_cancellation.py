@@ -18,7 +18,7 @@ from tests.fixtures.deployed import Deployed
 from tests.fixtures.fault_proxy import Fault, FaultProxy
 from torpor.control.measure.scratch import machines_name
 from torpor.control.providers.local import LocalProvider
-from torpor.control.providers.local_place import place_of
+from torpor.control.providers.local_folder import folder_of
 from torpor.shared.values import BENCHMARK, Machine, WorkspaceName
 
 pytestmark = pytest.mark.timeout(600)
@@ -114,7 +114,7 @@ def _rented(installation: Installation, workspace: str) -> list[Machine]:
 def _home(installation: Installation) -> Path:
     (machine,) = list_machines(NAME)
     assert machine.label is not None
-    return place_of(installation.machines, machine.label).home
+    return folder_of(installation.machines, machine.label).home
 
 
 def _hold(proxy: FaultProxy, *kinds: tuple[str, str]) -> None:

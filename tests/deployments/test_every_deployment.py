@@ -13,7 +13,7 @@ from blocks import Workspace
 from deployments.installation import CHECKOUT, Installation
 from flows import list_machines, list_snapshots
 from tests.fixtures.deployed import Deployed
-from torpor.control.providers.local_place import place_of
+from torpor.control.providers.local_folder import folder_of
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -103,7 +103,7 @@ def test_every_deployment_is_run_by_a_worker(
         if number == 0:
             (machine,) = list_machines(NAME)
             assert machine.label is not None
-            home = place_of(installation.machines, machine.label).home / "workspace"
+            home = folder_of(installation.machines, machine.label).home / "workspace"
             (home / "notes").mkdir(parents=True)
             (home / "notes" / "a.txt").write_text("a note\n")
         elif number == 2:
@@ -112,7 +112,9 @@ def test_every_deployment_is_run_by_a_worker(
     machines = list_machines(NAME)
     assert len(machines) == 2  # the woken one and its replica
     homes = [
-        place_of(installation.machines, one.label).home for one in machines if one.label is not None
+        folder_of(installation.machines, one.label).home
+        for one in machines
+        if one.label is not None
     ]
     found = sorted(path.name for one in homes for path in one.rglob("a.txt"))
     assert found == ["a.txt"] * 3  # the workspace on both, and the path that was restored

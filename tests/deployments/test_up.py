@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from deployments.down import down
@@ -18,7 +19,6 @@ from deployments.processes import running
 from deployments.server import Server
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import make
-from torpor.control.providers.local_processes import Process
 
 pytestmark = pytest.mark.timeout(1200)  # it starts everything, on a machine that others use too
 
@@ -69,10 +69,10 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     assert "hibernate" in told
 
 
-def _longest_running(installation: Installation) -> list[Process]:
+def _longest_running(installation: Installation) -> list[psutil.Process]:
     """The server and the worker themselves; flow runs of the worker's come and go."""
     roles = ("server", "worker")
-    return [min(running(installation, role), key=lambda one: one.start_ticks) for role in roles]
+    return [min(running(installation, role), key=lambda one: one.create_time()) for role in roles]
 
 
 def test_everything_listens_on_loopback_only(torpor_up: Server, installation: Installation) -> None:

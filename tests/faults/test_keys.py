@@ -116,7 +116,7 @@ def _secrets(world: World) -> dict[str, bytes]:
 def _holders(world: World, machine: MachineId, needles: dict[str, bytes]) -> Iterator[str]:
     """Which of ``needles`` is in which file, environment, argument, mapped file or memory."""
     mapped: set[str] = set()
-    for folder, _, names in os.walk(world.machine_place(machine).root):
+    for folder, _, names in os.walk(world.machine_folder(machine).root):
         mapped.update(os.path.join(folder, name) for name in names)
     for process in world.processes(machine):
         proc = f"/proc/{process.pid}"

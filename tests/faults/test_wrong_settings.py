@@ -113,7 +113,7 @@ def test_a_host_key_that_changed_is_met_with_silence(world: World) -> None:
     machine = world.rent()
     (world.workspace(machine.id)).mkdir()
     (world.workspace(machine.id) / "work").write_text("mine")
-    opened = world.machine_place(machine.id)
+    opened = world.machine_folder(machine.id)
     stranger = asyncssh.generate_private_key("ssh-ed25519")
     opened.host_key.write_bytes(stranger.export_private_key())
     _restart_server(world, machine.id)
@@ -131,7 +131,7 @@ def test_a_host_key_pinned_at_first_use_is_the_only_one_from_then_on(world: Worl
     assert machine.endpoint is not None
     own = f"{machine.endpoint.user}@127.0.0.1:{machine.endpoint.port}"
     hibernate_plainly(world.opened, machine=own, destroy=False)
-    opened = world.machine_place(machine.id)
+    opened = world.machine_folder(machine.id)
     opened.host_key.write_bytes(asyncssh.generate_private_key("ssh-ed25519").export_private_key())
     _restart_server(world, machine.id)
     with raises(HostKeyChanged, "127.0.0.1", "pinned", "recorded key"):

@@ -25,8 +25,8 @@ from tasks.workspace import OpenWorkspace
 from tests.fixtures.plain_flows import plain
 from tests.fixtures.world import WORKSPACE, Access, World
 from torpor.control.measure.scratch import Claim, machines_name, scratch_name
+from torpor.control.processes import ProcessRecord
 from torpor.control.providers.local import LocalProvider
-from torpor.control.providers.local_processes import Process
 from torpor.control.remote.measuring import make_content
 from torpor.control.safety import Warrant
 from torpor.shared.errors import InvalidInput, ProviderError, RunCancelled, WorkspaceBusy
@@ -173,7 +173,7 @@ def test_what_another_run_has_taken_over_is_left_to_it(world: World) -> None:
     opened = _opened(world.access)
     claim = ObjectKey(f"workspaces/{NAME}/claim")
     with plain(opened), held_and_cleared(opened, WORKSPACE, "run-1"):
-        other = Claim("run-2", "another", Process(1, 1), time.time())
+        other = Claim("run-2", "another", ProcessRecord(1, 1), time.time())
         opened.store.put(claim, msgspec.json.encode(other))
         opened.store.put(ObjectKey(f"workspaces/{NAME}/packs/aa/theirs"), b"theirs")
     assert len(_left(world)) == 2

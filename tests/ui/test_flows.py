@@ -18,7 +18,7 @@ from deployments.server import Server
 from flows import list_machines, list_snapshots
 from tests.fixtures.prefect_api import ask
 from tests.ui.conftest import WAIT_MS, press
-from torpor.control.providers.local_place import place_of
+from torpor.control.providers.local_folder import folder_of
 
 pytestmark = pytest.mark.timeout(1200)  # the first test starts everything: see test_up.py
 
@@ -176,7 +176,7 @@ def test_each_form_filled_and_submitted(
     assert run["parameters"] == {"workspace": reference}
     (machine,) = list_machines(NAME)
     assert machine.label is not None
-    fill(place_of(installation.machines, machine.label).home / "workspace")
+    fill(folder_of(installation.machines, machine.label).home / "workspace")
 
     deployments.open("hibernate")
     deployments.pick(NAME)
@@ -210,7 +210,7 @@ def test_each_form_filled_and_submitted(
     (woken,) = list_machines(NAME)
     assert woken.id != machine.id
     assert woken.label is not None
-    home = place_of(installation.machines, woken.label).home / "workspace"
+    home = folder_of(installation.machines, woken.label).home / "workspace"
     assert (home / "README.txt").read_text().startswith("This is the workspace")
     assert (home / "latest.bin").resolve() == home / "weights.bin"
     assert list_snapshots(NAME) == [snapshot]

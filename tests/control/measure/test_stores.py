@@ -17,7 +17,7 @@ from tests.fixtures.stores import Server
 from torpor.control.measure import peers, scratch
 from torpor.control.measure.rounds import Rounds
 from torpor.control.measure.storage import measure_storage
-from torpor.control.providers.local_processes import Process, boot_id, identify
+from torpor.control.processes import ProcessRecord, boot_id, identify
 from torpor.shared.content import make_below
 from torpor.shared.errors import InvalidInput, StoreCorrupt, StoreError, WorkspaceBusy
 from torpor.shared.transfer import line
@@ -75,7 +75,7 @@ def test_who_lost_a_name_while_it_slept_leaves_it_to_its_holder(seaweed: Server)
     key = ObjectKey(f"workspaces/{NAME}/claim")
     with scratch.held(store, NAME, "run-1") as ours:
         assert ours()
-        other = scratch.Claim("run-2", "another", Process(1, 1), time.time())
+        other = scratch.Claim("run-2", "another", ProcessRecord(1, 1), time.time())
         store.put(key, msgspec.json.encode(other))
         assert not ours()
         ended = threading.Event()
@@ -113,7 +113,7 @@ def test_what_a_killed_run_left_in_a_further_store_goes_with_the_next(
 def test_a_claim_of_a_dead_run_is_taken_over(where: str, seaweed: Server) -> None:
     store = seaweed.store()
     boot = scratch._here() if where == "this host" else "00000000-another"
-    dead = scratch.Claim("run-1", boot, Process(1 << 22, 1), beat_unix=0.0)
+    dead = scratch.Claim("run-1", boot, ProcessRecord(1 << 22, 1), beat_unix=0.0)
     store.put(ObjectKey(f"workspaces/{NAME}/claim"), msgspec.json.encode(dead))
     with scratch.held(store, NAME, "run-2"):
         pass
@@ -122,7 +122,7 @@ def test_a_claim_of_a_dead_run_is_taken_over(where: str, seaweed: Server) -> Non
 
 @pytest.mark.parametrize("where", ["another", f"{boot_id()} pid:[1]"])
 def test_a_live_claim_of_another_host_or_container_counts_for_ten_minutes(where: str) -> None:
-    me, unseen = identify(os.getpid()), Process(1 << 22, 1)
+    me, unseen = identify(os.getpid()), ProcessRecord(1 << 22, 1)
     assert me is not None
     assert scratch.Claim("r", where, unseen, time.time() - 500).alive()
     assert not scratch.Claim("r", where, me, time.time() - 700).alive()

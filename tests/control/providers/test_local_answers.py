@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from tests.fixtures.machines import KeyPair
-from torpor.control.providers import local_place, local_processes
+from torpor.control.processes import ProcessRecord, identify, is_alive, is_at_work
+from torpor.control.providers import local_folder
 from torpor.control.providers.local import LocalProvider
-from torpor.control.providers.local_place import Place, place_of
-from torpor.control.providers.local_processes import MARK, Process, identify, is_alive, is_at_work
+from torpor.control.providers.local_folder import MARK, MachineFolder, folder_of
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import CreateFailed, ProviderError
 from torpor.shared.values import Label, Machine, Want, workspace_name
@@ -31,12 +32,12 @@ def machine(local_provider: LocalProvider, identity_key: KeyPair) -> Machine:
 
 
 @pytest.fixture
-def place(local_provider: LocalProvider, machine: Machine) -> Place:
-    return place_of(Path(urlsplit(local_provider.identity).path), LABEL)
+def place(local_provider: LocalProvider, machine: Machine) -> MachineFolder:
+    return folder_of(Path(urlsplit(local_provider.identity).path), LABEL)
 
 
 @pytest.fixture
-def server(place: Place) -> Process:
+def server(place: MachineFolder) -> ProcessRecord:
     record = place.read_server()
     assert record is not None
     assert record.process is not None
@@ -44,7 +45,7 @@ def server(place: Place) -> Process:
 
 
 @pytest.fixture
-def detached(machine: Machine) -> Iterator[Process]:
+def detached(machine: Machine) -> Iterator[ProcessRecord]:
     """A process of the machine that descends from nothing of it."""
     child = subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: machine.id})
     process = identify(child.pid)
@@ -60,12 +61,12 @@ def test_a_record_that_cannot_be_read_now_is_an_error_and_no_missing_machine(
     number: int,
     record: str,
     machine: Machine,
-    server: Process,
+    server: ProcessRecord,
     local_provider: LocalProvider,
     identity_key: KeyPair,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read = local_place._read
+    read = local_folder._read
 
     def failing(path: Path) -> bytes:
         if path.name == record:
@@ -73,7 +74,7 @@ def test_a_record_that_cannot_be_read_now_is_an_error_and_no_missing_machine(
         return read(path)
 
     with monkeypatch.context() as now:
-        now.setattr(local_place, "_read", failing)
+        now.setattr(local_folder, "_read", failing)
         with pytest.raises(ProviderError, match=rf"cannot be read: .*{record}"):
             local_provider.list_own()
         with pytest.raises(ProviderError, match="cannot be read"):
@@ -88,15 +89,15 @@ def test_a_record_that_cannot_be_read_now_is_an_error_and_no_missing_machine(
 
 def test_a_process_that_cannot_be_looked_at_is_not_left_behind(
     machine: Machine,
-    place: Place,
-    detached: Process,
+    place: MachineFolder,
+    detached: ProcessRecord,
     local_provider: LocalProvider,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read = Path.read_bytes
 
     def failing(path: Path) -> bytes:
-        if path == Path(f"/proc/{detached.pid}/stat"):
+        if path == Path(f"/proc/{detached.pid}/environ"):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
         return read(path)
 
@@ -109,36 +110,30 @@ def test_a_process_that_cannot_be_looked_at_is_not_left_behind(
     assert not is_alive(detached)
 
 
-def test_the_kernel_says_what_is_on_its_way_out() -> None:
+def test_what_is_on_its_way_out_has_no_arguments_any_more() -> None:
     me = identify(os.getpid())
     assert me is not None
     assert is_at_work(me)
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     try:
-        fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
-        assert fields[0] == "Z"
-        assert int(fields[6]) & local_processes._PF_EXITING
+        assert Path(f"/proc/{child.pid}/cmdline").read_bytes() == b""
     finally:
         child.wait()
 
 
 def test_a_server_on_its_way_out_is_started_again_on_its_port(
     machine: Machine,
-    server: Process,
+    server: ProcessRecord,
     local_provider: LocalProvider,
     identity_key: KeyPair,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once it has no program any more it still has its port, until it is a zombie."""
-    stat = local_processes._stat
-
-    def told(pid: int) -> local_processes._Stat | None:
-        seen = stat(pid)
-        leaving = seen is not None and pid == server.pid
-        return seen._replace(flags=seen.flags | 4) if seen and leaving else seen
-
-    monkeypatch.setattr(local_processes, "_stat", told)
+    cmdline = psutil.Process.cmdline
+    monkeypatch.setattr(
+        psutil.Process, "cmdline", lambda self: [] if self.pid == server.pid else cmdline(self)
+    )
     live = local_provider.find(machine.id)
     assert live is not None
     assert live.state == "stopped"

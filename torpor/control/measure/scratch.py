@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.providers.local_processes import Process, boot_id, identify, is_alive
+from torpor.control.processes import ProcessRecord, boot_id, identify, is_alive
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import ObjectExists, StoreError, StoreMissing, WorkspaceBusy
 from torpor.shared.values import (
@@ -39,7 +39,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     run: str
     boot: str
-    process: Process
+    process: ProcessRecord
     beat_unix: float
 
     def alive(self) -> bool:

@@ -17,70 +17,48 @@ import time
 from pathlib import Path
 from typing import Final, Literal
 
+import asyncssh
 import msgspec
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from torpor.control.providers import openssh_host
-from torpor.control.providers.local_lock import held
-from torpor.control.providers.local_place import (
+from torpor.control.processes import end_processes
+from torpor.control.providers.local_folder import (
+    MARK,
+    MachineFolder,
     MachineRecord,
-    Place,
+    folder_of,
+    folders_in,
     name_of_id,
     new_machine_id,
-    place_of,
-    places_in,
     write_whole,
 )
-from torpor.control.providers.local_processes import (
-    MARK,
-    boot_id,
-    end_processes,
+from torpor.control.providers.local_lock import held, sweep
+from torpor.control.providers.local_server import (
+    last_words,
     machine_processes,
+    serve,
+    server_lives,
 )
-from torpor.control.providers.local_server import log_words, serve, server_lives
-from torpor.control.providers.local_sweep import sweep
 from torpor.control.providers.nvidia import gpus_here, is_model
-from torpor.control.providers.removal import remove_contents, remove_tree
+from torpor.control.providers.removal import remove_tree
 from torpor.control.safety import Warrant
 from torpor.shared.errors import CreateFailed, InvalidInput, NotOurs, ProviderError, UnsafeDestroy
 from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Offer, Want
 
-ServerKind = Literal["openssh", "asyncssh"]
-
 _LOCK_S = 120.0  # a destroy that holds the lock may remove a big home
-# These would end a quoted word in sshd_config or begin one of its tokens.
-_UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f\"'\\%]")
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?")
-
 _log = logging.getLogger(__name__)
 
 
 class LocalProvider:
     """Machines below ``folder``. See ``torpor.control.providers.seam.Provider`` for the contract.
 
-    ``server`` "auto" takes OpenSSH's sshd where it can serve this account, else asyncssh.
     A machine whose server died is "stopped"; ``create`` with its label starts the server again.
     """
 
     kind: Final = "local"
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        server: Literal["auto", "openssh", "asyncssh"] = "auto",
-        price_usd_h: float = 0.0,
-    ) -> None:
+    def __init__(self, folder: Path, *, price_usd_h: float = 0.0) -> None:
         self._folder = Path(folder).expanduser().resolve()
-        if _UNQUOTABLE.search(str(self._folder)):
-            raise InvalidInput(
-                f"{str(self._folder)!r} cannot hold local machines: use a folder whose path has no "
-                "quotes, backslashes, percent signs or control characters"
-            )
         self._host = socket.gethostname()  # another host may have a folder of the same path
-        self._server = server
         self._price_usd_h = price_usd_h
 
     @property
@@ -89,7 +67,7 @@ class LocalProvider:
 
     def home(self, label: Label) -> Path:
         """The home folder of the machine of this label, as one sees it after logging in."""
-        return place_of(self._folder, label).home
+        return folder_of(self._folder, label).home
 
     def offers(self, want: Want) -> list[Offer]:
         """This host, without its GPUs and once for each model of them, where its disk suffices."""
@@ -116,28 +94,28 @@ class LocalProvider:
         if offer.provider != self.identity:
             raise CreateFailed(f"offer {offer.id} is of {offer.provider}, this is {self.identity}")
         key = _public_key(ssh_public_key)
-        place = place_of(self._folder, label)
+        folder = folder_of(self._folder, label)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             sweep(self._folder)
-            with held(place.lock, timeout_s=_LOCK_S):
-                return self._create(place, offer, label, key)
+            with held(folder.lock, timeout_s=_LOCK_S):
+                return self._create(folder, offer, label, key)
         except OSError as cause:
-            raise CreateFailed(f"no machine could be made in {place.root}: {cause}") from cause
+            raise CreateFailed(f"no machine could be made in {folder.root}: {cause}") from cause
         except NotOurs as cause:
             raise CreateFailed(f"no machine could be made for lease {label.lease}: {cause}") from (
                 cause
             )
 
     def find(self, machine: MachineId) -> Machine | None:
-        place = self._place(machine)
-        if place is None:
+        folder = self._machine_folder(machine)
+        if folder is None:
             return None
         try:
-            record = place.read_machine()
+            record = folder.read_machine()
             if record is None or record.id != machine:
                 return None
-            return self._describe(place, record)
+            return self._describe(folder, record)
         except NotOurs as cause:
             return Machine(machine, self.identity, None, "stopped", None, note=str(cause))
         except OSError as cause:
@@ -146,7 +124,7 @@ class LocalProvider:
     def list_own(self) -> list[Machine]:
         """Damaged ones are no machines of ours: they are named in the log and left alone."""
         try:
-            looked = [self._look(place) for place in places_in(self._folder)]
+            looked = [self._look(folder) for folder in folders_in(self._folder)]
         except OSError as cause:
             raise self._unreadable(cause) from cause
         return [machine for machine in looked if machine is not None]
@@ -163,12 +141,12 @@ class LocalProvider:
                 f"machine {machine.id} is at {machine.provider}, this is {self.identity}: nothing "
                 "was destroyed"
             )
-        place = self._place(machine.id)
-        if place is None or not self._folder.is_dir():
+        folder = self._machine_folder(machine.id)
+        if folder is None or not self._folder.is_dir():
             return
         try:
             sweep(self._folder)
-            with held(place.lock, timeout_s=_LOCK_S):
+            with held(folder.lock, timeout_s=_LOCK_S):
                 live = self.find(machine.id)
                 if live is None:
                     return
@@ -177,10 +155,10 @@ class LocalProvider:
                     raise UnsafeDestroy(
                         f"this process runs on machine {machine.id} itself: destroy it from outside"
                     )
-                _end(place, machine.id)
+                _end(folder, machine.id)
         except OSError as cause:
             raise ProviderError(
-                f"machine {machine.id} is not removed yet, {place.root} is still there: {cause}; "
+                f"machine {machine.id} is not removed yet, {folder.root} is still there: {cause}; "
                 "mend that and destroy it again"
             ) from cause
 
@@ -190,172 +168,136 @@ class LocalProvider:
             "machines there are is unknown until it can"
         )
 
-    def _look(self, place: Place) -> Machine | None:
-        if place.destroying.exists():
-            _go_on_ending(place)
+    def _look(self, folder: MachineFolder) -> Machine | None:
+        if folder.destroying.exists():
+            _go_on_ending(folder)
         try:
-            record = place.read_machine()
+            record = folder.read_machine()
         except NotOurs as cause:
             _log.warning("%s", cause)
             return None
-        return None if record is None else self._describe(place, record)
+        return None if record is None else self._describe(folder, record)
 
-    def _place(self, machine: MachineId) -> Place | None:
+    def _machine_folder(self, machine: MachineId) -> MachineFolder | None:
         name = name_of_id(machine)
-        return None if name is None else Place(self._folder / name)
+        return None if name is None else MachineFolder(self._folder / name)
 
-    def _create(self, place: Place, offer: Offer, label: Label, key: str) -> Machine:
-        record = place.read_machine()
+    def _create(self, folder: MachineFolder, offer: Offer, label: Label, key: str) -> Machine:
+        record = folder.read_machine()
         fresh = record is None
         if record is None:
-            record = self._lay_out(place, offer, label, key)
+            record = self._lay_out(folder, offer, label, key)
         elif record.label != label:
-            raise NotOurs(f"{place.root} is of another label, {record.label}")
-        elif place.destroying.exists():
+            raise NotOurs(f"{folder.root} is of another label, {record.label}")
+        elif folder.destroying.exists():
             raise CreateFailed(
                 f"machine {record.id} of this lease is being destroyed; destroy it again until it "
                 "is gone, or take a new lease"
             )
-        elif place.authorized_keys.read_text() != key:
+        elif folder.authorized_keys.read_text() != key:
             raise CreateFailed(
                 f"machine {record.id} of this lease was made for another SSH key; use that key or "
                 "take a new lease"
             )
         try:
-            serve(place, record)
+            serve(folder, record)
         except (CreateFailed, OSError):
             if fresh:
                 # It never listened, so nobody has ever been on it.
-                _end(place, record.id)
+                _end(folder, record.id)
             raise
-        return self._describe(place, record)
+        return self._describe(folder, record)
 
-    def _lay_out(self, place: Place, offer: Offer, label: Label, key: str) -> MachineRecord:
+    def _lay_out(
+        self, folder: MachineFolder, offer: Offer, label: Label, key: str
+    ) -> MachineRecord:
         """Make the folder under another name; the last step names it, whole."""
-        unborn = Place(place.unborn)
-        remove_tree(unborn.root)
-        remove_tree(place.remains)
-        private, public = _new_host_key()
+        new = MachineFolder(folder.new)
+        remove_tree(new.root)
+        host_key = asyncssh.generate_private_key("ssh-ed25519")
         record = MachineRecord(
             version=1,
             id=new_machine_id(label),
             label=label,
             offer=offer.id,
             price_usd_h=offer.price_usd_h,
-            server=self._choose_server(),
+            server="asyncssh",
             user=_user(),
-            host_key=public,
+            host_key=host_key.export_public_key().decode().strip(),
             created_unix=time.time(),
         )
-        try:
-            unborn.root.mkdir(mode=0o700)
-            unborn.home.mkdir(mode=0o700)
-            write_whole(unborn.host_key, private)
-            write_whole(unborn.authorized_keys, key.encode())
-            write_whole(unborn.machine_json, msgspec.json.encode(record))
-            unborn.root.rename(place.root)
-        except OSError:
-            with contextlib.suppress(OSError):
-                remove_tree(unborn.root)
-            raise
+        new.root.mkdir(mode=0o700)
+        new.home.mkdir(mode=0o700)
+        write_whole(new.host_key, host_key.export_private_key())
+        write_whole(new.authorized_keys, key.encode())
+        write_whole(new.machine_json, msgspec.json.encode(record))
+        new.root.rename(folder.root)
         return record
 
-    def _choose_server(self) -> ServerKind:
-        if self._server == "asyncssh":
-            return "asyncssh"
-        unfit = openssh_host.unfit()
-        if unfit is None:
-            return "openssh"
-        if self._server == "openssh":
-            raise CreateFailed(f"OpenSSH cannot serve local machines here: {unfit}")
-        return "asyncssh"
-
-    def _describe(self, place: Place, record: MachineRecord) -> Machine:
-        server = place.read_server()
+    def _describe(self, folder: MachineFolder, record: MachineRecord) -> Machine:
+        server = folder.read_server()
         state: Literal["starting", "running", "stopped", "stopping"]
         note = ""
         endpoint = None
-        if place.destroying.exists():
+        if folder.destroying.exists():
             state = "stopping"
-        elif server is None or server.process is None:
+        elif server is None:
             state = "starting"
         elif server_lives(server):
             state = "running"
             endpoint = Endpoint("127.0.0.1", server.port, record.user, record.host_key)
         else:
             state = "stopped"
-            note = f"its SSH server died; last words: {log_words(place, 0) or 'none'}"
+            note = f"its SSH server died; last words: {last_words(folder)}"
         return Machine(
             record.id, self.identity, record.label, state, endpoint, record.price_usd_h, note
         )
 
 
-def _go_on_ending(place: Place) -> None:
+def _go_on_ending(folder: MachineFolder) -> None:
     """A rented machine whose end was begun goes on to end, also when who asked for it is gone."""
     with (
         contextlib.suppress(ProviderError, OSError),  # its destroyer lives; or it stays "stopping"
-        held(place.lock, timeout_s=0),
+        held(folder.lock, timeout_s=0),
     ):
-        record = place.read_machine()
+        record = folder.read_machine()
         here = record is not None and os.environ.get(MARK) == record.id
-        if record is not None and place.destroying.exists() and not here:
-            _end(place, record.id)
+        if record is not None and folder.destroying.exists() and not here:
+            _end(folder, record.id)
 
 
-def _end(place: Place, machine: MachineId) -> None:
+def _end(folder: MachineFolder, machine: MachineId) -> None:
     """End the machine's processes, then its folder; killed anywhere, a repeat goes on.
 
     The records go last, in one step: until then the machine is listed as "stopping".
     """
-    place.destroying.touch(mode=0o600)
-    server = place.read_server()
-    process = server.process if server is not None and server.boot == boot_id() else None
-    end_processes(lambda: machine_processes(machine, place.log, process))
-    remove_contents(place.root, keep=(place.machine_json.name, place.destroying.name))
-    remove_tree(place.remains)
-    place.root.rename(place.remains)
-    remove_tree(place.remains)
-
-
-def _new_host_key() -> tuple[bytes, str]:
-    """A private key as OpenSSH keeps it, and its public line."""
-    key = Ed25519PrivateKey.generate()
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    return private, public.decode()
+    folder.destroying.touch(mode=0o600)
+    end_processes(lambda: machine_processes(folder, machine))
+    remove_tree(folder.home)
+    remove_tree(folder.new)
+    folder.root.rename(folder.new)
+    remove_tree(folder.new)
 
 
 def _public_key(line: str) -> str:
     """The line for authorized_keys, without its comment; InvalidInput where it is no key."""
-    words = line.split()
-    told = " ".join(words[:2])
-    fault = "an OpenSSH public key is one line: type, key, comment"
-    if len(words) >= 2 and "\n" not in line.strip():
-        try:
-            serialization.load_ssh_public_key(told.encode())
-        except (ValueError, UnsupportedAlgorithm) as cause:
-            fault = str(cause)
-        else:
-            return f"{told}\n"
-    raise InvalidInput(f"this is not an OpenSSH public key ({fault}): {line[:40]!r}")
+    if len(line.splitlines()) > 1:
+        raise InvalidInput("a machine has one SSH key: give one public key, on one line")
+    try:
+        key = asyncssh.import_public_key(line)
+    except asyncssh.KeyImportError as cause:
+        raise InvalidInput(f"this is not an OpenSSH public key ({cause}): {line[:40]!r}") from cause
+    key.set_comment(None)
+    return key.export_public_key().decode()
 
 
 def _user() -> str:
     """The name of the account that sessions run as, whatever the environment claims."""
     uid = os.geteuid()
     try:
-        name = pwd.getpwuid(uid).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"uid-{uid}"
-    if not _USER.fullmatch(name):
-        raise CreateFailed(f"an account named {name!r} cannot stand in an SSH server's settings")
-    return name
 
 
 def _existing(folder: Path) -> Path:

@@ -2,99 +2,128 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Final
 
+import psutil
+
 from torpor.control.ports import free_ports
-from torpor.control.providers import asyncssh_host, openssh_host
-from torpor.control.providers.local_place import MachineRecord, Place, ServerRecord
-from torpor.control.providers.local_processes import (
-    Process,
+from torpor.control.processes import (
+    all_processes,
     boot_id,
-    end_processes,
     identify,
+    is_alive,
     is_at_work,
-    server_processes,
-    wait_for_end,
+    with_descendants,
 )
+from torpor.control.providers.local_folder import MARK, MachineFolder, MachineRecord, ServerRecord
 from torpor.shared.errors import CreateFailed
 from torpor.shared.values import MachineId
 
-_LISTEN_S = 20.0  # from launch to pid file
-_LISTEN_POLL_S = 0.01
-_DEAD_LOOK_S = 0.1  # how often to see whether the server still lives while it starts
-_GONE_S = 5.0  # from the end of a server to that of its process, which still holds the port
-_PORT_TRIES = 5  # a free port may be taken between the look and the bind
-_TAKEN: Final = "ddress already in use"
+GO: Final = b"g"
+"""What the server waits for: then it is on record, and whoever destroys the machine finds it."""
+
+_PACKAGES: Final = str(Path(__file__).resolve().parents[3])
+_LAUNCH_S: Final = 20.0
+_GONE_S: Final = 5.0  # from the end of a server to that of its process, which still holds the port
+_POLL_S: Final = 0.02
+_PORT_TRIES: Final = 5  # a free port may be taken between the look and the bind
+_BACKLOG: Final = 128
+# The shell ends at once, so that the server is no child of ours: init reaps it.
+_DETACHED: Final = '"$@" >>"$0" 2>&1 & echo $!'
 
 
-def serve(place: Place, record: MachineRecord) -> None:
-    """See to it that the machine's server listens and is on record."""
-    last = place.read_server()
+def serve(folder: MachineFolder, record: MachineRecord) -> None:
+    """See to it that the machine's server listens and is on record.
+
+    Clients may connect at once: they wait in the listener's queue while Python starts (0.4 s).
+    """
+    last = folder.read_server()
     if last is not None and server_lives(last):
         return
-    if last is None or last.process is None:
-        # An earlier create was killed between launch and record. Nobody knows that server.
-        end_processes(lambda: server_processes(record.id, place.log))
-    elif last.boot == boot_id():
-        wait_for_end([last.process], _GONE_S)
-    host = openssh_host if record.server == "openssh" else asyncssh_host
-    for attempt in range(_PORT_TRIES):
-        port = last.port if last is not None and attempt == 0 else free_ports(1)[0]
-        heard = _log_bytes(place)
-        place.write_server(ServerRecord(port, boot_id()))
-        place.pid_file.unlink(missing_ok=True)
-        host.launch(place, record, port)
-        process = _await_listening(place, record.id)
-        if process is not None:
-            place.write_server(ServerRecord(port, boot_id(), process))
-            return
-        words = log_words(place, heard)
-        if _TAKEN not in words:
-            break
-    raise CreateFailed(
-        f"the SSH server of machine {record.id} ({record.server}) did not begin to listen on "
-        f"127.0.0.1 port {port}; its last words: {words or 'none'}"
-    )
+    if last is not None and last.process is not None and last.boot == boot_id():
+        end = time.monotonic() + _GONE_S
+        while is_alive(last.process) and time.monotonic() < end:
+            time.sleep(_POLL_S)
+    heard, speak = os.pipe()
+    try:
+        with _listener(record.id, None if last is None else last.port) as listener:
+            process = identify(_launch(folder, record, listener.fileno(), heard))
+            if process is None:
+                raise CreateFailed(
+                    f"the SSH server of machine {record.id} ended at once; its last words: "
+                    f"{last_words(folder)}"
+                )
+            port = int(listener.getsockname()[1])
+            folder.write_server(ServerRecord(port, boot_id(), process))
+            os.write(speak, GO)
+    finally:
+        os.close(heard)
+        os.close(speak)
 
 
 def server_lives(server: ServerRecord) -> bool:
     return server.process is not None and server.boot == boot_id() and is_at_work(server.process)
 
 
-def log_words(place: Place, begin: int, at_most: int = 800) -> str:
-    """What the server's log says after ``begin``: its end."""
+def machine_processes(folder: MachineFolder, machine: MachineId) -> list[psutil.Process]:
+    """Every live process of the machine: what carries its mark, its server, and what they began."""
+    found = all_processes()
+    mark = f"{MARK}={machine}".encode()
+    own = {process for process, words in found.items() if mark in words}
+    server = folder.read_server()
+    if server is not None and server.process is not None and server_lives(server):
+        # By its record, as the sshd of an older torpor has written its title over the mark.
+        pid = server.process.pid
+        own |= {process for process in found if process.pid == pid}
+    return with_descendants(own, found)
+
+
+def last_words(folder: MachineFolder, at_most_bytes: int = 800) -> str:
+    """The end of the server's log, for an error message."""
     try:
-        with place.log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(begin, size - at_most))
-            return file.read(at_most).decode(errors="replace").strip()
+        with folder.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - at_most_bytes))
+            return file.read(at_most_bytes).decode(errors="replace").strip() or "none"
     except OSError:
-        return ""
+        return "none"
 
 
-def _await_listening(place: Place, machine: MachineId) -> Process | None:
-    """The server's process once it has written its pid file; None when it died or hangs."""
-    started = time.monotonic()
-    looked = started
-    while (now := time.monotonic()) < started + _LISTEN_S:
-        with contextlib.suppress(OSError, ValueError):
-            process = identify(int(place.pid_file.read_text()))
-            if process is not None:
-                return process
-        if now - looked >= _DEAD_LOOK_S:
-            looked = now
-            if not server_processes(machine, place.log) and not place.pid_file.exists():
-                return None
-        time.sleep(_LISTEN_POLL_S)
-    end_processes(lambda: server_processes(machine, place.log))
-    return None
+def _listener(machine: MachineId, known: int | None) -> socket.socket:
+    """A listening socket on the ``known`` port, which clients have, or else on a free one."""
+    for port in [*([] if known is None else [known]), *free_ports(_PORT_TRIES)]:
+        try:
+            return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
+        except OSError as cause:
+            fault = cause
+    raise CreateFailed(f"machine {machine} has no port to listen on: {fault}") from fault
 
 
-def _log_bytes(place: Place) -> int:
-    try:
-        return place.log.stat().st_size
-    except OSError:
-        return 0
+def _launch(folder: MachineFolder, record: MachineRecord, listener: int, heard: int) -> int:
+    server = [sys.executable, "-m", "torpor.control.providers.local_sshd", str(folder.root)]
+    done = subprocess.run(
+        ["sh", "-c", _DETACHED, str(folder.log), *server, str(listener), str(heard)],
+        pass_fds=(listener, heard),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        cwd="/",
+        env={
+            "PATH": os.environ.get("PATH", os.defpath),
+            "PYTHONPATH": _PACKAGES,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            MARK: record.id,
+        },
+        start_new_session=True,
+        umask=0o077,
+        timeout=_LAUNCH_S,
+        check=False,
+    )
+    if done.returncode != 0 or not done.stdout.strip().isdigit():
+        words = (done.stderr + done.stdout).decode(errors="replace").strip()
+        raise CreateFailed(f"the SSH server of machine {record.id} did not start: {words}")
+    return int(done.stdout)

@@ -2,88 +2,55 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import secrets
 import stat
-from collections.abc import Collection
 from pathlib import Path
+from typing import Final
 
-_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
-
-
-def remove_contents(root: Path, *, keep: Collection[str] = ()) -> None:
-    """Remove what lies in ``root`` except the entries named in ``keep``.
-
-    Directories are pulled up into ``root`` and emptied there one after the other, so that depth
-    costs neither descriptors nor recursion. Killed half-way, a repeat removes the rest.
-    """
-    root_fd = _open(root, None)
-    try:
-        pulled = 0
-        while True:
-            directories = _unlink_files(root_fd, keep)
-            if not directories:
-                return
-            for name in directories:
-                pulled = _empty_directory(root_fd, name, pulled)
-    finally:
-        os.close(root_fd)
+_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(root: Path) -> None:
-    """Remove ``root`` and all that is in it; gone already is fine."""
+    """Remove ``root`` and all in it; gone already is fine. Killed half-way, a repeat goes on.
+
+    Folders are pulled up into ``root`` and emptied there one after the other. shutil.rmtree needs a
+    stack frame and a descriptor for each level and fails at about 1,000 levels.
+    """
     try:
-        remove_contents(root)
-        os.rmdir(root)
+        root_fd = _open(root, None)
     except FileNotFoundError:
-        if os.path.lexists(root):
-            raise
-
-
-def _empty_directory(root_fd: int, name: str, pulled: int) -> int:
-    fd = _open(name, root_fd)
+        return
     try:
-        for inner in _unlink_files(fd, ()):
-            # rename(2) of a directory needs leave to write into it, for its "..".
-            os.close(_open(inner, fd))
-            pulled = _pull_up(root_fd, fd, inner, pulled)
+        while folders := _unlink_files(root_fd):
+            for name in folders:
+                fd = _open(name, root_fd)
+                try:
+                    for inner in _unlink_files(fd):
+                        # rename(2) of a folder needs leave to write into it, for its "..".
+                        os.close(_open(inner, fd))
+                        free = f".removed.{secrets.token_hex(8)}"
+                        os.rename(inner, free, src_dir_fd=fd, dst_dir_fd=root_fd)
+                finally:
+                    os.close(fd)
+                os.rmdir(name, dir_fd=root_fd)
     finally:
-        os.close(fd)
-    os.rmdir(name, dir_fd=root_fd)
-    return pulled
+        os.close(root_fd)
+    os.rmdir(root)
 
 
-def _pull_up(root_fd: int, fd: int, inner: str, pulled: int) -> int:
-    """Move a directory up under a free name; rename would replace an empty one, which is fine."""
-    while True:
-        pulled += 1
-        try:
-            os.rename(inner, f".removed.{pulled}", src_dir_fd=fd, dst_dir_fd=root_fd)
-        except OSError as cause:
-            if cause.errno not in _TAKEN:
-                raise
-        else:
-            return pulled
-
-
-def _unlink_files(fd: int, keep: Collection[str]) -> list[str]:
-    """Unlink all that is no directory; the names of the directories."""
-    directories = []
+def _unlink_files(fd: int) -> list[str]:
+    """Unlink all that is no folder; the names of the folders."""
     with os.scandir(f"/proc/self/fd/{fd}") as entries:
-        names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name, is_directory in names:
-        if name in keep:
-            continue
-        if is_directory:
-            directories.append(name)
-        else:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in found:
+        if not is_folder:
             os.unlink(name, dir_fd=fd)
-    return directories
+    return [name for name, is_folder in found if is_folder]
 
 
 def _open(name: str | Path, dir_fd: int | None) -> int:
-    """A descriptor of a real directory that its owner may read, search and write."""
+    """A descriptor of a real folder that its owner may read, search and write."""
     fd = os.open(name, _DIRECTORY, dir_fd=dir_fd)
     mode = stat.S_IMODE(os.fstat(fd).st_mode)
     if mode & stat.S_IRWXU != stat.S_IRWXU:

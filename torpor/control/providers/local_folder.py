@@ -14,18 +14,21 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import Annotated, Literal, NewType
+from typing import Annotated, Final, Literal, NewType
 
 import msgspec
 
-from torpor.control.providers.local_processes import Process
+from torpor.control.processes import ProcessRecord
 from torpor.shared.errors import NotOurs
 from torpor.shared.values import Label, MachineId
 
-PlaceName = NewType("PlaceName", str)
+FolderName = NewType("FolderName", str)
 """``m-`` and 12 hexadecimal digits of the label's hash: one label has one folder."""
 
-_PLACE_NAME = re.compile(r"m-[0-9a-f]{12}")
+MARK: Final = "TORPOR_MACHINE"
+"""The environment variable that every process of a machine inherits; it holds the machine's id."""
+
+_NAME = re.compile(r"m-[0-9a-f]{12}")
 _MACHINE_ID = re.compile(r"(m-[0-9a-f]{12})-[0-9a-f]{8}")
 _RECORD_MAX_BYTES = 64 << 10
 # What stands there is no record of ours, or not for us to read. Any other error (no descriptor
@@ -48,78 +51,37 @@ class MachineRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     label: Label
     offer: str
     price_usd_h: float
-    server: Literal["openssh", "asyncssh"]
+    server: Literal["openssh", "asyncssh"]  # what first served it; asyncssh serves all of them
     user: str
     host_key: str
     created_unix: float
 
 
 class ServerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which process serves SSH on ``port``; ``process`` is None until it was seen to listen."""
+    """Which process serves SSH on ``port``. ``process`` is None where an older torpor was killed
+    while it started one."""
 
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     boot: str
-    process: Process | None = None
+    process: ProcessRecord | None = None
 
 
-class Place(msgspec.Struct, frozen=True):
-    """The folder of one machine, below the provider's folder."""
+class MachineFolder:
+    """The folder of one machine, below the provider's folder: what lies where."""
 
-    root: Path
-
-    @property
-    def home(self) -> Path:
-        return self.root / "home"
-
-    @property
-    def host_key(self) -> Path:
-        return self.root / "host_key"
-
-    @property
-    def authorized_keys(self) -> Path:
-        return self.root / "authorized_keys"
-
-    @property
-    def config(self) -> Path:
-        return self.root / "sshd_config"
-
-    @property
-    def session(self) -> Path:
-        return self.root / "session"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "server.log"
-
-    @property
-    def pid_file(self) -> Path:
-        return self.root / "server.pid"
-
-    @property
-    def destroying(self) -> Path:
-        return self.root / "destroying"
-
-    @property
-    def machine_json(self) -> Path:
-        return self.root / "machine.json"
-
-    @property
-    def server_json(self) -> Path:
-        return self.root / "server.json"
-
-    @property
-    def unborn(self) -> Path:
-        """Where the folder is filled before it gets its name: a machine is there whole or not."""
-        return self.root.with_name(f".{self.root.name}.new")
-
-    @property
-    def remains(self) -> Path:
-        """What the folder is called once nothing but our records is left in it."""
-        return self.root.with_name(f".{self.root.name}.gone")
-
-    @property
-    def lock(self) -> Path:
-        return self.root.with_name(f".{self.root.name}.lock")
+    def __init__(self, root: Path) -> None:
+        self.root: Final = root
+        self.home: Final = root / "home"
+        self.host_key: Final = root / "host_key"
+        self.authorized_keys: Final = root / "authorized_keys"
+        self.log: Final = root / "server.log"
+        self.destroying: Final = root / "destroying"
+        self.machine_json: Final = root / "machine.json"
+        self.server_json: Final = root / "server.json"
+        # Where the folder is filled before it has its name, and what it is called once only our
+        # records are left in it: a machine is there whole or not at all.
+        self.new: Final = root.with_name(f".{root.name}.new")
+        self.lock: Final = root.with_name(f".{root.name}.lock")
 
     def read_machine(self) -> MachineRecord | None:
         """The machine's record; None where there is no machine, NotOurs where it is damaged,
@@ -158,28 +120,28 @@ class Place(msgspec.Struct, frozen=True):
         write_whole(self.server_json, msgspec.json.encode(record))
 
 
-def place_of(folder: Path, label: Label) -> Place:
-    return Place(folder / name_of_label(label))
+def folder_of(folder: Path, label: Label) -> MachineFolder:
+    return MachineFolder(folder / name_of_label(label))
 
 
-def places_in(folder: Path) -> list[Place]:
+def folders_in(folder: Path) -> list[MachineFolder]:
     """Every folder that bears the name of a machine; what else lies there is not ours."""
     try:
         names = sorted(os.listdir(folder))
     except FileNotFoundError:
         return []
-    return [Place(folder / name) for name in names if _PLACE_NAME.fullmatch(name)]
+    return [MachineFolder(folder / name) for name in names if _NAME.fullmatch(name)]
 
 
-def name_of_label(label: Label) -> PlaceName:
+def name_of_label(label: Label) -> FolderName:
     told = msgspec.json.encode([label.owner, label.workspace, label.lease])
-    return PlaceName(f"m-{hashlib.blake2b(told, digest_size=6).hexdigest()}")
+    return FolderName(f"m-{hashlib.blake2b(told, digest_size=6).hexdigest()}")
 
 
-def name_of_id(machine: MachineId) -> PlaceName | None:
+def name_of_id(machine: MachineId) -> FolderName | None:
     """The folder that a machine of this id has; None for an id that is not one of ours."""
     match = _MACHINE_ID.fullmatch(machine)
-    return PlaceName(match.group(1)) if match else None
+    return FolderName(match.group(1)) if match else None
 
 
 def new_machine_id(label: Label) -> MachineId:

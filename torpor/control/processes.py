@@ -1,0 +1,137 @@
+"""Processes on this host: found by their environment, told apart for good, and ended.
+
+A pid is used again, so a process is its pid and its start time: psutil.Process in memory,
+ProcessRecord in a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil
+
+from torpor.shared.errors import ProviderError
+
+_ROUNDS: Final = 8  # a process that forks while it is hunted is caught by a later round
+_POLL_S: Final = 0.02
+# The process has gone, or belongs to another account. Any other error (no descriptor left) is no
+# answer: taken for one, a process would be left running on a machine that is said to be gone.
+_NOT_THERE: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
+
+
+class ProcessRecord(msgspec.Struct, frozen=True):
+    """A process as files name it. Start times count from the boot: keep ``boot_id`` beside it."""
+
+    pid: int
+    start_ticks: int
+
+
+def boot_id() -> str:
+    """The name of this boot of the host."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def identify(pid: int) -> ProcessRecord | None:
+    """The process that has this pid now; None for none and for a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except _NOT_THERE:
+        return None
+    # The name in parentheses may hold anything, so count from the last one. psutil adds the time of
+    # the boot to the start time, and that moves with the clock.
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else ProcessRecord(pid, int(fields[19]))
+
+
+def is_alive(process: ProcessRecord) -> bool:
+    return identify(process.pid) == process
+
+
+def is_at_work(process: ProcessRecord) -> bool:
+    """Whether it lives and has a program. One that is exiting has none, but still its port."""
+    try:
+        return is_alive(process) and psutil.Process(process.pid).cmdline() != []
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Whether it is neither gone nor a zombie."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def all_processes() -> dict[psutil.Process, set[bytes]]:
+    """Every process with the ``NAME=value`` words of its environment, where we may read them."""
+    found = {}
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[psutil.Process(pid)] = _environment(pid)
+    return found
+
+
+def with_descendants(
+    processes: Iterable[psutil.Process], among: Mapping[psutil.Process, object]
+) -> list[psutil.Process]:
+    """The live ones of ``processes`` and of all that descend from them."""
+    parents = {}
+    for process in among:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parents[process.pid] = process.ppid()
+    inside = {process.pid for process in processes}
+    while more := {pid for pid, parent in parents.items() if parent in inside} - inside:
+        inside |= more
+    return [process for process in among if process.pid in inside and is_running(process)]
+
+
+def end_processes(
+    find: Callable[[], list[psutil.Process]], *, polite_s: float = 2.0, hard_s: float = 5.0
+) -> None:
+    """SIGTERM, wait at most ``polite_s``, then SIGKILL until ``find`` finds nothing.
+
+    ProviderError names those that outlive SIGKILL for ``hard_s``.
+    """
+    asked = find()
+    _signal(asked, signal.SIGTERM)
+    _wait(asked, polite_s)
+    for _ in range(_ROUNDS):
+        left = find()
+        if not left:
+            return
+        _signal(left, signal.SIGKILL)
+        _wait(left, hard_s)
+    pids = ", ".join(str(process.pid) for process in find())
+    if pids:
+        raise ProviderError(
+            f"processes {pids} on this host outlive SIGKILL (a hung disk or mount?); the machine's "
+            "folder is kept: end them and destroy the machine again"
+        )
+
+
+def _environment(pid: int) -> set[bytes]:
+    # psutil stops at an empty word, as is left where a program wrote its title.
+    try:
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    except _NOT_THERE:
+        return set()
+
+
+def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            process.send_signal(number)
+
+
+def _wait(processes: list[psutil.Process], at_most_s: float) -> None:
+    # psutil's own wait lasts until a zombie is reaped; in a container, nobody may reap it.
+    end = time.monotonic() + at_most_s
+    while any(is_running(process) for process in processes) and time.monotonic() < end:
+        time.sleep(_POLL_S)
