@@ -34,14 +34,15 @@ FLOORS: dict[str, dict[str, set[str]]] = {
     },
     "control": {  # runs beside the flows; no machine gets it
         "ports": set(),
+        "processes": set(),
         "reports": set(),
         "store": {"ports"},
         "ledger": {"store"},
         "safety": {"store"},
         "reconciliation": {"ledger", "reports"},
         "upkeep": {"ledger", "safety", "reports", "store"},
-        "providers": {"safety", "ports"},
-        "measure": {"providers", "store"},
+        "providers": {"safety", "ports", "processes"},
+        "measure": {"processes", "store"},
         "remote": {"safety", "store"},
     },
 }
