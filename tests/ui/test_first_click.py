@@ -192,6 +192,7 @@ def _run(newcomer: Newcomer, page: Page, name: str, picture: Any) -> None:
     """Deployments > NAME > Run > Custom run, choose `demo`, Submit; see it complete."""
     page.get_by_role("link", name="Deployments").click()
     page.get_by_placeholder("Search deployments").fill(name)
+    expect(page.get_by_role("link", name="backup", exact=True)).to_have_count(0)  # filtered by now
     page.get_by_role("link", name=name, exact=True).first.click()
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Custom run").click()
