@@ -14,6 +14,9 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from deployments.installation import Installation
+from deployments.server import LOGIN_VARIABLE
+
 PROJECT: Final = Path(__file__).resolve().parents[2]
 README: Final = PROJECT / "README.md"
 GUIDE: Final = PROJECT / "docs" / "guide.md"
@@ -74,6 +77,17 @@ def test_named_make_targets_are_there(page: Path) -> None:
     named = set(re.findall(r"(?:^|`)make (\w+)", page.read_text(), re.MULTILINE))
     assert {"up", "down"} <= named
     assert named <= targets
+
+
+def test_the_first_steps_are_those_that_ci_and_the_first_click_run() -> None:
+    """`make demo` and `make test` in CI; `make up`, the login and `make down` in the browser."""
+    text = README.read_text()
+    steps = re.findall(r"^make (\w+)", text, re.MULTILINE)
+    assert steps == ["demo", "test", "up", "down"]
+    click = (PROJECT / "tests" / "ui" / "test_first_click.py").read_text()
+    assert all(f'make("{step}"' in click for step in ("up", "down"))
+    login = Installation(Path("~/.local/state/torpor")).login_file
+    assert f'{LOGIN_VARIABLE}="$(cat {login})"' in text
 
 
 @pytest.mark.parametrize("page", [README, GUIDE], ids=_name)

@@ -140,7 +140,7 @@ def test_a_path_comes_back_beside_what_is_there(
     assert report.restored_to == str(there)
     assert (report.files, report.bytes) == (1, 6)
     again = {"path": "~/workspace/notes", "into": "~/workspace", "snapshot": history[1]}
-    with raises(InvalidInput, "workspace/notes is on the machine already", "moved aside"):
+    with raises(InvalidInput, "workspace/notes already exists on the machine", "move_aside"):
         run_plainly(standing.opened, restore_path, **again)
     run_plainly(standing.opened, restore_path, **again, move_aside=True)
     assert (home / "notes" / "a.txt").read_text() == "first\n" * 2

@@ -75,7 +75,7 @@ def make_below(
 
 def remove(name: str, *, place_too: bool) -> None:
     """Remove ``path_of(name)``; with ``place_too`` also the folder of all content, where that was
-    the last. The mark stays until then: a wake makes the folders anew, but no mark."""
+    the last. The mark stays until then: a wake makes the folders again, but no mark."""
     place = Path(PLACE).expanduser()
     if not (place / _MARK).is_file():
         return

@@ -183,7 +183,7 @@ def test_a_run_does_not_commit_what_was_marked_since_it_began(
     delete(store, base)
     assert len(prune(machine, PruneRules(without_snapshots=True)).plan.unnamed) == 1
     done = list(steps)
-    assert "store part 0 of pass 3" in done  # what the base held was stored anew
+    assert "store part 0 of pass 3" in done  # what the base held was stored again
     store.advance(GRACE_S)
     assert prune(machine).freed.packs == 1
     assert restorable(machine, tmp_path) == 1

@@ -102,7 +102,7 @@ def test_a_sync_that_was_stopped_within_its_changes_says_so(
         patched.setattr(TreeChanger, "apply", fails)
         with pytest.raises(RunCancelled):
             engine.call("sync.finish", run=run)
-    with pytest.raises(WorkspaceInvalid, match=f"half of it snapshot {second} now: sync to that"):
+    with pytest.raises(WorkspaceInvalid, match=f"only half of snapshot {second}: sync to that"):
         engine.call("sync.finish", run=run)
     engine.restart()
     sync(engine, second)

@@ -138,7 +138,7 @@ def test_what_is_there_is_refused_or_moved_aside_and_never_lost(
     (into / "d" / "new work").write_text("precious")
     (into / "small").write_text("precious too")
     for path in (b"d", b"small"):
-        with pytest.raises(InvalidInput, match="is on the machine already: torpor never over"):
+        with pytest.raises(InvalidInput, match="already exists on the machine: torpor never over"):
             _begin(engine, snapshot, path, into)
     _nothing_else(into, "d", "small")
     for path in (b"d", b"small", b"small"):
@@ -158,7 +158,7 @@ def test_what_came_meanwhile_is_not_overwritten(engine: Engine, was: Path, tmp_p
             _part(engine, run, part)
         place = tmp_path / "into" / path.decode()
         make(place)
-        with pytest.raises(InvalidInput, match="came to be on the machine while"):
+        with pytest.raises(InvalidInput, match="appeared on the machine during"):
             engine.call("restore.check", run=run, full=True)
         engine.call("restore.end", run=run)
         assert place.read_bytes() == b""

@@ -223,7 +223,7 @@ def test_a_fifo_in_the_way_is_named(two: Two) -> None:
 def test_half_a_restore_is_refused(two: Two, tmp_path: Path) -> None:
     run = two.engine.begin_restore(two.first, [tmp_path / "back"])
     two.engine.call("restore.end", run=run)
-    with pytest.raises(WorkspaceInvalid, match=r"a wake of it never finished. Wake it here again"):
+    with pytest.raises(WorkspaceInvalid, match=r"a wake never finished. Wake it here again"):
         begin_sync(two.engine, two.second)
 
 
@@ -511,13 +511,13 @@ def test_a_sync_to_another_snapshot_clears_away_what_was_staged(two: Two) -> Non
 
 def test_half_a_sync_is_completed_before_another_one_begins(two: Two) -> None:
     third = _half_a_sync(two)
-    with pytest.raises(WorkspaceInvalid, match=f"half of it snapshot {two.second}"):
+    with pytest.raises(WorkspaceInvalid, match=f"only half of snapshot {two.second}"):
         begin_sync(two.engine, third)
-    with pytest.raises(WorkspaceInvalid, match=f"half of it snapshot {two.second}"):
+    with pytest.raises(WorkspaceInvalid, match=f"only half of snapshot {two.second}"):
         two.engine.begin([two.root])
     with pytest.raises(InvalidInput, match="is not empty"):
         two.engine.begin_restore(two.first, [two.root], resume=True)
-    with pytest.raises(WorkspaceInvalid, match=f"half of it snapshot {two.second}"):
+    with pytest.raises(WorkspaceInvalid, match=f"only half of snapshot {two.second}"):
         two.engine.begin_restore(two.first, [two.root.with_name("elsewhere")])
     sync(two.engine, two.second)
     sync(two.engine, third)
@@ -541,7 +541,7 @@ def test_half_a_sync_may_be_given_up_where_its_loss_is_accepted(two: Two) -> Non
 def test_a_record_that_is_damaged_is_taken_for_half_a_sync(two: Two) -> None:
     record = two.engine.home / "workspaces" / WORKSPACE / "sync"
     record.write_bytes(b"torn")
-    with pytest.raises(WorkspaceInvalid, match="half of it snapshot unknown"):
+    with pytest.raises(WorkspaceInvalid, match="only half of snapshot unknown"):
         two.engine.begin([two.root])
     sync(two.engine, two.second, discard_local=True)
     assert differences(two.after, facts(two.root)) == []

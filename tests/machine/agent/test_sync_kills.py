@@ -83,7 +83,7 @@ def test_a_sync_killed_at_any_step_is_completed_by_the_next(
         record = WorkspaceState(home, WORKSPACE).sync_record()
         if record is not None and record.mixed:
             half += 1
-            with pytest.raises(WorkspaceInvalid, match=f"half of it snapshot {wanted}"):
+            with pytest.raises(WorkspaceInvalid, match=f"only half of snapshot {wanted}"):
                 engine.begin([was])
         done = sync(engine, wanted)
         assert differences(states[wanted], facts(was)) == [], f"killed at step {step}"

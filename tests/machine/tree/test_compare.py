@@ -41,7 +41,7 @@ Refused = frozenset[tuple[int, bytes, bytes]]
 def tree(tmp_path: Path) -> Path:
     target = tmp_path / "target"
     writer = TreeWriter([os.fsencode(target)])
-    writer.prepare(ENTRIES, in_pieces, anew=True)
+    writer.prepare(ENTRIES, in_pieces, afresh=True)
     writer.write_whole(ENTRIES[2], BIG)
     writer.write_whole(ENTRIES[3], SMALL)
     writer.write_at(ENTRIES[5], 0, BIG)

@@ -29,11 +29,11 @@ ENTRIES = [
 ]
 
 
-def _writes(writer: TreeWriter, *, anew: bool = True) -> list[Callable[[], None]]:
+def _writes(writer: TreeWriter, *, afresh: bool = True) -> list[Callable[[], None]]:
     """A whole restore, step by step."""
     by_path = {e.path: e for e in ENTRIES}
     return [
-        lambda: writer.prepare(ENTRIES, in_pieces, anew=anew),
+        lambda: writer.prepare(ENTRIES, in_pieces, afresh=afresh),
         lambda: writer.write_at(by_path[b"d/pieces"], 0, b"piece"),
         lambda: writer.write_whole(by_path[b"d/whole"], b"whole"),
         lambda: writer.finish(ENTRIES, in_pieces),
@@ -41,8 +41,8 @@ def _writes(writer: TreeWriter, *, anew: bool = True) -> list[Callable[[], None]
     ]
 
 
-def _restore(target: Path, *, anew: bool = True) -> None:
-    for step in _writes(TreeWriter([os.fsencode(target)]), anew=anew):
+def _restore(target: Path, *, afresh: bool = True) -> None:
+    for step in _writes(TreeWriter([os.fsencode(target)]), afresh=afresh):
         step()
 
 
@@ -61,15 +61,15 @@ def test_a_tree_is_written(tmp_path: Path) -> None:
     assert {fact.mtime_ns for fact in facts(target).values()} == {10**18}
 
 
-@pytest.mark.parametrize("anew", [True, False])
-def test_written_again_over_any_interruption_it_is_the_same(tmp_path: Path, anew: bool) -> None:
+@pytest.mark.parametrize("afresh", [True, False])
+def test_written_again_over_any_interruption_it_is_the_same(tmp_path: Path, afresh: bool) -> None:
     _restore(tmp_path / "whole")
     expected = facts(tmp_path / "whole")
     for stop in range(5):
         target = tmp_path / f"stopped-{stop}"
         for step in _writes(TreeWriter([os.fsencode(target)]))[:stop]:
             step()
-        _restore(target, anew=anew)
+        _restore(target, afresh=afresh)
         assert differences(expected, facts(target)) == []
 
 
@@ -179,7 +179,7 @@ def test_nothing_elsewhere_is_touched(tmp_path: Path, swap: str, resumed: bool) 
         SWAPS[swap](target, elsewhere)
         untouched = facts(tmp_path / "elsewhere")
         again = TreeWriter([os.fsencode(target)])
-        rest = _writes(again, anew=not stop) if resumed else steps[stop:]
+        rest = _writes(again, afresh=not stop) if resumed else steps[stop:]
         try:
             for step in rest:
                 step()

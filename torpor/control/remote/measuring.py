@@ -12,7 +12,7 @@ from torpor.shared.wire.machine import MakeContent, MeasureLine, RemoveContent
 
 
 def make_content(agent: Agent, name: str, total_bytes: int, seed: int) -> None:
-    """Make ``path_of(name)`` anew on the machine; the same seed gives the same content."""
+    """Make ``path_of(name)`` again on the machine; the same seed gives the same content."""
     agent.call(MakeContent(name, total_bytes, seed), request_id=_request_id("content"))
 
 

@@ -47,7 +47,7 @@ class RemoteRun(ABC):
 
     @abstractmethod
     def _begin_again(self) -> None:
-        """Take the workspace once more, at an agent that was started anew."""
+        """Take the workspace once more, at an agent that was restarted."""
 
     def _call(self, request: OfRun[A], on_event: OnEvent = None) -> A:
         """Ask the agent, under a fresh request id, unless the run was given up."""

@@ -94,7 +94,7 @@ class RemoteSnapshot(RemoteRun):
         self._resumed = self._still_there(begun.resumable)
 
     def scan(self, number: int, lost: Sequence[ObjectKey] = ()) -> Scanned:
-        """Walk the workspace; ``lost`` packs must be stored anew. Passes count from 1."""
+        """Walk the workspace; ``lost`` packs must be stored again. Passes count from 1."""
         self._leave = None
         return self._held(
             Scan(
@@ -130,7 +130,7 @@ class RemoteSnapshot(RemoteRun):
 
     def lost_packs(self) -> list[ObjectKey]:
         """Packs that the manifest would name and must not: the store does not have them as
-        written, or prune has marked them. Their chunks have to be stored anew.
+        written, or prune has marked them. Their chunks have to be stored again.
 
         The order is what makes prune safe without a lock (docs/safety.md, rule 13): first the
         leave to write the manifest, which ends COMMIT_S later whatever becomes of this process;

@@ -242,6 +242,6 @@ def _key_changed(
     now = seen.get_fingerprint() if seen else "none"
     return HostKeyChanged(
         f"{where} shows host key {now}, pinned is {was}: another machine answers there, or it was "
-        "set up anew. Nothing was sent. Compare with the provider's console; only when the change "
-        "is right, remove the recorded key"
+        "set up again. Nothing was sent. Compare with the provider's console; only when the "
+        "change is right, remove the recorded key"
     )

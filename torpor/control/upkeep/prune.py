@@ -44,7 +44,7 @@ YOUNG_S: Final = 72 * 3600
 DEAD_BELOW: Final = 0.25
 """A pack of which snapshots use less than this share is mostly dead."""
 REWRITE_BYTES: Final = 1 * GIB
-"""How much a prune may make the next snapshot store anew, in stored bytes."""
+"""How much a prune may make the next snapshot store again, in stored bytes."""
 
 
 class PruneRules(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class PrunePlan(msgspec.Struct, frozen=True):
     next_free_unix: float | None  # when the first of those may go
     unnamed: list[Marked]  # not marked yet: marked now
     retired: list[Marked]  # mostly dead: new snapshots will leave them alone
-    rewritten_bytes: int  # live bytes in those, which the next snapshots store anew
+    rewritten_bytes: int  # live bytes in those, which the next snapshots store again
     retiring: list[Marked]  # in a mark already, and named by earlier snapshots
     young: PackShare  # too young to tell
     marks: list[Mark]

@@ -71,7 +71,8 @@ def _start(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     except OSError as error:
         raise HookFailed(
             f"the quiesce hook {argv[0]!r} cannot be started on the machine: {error.strerror}. "
-            "Mend `quiesce` in the workspace block: a program there, and its arguments"
+            "Correct `quiesce` in the workspace block: a program on the machine, and its "
+            "arguments"
         ) from None
 
 

@@ -75,7 +75,7 @@ class KnownFiles:
             try:
                 blob = next(transfer.get_ranges(known.grant, [Range(0, known.bytes)]))
             except StoreMissing:
-                continue  # deleted since the run began: what it held is stored anew
+                continue  # deleted since the run began: what it held is stored again
             manifest, root = decode_manifest(bytes(blob), seal, known.grant.key)
             if root.hex() != known.root:
                 raise SnapshotDamaged(

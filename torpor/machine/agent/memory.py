@@ -13,7 +13,7 @@ _TOP_PAD_BYTES = 16 << 20
 def keep_freed_chunks() -> None:
     """Reuse the memory of freed chunks instead of giving each back to the kernel.
 
-    By default glibc maps every 8 MiB buffer anew, and the kernel clears its 2,048 pages one fault
+    By default glibc maps every 8 MiB buffer again, and the kernel clears its 2,048 pages one fault
     at a time: 0.6 CPU seconds a GiB read, 0.2 with this (measured, 2 cores, glibc 2.36). Does
     nothing where the C library has no mallopt.
     """

@@ -44,7 +44,7 @@ class PathRun(RestoreRun):
 
     def begin_path(self, request: BeginPath, call: Call) -> RestorePlan:
         """Read and check the manifest, look at the place, plan what to fetch. Once a run; an
-        agent that was started anew goes on with what the lost one has written for this run.
+        agent that was restarted goes on with what the lost one has written for this run.
 
         ``aside``: what has the name already is renamed in the end; otherwise it is refused now.
         """
@@ -74,7 +74,7 @@ class PathRun(RestoreRun):
             os.mkdir(self._stage, 0o700)
         self._journal.begin()
         self._writer = TreeWriter(self._targets)
-        self._writer.prepare(self._manifest.entries, in_pieces, anew=not self._done)
+        self._writer.prepare(self._manifest.entries, in_pieces, afresh=not self._done)
         self._writer.close()
         self._begun = self._planned([os.path.join(self._into, self._name)])
         return self._begun
@@ -105,13 +105,13 @@ class PathRun(RestoreRun):
         place = os.path.join(self._into, self._name)
         if os.path.lexists(self._into) and not os.path.isdir(self._into):
             raise InvalidInput(
-                f"{os.fsdecode(self._into)} on the machine is no directory: name one that is, "
-                "or one that is not there yet"
+                f"{os.fsdecode(self._into)} on the machine is not a directory: name a directory, "
+                "or a path that does not exist yet"
             )
         if os.path.lexists(place) and not self._aside:
             raise InvalidInput(
-                f"{os.fsdecode(place)} is on the machine already: torpor never overwrites; restore "
-                "into another directory, or have what is there moved aside"
+                f"{os.fsdecode(place)} already exists on the machine: torpor never overwrites; "
+                "restore into another directory, or use `move_aside`"
             )
 
     def _put_in_place(self) -> None:
@@ -127,8 +127,8 @@ class PathRun(RestoreRun):
         except OSError as exc:
             if os.path.lexists(place):
                 raise InvalidInput(
-                    f"{os.fsdecode(place)} came to be on the machine while it was restored: "
-                    "nothing was overwritten; end what writes there, and restore again"
+                    f"{os.fsdecode(place)} appeared on the machine during the restore: nothing "
+                    "was overwritten; stop the program that writes there, and restore again"
                 ) from None
             if exc.errno not in _NO_LINKS:
                 raise

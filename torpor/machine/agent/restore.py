@@ -105,7 +105,7 @@ class RestoreRun(Run):
         self.state.forget_index()
         self._journal.begin()
         self._writer = TreeWriter(self._targets)
-        self._writer.prepare(manifest.entries, in_pieces, anew=not self._done)
+        self._writer.prepare(manifest.entries, in_pieces, afresh=not self._done)
         self._writer.close()
         self._begun = self._planned(self._targets)
         return self._begun
@@ -120,7 +120,7 @@ class RestoreRun(Run):
 
     def part(self, request: FetchPart, call: Call) -> RestoredPart:
         """Fetch, check and write what the granted packs hold and the disk does not. A part is
-        what its grants say: numbers change when an agent that was started anew plans again."""
+        what its grants say: numbers change when an agent that was restarted plans again."""
         report = PartRestored()
         fetcher = PeerFirst(
             self.transfer(call), request.peer, self._passing, lambda: call.cancelled() or self.ended
@@ -166,7 +166,7 @@ class RestoreRun(Run):
 
     def _compare(self, request: CheckRestore, call: Call) -> Checked:
         """Compare the disk with the manifest; with ``full`` every byte is read and hashed."""
-        self._finish()  # an agent that was started anew since has opened every mode again
+        self._finish()  # an agent that was restarted since has opened every mode again
         if self._whole:
             return Checked([], 0)
         result = compare_tree(
@@ -195,9 +195,9 @@ class RestoreRun(Run):
             self.state.clear_sync_record()
         elif record.mixed:
             raise WorkspaceInvalid(
-                f"workspace {self.workspace} on this machine is half of it snapshot "
-                f"{record.snapshot}: a sync to that never finished. Sync to it again first, which "
-                "takes up where that stopped; or empty its directories, and wake it there"
+                f"workspace {self.workspace} on this machine holds only half of snapshot "
+                f"{record.snapshot}: a sync to that snapshot never finished. Sync to it again "
+                "first, which continues it; or empty the directories, and wake it there"
             )
 
     def _kept(self, packs: Sequence[bytes]) -> bool:
@@ -263,9 +263,10 @@ class RestoreRun(Run):
             )
         if mirrored is not None:
             raise InvalidInput(
-                f"workspace {self.workspace} on this machine is another snapshot, which an earlier "
-                "run restored whole without handing the machine over: somebody may work there. "
-                "Run that again with its snapshot, which hands it over; then hibernate it"
+                f"workspace {self.workspace} on this machine is another snapshot, which an "
+                "earlier run restored without handing the machine over; somebody may work there. "
+                "Run wake again with that snapshot, which hands the machine over; then hibernate "
+                "it"
             )
 
     def _check_targets(self) -> None:
@@ -339,8 +340,8 @@ def _check_apart(targets: Sequence[bytes]) -> None:
             a, b = (os.path.join(os.path.realpath(path), b"") for path in (one, other))
             if a.startswith(b) or b.startswith(a):
                 raise InvalidInput(
-                    f"targets {os.fsdecode(one)} and {os.fsdecode(other)} lie inside each other: "
-                    "name directories that lie apart"
+                    f"targets {os.fsdecode(one)} and {os.fsdecode(other)} overlap: name separate "
+                    "directories"
                 )
 
 

@@ -90,7 +90,7 @@ class Run:
 
     @contextmanager
     def written(self, call: Call) -> Iterator[None]:
-        """As ``alone``, and behind every part: one that was asked for anew may still be writing
+        """As ``alone``, and behind every part: one that was asked for again may still be writing
         what the second has written already."""
         with self.alone(call):
             while self._writing:
@@ -175,8 +175,8 @@ class RunRegistry:
             held = self._runs.get(run)
         if not isinstance(held, kind) or held.ended:
             raise AgentLost(
-                f"the agent on the machine does not hold run {run}: it was started anew, or the "
-                "run was given up after a minute without its control side"
+                f"the agent on the machine does not hold run {run}: the agent restarted, or ended "
+                "the run after a minute without its control side"
             )
         return held
 

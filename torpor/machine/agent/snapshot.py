@@ -134,9 +134,9 @@ class SnapshotRun(Run):
             return self._begun.answer
         if self.state.restore_journal.exists():
             raise WorkspaceInvalid(
-                f"workspace {self.workspace} is only half on this machine: a restore of it never "
-                "finished. Wake it here again, which takes up where that stopped; a snapshot now "
-                "would keep the half"
+                f"workspace {self.workspace} is only half restored on this machine: a restore "
+                "never finished. Wake it here again, which continues it; a snapshot now would "
+                "store half a workspace"
             )
         self._settle_sync()
         roots = resolve_roots(request.roots)
@@ -191,7 +191,7 @@ class SnapshotRun(Run):
 
     def part(self, request: StorePart, call: Call) -> PartReport:
         """Store one part of a pass; a pass that this agent did not plan does nothing (the agent
-        was started anew), and the next pass finds what is missing."""
+        was restarted), and the next pass finds what is missing."""
         last = self._pass
         if last is None or last.number != request.number or not 0 <= request.part < len(last.parts):
             return PartReport(0, 0)
@@ -282,7 +282,7 @@ class SnapshotRun(Run):
     def _has_scanned(self) -> _Pass:
         if self._pass is None:
             raise AgentLost(
-                f"run {self.id} has not scanned since the agent was started anew: make a pass"
+                f"run {self.id} has not scanned since the agent was restarted: make a pass"
             )
         return self._pass
 
@@ -293,9 +293,9 @@ class SnapshotRun(Run):
             return
         if record.mixed:
             raise WorkspaceInvalid(
-                f"workspace {self.workspace} on this machine is half of it snapshot "
-                f"{record.snapshot}: a sync to that never finished. Sync to it again, which takes "
-                "up where that stopped; a snapshot now would keep the half"
+                f"workspace {self.workspace} on this machine holds only half of snapshot "
+                f"{record.snapshot}: a sync to that snapshot never finished. Sync to it again, "
+                "which continues it; a snapshot now would store half a workspace"
             )
         drop_staged(record)
         self.state.clear_sync_record()

@@ -87,8 +87,8 @@ class SyncRun(Run):
             return self._begun
         if self.state.restore_journal.exists():
             raise WorkspaceInvalid(
-                f"workspace {self.workspace} is only half on this machine: a wake of it never "
-                "finished. Wake it here again, which takes up where that stopped, then sync"
+                f"workspace {self.workspace} is only half restored on this machine: a wake never "
+                "finished. Wake it here again, which continues it, then sync"
             )
         self._seal = seal_of(request.key)
         transfer = self.transfer(call)
@@ -98,9 +98,9 @@ class SyncRun(Run):
         mine = before is not None and (before.target, before.roots) == (self._root, self._targets)
         if before is not None and before.mixed and not mine and not discard_local:
             raise WorkspaceInvalid(
-                f"workspace {self.workspace} on this machine is half of it snapshot "
-                f"{before.snapshot}: a sync to that never finished. Sync to it again first, which "
-                "takes up where that stopped; or accept the loss with `discard_local`"
+                f"workspace {self.workspace} on this machine holds only half of snapshot "
+                f"{before.snapshot}: a sync to that snapshot never finished. Sync to it again "
+                "first, which continues it; or accept the loss with `discard_local`"
             )
         self._before = before
         resumed = before is not None and mine and before.mixed
@@ -201,9 +201,9 @@ class SyncRun(Run):
             return self._finished
         if self._changing:
             raise WorkspaceInvalid(
-                f"run {self.id} was stopped while it changed the directories, which are half of it "
-                f"snapshot {self._record.snapshot} now: sync to that again, which takes up where "
-                "this stopped"
+                f"run {self.id} was stopped while it changed the directories, which now hold only "
+                f"half of snapshot {self._record.snapshot}: sync to that snapshot again, which "
+                "continues it"
             )
         missing = [n for n, uses in enumerate(self._plan.uses) if uses and n not in self._done]
         if missing:

@@ -54,11 +54,11 @@ class TreeWriter:
         return self._attributes.refused_xattrs
 
     def prepare(
-        self, entries: Sequence[Entry], in_pieces: Callable[[Entry], bool], *, anew: bool
+        self, entries: Sequence[Entry], in_pieces: Callable[[Entry], bool], *, afresh: bool
     ) -> None:
         """Make every directory, and every file that will be written in pieces, at its size.
 
-        ``anew``: truncate existing files first, so that holes are holes again.
+        ``afresh``: truncate existing files first, so that holes are holes again.
         """
         for number, target in enumerate(self._targets):
             os.makedirs(target, mode=0o755, exist_ok=True)
@@ -75,7 +75,7 @@ class TreeWriter:
             elif entry.kind == FILE and in_pieces(entry):
                 fd = self._create(entry)
                 try:
-                    if anew:
+                    if afresh:
                         os.ftruncate(fd, 0)
                     os.ftruncate(fd, entry.size)
                 finally:

@@ -12,7 +12,7 @@ from torpor.shared.wire.restore import Checked, OfSnapshot, RestoredPart, Restor
 class Intent(msgspec.Struct, frozen=True):
     """What a sync would do; nothing has been written.
 
-    ``last``: the snapshot that the machine held. ``staged`` files are made anew, of which a part
+    ``last``: the snapshot that the machine held. ``staged`` files are made new, of which a part
     is there already. ``kept``: changed after an earlier run of this sync had begun to write.
     """
 
