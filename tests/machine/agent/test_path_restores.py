@@ -224,7 +224,7 @@ def test_what_is_not_in_the_snapshot_is_refused(engine: Engine, was: Path, tmp_p
         with pytest.raises(InvalidInput, match="has nothing at"):
             _begin(engine, snapshot, path, tmp_path / "into", root_number=root)
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidInput, match="is no directory"):
+    with pytest.raises(InvalidInput, match="is not a directory"):
         _begin(engine, snapshot, b"small", tmp_path / "file")
     assert not (tmp_path / "into").exists()
 
