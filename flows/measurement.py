@@ -34,7 +34,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.measure import advice, page, peers, plots
 from torpor.control.measure.figures import Direction, Figure, find
 from torpor.control.measure.host import host_facts
-from torpor.control.measure.results import write_results
+from torpor.control.measure.results import left_out, write_results
 from torpor.control.measure.rounds import Rounds
 from torpor.control.measure.scratch import scratch_name
 from torpor.control.measure.storage import MACHINE, above_line
@@ -194,8 +194,16 @@ class Measurement:
         """Write everything below ``folder``; return the report, and the page as Markdown."""
         prices = {one.name: one.price for one in self._measured}
         said = advice.advise(self.figures, prices)
-        with self._phases.phase("pictures"):
-            pictures = plots.pictures(self.figures, self._measured[0].name)
+        pictures: dict[str, bytes] = {}
+        missing = left_out()
+        if missing:
+            self._note(
+                f"not written: {', '.join(missing.values())}. Install the extra `benchmark`, which "
+                f"brings {' and '.join(missing)}"
+            )
+        if "matplotlib" not in missing:
+            with self._phases.phase("pictures"):
+                pictures = plots.pictures(self.figures, self._measured[0].name)
         facts = host_facts() | {
             "workspace": self._block.name,
             "provider": self._opened.provider.identity,

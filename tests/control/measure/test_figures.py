@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas
 import pytest
 
-from torpor.control.measure import advice, page, plots
+from torpor.control.measure import advice, page, plots, results
 from torpor.control.measure.codecs import coders
 from torpor.control.measure.figures import Figure, find, frame
 from torpor.control.measure.prices import LIST_PRICES, price_of
-from torpor.control.measure.results import read_table, write_results
+from torpor.control.measure.results import left_out, write_results
 from torpor.control.measure.rounds import Rounds
 from torpor.control.measure.storage import above_line
 from torpor.shared.codecs.layout import Element
@@ -103,7 +104,7 @@ def test_no_rate_is_the_sum_of_up_and_down() -> None:
 def test_the_table_is_written_and_read_again(tmp_path: Path) -> None:
     said = advice.advise(FIGURES, {})
     write_results(tmp_path / "r", FIGURES, said, plots.pictures(FIGURES, "near"), {"notes": []})
-    table = read_table(tmp_path / "r")
+    table = pandas.read_parquet(tmp_path / "r" / "figures.parquet")
     assert len(table) == len(FIGURES)
     assert table.parts.dtype == "Int64"
     assert table[table.cached].object_bytes.tolist() == [1 << 20]
@@ -111,6 +112,16 @@ def test_the_table_is_written_and_read_again(tmp_path: Path) -> None:
     assert {path.suffix for path in (tmp_path / "r").iterdir()} == {
         ".parquet", ".csv", ".json", ".svg",
     }  # fmt: skip
+
+
+def test_without_the_extra_packages_the_table_is_csv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "find_spec", lambda package: None)
+    assert left_out() == {"matplotlib": "pictures", "pyarrow": "the table as Parquet"}
+    write_results(tmp_path / "r", FIGURES, advice.advise(FIGURES, {}), {}, {"notes": []})
+    assert {path.name for path in (tmp_path / "r").iterdir()} == {"figures.csv", "benchmark.json"}
+    assert len(pandas.read_csv(tmp_path / "r" / "figures.csv")) == len(FIGURES)
 
 
 def test_the_page_shows_pictures_flags_and_dated_prices() -> None:

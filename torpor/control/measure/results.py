@@ -1,22 +1,26 @@
-"""A benchmark on disk: the table as Parquet and CSV, everything as JSON, the pictures."""
+"""A benchmark on disk: the table as CSV and Parquet, everything as JSON, the pictures."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from torpor.control.measure.advice import Advice
 from torpor.control.measure.figures import Figure, frame
 
-if TYPE_CHECKING:
-    import pandas
+_EXTRA: Final = {"matplotlib": "pictures", "pyarrow": "the table as Parquet"}
+"""Packages of the extra ``benchmark``, and what is written only where they are installed."""
 
-TABLE: Final = "figures.parquet"
+
+def left_out() -> dict[str, str]:
+    """What cannot be written here, by the package that it needs."""
+    return {package: what for package, what in _EXTRA.items() if find_spec(package) is None}
 
 
 def default_folder() -> Path:
@@ -32,10 +36,14 @@ def write_results(
     pictures: Mapping[str, bytes],
     about: Mapping[str, Any],
 ) -> None:
-    """Write everything into ``folder``, which is made. CSV and Parquet hold one line a figure."""
+    """Make ``folder`` and write everything into it, without what is ``left_out``.
+
+    CSV and Parquet hold one line a figure.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     table = frame(figures)
-    table.to_parquet(folder / TABLE, index=False)
+    if "pyarrow" not in left_out():
+        table.to_parquet(folder / "figures.parquet", index=False)
     table.to_csv(folder / "figures.csv", index=False)
     whole = {
         **about,
@@ -45,10 +53,3 @@ def write_results(
     (folder / "benchmark.json").write_text(json.dumps(whole, indent=1) + "\n")
     for title, svg in pictures.items():
         (folder / f"{title.lower().replace(' ', '-')}.svg").write_bytes(svg)
-
-
-def read_table(folder: Path) -> pandas.DataFrame:
-    """The table of an earlier benchmark."""
-    import pandas
-
-    return pandas.read_parquet(folder / TABLE)
