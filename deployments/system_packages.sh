@@ -15,15 +15,15 @@ has() {
 basic=""
 has "$python" || basic="$basic python3.11"
 "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || basic="$basic python3.11-venv"
-# Without these torpor works: it has an SSH server of its own, and plain Python can encode snapshots.
+# Without these torpor works: plain Python can encode snapshots.
 better=""
 has gcc && [ -e /usr/include/stdio.h ] || better="$better gcc libc6-dev"
-has sshd || better="$better openssh-server"
 # The peers that `make bench` compares with.
 peers=""
 has restic || peers="$peers restic"
 has lz4 || peers="$peers lz4"
 tests="$peers"
+has sshd || tests="$tests openssh-server"
 has chromium || tests="$tests chromium"
 has g++ || tests="$tests g++"
 
@@ -50,8 +50,8 @@ fi
 
 echo "installing from Debian:$needed"
 export DEBIAN_FRONTEND=noninteractive
-# openssh-server would open port 22 of this host at once and at each boot. torpor runs the program
-# itself, on loopback, so the service stays off.
+# openssh-server would open port 22 of this host at once and at each boot. The tests run the program
+# themselves, on loopback, so the service stays off.
 policy=/usr/sbin/policy-rc.d
 off=""
 if ! has sshd && [ ! -e "$policy" ]; then
