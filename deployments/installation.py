@@ -69,6 +69,11 @@ class Installation:
         unfinished.rename(self.login_file)  # there whole or not at all: an empty login is none
         return self.login_file.read_text().strip()
 
+    @property
+    def temporary(self) -> Path:
+        """Temporary files of the worker and its runs."""
+        return self.folder / "tmp"
+
     def log(self, role: str) -> Path:
         return self.folder / f"{role}.log"
 

@@ -26,11 +26,15 @@ _STARTED: Final = b"started!"
 
 def start(installation: Installation, server: Server) -> bool:
     """See to it that a worker serves the pool; True where it had to be started."""
-    env = environment(installation, server) | {"PREFECT_WORKER_QUERY_SECONDS": str(_LOOK_S)}
+    env = environment(installation, server) | {
+        "PREFECT_WORKER_QUERY_SECONDS": str(_LOOK_S),
+        "TMPDIR": str(installation.temporary),  # Prefect leaves a folder in it for each worker
+    }
     spoken = ("PREFECT_API_URL", LOGIN_VARIABLE)
     if running(installation, "worker", having={name: env[name] for name in spoken if name in env}):
         return False
     stop(installation)
+    installation.temporary.mkdir(mode=0o700, exist_ok=True)
     argv = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL]
     argv += ["--type", "process", "--name", f"torpor-{socket.gethostname()}"]
     argv += ["--no-create-pool-if-not-found", "--install-policy", "never"]

@@ -130,7 +130,7 @@ def test_the_first_click(
     def picture(name: str) -> None:
         page.screenshot(path=pictures / f"first-click-{user}-{name}.png", full_page=True)
 
-    page.goto(newcomer.ui)
+    page.goto(newcomer.ui, wait_until="commit")
     prompt = page.get_by_placeholder("admin:pass")
     expect(prompt).to_be_visible(timeout=WAIT_MS)
     picture("1-login")
