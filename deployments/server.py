@@ -73,6 +73,8 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
             "PREFECT_PROFILES_PATH": str(installation.prefect_home / "profiles.toml"),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
+            # The default is inside Prefect's package, which may belong to another account.
+            "PREFECT_UI_STATIC_DIRECTORY": str(installation.prefect_home / "ui"),
             "PREFECT_SERVER_UI_API_URL": server.api_url,
             # The default is any origin: a page in the user's browser could read the blocks.
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": server.ui_url,
