@@ -56,8 +56,8 @@ def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
             ) from None
         raise InvalidInput(
             f"{of}: there is no block {slug}/{name} ({_first_line(cause)}); add a "
-            f"{kind.get_block_type_name()} block of that name on the Blocks page, or with "
-            f"save({name!r})"
+            f"block of type {kind.get_block_type_name()} and of that name on the Blocks page, or "
+            f"with save({name!r})"
         ) from None
     if type(block) is not kind:
         raise InvalidInput(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 from tasks.progress import Progress
 from tasks.step import step
@@ -32,8 +33,9 @@ def restore_share(
     if together == 1:
         return _fetch_all(restore, member, machine, progress)
     with ThreadPoolExecutor(together, thread_name_prefix="restore-share") as threads:
-        futures = [
-            threads.submit(_fetch_all, restore, member, machine, progress) for _ in range(together)
+        futures = [  # each in a context of the step: Prefect finds its server by it
+            threads.submit(copy_context().run, _fetch_all, restore, member, machine, progress)
+            for _ in range(together)
         ]
         return sum(future.result() for future in futures)
 

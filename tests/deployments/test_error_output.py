@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -88,11 +89,14 @@ def test_a_run_by_a_worker_stores_the_message_once(deployed: Deployed) -> None:
     ended = deployed.end(run)
     assert ended["state_type"] == "FAILED"
     assert NO_BLOCK in ended["state"]["message"]
-    logs = deployed.ask("logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}})
-    told = [one["message"] for one in logs]
+    last = "Finished in state Failed: InvalidInput"
+    told: list[str] = []
+    while last not in told:  # logs come late; pytest's time limit ends this
+        logs = deployed.ask("logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}})
+        told = [one["message"] for one in logs]
+        time.sleep(0.5)
     (message,) = [text for text in told if NO_BLOCK in text]
     assert message.startswith("InvalidInput: ")
-    assert "Finished in state Failed: InvalidInput" in told
     assert "Traceback" not in "".join(told)
 
 
@@ -101,8 +105,9 @@ def test_a_script_ends_with_the_message_and_without_a_traceback(prefect_server: 
     code, told = _script(script)
     assert code == 1
     assert "Traceback" not in told
-    assert told.splitlines()[-1].startswith("torpor: InvalidInput: ")
-    assert NO_BLOCK in told.splitlines()[-1]
+    # Prefect may write a line of its own after it, as it sends its last events
+    (message,) = [line for line in told.splitlines() if line.startswith("torpor: InvalidInput: ")]
+    assert NO_BLOCK in message
 
 
 def test_a_script_that_breaks_keeps_its_traceback() -> None:
