@@ -174,7 +174,7 @@ def test_a_missed_backup_is_found_and_told(standing: World, home: Path, events: 
     assert not events
     (old,) = _aged(standing, 2)
     _only(standing, old)
-    with raises(SnapshotOverdue, old, "48.0 hours old", "at most 26", "worker runs"):
+    with raises(SnapshotOverdue, old, "48.0 hours old", "limit is 26", "worker runs"):
         run_plainly(standing.opened, check_backup)
     _only(standing)
     with raises(SnapshotMissing, "has no snapshot at all", "run backup"):

@@ -219,7 +219,7 @@ def test_one_that_does_not_go_keeps_none_of_the_others(
     with monkeypatch.context() as patch:
         patch.setattr(LocalProvider, "destroy", stubborn)
         patch.setattr(tasks.machines, "GONE_S", 0.2)
-        with pytest.raises(ProviderError, match=f"{first.id}.*still there"):
+        with pytest.raises(ProviderError, match=f"{first.id}.*still exists"):
             _reconcile(world, end=[first.id, second.id])
     assert [machine.id for machine in world.machines()] == [first.id]
     assert _reconcile(world, end=[first.id]).ended == [first.id]
