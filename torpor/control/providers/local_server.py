@@ -41,7 +41,7 @@ _DETACHED: Final = '"$@" >>"$0" 2>&1 & echo $!'
 def serve(folder: MachineFolder, record: MachineRecord) -> None:
     """See to it that the machine's server listens and is on record.
 
-    Clients may connect at once: they wait in the listener's queue while Python starts (0.4 s).
+    Clients may connect at once: they wait in the listener's queue while Python starts.
     """
     last = folder.read_server()
     if last is not None and server_lives(last):
