@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from deployments.installation import CHECKOUT
 from deployments.server import Server
@@ -62,6 +62,7 @@ def blank_page(needs_server: None, chromium: str) -> Iterator[Page]:
         try:
             opened = browser.new_page(viewport={"width": 1280, "height": 1400})
             opened.set_default_timeout(WAIT_MS)
+            expect.set_options(timeout=WAIT_MS)
             yield opened
         finally:
             browser.close()
