@@ -24,7 +24,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.remote.examination import Examination, PackWork
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
-from torpor.control.upkeep.verification import Survey
+from torpor.control.upkeep.verification import Verification
 from torpor.control.upkeep.verify_report import Depth, VerifyReport
 from torpor.shared.errors import InvalidInput, SnapshotDamaged
 from torpor.shared.values import SnapshotId
@@ -98,7 +98,7 @@ def _reader(opened: OpenWorkspace, wanted: str, phases: Phases) -> Iterator[Sess
         yield session
 
 
-def _examine(opened: OpenWorkspace, session: Session, found: Survey) -> None:
+def _examine(opened: OpenWorkspace, session: Session, found: Verification) -> None:
     works = [PackWork(pack, chunks) for pack, chunks in found.works()]
     parts = _shares(works)
     name = opened.spec.name
@@ -128,7 +128,7 @@ def _shares(works: Sequence[PackWork]) -> list[list[PackWork]]:
 
 
 def _drill(
-    opened: OpenWorkspace, found: Survey, wanted: Sequence[SnapshotId], phases: Phases
+    opened: OpenWorkspace, found: Verification, wanted: Sequence[SnapshotId], phases: Phases
 ) -> None:
     """Restore each snapshot onto a machine of its own, one after the other."""
     for snapshot in wanted:
@@ -150,7 +150,7 @@ def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId, phas
         work.restore(plan)
 
 
-def _tell(opened: OpenWorkspace, found: Survey, report: VerifyReport) -> None:
+def _tell(opened: OpenWorkspace, found: Verification, report: VerifyReport) -> None:
     """Send events and the artifact, then raise if something is wrong."""
     name = opened.spec.name
     if not report.failed:

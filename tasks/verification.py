@@ -10,7 +10,7 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.examination import Examination, ExaminedPack
 from torpor.control.store.snapshots import find_snapshot, newest_snapshot
-from torpor.control.upkeep.verification import SnapshotVerdict, Survey, survey, to_verify
+from torpor.control.upkeep.verification import SnapshotVerdict, Verification, quick_look, to_verify
 from torpor.shared.values import SnapshotId, snapshot_id
 from torpor.shared.wire.request import Event
 
@@ -31,9 +31,9 @@ def pick_snapshots(opened: OpenWorkspace, wanted: str) -> list[SnapshotId]:
 
 
 @step("look at objects")
-def look_at_objects(opened: OpenWorkspace, wanted: Sequence[SnapshotId]) -> Survey:
+def look_at_objects(opened: OpenWorkspace, wanted: Sequence[SnapshotId]) -> Verification:
     """The quick check: read the manifests and compare every pack with the store's listing."""
-    return survey(opened.store, opened.spec.name, opened.seal, wanted)
+    return quick_look(opened.store, opened.spec.name, opened.seal, wanted)
 
 
 @step("examine packs", run_name="examine packs {part}")
@@ -45,6 +45,6 @@ def examine_packs(examination: Examination, part: int, progress: Progress) -> li
 
 
 @step("judge what was found")
-def judge_verified(found: Survey) -> list[SnapshotVerdict]:
+def judge_verified(found: Verification) -> list[SnapshotVerdict]:
     """Which snapshots and files the faults concern."""
     return found.verdicts()

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from tests.fixtures.near_agent import WORKSPACE, ClockedStore, NearAgent
 from torpor.control.store.s3 import S3Store
 from torpor.control.store.snapshots import open_manifest
-from torpor.control.upkeep.verification import SHOWN, SnapshotVerdict, survey
+from torpor.control.upkeep.verification import SHOWN, SnapshotVerdict, quick_look
 from torpor.shared.format.manifest import FILE, HARDLINK, Manifest
 from torpor.shared.format.names import manifest_key, pack_key
 from torpor.shared.values import KIB, ObjectKey, SnapshotId, StoredObject
@@ -124,7 +124,7 @@ class Corruption:
 
     def _judge(self, broken: dict[ObjectKey, bytes | None], blind: bool) -> list[str]:
         store = self._blind if blind else self._agent.store
-        found = survey(store, WORKSPACE, self._agent.seal, list(self._manifests))
+        found = quick_look(store, WORKSPACE, self._agent.seal, list(self._manifests))
         self._agent.examine(found)
         verdicts = {verdict.snapshot: verdict for verdict in found.verdicts()}
         wrong = []

@@ -23,7 +23,7 @@ from torpor.control.store.snapshots import find_snapshot, open_manifest, snapsho
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.pins import pin, pinned_ids, unpin
 from torpor.control.upkeep.prune import PrunePlan, PruneRules, carry_out, plan_prune
-from torpor.control.upkeep.verification import survey, to_verify
+from torpor.control.upkeep.verification import quick_look, to_verify
 from torpor.shared.errors import (
     GrantExpired,
     SnapshotKept,
@@ -370,7 +370,7 @@ class Model:
     def _verify(self) -> str:
         if not self._snapshots:
             return NOTHING
-        found = survey(self.store, WORKSPACE, Seal(None), to_verify(self.store, WORKSPACE))
+        found = quick_look(self.store, WORKSPACE, Seal(None), to_verify(self.store, WORKSPACE))
         self._machines[0].agent.examine(found)
         verdicts = found.verdicts()
         if [v.snapshot for v in verdicts if v.whole] != sorted(self._snapshots, reverse=True):

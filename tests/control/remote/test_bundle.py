@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from torpor.control.remote import bundle as bundle_module
-from torpor.control.remote.bundle import KEPT_BUNDLES, Target, content_hash, make_bundle
+from torpor.control.remote.bundle import KEPT_BUNDLES, Platform, content_hash, make_bundle
 from torpor.shared.errors import InvalidInput, MachineUnfit
 
 _PROJECT = Path(__file__).resolve().parents[3]
-_HERE = Target((sys.version_info[0], sys.version_info[1]), "x86_64")
+_HERE = Platform((sys.version_info[0], sys.version_info[1]), "x86_64")
 _ELF_MACHINE = {"x86_64": 62, "aarch64": 183}  # e_machine, at byte 18 of an ELF file
 
 
@@ -38,11 +38,11 @@ def test_the_content_hash_cannot_be_shifted() -> None:
     assert content_hash({"a": b"", "b": b""}) == content_hash({"b": b"", "a": b""})
 
 
-@pytest.mark.parametrize("target", [Target((3, 12), "aarch64"), Target((3, 10), "x86_64")])
+@pytest.mark.parametrize("platform", [Platform((3, 12), "aarch64"), Platform((3, 10), "x86_64")])
 def test_a_bundle_for_another_machine(
-    target: Target, agent_source: Path, bundle_cache: Path
+    platform: Platform, agent_source: Path, bundle_cache: Path
 ) -> None:
-    made = make_bundle(target, source=agent_source, cache=bundle_cache)
+    made = make_bundle(platform, source=agent_source, cache=bundle_cache)
     libraries, names = [], set()
     with tarfile.open(made.archive) as tar:
         for member in tar:
@@ -53,7 +53,7 @@ def test_a_bundle_for_another_machine(
                 assert stream is not None
                 head = stream.read(20)
                 assert head[:4] == b"\x7fELF"
-                assert int.from_bytes(head[18:20], "little") == _ELF_MACHINE[target.machine]
+                assert int.from_bytes(head[18:20], "little") == _ELF_MACHINE[platform.machine]
                 libraries.append(member.name)
     assert len(libraries) >= 6
     assert {"__main__.py", "torpor/machine/agent/daemon.py", "blake3/__init__.py"} <= names
@@ -71,8 +71,8 @@ def test_kernels_for_a_gpu_go_only_where_one_is(
     built.mkdir(parents=True)
     for name in ("planes.fatbin", "rans.fatbin", "other.fatbin"):
         (built / name).write_bytes(b"kernels")
-    target = Target(_HERE.python, _HERE.machine, gpu)
-    made = make_bundle(target, source=source, cache=bundle_cache)
+    platform = Platform(_HERE.python, _HERE.machine, gpu)
+    made = make_bundle(platform, source=source, cache=bundle_cache)
     with tarfile.open(made.archive) as tar:
         sent = {name for name in tar.getnames() if name.endswith(".fatbin")}
     both = {f"gpu_kernels/built/{room}.fatbin" for room in ("planes", "rans")}
@@ -120,7 +120,7 @@ def test_the_agent_loads_from_its_bundle_alone(bundle_cache: Path, tmp_path: Pat
 )
 def test_a_platform_without_wheels_is_named(python: tuple[int, int], machine: str) -> None:
     with pytest.raises(MachineUnfit, match="wheels"):
-        Target(python, machine)
+        Platform(python, machine)
 
 
 def test_an_index_that_has_them_not_is_an_error_to_act_on(

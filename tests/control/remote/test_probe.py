@@ -88,7 +88,7 @@ def test_what_is_unfit_is_named(sshd: Sshd, facts: dict[str, Any], words: str) -
 @pytest.mark.parametrize("nvidia", [True, False])
 def test_a_gpu_is_known_by_its_device_file(nvidia: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = probe_module._check({**_FACTS, "nvidia": nvidia}, "python3", "here")
-    assert machine.target.gpu is nvidia
+    assert machine.platform.gpu is nvidia
     asked: list[str] = []
 
     def exists(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a survey knows, what reading adds to it, and whom the faults are put down to."""
+"""What a quick look finds, what reading the bytes adds, and which snapshots the faults damage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.near_agent import WORKSPACE, ClockedStore, NearAgent, settle
 from torpor.control.store.snapshots import open_manifest
 from torpor.control.upkeep.pins import pin
-from torpor.control.upkeep.verification import SHOWN, SnapshotVerdict, Survey, survey, to_verify
+from torpor.control.upkeep.verification import (
+    SHOWN,
+    SnapshotVerdict,
+    Verification,
+    quick_look,
+    to_verify,
+)
 from torpor.control.upkeep.verify_report import MOST_NAMED, MOST_VERDICTS, VerifyReport
 from torpor.shared.errors import SnapshotMissing, StoreUnavailable
 from torpor.shared.format.names import manifest_key, packs_prefix
@@ -49,15 +55,17 @@ def grow(machine: NearAgent, seed: int) -> None:
     settle()
 
 
-def looked(machine: NearAgent, *, full: bool = False, store: ClockedStore | None = None) -> Survey:
+def looked(
+    machine: NearAgent, *, full: bool = False, store: ClockedStore | None = None
+) -> Verification:
     at = store or machine.store
-    found = survey(at, WORKSPACE, machine.seal, to_verify(at, WORKSPACE))
+    found = quick_look(at, WORKSPACE, machine.seal, to_verify(at, WORKSPACE))
     if full:
         machine.examine(found)
     return found
 
 
-def report(found: Survey) -> VerifyReport:
+def report(found: Verification) -> VerifyReport:
     return VerifyReport.of("full", found, found.verdicts(), {})
 
 

@@ -46,7 +46,7 @@ _LEFT_OUT_FOLDERS: Final = frozenset({"__pycache__", "tests", "bin"})
 
 
 @dataclass(frozen=True)
-class Target:
+class Platform:
     """What a bundle is for: CPython's version and the machine's architecture (Linux, glibc), and
     whether it needs the kernels for an NVIDIA GPU."""
 
@@ -78,18 +78,20 @@ class Bundle:
     unpacked_bytes: int
 
 
-def make_bundle(target: Target, *, cache: Path | None = None, source: Path | None = None) -> Bundle:
-    """The bundle for ``target``, from the cache where it is there (then no network is needed).
+def make_bundle(
+    platform: Platform, *, cache: Path | None = None, source: Path | None = None
+) -> Bundle:
+    """The bundle for ``platform``, from the cache where it is there (then no network is needed).
 
     ``source`` is the folder that holds the packages ``torpor`` and ``gpu_kernels``.
     """
     cache = cache or default_cache()
     source = source or SOURCE
     pins = (source / "torpor" / "machine" / "wheels.txt").read_bytes()
-    wheels = _gather(target, pins, cache)
-    files = {**_wheel_files(wheels), **_source_files(source, target), "__main__.py": _MAIN}
+    wheels = _gather(platform, pins, cache)
+    files = {**_wheel_files(wheels), **_source_files(source, platform), "__main__.py": _MAIN}
     name = content_hash(files)
-    archive = cache / "bundles" / f"{name}-{_tag(target)}.tar.gz"
+    archive = cache / "bundles" / f"{name}-{_tag(platform)}.tar.gz"
     if not archive.is_file():
         archive.parent.mkdir(parents=True, exist_ok=True)
         _write_archive(archive, files)
@@ -112,10 +114,10 @@ def content_hash(files: Mapping[str, bytes]) -> str:
     return total.hexdigest()
 
 
-def _gather(target: Target, pins: bytes, cache: Path) -> Path:
+def _gather(platform: Platform, pins: bytes, cache: Path) -> Path:
     """The folder with the unpacked wheels; filled once, by one process at a time."""
     digest = hashlib.sha256(pins).hexdigest()[:16]
-    folder = cache / "wheels" / f"{_tag(target)}-{digest}"
+    folder = cache / "wheels" / f"{_tag(platform)}-{digest}"
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -124,31 +126,31 @@ def _gather(target: Target, pins: bytes, cache: Path) -> Path:
             return folder
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".gather-") as scratch:
             fresh = Path(scratch) / "wheels"
-            _fetch(target, pins, fresh)
+            _fetch(platform, pins, fresh)
             os.rename(fresh, folder)
     return folder
 
 
-def _fetch(target: Target, pins: bytes, into: Path) -> None:
+def _fetch(platform: Platform, pins: bytes, into: Path) -> None:
     pinned = into.with_name("wheels.txt")
     pinned.write_bytes(pins)
     oldest = f"{OLDEST_GLIBC[0]}_{OLDEST_GLIBC[1]}"
     argv = [uv.find_uv_bin(), "pip", "install", "--quiet", "--python", sys.executable]
-    argv += ["--target", str(into), "--python-version", _dotted(target.python)]
-    argv += ["--python-platform", f"{target.machine}-manylinux_{oldest}", "--link-mode", "copy"]
+    argv += ["--target", str(into), "--python-version", _dotted(platform.python)]
+    argv += ["--python-platform", f"{platform.machine}-manylinux_{oldest}", "--link-mode", "copy"]
     argv += ["--only-binary", ":all:", "--no-deps", "--require-hashes"]
     argv += ["--requirement", str(pinned)]
     try:
         done = subprocess.run(argv, capture_output=True, timeout=GATHER_S, check=False)
     except subprocess.TimeoutExpired:
         raise InvalidInput(
-            f"the agent's wheels for {_tag(target)} could not be fetched within {GATHER_S:g} s: "
+            f"the agent's wheels for {_tag(platform)} could not be fetched within {GATHER_S:g} s: "
             "is the package index reachable from here?"
         ) from None
     if done.returncode != 0:
         words = " ".join(done.stderr.decode("utf-8", "replace").split())[:500]
         raise InvalidInput(
-            f"the agent's wheels for {_tag(target)} could not be fetched on the control side "
+            f"the agent's wheels for {_tag(platform)} could not be fetched on the control side "
             f"(uv exit {done.returncode}): {words}; check the package index and the connection"
         )
 
@@ -168,10 +170,10 @@ def _wheel_files(wheels: Path) -> dict[str, bytes]:
     return files
 
 
-def _source_files(source: Path, target: Target) -> dict[str, bytes]:
+def _source_files(source: Path, platform: Platform) -> dict[str, bytes]:
     files = {}
-    kernels = {library_path(target.machine).name}
-    if target.gpu:
+    kernels = {library_path(platform.machine).name}
+    if platform.gpu:
         kernels |= {f"{room}.fatbin" for room in KERNELS}
     files["torpor/__init__.py"] = (source / "torpor" / "__init__.py").read_bytes()
     for folder in _SENT:
@@ -219,5 +221,5 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def _tag(target: Target) -> str:
-    return f"cp{target.python[0]}{target.python[1]}-{target.machine}"
+def _tag(platform: Platform) -> str:
+    return f"cp{platform.python[0]}{platform.python[1]}-{platform.machine}"

@@ -168,7 +168,7 @@ async def _attach(
 
 
 def _bundle(route: Route, machine: Probed) -> Bundle:
-    return make_bundle(machine.target, cache=route.cache, source=route.source)
+    return make_bundle(machine.platform, cache=route.cache, source=route.source)
 
 
 def _with_key(endpoint: Endpoint, host_key: str) -> Endpoint:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import asyncssh
 
-from torpor.control.remote.bundle import OLDEST_GLIBC, PYTHONS, Target
+from torpor.control.remote.bundle import OLDEST_GLIBC, PYTHONS, Platform
 from torpor.control.remote.ssh import execute
 from torpor.shared.errors import DiskFull, InvalidInput, MachineUnfit
 from torpor.shared.values import MIB
@@ -60,7 +60,7 @@ class Probed:
     """A machine where the agent can run."""
 
     python: str  # the argv[0] that starts it
-    target: Target
+    platform: Platform
     home: str  # absolute
     free_bytes: int
     bundles: frozenset[str]  # content hashes that are installed completely
@@ -138,7 +138,7 @@ def _check(facts: dict[str, Any], python: str, where: str) -> Probed:
         )
     return Probed(
         python=python,
-        target=Target(
+        platform=Platform(
             (int(version[0]), int(version[1])), str(facts["machine"]), bool(facts["nvidia"])
         ),
         home=home,

@@ -1,8 +1,8 @@
 """Verifies snapshots from the control side: which objects exist, which are damaged, and which
 snapshots and files need them.
 
-``survey`` looks at everything that manifests and a listing say. What only reading shows is asked
-of a machine's agent (remote/examination.py) and told to the survey with ``heard``.
+``quick_look`` checks the manifests and the store's listing. A machine's agent reads the bytes
+(remote/examination.py); ``Verification.heard`` adds what it reports.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SnapshotVerdict(msgspec.Struct, frozen=True):
         return not self.fault and not self.damaged_files
 
 
-class Survey:
+class Verification:
     """What is known so far of the snapshots of a workspace. One manifest is in memory at a time;
     what stays of each is its packs, and of all together their chunks."""
 
@@ -75,7 +75,7 @@ class Survey:
         self.bytes = 0
         self._store = store
         self._seal = seal
-        self._snapshots: dict[SnapshotId, _Surveyed] = {}
+        self._snapshots: dict[SnapshotId, _Seen] = {}
         self._chunks: dict[Pack, dict[tuple[int, bytes], Chunk]] = {}
 
     def look(self, snapshot: SnapshotId) -> None:
@@ -85,14 +85,14 @@ class Survey:
             manifest, root = self._manifest(snapshot)
         except _FAULTS as fault:
             key = manifest_key(self.workspace, snapshot)
-            self._snapshots[snapshot] = _Surveyed("", str(fault), 0, frozenset(), [key])
+            self._snapshots[snapshot] = _Seen("", str(fault), 0, frozenset(), [key])
             return
         used = [self._chunks.setdefault(pack, {}) for pack in manifest.packs]
         for chunk in manifest.chunks:
             used[chunk.pack].setdefault((chunk.offset, chunk.name), chunk)
         files = sum(entry.kind in (FILE, HARDLINK) for entry in manifest.entries)
         packs = frozenset(pack.id for pack in manifest.packs)
-        self._snapshots[snapshot] = _Surveyed(root.hex(), "", files, packs, [])
+        self._snapshots[snapshot] = _Seen(root.hex(), "", files, packs, [])
 
     def compare(self) -> None:
         """Every pack against what the store lists."""
@@ -158,7 +158,7 @@ class Survey:
             self._verdict(name, self._snapshots[name]) for name in sorted(self._snapshots)[::-1]
         ]
 
-    def _verdict(self, snapshot: SnapshotId, known: _Surveyed) -> SnapshotVerdict:
+    def _verdict(self, snapshot: SnapshotId, known: _Seen) -> SnapshotVerdict:
         bad = sorted(pack_id for pack_id in known.packs if pack_id in self.faults)
         fault, paths = known.fault, list[str]()
         if bad:
@@ -181,14 +181,14 @@ class Survey:
         return open_manifest(self._store, self.workspace, snapshot, self._seal)
 
 
-def survey(
+def quick_look(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal, wanted: Sequence[SnapshotId]
-) -> Survey:
+) -> Verification:
     """The quick look: every object that snapshots name exists, with its size and MD5.
 
     Raises the store's errors: unknown is not a verdict.
     """
-    found = Survey(store, workspace, seal)
+    found = Verification(store, workspace, seal)
     for snapshot in wanted:
         found.look(snapshot)
     found.compare()
@@ -209,7 +209,7 @@ def to_verify(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
     return every
 
 
-class _Surveyed(NamedTuple):
+class _Seen(NamedTuple):
     root: str
     fault: str
     files: int

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from torpor.control.reports import Row
-from torpor.control.upkeep.verification import SnapshotVerdict, Survey
+from torpor.control.upkeep.verification import SnapshotVerdict, Verification
 from torpor.shared.values import SnapshotId, WorkspaceName
 
 Depth = Literal["quick", "full", "drill"]
@@ -39,7 +39,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
     def of(
         cls,
         depth: Depth,
-        found: Survey,
+        found: Verification,
         verdicts: Sequence[SnapshotVerdict],
         seconds: dict[str, float],
     ) -> VerifyReport:

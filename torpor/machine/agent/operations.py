@@ -9,7 +9,7 @@ from torpor.machine.agent.call import Call, Operations
 from torpor.machine.agent.examine import examine
 from torpor.machine.agent.paths import PathRun
 from torpor.machine.agent.restore import RestoreRun
-from torpor.machine.agent.runs import Run, RunRegistry
+from torpor.machine.agent.runs import AgentRun, RunRegistry
 from torpor.machine.agent.snapshot import SnapshotRun
 from torpor.machine.agent.sync import SyncRun
 from torpor.shared import content
@@ -54,7 +54,7 @@ from torpor.shared.wire.sync import (
 A = TypeVar("A")
 B = TypeVar("B", bound=BeginsRun[Any])
 Q = TypeVar("Q", bound=OfRun[Any])
-R = TypeVar("R", bound=Run)
+R = TypeVar("R", bound=AgentRun)
 
 
 def operations(runs: RunRegistry) -> Operations:

@@ -13,7 +13,7 @@ from blake3 import blake3
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.manifests import read_wanted
 from torpor.machine.agent.passing import Passing, PeerFirst
-from torpor.machine.agent.runs import Run, seal_of
+from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.pipeline.download import (
     FetchPlan,
     PartRestored,
@@ -48,7 +48,7 @@ _SPARE_BYTES: Final = 64 * MIB
 """Left free beyond the content: directories, metadata, the agent's own files."""
 
 
-class RestoreRun(Run):
+class RestoreRun(AgentRun):
     """One snapshot being written to this machine."""
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:

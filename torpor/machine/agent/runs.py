@@ -27,7 +27,7 @@ what two cores encode, four connections carry, and more would only hold memory."
 _POLL_S: Final = 0.2
 
 
-class Run:
+class AgentRun:
     """One snapshot or restore of a workspace, from its begin to its end. Holds the workspace."""
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
@@ -140,7 +140,7 @@ def seal_of(key: str | None) -> Seal:
     return Seal(None if key is None else bytes.fromhex(key))
 
 
-R = TypeVar("R", bound=Run)
+R = TypeVar("R", bound=AgentRun)
 
 
 class RunRegistry:
@@ -149,7 +149,7 @@ class RunRegistry:
     def __init__(self, home: Path) -> None:
         self.home = home
         self._lock = threading.Lock()
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, AgentRun] = {}
         self._workers = threading.BoundedSemaphore(WORKERS)
 
     def add(self, kind: type[R], run: str, workspace: WorkspaceName) -> R:

@@ -16,7 +16,7 @@ from torpor.machine.agent.hook import run_hook
 from torpor.machine.agent.known import KnownFiles
 from torpor.machine.agent.log import LOG_FILE, Log
 from torpor.machine.agent.machine import machine_id
-from torpor.machine.agent.runs import WORKERS, Run, seal_of
+from torpor.machine.agent.runs import WORKERS, AgentRun, seal_of
 from torpor.machine.agent.sync import drop_staged
 from torpor.machine.pipeline.buffers import PackBuffers
 from torpor.machine.pipeline.contents import Contents
@@ -107,7 +107,7 @@ class _Written(NamedTuple):
     signatures: list[Signature | None]
 
 
-class SnapshotRun(Run):
+class SnapshotRun(AgentRun):
     """One snapshot being made: begun, scanned in passes, and committed. Requests of one run come
     one after the other, but for parts."""
 

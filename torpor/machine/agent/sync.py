@@ -17,7 +17,7 @@ import msgspec
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.manifests import read_wanted
 from torpor.machine.agent.restore import checked, restore_parts, shown
-from torpor.machine.agent.runs import Run, seal_of
+from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.state import Index, SyncRecord
 from torpor.machine.pipeline.download import FetchPlan, restore_part
 from torpor.machine.tree.apply import TreeChanger
@@ -63,7 +63,7 @@ _SPARE_BYTES: Final = 64 * MIB
 Place = tuple[int, bytes]
 
 
-class SyncRun(Run):
+class SyncRun(AgentRun):
     """One snapshot being made of a tree that holds something already."""
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:

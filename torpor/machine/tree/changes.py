@@ -18,7 +18,7 @@ Place = tuple[int, bytes]
 """A root's number and a path below it."""
 
 
-class Source(NamedTuple):
+class CopySource(NamedTuple):
     """Where a run of bytes is on this disk, and the file's signature when it was surveyed."""
 
     place: Place
@@ -31,7 +31,7 @@ class Copy(NamedTuple):
 
     at: int
     length: int
-    source: Source
+    source: CopySource
 
 
 class Staged(NamedTuple):
@@ -225,18 +225,18 @@ class _Planner:
         chunks = self._target.chunks
         files = {content_of(staged.entry, chunks) for staged in self._changes.staged}
         runs = {run for content in files for run in content.runs}
-        whole: dict[Content, Source] = {}
-        parts: dict[tuple[bytes, int], Source] = {}
+        whole: dict[Content, CopySource] = {}
+        parts: dict[tuple[bytes, int], CopySource] = {}
         for root, there in enumerate(self._names):
             for path, name in there.items():
                 if name.content is None or name.signature is None or name.first != path:
                     continue
                 if name.content in files:
-                    whole.setdefault(name.content, Source((root, path), 0, name.signature))
+                    whole.setdefault(name.content, CopySource((root, path), 0, name.signature))
                 at = 0
                 for run in name.content.runs:
                     if run in runs:
-                        parts.setdefault(run, Source((root, path), at, name.signature))
+                        parts.setdefault(run, CopySource((root, path), at, name.signature))
                     at += run[1]
         staged = self._changes.staged
         for number, file in enumerate(staged):
@@ -266,8 +266,8 @@ class _Planner:
     def _find_copies_for(
         self,
         staged: Staged,
-        whole: Mapping[Content, Source],
-        parts: Mapping[tuple[bytes, int], Source],
+        whole: Mapping[Content, CopySource],
+        parts: Mapping[tuple[bytes, int], CopySource],
     ) -> None:
         entry = staged.entry
         content = content_of(entry, self._target.chunks)
@@ -278,7 +278,7 @@ class _Planner:
             if extent.chunk != HOLE:
                 source = None
                 if name is not None and name.signature is not None and number in name.right:
-                    source = Source((entry.root, entry.path), at, name.signature)
+                    source = CopySource((entry.root, entry.path), at, name.signature)
                 elif twin is not None:
                     source = twin._replace(offset=at)
                 elif content.runs:

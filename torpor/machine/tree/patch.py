@@ -9,7 +9,7 @@ import stat
 from typing import Final
 
 from torpor.machine.tree.attributes import Attributes
-from torpor.machine.tree.changes import Copy, Source, Staged
+from torpor.machine.tree.changes import Copy, CopySource, Staged
 from torpor.machine.tree.staging import Staging, copy_range
 from torpor.machine.tree.walk import Signature
 from torpor.shared.format.manifest import HOLE
@@ -63,7 +63,7 @@ def kept_runs(file: Staged, seen: Signature) -> list[Copy]:
     at = 0
     for number, extent in enumerate(entry.extents):
         if extent.chunk != HOLE and file.patches is not None and number not in file.patches:
-            copies.append(Copy(at, extent.length, Source((entry.root, entry.path), at, seen)))
+            copies.append(Copy(at, extent.length, CopySource((entry.root, entry.path), at, seen)))
         at += extent.length
     return copies
 
