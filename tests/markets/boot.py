@@ -1,0 +1,114 @@
+"""Fake machines that really boot: each in a root of its own, with OpenSSH's sshd on loopback."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+import pytest
+
+from tests.fixtures.sshd import until
+
+_IMAGE: Final = Path(__file__).with_name("image.sh")
+
+Kind = Literal["container", "bare", "vm"]
+
+
+class BootedMachine:
+    """One machine. Its processes are in a namespace of their own and end with it."""
+
+    def __init__(self, folder: Path, address: str, port: int, kind: Kind, command: list[str]):
+        self.address, self.port = address, port
+        self.log = folder.with_suffix(".log")
+        self._folder = folder
+        folder.mkdir()
+        # In a container that ends, the market shows what it said; so does the test that fails.
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    *("unshare", "--mount", "--propagation", "private", "--pid", "--fork"),
+                    *("--kill-child", "sh", str(_IMAGE), str(folder), address, str(port)),
+                    *(kind, os.path.realpath(sys.executable), *command),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def root(self) -> Path:
+        """The machine's / as this host sees it, from the start command on."""
+        return Path(f"/proc/{self._first()}/root")
+
+    def end(self) -> None:
+        """Idempotent. Every process of the machine is gone when this returns."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            until(lambda: not self._answers(), f"{self.address}:{self.port} is silent")
+        if self._folder.exists():
+            self._folder.rmdir()
+
+    def _answers(self) -> bool:
+        with socket.socket() as link:
+            return link.connect_ex((self.address, self.port)) == 0
+
+    def _first(self) -> int:
+        """The machine's first process. Its root is the machine's from the start command on."""
+        pid = self._process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+class Machines:
+    """Boots machines below ``folder``. Each has a loopback address; all have one port."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._booted: list[BootedMachine] = []
+        # 127.0.0.0/8 is this host's: a net for these machines, one address each.
+        self._net = f"127.{secrets.randbelow(250) + 2}"
+        with socket.socket() as free:
+            free.bind(("0.0.0.0", 0))  # noqa: S104 - a port that is free on every address
+            self.port = int(free.getsockname()[1])
+
+    def boot(self, command: list[str], kind: Kind = "container") -> BootedMachine:
+        with self._lock:
+            number = next(self._numbers)
+            address = f"{self._net}.{number // 250}.{number % 250 + 1}"
+            folder = self._folder / f"machine-{number}"
+            machine = BootedMachine(folder, address, self.port, kind, command)
+            self._booted.append(machine)
+        return machine
+
+    def end(self) -> None:
+        for machine in self._booted:
+            machine.end()
+
+
+@pytest.fixture
+def booted_machines(needs_server: None) -> Iterator[Machines]:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount the root of a fake machine")
+    folder = Path(tempfile.mkdtemp(prefix="torpor-market-"))
+    machines = Machines(folder)
+    yield machines
+    machines.end()
+    shutil.rmtree(folder)

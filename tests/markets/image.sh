@@ -1,0 +1,90 @@
+#!/bin/sh
+# Becomes a fake machine: a root of its own over this host's /usr and /etc, in which one command runs.
+#   image.sh FOLDER ADDRESS PORT KIND PYTHON COMMAND...
+# KIND: container (the command is its first process), bare (a container without Python and sshd), or
+# vm (an sshd with keys of its own runs already, and the command once beside it). The caller gives it
+# namespaces for mounts and processes; all that this mounts goes with them.
+set -eu
+folder=$1 address=$2 port=$3 kind=$4 python=$5
+shift 5
+mount -t tmpfs -o mode=755 tmpfs "$folder"
+root=$folder/root
+mkdir -p "$root" "$folder/layers"
+for name in usr etc; do
+    mkdir -p "$folder/layers/$name" "$folder/layers/$name.work" "$root/$name"
+    mount -t overlay -o "lowerdir=/$name,upperdir=$folder/layers/$name,workdir=$folder/layers/$name.work" \
+        overlay "$root/$name"
+done
+for name in bin sbin lib lib32 lib64 libx32; do
+    if [ -L "/$name" ]; then
+        ln -s "$(readlink "/$name")" "$root/$name"
+    elif [ -d "/$name" ]; then
+        mkdir "$root/$name" && mount --bind "/$name" "$root/$name"
+    fi
+done
+cd "$root"
+mkdir -p dev proc root run tmp var/tmp var/log var/lib home opt mnt
+chmod 1777 tmp var/tmp
+chmod 700 root
+mount --rbind /dev dev
+mount -t proc proc proc
+# The image: no key of this host, a root account without a password, an sshd that asks nobody.
+rm -rf etc/ssh etc/shadow- etc/gshadow-
+mkdir -p etc/ssh/sshd_config.d
+printf 'root:*:19000:0:99999:7:::\nsshd:!:19000::::::\n' >etc/shadow
+chmod 600 etc/shadow
+grep -q '^sshd:' etc/passwd || echo 'sshd:x:74:65534::/run/sshd:/usr/sbin/nologin' >>etc/passwd
+cat >etc/ssh/sshd_config <<CONFIG
+Include /etc/ssh/sshd_config.d/*.conf
+Port $port
+ListenAddress $address
+UsePAM no
+UseDNS no
+MaxStartups 100
+Subsystem sftp internal-sftp
+CONFIG
+[ -e usr/bin/python3 ] || [ -e usr/local/bin/python3 ] || ln -s "$python" usr/local/bin/python3
+case $kind in
+bare) # apt brings back what the image lacks
+    mkdir -p opt/packages/sbin opt/packages/bin
+    mv usr/sbin/sshd opt/packages/sbin/
+    for program in usr/bin/python3* usr/local/bin/python3*; do
+        [ ! -e "$program" ] && [ ! -L "$program" ] || mv "$program" opt/packages/bin/
+    done
+    cat >usr/bin/apt-get <<'APT'
+#!/bin/sh
+set -eu
+for word in "$@"; do
+    case $word in
+    python3) mv /opt/packages/bin/* /usr/bin/ ;;
+    openssh-server) mv /opt/packages/sbin/sshd /usr/sbin/ && mkdir -p /run/sshd ;;
+    esac
+done
+APT
+    chmod 755 usr/bin/apt-get
+    ;;
+vm) # systemd runs, and sshd has the keys that the first boot made
+    mkdir -p run/systemd/system run/sshd
+    ssh-keygen -q -t ed25519 -N '' -f etc/ssh/ssh_host_ed25519_key
+    cat >usr/bin/systemctl <<'SYSTEMCTL'
+#!/bin/sh
+set -eu
+case "$*" in
+*restart*ssh*) ;;
+*) exit 1 ;;
+esac
+[ ! -s /run/sshd.pid ] || kill "$(cat /run/sshd.pid)"
+rm -f /run/sshd.pid
+mkdir -p /run/sshd
+n=0
+until /usr/sbin/sshd || [ $n -ge 50 ]; do n=$((n + 1)); sleep 0.02; done
+SYSTEMCTL
+    chmod 755 usr/bin/systemctl
+    chroot . /usr/bin/systemctl restart ssh
+    ;;
+esac
+clean="env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root"
+if [ "$kind" = vm ]; then
+    set -- sh -c '"$@" || echo "the start script failed with $?" >&2; exec sleep infinity' sh "$@"
+fi
+exec chroot . $clean "$@"

@@ -1,0 +1,177 @@
+"""The HTTP of a fake market: one handler a request, with the faults that are armed."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+from tests.markets.faults import Action, Fault, Faults
+from tests.markets.market import Market
+
+KEY: Final = "fake-account-key"
+HELD_S = 60.0  # a hanging request ends then, so that a lost test ends
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    query: dict[str, str]
+    body: Any
+    action: Action = "any"
+    fault: Fault | None = None  # that the handler itself acts out
+
+    def has(self, *kinds: str) -> bool:
+        return self.fault is not None and self.fault.kind in kinds
+
+
+@dataclass
+class Answer:
+    status: int
+    body: Any = None  # JSON, or text as it is; None: no body
+    content_type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class FakeMarket:
+    """A fake market that listens on loopback. Subclasses know the routes and the words.
+
+    ``calls`` lists (method, path) as they came. ``before`` sees each request first; what it raises
+    closes the connection.
+    """
+
+    shown: frozenset[str] = frozenset({"lost", "error after"})
+    """Faults that happen after the handler; all others before it, or inside it (``acted``)."""
+    acted: frozenset[str] = frozenset(
+        {"lives", "not found", "error that created", "no capacity", "quota", "denied", "no money"}
+    )
+
+    def __init__(self, market: Market) -> None:
+        self.market = market
+        self.faults = Faults()
+        self.key = KEY
+        self.calls: list[tuple[str, str]] = []
+        self.before: Callable[[Request], None] | None = None
+        self.closing = threading.Event()
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.fake = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self.market.close()
+
+    # -- what each market says in its own words
+
+    def action_of(self, request: Request) -> Action:
+        raise NotImplementedError
+
+    def handle(self, request: Request) -> Answer:
+        raise NotImplementedError
+
+    def unauthorized(self) -> Answer:
+        raise NotImplementedError
+
+    def error_body(self, request: Request) -> Answer:
+        """An error in a 200."""
+        raise NotImplementedError
+
+    def failed(self) -> Answer:
+        """A 500."""
+        return Answer(500, "Internal Server Error", "text/plain")
+
+    # -- one request
+
+    def answer(self, request: Request, authorization: str) -> Answer | None:
+        """None: close the connection without an answer."""
+        with self.market.lock:
+            self.calls.append((request.method, request.path))
+        if self.before is not None:
+            self.before(request)
+        request.action = self.action_of(request)
+        if not hmac.compare_digest(authorization, f"Bearer {self.key}"):
+            return self.unauthorized()
+        early = self.faults.take(request.action, lambda kind: kind not in self.shown | self.acted)
+        if early is not None:
+            return self._instead(early, request)
+        request.fault = self.faults.take(request.action, lambda kind: kind in self.acted)
+        answer = self.handle(request)
+        after = self.faults.take(request.action, lambda kind: kind in self.shown)
+        if after is None:
+            return answer
+        return None if after.kind == "lost" else self.failed()
+
+    def _instead(self, fault: Fault, request: Request) -> Answer | None:
+        if fault.kind == "hang":
+            self.closing.wait(HELD_S)
+            return None
+        if fault.kind == "too many":
+            wait = fault.retry_after_s
+            headers = {} if wait is None else {"Retry-After": str(wait)}
+            text = "API requests too frequent: endpoint threshold=4.5"
+            return Answer(429, text, "text/plain", headers)
+        if fault.kind == "unavailable":
+            return Answer(503, "Service Unavailable", "text/plain")
+        if fault.kind == "error body":
+            return self.error_body(request)
+        if fault.kind == "wrong shape":
+            return Answer(200, {"result": {"items": []}})
+        if fault.kind == "not json":
+            return Answer(200, "<html>maintenance</html>", "text/html")
+        raise AssertionError(f"{fault.kind} does not happen before a request")
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+    fake: FakeMarket
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients hang up in these tests."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def _serve(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = urlsplit(self.path)
+        try:
+            body = json.loads(raw) if raw else None
+        except ValueError:
+            body = raw.decode(errors="replace")
+        request = Request(self.command, parts.path, dict(parse_qsl(parts.query)), body)
+        answer = self.server.fake.answer(request, self.headers.get("Authorization", ""))
+        if answer is None:
+            self.close_connection = True
+            return
+        self.send_response(answer.status)
+        out = b""
+        if answer.body is not None:
+            text = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
+            out = text.encode()
+            self.send_header("Content-Type", answer.content_type)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        if answer.status != 204:
+            self.send_header("Content-Length", str(len(out)))
+        self.end_headers()
+        self.wfile.write(out)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_PATCH = _serve  # noqa: N815 (http.server's names)

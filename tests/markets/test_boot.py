@@ -1,0 +1,93 @@
+"""A fake machine is what its start command made of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from tests.fixtures.machines import KeyPair
+from tests.fixtures.sshd import until
+from tests.markets.boot import BootedMachine, Kind, Machines
+
+SCRIPT = """set -eu
+command -v python3 >/dev/null || need="${need-} python3"
+[ -x /usr/sbin/sshd ] || need="${need-} openssh-server"
+[ -z "${need-}" ] || apt-get install -y $need
+mkdir -p /root/.ssh /run/sshd
+echo 'AUTHORIZED' >/root/.ssh/authorized_keys
+umask 077
+cat >/etc/ssh/ssh_host_ed25519_key <<'KEY'
+HOSTKEYKEY
+echo 'HostKey /etc/ssh/ssh_host_ed25519_key' >/etc/ssh/sshd_config.d/1.conf
+if [ -d /run/systemd/system ]; then systemctl restart ssh; else exec /usr/sbin/sshd -D -e; fi
+"""
+
+
+def run(machine: BootedMachine, key: KeyPair, host_key: str, command: str) -> str:
+    async def ask() -> str:
+        known = asyncssh.import_known_hosts(f"[{machine.address}]:{machine.port} {host_key}\n")
+        async with asyncssh.connect(
+            machine.address,
+            machine.port,
+            username="root",
+            client_keys=[asyncssh.import_private_key(key.private)],
+            known_hosts=known,
+            config=None,
+        ) as link:
+            done = await link.run(command, check=True)
+            return str(done.stdout)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("kind", ["container", "bare", "vm"])
+def test_a_machine_has_the_keys_that_its_start_script_installed(
+    booted_machines: Machines, identity_key: KeyPair, kind: Kind, tmp_path: Path
+) -> None:
+    host = asyncssh.generate_private_key("ssh-ed25519")
+    script = SCRIPT.replace("AUTHORIZED", identity_key.public)
+    script = script.replace("HOSTKEY", host.export_private_key().decode(), 1)
+    machine = booted_machines.boot(["/bin/sh", "-c", script], kind)
+    host_key = host.export_public_key().decode().strip()
+
+    def greets() -> str | None:
+        try:
+            return run(machine, identity_key, host_key, "ls / /root; python3 -V; cat /etc/shadow")
+        except (OSError, asyncssh.Error):
+            return None
+
+    said: list[str] = []
+    try:
+        until(lambda: said.append(greets() or "") or said[-1], "the machine lets its owner in")
+    except AssertionError:
+        raise AssertionError(machine.log.read_text()) from None
+    assert "Python 3." in said[-1]
+    assert "root:*:" in said[-1]
+    assert not {"work", "project"} & set(said[-1].split())
+    run(machine, identity_key, host_key, "echo kept >/root/file; touch /usr/bin/mine /etc/mine")
+    assert (machine.root / "root/file").read_text() == "kept\n"
+    assert not Path("/usr/bin/mine").exists()
+    machine.end()
+    with pytest.raises(OSError):
+        run(machine, identity_key, host_key, "true")
+
+
+def test_machines_are_apart_and_end_with_all_their_processes(
+    booted_machines: Machines, identity_key: KeyPair
+) -> None:
+    command = ["/bin/sh", "-c", "touch /root/up; sleep 1000 & wait"]
+    machines = [booted_machines.boot(command) for _ in range(2)]
+    assert len({machine.address for machine in machines}) == 2
+    until(lambda: all((machine.root / "root/up").exists() for machine in machines), "both are up")
+    machines[0].end()
+    assert not machines[0].running
+    assert machines[1].running
+
+
+def test_a_container_whose_command_ends_is_over(booted_machines: Machines) -> None:
+    machine = booted_machines.boot(["/bin/sh", "-c", "echo last words; exit 3"])
+    until(lambda: not machine.running, "the container ended")
+    assert "last words" in machine.log.read_text()

@@ -1,0 +1,269 @@
+"""A fake of Vast.ai: offers ("bundles"), creates ("asks"), instances in pages, accounts."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Any, Final
+
+from tests.markets.faults import Action
+from tests.markets.market import Rented, Ware
+from tests.markets.server import Answer, FakeMarket, Request
+
+FIRST_OFFER: Final = 1000
+FIRST_INSTANCE: Final = 500_000
+MONTH_H: Final = 730
+MOST_ONSTART: Final = 4048
+_SEARCH = {"limit", "type", "order", "allocated_storage"}
+_OPERATORS = {
+    "eq": lambda a, b: a == b,
+    "neq": lambda a, b: a != b,
+    "gt": lambda a, b: a > b,
+    "lt": lambda a, b: a < b,
+    "gte": lambda a, b: a >= b,
+    "lte": lambda a, b: a <= b,
+    "in": lambda a, b: a in b,
+    "notin": lambda a, b: a not in b,
+}
+_CREATE = {
+    "client_id", "image", "template_hash_id", "label", "disk", "runtype", "target_state", "price",
+    "env", "cancel_unavail", "vm", "onstart", "args", "args_str", "use_jupyter_lab", "jupyter_dir",
+    "python_utf8", "lang_utf8", "force", "user", "image_login", "volume_info", "extra",
+}  # fmt: skip
+
+
+class FakeVast(FakeMarket):
+    """Machine ids are whole numbers. What a create makes is shown by the v1 list only."""
+
+    account: int = 4242
+
+    def action_of(self, request: Request) -> Action:
+        path = request.path.rstrip("/")
+        if path == "/api/v0/bundles":
+            return "offers"
+        if path.startswith("/api/v0/asks/"):
+            return "create"
+        if path == "/api/v1/instances":
+            return "find" if '"id"' in request.query.get("select_filters", "") else "list"
+        if path.startswith("/api/v0/instances/"):
+            return "destroy" if request.method == "DELETE" else "find"
+        return "account"
+
+    def handle(self, request: Request) -> Answer:
+        if request.has("denied"):
+            return _error(403, "forbidden", "your account is not allowed to do this")
+        path = request.path.rstrip("/")
+        if (request.method, path) == ("POST", "/api/v0/bundles"):
+            return self._search(request.body or {})
+        if (request.method, path) == ("GET", "/api/v1/instances"):
+            return self._list(request)
+        if (request.method, path) == ("GET", "/api/v0/users/current"):
+            usd = self.market.balance_usd
+            user = {"id": self.account, "email": "me@example.com", "balance": usd, "credit": usd}
+            return Answer(200, {**user, "ssh_key": "", "sid": "s"})
+        if found := re.fullmatch(r"/api/v0/asks/(\d+)", path):
+            return self._create(int(found[1]), request)
+        if found := re.fullmatch(r"/api/v0/instances/(\d+)", path):
+            return self._instance(int(found[1]), request)
+        if path == "/api/v0/instances":  # retired: it shows nothing, whatever there is
+            return Answer(200, {"instances": []})
+        return _error(404, "not_found", f"no route {request.method} {request.path}")
+
+    def unauthorized(self) -> Answer:
+        return _error(401, "auth_error", "Invalid user key")
+
+    def error_body(self, request: Request) -> Answer:
+        return _error(200, "invalid_request", "something went wrong inside")
+
+    def _search(self, query: dict[str, Any]) -> Answer:
+        bid = query.get("type") == "bid"
+        disk_gb = float(query.get("allocated_storage", 8.0))
+        found = [
+            self._offer(number, ware, disk_gb, bid)
+            for number, ware in enumerate(self.market.wares, FIRST_OFFER)
+            if ware.stock > 0 and (ware.spot_usd_h is not None or not bid)
+        ]
+        for column, rule in query.items():
+            if column in _SEARCH:
+                continue
+            if found and column not in found[0]:
+                return _error(400, "invalid_request", f"{column} is not a valid search key")
+            for operator, value in rule.items():
+                passes = _OPERATORS[operator]
+                found = [offer for offer in found if passes(offer[column], value)]
+        for column, direction in reversed(query.get("order", [])):
+            found.sort(key=lambda offer: offer[column], reverse=direction == "desc")
+        return Answer(200, {"offers": found[: int(query.get("limit", 64))]})
+
+    def _offer(self, number: int, ware: Ware, disk_gb: float, bid: bool) -> dict[str, Any]:
+        base = (ware.spot_usd_h if bid else None) or ware.usd_h
+        storage = disk_gb * ware.disk_usd_gib_month / MONTH_H
+        return {
+            "id": number,
+            "ask_contract_id": number,
+            "machine_id": number - FIRST_OFFER + 70,
+            "host_id": number - FIRST_OFFER + 90,
+            "gpu_name": ware.gpu,
+            "num_gpus": ware.gpu_count,
+            "gpu_ram": ware.vram_gib * 1024,
+            "gpu_total_ram": ware.vram_gib * ware.gpu_count * 1024,
+            "gpu_arch": "nvidia",
+            "gpu_frac": 1.0,
+            "cpu_arch": "amd64",
+            "cpu_cores": ware.cores,
+            "cpu_cores_effective": float(ware.cores),
+            "cpu_ram": int(ware.ram_gib * 1024),
+            "disk_space": ware.disk_gib,
+            "storage_cost": ware.disk_usd_gib_month,
+            "storage_total_cost": storage,
+            "dph_base": base,
+            "dph_total": base + storage,
+            "min_bid": ware.spot_usd_h or ware.usd_h,
+            "is_bid": bid,
+            "cuda_max_good": float(ware.cuda),
+            "driver_version": "570.86.10",
+            "reliability": ware.reliability,
+            "reliability2": ware.reliability,
+            "geolocation": ware.region,
+            "inet_down": 900.0,
+            "inet_up": 800.0,
+            "inet_down_cost": 0.001,
+            "inet_up_cost": 0.002,
+            "direct_port_count": 40,
+            "public_ipaddr": "203.0.113.7",
+            "static_ip": True,
+            "duration": 2_000_000.0,
+            "rentable": True,
+            "rented": False,
+            "verification": "verified",
+            "verified": True,
+            "vms_enabled": False,
+            "external": None,
+        }
+
+    def _create(self, number: int, request: Request) -> Answer:
+        asked = request.body or {}
+        if unknown := set(asked) - _CREATE:
+            return _error(400, "invalid_args", f"error 400/3467: unknown {sorted(unknown)}", number)
+        if request.has("no capacity"):
+            return _error(410, "no_such_ask", f"Instance type {number} is no longer available")
+        if request.has("quota"):
+            return _error(400, "quota_exceeded", "you may not rent more GPUs of this kind")
+        if request.has("no money") or self.market.balance_usd <= 0:
+            return _error(400, "insufficient_credit", "Your account lacks credit; see billing page")
+        index = number - FIRST_OFFER
+        if not 0 <= index < len(self.market.wares) or self.market.wares[index].stock <= 0:
+            text = f"error 404/3603: no_such_ask Instance type by id {number} is not available."
+            return _error(404, "no_such_ask", text, number)
+        ware = self.market.wares[index]
+        price = asked.get("price")
+        if price is not None and price < (ware.spot_usd_h or ware.usd_h):
+            return _error(400, "invalid_price", "the bid is below min_bid", number)
+        if len(asked.get("onstart", "")) > MOST_ONSTART:
+            return _error(400, "invalid_args", "onstart is too long", number)
+        ports = asked.get("env") or {}
+        command = list(asked.get("args", [])) if asked.get("runtype") == "args" else []
+        failed = request.has("error that created")
+        machine = self.market.rent(
+            ware,
+            str(asked.get("label", "")),
+            asked,
+            id_of=lambda one: str(FIRST_INSTANCE + one),
+            command=command if "-p 22:22" in ports else None,
+            spot=price is not None,
+            disk_gib=float(asked.get("disk", 8.0)),
+            stopped=failed or asked.get("target_state") == "stopped",
+        )
+        contract = int(machine.id)
+        if failed:
+            said = _error(410, "no_such_ask", f"Instance type {number} is no longer available")
+            said.body["new_contract"] = contract
+            return said
+        return Answer(200, {"success": True, "new_contract": contract})
+
+    def _list(self, request: Request) -> Answer:
+        limit = min(int(request.query.get("limit", 25)), 25, self.market.page)
+        rows = [self._row(machine) for machine in self.market.visible()]
+        filters: dict[str, dict[str, Any]] = json.loads(request.query.get("select_filters", "{}"))
+        for column, rule in filters.items():
+            if column not in ("id", "label", "actual_status"):
+                return _error(400, "invalid_request", f"{column} is not a valid search key")
+            for operator, value in rule.items():
+                passes = _OPERATORS[operator]
+                rows = [row for row in rows if passes(row[column], value)]
+        if request.has("not found"):
+            rows = []
+        total = len(rows)
+        after = request.query.get("after_token")
+        if after is not None:
+            last = json.loads(base64.b64decode(after))["values"]["id"]
+            rows = [row for row in rows if row["id"] > last]
+        page, rest = rows[:limit], rows[limit:]
+        token = None
+        if rest:
+            token = base64.b64encode(json.dumps({"values": {"id": page[-1]["id"]}}).encode())
+        return Answer(
+            200,
+            {
+                "success": True,
+                "instances_found": len(page),
+                "total_instances": total,
+                "next_token": token and token.decode(),
+                "instances": page,
+            },
+        )
+
+    def _instance(self, number: int, request: Request) -> Answer:
+        machine = next((m for m in self.market.alive() if m.id == str(number)), None)
+        if machine is None or request.has("not found") or machine.hidden_looks > 0:
+            return _error(404, "not_found", "Instance not found")
+        if request.method == "DELETE":
+            if not request.has("lives"):
+                self.market.end(machine)
+            return Answer(200, {"success": True, "msg": "Instance destroyed successfully"})
+        if request.method == "PUT":
+            asked = request.body or {}
+            machine.label = asked.get("label", machine.label)
+            machine.stopped = asked.get("state") == "stopped"
+            return Answer(200, {"success": True})
+        return Answer(200, {"instances": self._row(machine)})
+
+    def _row(self, machine: Rented) -> dict[str, Any]:
+        status = "exited" if machine.stopped else "running"
+        if not machine.stopped and self.market.starting(machine):
+            status = "loading"
+        ware, running = machine.ware, status == "running"
+        at_22 = [{"HostIp": "0.0.0.0", "HostPort": str(machine.port)}]  # noqa: S104 (their word)
+        return {
+            "id": int(machine.id),
+            "actual_status": status,
+            "cur_state": "stopped" if machine.stopped else "running",
+            "intended_status": "stopped" if machine.stopped else "running",
+            "next_state": "stopped" if machine.stopped else "running",
+            "status_msg": f"{status} {machine.request.get('image')}",
+            "label": machine.label or None,
+            "image_uuid": str(machine.request.get("image")),
+            "image_runtype": str(machine.request.get("runtype", "ssh")),
+            "onstart": str(machine.request.get("onstart", "")),
+            "machine_id": 70 + self.market.wares.index(ware),
+            "public_ipaddr": machine.address,
+            "ports": {"22/tcp": at_22} if running else None,
+            "ssh_host": "ssh1.vast.ai",
+            "ssh_port": 10_000 + machine.number,
+            "gpu_name": ware.gpu,
+            "num_gpus": ware.gpu_count,
+            "gpu_ram": ware.vram_gib * 1024,
+            "disk_space": machine.disk_gib,
+            "is_bid": machine.spot,
+            "min_bid": ware.spot_usd_h or ware.usd_h,
+            "dph_base": machine.usd_h,
+            "dph_total": machine.usd_h,
+            "geolocation": ware.region,
+            "start_date": machine.created_unix,
+        }
+
+
+def _error(status: int, error: str, msg: str, ask_id: int | None = None) -> Answer:
+    body: dict[str, Any] = {"success": False, "error": error, "msg": msg}
+    return Answer(status, body if ask_id is None else {**body, "ask_id": ask_id})
