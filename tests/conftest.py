@@ -1,5 +1,12 @@
 """Fixtures that every room's tests may use; each is defined in its own module."""
 
+import os
+import sys
+
+# Keep bytecode, whatever the shell says: else each process of a test compiles Prefect, 8 s of CPU.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 pytest_plugins = [
     "tests.fixtures.servers",
     "tests.fixtures.stores",

@@ -60,7 +60,6 @@ class Newcomer:
             **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
             "HOME": str(self.home),
             "TMPDIR": str(self.temporary),
-            "PYTHONDONTWRITEBYTECODE": "1",  # the checkout may not be theirs
         }
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
