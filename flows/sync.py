@@ -16,7 +16,7 @@ from tasks.restore import NEWEST, pick_snapshot
 from tasks.runner import runner
 from tasks.sync import begin_sync, check_sync, finish_sync, stage, sync_part
 from tasks.workspace import StoredWorkspace
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Agent
 from torpor.control.remote.sync import RemoteSync
 from torpor.control.reports import SyncReport
 from torpor.shared.errors import StillChanging, TorporError
@@ -81,7 +81,7 @@ class Synchronisation:
     def __init__(
         self,
         workspace: StoredWorkspace,
-        session: Session,
+        session: Agent,
         machine: MachineId,
         wanted: StoredSnapshot,
         phases: Phases,

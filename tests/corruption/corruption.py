@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.fixtures.near_agent import WORKSPACE, ClockedStore, NearAgent
+from tests.fixtures.engine import WORKSPACE
+from tests.fixtures.near_agent import ClockedStore, NearAgent
 from torpor.control.store.s3 import S3Store
 from torpor.control.store.snapshots import open_manifest
 from torpor.control.upkeep.verification import SHOWN, SnapshotVerdict, quick_look
@@ -104,7 +105,7 @@ class Corruption:
         else:
             (root / "linked").hardlink_to(root / "big-0-1")
             (root / "empty").touch()
-        return self._agent.snapshot()
+        return self._agent.hibernated()
 
     def _broken(self, kind: str) -> dict[ObjectKey, bytes | None]:
         keys = sorted(self._whole)

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.fixtures.near_agent import WORKSPACE, ClockedStore, NearAgent
+from tests.fixtures.engine import WORKSPACE
+from tests.fixtures.near_agent import ClockedStore, NearAgent
 from tests.model.killing import killed_at_request
 from torpor.control.store.marks import SHORTEST_GRACE_S
-from torpor.control.store.snapshots import find_snapshot, open_manifest, snapshot_ids
+from torpor.control.store.snapshots import open_manifest, snapshot_ids
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.pins import pin, pinned_ids, unpin
 from torpor.control.upkeep.prune import PrunePlan, PruneRules, carry_out, plan_prune
@@ -250,7 +251,7 @@ class Model:
         machine = self._idle()
         if machine is None:
             return NOTHING
-        killed = self._killed(machine.agent.snapshot)
+        killed = self._killed(machine.agent.hibernated)
         self._learn(machine)
         return f"snapshot, {killed}"
 
@@ -395,13 +396,12 @@ class Model:
         self._numbers += 1
         folder = self.folder / f"back-{self._numbers}"
         agent = NearAgent(self.store, folder / "home", folder / "unused")
-        wanted = find_snapshot(self.store, WORKSPACE, snapshot)
         target = folder / "target"
         killed = "not killed"
         try:
             if kill:
-                killed = self._killed(lambda: agent.restore(wanted, target), 12)
-            agent.restore(wanted, target, resume=kill)
+                killed = self._killed(lambda: agent.restore(snapshot, [target]), 12)
+            agent.restore(snapshot, [target], resume=kill)
             agent.root = target
             if Machine(agent).tree != self._snapshots[snapshot]:
                 raise Violation(f"{snapshot} came back otherwise than it was")

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.near_agent import WORKSPACE, ClockedStore, NearAgent, settle
+from tests.fixtures.near_agent import ClockedStore, NearAgent
 from tests.fixtures.stores import Server
+from tests.fixtures.trees import let_settle
 from tests.model.killing import killed_at_request
 from torpor.control.safety import verify_snapshot
 from torpor.control.store.marks import (
@@ -74,7 +76,7 @@ def machine(machines: Machines) -> NearAgent:
 
 def fill(machine: NearAgent, seed: int, name: str = "file", size: int = 300 * KIB) -> None:
     (machine.root / name).write_bytes(random.Random(seed).randbytes(size))
-    settle()
+    let_settle()
 
 
 def packs(store: ClockedStore) -> set[ObjectKey]:
@@ -99,7 +101,7 @@ def restorable(machine: NearAgent, tmp_path: Path) -> int:
     listed = list_snapshots(machine.store, WORKSPACE)
     other = NearAgent(machine.store, tmp_path / "other-home", tmp_path / "unused")
     for snapshot in listed:
-        other.restore(snapshot, tmp_path / f"back-{snapshot.snapshot}")
+        other.restore(snapshot.snapshot, [tmp_path / f"back-{snapshot.snapshot}"])
     other.runs.close()
     return len(listed)
 
@@ -107,10 +109,10 @@ def restorable(machine: NearAgent, tmp_path: Path) -> int:
 def test_what_no_manifest_names_goes_after_a_mark_and_a_grace_time(
     machine: NearAgent, store: ClockedStore, tmp_path: Path
 ) -> None:
-    first = machine.snapshot()
+    first = machine.hibernated()
     theirs = packs(store)
     fill(machine, 2)
-    machine.snapshot()
+    machine.hibernated()
     store.advance(YOUNG_S)
     assert prune(machine).plan.unnamed == []  # both snapshots are there
 
@@ -136,9 +138,9 @@ def test_what_no_manifest_names_goes_after_a_mark_and_a_grace_time(
 
 
 def test_a_plan_says_what_goes_and_changes_nothing(machine: NearAgent, store: ClockedStore) -> None:
-    first = machine.snapshot()
+    first = machine.hibernated()
     fill(machine, 2)
-    machine.snapshot()
+    machine.hibernated()
     store.advance(YOUNG_S)
     delete(store, first)
     prune(machine)
@@ -157,7 +159,7 @@ def test_a_plan_says_what_goes_and_changes_nothing(machine: NearAgent, store: Cl
 
 
 def test_packs_of_an_unfinished_run_are_left_alone(machine: NearAgent, store: ClockedStore) -> None:
-    machine.snapshot()
+    machine.hibernated()
     fill(machine, 2, "new")
     steps = machine.snapshot_steps()
     while not next(steps).startswith("store part"):
@@ -175,7 +177,7 @@ def test_a_run_does_not_commit_what_was_marked_since_it_began(
     machine: NearAgent, store: ClockedStore, tmp_path: Path
 ) -> None:
     """The base of a running snapshot is deleted, marked and swept while it is being made."""
-    base = machine.snapshot()
+    base = machine.hibernated()
     fill(machine, 2, "new")
     store.advance(YOUNG_S)
     steps = machine.snapshot_steps()
@@ -192,7 +194,7 @@ def test_a_run_does_not_commit_what_was_marked_since_it_began(
 def test_a_mark_that_comes_after_the_look_waits_for_the_commit(
     machine: NearAgent, store: ClockedStore, tmp_path: Path
 ) -> None:
-    base = machine.snapshot()
+    base = machine.hibernated()
     store.advance(YOUNG_S)
     steps = machine.snapshot_steps()
     while not next(steps).startswith("compare packs"):
@@ -212,7 +214,7 @@ def test_a_commit_after_its_hour_is_refused_and_made_anew(
     machine: NearAgent, store: ClockedStore, tmp_path: Path
 ) -> None:
     """The control side sleeps between the look and the commit, for longer than any grace."""
-    base = machine.snapshot()
+    base = machine.hibernated()
     store.advance(YOUNG_S)
     steps = machine.snapshot_steps()
     while not next(steps).startswith("compare packs"):
@@ -230,7 +232,7 @@ def test_a_manifest_that_appears_too_late_is_not_verified(
     machine: NearAgent, store: ClockedStore
 ) -> None:
     """As if the store had taken a grant after its time."""
-    base = machine.snapshot()
+    base = machine.hibernated()
     blob = store.get(manifest_key(WORKSPACE, base), max_bytes=1 << 20)
     wanted = find_snapshot(store, WORKSPACE, base)
     verify_snapshot(store, wanted, machine.seal)
@@ -250,8 +252,8 @@ def test_a_marked_pack_is_named_by_no_later_snapshot_though_another_names_it(
     """X commits beside a mark and is deleted; Y, which began on X, must not name it either."""
     other = machines("second")
     (other.root / "file").write_bytes((machine.root / "file").read_bytes())
-    settle()
-    base = machine.snapshot()
+    let_settle()
+    base = machine.hibernated()
     store.advance(YOUNG_S)
     steps = machine.snapshot_steps()
     while not next(steps).startswith("compare packs"):
@@ -274,10 +276,10 @@ def test_mostly_dead_packs_are_stored_anew_by_the_next_snapshot_under_a_bound(
 ) -> None:
     for number in range(12):
         fill(machine, number, f"file-{number}", 1024 * KIB)
-    first = machine.snapshot()
+    first = machine.hibernated()
     for number in range(1, 12):
         (machine.root / f"file-{number}").unlink()
-    second = machine.snapshot()
+    second = machine.hibernated()
     delete(store, first)
     store.advance(YOUNG_S)
     none = look(machine, PruneRules(rewrite_bytes=100))
@@ -285,7 +287,7 @@ def test_mostly_dead_packs_are_stored_anew_by_the_next_snapshot_under_a_bound(
     done = prune(machine)
     assert len(done.plan.retired) == 1
     assert 1024 * KIB <= done.plan.rewritten_bytes < 1500 * KIB
-    third = machine.snapshot()
+    third = machine.hibernated()
     assert restorable(machine, tmp_path) == 2
     delete(store, second)
     assert prune(machine).plan.unnamed == done.plan.retired
@@ -296,9 +298,9 @@ def test_mostly_dead_packs_are_stored_anew_by_the_next_snapshot_under_a_bound(
 
 
 def test_unknown_is_not_unnamed(machine: NearAgent, store: ClockedStore) -> None:
-    first = machine.snapshot()
+    first = machine.hibernated()
     fill(machine, 2)
-    second = machine.snapshot()
+    second = machine.hibernated()
     delete(store, first)
     store.advance(YOUNG_S)
     prune(machine)
@@ -329,7 +331,7 @@ def test_unknown_is_not_unnamed(machine: NearAgent, store: ClockedStore) -> None
     with pytest.raises(StoreError, match="not a mark that this torpor can read"):
         prune(machine)
     with pytest.raises(StoreError, match="not a mark"):
-        machine.snapshot()
+        machine.hibernated()
     assert packs(store) == before
     store.put(mark.key, text)
     store.advance(GRACE_S)
@@ -337,7 +339,7 @@ def test_unknown_is_not_unnamed(machine: NearAgent, store: ClockedStore) -> None
 
 
 def test_an_empty_listing_prunes_nothing(machine: NearAgent, store: ClockedStore) -> None:
-    first = machine.snapshot()
+    first = machine.hibernated()
     pin(store, WORKSPACE, first, "it is the only one")
     delete(store, first)
     store.advance(YOUNG_S)
@@ -360,17 +362,17 @@ def test_marks_are_few_however_often_a_prune_runs(machine: NearAgent, store: Clo
     """A retired pack stays marked for as long as it is named, in one mark."""
     for number in range(12):
         fill(machine, number, f"file-{number}", 200 * KIB)
-    first = machine.snapshot()
+    first = machine.hibernated()
     for number in range(1, 12):
         (machine.root / f"file-{number}").unlink()
-    machine.snapshot()
+    machine.hibernated()
     delete(store, first)
     for number in range(6):
         store.advance(YOUNG_S)
         prune(machine)
         newest = list_snapshots(store, WORKSPACE)[0].snapshot
         fill(machine, 100 + number, "changes")
-        machine.snapshot()
+        machine.hibernated()
         if number:
             delete(store, newest)
     assert len(list(store.list(marks_prefix(WORKSPACE)))) <= 2
@@ -416,13 +418,13 @@ def _with_every_kind_of_pack(machine: NearAgent, store: ClockedStore) -> list[Sn
     for snapshot in list_snapshots(store, WORKSPACE):
         delete(store, snapshot.snapshot)
     fill(machine, 7, "kept")
-    kept = [machine.snapshot()]
+    kept = [machine.hibernated()]
     fill(machine, random.randrange(1 << 30), "changes")
-    gone = machine.snapshot()
+    gone = machine.hibernated()
     store.advance(YOUNG_S)
     delete(store, gone)
     prune(machine)
     store.advance(GRACE_S)
     fill(machine, random.randrange(1 << 30), "changes")
-    kept.append(machine.snapshot())
+    kept.append(machine.hibernated())
     return kept

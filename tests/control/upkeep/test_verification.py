@@ -9,8 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.near_agent import WORKSPACE, ClockedStore, NearAgent, settle
+from tests.fixtures.near_agent import ClockedStore, NearAgent
+from tests.fixtures.trees import let_settle
 from torpor.control.store.snapshots import open_manifest
 from torpor.control.upkeep.pins import pin
 from torpor.control.upkeep.verification import (
@@ -52,7 +54,7 @@ def grow(machine: NearAgent, seed: int) -> None:
     for number in range(3):
         big = random.Random(seed * 10 + number).randbytes(1200 * KIB)
         (machine.root / f"big-{seed}-{number}").write_bytes(big)
-    settle()
+    let_settle()
 
 
 def looked(
@@ -76,7 +78,7 @@ def packs(store: ClockedStore) -> list[ObjectKey]:
 def test_a_store_that_hides_md5s_leaves_packs_unproven_until_they_are_read(
     machine: NearAgent, store: ClockedStore
 ) -> None:
-    machine.snapshot()
+    machine.hibernated()
     hiding = HidingStore(store.real)
     quick = looked(machine, store=hiding)
     assert len(quick.unproven) == 1
@@ -89,7 +91,7 @@ def test_a_store_that_hides_md5s_leaves_packs_unproven_until_they_are_read(
 def test_a_longer_object_is_named_though_no_file_is_lost(
     machine: NearAgent, store: ClockedStore
 ) -> None:
-    snapshot = machine.snapshot()
+    snapshot = machine.hibernated()
     (key,) = packs(store)
     store.put(key, store.get(key, max_bytes=1 << 30) + b"more")
     (quick,) = looked(machine).verdicts()
@@ -107,7 +109,7 @@ def test_a_longer_object_is_named_though_no_file_is_lost(
 def test_what_reading_proves_right_is_right_whatever_the_etag_says(
     machine: NearAgent, store: ClockedStore
 ) -> None:
-    snapshot = machine.snapshot()
+    snapshot = machine.hibernated()
     manifest, _ = open_manifest(store, WORKSPACE, snapshot, machine.seal)
     found = looked(machine)
     found.faults.clear()
@@ -127,7 +129,7 @@ def test_what_reading_proves_right_is_right_whatever_the_etag_says(
 def test_a_flip_on_the_way_heals(
     machine: NearAgent, store: ClockedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot = machine.snapshot()
+    snapshot = machine.hibernated()
     original = Transfer.get_ranges
     flips = iter([True])
 
@@ -145,7 +147,7 @@ def test_a_flip_on_the_way_heals(
 def test_a_store_that_is_away_is_no_verdict(
     machine: NearAgent, store: ClockedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine.snapshot()
+    machine.hibernated()
     found = looked(machine)
 
     def away(self: Transfer, *_: object, **__: object) -> Iterator[memoryview]:
@@ -158,9 +160,9 @@ def test_a_store_that_is_away_is_no_verdict(
 
 
 def test_a_pinned_snapshot_that_is_gone_is_missed(machine: NearAgent, store: ClockedStore) -> None:
-    first = machine.snapshot()
+    first = machine.hibernated()
     grow(machine, 2)
-    second = machine.snapshot()
+    second = machine.hibernated()
     pin(store, WORKSPACE, first, "the weights of the paper")
     store.delete([manifest_key(WORKSPACE, first)])
     told = report(looked(machine))
@@ -175,7 +177,7 @@ def test_nothing_to_verify_is_no_success(store: ClockedStore) -> None:
 
 
 def test_another_key_is_said_of_each_snapshot(machine: NearAgent, store: ClockedStore) -> None:
-    machine.snapshot()
+    machine.hibernated()
     machine.store_key = bytes(32)
     told = report(looked(machine))
     assert "not sealed" in told.message()
@@ -185,13 +187,13 @@ def test_another_key_is_said_of_each_snapshot(machine: NearAgent, store: Clocked
 def test_a_fault_is_put_down_to_every_snapshot_that_it_concerns_and_no_other(
     machine: NearAgent, store: ClockedStore
 ) -> None:
-    first = machine.snapshot()
+    first = machine.hibernated()
     (shared,) = packs(store)
     grow(machine, 2)
-    second = machine.snapshot()
+    second = machine.hibernated()
     for path in machine.root.glob("big-1-*"):
         path.unlink()
-    third = machine.snapshot()
+    third = machine.hibernated()
     store.delete([shared])
     told = report(looked(machine, full=True))
     assert told.whole == [third]
@@ -206,7 +208,7 @@ def test_manifests_that_disagree_are_both_looked_into(
     machine: NearAgent, store: ClockedStore
 ) -> None:
     """A hostile manifest may cut a pack otherwise; the honest one's verdict stays."""
-    honest = machine.snapshot()
+    honest = machine.hibernated()
     found = looked(machine)
     (pack, chunks), *_ = found.works()
     shifted = [msgspec.structs.replace(chunk, offset=chunk.offset + 1) for chunk in chunks[:-1]]
@@ -222,7 +224,7 @@ def test_manifests_that_disagree_are_both_looked_into(
 
 
 def test_a_report_is_bounded(machine: NearAgent) -> None:
-    machine.snapshot()
+    machine.hibernated()
     names = [SnapshotId(f"20270101T{n // 60:04d}{n % 60:02d}Z-{n:08x}") for n in range(210)]
     objects = [ObjectKey(f"workspaces/{WORKSPACE}/packs/00/{n:032x}") for n in range(SHOWN)]
     verdicts = [

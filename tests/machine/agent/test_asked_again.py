@@ -13,23 +13,24 @@ import pytest
 
 import torpor.machine.agent.snapshot as snapshot_module
 from tests.fixtures.engine import Engine
-from tests.fixtures.syncs import begin_sync, finish_sync, stage_sync, sync, sync_part
+from tests.fixtures.snapshots import commit, scan_and_store
 from tests.fixtures.trees import Facts, differences, facts, kept, let_settle
 from torpor.machine.tree.apply import TreeChanger
 from torpor.machine.tree.staging import Staging
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import RunCancelled, WorkspaceInvalid
 from torpor.shared.values import SnapshotId
+from torpor.shared.wire.restore import Checked
 
 _WAIT_S = 20
 
-Ask = Callable[[], dict[str, Any]]
+Ask = Callable[[], Any]
 
 
 @contextmanager
 def _one_at_a_time(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, first: Ask, second: Ask
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+) -> Iterator[tuple[Any, Any]]:
     """Ask ``first`` and, while it is within ``owner.name``, ``second``, which must not get there;
     yields both answers."""
     inner = getattr(owner, name)
@@ -42,7 +43,7 @@ def _one_at_a_time(
 
     monkeypatch.setattr(owner, name, slow)
     with ThreadPoolExecutor(2) as threads:
-        answers: list[Future[dict[str, Any]]] = [threads.submit(first)]
+        answers: list[Future[Any]] = [threads.submit(first)]
         try:
             assert begun.acquire(timeout=_WAIT_S)
             answers.append(threads.submit(second))
@@ -62,7 +63,7 @@ def _changed(
     (was / name).write_bytes(content)
     let_settle()
     second, after = engine.snapshot([was]), kept(was)
-    sync(engine, first)
+    engine.sync(first)
     return second, after
 
 
@@ -71,19 +72,17 @@ def test_a_sync_changes_the_tree_once(
     engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
     second, after = _changed(engine, was, "small", b"changed")
-    run, _ = begin_sync(engine, second)
-    for part in stage_sync(engine, run)["parts"]:
-        sync_part(engine, run, part)
-    options = {"full": True} if again == "check" else {}
+    run = engine.staged_sync(second)
     with _one_at_a_time(
         monkeypatch,
         TreeChanger,
         "apply",
-        lambda: engine.call("sync.finish", run=run),
-        lambda: engine.call(f"sync.{again}", run=run, **options),
+        run.finish,
+        run.finish if again == "finish" else lambda: run.check(full=True),
     ) as (finished, answered):
-        assert answered == finished if again == "finish" else answered["differences"] == []
-    finish_sync(engine, run)
+        assert answered == (finished if again == "finish" else Checked([], 0))
+    assert run.check(full=True).differences == []
+    run.end()
     assert differences(after, facts(was)) == []
 
 
@@ -91,9 +90,7 @@ def test_a_sync_that_was_stopped_within_its_changes_says_so(
     engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second, after = _changed(engine, was, "small", b"changed")
-    run, _ = begin_sync(engine, second)
-    for part in stage_sync(engine, run)["parts"]:
-        sync_part(engine, run, part)
+    run = engine.staged_sync(second)
 
     def fails(*args: Any) -> None:
         raise RunCancelled("the request was cancelled")
@@ -101,35 +98,33 @@ def test_a_sync_that_was_stopped_within_its_changes_says_so(
     with monkeypatch.context() as patched:
         patched.setattr(TreeChanger, "apply", fails)
         with pytest.raises(RunCancelled):
-            engine.call("sync.finish", run=run)
+            run.finish()
     with pytest.raises(WorkspaceInvalid, match=f"only half of snapshot {second}: sync to that"):
-        engine.call("sync.finish", run=run)
+        run.finish()
     engine.restart()
-    sync(engine, second)
+    engine.sync(second)
     assert differences(after, facts(was)) == []
 
 
 def test_a_restore_is_finished_once(
     engine: Engine, was: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = engine.begin_restore(engine.snapshot([was]), [tmp_path / "new"])
-    for part in engine.planned["parts"]:
-        engine.restore_part(run, part)
+    run = engine.fetched_restore(engine.snapshot([was]), [tmp_path / "new"])
     with _one_at_a_time(
         monkeypatch,
         TreeWriter,
         "finish",
-        lambda: engine.call("restore.finish", run=run),
-        lambda: engine.call("restore.check", run=run, full=True),
+        run.finish,
+        lambda: run.check(full=True),
     ) as (_, checked):
-        assert checked["differences"] == []
+        assert checked.differences == []
     assert differences(kept(was), facts(tmp_path / "new")) == []
 
 
 @contextmanager
 def _first_hangs_in(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, first: Ask
-) -> Iterator[tuple[Future[dict[str, Any]], threading.Event]]:
+) -> Iterator[tuple[Future[Any], threading.Event]]:
     """``first``, asked and now within ``owner.name`` until the event; who comes later passes."""
     inner = getattr(owner, name)
     begun, go_on = threading.Event(), threading.Event()
@@ -154,25 +149,26 @@ def test_a_restore_is_finished_behind_a_part_that_was_asked_for_twice(
     engine: Engine, was: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first is cut off, and still writes when the second has written it all."""
-    run = engine.begin_restore(engine.snapshot([was]), [tmp_path / "new"])
-    part, *others = engine.planned["parts"]
+    run, plan = engine.begin_restore(engine.snapshot([was]), [tmp_path / "new"])
+    part, *others = plan.parts
     with (
-        _first_hangs_in(
-            monkeypatch, TreeWriter, "write_at", lambda: engine.restore_part(run, part)
-        ) as (cut_off, go_on),
+        _first_hangs_in(monkeypatch, TreeWriter, "write_at", lambda: run.restore_part(part)) as (
+            cut_off,
+            go_on,
+        ),
         ThreadPoolExecutor(2) as threads,
     ):
         for one in (part, *others):
-            engine.restore_part(run, one)
-        finished = threads.submit(engine.call, "restore.finish", run=run)
+            run.restore_part(one)
+        finished = threads.submit(run.finish)
         with pytest.raises(TimeoutError):
             finished.result(0.5)
-        late = threads.submit(engine.restore_part, run, part)
+        late = threads.submit(run.restore_part, part)
         go_on.set()
         cut_off.result(_WAIT_S)
         finished.result(_WAIT_S)
-        assert late.result(_WAIT_S)["stored_bytes"] == 0
-    assert engine.call("restore.check", run=run, full=True)["differences"] == []
+        assert late.result(_WAIT_S).stored_bytes == 0
+    assert run.check(full=True).differences == []
     assert differences(kept(was), facts(tmp_path / "new")) == []
 
 
@@ -180,24 +176,25 @@ def test_a_sync_changes_nothing_before_its_last_part_is_written(
     engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second, after = _changed(engine, was, "big", bytes(range(256)) * (5 << 12))
-    run, _ = begin_sync(engine, second)
-    part, *others = stage_sync(engine, run)["parts"]
+    run = engine.begin_sync(second)
+    part, *others = run.stage().parts
     with (
-        _first_hangs_in(monkeypatch, Staging, "write_at", lambda: sync_part(engine, run, part)) as (
+        _first_hangs_in(monkeypatch, Staging, "write_at", lambda: run.sync_part(part)) as (
             cut_off,
             go_on,
         ),
         ThreadPoolExecutor(1) as threads,
     ):
         for one in (part, *others):
-            sync_part(engine, run, one)
-        finished = threads.submit(engine.call, "sync.finish", run=run)
+            run.sync_part(one)
+        finished = threads.submit(run.finish)
         with pytest.raises(TimeoutError):
             finished.result(0.5)
         go_on.set()
         cut_off.result(_WAIT_S)
         finished.result(_WAIT_S)
-    finish_sync(engine, run)
+    assert run.check(full=True).differences == []
+    run.end()
     assert differences(after, facts(was)) == []
 
 
@@ -206,19 +203,18 @@ def test_a_workspace_is_walked_by_one_at_a_time(
 ) -> None:
     """A walk changes what the run knows of every file."""
     run = engine.begin([was])
-    for part in engine.scan(run, 1)["parts"]:
-        engine.part(run, 1, part)
+    scan_and_store(run, 1)
     with _one_at_a_time(
         monkeypatch,
         snapshot_module,
         "walk",
-        lambda: engine.scan(run, 2),
-        lambda: engine.scan(run, 2),
+        lambda: run.scan(2),
+        lambda: run.scan(2),
     ) as (seen, again):
-        assert seen["read_files"] == 0
+        assert seen.read_files == 0
         assert again == seen
-    snapshot, _ = engine.commit(run)
-    engine.call("snapshot.end", run=run, committed=True)
+    snapshot, _ = commit(run)
+    run.end(committed=True)
     assert snapshot in engine.snapshots()
 
 
@@ -226,14 +222,13 @@ def test_one_manifest_is_made_at_a_time(
     engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = engine.begin([was])
-    for part in engine.scan(run, 1)["parts"]:
-        engine.part(run, 1, part)
-    engine.scan(run, 2)
+    scan_and_store(run, 1)
+    run.scan(2)
     with _one_at_a_time(
         monkeypatch,
         snapshot_module,
         "encode_manifest",
-        lambda: engine.commit(run)[1],
-        lambda: engine.commit(run)[1],
+        lambda: commit(run)[1],
+        lambda: commit(run)[1],
     ) as (committed, again):
-        assert committed["files"] == again["files"] == 3
+        assert committed.files == again.files == 3

@@ -18,7 +18,7 @@ from gpu_kernels import device as device_module
 from gpu_kernels.driver import GpuError
 from tests.fixtures.engine import Engine
 from tests.fixtures.shim import LAUNCH_FAILED, NOT_READY, OUT_OF_MEMORY, ShimDriver
-from tests.fixtures.snapshots import manifest_of
+from tests.fixtures.snapshots import comes_back, manifest_of
 from tests.fixtures.trees import let_settle
 from torpor.machine.agent import gpu as gpu_module
 from torpor.machine.agent import runs as runs_module
@@ -32,7 +32,7 @@ from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.planes import PLANES, RANS
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.format.manifest import FILE
-from torpor.shared.values import MIB
+from torpor.shared.values import MIB, Compression
 
 RUNS = [Run(MIB, Element.BF16)]
 MEASURED = 1
@@ -68,7 +68,7 @@ def bf16(size: int, seed: int = 1) -> bytes:
 @pytest.fixture
 def willing(engine: Engine) -> Engine:
     """A workspace whose block lets the GPU encode."""
-    engine.compression = {"gpu": True}
+    engine.compression = Compression(gpu=True)
     return engine
 
 
@@ -207,16 +207,14 @@ def weights(tmp_path: Path) -> Path:
     return root
 
 
-def encodings(engine: Engine, roots: list[Path]) -> list[int]:
-    """A snapshot in which the trial has decided before the fifth chunk; what became of each."""
-    snapshot = engine.snapshot(roots)
-    manifest = manifest_of(engine, snapshot)
-    back = engine.home.parent / "back"
-    restored = Engine(engine.store, engine.home.parent / "other")
-    restored.restore(snapshot, [back])
-    assert (back / "model.bin").read_bytes() == (roots[0] / "model.bin").read_bytes()
+def encodings(engine: Engine, root: Path) -> tuple[list[int], str]:
+    """A snapshot in which the trial has decided before the fifth chunk: how each chunk was encoded,
+    and what the report says about it."""
+    report = engine.hibernate([root])
+    comes_back(engine, report.snapshot, root)
+    manifest = manifest_of(engine, report.snapshot)
     (model,) = (e for e in manifest.entries if e.kind == FILE and e.path == b"model.bin")
-    return [manifest.chunks[extent.chunk].encoding for extent in model.extents]
+    return [manifest.chunks[extent.chunk].encoding for extent in model.extents], report.encoding
 
 
 @pytest.fixture
@@ -237,9 +235,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_snapshot_that_a_gpu_encoded_wakes_on_a_machine_without_one(
     willing: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None
 ) -> None:
-    made = encodings(willing, [weights])
+    made, words = encodings(willing, weights)
     assert made == [PLANES.code] * MEASURED + [RANS.code] * (FILE_CHUNKS - MEASURED)
-    assert "; GPU used: " in willing.committed["encoding"]
+    assert "; GPU used: " in words
     assert "GPU used: " in (willing.home / LOG_FILE).read_text()
     assert on_shim.held == 0
     assert not (willing.home / MARKER).exists()
@@ -251,10 +249,10 @@ def test_a_gpu_that_fails_costs_a_snapshot_nothing_but_its_help(
 ) -> None:  # fmt: skip
     measured = 2 * MEASURED  # to warm up, and in one round; 5 launches each
     on_shim.fail("cuLaunchKernel", LAUNCH_FAILED, nth=5 * measured + 7)
-    made = encodings(willing, [weights])
+    made, words = encodings(willing, weights)
     assert made[MEASURED] == RANS.code
     assert set(made[MEASURED + 1 :]) == {PLANES.code}
-    assert "; GPU used until it failed: " in willing.committed["encoding"]
+    assert "; GPU used until it failed: " in words
     assert (willing.home / LOG_FILE).read_text().count("GPU used until it failed") == 1
     assert on_shim.held == 0
 
@@ -272,12 +270,12 @@ def test_a_gpu_that_encodes_wrongly_is_found_before_anything_is_sent(
         return bytes(stream)
 
     monkeypatch.setattr(GpuEncoder, "encode", wrong)
-    made = encodings(willing, [weights])
+    made, words = encodings(willing, weights)
     assert made == [PLANES.code] * MEASURED + [RANS.code] + [PLANES.code] * (
         FILE_CHUNKS - MEASURED - 1
     )
     said = "; GPU used until it failed: what it encoded did not come back"
-    assert willing.committed["encoding"].endswith(said)
+    assert words.endswith(said)
     assert on_shim.held == 0
 
 
@@ -287,24 +285,26 @@ def test_without_a_driver_a_snapshot_says_so(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(gpu_module, "BUILT", shim.built)
     monkeypatch.setattr(gpu_module, "LIBRARY", "libcuda-of-nobody.so.1")
-    assert set(encodings(willing, [weights])) == {PLANES.code}
-    assert "; GPU not used: no CUDA driver (libcuda-of-nobody" in willing.committed["encoding"]
+    made, words = encodings(willing, weights)
+    assert set(made) == {PLANES.code}
+    assert "; GPU not used: no CUDA driver (libcuda-of-nobody" in words
 
 
 def test_a_workspace_that_does_not_ask_for_it_never_touches_the_gpu(
     engine: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None
 ) -> None:
-    assert set(encodings(engine, [weights])) == {PLANES.code}
+    made, words = encodings(engine, weights)
+    assert set(made) == {PLANES.code}
     assert on_shim.calls("cuInit") == 0
-    assert "GPU" not in engine.committed["encoding"]
+    assert "GPU" not in words
 
 
 def test_a_run_that_is_given_up_gives_the_gpu_back(
     willing: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None
 ) -> None:
     run = willing.begin([weights])
-    (part,) = willing.scan(run, 1)["parts"]
-    willing.part(run, 1, part)
+    (part,) = run.scan(1).parts
+    run.store_part(1, part)
     assert (willing.home / MARKER).exists()
     willing.restart()
     assert on_shim.held == 0

@@ -63,9 +63,9 @@ def test_a_lie_is_refused_before_a_byte_is_written(victim: tuple[Engine, Path], 
     engine, folder = victim
     blob, _ = encode_manifest(lie.make(), PLAIN)
     put_manifest(engine, blob)
-    roots = [str(folder / str(n)) for n, _ in enumerate(lie.make().roots)] or None
+    targets = [folder / str(n) for n, _ in enumerate(lie.make().roots)]
     with pytest.raises(ManifestInvalid, match="nothing was written") as refused:
-        begin_from(engine, folder, blob, roots=roots)
+        begin_from(engine, blob, *targets)
     assert lie.says in str(refused.value)
     assert list(folder.iterdir()) == []
     assert not engine.runs.active()
@@ -90,7 +90,7 @@ def test_what_is_not_the_snapshot_is_refused(
     engine, folder = victim
     put_manifest(engine, blob)
     with pytest.raises(error):
-        begin_from(engine, folder / "t", blob)
+        begin_from(engine, blob, folder / "t")
     assert list(folder.iterdir()) == []
 
 
@@ -100,7 +100,7 @@ def test_a_manifest_that_was_replaced_is_refused(victim: tuple[Engine, Path]) ->
     forged, _ = encode_manifest(honest(run="forged"), PLAIN)
     put_manifest(engine, forged)
     with pytest.raises(SnapshotDamaged, match="it was changed in the store"):
-        begin_from(engine, folder / "t", forged, root=listed.hex())
+        begin_from(engine, forged, folder / "t", root=listed.hex())
     assert list(folder.iterdir()) == []
 
 
@@ -116,7 +116,7 @@ def test_the_wrong_key_writes_nothing(
     put_manifest(engine, blob)
     engine.store_key = read
     with pytest.raises(WrongKey):
-        begin_from(engine, tmp_path / "t", blob)
+        begin_from(engine, blob, tmp_path / "t")
     assert not (tmp_path / "t").exists()
 
 
@@ -134,7 +134,7 @@ def test_more_than_the_disk_holds_is_refused_before_a_byte_is_written(
     blob, _ = encode_manifest(vast, PLAIN)
     put_manifest(engine, blob)
     with pytest.raises(DiskFull, match="larger disk; nothing was written"):
-        begin_from(engine, folder / "t", blob)
+        begin_from(engine, blob, folder / "t")
     assert list(folder.iterdir()) == []
 
 
@@ -165,9 +165,9 @@ def test_a_chunk_that_is_not_what_it_says_is_never_written(
     blob, _ = encode_manifest(_chunk_bomb(stored, encoding), PLAIN)
     put_manifest(engine, blob)
     engine.store.put(pack_key(WORKSPACE, b"p" * 16), stored)
-    planned = begin_from(engine, tmp_path / "t", blob)
+    run, plan = begin_from(engine, blob, tmp_path / "t")
     with pytest.raises(SnapshotDamaged) as damaged:
-        engine.restore_part("r", planned["parts"][0])
+        run.restore_part(plan.parts[0])
     assert "it holds file: run verify" in str(damaged.value)
     assert list((tmp_path / "t").iterdir()) == []
 
@@ -200,15 +200,15 @@ def test_a_damaged_pack_is_named_and_its_files_are_not_written(
     let_settle()
     snapshot = engine.snapshot([was])
     pack = _damage(engine, snapshot, how)
-    run = engine.begin_restore(snapshot, [back])
-    (part,) = engine.planned["parts"]
+    run, plan = engine.begin_restore(snapshot, [back])
+    (part,) = plan.parts
     with _impatient(), pytest.raises((SnapshotDamaged, StoreMissing, TorporError)) as damaged:
-        engine.restore_part(run, part)
+        run.restore_part(part)
     assert pack in str(damaged.value)
     for file in back.iterdir():
         assert file.read_bytes() in (bytes(file.stat().st_size), (was / file.name).read_bytes())
     with pytest.raises(InvalidInput, match="still lacks"):
-        engine.call("restore.finish", run=run)
+        run.finish()
 
 
 @contextlib.contextmanager

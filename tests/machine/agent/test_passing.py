@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPSConnection
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 
 from tests.fixtures.engine import WORKSPACE
@@ -23,14 +23,13 @@ from torpor.machine.agent import pack_server
 from torpor.machine.agent.kept_packs import KeptPacks
 from torpor.machine.agent.pack_server import PackServer, trusting
 from torpor.machine.agent.passing import PEER_S
-from torpor.shared.errors import RunCancelled, TorporError
+from torpor.shared.errors import AgentLost, RunCancelled
 from torpor.shared.transfer.transfer import GAP_BYTES
 from torpor.shared.values import MIB, SnapshotId
-from torpor.shared.wire import restore as wire
+from torpor.shared.wire.restore import Checked, FetchPart, Peer, RestoredPart, ServePacks
 
 KEY = bytes(range(32))
 PLENTY = 1 << 40
-Peer = dict[str, Any]
 
 
 class Pair:
@@ -45,36 +44,26 @@ class Pair:
         self.target = tmp_path / "other"
         self.holder = machines(store, tmp_path / "holder", KEY)
         self.held_in = tmp_path / "holder/workspaces" / WORKSPACE / "passing"
-        self.run = self.holder.begin_restore(self.snapshot, [tmp_path / "one"])
-        self.peer = self.serve(PLENTY)
-        self.parts = self.holder.planned["parts"]
+        self.run, plan = self.holder.begin_restore(self.snapshot, [tmp_path / "one"])
+        self.peer = self.run.serve("127.0.0.1", PLENTY)
+        (self.part,) = plan.parts
         self.other = machines(
             server.same(store, endpoint_url=self.proxy.endpoint_url), tmp_path / "o", KEY
         )
-        self.other_run = self.other.begin_restore(self.snapshot, [self.target])
+        self.other_run, _ = self.other.begin_restore(self.snapshot, [self.target])
         self.proxy.clear()
 
-    def serve(self, most_bytes: int) -> Peer:
-        told = self.holder.call(
-            "restore.serve", run=self.run, host="127.0.0.1", most_bytes=most_bytes
-        )
-        url = f"https://127.0.0.1:{told['port']}/{told['url']}/"
-        return {"url": url, "certificate": told["certificate"], "floor_bytes_s": 0.0}
-
     def hold(self) -> None:
-        assert [self.holder.restore_part(self.run, part)["kept"] for part in self.parts] == [True]
+        assert self.run.restore_part(self.part).kept
 
-    def fetch(self, **changes: Any) -> dict[str, Any]:
-        (part,) = self.parts
-        packs = [self.other.grant("GET", key) for key in part["packs"]]
-        peer = {**self.peer, **changes}
-        return self.other.call("restore.part", run=self.other_run, packs=packs, peer=peer)
+    def fetch(self, floor_bytes_s: float = 0.0, **changes: str) -> RestoredPart:
+        peer = msgspec.structs.replace(self.peer, **changes)
+        return self.other_run.restore_part(self.part, peer=peer, floor_bytes_s=floor_bytes_s)
 
     def came_whole(self) -> None:
         """What was fetched is the workspace, whoever it came from."""
-        self.other.call("restore.finish", run=self.other_run)
-        checked = self.other.call("restore.check", run=self.other_run, full=True)
-        assert checked["differences"] == []
+        self.other_run.finish()
+        assert self.other_run.check(full=True) == Checked([], 0)
         assert differences(self.was, facts(self.target)) == []
 
     @property
@@ -93,7 +82,7 @@ def pair(machines: Machines, seaweed: Server, tmp_path: Path, was: Path) -> Iter
 def test_what_a_peer_holds_is_not_asked_of_the_store(pair: Pair) -> None:
     pair.hold()
     report = pair.fetch()
-    assert report["peer_bytes"] == report["stored_bytes"] > 5 * MIB
+    assert report.peer_bytes == report.stored_bytes > 5 * MIB
     assert pair.asked_store == 0
     pair.came_whole()
 
@@ -107,46 +96,43 @@ def test_a_peer_that_lies_is_found_out_and_its_bytes_are_never_written(pair: Pai
         pack.seek(1000)
         pack.write(bytes([byte[0] ^ 1]))
     report = pair.fetch()
-    assert report["peer_bytes"] < report["stored_bytes"]
+    assert report.peer_bytes < report.stored_bytes
     assert pair.asked_store >= 1
     pair.came_whole()
 
 
 def test_a_peer_that_holds_nothing_of_it_costs_one_question(pair: Pair) -> None:
     report = pair.fetch()  # nothing was fetched there yet
-    assert report["peer_bytes"] == 0
+    assert report.peer_bytes == 0
     assert pair.asked_store == 1
     pair.came_whole()
 
 
-def _gone(pair: Pair) -> dict[str, Any]:
-    pair.holder.call("restore.end", run=pair.run)
+def _gone(pair: Pair) -> dict[str, str]:
+    pair.run.end()
     return {}
 
 
-def _another_certificate(pair: Pair) -> dict[str, Any]:
-    other = pair.other.call(
-        "restore.serve", run=pair.other_run, host="127.0.0.1", most_bytes=PLENTY
-    )
-    return {"certificate": other["certificate"]}
+def _another_certificate(pair: Pair) -> dict[str, str]:
+    return {"certificate": pair.other_run.serve("127.0.0.1", PLENTY).certificate}
 
 
-def _wrong_token(pair: Pair) -> dict[str, Any]:
-    host = pair.peer["url"].split("/")[2]
+def _wrong_token(pair: Pair) -> dict[str, str]:
+    host = pair.peer.url.split("/")[2]
     return {"url": f"https://{host}/{'0' * 64}/"}
 
 
-def _no_address(pair: Pair) -> dict[str, Any]:
+def _no_address(pair: Pair) -> dict[str, str]:
     return {"url": "https://no.such.host.invalid:1/x/"}
 
 
 @pytest.mark.parametrize("fault", [_gone, _another_certificate, _wrong_token, _no_address])
 def test_a_peer_that_cannot_be_used_is_left_for_the_store(
-    pair: Pair, fault: Callable[[Pair], dict[str, Any]]
+    pair: Pair, fault: Callable[[Pair], dict[str, str]]
 ) -> None:
     pair.hold()
     report = pair.fetch(**fault(pair))
-    assert report["peer_bytes"] == 0
+    assert report.peer_bytes == 0
     assert pair.asked_store == 1
     pair.came_whole()
 
@@ -155,7 +141,7 @@ def test_a_peer_below_its_floor_is_left(pair: Pair, monkeypatch: pytest.MonkeyPa
     pair.hold()
     monkeypatch.setattr("torpor.machine.agent.passing.PEER_S", 1e-3)
     report = pair.fetch(floor_bytes_s=1e12)
-    assert report["peer_bytes"] < report["stored_bytes"]
+    assert report.peer_bytes < report.stored_bytes
     assert pair.asked_store == 1
     pair.came_whole()
 
@@ -164,21 +150,21 @@ def test_a_peer_that_is_silent_is_left(pair: Pair, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("torpor.machine.agent.passing.PEER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         report = pair.fetch(url=f"https://127.0.0.1:{silent.getsockname()[1]}/x/")
-    assert report["peer_bytes"] == 0
+    assert report.peer_bytes == 0
     pair.came_whole()
 
 
 def test_nothing_is_left_at_the_end(pair: Pair) -> None:
     pair.hold()
-    port = int(pair.peer["url"].split(":")[2].split("/")[0])
+    port = int(pair.peer.url.split(":")[2].split("/")[0])
     assert [os.stat(path).st_mode & 0o777 for path in pair.held_in.iterdir()] == [0o600]
     assert not list(pair.held_in.parent.glob("*.pem"))  # the private key was on disk for a moment
-    pair.holder.call("restore.end", run=pair.run)
+    pair.run.end()
     assert not pair.held_in.exists()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 1)
-    with pytest.raises(TorporError):
-        pair.serve(PLENTY)
+    with pytest.raises(AgentLost):
+        pair.holder.call(ServePacks(pair.run.run, "127.0.0.1", PLENTY))
 
 
 def test_no_more_is_kept_than_was_allowed(
@@ -187,10 +173,10 @@ def test_no_more_is_kept_than_was_allowed(
     store = seaweed.store()
     snapshot = machines(store, tmp_path / "a").snapshot([was])
     holder = machines(store, tmp_path / "b")
-    run = holder.begin_restore(snapshot, [tmp_path / "back"])
-    holder.call("restore.serve", run=run, host="127.0.0.1", most_bytes=2 * MIB)
-    (part,) = holder.planned["parts"]
-    assert not holder.restore_part(run, part)["kept"]
+    run, plan = holder.begin_restore(snapshot, [tmp_path / "back"])
+    run.serve("127.0.0.1", 2 * MIB)
+    (part,) = plan.parts
+    assert not run.restore_part(part).kept
     folder = tmp_path / "b/workspaces" / WORKSPACE / "passing"
     assert sum(path.stat().st_blocks * 512 for path in folder.iterdir()) <= 2 * MIB + 8192
 
@@ -207,9 +193,9 @@ def test_a_killed_agent_s_leavings_go_with_the_next_run(pair: Pair, tmp_path: Pa
 
 def test_the_server_answers_ranges_of_what_is_kept_and_nothing_else(pair: Pair) -> None:
     pair.hold()
-    _, _, place, token, _ = pair.peer["url"].split("/")
+    _, _, place, token, _ = pair.peer.url.split("/")
     (pack,) = [path.name for path in pair.held_in.iterdir()]
-    context = trusting(pair.peer["certificate"])
+    context = trusting(pair.peer.certificate)
 
     def asked(method: str, path: str, wanted: str | None = "bytes=0-99") -> int:
         connection = HTTPSConnection(place, context=context, timeout=5)
@@ -237,10 +223,10 @@ def test_the_server_answers_ranges_of_what_is_kept_and_nothing_else(pair: Pair) 
 
 def test_who_does_not_speak_tls_holds_nobody_up(pair: Pair) -> None:
     pair.hold()
-    host, port = pair.peer["url"].split("/")[2].split(":")
+    host, port = pair.peer.url.split("/")[2].split(":")
     with socket.create_connection((host, int(port))) as rude:
         rude.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert pair.fetch()["peer_bytes"] > 0
+        assert pair.fetch().peer_bytes > 0
 
 
 @pytest.fixture
@@ -298,15 +284,15 @@ def test_a_connection_without_a_thread_takes_no_room(
 
 def test_a_cancelled_request_does_not_go_on_with_the_store(pair: Pair) -> None:
     pair.hold()
-    pair.other.call("restore.end", run=pair.other_run)
-    with pytest.raises(TorporError) as caught:
-        pair.fetch()
-    assert isinstance(caught.value, RunCancelled) or "does not hold run" in str(caught.value)
+    pair.other_run.end()
+    grants = [pair.other.grant("GET", key) for key in pair.part.packs]
+    with pytest.raises((RunCancelled, AgentLost)):
+        pair.other.call(FetchPart(pair.other_run.run, grants, pair.peer))
     assert pair.asked_store == 0
 
 
 def test_a_grant_for_a_peer_shows_no_secret() -> None:
-    assert "secret" not in repr(wire.Peer("https://h:1/secret/", "pem"))
+    assert "secret" not in repr(Peer("https://h:1/secret/", "pem"))
     assert PEER_S > 0
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import secrets
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,52 +20,29 @@ from tests.fixtures.trees import (
     let_settle,
     plant_every_kind,
 )
+from torpor.control.remote.paths import RemotePath
 from torpor.machine.agent import paths
 from torpor.shared.errors import InvalidInput, SnapshotDamaged, WorkspaceBusy
-from torpor.shared.format.manifest import manifest_root
-from torpor.shared.format.names import manifest_key, packs_prefix
-from torpor.shared.values import MIB, ObjectKey, SnapshotId
-
-
-def _begin(
-    engine: Engine, snapshot: SnapshotId, path: bytes, into: Path, **changes: Any
-) -> tuple[str, dict[str, Any]]:
-    run: str = changes.setdefault("run", secrets.token_hex(8))
-    key = manifest_key(WORKSPACE, snapshot)
-    blob = engine.store.get(key, max_bytes=1 << 30)
-    args: dict[str, Any] = {
-        "workspace": WORKSPACE,
-        "snapshot": snapshot,
-        "root": manifest_root(blob, key).hex(),
-        "grant": engine.grant("GET", key),
-        "manifest_bytes": len(blob),
-        "key": engine.key,
-        "root_number": 0,
-        "path": path.hex(),
-        "into": str(into),
-        "aside": False,
-        "max_parts": 32,
-        "part_bytes": 64 * MIB,
-    }
-    return run, engine.call("restore.path", **(args | changes))
+from torpor.shared.format.names import packs_prefix
+from torpor.shared.values import MIB, SnapshotId
+from torpor.shared.wire.restore import Checked, RestorePlan
 
 
 def _restore(
-    engine: Engine, snapshot: SnapshotId, path: bytes, into: Path, **changes: Any
-) -> dict[str, Any]:
-    run, plan = _begin(engine, snapshot, path, into, **changes)
-    for part in plan["parts"]:
-        _part(engine, run, part)
-    checked = engine.call("restore.check", run=run, full=True)
-    assert checked["differences"] == []
-    assert engine.call("restore.check", run=run, full=True) == checked  # an answer that was lost
-    engine.call("restore.end", run=run)
+    engine: Engine, snapshot: SnapshotId, path: bytes, into: Path, *, aside: bool = False
+) -> RestorePlan:
+    run = engine.path_restore(snapshot, path, into, aside=aside)
+    plan = _fetched(run)
+    assert run.check(full=True) == run.check(full=True) == Checked([], 0)  # the first was lost
+    run.end()
     return plan
 
 
-def _part(engine: Engine, run: str, part: dict[str, Any]) -> None:
-    packs = [engine.grant("GET", ObjectKey(key)) for key in part["packs"]]
-    engine.call("restore.part", run=run, packs=packs)
+def _fetched(run: RemotePath) -> RestorePlan:
+    plan = run.begin()
+    for part in plan.parts:
+        run.restore_part(part)
+    return plan
 
 
 def _nothing_else(into: Path, *names: str) -> None:
@@ -90,7 +65,7 @@ def test_a_directory_with_every_kind_of_entry(
     engine.restart()
     into = tmp_path / "into"
     plan = _restore(engine, snapshot, b"every", into)
-    assert plan["roots"] == [str(into / "every")]
+    assert plan.roots == [str(into / "every")]
     _nothing_else(into, "every")
     assert differences(before, facts(into / "every")) == []
     assert os.stat(into / "every/linked").st_ino == os.stat(into / "every/linked too").st_ino
@@ -106,8 +81,8 @@ def test_a_single_file_brings_no_more_than_its_packs(
     plan = _restore(engine, snapshot, b"d/other", into)
     assert (into / "other").read_bytes() == content(3, 2000)
     assert (into / "other").stat().st_mtime_ns == (was / "d/other").stat().st_mtime_ns
-    assert (plan["files"], plan["bytes"]) == (1, 2000)
-    assert plan["stored_bytes"] < MIB  # the 5 MiB beside it were not asked for
+    assert (plan.files, plan.bytes) == (1, 2000)
+    assert plan.stored_bytes < MIB  # the 5 MiB beside it were not asked for
     _nothing_else(into, "mine", "other")
 
 
@@ -139,7 +114,7 @@ def test_what_is_there_is_refused_or_moved_aside_and_never_lost(
     (into / "small").write_text("precious too")
     for path in (b"d", b"small"):
         with pytest.raises(InvalidInput, match="already exists on the machine: torpor never over"):
-            _begin(engine, snapshot, path, into)
+            engine.path_restore(snapshot, path, into).begin()
     _nothing_else(into, "d", "small")
     for path in (b"d", b"small", b"small"):
         _restore(engine, snapshot, path, into, aside=True)
@@ -152,15 +127,14 @@ def test_what_is_there_is_refused_or_moved_aside_and_never_lost(
 
 def test_what_came_meanwhile_is_not_overwritten(engine: Engine, was: Path, tmp_path: Path) -> None:
     snapshot = engine.snapshot([was])
-    for path, make in ((b"small", Path.touch), (b"d", Path.touch)):
-        run, plan = _begin(engine, snapshot, path, tmp_path / "into")
-        for part in plan["parts"]:
-            _part(engine, run, part)
+    for path in (b"small", b"d"):
+        run = engine.path_restore(snapshot, path, tmp_path / "into")
+        _fetched(run)
         place = tmp_path / "into" / path.decode()
-        make(place)
+        place.touch()
         with pytest.raises(InvalidInput, match="appeared on the machine during"):
-            engine.call("restore.check", run=run, full=True)
-        engine.call("restore.end", run=run)
+            run.check(full=True)
+        run.end()
         assert place.read_bytes() == b""
     _nothing_else(tmp_path / "into", "small", "d")
 
@@ -169,12 +143,13 @@ def test_a_run_that_ends_early_leaves_nothing(engine: Engine, was: Path, tmp_pat
     (was / "d").chmod(0o500)
     snapshot = engine.snapshot([was])
     for prepared in (False, True):
-        run, plan = _begin(engine, snapshot, b"d", tmp_path / "into")
+        run = engine.path_restore(snapshot, b"d", tmp_path / "into")
+        plan = run.begin()
         if prepared:
-            _part(engine, run, plan["parts"][0])
-            engine.call("restore.finish", run=run)
+            run.restore_part(plan.parts[0])
+            run.finish()
         assert [name[:8] for name in os.listdir(tmp_path / "into")] == [".torpor-"]
-        engine.call("restore.end", run=run)
+        run.end()
         _nothing_else(tmp_path / "into")
 
 
@@ -185,21 +160,19 @@ def test_an_agent_that_is_killed_is_followed_by_one_that_goes_on(
     (was / "later").write_bytes(random.Random(2).randbytes(2 * MIB))  # in a pack of its own
     let_settle()
     snapshot = engine.snapshot([was])
-    run, plan = _begin(engine, snapshot, b"", tmp_path / "into", part_bytes=MIB)
-    first, *rest = plan["parts"]
+    run = engine.path_restore(snapshot, b"", tmp_path / "into", part_bytes=MIB)
+    first, *rest = run.begin().parts
     assert rest
-    _part(engine, run, first)
+    run.restore_part(first)
     with monkeypatch.context() as killed:  # a kill gives nothing back and removes nothing
         killed.setattr(paths, "_remove", lambda stage: None)
         engine.restart()
-    _, again = _begin(engine, snapshot, b"", tmp_path / "into", part_bytes=MIB, run=run)
-    assert {key for part in again["parts"] for key in part["packs"]} <= {
-        key for part in rest for key in part["packs"]
+    again = _fetched(run)
+    assert {key for part in again.parts for key in part.packs} <= {
+        key for part in rest for key in part.packs
     }
-    for part in again["parts"]:
-        _part(engine, run, part)
-    assert engine.call("restore.check", run=run, full=True)["differences"] == []
-    engine.call("restore.end", run=run)
+    assert run.check(full=True).differences == []
+    run.end()
     assert differences(facts(was), facts(tmp_path / "into" / "was")) == []
     _nothing_else(tmp_path / "into", "was")
 
@@ -212,20 +185,20 @@ def test_what_the_agent_knows_of_the_workspace_stays(
     _restore(engine, snapshot, b"small", was / "recovered")
     let_settle()
     run = engine.begin([was])
-    assert engine.scan(run, 1)["read_files"] == 1
+    assert run.scan(1).read_files == 1
     with pytest.raises(WorkspaceBusy):
-        _begin(engine, snapshot, b"small", tmp_path / "into")
-    engine.call("snapshot.end", run=run, committed=False)
+        engine.path_restore(snapshot, b"small", tmp_path / "into").begin()
+    run.end(committed=False)
 
 
 def test_what_is_not_in_the_snapshot_is_refused(engine: Engine, was: Path, tmp_path: Path) -> None:
     snapshot = engine.snapshot([was])
     for path, root in ((b"nowhere", 0), (b"sma", 0), (b"small/", 0), (b"small", 1), (b"../x", 0)):
         with pytest.raises(InvalidInput, match="has nothing at"):
-            _begin(engine, snapshot, path, tmp_path / "into", root_number=root)
+            engine.path_restore(snapshot, path, tmp_path / "into", root=root).begin()
     (tmp_path / "file").touch()
     with pytest.raises(InvalidInput, match="is not a directory"):
-        _begin(engine, snapshot, b"small", tmp_path / "file")
+        engine.path_restore(snapshot, b"small", tmp_path / "file").begin()
     assert not (tmp_path / "into").exists()
 
 
@@ -237,8 +210,8 @@ def test_damage_puts_nothing_in_place(engine: Engine, was: Path, tmp_path: Path)
         blob = bytearray(engine.store.get(found.key, max_bytes=1 << 30))
         blob[::100] = bytes(byte ^ 1 for byte in blob[::100])
         engine.store.put(found.key, bytes(blob))
-    run, plan = _begin(engine, snapshot, b"small", tmp_path / "into")
+    run = engine.path_restore(snapshot, b"small", tmp_path / "into")
     with pytest.raises(SnapshotDamaged, match="small"):
-        _part(engine, run, plan["parts"][0])
-    engine.call("restore.end", run=run)
+        _fetched(run)
+    run.end()
     _nothing_else(tmp_path / "into")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from tests.fixtures.manifests import PLAIN, entry, honest
 from tests.fixtures.snapshots import begin_from, put_manifest
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import content, differences, facts, kept, let_settle
+from torpor.control.remote.restore import RemoteRestore
 from torpor.control.store.s3 import S3Store
 from torpor.machine.agent.call import Call
 from torpor.shared.errors import (
@@ -29,9 +29,15 @@ from torpor.shared.errors import (
     WorkspaceInvalid,
 )
 from torpor.shared.format.manifest import DIRECTORY, encode_manifest
-from torpor.shared.values import MIB, ObjectKey, SnapshotId
+from torpor.shared.values import MIB, SnapshotId
 from torpor.shared.wire.request import Event
-from torpor.shared.wire.restore import FetchPart
+from torpor.shared.wire.restore import (
+    Checked,
+    CheckRestore,
+    FetchPart,
+    RestorePart,
+    RestorePlan,
+)
 
 KEY = bytes(range(32))
 
@@ -80,10 +86,10 @@ def woken(store: S3Store, stored: SnapshotId, tmp_path: Path) -> Iterator[Engine
     engine.runs.close()
 
 
-def _finish(engine: Engine, run: str) -> dict[str, Any]:
-    engine.call("restore.finish", run=run)
-    checked = engine.call("restore.check", run=run, full=True)
-    engine.call("restore.end", run=run)
+def _finish(run: RemoteRestore) -> Checked:
+    run.finish()
+    checked = run.check(full=True)
+    run.end()
     return checked
 
 
@@ -112,27 +118,26 @@ def test_targets_must_be_as_many_as_roots_and_apart(engine: Engine, tmp_path: Pa
     blob, _ = encode_manifest(honest(roots=["~/a", "~/b"], entries=entries), PLAIN)
     put_manifest(engine, blob)
     with pytest.raises(InvalidInput, match=r"has 2 directories .* and 1 targets were named"):
-        begin_from(engine, tmp_path / "one", blob)
+        begin_from(engine, blob, tmp_path / "one")
     for pair in (("t", "t"), ("t", "t/below"), ("t/below", "t"), ("t", "x/../t")):
-        roots = [str(tmp_path / name) for name in pair]
         with pytest.raises(InvalidInput, match="overlap"):
-            begin_from(engine, tmp_path, blob, roots=roots)
+            begin_from(engine, blob, *(tmp_path / name for name in pair))
     assert {path.name for path in tmp_path.iterdir()} == {"home"}
-    begin_from(engine, tmp_path, blob, roots=[str(tmp_path / name) for name in ("t", "tt")])
+    begin_from(engine, blob, tmp_path / "t", tmp_path / "tt")
 
 
 def test_begin_is_idempotent_and_a_second_run_is_refused(
     woken: Engine, stored: SnapshotId, tmp_path: Path
 ) -> None:
-    run = woken.begin_restore(stored, [tmp_path / "back"])
-    planned = woken.planned
+    run, plan = woken.begin_restore(stored, [tmp_path / "back"])
+    assert run.begin() == plan
     with pytest.raises(WorkspaceBusy):
         woken.begin_restore(stored, [tmp_path / "other"])
     with pytest.raises(WorkspaceBusy):
         woken.begin([tmp_path])
-    for part in planned["parts"]:
-        woken.restore_part(run, part)
-    assert _finish(woken, run)["differences"] == []
+    for part in plan.parts:
+        run.restore_part(part)
+    assert _finish(run).differences == []
 
 
 # -- interruptions
@@ -151,42 +156,40 @@ def test_nothing_is_fetched_twice_when_the_agent_was_killed(
     same_run: bool,
 ) -> None:
     back = tmp_path / "back"
-    run = woken.begin_restore(stored, [back])
-    whole = woken.planned
-    assert len(whole["parts"]) == 2
+    run, whole = woken.begin_restore(stored, [back])
+    assert len(whole.parts) == 2
     fetched = 0
     parts = {"begin": 0, "first part": 1, "half a part": 1}.get(killed_after, 2)
-    for part in whole["parts"][:parts]:
-        woken.restore_part(run, part)
-        fetched += part["bytes"]
+    for part in whole.parts[:parts]:
+        run.restore_part(part)
+        fetched += part.bytes
     if killed_after == "half a part":
-        fetched += _half_a_part(woken, run, whole["parts"][1])
+        fetched += _half_a_part(woken, run.run, whole.parts[1])
     if killed_after in ("finish", "check"):
-        woken.call("restore.finish", run=run)
+        run.finish()
     if killed_after == "check":
-        assert woken.call("restore.check", run=run, full=True)["differences"] == []
+        assert run.check(full=True).differences == []
     woken.restart()
 
     with pytest.raises(AgentLost):
-        woken.call("restore.check", run=run, full=True)
-    run = woken.begin_restore(stored, [back], run if same_run else None, resume=True)
-    rest = woken.planned
+        woken.call(CheckRestore(run.run, full=True))
+    run, rest = woken.begin_restore(stored, [back], run.run if same_run else None, resume=True)
     assert _plain_bytes(rest) == _plain_bytes(whole) - fetched
-    for part in rest["parts"]:
-        woken.restore_part(run, part)
-        fetched += part["bytes"]
+    for part in rest.parts:
+        run.restore_part(part)
+        fetched += part.bytes
     assert fetched == _plain_bytes(whole)
-    assert _finish(woken, run)["differences"] == []
+    assert _finish(run).differences == []
     assert differences(kept(wide), facts(back)) == []
 
 
-def _plain_bytes(plan: dict[str, Any]) -> int:
-    return sum(part["bytes"] for part in plan["parts"])
+def _plain_bytes(plan: RestorePlan) -> int:
+    return sum(part.bytes for part in plan.parts)
 
 
-def _half_a_part(engine: Engine, run: str, part: dict[str, Any]) -> int:
+def _half_a_part(engine: Engine, run: str, part: RestorePart) -> int:
     """Fetch a few chunks of a part and then no more; returns their plain bytes."""
-    packs = [engine.store.grant("GET", ObjectKey(key), expires_s=3600) for key in part["packs"]]
+    packs = [engine.grant("GET", key) for key in part.packs]
     seen: list[int] = []
     calls: list[Call] = []
 
@@ -197,7 +200,7 @@ def _half_a_part(engine: Engine, run: str, part: dict[str, Any]) -> int:
     calls.append(Call("id", engine.home, on_event))
     with pytest.raises(RunCancelled):
         engine.table.serve(FetchPart(run, packs), calls[0])
-    assert 0 < seen[-1] < part["bytes"]
+    assert 0 < seen[-1] < part.bytes
     return seen[-1]
 
 
@@ -206,33 +209,31 @@ def test_a_check_by_a_new_agent_finishes_first(
 ) -> None:
     """Beginning again opens modes; a control side that only asks for the check is right too."""
     back = tmp_path / "back"
-    run = woken.begin_restore(stored, [back])
-    for part in woken.planned["parts"]:
-        woken.restore_part(run, part)
-    woken.call("restore.finish", run=run)
+    run = woken.fetched_restore(stored, [back])
+    run.finish()
     woken.restart()
-    run = woken.begin_restore(stored, [back], run)
-    assert woken.call("restore.check", run=run, full=True)["differences"] == []
-    woken.call("restore.end", run=run)
+    run, _ = woken.begin_restore(stored, [back], run.run)
+    assert run.check(full=True).differences == []
+    run.end()
     assert differences(kept(wide), facts(back)) == []
 
 
 def test_finish_wants_every_part(woken: Engine, stored: SnapshotId, tmp_path: Path) -> None:
-    run = woken.begin_restore(stored, [tmp_path / "back"])
+    run, plan = woken.begin_restore(stored, [tmp_path / "back"])
     with pytest.raises(InvalidInput, match=r"still lacks .* chunks: restore all parts"):
-        woken.call("restore.finish", run=run)
-    for part in woken.planned["parts"][1:]:
-        woken.restore_part(run, part)
+        run.finish()
+    for part in plan.parts[1:]:
+        run.restore_part(part)
     with pytest.raises(InvalidInput, match="still lacks"):
-        woken.call("restore.check", run=run, full=True)
+        run.check(full=True)
 
 
 def test_a_restore_that_was_removed_by_hand_starts_anew(
     woken: Engine, stored: SnapshotId, wide: Path, tmp_path: Path
 ) -> None:
     back = tmp_path / "back"
-    run = woken.begin_restore(stored, [back])
-    woken.restore_part(run, woken.planned["parts"][0])
+    run, plan = woken.begin_restore(stored, [back])
+    run.restore_part(plan.parts[0])
     woken.restart()
     subprocess.run(["rm", "-rf", back], check=True)
     woken.restore(stored, [back])
@@ -243,15 +244,13 @@ def test_a_restore_that_was_meddled_with_is_not_called_right_and_can_be_repeated
     woken: Engine, stored: SnapshotId, wide: Path, tmp_path: Path
 ) -> None:
     back = tmp_path / "back"
-    run = woken.begin_restore(stored, [back])
-    for part in woken.planned["parts"]:
-        woken.restore_part(run, part)
+    run = woken.fetched_restore(stored, [back])
     fd = os.open(back / "big", os.O_WRONLY)
     os.pwrite(fd, b"!", 9 * MIB)
     os.close(fd)
     (back / "d/3").unlink()
-    checked = _finish(woken, run)
-    assert {line.split(":")[0] for line in checked["differences"]} == {
+    checked = _finish(run)
+    assert {line.split(":")[0] for line in checked.differences} == {
         str(back / "big"),
         str(back / "d/3"),
     }
@@ -265,18 +264,16 @@ def test_what_an_earlier_run_restored_and_compared_is_not_written_again(
     woken: Engine, stored: SnapshotId, tmp_path: Path
 ) -> None:
     back = tmp_path / "back"
-    run = woken.begin_restore(stored, [back])
-    for part in woken.planned["parts"]:
-        woken.restore_part(run, part)
-    assert _finish(woken, run)["difference_count"] == 0
+    run = woken.fetched_restore(stored, [back])
+    assert _finish(run).difference_count == 0
     (back / "small").write_bytes(b"work done since")  # nobody told the user to wait
     woken.restart()
-    run = woken.begin_restore(stored, [back], resume=True)
-    assert woken.planned["complete"]
-    assert woken.planned["parts"] == []
-    woken.call("restore.finish", run=run)
-    woken.call("restore.check", run=run, full=True)
-    woken.call("restore.end", run=run)
+    run, plan = woken.begin_restore(stored, [back], resume=True)
+    assert plan.complete
+    assert plan.parts == []
+    run.finish()
+    run.check(full=True)
+    run.end()
     assert (back / "small").read_bytes() == b"work done since"
 
 
@@ -291,16 +288,16 @@ def test_another_snapshot_does_not_take_up_this_one_s_restore(
     (was / "file").write_bytes(content(2, 2 * MIB))
     let_settle()
     second = engine.snapshot([was])
-    run = engine.begin_restore(first, [back])
-    engine.restore_part(run, engine.planned["parts"][0])
+    run, plan = engine.begin_restore(first, [back])
+    run.restore_part(plan.parts[0])
     engine.restart()
     with pytest.raises(InvalidInput, match="is not empty"):
         engine.begin_restore(second, [back])
     with pytest.raises(RestoreUnfinished, match="holds nothing else"):
         engine.begin_restore(second, [back], resume=True)
-    run = engine.begin_restore(first, [back])
-    assert engine.planned["parts"] == []
-    assert _finish(engine, run)["differences"] == []
+    run, plan = engine.begin_restore(first, [back])
+    assert plan.parts == []
+    assert _finish(run).differences == []
     with pytest.raises(InvalidInput, match="somebody may work there"):
         engine.begin_restore(second, [back], resume=True)
     assert (back / "file").read_bytes() == content(1, 2 * MIB)
@@ -320,8 +317,8 @@ def test_nothing_is_written_through_a_symlink(
         file.write_text("somebody else's")
     before = facts(elsewhere)
     back = tmp_path / "back"
-    run = woken.begin_restore(stored, [back])
-    woken.restore_part(run, woken.planned["parts"][0])
+    run, plan = woken.begin_restore(stored, [back])
+    run.restore_part(plan.parts[0])
     victim = back if swapped == "target" else back / swapped
     if victim.exists():
         victim.rename(tmp_path / "moved-away")
@@ -329,10 +326,10 @@ def test_nothing_is_written_through_a_symlink(
     with pytest.raises(InvalidInput, match=r"target|moved|directory"):
         if resumed:
             woken.restart()
-            run = woken.begin_restore(stored, [back], run)
-        for part in woken.planned["parts"]:
-            woken.restore_part(run, part)
-        woken.call("restore.finish", run=run)
+            run, plan = woken.begin_restore(stored, [back], run.run)
+        for part in plan.parts:
+            run.restore_part(part)
+        run.finish()
     assert differences(before, facts(elsewhere)) == []
 
 
@@ -371,20 +368,19 @@ def test_a_disk_that_fills_up_on_the_way_is_said_and_then_it_goes_on(
 ) -> None:
     place = little(160)
     back = place / "back"
-    run = woken.begin_restore(stored, [back])
-    whole = woken.planned
+    run, whole = woken.begin_restore(stored, [back])
     with (place / "hog").open("wb") as hog:
         os.posix_fallocate(hog.fileno(), 0, 140 * MIB)
     with pytest.raises(DiskFull, match=r"the machine's disk is full .* the snapshot in the store"):
-        for part in whole["parts"]:
-            woken.restore_part(run, part)
+        for part in whole.parts:
+            run.restore_part(part)
     woken.restart()
     (place / "hog").unlink()
-    run = woken.begin_restore(stored, [back])
-    assert 0 < _plain_bytes(woken.planned) < _plain_bytes(whole)
-    for part in woken.planned["parts"]:
-        woken.restore_part(run, part)
-    assert _finish(woken, run)["differences"] == []
+    run, plan = woken.begin_restore(stored, [back])
+    assert 0 < _plain_bytes(plan) < _plain_bytes(whole)
+    for part in plan.parts:
+        run.restore_part(part)
+    assert _finish(run).differences == []
     contents = {path: fact.content for path, fact in kept(wide).items()}
     assert contents == {path: fact.content for path, fact in facts(back).items()}
 
@@ -401,13 +397,10 @@ engine = Engine(S3Store.connect(S3Settings(**told["settings"])), Path(told["home
 engine.snapshots()  # what is imported late is imported now: Python itself may be root's alone
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 back = [Path(told["back"])]
-run = engine.begin_restore(told["snapshot"], back)
-for part in engine.planned["parts"]:
-    engine.restore_part(run, part)
-engine.call("restore.finish", run=run)
+engine.fetched_restore(told["snapshot"], back).finish()
 engine.restart()  # everything is in place and read-only now: that must not keep us out
 finished = engine.restore(told["snapshot"], back)
-json.dump(finished, sys.stdout)
+json.dump(finished.warnings, sys.stdout)
 """
 
 
@@ -456,7 +449,7 @@ def test_an_ordinary_user_has_all_but_the_owners(seaweed: Server, tmp_path: Path
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    warnings = json.loads(done.stdout)["warnings"]
+    warnings = json.loads(done.stdout)
     assert any("owners are not restored" in warning for warning in warnings)
     assert any("trusted.x is not restored" in warning for warning in warnings)
     expected = {

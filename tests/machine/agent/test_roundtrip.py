@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.engine import WORKSPACE, Engine
+from tests.fixtures.engine import Engine
 from tests.fixtures.generated_trees import CHANGES, TREES, Plant, build, change
+from tests.fixtures.snapshots import manifest_of, reads_nothing
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import (
     content,
@@ -22,8 +23,6 @@ from tests.fixtures.trees import (
     plant_every_kind,
 )
 from torpor.control.store.s3 import S3Store
-from torpor.shared.format.manifest import decode_manifest
-from torpor.shared.format.names import manifest_key
 
 KEY = bytes(range(32))
 sealed_or_not = pytest.mark.parametrize("key", [None, KEY], ids=["plain", "sealed"])
@@ -43,15 +42,13 @@ def test_every_kind_of_entry_comes_back(seaweed: Server, tmp_path: Path, key: by
     other = Engine(store, tmp_path / "other", key)
     finished = other.restore(snapshot, [back])
     assert differences(before, facts(back)) == []
-    assert finished["warnings"] == []
+    assert finished.warnings == []
 
-    blob = store.get(manifest_key(WORKSPACE, snapshot), max_bytes=1 << 30)
-    manifest, _ = decode_manifest(blob, other.seal, "it")
-    assert {(s.path, s.kind) for s in manifest.skipped} == {
+    assert {(s.path, s.kind) for s in manifest_of(other, snapshot).skipped} == {
         (b"fifo", "fifo"),
         (b"socket", "socket"),
     }
-    assert _reads_nothing(other, back)
+    assert reads_nothing(other, back)
     shutil.rmtree(was)
     shutil.rmtree(back)
 
@@ -130,12 +127,4 @@ def test_any_tree_and_any_change_comes_back(
     assert differences(first_facts, facts(here / "first")) == []
     other.restore(second, [here / "second"])
     assert differences(second_facts, facts(here / "second")) == []
-    assert _reads_nothing(other, here / "second")
-
-
-def _reads_nothing(engine: Engine, root: Path) -> bool:
-    """Whether the snapshot of a tree that was just restored is an increment of nothing."""
-    run = engine.begin([root])
-    scan = engine.scan(run, 1)
-    engine.call("snapshot.end", run=run, committed=False)
-    return (scan["read_files"], scan["parts"]) == (0, [])
+    assert reads_nothing(other, here / "second")

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.engine import WORKSPACE, Engine
-from tests.fixtures.snapshots import comes_back, manifest_of, store_parts
+from tests.fixtures.engine import Engine
+from tests.fixtures.snapshots import comes_back, commit, manifest_of, scan_and_store, store_parts
 from tests.fixtures.trees import let_settle
-from torpor.shared.errors import (
-    WorkspaceInvalid,
-)
-from torpor.shared.format.names import new_pack_key
+from torpor.shared.errors import WorkspaceInvalid
+from torpor.shared.wire.snapshot import Confirm, Confirmed
 
 Change = Callable[[Path], object]
 
@@ -63,26 +61,25 @@ def test_a_file_that_changes_between_walk_and_read_is_flagged_and_read_again(
     engine: Engine, was: Path, name: str, change: str
 ) -> None:
     run = engine.begin([was])
-    scan = engine.scan(run, 1)
+    scan = run.scan(1)
     CHANGED[change](was / name)
-    store_parts(engine, run, 1, scan)
-    flagged, committed = engine.commit(run)
-    assert committed["unaccepted"] == [name]
-    assert committed["unaccepted"] == [name]
+    store_parts(run, 1, scan)
+    flagged, committed = commit(run)
+    assert committed.unaccepted == [name]
     entries = manifest_of(engine, flagged).entries
     assert [e.path for e in entries if e.changed] == [name.encode()]
-    engine.call("snapshot.end", run=run, committed=True)
+    run.end(committed=True)
 
     # the index does not believe it either: the next snapshot reads it, and it alone
     let_settle()
     run = engine.begin([was])
-    again = engine.scan(run, 1)
-    assert (again["read_files"], again["unaccepted"]) == (1, [name])
-    store_parts(engine, run, 1, again)
-    assert engine.scan(run, 2)["read_files"] == 0
-    snapshot, committed = engine.commit(run)
-    assert committed["unaccepted_count"] == 0
-    engine.call("snapshot.end", run=run, committed=True)
+    again = run.scan(1)
+    assert (again.read_files, again.unaccepted) == (1, [name])
+    store_parts(run, 1, again)
+    assert run.scan(2).read_files == 0
+    snapshot, committed = commit(run)
+    assert committed.unaccepted_count == 0
+    run.end(committed=True)
     comes_back(engine, snapshot, was)
 
 
@@ -92,18 +89,18 @@ def test_a_file_that_goes_between_walk_and_read_is_left_out(
     engine: Engine, was: Path, name: str, change: str
 ) -> None:
     run = engine.begin([was])
-    scan = engine.scan(run, 1)
+    scan = run.scan(1)
     GONE[change](was / name)
-    store_parts(engine, run, 1, scan)
-    snapshot, _ = engine.commit(run)
+    store_parts(run, 1, scan)
+    snapshot, _ = commit(run)
     assert name.encode() not in [e.path for e in manifest_of(engine, snapshot).entries]
-    assert engine.call("snapshot.confirm", run=run, accepted=[])["unaccepted_count"] >= 1
+    assert run.confirm().unaccepted_count >= 1
     let_settle()
-    again = engine.scan(run, 2)
-    store_parts(engine, run, 2, again)
-    assert engine.scan(run, 3)["read_files"] == 0
-    snapshot, committed = engine.commit(run)
-    assert committed["unaccepted_count"] == 0
+    again = run.scan(2)
+    store_parts(run, 2, again)
+    assert run.scan(3).read_files == 0
+    snapshot, committed = commit(run)
+    assert committed.unaccepted_count == 0
     comes_back(engine, snapshot, was)
 
 
@@ -111,48 +108,36 @@ def test_a_rewrite_right_after_reading_is_found_by_the_next_pass(engine: Engine,
     fresh = was / "fresh"
     fresh.write_bytes(b"one")
     run = engine.begin([was])
-    scan = engine.scan(run, 1)
-    store_parts(engine, run, 1, scan)
+    scan = run.scan(1)
+    store_parts(run, 1, scan)
     before = fresh.stat()
     fd = os.open(fresh, os.O_WRONLY)
     os.pwrite(fd, b"two", 0)
     os.close(fd)
     os.utime(fresh, ns=(0, before.st_mtime_ns))
-    again = engine.scan(run, 2)
-    assert "fresh" in again["unaccepted"]
-    store_parts(engine, run, 2, again)
+    again = run.scan(2)
+    assert "fresh" in again.unaccepted
+    store_parts(run, 2, again)
     let_settle()
-    store_parts(engine, run, 3, engine.scan(run, 3))
-    assert engine.scan(run, 4)["read_files"] == 0
-    snapshot, _ = engine.commit(run)
+    scan_and_store(run, 3)
+    assert run.scan(4).read_files == 0
+    snapshot, _ = commit(run)
     comes_back(engine, snapshot, was)
 
 
 def test_names_that_may_change_are_accepted_and_no_others(engine: Engine, was: Path) -> None:
     (was / "d/app.log").write_bytes(b"line\n" * 100)
     let_settle()
-    run = engine.begin([was])
-    scan = engine.scan(run, 1, accepted=["*.log"])
-    assert sorted(scan["unaccepted"]) == ["big", "d/other", "small"]
-    assert (scan["read_files"], scan["unaccepted_count"]) == (4, 3)
+    run = engine.begin([was], "*.log")
+    scan = run.scan(1)
+    assert sorted(scan.unaccepted) == ["big", "d/other", "small"]
+    assert (scan.read_files, scan.unaccepted_count) == (4, 3)
     _append(was / "d/app.log")
     _append(was / "small")
-    store_parts(engine, run, 1, scan)
-    committed = engine.call(
-        "snapshot.commit",
-        run=run,
-        snapshot="20261120T234913Z-00000001",
-        parent=None,
-        created_unix=1,
-        statistics={},
-        accepted=["*.log"],
-        grant=engine.grant("PUT", new_pack_key(WORKSPACE)),
-    )
-    assert committed["unaccepted"] == ["small"]
-    confirmed = engine.call("snapshot.confirm", run=run, accepted=["*.log", "small"])
-    assert confirmed["unaccepted_count"] == 0
-    confirmed = engine.call("snapshot.confirm", run=run, accepted=["*.log"])
-    assert confirmed["unaccepted"] == ["small"]
+    store_parts(run, 1, scan)
+    assert commit(run)[1].unaccepted == ["small"]
+    assert run.confirm() == Confirmed(1, ["small"])
+    assert engine.call(Confirm(run.run, ["*.log", "small"])) == Confirmed(0, [])
 
 
 # -- the last look
@@ -180,26 +165,25 @@ def test_the_last_look_finds_what_changed_since_the_commit(
     engine: Engine, was: Path, change: str
 ) -> None:
     run = engine.begin([was])
-    store_parts(engine, run, 1, engine.scan(run, 1))
-    engine.scan(run, 2)
-    engine.commit(run)
-    same = engine.call("snapshot.confirm", run=run, accepted=[])
-    assert same == {"unaccepted_count": 0, "unaccepted": []}
+    scan_and_store(run, 1)
+    run.scan(2)
+    commit(run)
+    assert run.confirm() == Confirmed(0, [])
     make, name = CONFIRMED[change]
     make(was)
-    found = engine.call("snapshot.confirm", run=run, accepted=[])
-    assert name in found["unaccepted"]
-    assert found["unaccepted_count"] == len(found["unaccepted"])
+    found = run.confirm()
+    assert name in found.unaccepted
+    assert found.unaccepted_count == len(found.unaccepted)
 
 
 def test_a_workspace_that_became_empty_is_no_snapshot(engine: Engine, was: Path) -> None:
     run = engine.begin([was])
-    store_parts(engine, run, 1, engine.scan(run, 1))
+    scan_and_store(run, 1)
     os.rename(was, was.with_name("unmounted"))
     was.mkdir()
-    assert engine.scan(run, 2)["read_files"] == 0
+    assert run.scan(2).read_files == 0
     with pytest.raises(WorkspaceInvalid, match="has become empty while it was read"):
-        engine.commit(run)
+        commit(run)
     assert engine.snapshots() == []
 
 
@@ -217,8 +201,7 @@ def test_small_files_that_were_only_touched_are_read_and_not_stored_again(
     (root / "7").write_bytes(b"other" * 50)
     let_settle()
     run = engine.begin([root])
-    (report,) = store_parts(engine, run, 1, engine.scan(run, 1))
-    assert report["new_bytes"] == 250
-    snapshot, _ = engine.commit(run)
-    engine.call("snapshot.end", run=run, committed=True)
+    assert scan_and_store(run, 1) == 250
+    snapshot, _ = commit(run)
+    run.end(committed=True)
     comes_back(engine, snapshot, root)

@@ -13,9 +13,9 @@ import pytest
 
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.fault_proxy import Fault, FaultProxy
+from tests.fixtures.snapshots import reads_nothing
 from tests.fixtures.standing import gets
 from tests.fixtures.stores import Server
-from tests.fixtures.syncs import begin_sync, finish_sync, stage_sync, sync, sync_part
 from tests.fixtures.trees import (
     Facts,
     content,
@@ -38,6 +38,7 @@ from torpor.shared.errors import (
 from torpor.shared.format.manifest import Entry
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import MIB, SnapshotId
+from torpor.shared.wire.restore import Checked
 
 KEY = bytes(range(32))
 
@@ -63,7 +64,7 @@ class Two:
         let_settle()
         self.second = engine.snapshot([root])
         self.after = kept(root)
-        sync(engine, self.first)
+        engine.sync(self.first)
         assert differences(self.before, facts(root)) == []
 
 
@@ -75,13 +76,6 @@ def two(engine: Engine, tmp_path: Path) -> Two:
 def _snapshot(two: Two) -> SnapshotId:
     let_settle()
     return two.engine.snapshot([two.root])
-
-
-def _reads_nothing(engine: Engine, root: Path) -> bool:
-    run = engine.begin([root])
-    scan = engine.scan(run, 1)
-    engine.call("snapshot.end", run=run, committed=False)
-    return bool(scan["read_files"] == 0)
 
 
 # -- what comes over
@@ -104,22 +98,22 @@ def test_every_kind_of_entry_comes_and_goes(
         (was / name).unlink()
     full, everything = engine.snapshot([was]), kept(was)
     for wanted, expected in ((little, empty), (full, everything)):
-        done = sync(engine, wanted)
+        done = engine.sync(wanted)
         assert differences(expected, facts(was)) == []
-        assert done["warnings"] == []
-        assert _reads_nothing(engine, was)
+        assert done.warnings == []
+        assert reads_nothing(engine, was)
     engine.runs.close()
     shutil.rmtree(was)
 
 
 def test_only_what_differs_is_fetched(two: Two) -> None:
-    done = sync(two.engine, two.second)
+    done = two.engine.sync(two.second)
     assert differences(two.after, facts(two.root)) == []
     changed_chunk, small = 4 * MIB, 3600
-    assert 0 < done["fetched_bytes"] < changed_chunk + small
-    assert done["copied_bytes"] == 0  # what is new goes into big itself
-    assert (done["staged"], done["removed_count"], done["last"]) == (3, 1, two.first)
-    assert _reads_nothing(two.engine, two.root)
+    assert 0 < done.stored_bytes < changed_chunk + small
+    assert done.copied_bytes == 0  # what is new goes into big itself
+    assert (done.written, done.removed, done.last) == (3, 1, two.first)
+    assert reads_nothing(two.engine, two.root)
 
 
 def test_what_was_renamed_or_copied_is_not_fetched(engine: Engine, was: Path) -> None:
@@ -129,28 +123,28 @@ def test_what_was_renamed_or_copied_is_not_fetched(engine: Engine, was: Path) ->
     shutil.copy2(was / "small", was / "e/copy")
     let_settle()
     second, after = engine.snapshot([was]), kept(was)
-    sync(engine, first)
-    done = sync(engine, second)
+    engine.sync(first)
+    done = engine.sync(second)
     assert differences(after, facts(was)) == []
-    assert (done["fetched_bytes"], done["parts"]) == (0, [])
+    assert done.stored_bytes == 0
 
 
 def test_a_machine_that_lost_its_index_keeps_what_is_right(two: Two, tmp_path: Path) -> None:
     other = Engine(two.engine.store, tmp_path / "other")
     with pytest.raises(UnsavedWork, match=r"not as in any snapshot: .*big"):
-        begin_sync(other, two.second)
-    done = sync(other, two.second, discard_local=True)
+        other.begin_sync(two.second)
+    done = other.sync(two.second, discard_local=True)
     assert differences(two.after, facts(two.root)) == []
-    assert done["fetched_bytes"] < 4 * MIB + 4000
-    assert done["last"] is None
+    assert done.stored_bytes < 4 * MIB + 4000
+    assert done.last is None
     other.runs.close()
 
 
 def test_a_directory_that_is_not_there_is_made(two: Two) -> None:
     shutil.rmtree(two.root)
     with pytest.raises(UnsavedWork, match=r"big \(removed\)"):
-        begin_sync(two.engine, two.second)
-    sync(two.engine, two.second, discard_local=True)
+        two.engine.begin_sync(two.second)
+    two.engine.sync(two.second, discard_local=True)
     assert differences(two.after, facts(two.root)) == []
 
 
@@ -181,20 +175,20 @@ def test_unsaved_work_is_refused_by_name_and_nothing_is_touched(two: Two, work: 
     there = facts(two.root)
     name = "mine" if work.startswith("new") or work == "link" else "same"
     with pytest.raises(UnsavedWork, match=rf"d/{name}.*save_first.*discard_local"):
-        begin_sync(two.engine, two.second)
+        two.engine.begin_sync(two.second)
     assert differences(there, facts(two.root)) == []
     saved = _snapshot(two)  # saved, it is no obstacle any more
-    sync(two.engine, two.second)
+    two.engine.sync(two.second)
     assert differences(two.after, facts(two.root)) == []
-    sync(two.engine, saved)
+    two.engine.sync(saved)
     assert differences(there, facts(two.root)) == []
 
 
 def test_loss_that_is_accepted_is_named(two: Two) -> None:
     (two.root / "d/mine").write_bytes(b"not so precious")
     (two.root / "d/same").write_bytes(b"edited")
-    done = sync(two.engine, two.second, discard_local=True)
-    assert (done["discarded"], done["discarded_count"]) == (["d/mine", "d/same"], 2)
+    done = two.engine.sync(two.second, discard_local=True)
+    assert (done.discarded, done.discarded_count) == (["d/mine", "d/same"], 2)
     assert differences(two.after, facts(two.root)) == []
 
 
@@ -202,29 +196,29 @@ def test_work_that_the_target_holds_too_is_no_loss(two: Two) -> None:
     (two.root / "d/edited").write_bytes(content(5, 3500))
     stamp = two.after[b"d/edited"].mtime_ns
     os.utime(two.root / "d/edited", ns=(stamp, stamp))
-    sync(two.engine, two.second)
+    two.engine.sync(two.second)
     assert differences(two.after, facts(two.root)) == []
 
 
 def test_what_only_a_deleted_snapshot_has_is_unsaved(two: Two) -> None:
     two.engine.store.delete([manifest_key(WORKSPACE, two.first)])
     with pytest.raises(UnsavedWork, match=r"big"):
-        begin_sync(two.engine, two.second)
+        two.engine.begin_sync(two.second)
 
 
 def test_a_fifo_in_the_way_is_named(two: Two) -> None:
     os.mkfifo(two.root / "d/new")
     with pytest.raises(UnsavedWork, match=r"d/new: FIFOs, sockets or devices"):
-        begin_sync(two.engine, two.second)
-    sync(two.engine, two.second, discard_local=True)
+        two.engine.begin_sync(two.second)
+    two.engine.sync(two.second, discard_local=True)
     assert differences(two.after, facts(two.root)) == []
 
 
 def test_half_a_restore_is_refused(two: Two, tmp_path: Path) -> None:
-    run = two.engine.begin_restore(two.first, [tmp_path / "back"])
-    two.engine.call("restore.end", run=run)
+    run, _ = two.engine.begin_restore(two.first, [tmp_path / "back"])
+    run.end()
     with pytest.raises(WorkspaceInvalid, match=r"a wake never finished. Wake it here again"):
-        begin_sync(two.engine, two.second)
+        two.engine.begin_sync(two.second)
 
 
 # -- excluded paths
@@ -235,20 +229,20 @@ def test_excluded_paths_are_never_touched(two: Two) -> None:
     (two.root / "d/cache/mine").write_bytes(b"mine")
     (two.root / "d/x.log").write_bytes(b"log")
     before = facts(two.root)
-    done = sync(two.engine, two.second, exclude=["cache", "*.log"])
+    done = two.engine.sync(two.second, exclude=["cache", "*.log"])
     now = facts(two.root)
     for name in (b"d/cache", b"d/cache/mine", b"d/x.log"):
         assert now.pop(name) == before[name]
     assert differences(two.after, now) == []
-    assert done["left_out"] == 0
+    assert done.left_out == 0
 
 
 def test_excluded_names_of_a_snapshot_are_left_out(two: Two) -> None:
-    done = sync(two.engine, two.second, exclude=["big", "new"])
+    done = two.engine.sync(two.second, exclude=["big", "new"])
     now = facts(two.root)
     assert now[b"big"] == two.before[b"big"]
     assert b"d/new" not in now
-    assert done["left_out"] == 2
+    assert done.left_out == 2
     assert now[b"d/edited"] == two.after[b"d/edited"]
 
 
@@ -259,10 +253,10 @@ def test_a_directory_that_goes_stays_for_what_is_excluded_in_it(engine: Engine, 
     let_settle()
     engine.snapshot([was], ["*.log"])
     (was / "extra/mine.log").write_bytes(b"stays")
-    done = sync(engine, first, exclude=["*.log"])
+    done = engine.sync(first, exclude=["*.log"])
     assert (was / "extra/mine.log").read_bytes() == b"stays"
     assert not (was / "extra/file").exists()
-    assert done["warnings"] == ["'extra' stays: it holds something that is excluded or new"]
+    assert done.warnings == ["'extra' stays: it holds something that is excluded or new"]
 
 
 def test_an_excluded_name_under_a_directory_that_becomes_a_file_is_named(
@@ -276,7 +270,7 @@ def test_an_excluded_name_under_a_directory_that_becomes_a_file_is_named(
     (was / "small/mine.log").write_bytes(b"stays")
     before = facts(was)
     with pytest.raises(InvalidInput, match=r"small/mine.log on the machine is excluded"):
-        begin_sync(engine, first, exclude=["*.log"], discard_local=True)
+        engine.begin_sync(first, exclude=["*.log"], discard_local=True)
     assert differences(before, facts(was)) == []
 
 
@@ -286,8 +280,8 @@ def test_a_link_whose_first_name_is_excluded_comes_as_a_file(engine: Engine, was
     os.link(was / "a.log", was / "d/kept")
     let_settle()
     second = engine.snapshot([was])
-    sync(engine, first)
-    sync(engine, second, exclude=["*.log"])
+    engine.sync(first)
+    engine.sync(second, exclude=["*.log"])
     assert (was / "d/kept").read_bytes() == content(7, 2000)
     assert not (was / "a.log").exists()
 
@@ -297,10 +291,10 @@ def test_a_file_with_a_name_elsewhere_is_not_changed_there(two: Two, tmp_path: P
     (two.root / "d/same").chmod(0o604)
     let_settle()
     third = _snapshot(two)
-    sync(two.engine, two.first)
+    two.engine.sync(two.first)
     os.link(two.root / "d/same", tmp_path / "outside")
     outside = os.lstat(tmp_path / "outside")
-    sync(two.engine, third)
+    two.engine.sync(third)
     now = os.lstat(tmp_path / "outside")
     assert (now.st_ino, now.st_mode) == (outside.st_ino, outside.st_mode)
     assert (two.root / "d/same").stat().st_mode & 0o777 == 0o604
@@ -310,17 +304,14 @@ def test_a_file_with_a_name_elsewhere_is_not_changed_there(two: Two, tmp_path: P
 
 
 def test_a_file_that_is_edited_after_the_look_is_left_as_it_is(two: Two) -> None:
-    run, _ = begin_sync(two.engine, two.second)
-    planned = stage_sync(two.engine, run)
-    for part in planned["parts"]:
-        sync_part(two.engine, run, part)
+    run = two.engine.staged_sync(two.second)
     (two.root / "d/edited").write_bytes(b"precious")
     with pytest.raises(StillChanging, match=r"'d/edited' was changed on the machine"):
-        two.engine.call("sync.finish", run=run)
-    two.engine.call("sync.end", run=run)
+        run.finish()
+    run.end()
     assert (two.root / "d/edited").read_bytes() == b"precious"
-    done = sync(two.engine, two.second)  # completes the rest, and keeps it
-    assert done["kept"] == ["d/edited"]
+    done = two.engine.sync(two.second)  # completes the rest, and keeps it
+    assert done.kept == ["d/edited"]
     assert (two.root / "d/edited").read_bytes() == b"precious"
     now = facts(two.root)
     assert now.pop(b"d/edited").content != two.after[b"d/edited"].content
@@ -332,12 +323,10 @@ def test_a_file_that_is_edited_after_the_look_is_left_as_it_is(two: Two) -> None
 
 
 def test_a_file_that_is_made_after_the_look_is_left_as_it_is(two: Two) -> None:
-    run, _ = begin_sync(two.engine, two.second)
-    for part in stage_sync(two.engine, run)["parts"]:
-        sync_part(two.engine, run, part)
+    run = two.engine.staged_sync(two.second)
     (two.root / "d/new").write_bytes(b"precious")
     with pytest.raises(StillChanging, match=r"'d/new' was made on the machine"):
-        two.engine.call("sync.finish", run=run)
+        run.finish()
     assert (two.root / "d/new").read_bytes() == b"precious"
 
 
@@ -348,11 +337,11 @@ def test_a_source_that_changes_before_it_is_copied_stops_the_sync(
     (was / "big").rename(was / "moved")
     let_settle()
     engine.snapshot([was])
-    run, _ = begin_sync(engine, first)
+    run = engine.begin_sync(first)
     (was / "moved").write_bytes(b"at work")
     before = facts(was)
     with pytest.raises(StillChanging, match="'moved' changed on the machine"):
-        stage_sync(engine, run)
+        run.stage()
     assert differences(_files(before), _files(facts(was))) == []
 
 
@@ -361,16 +350,16 @@ def test_nothing_is_written_through_a_symlink(two: Two, tmp_path: Path, when: st
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(two.root, elsewhere)
     before = facts(elsewhere)
-    run, _ = begin_sync(two.engine, two.second)
+    run = two.engine.begin_sync(two.second)
     if when == "fetched":
-        for part in stage_sync(two.engine, run)["parts"]:
-            sync_part(two.engine, run, part)
+        for part in run.stage().parts:
+            run.sync_part(part)
     (two.root / "d").rename(tmp_path / "moved-away")
     (two.root / "d").symlink_to(elsewhere / "d")
     with pytest.raises(TorporError, match=r"something else writes into the target|changed"):
-        for part in stage_sync(two.engine, run)["parts"]:
-            sync_part(two.engine, run, part)
-        two.engine.call("sync.finish", run=run)
+        for part in run.stage().parts:
+            run.sync_part(part)
+        run.finish()
     assert differences(before, facts(elsewhere)) == []
 
 
@@ -379,7 +368,7 @@ def test_nothing_is_written_through_a_symlink(two: Two, tmp_path: Path, when: st
 
 def test_a_big_file_that_nobody_has_open_is_patched(two: Two) -> None:
     inode = (two.root / "big").stat().st_ino
-    sync(two.engine, two.second)
+    two.engine.sync(two.second)
     assert (two.root / "big").stat().st_ino == inode
     assert differences(two.after, facts(two.root)) == []
 
@@ -391,7 +380,7 @@ def test_who_has_a_big_file_open_keeps_the_old_one(two: Two, how: str) -> None:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if how == "mapped" else None
         if mapped is not None:
             file.close()
-        sync(two.engine, two.second)
+        two.engine.sync(two.second)
         assert (mapped[:] if mapped is not None else file.read()) == old
         if mapped is not None:
             mapped.close()
@@ -404,8 +393,8 @@ def test_a_patch_that_was_cut_short_is_completed_without_the_store(
 ) -> None:
     _cut_a_patch_short(two, monkeypatch, when)
     assert not (two.root / "big").exists()  # never half of it under its name
-    done = sync(two.engine, two.second)
-    assert (done["fetched_bytes"], done["copied_bytes"], done["kept"]) == (0, 0, [])
+    done = two.engine.sync(two.second)
+    assert (done.stored_bytes, done.copied_bytes, done.kept) == (0, 0, [])
     assert differences(two.after, facts(two.root)) == []
 
 
@@ -415,11 +404,11 @@ def test_what_came_in_the_place_of_a_file_that_was_being_patched_counts(
 ) -> None:
     _cut_a_patch_short(two, monkeypatch, "half")
     (two.root / "big").write_bytes(b"precious")
-    done = sync(two.engine, two.second, discard_local=discard_local)
+    done = two.engine.sync(two.second, discard_local=discard_local)
     if discard_local:
         assert differences(two.after, facts(two.root)) == []
     else:
-        assert done["kept"] == ["big"]
+        assert done.kept == ["big"]
         assert (two.root / "big").read_bytes() == b"precious"
     assert not any(b".torpor-" in path for path in facts(two.root))
 
@@ -434,13 +423,11 @@ def _cut_a_patch_short(two: Two, monkeypatch: pytest.MonkeyPatch, when: str) -> 
             os.pwrite(fd, bytes(5000), at + 17)
         raise OSError(errno.EIO, "as if the power went")
 
-    run, _ = begin_sync(two.engine, two.second)
-    for part in stage_sync(two.engine, run)["parts"]:
-        sync_part(two.engine, run, part)
+    run = two.engine.staged_sync(two.second)
     with monkeypatch.context() as broken:
         broken.setattr("torpor.machine.tree.patch.copy_range", cut_short)
         with pytest.raises(OSError, match="as if the power went"):
-            two.engine.call("sync.finish", run=run)
+            run.finish()
     two.engine.restart()
 
 
@@ -459,18 +446,18 @@ def test_a_store_that_fails_on_the_way_leaves_the_old_files_whole(
     proxied: Two, fault_proxy: FaultProxy
 ) -> None:
     engine = proxied.engine
-    run, _ = begin_sync(engine, proxied.second)
-    planned = stage_sync(engine, run)
+    run = engine.begin_sync(proxied.second)
+    planned = run.stage()
     fault_proxy.add(Fault("status", when=gets("/packs/"), status=403, code="AccessDenied"))
     with pytest.raises(TorporError):
-        for part in planned["parts"]:
-            sync_part(engine, run, part)
+        for part in planned.parts:
+            run.sync_part(part)
     with pytest.raises(InvalidInput, match="sync all parts before finish"):
-        engine.call("sync.finish", run=run)
-    engine.call("sync.end", run=run)
+        run.finish()
+    run.end()
     assert differences(_files(proxied.before), _files(facts(proxied.root))) == []
-    done = sync(engine, proxied.second)
-    assert done["kept"] == []
+    done = engine.sync(proxied.second)
+    assert done.kept == []
     assert differences(proxied.after, facts(proxied.root)) == []
 
 
@@ -480,18 +467,15 @@ def _files(tree: dict[bytes, Facts]) -> dict[bytes, Facts]:
 
 
 def test_what_was_staged_is_not_fetched_again(two: Two) -> None:
-    run, _ = begin_sync(two.engine, two.second)
-    for part in stage_sync(two.engine, run)["parts"]:
-        sync_part(two.engine, run, part)
+    two.engine.staged_sync(two.second)
     two.engine.restart()
-    done = sync(two.engine, two.second)
-    assert (done["fetched_bytes"], done["copied_bytes"]) == (0, 0)
+    done = two.engine.sync(two.second)
+    assert (done.stored_bytes, done.copied_bytes) == (0, 0)
     assert differences(two.after, facts(two.root)) == []
 
 
 def test_a_snapshot_clears_away_what_was_only_staged(two: Two) -> None:
-    run, _ = begin_sync(two.engine, two.second)
-    stage_sync(two.engine, run)
+    two.engine.begin_sync(two.second).stage()
     two.engine.restart()
     assert any(b".torpor-" in path for path in facts(two.root))
     _snapshot(two)
@@ -502,25 +486,24 @@ def test_a_snapshot_clears_away_what_was_only_staged(two: Two) -> None:
 def test_a_sync_to_another_snapshot_clears_away_what_was_staged(two: Two) -> None:
     (two.root / "d/third").write_bytes(b"third")
     third = _snapshot(two)
-    run, _ = begin_sync(two.engine, two.second)
-    stage_sync(two.engine, run)
+    two.engine.begin_sync(two.second).stage()
     two.engine.restart()
-    sync(two.engine, third)
+    two.engine.sync(third)
     assert not any(b".torpor-" in path for path in facts(two.root))
 
 
 def test_half_a_sync_is_completed_before_another_one_begins(two: Two) -> None:
     third = _half_a_sync(two)
     with pytest.raises(WorkspaceInvalid, match=f"only half of snapshot {two.second}"):
-        begin_sync(two.engine, third)
+        two.engine.begin_sync(third)
     with pytest.raises(WorkspaceInvalid, match=f"only half of snapshot {two.second}"):
         two.engine.begin([two.root])
     with pytest.raises(InvalidInput, match="is not empty"):
         two.engine.begin_restore(two.first, [two.root], resume=True)
     with pytest.raises(WorkspaceInvalid, match=f"only half of snapshot {two.second}"):
         two.engine.begin_restore(two.first, [two.root.with_name("elsewhere")])
-    sync(two.engine, two.second)
-    sync(two.engine, third)
+    two.engine.sync(two.second)
+    two.engine.sync(third)
 
 
 def test_half_a_sync_whose_directory_was_emptied_is_woken_over(two: Two) -> None:
@@ -533,7 +516,7 @@ def test_half_a_sync_whose_directory_was_emptied_is_woken_over(two: Two) -> None
 
 def test_half_a_sync_may_be_given_up_where_its_loss_is_accepted(two: Two) -> None:
     third = _half_a_sync(two)
-    sync(two.engine, third, discard_local=True)
+    two.engine.sync(third, discard_local=True)
     assert (two.root / "d/third").read_bytes() == b"third"
     assert WorkspaceState(two.engine.home, WORKSPACE).sync_record() is None
 
@@ -543,7 +526,7 @@ def test_a_record_that_is_damaged_is_taken_for_half_a_sync(two: Two) -> None:
     record.write_bytes(b"torn")
     with pytest.raises(WorkspaceInvalid, match="only half of snapshot unknown"):
         two.engine.begin([two.root])
-    sync(two.engine, two.second, discard_local=True)
+    two.engine.sync(two.second, discard_local=True)
     assert differences(two.after, facts(two.root)) == []
 
 
@@ -551,25 +534,24 @@ def _half_a_sync(two: Two) -> SnapshotId:
     """Leave a sync to ``second`` behind that stopped in the middle; returns a third snapshot."""
     (two.root / "d/third").write_bytes(b"third")
     third = _snapshot(two)
-    run, _ = begin_sync(two.engine, two.second)
-    for part in stage_sync(two.engine, run)["parts"]:
-        sync_part(two.engine, run, part)
+    run = two.engine.staged_sync(two.second)
     moved = two.root / "d/new"
     moved.write_bytes(b"in the way")
     with pytest.raises(StillChanging):
-        two.engine.call("sync.finish", run=run)
+        run.finish()
     moved.unlink()
     two.engine.restart()
     return third
 
 
 def test_calls_may_come_twice(two: Two) -> None:
-    run, begun = begin_sync(two.engine, two.second)
-    assert begin_sync(two.engine, two.second, run)[1] == begun
-    planned = stage_sync(two.engine, run)
-    assert stage_sync(two.engine, run) == planned
-    for part in planned["parts"] * 2:
-        sync_part(two.engine, run, part)
-    two.engine.call("sync.finish", run=run)
-    finish_sync(two.engine, run)
+    run = two.engine.begin_sync(two.second)
+    assert run.begin() == run.begin()
+    planned = run.stage()
+    assert run.stage() == planned
+    for part in planned.parts * 2:
+        run.sync_part(part)
+    assert run.finish() == run.finish()
+    assert run.check(full=True) == run.check(full=True) == Checked([], 0)
+    run.end()
     assert differences(two.after, facts(two.root)) == []

@@ -12,7 +12,6 @@ import pytest
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.kill_points import OF_TREES, killed_at
 from tests.fixtures.stores import Server
-from tests.fixtures.syncs import sync
 from tests.fixtures.trees import Facts, content, differences, facts, kept, let_settle, set_xattr
 from torpor.control.store.s3 import S3Store
 from torpor.machine.agent.state import WorkspaceState
@@ -85,14 +84,14 @@ def test_a_sync_killed_at_any_step_is_completed_by_the_next(
             half += 1
             with pytest.raises(WorkspaceInvalid, match=f"only half of snapshot {wanted}"):
                 engine.begin([was])
-        done = sync(engine, wanted)
+        done = engine.sync(wanted)
         assert differences(states[wanted], facts(was)) == [], f"killed at step {step}"
-        assert done["kept"] == []
+        assert done.kept == []
     assert half > 20
 
 
 def _sync_anew(store: S3Store, home: Path, wanted: SnapshotId) -> None:
-    sync(Engine(store, home), wanted)
+    Engine(store, home).sync(wanted)
 
 
 def _is_of_the_two(root: Path, before: dict[bytes, Facts], after: dict[bytes, Facts]) -> None:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.fixtures.engine import Engine
 from tests.fixtures.generated_trees import CHANGES, TREES, Plant, build, change
 from tests.fixtures.stores import Server
-from tests.fixtures.syncs import sync
 from tests.fixtures.trees import differences, facts, let_settle
 from torpor.control.store.s3 import S3Store
 
@@ -61,13 +60,13 @@ def test_any_tree_becomes_any_other_and_back(
     let_settle()
     second, second_facts = engine.snapshot([root]), facts(root)
 
-    sync(engine, first)
+    engine.sync(first)
     assert differences(first_facts, facts(root)) == []
-    sync(engine, second)
+    engine.sync(second)
     assert differences(second_facts, facts(root)) == []
     assert _stores_nothing(engine, root)
     stranger = Engine(store, here / "stranger", key)  # knows nothing of what is there
-    sync(stranger, first, discard_local=True)
+    stranger.sync(first, discard_local=True)
     assert differences(first_facts, facts(root)) == []
     stranger.runs.close()
     engine.runs.close()
@@ -75,7 +74,7 @@ def test_any_tree_becomes_any_other_and_back(
 
 def _stores_nothing(engine: Engine, root: Path) -> bool:
     run = engine.begin([root])
-    parts = engine.scan(run, 1)["parts"]
-    new_bytes = sum(engine.part(run, 1, part)["new_bytes"] for part in parts)
-    engine.call("snapshot.end", run=run, committed=False)
+    parts = run.scan(1).parts
+    new_bytes = sum(run.store_part(1, part).new_bytes for part in parts)
+    run.end(committed=False)
     return new_bytes == 0
