@@ -1,12 +1,12 @@
-"""Prefect as the runner: steps become task runs, and its server hears what flows tell."""
+"""The runner that uses Prefect: each step is a task run; tables and events go to its server."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
-from uuid import UUID
 
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -58,18 +58,35 @@ class PrefectRunner:
         return _task(step).submit(*args, **kwargs)
 
     def table(self, key: str, rows: Sequence[Row], description: str) -> None:
-        create_table_artifact(key=key, table=list(rows), description=description)
+        with self._never_failing(f"the table {key}"):
+            create_table_artifact(key=key, table=list(rows), description=description)
 
     def page(self, key: str, markdown: str, description: str) -> None:
-        create_markdown_artifact(key=key, markdown=markdown, description=description)
+        with self._never_failing(f"the page {key}"):
+            create_markdown_artifact(key=key, markdown=markdown, description=description)
 
     def progress(self, key: str, description: str) -> Callable[[float], None]:
-        created = create_progress_artifact(progress=0.0, key=key, description=description)
-        artifact: UUID = created  # type: ignore[assignment]  # sync outside a loop
-        return lambda percent: update_progress_artifact(artifact, progress=percent)  # type: ignore[return-value]
+        created: Any = None  # Prefect's type is also that of its async twin
+        with self._never_failing(f"the progress bar {key}"):
+            created = create_progress_artifact(progress=0.0, key=key, description=description)
+
+        def update(percent: float) -> None:
+            if created is not None:
+                with self._never_failing(f"{percent:.0f} % on the progress bar {key}"):
+                    update_progress_artifact(created, progress=percent)
+
+        return update
 
     def event(self, **event: Any) -> None:
         emit_event(**event)
+
+    @contextmanager
+    def _never_failing(self, what: str) -> Iterator[None]:
+        """Log a failure to show ``what`` as a warning: the flow's work does not depend on it."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the server may fail in any way
+            self.log.warning("%s is not shown in the UI; the run goes on: %s", what, error)
 
 
 def _task(step: Step[P, R]) -> Task[P, R]:

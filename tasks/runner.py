@@ -49,7 +49,7 @@ class Runner(Protocol):
         """The same on another thread of a bounded number, in a copy of this context."""
 
     def table(self, key: str, rows: Sequence[Row], description: str) -> None:
-        """Show a table in the UI."""
+        """Show a table in the UI. A failure to show it is a warning in the log; so below."""
 
     def page(self, key: str, markdown: str, description: str) -> None:
         """Show a page in the UI."""

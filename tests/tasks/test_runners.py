@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -9,12 +10,15 @@ from contextvars import ContextVar
 import pytest
 
 from flows.phases import Phases, phases_told_to
-from tasks import plain_runner
+from tasks import plain_runner, prefect_runner, progress
 from tasks.plain_runner import PlainRunner
+from tasks.prefect_runner import PrefectRunner
+from tasks.progress import Progress
 from tasks.retrying import ONCE, USUAL, WHILE_BUSY
 from tasks.runner import runner
 from tasks.step import step
 from torpor.shared.errors import InvalidInput, StoreUnavailable, TorporError, WorkspaceBusy
+from torpor.shared.wire.request import Event
 
 seen: ContextVar[str] = ContextVar("seen", default="nothing")
 Faults = Iterator[TorporError | None]
@@ -111,3 +115,32 @@ def test_who_listens_hears_of_a_step_and_of_a_phase_before_it_begins() -> None:
 def test_a_plain_runner_opens_what_it_was_given_and_nothing_else() -> None:
     with PlainRunner(), pytest.raises(InvalidInput, match="'demo'"):
         runner().open("demo")
+
+
+def test_a_prefect_server_that_fails_to_show_something_fails_no_part(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object, **_how: object) -> None:
+        raise OSError("the server is away")
+
+    monkeypatch.setattr(prefect_runner, "create_progress_artifact", lambda **_: "an id")
+    monkeypatch.setattr(prefect_runner, "update_progress_artifact", fails)
+    monkeypatch.setattr(progress, "_UPDATE_S", 0.0)
+    monkeypatch.setattr(logging.getLogger("prefect"), "propagate", True)
+    caplog.set_level(logging.WARNING)
+    bar = Progress("a-bar", "parts", 100)
+    bar.event("part 1", Event(50))
+    bar.done()
+    assert caplog.messages == [
+        f"{percent} % on the progress bar a-bar is not shown in the UI; the run goes on: "
+        "the server is away"
+        for percent in (50, 100)
+    ]
+    for name in ("create_progress_artifact", "create_table_artifact", "create_markdown_artifact"):
+        monkeypatch.setattr(prefect_runner, name, fails)
+    Progress("no-bar", "parts", 100).done()
+    PrefectRunner().table("a-table", [], "rows")
+    PrefectRunner().page("a-page", "text", "words")
+    assert [
+        "no-bar" in text or "a-table" in text or "a-page" in text for text in caplog.messages[2:]
+    ] == [True] * 3
