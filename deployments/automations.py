@@ -1,10 +1,10 @@
 """``make automations``: what Prefect does by itself when something happens to a workspace.
 
     make automations                            # react: a failed verification pauses prune
-    make automations NOTIFY=slack-webhook/mine  # and tell of trouble, by that notification block
+    make automations NOTIFY=slack-webhook/mine  # and notify by that block
 
-Running it again renews what it made before; an automation that somebody switched off stays off.
-The events are those of tasks/events.py. Automations tell and pause; none of them deletes anything.
+Running the command again updates its automations; one that is switched off stays off.
+The events are those of tasks/events.py. Automations notify and pause; none deletes anything.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in names:
         print(f"  {'removed' if options.remove else 'installed'}  {name}")
     if not options.remove and not options.notify:
-        print("  nobody is notified: name a notification block with NOTIFY=TYPE/NAME")
+        print("  no notifications: name a notification block with NOTIFY=TYPE/NAME")
     return 0
 
 
 def install(notify: str = "", silent_hours: float = SILENT_HOURS) -> list[str]:
-    """Make or renew the automations; returns their names. ``notify`` names a block of Prefect's
-    that can notify, as type/name; without it nobody is told. Raises InvalidInput."""
+    """Make or update the automations; returns their names. ``notify`` is a notification block of
+    Prefect's, as type/name; without it they only pause. Raises InvalidInput."""
     if not 10 / 3600 <= silent_hours <= 24 * 366:
         raise InvalidInput(f"--silent-hours is {silent_hours:g}: use 0.003 (10 s) to 8784 (a year)")
     with get_client(sync_client=True) as client:

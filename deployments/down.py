@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def down(installation: Installation, *, machines: bool = False) -> None:
-    """End worker, store and server. Local machines are somebody's work: only when asked."""
+    """End worker, store and server, and local machines only with ``machines``: they hold work."""
     with installation.locked():
         ended = {
             "worker": worker.stop(installation),  # first: its flow runs still report

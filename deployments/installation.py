@@ -31,9 +31,9 @@ class Installation:
 
         Not in the checkout: ``git clean`` there must not take the embedded store with it.
         """
-        told = os.environ.get(FOLDER_VARIABLE)
+        named = os.environ.get(FOLDER_VARIABLE)
         state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-        return cls(Path(told or f"{state}/torpor").expanduser().resolve())
+        return cls(Path(named or f"{state}/torpor").expanduser().resolve())
 
     @property
     def prefect_home(self) -> Path:

@@ -83,14 +83,14 @@ class Inventory:
         found = []
         for path in sorted(self.sights.keys() | other.sights.keys()):
             mine, theirs = self.sights.get(path), other.sights.get(path)
-            told = repr(os.fsdecode(path) or "the workspace itself")
+            shown = repr(os.fsdecode(path) or "the workspace itself")
             if mine is None or theirs is None:
-                found.append(f"{told}: {'appeared' if mine is None else 'is missing'}")
+                found.append(f"{shown}: {'appeared' if mine is None else 'is missing'}")
                 continue
             for field in fields(Sight):
                 was, is_now = getattr(mine, field.name), getattr(theirs, field.name)
                 if was != is_now:
-                    found.append(f"{told}: {field.name} was {_short(was)}, is {_short(is_now)}")
+                    found.append(f"{shown}: {field.name} was {_short(was)}, is {_short(is_now)}")
         return found
 
 

@@ -31,7 +31,7 @@ MARK: Final = "TORPOR_STARTED_BY"
 def launch(
     installation: Installation, role: str, argv: Sequence[str], env: Mapping[str, str]
 ) -> ProcessRecord:
-    """Start a process that outlives us; its output goes to the role's log, which begins anew."""
+    """Start a process that outlives this one. Its output replaces the role's log."""
     log = os.open(
         installation.log(role), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
     )

@@ -99,7 +99,7 @@ def serve_store(installation: Installation) -> None:
 
 
 def _knock(endpoint_url: str) -> None:
-    """OSError where nobody listens. The store's own retries would take half a minute to say so."""
+    """Raise OSError if no server listens. The store's own retries would take half a minute."""
     where = urlsplit(endpoint_url)
     socket.create_connection((where.hostname or "", where.port or 80), timeout=KNOCK_S).close()
 
@@ -136,7 +136,7 @@ def deploy() -> None:
 
 
 def first_machine(installation: Installation) -> None:
-    """Something to click on. Without it torpor is up all the same, so a fault is only told."""
+    """Make the workspace `demo` and its machine; print a fault, because torpor works without."""
     try:
         for machine in revive(installation):
             print(f"  note      machine {machine.id} had stopped and is served again")

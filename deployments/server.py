@@ -44,15 +44,15 @@ class Server:
 
 def server_of(installation: Installation, port: int | None = None) -> Server:
     """The server that is to be used: $PREFECT_API_URL's where that is set, else our own."""
-    told = os.environ.get("PREFECT_API_URL", "").rstrip("/")
+    given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
     recorded = _recorded_port(installation)
-    if told and told != _api_url(recorded):
+    if given and given != _api_url(recorded):
         if port is not None:
             raise InvalidInput(
-                f"PREFECT_API_URL says that {told} is used, so no server is started on port "
+                f"PREFECT_API_URL says that {given} is used, so no server is started on port "
                 f"{port}: leave the port away, or unset PREFECT_API_URL"
             )
-        return Server(told, own=False)
+        return Server(given, own=False)
     return Server(_api_url(port or recorded or _choose_port()), True, installation.login())
 
 

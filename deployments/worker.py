@@ -17,9 +17,9 @@ POOL: Final = "torpor"
 READY_S: Final = 120.0
 """3 to 10 s, measured."""
 STOP_S: Final = 20.0
-"""A flow run that is told to end has the agent's work cancelled first."""
+"""A flow run that is cancelled first cancels the agent's work."""
 _LOOK_S: Final = 2
-"""How often the worker asks for runs: Prefect's ten seconds are long for who has pressed Run."""
+"""How often the worker asks for runs. Prefect's ten seconds are long after a click on Run."""
 _POLL_S: Final = 0.2
 _STARTED: Final = b"started!"
 

@@ -22,7 +22,7 @@ from torpor.shared.errors import TorporError
 from torpor.shared.values import DRILL, reserved_name
 
 LEFT_AFTER_S: Final = 24 * 3600
-"""A drill that began so long ago was killed: its machine holds nobody's work, and is ended."""
+"""A drill older than this was killed. Its machine holds no work, so it is destroyed."""
 
 
 @contextmanager

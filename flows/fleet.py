@@ -275,7 +275,7 @@ class Fleet:
         """Keep this machine; raises _Surplus if enough others were ready first."""
         self._check()
         with self._changed:
-            if candidate.own or plan.complete:  # somebody may work there: it is never surplus
+            if candidate.own or plan.complete:  # the user may work there: it is never surplus
                 candidate.kept = not candidate.own
                 self._kept += candidate.kept
             elif self._kept < self._count:

@@ -39,7 +39,7 @@ class Restoration:
                 plan = begin_restore(self.remote, resume=self._resume)
             yield plan
         finally:
-            with suppress(TorporError):  # the agent gives up by itself when it cannot be told
+            with suppress(TorporError):  # an agent that cannot be reached ends the run itself
                 self.remote.end()
 
     def restore(self, plan: RestorePlan, *, full_check: bool = True) -> Finished:

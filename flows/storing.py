@@ -84,7 +84,7 @@ class Storing:
             raise AssertionError("the last round returns or raises")
         finally:
             if not ended:
-                with suppress(TorporError):  # the agent gives up by itself when it cannot be told
+                with suppress(TorporError):  # an agent that cannot be reached ends the run itself
                     self._remote.end(committed=self._verified is not None)
 
     def _passes_until_nothing_is_new(self) -> Scanned:

@@ -112,12 +112,12 @@ class Synchronisation:
             try:
                 return self._round(remote, saved, full_check)
             except StillChanging as error:
-                # somebody works there: look again, and keep or refuse what they changed
+                # the user works there: look again, and keep or refuse the changes
                 if number == MAX_ROUNDS:
                     raise
                 runner().log.warning("another round: %s", error)
             finally:
-                with suppress(TorporError):  # the agent gives up by itself when it cannot be told
+                with suppress(TorporError):  # an agent that cannot be reached ends the run itself
                     remote.end()
         raise AssertionError("the last round returns or raises")
 

@@ -269,7 +269,7 @@ def destroy_until_gone(opened: OpenWorkspace, machine: Machine, warrant: Warrant
                 raise
             fault = error
         if time.monotonic() > give_up:
-            if isinstance(fault, StoreError):  # nobody could say that it may go
+            if isinstance(fault, StoreError):  # the ledger did not answer, so it may not go
                 raise fault
             raise ProviderError(
                 f"machine {machine.id} at {opened.provider.identity} was told to end but still "

@@ -36,8 +36,8 @@ AT_ONCE: Final = 8
 class PlainRunner:
     """The runner of the context that enters it, until it is left. It knows these workspaces.
 
-    ``retries`` limits those of each step; ``wait_factor`` makes their waits shorter or longer.
-    ``before`` hears the label of each step before it begins, and may raise. ``told`` hears events.
+    ``retries`` limits the retries of each step; ``wait_factor`` scales their waits. ``before`` gets
+    the label of each step before it begins, and may raise. ``on_event`` gets each event.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PlainRunner:
         wait_factor: float = 1.0,
         at_once: int = AT_ONCE,
         before: Callable[[str], None] | None = None,
-        told: Callable[[dict[str, Any]], None] | None = None,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.run = secrets.token_hex(16)
         self.log = logging.getLogger("torpor.plain")
@@ -55,7 +55,7 @@ class PlainRunner:
         self._retries = retries
         self._wait_factor = wait_factor
         self._before = before
-        self._told = told
+        self._on_event = on_event
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="step")
         self._left = ExitStack()
 
@@ -104,8 +104,8 @@ class PlainRunner:
         return lambda percent: None
 
     def event(self, **event: Any) -> None:
-        if self._told is not None:
-            self._told(event)
+        if self._on_event is not None:
+            self._on_event(event)
 
     def _once(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._before is not None:

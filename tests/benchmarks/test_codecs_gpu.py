@@ -346,7 +346,7 @@ def test_a_gpu_that_hangs_keeps_its_memory_and_is_said_in_a_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may still write there: what is given back would be somebody else's by then."""
+    """It may still write there, and memory that is given back may have another owner by then."""
     monkeypatch.setattr(device_module, "PATIENCE_S", 0.02)
     shim.fail("cuStreamQuery", NOT_READY, nth=20, times=1_000_000)
     assert codecs_gpu.main() == 1

@@ -144,10 +144,10 @@ def test_no_key_keeps_snapshots_plain() -> None:
 def test_a_wrong_key_is_refused_without_being_repeated(text: str) -> None:
     with pytest.raises(ValidationError) as refused:
         store(encryption_key=text)
-    told = "".join(traceback.format_exception(refused.value))
-    assert "an encryption key is 32 random bytes" in told
-    assert f"'{text}'" not in told
-    assert SECRET not in told
+    printed = "".join(traceback.format_exception(refused.value))
+    assert "an encryption key is 32 random bytes" in printed
+    assert f"'{text}'" not in printed
+    assert SECRET not in printed
 
 
 def test_secrets_show_nowhere(prefect_server: Server) -> None:

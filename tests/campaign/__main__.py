@@ -113,8 +113,8 @@ def _tell_all(runs: list[Run], late: list[str], seconds: float) -> None:
         for victim in sorted({run.victim for run in mine}):
             row = [counts[victim, phase] for phase in phases]
             print(f"  {victim:12}" + "".join(f"{n:9}" for n in row) + f"{sum(row):9}")
-        for name, told in (("ended", _short), ("next run", lambda run: run.next_run)):
-            found = Counter(map(told, mine))
+        for name, outcome in (("ended", _short), ("next run", lambda run: run.next_run)):
+            found = Counter(map(outcome, mine))
             print(f"  {name}: " + ", ".join(f"{n} {what}" for what, n in found.most_common()))
     wrong = sum(len(run.violations) for run in runs) + len(late)
     prefect = sum(run.engine == "prefect" for run in runs)

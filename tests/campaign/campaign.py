@@ -109,7 +109,7 @@ class Campaign:
 
     def _must(self, flow: str) -> None:
         outcome = self._undisturbed(flow)
-        assert outcome is not None, f"{flow} was killed by nobody"
+        assert outcome is not None, f"{flow} died, but the campaign did not kill it"
         assert not outcome.error, f"{flow}, undisturbed: {outcome}"
 
     def _struck(self, run: Run, strike: Strike, rng: random.Random) -> bool:

@@ -2,9 +2,9 @@
 
 ``serve``: forks one control side for each line of its input, without Prefect; ``prefect``: one
 run of the real flow against the server that PREFECT_API_URL names; ``blocks``: saves the blocks
-that those runs load. What a run came to is written to its ``out`` file, the phases it went
-through to ``phases``; a killed one leaves no ``out``. A run that is told to dies by SIGKILL at a
-step of its own, so that no timing decides what was done by then.
+that those runs load. A run writes its outcome to its ``out`` file and its phases to ``phases``; a
+killed run leaves no ``out``. An order may name a step at which the run kills itself with SIGKILL,
+so that timing does not decide how far it came.
 """
 
 from __future__ import annotations

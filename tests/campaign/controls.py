@@ -131,13 +131,13 @@ class Controls:
         """A control side that begins now."""
         order = self._order(flow, options, dies_at)
         folder = Path(order.out).parent
-        told = msgspec.json.encode(order)
+        text = msgspec.json.encode(order)
         if by_prefect:
-            process = self._run("prefect", told.decode())
+            process = self._run("prefect", text.decode())
             return Control(process.pid, folder, process, forked=False)
         assert self._zygote.stdin is not None
         assert self._zygote.stdout is not None
-        self._zygote.stdin.write(told + b"\n")
+        self._zygote.stdin.write(text + b"\n")
         self._zygote.stdin.flush()
         pid = json.loads(self._zygote.stdout.readline())["pid"]
         return Control(pid, folder, self._zygote, forked=True)
@@ -168,8 +168,8 @@ class Controls:
         return Order(flow, options, access, source, out, phases, dies_at)
 
     def _save_blocks(self) -> None:
-        told = msgspec.json.encode(self._order("blocks", {})).decode()
-        assert self._run("blocks", told).wait() == 0, f"see {self._folder}/prefect.log"
+        text = msgspec.json.encode(self._order("blocks", {})).decode()
+        assert self._run("blocks", text).wait() == 0, f"see {self._folder}/prefect.log"
 
     def _run(self, command: str, order: str) -> subprocess.Popen[bytes]:
         with (self._folder / "prefect.log").open("ab") as log:

@@ -20,12 +20,12 @@ def test_a_short_campaign_finds_no_violation(
     code = main(
         ["--runs", "12", "--flows", "none", "--jobs", "3", "--go-on", "--report", str(report)]
     )
-    told = capsys.readouterr().out
-    assert code == 0, told
+    printed = capsys.readouterr().out
+    assert code == 0, printed
     runs = json.loads(report.read_text())["runs"]
     assert sorted(run["number"] for run in runs) == [*range(12)]
     assert all(run["victim"] and run["phase"] and run["next_run"] for run in runs)
-    assert "12 runs (0 by Prefect)" in told
+    assert "12 runs (0 by Prefect)" in printed
 
 
 def test_every_run_has_one_world() -> None:

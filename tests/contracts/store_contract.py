@@ -127,7 +127,7 @@ class StoreContract:
         if expected.conditional_put:
             assert [f"racer {n}".encode() for n in range(RACERS) if won[n]] == [kept]
         else:
-            # No winner can be told. Whatever is kept is whole, and written by one who was told so.
+            # Either may win. The object kept is whole, and its writer got True.
             assert kept in [f"racer {n}".encode() for n in range(RACERS) if won[n]]
 
     # Names

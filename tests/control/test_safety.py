@@ -367,7 +367,7 @@ def test_a_warrant_fits_its_machine_in_any_state() -> None:
 
 
 def test_a_machine_that_nobody_was_handed_is_asked_about_at_each_destroy() -> None:
-    answers: list[TorporError | None] = [None, HandedOver("it is somebody's by now"), None]
+    answers: list[TorporError | None] = [None, HandedOver("handed over meanwhile"), None]
 
     def ask() -> None:
         answer = answers.pop(0)
@@ -375,7 +375,7 @@ def test_a_machine_that_nobody_was_handed_is_asked_about_at_each_destroy() -> No
             raise answer
 
     warrant = never_handed_over(MACHINE, LABEL, ask)
-    assert len(answers) == 3  # the warrant alone asks nobody
+    assert len(answers) == 3  # making the warrant asks no ledger
     warrant.check(MACHINE)
     with pytest.raises(HandedOver):
         warrant.check(MACHINE)

@@ -18,6 +18,6 @@ def test_every_corruption_is_found_and_the_right_files_are_blamed(
     sealed: bool, seaweed: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = run(seaweed.store(), tmp_path, 24, secrets.randbelow(1 << 32), sealed)
-    told = capsys.readouterr().out
-    assert code == 0, told
-    assert "24 of 24 corruptions found" in told
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    assert "24 of 24 corruptions found" in printed

@@ -1,4 +1,4 @@
-"""Automations on a real server: what happens is told and reacted to."""
+"""Automations on a real server notify and react."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torpor.shared.values import SnapshotId, WorkspaceName
 
 pytestmark = pytest.mark.timeout(1200)
 
-NAME = WorkspaceName("told")
+NAME = WorkspaceName("heard")
 SNAPSHOT = SnapshotId("20261120T234913Z-1f0c9ab2")
 BLOCK = "custom-webhook/tests"
 WAIT_S = 120.0
@@ -89,11 +89,11 @@ def _ours(deployed: Deployed) -> dict[str, dict[str, Any]]:
 def test_what_happens_is_told_and_reacted_to(
     deployed: Deployed, inbox: Inbox, installation: Installation
 ) -> None:
-    told = make(installation, "automations", "--notify", BLOCK)
-    assert told.count("installed  torpor: ") == 4
+    printed = make(installation, "automations", "--notify", BLOCK)
+    assert printed.count("installed  torpor: ") == 4
     assert len(_ours(deployed)) == 4
 
-    # an event of this process arrives as it was sent, and is told of
+    # an event of this process arrives as it was sent, and notifies
     emit(SnapshotDeleted(workspace=NAME, snapshot=SNAPSHOT, reason="retention"))
     emit(BackupMissed(workspace=NAME, expected_hours=26, message="none since Monday"))
     wanted = {"filter": {"event": {"name": ["torpor.snapshot.deleted"]}}}
@@ -109,7 +109,7 @@ def test_what_happens_is_told_and_reacted_to(
     (missed,) = _until(lambda: inbox.of(f"torpor.backup.missed torpor.workspace.{NAME}"))
     assert "message: none since Monday" in missed["body"]
 
-    # a failed verification pauses prune, and is told of
+    # a failed verification pauses prune and notifies
     prune = {"deployments": {"name": {"any_": ["prune"]}}}
     assert not deployed.ask("deployments/filter", prune)[0]["paused"]
     emit(VerificationFailed(workspace=NAME, snapshots=[SNAPSHOT], problems=1, message="damaged"))
@@ -118,7 +118,7 @@ def test_what_happens_is_told_and_reacted_to(
     deployment = deployed.ask("deployments/filter", prune)[0]["id"]
     deployed.resume(deployment)
 
-    # a run of the worker that finds no backup tells of it and fails, which is told of too
+    # a run of the worker that finds no backup sends an event and fails; both notify
     Workspace(name=NAME).save(NAME, overwrite=True)
     run = deployed.end(deployed.start("check-backup", {"workspace": NAME}))
     assert run["state_type"] == "FAILED"

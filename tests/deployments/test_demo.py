@@ -41,14 +41,14 @@ def test_a_workspace_wakes_identical_and_nothing_is_left(scratch: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     last = done.stdout.partition("The woken workspace is identical")[2].splitlines()[1:]
-    told = {line[:15].strip(): line[17:] for line in last}
-    assert list(told) == ["files", "bytes", "stored bytes", "hibernate", "wake"]
-    plain = int(told["bytes"].replace(",", ""))
-    stored = int(told["stored bytes"].split(", ratio")[0].replace(",", ""))
+    printed = {line[:15].strip(): line[17:] for line in last}
+    assert list(printed) == ["files", "bytes", "stored bytes", "hibernate", "wake"]
+    plain = int(printed["bytes"].replace(",", ""))
+    stored = int(printed["stored bytes"].split(", ratio")[0].replace(",", ""))
     assert 250_000_000 < plain < 350_000_000
     assert stored < plain
-    assert re.match(r"\d+\.\d s: prepare .*, scan .*, destroy ", told["hibernate"])
-    assert re.match(r"\d+\.\d s: prepare .*, restore .*, check ", told["wake"])
+    assert re.match(r"\d+\.\d s: prepare .*, scan .*, destroy ", printed["hibernate"])
+    assert re.match(r"\d+\.\d s: prepare .*, restore .*, check ", printed["wake"])
     assert "sealed with AES-256-GCM" in done.stdout
     assert done.stderr == ""
     _nothing_is_left(scratch)

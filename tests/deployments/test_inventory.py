@@ -86,8 +86,8 @@ def test_the_same_tree_has_no_differences(tree: Path) -> None:
 def test_each_kind_of_change_is_named(what: str, tree: Path) -> None:
     before = Inventory.of(tree)
     CHANGES[what](tree)
-    told = before.differences(Inventory.of(tree))
-    assert any(what in line for line in told), told
+    lines = before.differences(Inventory.of(tree))
+    assert any(what in line for line in lines), lines
 
 
 def test_weights_are_rounded_to_nearest_even() -> None:

@@ -1,4 +1,4 @@
-"""What a user who is not root is told on a host that lacks everything."""
+"""What an ordinary user reads on a host that lacks every package."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def programs() -> Iterator[Path]:
 
 @pytest.mark.parametrize("target", ["demo", "test", "bench"])
 def test_one_message_names_all_that_root_must_install(target: str, programs: Path) -> None:
-    code, told = _run(target, programs, "id")
-    (command,) = [line for line in told.splitlines() if line.startswith(COMMAND)]
+    code, printed = _run(target, programs, "id")
+    (command,) = [line for line in printed.splitlines() if line.startswith(COMMAND)]
     named = set(command.removeprefix(COMMAND).split())
     # The script also looks for sshd in /usr/sbin, which a test cannot take away.
     assert named - {"openssh-server"} == LACKED_BY_ALL | LACKED_BY_TESTS
@@ -40,10 +40,10 @@ def test_one_message_names_all_that_root_must_install(target: str, programs: Pat
 
 def test_the_demo_goes_on_without_a_compiler_and_the_tests_do_not(programs: Path) -> None:
     there = ("id", "python3.11")
-    code, told = _run("demo", programs, *there)
+    code, printed = _run("demo", programs, *there)
     assert code == 0
-    assert "`make demo` and `make up` run without them" in told
-    assert "python3.11-venv" not in told
+    assert "`make demo` and `make up` run without them" in printed
+    assert "python3.11-venv" not in printed
     assert _run("test", programs, *there)[0] == 1
 
 

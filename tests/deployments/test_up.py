@@ -57,7 +57,7 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     assert schedule["parameters"] == {"workspace": "demo"}
     theirs = {"active": True, "schedule": {"cron": "0 5 29 2 *", "timezone": "Europe/Berlin"}}
     ask("PATCH", url, theirs)
-    told = make(installation, "up")
+    printed = make(installation, "up")
     url, again = _schedule(torpor_up, "backup")
     assert (again["active"], again["schedule"]["cron"]) == (True, "0 5 29 2 *")
     ask("PATCH", url, {"active": False})
@@ -65,8 +65,8 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     assert _document(torpor_up, "object-store", "default")["data"]["endpoint_url"] == endpoint
     assert _document(torpor_up, "ssh-identity", "default") == identity
     assert {path.name for path in installation.machines.iterdir()} == machines
-    assert torpor_up.ui_url in told
-    assert "hibernate" in told
+    assert torpor_up.ui_url in printed
+    assert "hibernate" in printed
 
 
 def _longest_running(installation: Installation) -> list[psutil.Process]:
@@ -108,15 +108,15 @@ def test_down_ends_all_and_up_comes_back_with_the_same_blocks(
     identity = _document(torpor_up, "ssh-identity", "default")
     own = [path.name for path in installation.machines.iterdir() if path.name.startswith("m-")]
     before = _everything(installation)
-    told = make(installation, "down", "--machines")
-    assert "ended worker, store, Prefect server" in told
+    printed = make(installation, "down", "--machines")
+    assert "ended worker, store, Prefect server" in printed
     assert not _everything(installation) & before
     assert "was not up" in make(installation, "down")
     assert [p.name for p in installation.machines.iterdir() if p.name.startswith("m-")] == own
-    told = make(installation, "up", "--port", torpor_up.ui_url.rpartition(":")[2])
+    printed = make(installation, "up", "--port", torpor_up.ui_url.rpartition(":")[2])
     assert _document(torpor_up, "ssh-identity", "default") == identity
     for name in own:  # files of a machine stay, and it is served again
-        assert re.search(rf"machine {name}\S* had stopped and is served again", told)
+        assert re.search(rf"machine {name}\S* had stopped and is served again", printed)
 
 
 def test_a_taken_port_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -209,7 +209,7 @@ def _listening(pid: int) -> set[tuple[str, int]]:
 def _everything(installation: Installation) -> set[tuple[int, str]]:
     """Every process that says the installation's folder in arguments or environment, and its
     arguments. The tests' own store inherits this environment, and is not one of them."""
-    told = str(installation.folder).encode()
+    folder = str(installation.folder).encode()
     found = set()
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -219,6 +219,6 @@ def _everything(installation: Installation) -> set[tuple[int, str]]:
             env = Path(f"/proc/{name}/environ").read_bytes()
         except OSError:
             continue
-        if told in argv + env and b"/pytest-of-" not in argv:
+        if folder in argv + env and b"/pytest-of-" not in argv:
             found.add((int(name), argv.replace(b"\0", b" ").decode(errors="replace")))
     return found

@@ -53,7 +53,7 @@ MOMENTS: Final = (
 
 
 class Fleets:
-    """Two snapshots that nobody holds, ``truth`` the newest, and control sides to replicate it."""
+    """Two snapshots that no machine holds (``truth`` is the newest), and control sides."""
 
     def __init__(self, world: World, controls: Controls, truth: Tree) -> None:
         self.world = world
@@ -73,8 +73,8 @@ class Fleets:
         return outcome
 
     def handed_over(self) -> set[MachineId]:
-        """The machines that are somebody's, each with the very same workspace. Every other one has
-        a lease by which it is found, and the snapshots are whole."""
+        """The machines that were handed over, each with the same workspace. Check that every other
+        machine has a lease, and that the snapshots are whole."""
         theirs = set()
         for machine in self.world.machines():
             assert machine.label is not None

@@ -62,7 +62,7 @@ def test_the_search_finds_what_a_machine_does_hold(world: World, short_agent: No
     found = {*_holders(world, machine.id, needles)}
     (agent,) = world.agents(machine.id)
     assert {f"machine in /proc/{agent}/environ", f"machine in /proc/{agent}/mem"} <= found
-    assert any(told.startswith("planted") and told.endswith("/note") for told in found)
+    assert any(line.startswith("planted") and line.endswith("/note") for line in found)
 
 
 def test_a_grant_is_for_its_one_object_and_verb(world: World) -> None:

@@ -182,7 +182,7 @@ def test_a_quiesce_hook_that_fails_keeps_the_machine(
 
 
 def test_a_workspace_path_that_the_login_may_not_read(world: World) -> None:
-    """Root may read everything, so the agent's half runs as nobody here."""
+    """Root may read everything, so here the agent runs as the user nobody."""
     shut = world.folder / "shut"
     home = world.folder / "nobody"
     for folder in (shut, home):
@@ -230,7 +230,7 @@ def test_a_workspace_that_was_never_kept(asleep: Asleep, short_agent: None) -> N
 
 
 def _restart_server(world: World, machine: MachineId) -> None:
-    """As somebody who took the machine's address would, with what now lies in its folder."""
+    """Restart it as a stranger who took the machine's address would: with its folder as it is."""
     listeners = world.listener(machine)
     kill(listeners)
     until_gone(listeners)

@@ -1,4 +1,4 @@
-"""A workspace on its machine whose snapshots come and go, and what was told of it."""
+"""A workspace on its machine whose snapshots come and go, and the events that it sends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.plain_flows import told
+from tests.fixtures.plain_flows import sent
 from tests.fixtures.stores import Server
 from tests.fixtures.world import World, make_world
 
@@ -33,6 +33,6 @@ def home(standing: World) -> Path:
 
 @pytest.fixture
 def events() -> deque[dict[str, Any]]:
-    """What was told to Prefect since the test began."""
-    told.clear()
-    return told
+    """The events that were sent since the test began."""
+    sent.clear()
+    return sent

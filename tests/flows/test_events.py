@@ -26,7 +26,7 @@ def _kinds(kind: type[Event] = Event) -> list[type[Event]]:
 @pytest.fixture
 def sent() -> Iterator[list[dict[str, Any]]]:
     found: list[dict[str, Any]] = []
-    with PlainRunner(told=found.append):
+    with PlainRunner(on_event=found.append):
         yield found
 
 
@@ -90,7 +90,7 @@ def test_an_event_that_cannot_be_sent_fails_nothing(
     def fails(event: dict[str, Any]) -> None:
         raise fault
 
-    with caplog.at_level(logging.WARNING), PlainRunner(told=fails):
+    with caplog.at_level(logging.WARNING), PlainRunner(on_event=fails):
         emit(SnapshotCommitted(workspace=DEMO, snapshot=SNAPSHOT, files=3, bytes=4))
     assert "torpor.snapshot.committed was not sent" in caplog.text
 

@@ -1,4 +1,4 @@
-"""A provider's machines and the store's leases, compared; only what is named and nobody's ends."""
+"""The provider's machines are compared with the leases. Only named machines are destroyed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _reconcile(world: World, **options: Any) -> Reconciliation:
 
 
 def _left(world: World, name: WorkspaceName = WORKSPACE) -> tuple[Machine, Lease]:
-    """What a run that was killed leaves: a machine that is nobody's yet, and its lease."""
+    """What a killed run leaves: a lease, and a machine that was never handed over."""
     opened = world.opened.under(name)
     lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
     offer = opened.provider.offers(Want())[0]
@@ -167,7 +167,7 @@ def test_where_one_of_the_named_may_not_be_ended_none_is(world: World) -> None:
 def test_one_that_refuses_has_answered(
     world: World, monkeypatch: pytest.MonkeyPatch, error: TorporError
 ) -> None:
-    """It may hold a whole restore, and somebody's work."""
+    """It may hold a whole restore, and the user's work."""
     machine, _ = _left(world)
 
     def refuses(*_: object, **__: object) -> None:

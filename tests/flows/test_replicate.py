@@ -408,7 +408,7 @@ def test_a_lease_without_a_machine_is_no_reason_to_stop_at_the_first_offer(
 
 
 def _created(kept: Kept) -> Lease:
-    """The lease of a machine that stands, and that nobody was handed."""
+    """The lease of a machine that runs and was never handed over."""
     opened = kept.world.opened
     lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
     opened.provider.create(opened.provider.offers(Want())[0], lease.label, opened.ssh_public_key)

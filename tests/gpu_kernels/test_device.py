@@ -1,4 +1,4 @@
-"""A device and its queues, over a driver that fails when it is told to."""
+"""A device and its queues, over a driver that fails on request."""
 
 from __future__ import annotations
 

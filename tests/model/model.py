@@ -132,8 +132,8 @@ class Model:
             raise Violation(f"after {after}: the pins are others")
         there = self._packs()
         for snapshot in listed:
-            for key, told in self._needs(snapshot).items():
-                if there.get(key) != told:
+            for key, needed in self._needs(snapshot).items():
+                if there.get(key) != needed:
                     raise Violation(f"after {after}: {snapshot} lacks {key}")
 
     def end(self) -> None:

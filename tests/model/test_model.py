@@ -22,9 +22,9 @@ def test_random_actions_lose_nothing(
     seaweed: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = run(seaweed.store(), tmp_path, 80, secrets.randbelow(1 << 32))
-    told = capsys.readouterr().out
-    assert code == 0, told
-    assert "80 actions" in told
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    assert "80 actions" in printed
 
 
 def _lying(store: ObjectStore, plan: PrunePlan) -> Pruned:
@@ -57,7 +57,7 @@ def test_the_model_sees_what_is_broken(
 ) -> None:
     with patch(broken, by):
         code = run(seaweed.store(), tmp_path, 400, 5)
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert code == 1
-    assert says in told
-    assert "to repeat: python -m tests.model" in told
+    assert says in printed
+    assert "to repeat: python -m tests.model" in printed

@@ -50,7 +50,7 @@ def test_only_what_was_made_is_removed(home: Path) -> None:
     assert (home / "torpor-benchmark/x/models").is_dir()
     content.remove("x", place_too=False)
     assert not (home / "torpor-benchmark/x").exists()
-    (home / "torpor-benchmark/x").mkdir()  # as a wake makes it anew
+    (home / "torpor-benchmark/x").mkdir()  # as a wake makes it again
     content.make("x", MIB, 2, lambda: None)
     content.remove("x", place_too=True)
     assert list(home.iterdir()) == []

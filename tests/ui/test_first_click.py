@@ -38,7 +38,7 @@ class Newcomer:
 
     home: Path
     prefix: list[str]
-    told: str = ""
+    printed: str = ""
     login: str = field(default="", repr=False)
 
     @property
@@ -80,7 +80,7 @@ class Newcomer:
         return done.stdout
 
     def up(self) -> None:
-        self.told = self.make("up")
+        self.printed = self.make("up")
         self.login = Path(self._line("password").removeprefix("the whole line in ")).read_text()
 
     def shell(self, command: str) -> subprocess.CompletedProcess[str]:
@@ -95,8 +95,8 @@ class Newcomer:
         return answer.json()
 
     def _line(self, label: str) -> str:
-        found = re.search(rf"^  {label} +(.*)$", self.told, re.MULTILINE)
-        assert found, self.told
+        found = re.search(rf"^  {label} +(.*)$", self.printed, re.MULTILINE)
+        assert found, self.printed
         return found[1]
 
 
@@ -174,7 +174,7 @@ def _see_that_only_this_account_is_let_in(newcomer: Newcomer) -> None:
     assert stat.S_IMODE(newcomer.state.stat().st_mode) == 0o700
     secret = newcomer.login.strip()
     assert len(secret.partition(":")[2]) >= 32
-    assert secret not in newcomer.told
+    assert secret not in newcomer.printed
     for pid in _processes(newcomer):
         assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
     for log in newcomer.state.glob("*.log"):

@@ -1,4 +1,4 @@
-"""Processes on this host: found by their environment, told apart for good, and ended.
+"""Find processes on this host by their environment, identify them, and end them.
 
 A pid is used again, so a process is its pid and its start time: psutil.Process in memory,
 ProcessRecord in a file.
@@ -131,7 +131,7 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 def _wait(processes: list[psutil.Process], at_most_s: float) -> None:
-    # psutil's own wait lasts until a zombie is reaped; in a container, nobody may reap it.
+    # psutil's own wait lasts until a zombie is reaped; in a container that may never happen.
     end = time.monotonic() + at_most_s
     while any(is_running(process) for process in processes) and time.monotonic() < end:
         time.sleep(_POLL_S)

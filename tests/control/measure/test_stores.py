@@ -155,13 +155,13 @@ def test_a_peer_stores_and_restores_and_no_argument_and_no_file_holds_a_key(
     seen: list[str] = []
     real = peers.subprocess.Popen
 
-    def told(argv: list[str], **how: object) -> object:
+    def started(argv: list[str], **how: object) -> object:
         env = how["env"]
         assert isinstance(env, dict)
         seen.extend([*argv, *env.values()])
         return real(argv, **how)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(peers.subprocess, "Popen", told)
+    monkeypatch.setattr(peers.subprocess, "Popen", started)
     make_below(tmp_path / "content", MIB, 1)
     store = seaweed.store()
     settings = seaweed.settings(*_place_of(store.address))

@@ -83,7 +83,7 @@ def test_a_record_that_cannot_be_read_now_is_an_error_and_no_missing_machine(
             _create(local_provider, identity_key)
         with pytest.raises(ProviderError):
             local_provider.destroy(machine, never_handed_over(machine, LABEL))
-    assert is_alive(server), "a server that nobody could ask about was ended"
+    assert is_alive(server), "a server was ended that could not be looked at"
     assert local_provider.list_own() == [machine]
 
 

@@ -138,7 +138,7 @@ def test_an_index_that_has_them_not_is_an_error_to_act_on(
 def test_a_wheel_that_is_not_the_one_that_was_pinned_goes_to_no_machine(
     agent_source: Path, tmp_path: Path
 ) -> None:
-    """It would run there beside the only copy of somebody's work."""
+    """It would run there beside the only copy of a user's work."""
     source = shutil.copytree(agent_source, tmp_path / "source")
     pins = source / "torpor" / "machine" / "wheels.txt"
     version = re.search(r"^certifi==(\S+)", pins.read_text(), re.MULTILINE)

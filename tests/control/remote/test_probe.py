@@ -1,4 +1,4 @@
-"""Machines where the agent cannot run: each is told apart before anything is sent."""
+"""Machines where the agent cannot run: each is recognized before anything is sent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FACTS: dict[str, Any] = {
 
 
 def _fake_python(sshd: Sshd, **facts: Any) -> str:
-    """A program on the machine that answers the probe's question as told."""
+    """A program on the machine that gives the probe this answer."""
     answer = json.dumps({**_FACTS, **facts})
     path = sshd.folder / f"python-{len(os.listdir(sshd.folder))}"
     path.write_text(f"#!{sys.executable}\nprint('torpor-probe ' + {answer!r})\n")

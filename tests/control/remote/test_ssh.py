@@ -50,21 +50,21 @@ def test_a_wrong_user_is_denied(sshd: Sshd) -> None:
 
 
 def test_the_first_host_key_is_pinned_and_told(sshd: Sshd, agent_files: dict[str, Any]) -> None:
-    told: list[str] = []
+    pinned: list[str] = []
     endpoint = msgspec.structs.replace(sshd.endpoint, host_key=None)
-    with Session.open(endpoint, sshd.identity, pin=told.append, **agent_files) as session:
-        assert session.host_key == told[0]
-    assert told[0].split()[:2] == sshd.host_key.split()[:2]
-    with Session.open(sshd.endpoint, sshd.identity, pin=told.append, **agent_files):
-        assert len(told) == 1
+    with Session.open(endpoint, sshd.identity, pin=pinned.append, **agent_files) as session:
+        assert session.host_key == pinned[0]
+    assert pinned[0].split()[:2] == sshd.host_key.split()[:2]
+    with Session.open(sshd.endpoint, sshd.identity, pin=pinned.append, **agent_files):
+        assert len(pinned) == 1
 
 
 def test_a_host_key_is_not_pinned_when_login_fails(sshd: Sshd) -> None:
-    told: list[str] = []
+    pinned: list[str] = []
     endpoint = msgspec.structs.replace(sshd.endpoint, host_key=None)
     with pytest.raises(MachineDenied):
-        Session.open(endpoint, _key(), pin=told.append)
-    assert not told
+        Session.open(endpoint, _key(), pin=pinned.append)
+    assert not pinned
 
 
 @pytest.mark.parametrize("kind", ["ssh-ed25519", "ecdsa-sha2-nistp256"])

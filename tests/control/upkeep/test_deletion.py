@@ -91,7 +91,7 @@ def test_a_damaged_pin_still_pins(store: MemoryStore) -> None:
 
 
 class _PinnedAtTheLastMoment:
-    """A store where somebody pins a snapshot between the deleter's look and its delete."""
+    """A store where another run pins a snapshot between the deletion's look and its delete."""
 
     def __init__(self, store: MemoryStore, snapshot: SnapshotId) -> None:
         self._store, self._snapshot = store, snapshot

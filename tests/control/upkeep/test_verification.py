@@ -95,15 +95,15 @@ def test_a_longer_object_is_named_though_no_file_is_lost(
     (key,) = packs(store)
     store.put(key, store.get(key, max_bytes=1 << 30) + b"more")
     (quick,) = looked(machine).verdicts()
-    assert (quick.damaged_files, quick.objects) == (3, [key])  # nobody has read it
+    assert (quick.damaged_files, quick.objects) == (3, [key])  # it was not read
     (full,) = looked(machine, full=True).verdicts()
     assert (full.damaged_files, full.objects) == (0, [key])
     assert full.restorable
     assert not full.whole
-    told = report(looked(machine, full=True))
-    assert told.failed
-    assert told.restorable == [snapshot]
-    assert "every file can be restored, 1 objects differ from what was written" in told.message()
+    found = report(looked(machine, full=True))
+    assert found.failed
+    assert found.restorable == [snapshot]
+    assert "every file can be restored, 1 objects differ from what was written" in found.message()
 
 
 def test_what_reading_proves_right_is_right_whatever_the_etag_says(
@@ -165,10 +165,10 @@ def test_a_pinned_snapshot_that_is_gone_is_missed(machine: NearAgent, store: Clo
     second = machine.hibernated()
     pin(store, WORKSPACE, first, "the weights of the paper")
     store.delete([manifest_key(WORKSPACE, first)])
-    told = report(looked(machine))
-    assert told.whole == [second]
-    assert told.damaged[0].snapshot == first
-    assert "is gone" in told.damaged[0].fault
+    found = report(looked(machine))
+    assert found.whole == [second]
+    assert found.damaged[0].snapshot == first
+    assert "is gone" in found.damaged[0].fault
 
 
 def test_nothing_to_verify_is_no_success(store: ClockedStore) -> None:
@@ -179,9 +179,9 @@ def test_nothing_to_verify_is_no_success(store: ClockedStore) -> None:
 def test_another_key_is_said_of_each_snapshot(machine: NearAgent, store: ClockedStore) -> None:
     machine.hibernated()
     machine.store_key = bytes(32)
-    told = report(looked(machine))
-    assert "not sealed" in told.message()
-    assert told.whole == []
+    found = report(looked(machine))
+    assert "not sealed" in found.message()
+    assert found.whole == []
 
 
 def test_a_fault_is_put_down_to_every_snapshot_that_it_concerns_and_no_other(
@@ -195,13 +195,13 @@ def test_a_fault_is_put_down_to_every_snapshot_that_it_concerns_and_no_other(
         path.unlink()
     third = machine.hibernated()
     store.delete([shared])
-    told = report(looked(machine, full=True))
-    assert told.whole == [third]
-    assert [one.snapshot for one in told.damaged] == [second, first]
-    assert [one.damaged_files for one in told.damaged] == [3, 3]
-    assert told.damaged[0].paths == [f"{machine.root}/big-1-{n}" for n in range(3)]
-    assert f"the newest that can be restored whole is {third}" in told.message()
-    assert len(told.rows()) == 3
+    found = report(looked(machine, full=True))
+    assert found.whole == [third]
+    assert [one.snapshot for one in found.damaged] == [second, first]
+    assert [one.damaged_files for one in found.damaged] == [3, 3]
+    assert found.damaged[0].paths == [f"{machine.root}/big-1-{n}" for n in range(3)]
+    assert f"the newest that can be restored whole is {third}" in found.message()
+    assert len(found.rows()) == 3
 
 
 def test_manifests_that_disagree_are_both_looked_into(
@@ -220,7 +220,7 @@ def test_manifests_that_disagree_are_both_looked_into(
     machine.examine(found)
     (verdict,) = found.verdicts()
     assert verdict.snapshot == honest
-    assert verdict.damaged_files == 0  # what is at those other offsets is nobody's here
+    assert verdict.damaged_files == 0  # no file here uses those other offsets
 
 
 def test_a_report_is_bounded(machine: NearAgent) -> None:
@@ -230,9 +230,9 @@ def test_a_report_is_bounded(machine: NearAgent) -> None:
     verdicts = [
         SnapshotVerdict(name, "", 9999, 999, ["p" * 150] * SHOWN, 99, objects) for name in names
     ]
-    told = VerifyReport.of("full", looked(machine), verdicts, {})
-    assert told.damaged_count == 210
-    assert len(told.damaged) == MOST_VERDICTS
-    assert len(told.rows()) == MOST_NAMED
-    assert len(msgspec.json.encode(told)) < 64 * KIB
-    assert told.snapshot_count == 210
+    found = VerifyReport.of("full", looked(machine), verdicts, {})
+    assert found.damaged_count == 210
+    assert len(found.damaged) == MOST_VERDICTS
+    assert len(found.rows()) == MOST_NAMED
+    assert len(msgspec.json.encode(found)) < 64 * KIB
+    assert found.snapshot_count == 210

@@ -298,7 +298,7 @@ def test_another_snapshot_does_not_take_up_this_one_s_restore(
     run, plan = engine.begin_restore(first, [back])
     assert plan.parts == []
     assert _finish(run).differences == []
-    with pytest.raises(InvalidInput, match="somebody may work there"):
+    with pytest.raises(InvalidInput, match="the user may work there"):
         engine.begin_restore(second, [back], resume=True)
     assert (back / "file").read_bytes() == content(1, 2 * MIB)
 

@@ -58,7 +58,7 @@ WIDE_FILES = 20
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace of two parts, which nobody changes."""
+    """A workspace of two parts, which does not change."""
     wide = tmp_path_factory.mktemp("wide") / "was"
     wide.mkdir()
     for number in range(WIDE_FILES):

@@ -96,7 +96,7 @@ def test_every_byte_is_in_one_job_and_every_job_in_one_part(
     total = sum(sizes)
     assert len(parts) <= max(1, min(max_parts, -(-total // PART_BYTES)))
     fair = total / max(1, min(max_parts, -(-total // PART_BYTES)))
-    for part in parts:  # about even: nobody waits for one part long
+    for part in parts:  # about even, so no part is late
         assert sum(job.length for job in part) <= 1.2 * fair + 2 * CHUNK_BYTES
 
 

@@ -94,7 +94,7 @@ def test_what_is_no_file_any_more_is_gone(file: Path, now: str) -> None:
     seen = _seen(file)
     file.unlink()
     if now == "fifo":
-        os.mkfifo(file)  # and nobody writes into it: opening must not wait
+        os.mkfifo(file)  # without a writer: opening it must not wait
     elif now == "socket":
         with socket.socket(socket.AF_UNIX) as one:
             one.bind(os.path.relpath(file))

@@ -20,7 +20,7 @@ TEXT = b"".join(
 )
 
 
-def told(effort: Effort, pace: Pace, packs: int) -> Effort:
+def after(effort: Effort, pace: Pace, packs: int) -> Effort:
     for _ in range(packs):
         effort.note(pace)
     return effort
@@ -31,37 +31,37 @@ def test_it_begins_at_the_level_that_most_tools_take() -> None:
 
 
 def test_a_slow_link_raises_the_level_to_the_top_and_says_so() -> None:
-    effort = told(Effort(), WAITS_FOR_THE_LINK, 40)
+    effort = after(Effort(), WAITS_FOR_THE_LINK, 40)
     assert effort.level == LEVELS[-1]
     assert effort.words == "zstd 3 to 9: parts spent 90% of their time on sending"
 
 
 @pytest.mark.parametrize("pace", [WAITS_FOR_CORES, QUICK_LINK])
 def test_where_cores_are_the_limit_the_level_falls(pace: Pace) -> None:
-    assert told(Effort(), pace, 40).level == LEVELS[0]
+    assert after(Effort(), pace, 40).level == LEVELS[0]
 
 
 def test_what_is_balanced_stays() -> None:
-    effort = told(Effort(), BALANCED, 40)
+    effort = after(Effort(), BALANCED, 40)
     assert effort.level == 3
     assert effort.words == "zstd 3: parts spent 40% of their time on sending"
 
 
 def test_a_link_that_grows_quick_lowers_the_level_again() -> None:
-    effort = told(Effort(), WAITS_FOR_THE_LINK, 40)
-    assert told(effort, QUICK_LINK, 40).level == LEVELS[0]
+    effort = after(Effort(), WAITS_FOR_THE_LINK, 40)
+    assert after(effort, QUICK_LINK, 40).level == LEVELS[0]
 
 
 def test_one_pack_decides_nothing_and_each_step_is_measured_anew() -> None:
-    effort = told(Effort(), WAITS_FOR_THE_LINK, 2)
+    effort = after(Effort(), WAITS_FOR_THE_LINK, 2)
     assert effort.level == 3
-    assert told(effort, WAITS_FOR_THE_LINK, 1).level == 6
-    assert told(effort, WAITS_FOR_THE_LINK, 2).level == 6
-    assert told(effort, WAITS_FOR_THE_LINK, 1).level == 9
+    assert after(effort, WAITS_FOR_THE_LINK, 1).level == 6
+    assert after(effort, WAITS_FOR_THE_LINK, 2).level == 6
+    assert after(effort, WAITS_FOR_THE_LINK, 1).level == 9
 
 
 def test_the_smallest_is_asked_for_and_stays() -> None:
-    effort = told(Effort(smallest=True), WAITS_FOR_CORES, 40)
+    effort = after(Effort(smallest=True), WAITS_FOR_CORES, 40)
     assert effort.level == SMALLEST_LEVEL
     assert "asks for the fewest bytes" in effort.words
 

@@ -348,7 +348,7 @@ def test_without_another_thread_the_gpu_is_given_back_all_the_same(
 def test_a_gpu_that_hangs_is_not_given_back(
     shim: ShimDriver, released: Released, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may write into its memory yet; and whoever comes next must not touch it."""
+    """It may still write into its memory, so the next user must not touch it."""
     monkeypatch.setattr(device_module, "PATIENCE_S", 0.02)
     encoder = GpuEncoder(shim.device(), released)
     shim.fail("cuStreamQuery", NOT_READY, times=1_000_000)

@@ -213,7 +213,7 @@ def _drop_old(folder: Path) -> None:
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     with open(lock, "wb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # whoever holds it ends within GATHER_S
+        fcntl.flock(held, fcntl.LOCK_EX)  # its holder ends within GATHER_S
         yield
 
 

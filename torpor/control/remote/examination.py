@@ -64,13 +64,13 @@ class Examination:
         for works in _requests(self._works[len(self.found) :]):
             before = self._read
 
-            def told(event: Event, before: int = before) -> None:
+            def moved(event: Event, before: int = before) -> None:
                 on_event(before + event.bytes)
 
             answer = self._agent.call(
                 ExaminePacks(self._key, [self._granted(work) for work in works]),
                 request_id=f"verify:{secrets.token_hex(8)}",
-                on_event=told,
+                on_event=moved,
             )
             self.found += [_examined(w, one) for w, one in zip(works, answer.packs, strict=True)]
             self._read += answer.bytes

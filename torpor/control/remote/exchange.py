@@ -19,7 +19,7 @@ from torpor.shared.wire.restore import Peer, RestoredPart, RestorePart, RestoreP
 PeerMode = Literal["auto", "never", "always"]
 
 UPLOADS: Final = 4
-"""Parts that a machine passes on at the same time: whoever has to wait finds new holders soon."""
+"""Parts that a machine passes on at the same time. A machine that waits soon finds new holders."""
 TRIALS: Final = 4
 """Parts from peers before the two rates are compared."""
 FIRST_PATIENCE_S: Final = 60.0
@@ -128,7 +128,7 @@ class Exchange:
             self.changed.notify_all()
 
     def linger(self, member: Member) -> None:
-        """Return when nobody lacks anything that ``member`` may pass on, or all is stopped."""
+        """Return when no member lacks a part that ``member`` may pass on, or all is stopped."""
         with self.changed:
             while member.peer is not None and not self._stopped and self.passing:
                 if not any(other.lacking for other in self._members):
@@ -220,7 +220,7 @@ class Member:
             exchange.changed.notify_all()
 
     def failed(self, errand: Errand) -> None:
-        """It was not fetched: whoever asks next gets it."""
+        """The part was not fetched: the next member that asks gets it."""
         with self._exchange.changed:
             self._leave(errand)
             if errand.holder is not None:

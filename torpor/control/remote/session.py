@@ -73,7 +73,7 @@ class Session:
     ) -> Session:
         """Connect, check the machine, install the agent where it is not there, and attach.
 
-        ``pin`` is told the host key where ``endpoint`` has none: record it. ``cache`` holds
+        ``pin`` gets the host key if ``endpoint`` has none, and must record it. ``cache`` holds
         the bundles. Raises MachineUnreachable, MachineDenied, HostKeyChanged, MachineUnfit,
         DiskFull or AgentLost; nothing is sent to a machine that cannot run the agent.
         """

@@ -67,7 +67,7 @@ class RemoteSync(RemoteRun):
     def finish(self) -> Changed:
         """Check every staged file, then change the tree, once every part is there.
 
-        StillChanging: somebody worked on the files meanwhile; sync again."""
+        StillChanging: files changed meanwhile; sync again."""
         return self._held(FinishSync(self.run))
 
     def check(self, *, full: bool) -> Checked:

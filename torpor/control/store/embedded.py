@@ -102,7 +102,7 @@ class EmbeddedStore:
 
 
 def stop(folder: Path) -> bool:
-    """End the server that runs on ``folder``, whoever started it; False where none did."""
+    """End the server that runs on ``folder``; False if none runs."""
     try:
         state = json.loads((folder / _STATE).read_text())
     except FileNotFoundError:

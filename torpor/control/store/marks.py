@@ -66,7 +66,7 @@ def write_mark(
     unnamed: Iterable[Marked],
     retired: Iterable[Marked],
 ) -> ObjectKey:
-    """Write a mark under a name that nobody else makes and that sorts after the ``earlier``."""
+    """Write a mark under a unique name that sorts after the ``earlier`` ones."""
     names = [SnapshotId(mark.key.rsplit("/", 1)[-1]) for mark in earlier]
     name = new_snapshot_id(datetime.now(timezone.utc), max(names, default=None))
     key = ObjectKey(marks_prefix(workspace) + name)

@@ -105,7 +105,7 @@ def _manifests(store: ObjectStore, workspace: WorkspaceName) -> Iterator[StoredO
         try:
             snapshot_of(found.key)
         except InvalidInput:
-            continue  # not ours: somebody else's object in this prefix
+            continue  # another program's object in this prefix
         yield found
 
 

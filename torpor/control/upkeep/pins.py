@@ -41,8 +41,8 @@ def pin(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, reas
             f"why to keep snapshot {snapshot}"
         )
     made = Pin(why, time.time())
-    # The pin is written before the snapshot is looked at: whoever deletes it looks at the pins
-    # once more afterwards, so one of the two always sees the other (deletion.py).
+    # Write the pin first, then look for the snapshot. A deletion looks for pins once more after
+    # it has deleted, so one of the two always sees the other (deletion.py).
     store.put(_key(workspace, snapshot), msgspec.json.encode(made))
     if store.head(manifest_key(workspace, snapshot)) is None:
         unpin(store, workspace, snapshot)
@@ -72,7 +72,7 @@ def pinned_ids(store: ObjectStore, workspace: WorkspaceName) -> Iterator[Snapsho
         try:
             yield snapshot_of(found.key)
         except InvalidInput:
-            continue  # not ours: somebody else's object in this prefix
+            continue  # another program's object in this prefix
 
 
 def _reason(store: ObjectStore, key: ObjectKey) -> str:

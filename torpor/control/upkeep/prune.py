@@ -237,7 +237,7 @@ def _packs(store: ObjectStore, workspace: WorkspaceName) -> dict[bytes, StoredOb
         try:
             pack_id = pack_id_of(found.key)
         except ValueError:
-            continue  # not ours: somebody else's object in this prefix
+            continue  # another program's object in this prefix
         if found.key == pack_key(workspace, pack_id):
             packs[pack_id] = found
     return packs

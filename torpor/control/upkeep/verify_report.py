@@ -32,7 +32,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
     damaged_count: int
     objects: int
     bytes: int
-    unproven: int  # packs whose MD5 the store hides, and that nobody has read
+    unproven: int  # packs that were not read and whose MD5 the store does not show
     seconds: dict[str, float]
 
     @classmethod

@@ -15,7 +15,7 @@ from typing import Final
 from torpor.shared.errors import DiskFull, MachineError, TorporError
 
 COMPLETE: Final = ".complete"  # in a bundle: its content hash, written when all is there
-_STALE_S: Final = 3600.0  # a half-installed bundle of this age is nobody's
+_STALE_S: Final = 3600.0  # a half-installed bundle of this age is stale: remove it
 
 
 def main(argv: list[str]) -> int:

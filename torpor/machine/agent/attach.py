@@ -18,7 +18,7 @@ from torpor.shared.errors import AgentLost, MachineUnfit
 from torpor.shared.values import KIB
 
 START_S: Final = 30.0  # an agent on a slow, busy machine answers within this time
-REPLACE_S: Final = 15.0  # an agent that was told `bye` is gone within this time
+REPLACE_S: Final = 15.0  # an agent that got `bye` is gone within this time
 _HELLO_BYTES: Final = 64 * KIB
 _PUMP_BYTES: Final = 256 * KIB
 
@@ -42,7 +42,7 @@ def _connect_or_start(home: Path, agent: str, start: list[str]) -> tuple[socket.
     if found is not None:
         found[0].close()
     with start_lock(home, START_S + REPLACE_S):
-        found = _connect()  # somebody else may have been quicker
+        found = _connect()  # another attach may have started it meanwhile
         if found is not None and _version(found[1]) == agent:
             return found
         if found is not None:

@@ -46,7 +46,7 @@ class Call:
         return self._cancelled.is_set()
 
     def check(self) -> None:
-        """Raise RunCancelled once somebody asked for the request to end."""
+        """Raise RunCancelled if the request was cancelled."""
         if self._cancelled.is_set():
             raise RunCancelled(f"request {self.request_id} was cancelled")
 
@@ -82,7 +82,7 @@ class Runs(Protocol):
         """Whether a run holds a workspace now."""
 
     def abandon(self, run: str, reason: str) -> None:
-        """End one run: nobody is there to finish it. Returns soon; an ended one is fine."""
+        """End a run that lost its control side. Returns soon; a run that has ended is fine."""
 
     def close(self) -> None:
         """The agent leaves: give everything back."""

@@ -102,7 +102,7 @@ class Connection:
             return
 
     def release(self) -> None:
-        """Close, and give the socket back once nobody uses it any more. The reader calls this."""
+        """Close the connection, and its socket once the writer has ended. The reader calls this."""
         self.close()
         self._writer.join()
         self._peer.close()

@@ -36,7 +36,7 @@ FLUSH_S: Final = 5.0
 class Patience:
     """How long the agent waits, in seconds; tests shorten it."""
 
-    abandon_s: float = 60.0  # nobody attached who asked for it: a run ends
+    abandon_s: float = 60.0  # a run whose control side is gone ends after this time
     leave_s: float = 600.0  # neither connection nor run: the agent leaves
     tick_s: float = 1.0
 
@@ -74,7 +74,7 @@ class Daemon:
         self._stopping = False
 
     def serve(self, listener: socket.socket) -> None:
-        """Accept and serve until told ``bye`` or ``forget``, or idle for long enough."""
+        """Serve until ``bye`` or ``forget`` comes, or until idle for ``leave_s``."""
         listener.setblocking(False)
         try:
             while not self._should_leave():
@@ -221,7 +221,7 @@ class Daemon:
             del self._requests[oldest.id]
 
     def _translate(self, request: Envelope, error: BaseException) -> TorporError:
-        """What a caller is told; the traceback stays in the log, secrets stay in neither."""
+        """The error to send. The log gets the traceback; neither holds a secret."""
         if isinstance(error, TorporError):
             return type(error)(scrub(str(error), request.args))
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -1,4 +1,4 @@
-"""The agent's folder on the machine: ours alone, marked as ours, never somebody else's."""
+"""The agent's folder on the machine. A marker file says that it is ours."""
 
 from __future__ import annotations
 

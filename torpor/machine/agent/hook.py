@@ -77,9 +77,8 @@ def _start(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _unnamed_file(hook: str) -> IO[bytes]:
-    """For what a hook says: a pipe would hold up, or end, a server that it starts and that goes on
-    talking when nobody reads any more. In memory where the disk is full: then as well a machine is
-    put to sleep."""
+    """A file for the hook's output. A pipe without a reader would block or end a server that the
+    hook started. On disk, or in memory when the disk is full: hibernate must work then too."""
     with suppress(OSError):
         return _with_room(None)
     try:
@@ -106,7 +105,9 @@ class _Words:
     def __init__(self, file: IO[bytes]) -> None:
         self._fd = file.fileno()
         self._before = b""
-        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)  # shared with whoever inherits the file
+        flags = fcntl.fcntl(
+            self._fd, fcntl.F_GETFL
+        )  # shared with every process that inherits the file
         fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_APPEND)
 
     def trim(self) -> None:

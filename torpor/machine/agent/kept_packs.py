@@ -52,8 +52,8 @@ class KeptPacks:
             return offset in self._runs.get(pack, {})
 
     def open(self, pack: bytes, start: int, end: int) -> int | None:
-        """A descriptor to read those bytes from; None where they are not all kept. Holes between
-        chunks that a reader reads through (GAP_BYTES) count as kept: nobody uses them."""
+        """A descriptor to read those bytes from, or None if some are not kept. Gaps of at most
+        GAP_BYTES between chunks count as kept: a reader fetches them but does not use them."""
         with self._lock:
             runs = sorted(self._runs.get(pack, {}).items())
         at = start

@@ -29,7 +29,7 @@ class Orphans:
             self._alone_since[run] = time.monotonic()
 
     def take(self, alone_s: float) -> list[str]:
-        """The runs that have had nobody for ``alone_s`` seconds; each is told once."""
+        """The runs without a connection for ``alone_s`` seconds. Each is returned once."""
         now = time.monotonic()
         taken = [run for run, since in self._alone_since.items() if now - since >= alone_s]
         for run in taken:

@@ -1,8 +1,8 @@
 """Passing kept packs on: a small HTTPS server that lives as long as one restore.
 
-Its certificate is made for this one run and known to nobody but the control side and the machines
-it tells; every path begins with an unguessable token. It answers GET of ranges of kept packs and
-nothing else. Whoever fetches checks every chunk against its name, so no trust is needed.
+Its certificate is made for this run; the control side gives it only to the machines of the run.
+Every path begins with an unguessable token. The server answers only GET of ranges of kept packs.
+The machine that fetches checks every chunk against its name, so it need not trust the server.
 """
 
 from __future__ import annotations

@@ -224,8 +224,8 @@ class RestoreRun(AgentRun):
         return [os.path.realpath(target) for target in self._targets]
 
     def _whole_already(self) -> RestorePlan:
-        """An earlier run restored and compared all of it, and did not get to say so. Nothing is
-        written: somebody may have worked here since."""
+        """An earlier run restored and compared everything, and was killed before it could report
+        that. Write nothing: the user may have worked here since."""
         return self._described(
             complete=True,
             roots=self._targets,
@@ -252,7 +252,7 @@ class RestoreRun(AgentRun):
         )
 
     def _check_left(self, mirrored: bytes | None) -> None:
-        """An earlier run was about another snapshot: what it left is told apart from work."""
+        """Refuse targets that hold the restore of another snapshot, finished or not."""
         if not any(map(_holds_something, self._targets)):
             return
         if self._journal.of_another():
@@ -263,10 +263,9 @@ class RestoreRun(AgentRun):
             )
         if mirrored is not None:
             raise InvalidInput(
-                f"workspace {self.workspace} on this machine is another snapshot, which an "
-                "earlier run restored without handing the machine over; somebody may work there. "
-                "Run wake again with that snapshot, which hands the machine over; then hibernate "
-                "it"
+                f"an earlier run restored another snapshot of workspace {self.workspace} on this "
+                "machine and did not hand the machine over; the user may work there. Run wake "
+                "with that snapshot, which hands the machine over; then hibernate it"
             )
 
     def _check_targets(self) -> None:

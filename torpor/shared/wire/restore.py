@@ -82,8 +82,8 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class ServePacks(OfRun[Served], frozen=True):
-    """Keep what is fetched, at most ``most_bytes`` of it, and give it to whoever asks ``host``
-    with the token, until the end of the run."""
+    """Keep what is fetched, at most ``most_bytes`` of it, and serve it on ``host`` to clients
+    that send the token, until the end of the run."""
 
     op = "restore.serve"
     host: str
