@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def up(installation: Installation, port: int | None = None) -> Server:
-    """Start what is missing and say where the UI is."""
+    """Start what is missing and print the UI's address."""
     with installation.locked():
         used = server.server_of(installation, port)
         _say("Prefect server", f"starting at {used.ui_url}" if used.own else used.ui_url)
@@ -47,14 +47,18 @@ def up(installation: Installation, port: int | None = None) -> Server:
         worker.start(installation, used)
     print(
         _WELCOME.format(
-            ui=used.ui_url, folder=installation.folder, notes=notes, **_login(installation, used)
+            ui=used.ui_url,
+            interpreter=shlex.quote(sys.executable),
+            folder=installation.folder,
+            notes=notes,
+            **_login(installation, used),
         )
     )
     return used
 
 
 def _login(installation: Installation, used: Server) -> dict[str, str]:
-    """Where the password of our own server is, and how a shell uses it."""
+    """Where the password of our own server is, and the shell's line for Python."""
     python = f"export PREFECT_API_URL={used.api_url}"
     if not used.own:
         return {"login": "the login of your own server", "python": python}
@@ -66,7 +70,7 @@ def _login(installation: Installation, used: Server) -> dict[str, str]:
 
 
 def register(installation: Installation, used: Server) -> str:
-    """Run ``deployments.register`` against the server; returns what it has to say."""
+    """Run ``deployments.register`` against the server; returns its output."""
     log = installation.log("register")
     with log.open("wb") as errors:
         log.chmod(0o600)
@@ -103,10 +107,10 @@ torpor is up.
   UI        {ui}
   password  {login}
   first     Deployments > hibernate > Run > Custom run, choose the workspace `demo`, Submit.
-            Its files are stored and verified, and its machine is destroyed.
-            Then the same with `wake`: they are back on a new machine.
+            torpor stores its files, verifies them, and destroys its machine.
+            Then run `wake` the same way: the files are back on a new machine.
   Python    {python}
-            python -c "from flows import hibernate; hibernate('demo')"
+            {interpreter} -c "from flows import hibernate; hibernate('demo')"
   blocks    Your own bucket, machine and workspaces are blocks: Blocks > + in the UI.
   files     {folder}
   stop      make down

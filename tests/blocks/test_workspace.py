@@ -107,7 +107,7 @@ def test_the_defaults_are_the_blocks_that_make_up_registers() -> None:
 
 
 @pytest.mark.usefixtures("saved")
-def test_providers_of_one_shape_are_told_apart() -> None:
+def test_providers_of_one_shape_load_as_their_own_types() -> None:
     kinds: tuple[type[Block], ...] = (LocalProvider, Lookalike)
     for kind in kinds:
         reference = f"{kind.get_block_type_slug()}/ws"

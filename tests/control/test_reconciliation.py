@@ -42,7 +42,7 @@ def _kinds(findings: list[Finding]) -> list[tuple[str, str]]:
     ]
 
 
-def test_each_is_told_and_what_may_cost_for_nothing_first() -> None:
+def test_every_finding_is_listed_and_possible_waste_comes_first() -> None:
     labels = {name: _label(name) for name in ("a", "b", "c", "d", "e")}
     drill = _label("f", DRILL)
     found = _compare(

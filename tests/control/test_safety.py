@@ -366,7 +366,7 @@ def test_a_warrant_fits_its_machine_in_any_state() -> None:
         warrant.check(msgspec.structs.replace(MACHINE, state=state))
 
 
-def test_a_machine_that_nobody_was_handed_is_asked_about_at_each_destroy() -> None:
+def test_the_ledger_is_asked_at_each_destroy_of_a_machine_not_handed_over() -> None:
     answers: list[TorporError | None] = [None, HandedOver("handed over meanwhile"), None]
 
     def ask() -> None:

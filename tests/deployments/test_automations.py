@@ -86,7 +86,7 @@ def _ours(deployed: Deployed) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in found if one["name"].startswith(MARK)}
 
 
-def test_what_happens_is_told_and_reacted_to(
+def test_events_notify_and_pause(
     deployed: Deployed, inbox: Inbox, installation: Installation
 ) -> None:
     printed = make(installation, "automations", "--notify", BLOCK)
@@ -127,7 +127,7 @@ def test_what_happens_is_told_and_reacted_to(
     _until(lambda: inbox.of("prefect.flow-run.Failed", run["name"]))
 
 
-def test_silence_is_told_by_the_server_alone(deployed: Deployed, inbox: Inbox) -> None:
+def test_the_server_alone_notices_missing_backups(deployed: Deployed, inbox: Inbox) -> None:
     install(BLOCK, silent_hours=10 / 3600)
     emit(BackupFinished(workspace=NAME, snapshot=SNAPSHOT, deleted=[]))
     _until(lambda: inbox.of("no backup was heard of"))

@@ -101,7 +101,7 @@ def test_a_killed_story_is_a_failure_and_is_cleared_up(scratch: Path) -> None:
     _nothing_is_left(scratch)
 
 
-def test_a_full_disk_is_told_before_anything_begins(
+def test_a_full_disk_is_reported_before_anything_begins(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scratch: Path
 ) -> None:
     from deployments import demo

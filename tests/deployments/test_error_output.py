@@ -70,7 +70,7 @@ def test_an_error_of_ours_is_logged_once_and_its_traceback_at_debug_level(kept: 
     assert [text for text in above if "refuses the key" in text] == [
         "StoreDenied: bucket b refuses the key k: allow it to write"
     ]
-    assert above[-1].endswith("exception: StoreDenied')")
+    assert "exception: StoreDenied" in above[-1]
     assert not [text for text in above if "Traceback" in text]
     below = [text for level, text in kept.records if level == logging.DEBUG]
     assert [text for text in below if "Traceback" in text and "refuses the key" in text]
@@ -90,7 +90,7 @@ def test_a_run_by_a_worker_stores_the_message_once(deployed: Deployed) -> None:
     assert ended["state_type"] == "FAILED"
     assert NO_BLOCK in ended["state"]["message"]
     logged: list[str] = []
-    while not any(text.endswith("exception: InvalidInput')") for text in logged):
+    while not any("exception: InvalidInput" in text for text in logged):
         # logs come late; pytest's time limit ends this
         logs = deployed.ask("logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}})
         logged = [one["message"] for one in logs]

@@ -67,7 +67,7 @@ def test_a_pack_that_rotted_ends_a_wake_without_a_machine(kept: World) -> None:
     wake_plainly(kept.opened)
 
 
-def test_packs_that_went_missing_meanwhile_are_stored_anew_before_a_destroy(kept: World) -> None:
+def test_packs_that_went_missing_meanwhile_are_stored_again_before_a_destroy(kept: World) -> None:
     """The next hibernate refers to earlier packs; it looks whether they are there."""
     (machine,) = kept.machines()
     truth = facts(kept.workspace(machine.id))

@@ -75,9 +75,7 @@ def test_a_wake_survives_what_is_killed_on_the_machine_in_each_phase(
     hibernate_plainly(asleep.world.opened)
 
 
-def test_a_connection_that_drops_in_the_middle_of_a_part_does_not_start_it_anew(
-    asleep: Asleep, short_agent: None
-) -> None:
+def test_a_part_goes_on_after_its_connection_drops(asleep: Asleep, short_agent: None) -> None:
     proxy = asleep.world.proxy
     proxy.clear()
     dropped = 0

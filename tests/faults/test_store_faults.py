@@ -96,7 +96,7 @@ def test_a_fault_that_passes_is_not_noticed(
     awake.unharmed()
 
 
-def test_a_store_that_loses_a_pack_it_acknowledged_has_it_anew(
+def test_a_pack_that_the_store_acknowledged_and_lost_is_stored_again(
     awake: Awake, short_agent: None
 ) -> None:
     """The manifest is written only once every pack is there as it was sent."""

@@ -165,7 +165,7 @@ def test_a_retention_that_cannot_be_is_refused_before_anything(
     assert _ids(standing) == before
 
 
-def test_a_missed_backup_is_found_and_told(standing: World, home: Path, events: Told) -> None:
+def test_a_missed_backup_is_found_and_reported(standing: World, home: Path, events: Told) -> None:
     newest = _backup(standing).snapshot
     events.clear()
     report = run_plainly(standing.opened, check_backup, 1.0)

@@ -232,7 +232,7 @@ def test_one_that_does_not_go_keeps_none_of_the_others(
         (Ledger.close_lease, "was closed by another run"),
     ],
 )
-def test_one_that_may_be_somebody_s_when_the_provider_is_asked_is_left(
+def test_a_machine_that_was_handed_over_by_the_time_of_its_destroy_is_left(
     world: World, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[..., None], words: str
 ) -> None:
     machine, lease = _silent(world)

@@ -184,7 +184,7 @@ def test_when_no_machine_comes_up_the_flow_fails_and_none_is_left(kept: Kept) ->
     assert kept.world.leaks() == []
 
 
-def test_what_a_killed_run_left_is_taken_up_and_the_surplus_destroyed(kept: Kept) -> None:
+def test_a_killed_run_is_continued_and_its_surplus_machines_are_destroyed(kept: Kept) -> None:
     left = {kept.unfinished(restored=restored).id for restored in (0, 2, 1)}
     with raises(InvalidInput, "did not finish", "3 machines", "run replicate again"):
         wake_plainly(kept.world.opened, retries=0)
@@ -223,7 +223,7 @@ def test_a_machine_that_another_run_holds_is_left_to_it_and_not_counted(kept: Ke
     assert {one.id for one in kept.world.machines()} == {machine.id, report.ready[0].machine}
 
 
-def test_what_was_left_before_the_host_had_another_name_is_taken_up(kept: Kept) -> None:
+def test_a_run_killed_before_the_host_was_renamed_is_continued(kept: Kept) -> None:
     machine = kept.unfinished(restored=1, at="local://before/machines")
     wake_plainly(kept.world.opened, retries=0)
     assert [one.id for one in kept.world.machines()] == [machine.id]
@@ -354,7 +354,7 @@ def test_a_machine_that_another_run_handed_over_takes_no_place_in_the_fleet(
     assert {one.id for one in kept.world.machines()} == {waits[0], report.ready[0].machine}
 
 
-def test_a_failed_run_leaves_a_machine_while_nobody_can_tell_whose_it_is(kept: Kept) -> None:
+def test_a_failed_run_leaves_a_machine_while_the_ledger_does_not_answer(kept: Kept) -> None:
     opened, lease = kept.world.opened, _created(kept)
     with plain(opened):
         away = patch.object(Ledger, "lease_of", side_effect=StoreUnavailable("the store is away"))

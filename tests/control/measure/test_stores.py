@@ -84,7 +84,7 @@ def test_who_lost_a_name_while_it_slept_leaves_it_to_its_holder(seaweed: Server)
     assert msgspec.json.decode(store.get(key, max_bytes=4096), type=scratch.Claim) == other
 
 
-def test_a_claim_that_cannot_be_read_stands_for_somebody(seaweed: Server) -> None:
+def test_a_claim_that_cannot_be_read_counts_as_held(seaweed: Server) -> None:
     store = seaweed.store()
     store.put(ObjectKey(f"workspaces/{NAME}/claim"), b'{"of": "a later version"}')
     with pytest.raises(StoreError, match="then delete it"), scratch.held(store, NAME, "run-2"):

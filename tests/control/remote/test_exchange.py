@@ -174,7 +174,7 @@ def test_a_peer_that_did_not_give_is_not_asked_again() -> None:
     assert _next(other).holder is None
 
 
-def test_nobody_uploads_more_than_its_share() -> None:
+def test_no_member_uploads_more_than_its_share() -> None:
     exchange = Exchange("always", 2, Clock())
     holder = exchange.join(_plan(UPLOADS + 2), PEER)
     for _ in range(UPLOADS + 2):

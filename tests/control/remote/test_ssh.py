@@ -49,7 +49,7 @@ def test_a_wrong_user_is_denied(sshd: Sshd) -> None:
         Session.open(endpoint, sshd.identity)
 
 
-def test_the_first_host_key_is_pinned_and_told(sshd: Sshd, agent_files: dict[str, Any]) -> None:
+def test_the_first_host_key_is_pinned_and_reported(sshd: Sshd, agent_files: dict[str, Any]) -> None:
     pinned: list[str] = []
     endpoint = msgspec.structs.replace(sshd.endpoint, host_key=None)
     with Session.open(endpoint, sshd.identity, pin=pinned.append, **agent_files) as session:
@@ -88,7 +88,7 @@ def test_a_recorded_host_key_that_is_none_is_named(sshd: Sshd) -> None:
         Session.open(endpoint, sshd.identity)
 
 
-def test_a_port_where_nobody_listens(sshd: Sshd) -> None:
+def test_a_port_without_a_server(sshd: Sshd) -> None:
     endpoint = msgspec.structs.replace(sshd.endpoint, port=_free_port())
     with pytest.raises(MachineUnreachable, match=f"port {endpoint.port}"):
         Session.open(endpoint, sshd.identity)

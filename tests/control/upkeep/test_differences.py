@@ -52,7 +52,7 @@ def test_the_same_is_no_difference() -> None:
     assert found.bytes_before == found.bytes_after == 280
 
 
-def test_added_and_removed_names_are_told_with_their_bytes() -> None:
+def test_added_and_removed_names_are_listed_with_their_bytes() -> None:
     found = compare(honest(), _later(entries=_without(b"holed")))
     (gone,) = found.changes
     assert (gone.path, gone.difference, gone.kind) == ("~/workspace/holed", "removed", "file")
@@ -71,7 +71,7 @@ def test_added_and_removed_names_are_told_with_their_bytes() -> None:
         ({"xattrs": ((b"user.x", b"z"),)}, "extended attributes"),
     ],
 )
-def test_metadata_alone_is_told_apart(changes: dict[str, Any], what: str) -> None:
+def test_a_change_of_metadata_alone_is_listed_as_such(changes: dict[str, Any], what: str) -> None:
     after = _later(entries=_with(b"empty", **changes))
     assert _changes(after) == [("~/workspace/empty", "metadata", what)]
 
@@ -124,7 +124,7 @@ def test_another_kind_of_thing_is_a_change() -> None:
     assert _changes(after) == [("~/workspace/link", "changed", "content")]
 
 
-def test_directories_of_a_workspace_are_told_apart() -> None:
+def test_equal_paths_below_two_directories_are_two_names() -> None:
     entries = [
         *honest().entries,
         entry(DIRECTORY, b"", root=1),

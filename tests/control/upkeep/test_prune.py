@@ -210,7 +210,7 @@ def test_a_mark_that_comes_after_the_look_waits_for_the_commit(
     assert restorable(machine, tmp_path) == 1
 
 
-def test_a_commit_after_its_hour_is_refused_and_made_anew(
+def test_a_commit_after_its_hour_is_refused_and_made_again(
     machine: NearAgent, store: ClockedStore, tmp_path: Path
 ) -> None:
     """The control side sleeps between the look and the commit, for longer than any grace."""
@@ -271,7 +271,7 @@ def test_a_marked_pack_is_named_by_no_later_snapshot_though_another_names_it(
     assert restorable(machine, tmp_path) == 1
 
 
-def test_mostly_dead_packs_are_stored_anew_by_the_next_snapshot_under_a_bound(
+def test_the_next_snapshot_stores_mostly_dead_packs_again_within_a_bound(
     machine: NearAgent, store: ClockedStore, tmp_path: Path
 ) -> None:
     for number in range(12):

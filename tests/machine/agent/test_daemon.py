@@ -187,7 +187,7 @@ def test_an_answer_over_sixteen_mib_becomes_an_error(peer: Peer) -> None:
     assert "over the limit" in peer.ask("r", "big", bytes=MAX_LINE_BYTES)["error"]["message"]
 
 
-def test_a_reader_that_does_not_read_blocks_nobody(agent: Agent, peer: Peer) -> None:
+def test_a_reader_that_does_not_read_blocks_no_other(agent: Agent, peer: Peer) -> None:
     deaf = agent.attach()
     for number in range(20):  # 5 answers of 15 MiB are past what may wait
         deaf.say(id=f"d{number}", op="big", args={"bytes": 15 << 20})
@@ -227,7 +227,7 @@ def test_forget_is_refused_during_a_run_and_then_removes_home(tmp_path: Path) ->
     assert not home.exists()
 
 
-def test_runs_end_when_nobody_is_attached(tmp_path: Path) -> None:
+def test_runs_end_when_no_control_side_is_attached(tmp_path: Path) -> None:
     with agent_in(tmp_path, abandon_s=0.05) as agent:
         peer = agent.attach()
         (tmp_path / "run-is-active").touch()

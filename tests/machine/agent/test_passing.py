@@ -221,7 +221,7 @@ def test_the_server_answers_ranges_of_what_is_kept_and_nothing_else(pair: Pair) 
         HTTPSConnection(place, context=ssl.create_default_context(), timeout=5).connect()
 
 
-def test_who_does_not_speak_tls_holds_nobody_up(pair: Pair) -> None:
+def test_a_client_that_does_not_speak_tls_blocks_no_other(pair: Pair) -> None:
     pair.hold()
     host, port = pair.peer.url.split("/")[2].split(":")
     with socket.create_connection((host, int(port))) as rude:

@@ -228,7 +228,7 @@ def test_finish_wants_every_part(woken: Engine, stored: SnapshotId, tmp_path: Pa
         run.check(full=True)
 
 
-def test_a_restore_that_was_removed_by_hand_starts_anew(
+def test_a_restore_that_was_removed_by_hand_starts_again(
     woken: Engine, stored: SnapshotId, wide: Path, tmp_path: Path
 ) -> None:
     back = tmp_path / "back"
@@ -277,7 +277,7 @@ def test_what_an_earlier_run_restored_and_compared_is_not_written_again(
     assert (back / "small").read_bytes() == b"work done since"
 
 
-def test_another_snapshot_does_not_take_up_this_one_s_restore(
+def test_a_restore_of_another_snapshot_does_not_continue_this_one(
     engine: Engine, tmp_path: Path
 ) -> None:
     was, back = tmp_path / "was", tmp_path / "back"

@@ -198,7 +198,7 @@ def named(engine: Engine, snapshot: SnapshotId) -> set[ObjectKey]:
     return {pack_key(WORKSPACE, pack.id) for pack in manifest_of(engine, snapshot).packs}
 
 
-def test_a_part_that_was_cancelled_midway_is_taken_up(engine: Engine, was: Path) -> None:
+def test_a_part_that_was_cancelled_midway_is_continued(engine: Engine, was: Path) -> None:
     for number in range(20):
         (was / f"more-{number}").write_bytes(random.Random(number + 50).randbytes(MIB))
     run = engine.begin([was])
@@ -276,7 +276,7 @@ def test_a_commit_that_comes_again_writes_the_same_bytes(engine: Engine, was: Pa
 # -- packs that go
 
 
-def test_a_pack_lost_between_passes_is_stored_anew(engine: Engine, wide: Path) -> None:
+def test_a_pack_lost_between_passes_is_stored_again(engine: Engine, wide: Path) -> None:
     run = engine.begin([wide])
     scan_and_store(run, 1)
     lost, *rest = sorted(packs_of(engine))
@@ -292,7 +292,7 @@ def test_a_pack_lost_between_passes_is_stored_anew(engine: Engine, wide: Path) -
 
 
 @pytest.mark.parametrize("with_index", [True, False])
-def test_a_lost_pack_of_the_parent_is_stored_anew(
+def test_a_lost_pack_of_the_parent_is_stored_again(
     engine: Engine, wide: Path, with_index: bool, machines: Machines
 ) -> None:
     engine.snapshot([wide])

@@ -366,7 +366,7 @@ def test_nothing_is_written_through_a_symlink(two: Two, tmp_path: Path, when: st
 # -- big files
 
 
-def test_a_big_file_that_nobody_has_open_is_patched(two: Two) -> None:
+def test_a_big_file_that_no_process_has_open_is_patched(two: Two) -> None:
     inode = (two.root / "big").stat().st_ino
     two.engine.sync(two.second)
     assert (two.root / "big").stat().st_ino == inode

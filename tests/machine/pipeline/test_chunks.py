@@ -43,7 +43,7 @@ def test_many_threads_give_each_chunk_one_owner() -> None:
     assert len(set(zip(names, (number for number, _ in claims), strict=True))) == 50
 
 
-def test_a_claim_given_back_is_somebody_else_s() -> None:
+def test_a_claim_given_back_goes_to_another_part() -> None:
     table = ChunkTable()
     number, _ = table.claim(b"a", 10)
     table.release([number])

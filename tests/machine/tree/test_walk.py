@@ -53,7 +53,7 @@ def test_a_directory_stands_before_what_it_holds(tmp_path: Path) -> None:
     assert paths == [entry.path for entry in _walk(tmp_path).entries]  # and always in this order
 
 
-def test_every_kind_is_told_apart(tmp_path: Path) -> None:
+def test_every_kind_is_recognized(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     os.link(tmp_path / "file", tmp_path / "link")
     (tmp_path / "symlink").symlink_to("file")

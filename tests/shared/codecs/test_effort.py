@@ -52,7 +52,7 @@ def test_a_link_that_grows_quick_lowers_the_level_again() -> None:
     assert after(effort, QUICK_LINK, 40).level == LEVELS[0]
 
 
-def test_one_pack_decides_nothing_and_each_step_is_measured_anew() -> None:
+def test_one_pack_decides_nothing_and_each_step_is_measured_again() -> None:
     effort = after(Effort(), WAITS_FOR_THE_LINK, 2)
     assert effort.level == 3
     assert after(effort, WAITS_FOR_THE_LINK, 1).level == 6

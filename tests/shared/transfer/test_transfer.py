@@ -333,7 +333,7 @@ def test_other_bytes_than_asked_for_are_refused(head: bytes) -> None:
             download(transfer, grant, [Range(2, 3)])
 
 
-def test_nobody_there_and_no_such_host(watch: Watch) -> None:
+def test_a_closed_port_and_an_unknown_host_are_errors(watch: Watch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/b/k?X-Amz-Signature=s3cret"

@@ -105,9 +105,7 @@ class _Words:
     def __init__(self, file: IO[bytes]) -> None:
         self._fd = file.fileno()
         self._before = b""
-        flags = fcntl.fcntl(
-            self._fd, fcntl.F_GETFL
-        )  # shared with every process that inherits the file
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)  # every process that inherits it shares them
         fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_APPEND)
 
     def trim(self) -> None:
