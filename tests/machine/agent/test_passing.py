@@ -61,7 +61,7 @@ class Pair:
         return self.other_run.restore_part(self.part, peer=peer, floor_bytes_s=floor_bytes_s)
 
     def came_whole(self) -> None:
-        """What was fetched is the workspace, whoever it came from."""
+        """What was fetched is the workspace, from any source."""
         self.other_run.finish()
         assert self.other_run.check(full=True) == Checked([], 0)
         assert differences(self.was, facts(self.target)) == []
@@ -186,7 +186,7 @@ def test_a_killed_agent_s_leavings_go_with_the_next_run(pair: Pair, tmp_path: Pa
     stale = pair.held_in.with_name("passing-was")
     pair.held_in.rename(stale)
     pair.holder.runs.close()
-    stale.rename(pair.held_in)  # as after kill -9: nobody removed it
+    stale.rename(pair.held_in)  # as after kill -9
     pair.holder.begin_restore(pair.snapshot, [tmp_path / "two"])
     assert not pair.held_in.exists()
 

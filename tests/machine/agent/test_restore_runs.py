@@ -266,7 +266,7 @@ def test_what_an_earlier_run_restored_and_compared_is_not_written_again(
     back = tmp_path / "back"
     run = woken.fetched_restore(stored, [back])
     assert _finish(run).difference_count == 0
-    (back / "small").write_bytes(b"work done since")  # nobody told the user to wait
+    (back / "small").write_bytes(b"work done since")  # the user need not wait
     woken.restart()
     run, plan = woken.begin_restore(stored, [back], resume=True)
     assert plan.complete
@@ -392,14 +392,14 @@ import encodings.idna, json, os, sys
 from pathlib import Path
 from tests.fixtures.engine import Engine
 from torpor.control.store.s3 import S3Settings, S3Store
-told = json.load(sys.stdin)
-engine = Engine(S3Store.connect(S3Settings(**told["settings"])), Path(told["home"]))
+order = json.load(sys.stdin)
+engine = Engine(S3Store.connect(S3Settings(**order["settings"])), Path(order["home"]))
 engine.snapshots()  # what is imported late is imported now: Python itself may be root's alone
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-back = [Path(told["back"])]
-engine.fetched_restore(told["snapshot"], back).finish()
+back = [Path(order["back"])]
+engine.fetched_restore(order["snapshot"], back).finish()
 engine.restart()  # everything is in place and read-only now: that must not keep us out
-finished = engine.restore(told["snapshot"], back)
+finished = engine.restore(order["snapshot"], back)
 json.dump(finished.warnings, sys.stdout)
 """
 
@@ -429,7 +429,7 @@ def test_an_ordinary_user_has_all_but_the_owners(seaweed: Server, tmp_path: Path
     os.chown(nobodys, 65534, 65534)
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(folder.stat().st_mode | 0o111)
-    told = {
+    order = {
         "settings": {
             name: getattr(settings, name)
             for name in ("bucket", "prefix", "access_key", "secret_key", "endpoint_url")
@@ -442,7 +442,7 @@ def test_an_ordinary_user_has_all_but_the_owners(seaweed: Server, tmp_path: Path
     os.chown(nobodys / "home", 65534, 65534)
     done = subprocess.run(
         [sys.executable, "-c", _AS_NOBODY],
-        input=json.dumps(told),
+        input=json.dumps(order),
         capture_output=True,
         text=True,
         check=False,
