@@ -23,6 +23,7 @@ from torpor.control.providers.local import LocalProvider
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
 from torpor.control.remote.ssh import Identity
+from torpor.control.rental.order import order_for
 from torpor.control.reports import SyncReport
 from torpor.control.safety import never_handed_over
 from torpor.control.store.embedded import EmbeddedStore
@@ -30,7 +31,7 @@ from torpor.control.store.s3 import S3Store
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.values import Label, StoredSnapshot, Want, WorkspaceName, WorkspaceSpec
+from torpor.shared.values import Label, Machine, StoredSnapshot, Want, WorkspaceName, WorkspaceSpec
 
 _NAME = WorkspaceName("bench")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -42,10 +43,9 @@ class BenchMachine:
     def __init__(self, folder: Path, store: EmbeddedStore) -> None:
         self._provider = LocalProvider(folder)
         key = asyncssh.generate_private_key("ssh-ed25519")
-        public = key.export_public_key().decode().strip()
         self._label = Label("benchmark", _NAME, secrets.token_hex(8))
         offer = self._provider.offers(Want())[0]
-        self._machine = self._provider.create(offer, self._label, public)
+        self._machine = self._provider.create(order_for(offer, self._label, key))
         self._identity = Identity(key.export_private_key().decode())
         self._store = S3Store.connect(store.settings("torpor"))
         self.home = next(folder.glob("m-*/home"))
@@ -68,7 +68,7 @@ class BenchMachine:
         if self._session is not None:
             self._session.close()
         live = self._provider.find(self._machine.id)
-        if live is not None:
+        if isinstance(live, Machine):
             self._provider.destroy(live, never_handed_over(live, self._label))
 
     def snapshot(self) -> Cost:

@@ -12,6 +12,7 @@ from deployments.installation import Installation
 from flows import create, list_machines, list_snapshots
 from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.removal import remove_tree
+from torpor.control.rental.order import order_for
 from torpor.shared.errors import ProviderError
 from torpor.shared.values import KIB, MIB, Machine, Want
 
@@ -61,9 +62,11 @@ def revive(installation: Installation) -> list[Machine]:
     provider = LocalProvider(installation.machines)
     stopped = [machine for machine in provider.list_own() if machine.state == "stopped"]
     offers = provider.offers(Want()) if stopped else []
-    key = load_named(SSHIdentity, "default", of="make up").public_key if stopped else ""
+    if not offers:
+        return []
+    key = load_named(SSHIdentity, "default", of="make up").identity().load()
     return [
-        provider.create(offers[0], machine.label, key)
+        provider.create(order_for(offers[0], machine.label, key))
         for machine in stopped
-        if offers and machine.label is not None
+        if machine.label is not None
     ]

@@ -20,6 +20,7 @@ from tasks.replicas import restore_share, serve_packs
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.ledger import Lease
+from torpor.control.providers.offers import Offer
 from torpor.control.remote.exchange import Exchange, Member
 from torpor.control.remote.session import Session
 from torpor.control.reports import Replica, WakeReport
@@ -31,7 +32,7 @@ from torpor.shared.errors import (
     TorporError,
     WorkspaceBusy,
 )
-from torpor.shared.values import MachineId, Offer, StoredSnapshot
+from torpor.shared.values import MachineId, StoredSnapshot
 from torpor.shared.wire.restore import RestorePlan
 
 MOST_MACHINES: Final = 64

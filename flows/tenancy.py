@@ -9,8 +9,9 @@ from tasks.machines import create_machine, destroy_created, hand_over, own_machi
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.ledger import Lease
+from torpor.control.providers.offers import Offer
 from torpor.shared.errors import TorporError, WorkspaceBusy
-from torpor.shared.values import Machine, Offer
+from torpor.shared.values import Machine
 
 
 class Tenancy:

@@ -82,9 +82,7 @@ def verify(
 def _reader(opened: OpenWorkspace, wanted: str, phases: Phases) -> Iterator[Session]:
     """The machine that reads: the named one, the workspace's own, or a rented one."""
     has_one = any(
-        machine.label is not None
-        and machine.label.workspace == opened.spec.name
-        and machine.state != "gone"
+        machine.label is not None and machine.label.workspace == opened.spec.name
         for machine in opened.provider.list_own()
     )
     if wanted or has_one:

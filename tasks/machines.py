@@ -14,8 +14,11 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.ledger import Lease
+from torpor.control.providers.offers import Offer, misfit
+from torpor.control.providers.seam import Absent
 from torpor.control.providers.waiting import wait_until_reachable
 from torpor.control.remote.session import Session
+from torpor.control.rental.order import order_for
 from torpor.control.safety import Warrant, never_handed_over
 from torpor.shared.errors import (
     CreateFailed,
@@ -28,7 +31,7 @@ from torpor.shared.errors import (
     StoreError,
     TorporError,
 )
-from torpor.shared.values import Endpoint, Machine, MachineId, Offer
+from torpor.shared.values import Endpoint, Machine, MachineId
 
 READY_S: Final = 900.0
 """How long a rented machine may take until SSH answers; Vast.ai took 85 s, images can take more."""
@@ -78,7 +81,9 @@ def open_session(opened: OpenWorkspace, endpoint: Endpoint) -> Session:
 @step("find offers")
 def find_offers(opened: OpenWorkspace) -> list[Offer]:
     """The offers that fit the workspace, cheapest first; NoOffer if there is none."""
-    offers = opened.provider.offers(opened.spec.want)
+    want = opened.spec.want
+    offers = sorted(opened.provider.offers(want), key=lambda offer: offer.price_usd_h)
+    offers = [offer for offer in offers if not misfit(offer, want)]
     if not offers:
         raise NoOffer(
             f"{opened.provider.identity} has no offer for {_wish(opened)}: ask for less in the "
@@ -158,7 +163,9 @@ def create_machine(
         if refused:
             opened.ledger.see_unclaimed(lease.label)  # an offer took its time to fail
         try:
-            machine = opened.provider.create(offer, lease.label, opened.ssh_public_key)
+            machine = opened.provider.create(
+                order_for(offer, lease.label, opened.identity.load(), opened.spec.want)
+            )
             live = wait_until_reachable(
                 opened.provider, machine.id, timeout_s=READY_S, sleep=nap or time.sleep
             )
@@ -167,7 +174,7 @@ def create_machine(
                 _end_unclaimed(opened, lease)
             elif _may_stand(opened, lease):
                 raise type(error)(
-                    f"{error}. The machine of lease {lease.label.lease} may hold another run's "
+                    f"{error}. The machine of lease {lease.label.rental} may hold another run's "
                     "restore, so it was not destroyed. Run this again; if the machine never "
                     "answers, name it in `end` of reconcile, which lists it"
                 ) from error
@@ -261,8 +268,9 @@ def destroy_until_gone(opened: OpenWorkspace, machine: Machine, warrant: Warrant
         fault: TorporError | None = None
         try:
             live = opened.provider.find(machine.id)
-            if live is None or live.state == "gone":
+            if isinstance(live, Absent) and live.proof:
                 break
+            live = machine if isinstance(live, Absent) else live
             opened.provider.destroy(live, warrant)
         except TorporError as error:
             if not error.retryable:
@@ -335,20 +343,14 @@ def _may_stand(opened: OpenWorkspace, lease: Lease) -> bool:
 
 
 def _under(opened: OpenWorkspace, lease: Lease) -> list[Machine]:
-    return [
-        machine
-        for machine in opened.provider.list_own()
-        if machine.label == lease.label and machine.state != "gone"
-    ]
+    return [machine for machine in opened.provider.list_own() if machine.label == lease.label]
 
 
 def _live_machines(opened: OpenWorkspace) -> list[Machine]:
     return [
         machine
         for machine in opened.provider.list_own()
-        if machine.label is not None
-        and machine.label.workspace == opened.spec.name
-        and machine.state != "gone"
+        if machine.label is not None and machine.label.workspace == opened.spec.name
     ]
 
 

@@ -10,6 +10,7 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.ledger import Lease
 from torpor.control.measure.scratch import machines_name
+from torpor.control.providers.seam import Absent
 from torpor.control.providers.waiting import ssh_banner_fault
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.safety import never_handed_over
@@ -33,7 +34,8 @@ def compare_with_leases(opened: OpenWorkspace) -> list[Finding]:
 def see_that_it_does_not_answer(opened: OpenWorkspace, machine: Machine) -> None:
     """Raises UnsafeDestroy if the machine is starting or if anything answers SSH: only its agent
     knows who works or restores there, and a wake asks the agent."""
-    machine = opened.provider.find(machine.id) or machine
+    live = opened.provider.find(machine.id)
+    machine = machine if isinstance(live, Absent) else live
     if machine.state == "starting":
         raise UnsafeDestroy(
             f"machine {machine.id} is starting, so a run may be about to use it: nothing was "

@@ -42,6 +42,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "reconciliation": {"ledger", "reports"},
         "upkeep": {"ledger", "safety", "reports", "store"},
         "providers": {"safety", "ports", "processes"},
+        "rental": {"ledger", "providers", "reports", "safety", "store"},
         "measure": {"processes", "store"},
         "remote": {"safety", "store"},
     },

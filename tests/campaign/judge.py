@@ -57,7 +57,7 @@ class Judge:
         """The machine is there with its workspace as it was, or the newest snapshot is that."""
         truth = self.states[-1]
         live = self._world.provider.find(before.id)
-        if live is not None and live.state not in ("gone", "stopping"):
+        if isinstance(live, Machine) and live.state != "stopping":
             here = facts(self._world.workspace(before.id))
             wrong = differences(truth, here)
             return [f"hibernate changed the workspace: {wrong}"] if wrong else []
@@ -87,7 +87,7 @@ class Judge:
         found = []
         ledger = Ledger(self._world.direct, self._world.access.spec.name)
         found += [
-            f"lease {lease.label.lease} was never handed over nor closed"
+            f"lease {lease.label.rental} was never handed over nor closed"
             for lease in ledger.unfinished(self._world.provider.identity)
         ]
         end = time.monotonic() + _SETTLE_S

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Protocol
 
+import asyncssh
 import msgspec
 import pytest
 
-from torpor.control.providers.seam import Provider
+from tests.fixtures.machines import KeyPair
+from torpor.control.providers.offers import misfit
+from torpor.control.providers.seam import Absent, Order, Provider
 from torpor.control.providers.waiting import wait_until_reachable
+from torpor.control.remote.ssh import Identity, connect
+from torpor.control.rental.order import host_key_of, order_for
 from torpor.control.safety import Warrant, never_handed_over
-from torpor.shared.errors import NotOurs, UnsafeDestroy
+from torpor.shared.errors import HostKeyChanged, NotOurs, UnsafeDestroy
 from torpor.shared.values import Label, Machine, MachineId, Want, workspace_name
 
-KilledCreate = Callable[[Label, int], bool]
+KilledCreate = Callable[[Order, int], bool]
 """Begin a create in another process and kill -9 it at its n-th step; False when it got through."""
 
 _MOST_STEPS = 400
@@ -25,32 +33,63 @@ _MOST_STEPS = 400
 
 class ProviderContract:
     """Fixtures to give: ``provider`` (fresh, and cleaned up after), ``other_provider`` (of the same
-    kind, another account), ``ssh_public_key``, ``want``, ``unlabelled`` (the id of a machine at
+    kind, another account), ``want`` (what it sells), ``unlabelled`` (the id of a machine at
     ``provider`` that we do not own) and ``killed_create``."""
 
     timeout_s = 30.0
     kill_stride = 1  # how many steps lie between the kills
     reach_stride = 1  # how many kills lie between two whose machine is waited for until it answers
 
-    def test_offers_fit_and_the_cheapest_comes_first(self, provider: Provider, want: Want) -> None:
-        offers = provider.offers(want)
-        assert offers
-        assert [o.price_usd_h for o in offers] == sorted(o.price_usd_h for o in offers)
-        assert all(o.disk_gib >= want.disk_gib for o in offers)
-        assert all(o.provider == provider.identity for o in offers)
-        assert len({o.id for o in offers}) == len(offers)
+    @pytest.fixture
+    def ordered(self, provider: Provider, want: Want, identity_key: KeyPair) -> Ordered:
+        """Orders of the first offer that fits, each under a fresh label where none is given."""
+        key = asyncssh.import_private_key(identity_key.private)
+        offer = next(offer for offer in provider.offers(want) if not misfit(offer, want))
+        return lambda label=None: order_for(offer, label or _label(), key, want)
 
-    def test_nothing_on_sale_is_an_empty_list(self, provider: Provider, want: Want) -> None:
-        replace = msgspec.structs.replace
-        assert provider.offers(replace(want, gpu="NoSuchGpu9000")) == []
-        assert provider.offers(replace(want, disk_gib=1e12)) == []
-        assert provider.offers(replace(want, max_price_usd_h=-1.0)) == []
+    def test_the_account_is_named_before_anything_is_rented(self, provider: Provider) -> None:
+        assert provider.check().name
+        assert provider.identity == provider.identity
+        assert provider.list_own() == []
+
+    def test_abilities_have_bounds(self, provider: Provider) -> None:
+        able = provider.abilities
+        assert able == provider.abilities
+        assert 0 <= able.settling_s <= 3600
+        assert 0 < able.ready_s <= 3600
+        assert able.billing_s > 0
+        assert able.min_disk_gib >= 0
+
+    def test_some_offers_fit_and_each_says_what_ranking_needs(
+        self, provider: Provider, want: Want
+    ) -> None:
+        offers = provider.offers(want)
+        assert [offer for offer in offers if not misfit(offer, want)]
+        assert len({offer.id for offer in offers}) == len(offers)
+        for offer in offers:
+            assert offer.provider == provider.identity
+            assert offer.region
+            assert offer.domain
+            assert offer.price_usd_h >= 0
+            assert offer.priced_unix <= time.time()
+            assert (offer.gpu is None) == (offer.gpu_count == 0)
+
+    def test_what_nobody_sells_fits_nowhere(self, provider: Provider, want: Want) -> None:
+        for change in (
+            {"gpu": "NoSuchGpu9000"},
+            {"disk_gib": 1e12},
+            {"max_price_usd_h": -1.0},
+            {"regions": ["nowhere"]},
+            {"architecture": "vax"},
+        ):
+            wanted = msgspec.structs.replace(want, **change)
+            assert all(misfit(offer, wanted) for offer in provider.offers(wanted)), change
 
     def test_a_created_machine_is_reached_found_and_listed(
-        self, provider: Provider, want: Want, ssh_public_key: str
+        self, provider: Provider, ordered: Ordered
     ) -> None:
         label = _label()
-        machine = self._create(provider, want, label, ssh_public_key)
+        machine = provider.create(ordered(label))
         assert machine.label == label
         assert machine.provider == provider.identity
         live = self._reach(provider, machine)
@@ -59,40 +98,64 @@ class ProviderContract:
         assert [m.id for m in provider.list_own()] == [machine.id]
         assert provider.list_own()[0].label == label
 
-    def test_the_same_label_is_the_same_machine(
-        self, provider: Provider, want: Want, ssh_public_key: str
-    ) -> None:
+    def test_the_same_label_is_the_same_machine(self, provider: Provider, ordered: Ordered) -> None:
         label = _label()
-        first = self._create(provider, want, label, ssh_public_key)
-        again = self._create(provider, want, label, ssh_public_key)
-        other = self._create(provider, want, _label(), ssh_public_key)
+        first = provider.create(ordered(label))
+        again = provider.create(ordered(label))
+        other = provider.create(ordered())
         assert again.id == first.id != other.id
         assert {m.id for m in provider.list_own()} == {first.id, other.id}
 
     def test_creates_at_once_with_one_label_make_one_machine(
-        self, provider: Provider, want: Want, ssh_public_key: str
+        self, provider: Provider, ordered: Ordered
     ) -> None:
-        label, together = _label(), Barrier(4)
+        if provider.abilities.idempotency == "lookup":
+            return  # one attempt is never sent twice (torpor.control.rental)
+        order, together = ordered(), Barrier(4)
 
         def create(_: int) -> MachineId:
             together.wait(self.timeout_s)
-            return self._create(provider, want, label, ssh_public_key).id
+            return provider.create(order).id
 
         with ThreadPoolExecutor(4) as pool:
             made = set(pool.map(create, range(4)))
         assert len(made) == 1
         assert {m.id for m in provider.list_own()} == made
 
-    def test_an_unknown_machine_is_none(self, provider: Provider) -> None:
-        assert provider.find(MachineId("no-such-machine")) is None
-        assert provider.find(MachineId("../../etc")) is None
+    def test_an_unknown_machine_is_absent(self, provider: Provider) -> None:
+        assert isinstance(provider.find(MachineId("no-such-machine")), Absent)
+        assert isinstance(provider.find(MachineId("../../etc")), Absent)
         assert provider.list_own() == []
+
+    def test_the_machine_shows_the_key_that_was_ordered(
+        self, provider: Provider, ordered: Ordered, identity_key: KeyPair
+    ) -> None:
+        order = ordered()
+        endpoint = self._reach(provider, provider.create(order)).endpoint
+        assert endpoint is not None
+        how = provider.abilities.host_key
+        if how == "stated":
+            assert endpoint.host_key is not None
+        if how != "installed":
+            return
+        key = asyncssh.import_private_key(identity_key.private)
+        right, wrong = host_key_of(key, order.label).public, host_key_of(key, _label()).public
+
+        async def login(host_key: str) -> None:
+            pinned = msgspec.structs.replace(endpoint, host_key=host_key)
+            connection, seen = await connect(pinned, Identity(identity_key.private))
+            connection.close()
+            assert seen == right
+
+        asyncio.run(login(right))
+        with pytest.raises(HostKeyChanged):
+            asyncio.run(login(wrong))
 
     def test_hands_off_a_machine_without_our_label(
         self, provider: Provider, unlabelled: MachineId
     ) -> None:
         live = provider.find(unlabelled)
-        assert live is not None
+        assert isinstance(live, Machine)
         assert live.label is None
         assert unlabelled not in [m.id for m in provider.list_own()]
         label = _label()
@@ -107,12 +170,11 @@ class ProviderContract:
         self,
         provider: Provider,
         other_provider: Provider,
-        want: Want,
-        ssh_public_key: str,
+        ordered: Ordered,
     ) -> None:
         label = _label()
-        machine = self._reach(provider, self._create(provider, want, label, ssh_public_key))
-        sibling = self._create(provider, want, _label(), ssh_public_key)
+        machine = self._reach(provider, provider.create(ordered(label)))
+        sibling = provider.create(ordered())
         relabelled = msgspec.structs.replace(machine, label=_label())
         moved = msgspec.structs.replace(machine, provider=other_provider.identity)
         wrong = [
@@ -129,9 +191,7 @@ class ProviderContract:
             other_provider.destroy(machine, _warrant(machine))
         assert provider.find(machine.id) == machine
 
-    def test_a_forged_warrant_destroys_nothing(
-        self, provider: Provider, want: Want, ssh_public_key: str
-    ) -> None:
+    def test_a_forged_warrant_destroys_nothing(self, provider: Provider, ordered: Ordered) -> None:
         class Yes(Warrant):
             def __init__(self) -> None:
                 pass
@@ -139,7 +199,7 @@ class ProviderContract:
             def check(self, live: Machine) -> None:
                 pass
 
-        machine = self._reach(provider, self._create(provider, want, _label(), ssh_public_key))
+        machine = self._reach(provider, provider.create(ordered()))
         with pytest.raises(UnsafeDestroy):
             Warrant(object(), machine, "because")
         with pytest.raises(UnsafeDestroy):
@@ -148,29 +208,27 @@ class ProviderContract:
             provider.destroy(machine, Warrant.__new__(Warrant))
         assert provider.find(machine.id) == machine
 
-    def test_destroyed_is_gone_and_stays_gone(
-        self, provider: Provider, want: Want, ssh_public_key: str
-    ) -> None:
+    def test_destroyed_is_gone_and_stays_gone(self, provider: Provider, ordered: Ordered) -> None:
         label = _label()
-        machine = self._create(provider, want, label, ssh_public_key)
-        kept = self._reach(provider, self._create(provider, want, _label(), ssh_public_key))
+        machine = provider.create(ordered(label))
+        kept = self._reach(provider, provider.create(ordered()))
         self._destroy(provider, machine)
         provider.destroy(machine, _warrant(machine))
         assert provider.list_own() == [kept]
 
-        successor = self._reach(provider, self._create(provider, want, label, ssh_public_key))
+        successor = self._reach(provider, provider.create(ordered(label)))
         if successor.id != machine.id:
             provider.destroy(machine, _warrant(machine))
             assert provider.find(successor.id) == successor
 
     def test_a_create_killed_at_any_step_is_completed_by_the_next(
-        self, provider: Provider, want: Want, ssh_public_key: str, killed_create: KilledCreate
+        self, provider: Provider, ordered: Ordered, killed_create: KilledCreate
     ) -> None:
         for step in itertools.count(1, self.kill_stride):
             label = _label()
-            was_killed = killed_create(label, step)
+            was_killed = killed_create(ordered(label), step)
             assert len(provider.list_own()) <= 1, f"step {step}"
-            machine = self._create(provider, want, label, ssh_public_key)
+            machine = provider.create(ordered(label))
             assert [m.id for m in provider.list_own()] == [machine.id], f"step {step}"
             if not was_killed or step % self.reach_stride == 0:
                 machine = self._reach(provider, machine)
@@ -180,20 +238,17 @@ class ProviderContract:
             assert step < _MOST_STEPS
 
     def test_a_create_killed_at_any_step_leaves_nothing_that_cannot_be_destroyed(
-        self, provider: Provider, killed_create: KilledCreate
+        self, provider: Provider, ordered: Ordered, killed_create: KilledCreate
     ) -> None:
         for step in itertools.count(1, self.kill_stride):
             label = _label()
-            was_killed = killed_create(label, step)
+            was_killed = killed_create(ordered(label), step)
             for machine in provider.list_own():
                 assert machine.label == label, f"step {step}"
                 self._destroy(provider, machine)
             if not was_killed:
                 return
             assert step < _MOST_STEPS
-
-    def _create(self, provider: Provider, want: Want, label: Label, ssh_public_key: str) -> Machine:
-        return provider.create(provider.offers(want)[0], label, ssh_public_key)
 
     def _reach(self, provider: Provider, machine: Machine) -> Machine:
         return wait_until_reachable(provider, machine.id, timeout_s=self.timeout_s)
@@ -202,9 +257,15 @@ class ProviderContract:
         for _ in range(100):
             provider.destroy(machine, _warrant(machine))
             live = provider.find(machine.id)
-            if live is None or live.state == "gone":
-                return
-        pytest.fail(f"{machine.id} is not gone after 100 calls")
+            if isinstance(live, Absent) and live.proof:
+                left = [one for one in provider.residue() if one.label == machine.label]
+                if not left:
+                    return
+        pytest.fail(f"{machine.id} is not gone, with all that belongs to it, after 100 calls")
+
+
+class Ordered(Protocol):
+    def __call__(self, label: Label | None = None, /) -> Order: ...
 
 
 def _label() -> Label:

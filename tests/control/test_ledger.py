@@ -117,7 +117,7 @@ def test_a_store_that_is_away_is_not_an_empty_ledger(store: MemoryStore) -> None
 def test_a_damaged_lease_is_not_an_absent_one(store: MemoryStore) -> None:
     ledger = Ledger(store, DEMO)
     lease = ledger.open_lease("me", HERE)
-    key = ObjectKey(f"workspaces/demo/leases/{lease.label.lease}")
+    key = ObjectKey(f"workspaces/demo/leases/{lease.label.rental}")
     for damaged in (b'{"label": "x"}', b"", b"{", b"\xff"):
         store.put(key, damaged)
         with pytest.raises(StoreError, match=f"{key} .* is not what torpor wrote"):

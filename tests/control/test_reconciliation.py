@@ -36,7 +36,7 @@ def _compare(
 
 def _kinds(findings: list[Finding]) -> list[tuple[str, str]]:
     return [
-        (finding.kind, finding.machine.id if finding.machine else finding.lease.label.lease)
+        (finding.kind, finding.machine.id if finding.machine else finding.lease.label.rental)
         for finding in findings
         if finding.machine or finding.lease
     ]
@@ -90,12 +90,6 @@ def test_what_came_or_went_meanwhile_is_neither_without_a_lease_nor_lost() -> No
         [_machine("mc", came)],  # its lease was written after the leases were read
     )
     assert found == []
-
-
-def test_a_machine_that_is_gone_is_no_machine() -> None:
-    label = _label("a")
-    gone = Machine(MachineId("ma"), HERE, label, "gone", None)
-    assert _kinds(_compare([_lease(label, "handed over")], [gone])) == [("lost", "a")]
 
 
 def test_a_row_tells_what_it_is_what_it_cost_and_what_to_do() -> None:

@@ -98,7 +98,7 @@ def _left(installation: Installation) -> list[str]:
     leases = opened.ledger.unfinished(opened.provider.identity)
     return [
         *(machine.id for machine in machines),
-        *(lease.label.lease for lease in leases),
+        *(lease.label.rental for lease in leases),
         *(found.key for found in opened.store.list(f"workspaces/{BENCHMARK}")),
     ]
 

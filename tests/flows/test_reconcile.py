@@ -20,6 +20,7 @@ from torpor.control.providers import waiting
 from torpor.control.providers.local import LocalProvider
 from torpor.control.reconciliation import Kind, Reconciliation
 from torpor.control.remote.session import Session
+from torpor.control.rental.order import order_for
 from torpor.control.safety import Warrant, never_handed_over
 from torpor.shared.errors import (
     AgentLost,
@@ -47,7 +48,7 @@ def _left(world: World, name: WorkspaceName = WORKSPACE) -> tuple[Machine, Lease
     opened = world.opened.under(name)
     lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
     offer = opened.provider.offers(Want())[0]
-    return opened.provider.create(offer, lease.label, opened.ssh_public_key), lease
+    return opened.provider.create(order_for(offer, lease.label, opened.identity.load())), lease
 
 
 def _silent(world: World) -> tuple[Machine, Lease]:

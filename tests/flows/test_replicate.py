@@ -27,9 +27,11 @@ from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.world import World, make_world
 from torpor.control.ledger import Lease, Ledger
 from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.seam import Absent, Order
 from torpor.control.remote.exchange import Exchange, Member
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
+from torpor.control.rental.order import order_for
 from torpor.control.safety import Warrant
 from torpor.control.store.snapshots import find_snapshot
 from torpor.shared.errors import (
@@ -42,7 +44,7 @@ from torpor.shared.errors import (
     StoreDenied,
     StoreUnavailable,
 )
-from torpor.shared.values import MIB, Machine, MachineId, Offer, Want
+from torpor.shared.values import MIB, Machine, MachineId, Want
 from torpor.shared.wire.restore import Peer, RestorePlan
 
 
@@ -70,7 +72,7 @@ class Kept:
         opened = self.world.opened
         lease = opened.ledger.open_lease(opened.owner, at or opened.provider.identity)
         machine = opened.provider.create(
-            opened.provider.offers(Want())[0], lease.label, opened.ssh_public_key
+            order_for(opened.provider.offers(Want())[0], lease.label, opened.identity.load())
         )
         assert machine.endpoint is not None
         wanted = find_snapshot(opened.store, opened.spec.name, None)
@@ -240,7 +242,7 @@ def test_an_offer_that_fails_costs_another_try_under_a_lease_that_is_there(kept:
             raise MachineUnreachable("it never answered")
         (lease,) = opened.ledger.unfinished(provider.identity)
         found = provider.find(machine)
-        assert found is not None
+        assert isinstance(found, Machine)
         assert found.label == lease.label
         return found
 
@@ -313,10 +315,12 @@ def test_a_lease_that_was_handed_over_between_two_offers_stays_handed_over(
     def unreachable(*_: Any, **__: Any) -> Machine:
         raise MachineUnreachable("it never answered")
 
-    def taken_once_gone(self: LocalProvider, machine: MachineId) -> Machine | None:
+    def taken_once_gone(self: LocalProvider, machine: MachineId) -> Machine | Absent:
         found = find(self, machine)
-        if found is None and not second:
-            second.append(opened.provider.create(offer, lease.label, opened.ssh_public_key))
+        if isinstance(found, Absent) and not second:
+            second.append(
+                opened.provider.create(order_for(offer, lease.label, opened.identity.load()))
+            )
             opened.ledger.hand_over(lease)
         return found
 
@@ -392,10 +396,10 @@ def test_a_lease_without_a_machine_is_no_reason_to_stop_at_the_first_offer(
     lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
     create = LocalProvider.create
 
-    def sold_out(self: LocalProvider, offer: Offer, *rest: Any) -> Machine:
-        if offer.id == "sold":
+    def sold_out(self: LocalProvider, order: Order) -> Machine:
+        if order.offer.id == "sold":
             raise CreateFailed("sold out")
-        return create(self, offer, *rest)
+        return create(self, order)
 
     monkeypatch.setattr(LocalProvider, "create", sold_out)
     (offer,) = opened.provider.offers(Want())
@@ -411,7 +415,9 @@ def _created(kept: Kept) -> Lease:
     """The lease of a machine that runs and was never handed over."""
     opened = kept.world.opened
     lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
-    opened.provider.create(opened.provider.offers(Want())[0], lease.label, opened.ssh_public_key)
+    opened.provider.create(
+        order_for(opened.provider.offers(Want())[0], lease.label, opened.identity.load())
+    )
     return lease
 
 

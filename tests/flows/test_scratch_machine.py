@@ -27,10 +27,12 @@ from tests.fixtures.world import WORKSPACE, Access, World
 from torpor.control.measure.scratch import Claim, machines_name, scratch_name
 from torpor.control.processes import ProcessRecord
 from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.seam import Order
 from torpor.control.remote.measuring import make_content
+from torpor.control.rental.order import order_for
 from torpor.control.safety import Warrant
 from torpor.shared.errors import InvalidInput, ProviderError, RunCancelled, WorkspaceBusy
-from torpor.shared.values import MIB, Label, Machine, ObjectKey, Offer
+from torpor.shared.values import MIB, Machine, ObjectKey
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = scratch_name(WORKSPACE)
@@ -82,14 +84,14 @@ def test_a_machine_that_is_still_created_when_another_failed_is_gone_too(
     """The first to be asked for fails at once; the other is asked for while all is ended."""
     create, asked, lock = LocalProvider.create, [], threading.Lock()
 
-    def slow(self: LocalProvider, offer: Offer, label: Label, ssh_public_key: str) -> Machine:
+    def slow(self: LocalProvider, order: Order) -> Machine:
         with lock:
-            asked.append(label)
-            fails = asked[0] == label
+            asked.append(order.label)
+            fails = asked[0] == order.label
         if fails:
             raise InvalidInput("the provider takes no such machine")
         time.sleep(1.0)
-        return create(self, offer, label, ssh_public_key)
+        return create(self, order)
 
     monkeypatch.setattr(LocalProvider, "create", slow)
     with pytest.raises((InvalidInput, RunCancelled)), ExitStack() as stack:
@@ -111,9 +113,9 @@ def test_a_machine_that_is_still_created_when_its_request_is_interrupted_is_gone
             raise KeyboardInterrupt
         return future
 
-    def slow(self: LocalProvider, offer: Offer, label: Label, ssh_public_key: str) -> Machine:
+    def slow(self: LocalProvider, order: Order) -> Machine:
         time.sleep(1.0)
-        return create(self, offer, label, ssh_public_key)
+        return create(self, order)
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
     monkeypatch.setattr(LocalProvider, "create", slow)
@@ -129,7 +131,7 @@ def test_a_machine_at_another_provider_is_not_forgotten(world: World) -> None:
     mine = opened.under(machines_name(WORKSPACE))
     lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
     offer = mine.provider.offers(mine.spec.want)[0]
-    mine.provider.create(offer, lease.label, mine.ssh_public_key)
+    mine.provider.create(order_for(offer, lease.label, mine.identity.load()))
     elsewhere = replace(opened, provider=LocalProvider(world.folder / "elsewhere"))
     with plain(elsewhere), held_and_cleared(elsewhere, WORKSPACE, "run-1"):
         pass
@@ -149,7 +151,7 @@ def test_one_that_cannot_be_ended_keeps_none_of_the_others(
     offer = mine.provider.offers(mine.spec.want)[0]
     for _ in range(2):
         lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
-        mine.provider.create(offer, lease.label, mine.ssh_public_key)
+        mine.provider.create(order_for(offer, lease.label, mine.identity.load()))
     first = mine.ledger.unfinished(mine.provider.identity)[0].label
     destroy = LocalProvider.destroy
 

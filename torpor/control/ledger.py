@@ -43,7 +43,7 @@ class PinnedHost(msgspec.Struct, frozen=True):
 
 def lease_key(label: Label) -> ObjectKey:
     """Where the lease of this label is kept."""
-    return ObjectKey(f"workspaces/{label.workspace}/leases/{label.lease}")
+    return ObjectKey(f"workspaces/{label.workspace}/leases/{label.rental}")
 
 
 class Ledger:
@@ -63,7 +63,7 @@ class Ledger:
     def see_unclaimed(self, label: Label) -> None:
         """Check that the lease is open and was not handed over. HandedOver if another run handed it
         over or closed it; StoreError if the store does not answer."""
-        lease = f"lease {label.lease} of workspace {self._workspace}"
+        lease = f"lease {label.rental} of workspace {self._workspace}"
         try:
             now = self.lease_of(label)
         except StoreError as error:

@@ -83,7 +83,7 @@ class Finding(msgspec.Struct, frozen=True):
             "next step": self.next_step,
             "costs": costs,
             "workspace": self.workspace,
-            "lease": lease.label.lease if lease else "",
+            "lease": lease.label.rental if lease else "",
             "since": _utc(lease.created_unix) if lease else "",
             "provider": machine.provider if machine else lease.provider if lease else "",
         }
@@ -127,8 +127,6 @@ def compare(
     listed_before = {machine.id for machine in before}
     found = []
     for machine in after:
-        if machine.state == "gone":
-            continue
         if machine.label is None or machine.label.workspace not in workspaces:
             found.append(Finding("another workspace's", machine, None))
         elif machine.label in lease_of:
@@ -137,7 +135,7 @@ def compare(
             found.append(Finding(kind, machine, lease))
         elif machine.id in listed_before:
             found.append(Finding("without a lease", machine, None))
-    standing = {machine.label for machine in (*before, *after) if machine.state != "gone"}
+    standing = {machine.label for machine in (*before, *after)}
     for lease in leases:
         if lease.label not in standing:
             kind = "lost" if lease.state == "handed over" else "asked for"

@@ -120,6 +120,12 @@ class Warrant(_Proof):
             )
         self._ask()
 
+    def check_label(self, label: Label | None) -> None:
+        """The same for what outlived the machine and carries only its label: a disk, an address."""
+        if label != self._label:
+            raise NotOurs(f"the warrant is for label {self._label}, not {label}: nothing was ended")
+        self._ask()
+
 
 def verify_snapshot(
     store: ObjectStore,

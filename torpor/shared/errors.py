@@ -31,7 +31,13 @@
     │   └── WorkspaceBusy       another run holds this workspace on this machine
     ├── ProviderError
     │   ├── NoOffer             nothing on sale fits
-    │   ├── CreateFailed        the provider refused or lost the machine; try the next offer
+    │   ├── CreateFailed        the provider rented nothing, or ended it again; try the next offer
+    │   │   ├── NoCapacity      in the offer's failure domain
+    │   │   └── QuotaReached    of the account, for this GPU in this region
+    │   ├── CreateUncertain     the answer was lost: a machine may exist, or may appear later
+    │   ├── ProviderDenied      login, permission, balance: nothing can be rented there now
+    │   ├── ProviderUnavailable*  no answer, 429, 5xx; nothing was changed
+    │   ├── UnexpectedAnswer    an answer of a shape that we do not know; never an empty list
     │   └── NotOurs             the machine does not carry our label and lease
     │       └── HandedOver      another run has handed it to its user meanwhile
     ├── UnsafeDestroy           a destroy without a proof that fits the live machine
@@ -180,6 +186,31 @@ class NoOffer(ProviderError):
 
 
 class CreateFailed(ProviderError):
+    pass
+
+
+class NoCapacity(CreateFailed):
+    pass
+
+
+class QuotaReached(CreateFailed):
+    pass
+
+
+class CreateUncertain(ProviderError):
+    pass
+
+
+class ProviderDenied(ProviderError):
+    pass
+
+
+class ProviderUnavailable(ProviderError):
+    retryable = True
+    retry_after_s: float = 0.0  # the wait that the provider asked for, where it did
+
+
+class UnexpectedAnswer(ProviderError):
     pass
 
 

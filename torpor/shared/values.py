@@ -117,32 +117,26 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class Label(msgspec.Struct, frozen=True):
-    """What marks a machine as ours: workspace, lease (one per creation), owner (this install)."""
+    """What marks a machine as ours: workspace, rental (one per attempt), owner (this install)."""
 
     owner: str
     workspace: WorkspaceName
-    lease: str
+    rental: str = msgspec.field(name="lease")  # its name in records and labels that exist
 
 
 class Want(msgspec.Struct, frozen=True):
-    """What a workspace needs of a machine. None means no wish."""
+    """What a workspace needs of a machine. Empty, 0 and None mean no wish."""
 
-    gpu: str | None = None
+    gpu: str | None = None  # a model, also with its form and memory: "H100 SXM", "A100 80GB"
     gpu_count: int = 1
     disk_gib: float = 0
-    max_price_usd_h: float | None = None
-
-
-class Offer(msgspec.Struct, frozen=True):
-    """One thing on sale at a provider."""
-
-    id: str
-    provider: str
-    gpu: str | None
-    gpu_count: int
-    price_usd_h: float
-    region: str
-    disk_gib: float
+    max_price_usd_h: float | None = None  # of everything: machine, disk, address
+    regions: list[str] = []
+    spot: Literal["never", "allowed", "only"] = "never"
+    min_reliability: float = 0  # 0 to 1, where a provider states it
+    image: str = ""  # of a container or a virtual machine
+    architecture: str = ""  # as ``uname -m`` says it
+    cuda: tuple[int, int] | None = None  # the driver must support at least this
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -160,7 +154,7 @@ class Machine(msgspec.Struct, frozen=True):
     id: MachineId
     provider: str  # the provider's identity, e.g. local://desk/home/me/machines
     label: Label | None  # None: not ours
-    state: Literal["starting", "running", "stopped", "stopping", "gone"]
+    state: Literal["starting", "running", "stopped", "stopping"]
     endpoint: Endpoint | None  # None until it is known
     price_usd_h: float = 0.0
     note: str = ""  # the provider's last words on it, for messages

@@ -11,9 +11,10 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
+import asyncssh
 import msgspec
 import psutil
 import pytest
@@ -22,12 +23,16 @@ from tests.fixtures.kill_points import killed_at
 from tests.fixtures.machines import KeyPair, destroy_all, new_key_pair
 from torpor.control.processes import ProcessRecord, boot_id, identify, is_alive, is_running
 from torpor.control.providers import local, local_server
+from torpor.control.providers.gpus import Gpu
 from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.local_folder import MARK, MachineFolder, ServerRecord, folder_of
 from torpor.control.providers.local_server import machine_processes
+from torpor.control.providers.offers import Offer
+from torpor.control.providers.seam import Absent, Order
+from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import CreateFailed, InvalidInput, NotOurs, ProviderError, UnsafeDestroy
-from torpor.shared.values import Label, Machine, Offer, Want, workspace_name
+from torpor.shared.values import Label, Machine, Want, workspace_name
 
 T = TypeVar("T")
 LABEL = Label("tests", workspace_name("sessions"), "lease-1")
@@ -205,7 +210,7 @@ def test_a_detached_process_lives_on_until_destroy_and_nothing_else_dies(
             assert len(before) >= 4
             provider.destroy(machine, never_handed_over(machine, LABEL))
             assert [p for p in {*before, *processes} if is_running(p)] == []
-            assert provider.find(machine.id) is None
+            assert isinstance(provider.find(machine.id), Absent)
             assert identify(neighbour) is not None
             assert outsider.poll() is None
             assert session.wait(30) == 255
@@ -230,7 +235,7 @@ def test_a_machine_whose_server_died_is_stopped_and_create_starts_it_again(
     os.kill(record.process.pid, signal.SIGKILL)
     _until(lambda: not is_alive(record.process) if record.process else None)
     stopped = provider.find(machine.id)
-    assert stopped is not None
+    assert isinstance(stopped, Machine)
     assert (stopped.state, stopped.endpoint, stopped.label) == ("stopped", None, LABEL)
     assert "SSH server died" in stopped.note
     assert provider.list_own() == [stopped]
@@ -283,7 +288,7 @@ def test_a_damaged_record_makes_a_machine_that_is_not_ours(
         assert local_provider.list_own() == []
     assert str(place.machine_json) in caplog.text
     live = local_provider.find(machine.id)
-    assert live is not None
+    assert isinstance(live, Machine)
     assert live.label is None
     assert str(place.machine_json) in live.note
     with pytest.raises(CreateFailed, match="machine\\.json"):
@@ -334,7 +339,7 @@ def test_a_destroy_killed_at_any_step_is_continued(
         killed = killed_at(step, destroy)
         if place.destroying.exists():
             going = local_provider.find(machine.id)
-            assert going is not None
+            assert isinstance(going, Machine)
             assert (going.label, going.state) == (LABEL, "stopping")
             with pytest.raises(CreateFailed, match="being destroyed"):
                 _create(local_provider, LABEL, identity_key)
@@ -405,9 +410,11 @@ def test_one_lease_has_one_key(local_provider: LocalProvider, identity_key: KeyP
 
 
 @pytest.mark.parametrize("line", ["", "ssh-ed25519", "ssh-ed25519 AAAA", 'command="x" ssh-rsa A'])
-def test_what_is_no_public_key_makes_no_machine(line: str, local_provider: LocalProvider) -> None:
+def test_what_is_no_public_key_makes_no_machine(
+    line: str, local_provider: LocalProvider, identity_key: KeyPair
+) -> None:
     with pytest.raises(InvalidInput, match="not an OpenSSH public key"):
-        local_provider.create(_offer(local_provider), LABEL, line)
+        local_provider.create(_order(local_provider, LABEL, identity_key, public_key=line))
 
 
 def test_a_second_line_never_reaches_authorized_keys(
@@ -415,7 +422,7 @@ def test_a_second_line_never_reaches_authorized_keys(
 ) -> None:
     both = f"{identity_key.public}\n{new_key_pair().public}"
     with pytest.raises(InvalidInput, match="one line"):
-        local_provider.create(_offer(local_provider), LABEL, both)
+        local_provider.create(_order(local_provider, LABEL, identity_key, public_key=both))
 
 
 def test_an_offer_of_elsewhere_is_refused(
@@ -423,7 +430,7 @@ def test_an_offer_of_elsewhere_is_refused(
 ) -> None:
     offer = msgspec.structs.replace(_offer(local_provider), provider="local:/elsewhere")
     with pytest.raises(CreateFailed, match="local:/elsewhere"):
-        local_provider.create(offer, LABEL, identity_key.public)
+        local_provider.create(_order(local_provider, LABEL, identity_key, offer=offer))
 
 
 def test_a_folder_that_cannot_be_written_is_a_failed_create(
@@ -432,7 +439,7 @@ def test_a_folder_that_cannot_be_written_is_a_failed_create(
     (machines_folder / "file").write_text("")
     provider = LocalProvider(machines_folder / "file")
     with pytest.raises(CreateFailed, match="file"):
-        provider.create(_offer(provider), LABEL, identity_key.public)
+        provider.create(_order(provider, LABEL, identity_key))
     # What cannot be read is not empty.
     with pytest.raises(ProviderError, match="cannot be read"):
         provider.list_own()
@@ -451,12 +458,31 @@ def test_offers_name_gpus_that_are_here(
     provider = LocalProvider(machines_folder, price_usd_h=2.5)
     assert [(o.id, o.gpu, o.gpu_count, o.price_usd_h) for o in provider.offers(Want())] == [
         ("local-cpu", None, 0, 2.5),
-        ("local-nvidia-h200", "NVIDIA H200", 2, 2.5),
+        ("local-nvidia-h200", Gpu("H200"), 2, 2.5),
     ]
-    assert [o.id for o in provider.offers(Want(gpu="h200", gpu_count=2))] == ["local-nvidia-h200"]
-    assert provider.offers(Want(gpu="H200", gpu_count=3)) == []
-    assert provider.offers(Want(gpu="H100")) == []
-    assert provider.offers(Want(max_price_usd_h=2.0)) == []
+
+
+def test_a_folder_that_is_missing_as_a_whole_proves_no_end(
+    provider: LocalProvider, machine: Machine
+) -> None:
+    """Its disk may not be mounted now."""
+    folder = _place(provider, LABEL).root.parent
+    away = folder.rename(folder.with_name("away"))
+    assert provider.find(machine.id) == Absent("")
+    away.rename(folder)
+    assert provider.find(machine.id) == machine
+
+
+def test_a_local_machine_has_no_image(local_provider: LocalProvider) -> None:
+    with pytest.raises(InvalidInput, match="leave the image empty"):
+        local_provider.check("ubuntu:24.04")
+
+
+def test_what_is_no_host_key_makes_no_machine(
+    local_provider: LocalProvider, identity_key: KeyPair
+) -> None:
+    with pytest.raises(InvalidInput, match="no OpenSSH private key"):
+        local_provider.create(_order(local_provider, LABEL, identity_key, host_key="secret?"))
 
 
 def test_a_folder_of_the_same_path_on_another_host_is_another(
@@ -473,11 +499,16 @@ def _here(folder: Path) -> str:
 
 
 def _create(provider: LocalProvider, label: Label, key: KeyPair) -> Machine:
-    return provider.create(_offer(provider), label, key.public)
+    return provider.create(_order(provider, label, key))
+
+
+def _order(provider: LocalProvider, label: Label, key: KeyPair, **changes: Any) -> Order:
+    order = order_for(_offer(provider), label, asyncssh.import_private_key(key.private))
+    return msgspec.structs.replace(order, **changes)
 
 
 def _offer(provider: LocalProvider) -> Offer:
-    return Offer("local-cpu", provider.identity, None, 0, 1.25, "localhost", 1.0)
+    return next(offer for offer in provider.offers(Want()) if offer.gpu is None)
 
 
 def _place(provider: LocalProvider, label: Label) -> MachineFolder:
@@ -488,7 +519,7 @@ def _state(
     provider: LocalProvider, machine: Machine
 ) -> Literal["starting", "running", "stopped", "stopping", "gone"]:
     live = provider.find(machine.id)
-    assert live is not None
+    assert isinstance(live, Machine)
     return live.state
 
 

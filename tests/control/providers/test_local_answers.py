@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import asyncssh
 import psutil
 import pytest
 
@@ -19,6 +20,7 @@ from torpor.control.processes import ProcessRecord, identify, is_alive, is_at_wo
 from torpor.control.providers import local_folder
 from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.local_folder import MARK, MachineFolder, folder_of
+from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import CreateFailed, ProviderError
 from torpor.shared.values import Label, Machine, Want, workspace_name
@@ -135,7 +137,7 @@ def test_a_server_on_its_way_out_is_started_again_on_its_port(
         psutil.Process, "cmdline", lambda self: [] if self.pid == server.pid else cmdline(self)
     )
     live = local_provider.find(machine.id)
-    assert live is not None
+    assert isinstance(live, Machine)
     assert live.state == "stopped"
     end = threading.Timer(0.3, os.kill, (server.pid, signal.SIGKILL))
     end.start()
@@ -146,4 +148,5 @@ def test_a_server_on_its_way_out_is_started_again_on_its_port(
 
 
 def _create(provider: LocalProvider, key: KeyPair) -> Machine:
-    return provider.create(provider.offers(Want())[0], LABEL, key.public)
+    identity = asyncssh.import_private_key(key.private)
+    return provider.create(order_for(provider.offers(Want())[0], LABEL, identity))

@@ -9,10 +9,10 @@ import pytest
 
 from tests.contracts.provider_contract import KilledCreate, ProviderContract
 from tests.fixtures.kill_points import killed_at
-from tests.fixtures.machines import KeyPair, destroy_all
+from tests.fixtures.machines import destroy_all
 from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.local_lock import sweep
-from torpor.shared.values import Label, MachineId, Want
+from torpor.shared.values import MachineId, Want
 
 
 class TestLocal(ProviderContract):
@@ -33,10 +33,6 @@ class TestLocal(ProviderContract):
         return LocalProvider(machines_folder / "other")
 
     @pytest.fixture
-    def ssh_public_key(self, identity_key: KeyPair) -> str:
-        return identity_key.public
-
-    @pytest.fixture
     def want(self) -> Want:
         return Want(disk_gib=0.01)
 
@@ -49,12 +45,5 @@ class TestLocal(ProviderContract):
         return MachineId("m-0123456789ab-00000000")
 
     @pytest.fixture
-    def killed_create(
-        self, provider: LocalProvider, want: Want, ssh_public_key: str
-    ) -> KilledCreate:
-        offer = provider.offers(want)[0]
-
-        def kill(label: Label, step: int) -> bool:
-            return killed_at(step, lambda: provider.create(offer, label, ssh_public_key))
-
-        return kill
+    def killed_create(self, provider: LocalProvider) -> KilledCreate:
+        return lambda order, step: killed_at(step, lambda: provider.create(order))

@@ -3,44 +3,36 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import msgspec
 import pytest
 
+from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.seam import Absent
 from torpor.control.providers.waiting import ssh_banner_fault, wait_until_reachable
-from torpor.control.safety import Warrant
 from torpor.shared.errors import CreateFailed, MachineUnreachable, ProviderError
-from torpor.shared.values import Endpoint, Label, Machine, MachineId, Offer, Want, workspace_name
+from torpor.shared.values import Endpoint, Label, Machine, MachineId, workspace_name
 
 AT = Endpoint("127.0.0.1", 22, "me")
 LABEL = Label("me", workspace_name("w"), "1")
 ID = MachineId("m-1")
 
 
-class Scripted:
+class Scripted(LocalProvider):
     """A provider whose ``find`` says one thing after the other, then the last one for ever."""
 
     identity = "scripted:1"
+    abilities = msgspec.structs.replace(LocalProvider.abilities, settling_s=10)
 
-    def __init__(self, *says: Machine | Exception | None) -> None:
+    def __init__(self, *says: Machine | Absent | Exception) -> None:
         self._says = list(says)
 
-    def find(self, machine: MachineId) -> Machine | None:
+    def find(self, machine: MachineId) -> Machine | Absent:
         said = self._says.pop(0) if len(self._says) > 1 else self._says[0]
         if isinstance(said, Exception):
             raise said
         return said
-
-    def offers(self, want: Want) -> list[Offer]:
-        raise AssertionError("waiting looks, and does nothing else")
-
-    def create(self, offer: Offer, label: Label, ssh_public_key: str) -> Machine:
-        raise AssertionError("waiting looks, and does nothing else")
-
-    def list_own(self) -> list[Machine]:
-        raise AssertionError("waiting looks, and does nothing else")
-
-    def destroy(self, machine: Machine, warrant: Warrant) -> None:
-        raise AssertionError("waiting looks, and does nothing else")
 
 
 class Clock:
@@ -77,11 +69,27 @@ def test_it_waits_through_a_start_a_silent_provider_and_a_silent_ssh() -> None:
     assert clock.slept[-1] > clock.slept[0]
 
 
-@pytest.mark.parametrize("state", ["gone", "stopped", "stopping", None])
-def test_a_machine_that_dies_is_a_failed_create(state: str | None) -> None:
-    dead = None if state is None else Machine(ID, "scripted:1", LABEL, state, None, 0, "no image")  # type: ignore[arg-type]
-    with pytest.raises(CreateFailed, match="gone" if state is None else f"{state}.*no image"):
+@pytest.mark.parametrize("state", ["stopped", "stopping"])
+def test_a_machine_that_dies_is_a_failed_create(state: Any) -> None:
+    dead = Machine(ID, "scripted:1", LABEL, state, None, 0, "no image")
+    with pytest.raises(CreateFailed, match=f"{state}.*no image"):
         _wait(Scripted(STARTING, dead), Clock(), lambda _: None)
+
+
+def test_absent_is_not_gone() -> None:
+    """A market may show a machine minutes after it was created."""
+    assert _wait(Scripted(Absent(), Absent(), RUNNING), Clock(), lambda _: None) == RUNNING
+    with pytest.raises(MachineUnreachable, match="does not show it"):
+        _wait(Scripted(Absent()), Clock(), lambda _: None)
+
+
+def test_a_proof_of_its_end_counts_once_the_provider_has_settled() -> None:
+    ended = Absent("404, and no page of the list has it")
+    assert _wait(Scripted(ended, ended, RUNNING), Clock(), lambda _: None) == RUNNING
+    clock = Clock()
+    with pytest.raises(CreateFailed, match="ended before SSH answered: 404"):
+        _wait(Scripted(ended), clock, lambda _: None)
+    assert 10 <= clock.now < 60
 
 
 def test_time_is_over_with_the_last_words() -> None:

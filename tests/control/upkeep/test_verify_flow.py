@@ -23,6 +23,7 @@ from tests.fixtures.trees import fill
 from tests.fixtures.world import World, make_world
 from torpor.control.ledger import Ledger, lease_key
 from torpor.control.remote.snapshot import RemoteSnapshot
+from torpor.control.rental.order import order_for
 from torpor.control.upkeep.verify_report import VerifyReport
 from torpor.shared.errors import (
     GrantExpired,
@@ -78,7 +79,7 @@ def test_what_a_killed_drill_left_goes_a_day_later_and_not_before(kept: World, d
     opened = kept.opened.under(WorkspaceName("drill--demo"))
     lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
     offer = opened.provider.offers(opened.spec.want)[0]
-    left = opened.provider.create(offer, lease.label, opened.ssh_public_key).id
+    left = opened.provider.create(order_for(offer, lease.label, opened.identity.load())).id
     verify(kept, depth=depth)
     assert left in [machine.id for machine in kept.machines()]
     old = structs.replace(lease, created_unix=time.time() - LEFT_AFTER_S - 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import platform
 import pwd
 import re
 import shutil
@@ -21,6 +22,7 @@ import asyncssh
 import msgspec
 
 from torpor.control.processes import end_processes
+from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.local_folder import (
     MARK,
     MachineFolder,
@@ -38,11 +40,13 @@ from torpor.control.providers.local_server import (
     serve,
     server_lives,
 )
-from torpor.control.providers.nvidia import gpus_here, is_model
+from torpor.control.providers.nvidia import gpus_here
+from torpor.control.providers.offers import Offer
 from torpor.control.providers.removal import remove_tree
+from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.safety import Warrant
 from torpor.shared.errors import CreateFailed, InvalidInput, NotOurs, ProviderError, UnsafeDestroy
-from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Offer, Want
+from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
 
 _LOCK_S = 120.0  # a destroy that holds the lock may remove a big home
 _log = logging.getLogger(__name__)
@@ -54,7 +58,20 @@ class LocalProvider:
     A machine whose server died is "stopped"; ``create`` with its label starts the server again.
     """
 
-    kind: Final = "local"
+    abilities: Final = Abilities(
+        kind="folder",
+        privileged=False,
+        host_key="installed",
+        idempotency="token",
+        settling_s=0.0,
+        ready_s=300.0,
+        stop_keeps="disk",
+        stopped_usd_gib_month=0.0,
+        min_disk_gib=0.0,
+        billing_s=1.0,
+        notice_s=None,
+        images=False,
+    )
 
     def __init__(self, folder: Path, *, price_usd_h: float = 0.0) -> None:
         self._folder = Path(folder).expanduser().resolve()
@@ -69,52 +86,68 @@ class LocalProvider:
         """The home folder of the machine of this label, as one sees it after logging in."""
         return folder_of(self._folder, label).home
 
+    def check(self, image: str = "") -> Account:
+        if image:
+            raise InvalidInput(
+                f"{self.identity} has no images, its machines are this host: leave the image empty"
+            )
+        self._free_gib()
+        return Account(name=self.identity)
+
     def offers(self, want: Want) -> list[Offer]:
-        """This host, without its GPUs and once for each model of them, where its disk suffices."""
-        try:
-            free_gib = shutil.disk_usage(_existing(self._folder)).free / GIB
-        except OSError as cause:
-            raise self._unreadable(cause) from cause
-        limit = want.max_price_usd_h
-        if free_gib < want.disk_gib or (limit is not None and self._price_usd_h > limit):
-            return []
-        on_sale: list[tuple[str, str | None, int]] = [("local-cpu", None, 0)]
+        """This host, without its GPUs and once for each model of them."""
+        free_gib = self._free_gib()
+        on_sale: list[tuple[str, str, int]] = [("local-cpu", "", 0)]
         for model, count in gpus_here():
             slug = "-".join(re.findall(r"[a-z0-9]+", model.lower()))
             on_sale.append((f"local-{slug}", model, count))
         return [
-            Offer(id, self.identity, model, count, self._price_usd_h, "localhost", free_gib)
+            Offer(
+                id=id,
+                provider=self.identity,
+                gpu=parse_gpu(model),
+                gpu_count=count,
+                price_usd_h=self._price_usd_h,
+                region="localhost",
+                disk_gib=free_gib,
+                domain=self.identity,
+                priced_unix=time.time(),
+                architecture=platform.machine(),
+                cores=os.cpu_count(),
+            )
             for id, model, count in on_sale
-            if want.gpu is None
-            or (model is not None and count >= want.gpu_count and is_model(want.gpu, model))
         ]
 
-    def create(self, offer: Offer, label: Label, ssh_public_key: str) -> Machine:
+    def create(self, order: Order) -> Machine:
         """Returns once the server listens, so in state "running"."""
+        offer, label = order.offer, order.label
         if offer.provider != self.identity:
             raise CreateFailed(f"offer {offer.id} is of {offer.provider}, this is {self.identity}")
-        key = _public_key(ssh_public_key)
+        keys = _public_key(order.public_key), _host_key(order.host_key)
         folder = folder_of(self._folder, label)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             sweep(self._folder)
             with held(folder.lock, timeout_s=_LOCK_S):
-                return self._create(folder, offer, label, key)
+                return self._create(folder, offer, label, *keys)
         except OSError as cause:
             raise CreateFailed(f"no machine could be made in {folder.root}: {cause}") from cause
         except NotOurs as cause:
-            raise CreateFailed(f"no machine could be made for lease {label.lease}: {cause}") from (
-                cause
-            )
+            raise CreateFailed(
+                f"no machine could be made for rental {label.rental}: {cause}"
+            ) from cause
 
-    def find(self, machine: MachineId) -> Machine | None:
+    def find(self, machine: MachineId) -> Machine | Absent:
+        """A folder of machines that is missing as a whole may be on a disk that is not mounted."""
         folder = self._machine_folder(machine)
+        there = self._folder.is_dir()
+        absent = Absent(f"{self._folder} has no folder of machine {machine}" if there else "")
         if folder is None:
-            return None
+            return absent
         try:
             record = folder.read_machine()
             if record is None or record.id != machine:
-                return None
+                return absent
             return self._describe(folder, record)
         except NotOurs as cause:
             return Machine(machine, self.identity, None, "stopped", None, note=str(cause))
@@ -148,7 +181,7 @@ class LocalProvider:
             sweep(self._folder)
             with held(folder.lock, timeout_s=_LOCK_S):
                 live = self.find(machine.id)
-                if live is None:
+                if isinstance(live, Absent):
                     return
                 warrant.check(live)
                 if os.environ.get(MARK) == machine.id:
@@ -161,6 +194,16 @@ class LocalProvider:
                 f"machine {machine.id} is not removed yet, {folder.root} is still there: {cause}; "
                 "mend that and destroy it again"
             ) from cause
+
+    def residue(self) -> list[Residue]:
+        """None: a machine goes with its folder, and ``sweep`` clears what was killed half-way."""
+        return []
+
+    def _free_gib(self) -> float:
+        try:
+            return shutil.disk_usage(_existing(self._folder)).free / GIB
+        except OSError as cause:
+            raise self._unreadable(cause) from cause
 
     def _unreadable(self, cause: OSError) -> ProviderError:
         return ProviderError(
@@ -182,22 +225,29 @@ class LocalProvider:
         name = name_of_id(machine)
         return None if name is None else MachineFolder(self._folder / name)
 
-    def _create(self, folder: MachineFolder, offer: Offer, label: Label, key: str) -> Machine:
+    def _create(
+        self,
+        folder: MachineFolder,
+        offer: Offer,
+        label: Label,
+        key: str,
+        host_key: asyncssh.SSHKey,
+    ) -> Machine:
         record = folder.read_machine()
         fresh = record is None
         if record is None:
-            record = self._lay_out(folder, offer, label, key)
+            record = self._lay_out(folder, offer, label, key, host_key)
         elif record.label != label:
             raise NotOurs(f"{folder.root} is of another label, {record.label}")
         elif folder.destroying.exists():
             raise CreateFailed(
-                f"machine {record.id} of this lease is being destroyed; destroy it again until it "
-                "is gone, or take a new lease"
+                f"machine {record.id} of this rental is being destroyed; destroy it again until "
+                "it is gone, or begin a new rental"
             )
         elif folder.authorized_keys.read_text() != key:
             raise CreateFailed(
-                f"machine {record.id} of this lease was made for another SSH key; use that key or "
-                "take a new lease"
+                f"machine {record.id} of this rental was made for another SSH key; use that key "
+                "or begin a new rental"
             )
         try:
             serve(folder, record)
@@ -209,12 +259,16 @@ class LocalProvider:
         return self._describe(folder, record)
 
     def _lay_out(
-        self, folder: MachineFolder, offer: Offer, label: Label, key: str
+        self,
+        folder: MachineFolder,
+        offer: Offer,
+        label: Label,
+        key: str,
+        host_key: asyncssh.SSHKey,
     ) -> MachineRecord:
         """Make the folder under another name; the last step names it, whole."""
         new = MachineFolder(folder.new)
         remove_tree(new.root)
-        host_key = asyncssh.generate_private_key("ssh-ed25519")
         record = MachineRecord(
             version=1,
             id=new_machine_id(label),
@@ -289,6 +343,13 @@ def _public_key(line: str) -> str:
         raise InvalidInput(f"this is not an OpenSSH public key ({cause}): {line[:40]!r}") from cause
     key.set_comment(None)
     return key.export_public_key().decode()
+
+
+def _host_key(text: str) -> asyncssh.SSHKey:
+    try:
+        return asyncssh.import_private_key(text)
+    except asyncssh.KeyImportError:
+        raise InvalidInput("the host key of an order is no OpenSSH private key") from None
 
 
 def _user() -> str:

@@ -134,7 +134,7 @@ def folders_in(folder: Path) -> list[MachineFolder]:
 
 
 def name_of_label(label: Label) -> FolderName:
-    told = msgspec.json.encode([label.owner, label.workspace, label.lease])
+    told = msgspec.json.encode([label.owner, label.workspace, label.rental])
     return FolderName(f"m-{hashlib.blake2b(told, digest_size=6).hexdigest()}")
 
 

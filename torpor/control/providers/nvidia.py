@@ -20,12 +20,6 @@ def gpus_here() -> tuple[tuple[str, int], ...]:
     return tuple(sorted(Counter(models[:_MAX_GPUS]).items()))
 
 
-def is_model(wanted: str, model: str) -> bool:
-    """Whether ``NVIDIA H200`` is what somebody means who wants ``h200`` or ``nvidia-h200``."""
-    words = _words(wanted)
-    return bool(words) and words <= _words(model)
-
-
 def _from_driver() -> list[str]:
     found = []
     for told in sorted(DRIVER.glob("*/information")):
@@ -56,7 +50,3 @@ def _from_smi() -> list[str]:
     return [
         name for line in done.stdout.decode(errors="replace").splitlines() if (name := line.strip())
     ]
-
-
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"[a-z0-9]+", text.lower()))

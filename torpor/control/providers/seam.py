@@ -2,36 +2,134 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import hashlib
+from typing import Literal, Protocol
 
+import msgspec
+
+from torpor.control.providers.offers import Offer
 from torpor.control.safety import Warrant
-from torpor.shared.values import Label, Machine, MachineId, Offer, Want
+from torpor.shared.values import Label, Machine, MachineId, Want
+
+
+class Abilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What every machine of a provider is, and what the provider's API can do."""
+
+    kind: Literal["vm", "container", "pod", "folder"]
+    privileged: bool  # root that may load modules and dump processes
+    host_key: Literal["installed", "stated", "first use"]
+    """``installed``: the machine shows ``Order.host_key``. ``stated``: the API says which key, in
+    ``Machine.endpoint``. ``first use``: the key of the first login is pinned."""
+    idempotency: Literal["token", "name", "lookup"]
+    """How a repeated create is known: by the provider, or by looking for the label first, which
+    misses a machine that is not listed yet."""
+    settling_s: float  # how long after a create a machine may be missing from answers
+    ready_s: float  # an attempt whose SSH does not answer by then is given up
+    stop_keeps: Literal["nothing", "disk", "volume"]
+    stopped_usd_gib_month: float | None  # what the kept disk costs; None: not stated
+    min_disk_gib: float
+    billing_s: float  # the granularity of the bill
+    notice_s: float | None  # the warning before a spot machine is taken; None: none
+    images: bool = True  # whether ``Order.image`` can be chosen
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Who pays, as ``check`` was told."""
+
+    name: str
+    balance_usd: float | None = None  # None: not stated
+    notes: list[str] = []  # quotas and what else a person may want to know
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine that is asked for, in one attempt."""
+
+    offer: Offer
+    label: Label
+    public_key: str  # the OpenSSH line that may log in
+    host_key: str  # an OpenSSH private key, which the machine shows where abilities allow it
+    image: str = ""  # empty: the provider's default
+    disk_gib: float = 0
+    bid_usd_h: float | None = None  # the most to pay for spot; None: the offer's price
+    cuda: tuple[int, int] | None = None  # the driver must support at least this
+
+    @property
+    def token(self) -> str:
+        """32 hexadecimal digits, for idempotency tokens and unique names."""
+        told = msgspec.json.encode([self.label.owner, self.label.workspace, self.label.rental])
+        return hashlib.blake2b(told, digest_size=16).hexdigest()
+
+    def __repr__(self) -> str:
+        """Without the host key, which is a secret."""
+        return f"Order({self.offer.id} at {self.offer.provider} for {self.label})"
+
+
+class Absent(msgspec.Struct, frozen=True):
+    """The provider does not show a machine. ``proof``: the words that prove its end; empty: it may
+    exist all the same, or appear later."""
+
+    proof: str = ""
+
+
+class Residue(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine leaves behind and costs on: a disk, an address, a service, an invoice."""
+
+    id: str
+    provider: str
+    kind: Literal["disk", "address", "service", "invoice"]
+    label: Label | None
+    price_usd_h: float | None = None  # None: not stated
 
 
 class Provider(Protocol):
-    """A market that rents machines. Errors: ProviderError and its kinds, MachineUnreachable.
+    """A market that rents machines.
 
-    ``create`` is idempotent by label: a second call with the same label returns the first
-    machine. Nothing here touches a machine without our label.
+    Any method raises ProviderDenied, ProviderUnavailable, or UnexpectedAnswer for a shape that is
+    not known. Each bounds its own time and retries what is safe to repeat. Nothing here touches a
+    machine without our label. Thread-safe.
     """
 
     @property
     def identity(self) -> str:
-        """Which account this is; it stands in every Machine and is compared before a destroy."""
+        """Which account this is, without asking anybody; it stands in every Machine and is compared
+        before a destroy."""
+
+    @property
+    def abilities(self) -> Abilities:
+        """Constant."""
+
+    def check(self, image: str = "") -> Account:
+        """Look, before anything is rented, whether machines can be: login, balance, permission, and
+        whether a machine of ``image`` gets Python and SSH. Else ProviderDenied or InvalidInput."""
 
     def offers(self, want: Want) -> list[Offer]:
-        """What is on sale that fits, cheapest first; may be empty."""
+        """What is on sale, at least all that fits ``want`` (see ``misfit``), with the price of
+        everything for its disk; may be empty. ``want`` may narrow the search."""
 
-    def create(self, offer: Offer, label: Label, ssh_public_key: str) -> Machine:
-        """Rent ``offer``; returns at once, perhaps in state "starting". CreateFailed: try the
-        next offer. Killed half-way, a repeat with the same label must not rent twice."""
+    def create(self, order: Order) -> Machine:
+        """Rent; returns at once, perhaps in state "starting".
 
-    def find(self, machine: MachineId) -> Machine | None:
-        """The live truth about one machine; None when the provider does not know it."""
+        CreateFailed and its kinds, ProviderDenied, ProviderUnavailable and InvalidInput promise
+        that nothing was rented, also later. Any other error means that a machine may exist or
+        appear: CreateUncertain where the answer was lost. A second call with the same order returns
+        the first one's machine, as far as ``abilities.idempotency`` allows.
+        """
+
+    def find(self, machine: MachineId) -> Machine | Absent:
+        """The live truth about one machine. A machine that has ended for good is Absent with the
+        proof; one that the API does not show, without."""
 
     def list_own(self) -> list[Machine]:
-        """Every machine that carries a label of ours, in any state."""
+        """Every machine that carries a label of ours, in any state, but none that ``find`` proves
+        absent. All pages of it."""
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
-        """End the rent. Checks ``warrant`` and the live label first (UnsafeDestroy, NotOurs).
-        Returns at once; call again until ``find`` says gone. Gone already is fine."""
+        """End the rent of the machine, then what was rented with it, by its label.
+
+        Checks ``warrant`` and the live label first (UnsafeDestroy, NotOurs); of a machine that is
+        absent, with ``warrant.check_label``. Returns at once; call again until ``find`` has the
+        proof and ``residue`` nothing of this label.
+        """
+
+    def residue(self) -> list[Residue]:
+        """What else of ours costs: disks, addresses, services, invoices that outlived a machine."""

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.seam import Absent, Provider
 from torpor.shared.errors import CreateFailed, MachineUnreachable, ProviderError
 from torpor.shared.values import Endpoint, Machine, MachineId
 
@@ -29,14 +29,16 @@ def wait_until_reachable(
 ) -> Machine:
     """The machine once it runs and its SSH server has said its version.
 
-    CreateFailed when it dies meanwhile: try the next offer. MachineUnreachable when ``timeout_s``
-    is over, with what was seen last. ``greets`` returns None or what went wrong.
+    CreateFailed when it dies meanwhile: try the next offer. A machine that the provider does not
+    show is waited for, also with a proof of its end while the provider settles. MachineUnreachable
+    when ``timeout_s`` is over, with what was seen last. ``greets`` returns None or what went wrong.
     """
     greets = greets or ssh_banner_fault
     end = clock() + timeout_s
+    settled = clock() + provider.abilities.settling_s
     wait_s = _FIRST_WAIT_S
     while True:
-        seen = _look(provider, machine, greets)
+        seen = _look(provider, machine, greets, clock() < settled)
         if isinstance(seen, Machine):
             return seen
         if clock() >= end:
@@ -68,7 +70,10 @@ def ssh_banner_fault(endpoint: Endpoint) -> str | None:
 
 
 def _look(
-    provider: Provider, machine: MachineId, greets: Callable[[Endpoint], str | None]
+    provider: Provider,
+    machine: MachineId,
+    greets: Callable[[Endpoint], str | None],
+    in_settling: bool,
 ) -> Machine | str:
     """The machine when all is well, else what is missing; CreateFailed when it is in vain."""
     try:
@@ -77,11 +82,16 @@ def _look(
         return f"the provider does not answer: {cause}"
     except ProviderError as cause:
         return str(cause)
-    if live is None or live.state in ("gone", "stopping", "stopped"):
-        state = "gone" if live is None else live.state
-        words = f": {live.note}" if live is not None and live.note else ""
+    if isinstance(live, Absent):
+        if not live.proof or in_settling:
+            return "the provider does not show it"
         raise CreateFailed(
-            f"machine {machine} at {provider.identity} is {state} before SSH answered{words}"
+            f"machine {machine} at {provider.identity} ended before SSH answered: {live.proof}"
+        )
+    if live.state in ("stopping", "stopped"):
+        words = f": {live.note}" if live.note else ""
+        raise CreateFailed(
+            f"machine {machine} at {provider.identity} is {live.state} before SSH answered{words}"
         )
     if live.state != "running" or live.endpoint is None:
         return f"it is {live.state} {live.note}".strip()

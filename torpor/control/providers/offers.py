@@ -1,0 +1,80 @@
+"""What providers sell, and why an offer does not fit a workspace."""
+
+from __future__ import annotations
+
+import msgspec
+
+from torpor.control.providers.gpus import Gpu, gpu_misfit, wanted_gpu
+from torpor.shared.errors import CreateFailed, ProviderDenied, QuotaReached, TorporError
+from torpor.shared.values import Want
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing on sale at a provider. None where the provider does not state it."""
+
+    id: str
+    provider: str
+    gpu: Gpu | None  # None: no GPU
+    gpu_count: int
+    price_usd_h: float  # of everything: machine, the wanted disk, address; of spot, what it bids
+    region: str
+    disk_gib: float  # the most that it can have
+    domain: str  # the failure domain: where this one is sold out, all of the same domain are
+    priced_unix: float  # when the price was true
+    spot: bool = False
+    available: bool | None = None
+    reliability: float | None = None  # 0 to 1; None: of a data centre that states none
+    architecture: str = "x86_64"
+    cuda: tuple[int, int] | None = None  # the newest that its driver supports
+    ram_gib: float | None = None
+    cores: float | None = None
+    link_mbit_s: float | None = None  # downwards
+    traffic_usd_gib: float = 0.0
+
+
+def misfit(offer: Offer, want: Want) -> str:
+    """Why ``offer`` does not fit, for a person; empty where it does."""
+    gpu = wanted_gpu(want)
+    if gpu is not None:
+        if reason := gpu_misfit(gpu, offer.gpu):
+            return reason
+        if offer.gpu_count < want.gpu_count:
+            return f"it has {offer.gpu_count} GPUs, {want.gpu_count} are wanted"
+    if offer.available is False:
+        return "it is sold out"
+    if offer.disk_gib < want.disk_gib:
+        return f"its disk is {offer.disk_gib:.4g} GiB, {want.disk_gib:.4g} GiB are wanted"
+    if want.max_price_usd_h is not None and offer.price_usd_h > want.max_price_usd_h:
+        return f"it costs {offer.price_usd_h:.4g} $/h, the limit is {want.max_price_usd_h:.4g} $/h"
+    if want.regions and offer.region not in want.regions:
+        return f"it is in {offer.region}, not in {' or '.join(want.regions)}"
+    if offer.spot and want.spot == "never":
+        return "it is a spot machine"
+    if not offer.spot and want.spot == "only":
+        return "it is no spot machine"
+    if offer.reliability is not None and offer.reliability < want.min_reliability:
+        return f"its reliability is {offer.reliability:.3g}, {want.min_reliability:.3g} is wanted"
+    if want.architecture and offer.architecture != want.architecture:
+        return f"its processor is {offer.architecture}, {want.architecture} is wanted"
+    if want.cuda is not None and offer.gpu is not None:
+        if offer.cuda is None:
+            return f"its CUDA version is not stated, {_dotted(want.cuda)} is wanted"
+        if offer.cuda < want.cuda:
+            return f"its driver supports CUDA {_dotted(offer.cuda)}, {_dotted(want.cuda)} is wanted"
+    return ""
+
+
+def blocks(error: TorporError, failed: Offer, other: Offer) -> bool:
+    """Whether ``error``, which creating ``failed`` raised, holds for ``other`` too."""
+    if failed.provider != other.provider:
+        return False
+    if isinstance(error, ProviderDenied):
+        return True
+    if isinstance(error, QuotaReached):
+        same = (failed.region, failed.spot) == (other.region, other.spot)
+        return same and failed.gpu == other.gpu
+    return isinstance(error, CreateFailed) and failed.domain == other.domain
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

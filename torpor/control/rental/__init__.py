@@ -1,0 +1,1 @@
+"""The life of a rented machine, from the request to its proven end."""
