@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, field_validator
@@ -24,8 +24,9 @@ from torpor.shared.values import (
     workspace_name,
 )
 
-PROVIDERS: Final = (LocalProvider,)
-"""The provider blocks, the default first. A new market is added here and nowhere else."""
+ProviderBlock: TypeAlias = LocalProvider  # with a second one, their union
+PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (LocalProvider,)
+"""The provider blocks, the default first. Add a new one here, and export it from ``blocks``."""
 
 MAX_PARTS: Final = 64  # each is a task run, and Prefect stores its states
 

@@ -21,6 +21,7 @@ from pydantic import SecretStr
 
 from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
 from blocks.reference import load_named
+from blocks.workspace import PROVIDERS
 from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation
 from deployments.schedules import offer_schedules
@@ -55,7 +56,8 @@ def main() -> int:
 
 def register_types() -> None:
     """Add or renew the block types, so that the UI offers them."""
-    for kind in (ObjectStore, SSHIdentity, LocalProvider, Workspace, AwsCredentials):
+    kinds: list[type[Block]] = [ObjectStore, SSHIdentity, *PROVIDERS, Workspace, AwsCredentials]
+    for kind in kinds:
         kind.register_type_and_schema()
 
 
