@@ -73,7 +73,7 @@ def _tell(installation: Installation, verbose: bool) -> int:
     free = shutil.disk_usage(installation.folder).free
     if free < NEEDED_BYTES:
         raise TorporError(
-            f"{installation.folder.parent} has {free / GIB:.1f} GiB free and the demo wants "
+            f"{installation.folder.parent} has {free / GIB:.1f} GiB free, but the demo needs "
             f"{NEEDED_BYTES / GIB:.0f}: make room, or set TMPDIR to a folder on a bigger disk"
         )
     scratch = installation.folder / "tmp"

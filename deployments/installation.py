@@ -87,7 +87,7 @@ class Installation:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InvalidInput(
-                    f"another `make up` or `make down` is at work in {self.folder}: wait for it"
+                    f"another `make up` or `make down` uses {self.folder}: wait until it has ended"
                 ) from None
             yield
         finally:

@@ -50,7 +50,7 @@ def server_of(installation: Installation, port: int | None = None) -> Server:
         if port is not None:
             raise InvalidInput(
                 f"PREFECT_API_URL says that {given} is used, so no server is started on port "
-                f"{port}: leave the port away, or unset PREFECT_API_URL"
+                f"{port}: leave out the port, or unset PREFECT_API_URL"
             )
         return Server(given, own=False)
     return Server(_api_url(port or recorded or _choose_port()), True, installation.login())

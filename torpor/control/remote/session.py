@@ -90,7 +90,7 @@ class Session:
     def hello(self) -> Hello:
         """What the agent said when it was attached to last."""
         if self._hello is None:
-            raise AgentLost(f"{self._route.where}: no agent was attached to")
+            raise AgentLost(f"{self._route.where}: no agent was attached")
         return self._hello
 
     @property
@@ -172,7 +172,7 @@ class Session:
         except (TimeoutError, asyncio.TimeoutError) as error:
             future.cancel()
             raise AgentLost(
-                f"{self._route.where} took over {timeout_s:g} s to attach to"
+                f"{self._route.where}: no agent was attached within {timeout_s:g} s"
             ) from error
         except BaseException:  # the caller was interrupted: nothing of it goes on
             future.cancel()
@@ -360,7 +360,7 @@ class _Waiting:
             while not self._events and not self.done:
                 left = None if give_up is None else give_up - time.monotonic()
                 if left is not None and left <= 0:
-                    raise AgentLost(f"{self.op} ({self.request_id}) had no answer in time")
+                    raise AgentLost(f"{self.op} ({self.request_id}): no answer in time")
                 self._wake.wait(left)
             return self._events.popleft() if self._events else None
 
@@ -368,5 +368,5 @@ class _Waiting:
         if self._error is not None:
             raise type(self._error)(str(self._error))
         if self._result is None:
-            raise AgentLost(f"{self.op} ({self.request_id}) has no answer")
+            raise AgentLost(f"{self.op} ({self.request_id}): the session ended before the answer")
         return self._result

@@ -126,7 +126,8 @@ async def connect(
         ) from error
     except asyncssh.Error as error:
         raise MachineUnreachable(
-            f"{where} does not complete an SSH connection: {error.reason}"
+            f"{where} did not complete an SSH connection: {error.reason}; check that this port "
+            "is an SSH server's"
         ) from error
     except (OSError, ValueError) as error:
         raise MachineUnreachable(

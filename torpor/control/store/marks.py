@@ -82,10 +82,10 @@ def read_marks(store: ObjectStore, workspace: WorkspaceName) -> list[Mark]:
         try:
             return [_read(store, one.key, one.modified_unix) for one in found]
         except StoreMissing:
-            continue  # a prune has put another in its place: look again
+            continue  # a prune replaced it: look again
     raise StoreError(
-        f"the marks of workspace {workspace} in {store.address} changed in each of {_LOOKS} looks: "
-        "wait until the prunes that are under way have ended"
+        f"the marks of workspace {workspace} in {store.address} changed {_LOOKS} times while they "
+        "were read: wait until the running prunes have ended"
     )
 
 

@@ -167,7 +167,8 @@ class S3Store:
         body = self._requests.send(f"get {key}", lambda: self._get_once(key, max_bytes))
         if len(body) > max_bytes:
             raise StoreCorrupt(
-                f"get {key} at {self.address}: more than the {max_bytes} bytes that it may have"
+                f"get {key} at {self.address}: the object has more than the {max_bytes} bytes "
+                "expected"
             )
         self._bucket_seen = True
         return body

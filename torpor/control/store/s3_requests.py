@@ -68,12 +68,13 @@ class S3Requests:
                     body += piece
             except (BotoCoreError, OSError) as error:
                 raise StoreUnavailable(
-                    f"get {key} at {self.address}: the body broke off after {len(body)} bytes "
+                    f"get {key} at {self.address}: the connection broke after {len(body)} bytes "
                     f"({type(error).__name__})"
                 ) from None
         if len(body) <= most_bytes and len(body) != answer["ContentLength"]:
             raise StoreUnavailable(
-                f"get {key} at {self.address}: {len(body)} of {answer['ContentLength']} bytes came"
+                f"get {key} at {self.address}: only {len(body)} of "
+                f"{answer['ContentLength']} bytes came"
             )
         return bytes(body), answer
 
@@ -89,8 +90,8 @@ class S3Requests:
             at = page.get("NextContinuationToken")
             if not at or at in seen:
                 raise StoreCorrupt(
-                    f"list {prefix!r} at {self.address}: the store says that there is more, and "
-                    "leads in a circle"
+                    f"list {prefix!r} at {self.address}: the store repeats a page of its listing, "
+                    "so the listing cannot be complete: try again, or use another store"
                 )
             seen.add(at)
             token = {"ContinuationToken": at}

@@ -65,7 +65,7 @@ def read_manifest(store: ObjectStore, wanted: StoredSnapshot, seal: Seal) -> Man
         wanted.workspace,
         wanted.snapshot,
     ):
-        raise SnapshotMissing(f"{what} is not the one that was listed: it was replaced meanwhile")
+        raise SnapshotMissing(f"{what} was replaced after it was listed: list the snapshots again")
     return manifest
 
 
@@ -90,7 +90,7 @@ def _checked(
     try:
         blob = store.get(manifest_key(workspace, snapshot), max_bytes=MAX_MANIFEST_BYTES)
     except StoreMissing:
-        raise SnapshotMissing(f"{what} is gone: it was deleted meanwhile") from None
+        raise SnapshotMissing(f"{what} was deleted meanwhile: list the snapshots again") from None
     manifest, root = decode_manifest(blob, seal, what)
     check_manifest(manifest, what)
     return manifest, root
@@ -117,6 +117,6 @@ def _stored(store: ObjectStore, workspace: WorkspaceName, found: StoredObject) -
 def _root(store: ObjectStore, found: StoredObject) -> str:
     what = f"{found.key} in {store.address}"
     if not found.bytes:
-        raise ManifestInvalid(f"{what} is empty: it is no torpor manifest any more; run verify")
+        raise ManifestInvalid(f"{what} is empty, so it is no manifest any more: run verify")
     header = store.get_range(found.key, Range(0, min(HEADER_BYTES, found.bytes)))
     return manifest_root(header, what).hex()
