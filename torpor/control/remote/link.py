@@ -27,7 +27,7 @@ _CLOSE_S: Final = 5.0
 
 @dataclass(frozen=True)
 class Route:
-    """How to get to an agent, again and again."""
+    """Everything needed to reach an agent again."""
 
     endpoint: Endpoint
     identity: Identity
@@ -45,7 +45,7 @@ class Route:
 
 
 class Link:
-    """An agent that said hello. Ends with AgentLost from ``messages``; never mends itself."""
+    """An agent that said hello. ``messages`` raises AgentLost at its end; it never reconnects."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Link:
         self._waiting = bytearray()
 
     async def first(self) -> Hello:
-        """The agent's hello, past what a login shell printed; raises what attach says instead."""
+        """Skip a login shell's output; return the agent's hello, or raise the error that came."""
         noise = 0
         async for line in self._lines():
             said = parse_said(line)
@@ -94,7 +94,7 @@ class Link:
         raise AgentLost(f"{self._where}: the connection to the agent ended")
 
     async def send(self, line: bytes) -> None:
-        """Write one line; AgentLost where the link is gone."""
+        """Write one line; AgentLost if the link is gone."""
         try:
             self._process.stdin.write(line)
             await self._process.stdin.drain()
@@ -102,7 +102,7 @@ class Link:
             raise AgentLost(f"{self._where}: the connection to the agent ended: {error}") from error
 
     async def close(self, graceful: bool = True) -> None:
-        """End the attach process and the connection; bounded in time."""
+        """End the attach process and the connection within a bounded time."""
         if graceful:
             try:
                 self._process.stdin.write_eof()

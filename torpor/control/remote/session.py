@@ -42,8 +42,8 @@ T = TypeVar("T")
 class Session:
     """Thread-safe and synchronous; many calls at once go over one SSH connection.
 
-    After a drop it connects again and repeats what has no answer yet, under the same ids, so
-    each request is served once as long as the agent lives.
+    After a dropped connection it connects again and repeats every unanswered request under the same
+    id. So each request is served once as long as the agent lives.
     """
 
     def __init__(self, route: Route, pin: Callable[[str], None] | None) -> None:
@@ -88,7 +88,7 @@ class Session:
 
     @property
     def hello(self) -> Hello:
-        """What the agent said when it was attached to last."""
+        """The agent's latest hello."""
         if self._hello is None:
             raise AgentLost(f"{self._route.where}: no agent was attached")
         return self._hello
@@ -133,7 +133,7 @@ class Session:
         self._submit(lambda: self._cancel(request_id), quiet=True)
 
     def close(self) -> None:
-        """Detach. The agent and its runs go on for a while. Open calls end with AgentLost."""
+        """Detach. Open calls raise AgentLost. The agent ends the runs a minute later."""
         if self._closed:
             return
         self._closed = True
@@ -174,7 +174,7 @@ class Session:
             raise AgentLost(
                 f"{self._route.where}: no agent was attached within {timeout_s:g} s"
             ) from error
-        except BaseException:  # the caller was interrupted: nothing of it goes on
+        except BaseException:  # the caller was interrupted: end its work
             future.cancel()
             raise
 
@@ -223,7 +223,7 @@ class Session:
     async def _send(self, link: Link, line: bytes) -> None:
         try:
             await link.send(line)
-        except AgentLost:  # `_listen` sees the same end, and mends
+        except AgentLost:  # `_listen` sees the same end, and reconnects
             return
 
     async def _connect(self) -> None:
@@ -243,7 +243,7 @@ class Session:
                 waiting = self._waiting.get(said.id or "")
                 if waiting is not None:
                     waiting.take(said)
-        except TorporError:  # the link is gone: what has no answer is asked again
+        except TorporError:  # the link is gone: repeat unanswered requests
             pass
         finally:
             if self._link is link:
@@ -355,7 +355,7 @@ class _Waiting:
                 self._wake.notify_all()
 
     def next_event(self, give_up: float | None) -> Event | None:
-        """The next event, or None once there is an answer; AgentLost when the time is over."""
+        """The next event, or None once there is an answer; AgentLost after ``give_up``."""
         with self._wake:
             while not self._events and not self.done:
                 left = None if give_up is None else give_up - time.monotonic()

@@ -1,4 +1,4 @@
-"""What a store can do, found by trying on scratch objects. Nothing is assumed from its name."""
+"""Find out what a store can do, by trying it on scratch objects. Its name decides nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _conditional_put(requests: S3Requests, name: str) -> bool:
 
 
 def _put_if_absent(requests: S3Requests, key: str, body: bytes) -> bool:
-    """Whether the store took it. A store that does not know the header may also answer 501."""
+    """Whether the store wrote it. A store that does not know the header may answer 501."""
 
     def put() -> bool:
         try:

@@ -31,7 +31,7 @@ def list_snapshots(
 
 
 def snapshot_ids(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
-    """The workspace's snapshots by a listing alone, oldest first; no manifest is looked into."""
+    """The ids of the workspace's snapshots, oldest first, by a listing alone: reads no manifest."""
     return [snapshot_of(found.key) for found in _manifests(store, workspace)]
 
 
@@ -43,11 +43,11 @@ def newest_snapshot(store: ObjectStore, workspace: WorkspaceName) -> SnapshotId 
 def find_snapshot(
     store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId | None
 ) -> StoredSnapshot:
-    """The named snapshot, or the newest; SnapshotMissing says what there is instead."""
+    """The named snapshot, or the newest. SnapshotMissing names those that exist."""
     objects = {snapshot_of(found.key): found for found in _manifests(store, workspace)}
     wanted = max(objects, default=None) if snapshot is None else snapshot
     if wanted is not None and wanted in objects:
-        # Of this one only: another that is damaged is no obstacle.
+        # Read only this one: another may be damaged.
         return _stored(store, workspace, objects[wanted])
     there = ", ".join(sorted(objects, reverse=True)[:5]) or "none"
     raise SnapshotMissing(
