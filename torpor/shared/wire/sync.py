@@ -12,8 +12,8 @@ from torpor.shared.wire.restore import Checked, OfSnapshot, RestoredPart, Restor
 class Intent(msgspec.Struct, frozen=True):
     """What a sync would do; nothing has been written.
 
-    ``last``: the snapshot that the machine held. ``staged``: files that are made again,
-    perhaps from parts on the disk. ``kept``: changed after an earlier run of this sync began to write.
+    ``last``: the snapshot that the machine held. ``staged``: files that are made again, perhaps
+    from parts on the disk. ``kept``: changed after an earlier run of this sync began to write.
     """
 
     last: SnapshotId | None
