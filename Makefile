@@ -73,13 +73,13 @@ model: setup
 corruption: setup
 	$(BIN)/python -m tests.corruption
 
-# On a machine with an NVIDIA GPU; elsewhere the suites say so and end with status 3. Rates there:
-# make .venv/.weights, then .venv/bin/python -m benchmarks.codecs_gpu.
-gpu: setup
+# What only a GPU can show: all kernels against their C twins, and rates beside nvCOMP's. Prints what
+# it ran on; on a machine without an NVIDIA GPU it says so and ends with status 3.
+gpu: setup $(VENV)/.weights
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build \
 		-c constraints.txt -r pyproject.toml --extra gpu
 	$(BIN)/python -m gpu_kernels.suite
-	$(BIN)/python -m gpu_kernels.nvcomp_suite
+	$(BIN)/python -m benchmarks.codecs_gpu
 
 bench: packages-bench setup $(VENV)/.weights
 	$(BIN)/python -m benchmarks.peers

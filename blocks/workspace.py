@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final
 
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, field_validator
 
 from blocks.local_provider import LocalProvider
-from blocks.markets import LambdaProvider, RunpodProvider, VastProvider
 from blocks.object_store import ObjectStore
 from blocks.reference import LOGOS, Reference, load
 from blocks.ssh_identity import SSHIdentity
@@ -19,20 +18,15 @@ from torpor.shared.values import (
     MIB,
     RESERVED,
     Compression,
+    GpuUse,
     Want,
     WorkspaceName,
     WorkspaceSpec,
     workspace_name,
 )
 
-ProviderBlock: TypeAlias = LocalProvider | VastProvider | RunpodProvider | LambdaProvider
-PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
-    LocalProvider,
-    VastProvider,
-    RunpodProvider,
-    LambdaProvider,
-)
-"""The provider blocks, the default first. Add a new one here, and export it from ``blocks``."""
+PROVIDERS: Final = (LocalProvider,)
+"""The provider blocks, the default first. A new market is added here and nowhere else."""
 
 MAX_PARTS: Final = 64  # each is a task run, and Prefect stores its states
 
@@ -59,7 +53,9 @@ class Workspace(Block):
         parts: The number of parts of a transfer.
         part_mib: The smallest part, in MiB.
         smallest: Prefer smaller snapshots to faster ones.
-        gpu_encodes: Allow the machine's GPU to encode weights.
+        gpu_encodes: Allow the machine's GPU to encode and decode weights.
+        gpu_python: A Python on the machine that can import CuPy.
+        gpu_install: Allow an install of CuPy into the agent's folder.
         owner: The owner in the label of each machine.
 
     Example:
@@ -175,8 +171,24 @@ class Workspace(Block):
         default=False,
         title="GPU encodes",
         description=(
-            "Allow the machine's GPU to encode weights when the cores are too slow for the link "
-            "and the GPU proves faster. Uses less than 1 GiB of the GPU's memory."
+            "Allow the machine's GPU to encode and decode weights where it proves faster than the "
+            "cores. Needs CuPy on the machine. Uses less than 1 GiB of the GPU's memory."
+        ),
+    )
+    gpu_python: str = Field(
+        default="",
+        title="Python with CuPy",
+        description=(
+            "The path of a Python on the machine that can import CuPy, for the GPU. Empty: the "
+            "agent looks for one."
+        ),
+    )
+    gpu_install: bool = Field(
+        default=False,
+        title="Install CuPy",
+        description=(
+            "Allow the agent to install CuPy (150 MB) into its own folder on the machine when no "
+            "Python there has it."
         ),
     )
 
@@ -216,7 +228,10 @@ class Workspace(Block):
             accept_changed=list(self.accept_changed),
             parts=self.parts,
             part_bytes=self.part_mib * MIB,
-            compression=Compression(smallest=self.smallest, gpu=self.gpu_encodes),
+            compression=Compression(
+                smallest=self.smallest,
+                gpu=GpuUse(self.gpu_python, self.gpu_install) if self.gpu_encodes else None,
+            ),
         )
 
     def for_measuring(self, name: WorkspaceName, path: str, parts: int, part_mib: int) -> Workspace:
@@ -285,6 +300,13 @@ class Workspace(Block):
                 )
             if ".." in path.split("/"):
                 raise ValueError(f"{path!r} goes up with ..: name the directory itself")
+        return value
+
+    @field_validator("gpu_python", mode="after")
+    @classmethod
+    def _program(cls, value: str) -> str:
+        if value and (not value.startswith("/") or "\0" in value):
+            raise ValueError(f"{value!r} is not a program on a machine: give its whole path")
         return value
 
     @field_validator("gpu", mode="after")

@@ -91,6 +91,7 @@ class Arrival(Restoration):
             run,
             parts=opened.spec.parts,
             part_bytes=opened.spec.part_bytes,
+            gpu=opened.spec.compression.gpu,
         )
         super().__init__(remote, "wake", phases, resume=not tenancy.fresh)
         self.tenancy = tenancy
@@ -128,6 +129,7 @@ class Arrival(Restoration):
             warnings=finished.warnings,
             seconds=self.phases.seconds,
             price_usd_h=machine.price_usd_h,
+            decoding=finished.decoding,
         )
 
 

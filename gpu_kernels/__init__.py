@@ -1,6 +1,7 @@
 """Kernels of the chunk codecs: CUDA source, the twin in C, and a numpy reference.
 
-``planes/`` and ``rans/`` are the rooms; ``native`` calls the C twins, ``batch`` the CUDA kernels on
-a ``device``, through the ``driver``. In ``shim/`` is the GPU of the tests, which runs on a CPU.
-The formats stand in docs/planes.md. Importing this package loads nothing.
+``planes/`` and ``rans/`` are the rooms; ``native`` calls the C twins, ``cuda`` launches the CUDA
+kernels by CuPy, ``batch`` measures their memory, ``worker`` does so in a process of its own.
+``shim/`` runs the CUDA source on a CPU, for the tests. The formats are in docs/planes.md. Importing
+this package loads nothing.
 """

@@ -1,18 +1,17 @@
-"""Splits, joins, encodes and decodes batches of planes on a GPU. Bytes as the C twins make.
+"""Splits, joins, encodes and decodes batches of planes on a GPU; the bytes equal the C twins'.
 
-Every function works in the open scope of a queue and takes its memory there. Every buffer's size is
-computed here from the format's bounds (rans.cuh, planes.cuh); a kernel gets no address that this
-file has not measured. What is prepared may be launched as often as one likes, within the scope.
+Every buffer's size is computed here from the format's bounds (rans.cuh, planes.cuh); a kernel gets
+no address that this file has not measured. Each function prepares work, which may be launched any
+number of times. Memory is a CuPy array of bytes.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gpu_kernels.device import ALIGN, Memory, Queue
-from gpu_kernels.native import RANS_SEGMENT_LOG2, REFUSALS
+from gpu_kernels.native import RANS_SEGMENT_LOG2, REFUSALS, Buffer
 from gpu_kernels.rans.portable import (
     BLOCK_LOG2,
     HEADER,
@@ -22,49 +21,61 @@ from gpu_kernels.rans.portable import (
     RansStreamError,
 )
 
-_THREADS: Final = 256
+if TYPE_CHECKING:
+    from gpu_kernels.cuda import Gpu
+
+KERNELS: Final = {
+    "planes": ("planes_split", "planes_join"),
+    "rans": (
+        "rans_tables", "rans_segments", "rans_measure", "rans_pack", "rans_check", "rans_decode",
+    ),
+}  # fmt: skip
+"""Of each fat binary that gpu_kernels.build makes."""
 JOBS_MAX: Final = 65_535
 """Jobs of one launch: CUDA's limit for the grid's second dimension."""
+_THREADS: Final = 256
+_ALIGN: Final = 256
 
 
 class Planes(NamedTuple):
-    """``width`` planes in one run of memory; plane p begins at ``p * stride``."""
+    """``width`` planes in one array; plane p begins at ``p * stride``."""
 
-    memory: Memory
+    memory: Any
     elements: int
     stride: int
 
-    def plane(self, number: int) -> Memory:
-        return self.memory.part(number * self.stride, self.elements)
+    def plane(self, number: int) -> Any:
+        return self.memory[number * self.stride : number * self.stride + self.elements]
 
 
 class Work(NamedTuple):
-    """Kernels, each with its grid and threads, over jobs that lie on the device."""
+    """Kernels, each with its grid and threads, over jobs on the GPU; ``held`` is what they use."""
 
-    queue: Queue
-    jobs: Memory
+    gpu: Gpu
+    jobs: Any
     kernels: Sequence[tuple[str, tuple[int, int], int]]
+    held: Sequence[Any]
 
     def launch(self) -> None:
-        """Put it on the queue, and return at once."""
+        """Put it on the calling thread's stream, and return at once."""
         for kernel, grid, threads in self.kernels:
-            self.queue.launch(kernel, grid, threads, self.jobs)
+            self.gpu.launch(kernel, grid, threads, self.jobs)
 
 
 class RansEncoding(NamedTuple):
     """Planes on their way into streams."""
 
     work: Work
-    planes: Sequence[Memory]
-    rooms: Sequence[Memory]
-    sizes: Memory
+    planes: Sequence[Any]
+    rooms: Sequence[Any]
+    sizes: Any
 
-    def streams(self) -> list[Memory | None]:
-        """The stream of each plane, on the device; None where it would not be smaller than the
+    def streams(self) -> list[Any | None]:
+        """The stream of each plane, on the GPU; None where it would not be smaller than the
         plane. Waits for the work, which must have been launched."""
-        sizes = struct.unpack(f"<{len(self.planes)}I", self.work.queue.fetch([self.sizes])[0])
+        sizes = struct.unpack(f"<{len(self.planes)}I", self.work.gpu.get(self.sizes))
         return [
-            room.part(0, size) if 0 < size < plane.bytes else None
+            room[:size] if 0 < size < plane.nbytes else None
             for room, size, plane in zip(self.rooms, sizes, self.planes, strict=True)
         ]
 
@@ -73,86 +84,64 @@ class RansDecoding(NamedTuple):
     """Streams on their way back into planes."""
 
     work: Work
-    verdicts: Memory
+    verdicts: Any
 
     def check(self) -> None:
-        """Raises RansStreamError where any stream is not one. Waits for the work, which must have
-        been launched."""
-        verdicts = self.work.queue.fetch([self.verdicts])[0]
+        """Raises RansStreamError if any stream breaks the format. Waits for the work, which must
+        have been launched."""
+        verdicts = self.work.gpu.get(self.verdicts)
         for refusal in struct.unpack(f"<{len(verdicts) // 4}I", verdicts):
             if refusal:
                 raise RansStreamError(REFUSALS.get(refusal, "content"))
 
 
-def split(queue: Queue, plains: Sequence[Memory], width: int, rotate: bool) -> list[Planes]:
-    """Cut each of a batch of plain buffers (whole elements) into planes."""
-    work, planes = prepare_split(queue, plains, width, rotate)
-    work.launch()
-    return planes
+def empty_planes(gpu: Gpu, elements: int, width: int) -> Planes:
+    """Room for ``width`` planes."""
+    stride = -(-elements // _ALIGN) * _ALIGN
+    return Planes(gpu.room(stride * width), elements, stride)
 
 
-def prepare_split(
-    queue: Queue, plains: Sequence[Memory], width: int, rotate: bool
-) -> tuple[Work, list[Planes]]:
-    """As ``split``, with nothing launched yet."""
-    planes = []
-    for plain in plains:
-        elements, rest = divmod(plain.bytes, width)
-        if rest or width not in (2, 4, 8):
-            raise ValueError(f"{plain.bytes} bytes are not elements of {width}")
-        stride = _aligned(elements)
-        planes.append(Planes(queue.room(stride * width), elements, stride))
-    return _prepare_planes(queue, "planes_split", plains, planes, width, rotate), planes
+def split(gpu: Gpu, plains: Sequence[Any], width: int, rotate: bool) -> tuple[Work, list[Planes]]:
+    """Cut each of a batch of plain arrays (whole elements) into planes."""
+    if width not in (2, 4, 8) or any(plain.nbytes % width for plain in plains):
+        raise ValueError(f"{[p.nbytes for p in plains]} bytes are not elements of {width}")
+    planes = [empty_planes(gpu, plain.nbytes // width, width) for plain in plains]
+    return _planes_work(gpu, "planes_split", plains, planes, width, rotate), planes
 
 
-def join(queue: Queue, planes: Sequence[Planes], width: int, rotate: bool) -> list[Memory]:
-    """Put each of a batch of cut buffers back together."""
-    plains = [queue.room(one.elements * width) for one in planes]
-    prepare_join(queue, planes, plains, width, rotate).launch()
-    return plains
-
-
-def prepare_join(
-    queue: Queue, planes: Sequence[Planes], plains: Sequence[Memory], width: int, rotate: bool
+def join(
+    gpu: Gpu, planes: Sequence[Planes], plains: Sequence[Any], width: int, rotate: bool
 ) -> Work:
-    """As ``join``, into memory at hand, with nothing launched yet."""
+    """Put each of a batch of cut arrays back together, into ``plains``."""
     for one, plain in zip(planes, plains, strict=True):
-        if one.stride % ALIGN or one.stride < one.elements or one.memory.bytes < one.stride * width:
-            raise ValueError(f"{one.memory.bytes} bytes do not hold {width} planes")
-        if plain.bytes != one.elements * width:
-            raise ValueError(f"{one.elements} elements of {width} do not make {plain.bytes} bytes")
-    return _prepare_planes(queue, "planes_join", plains, planes, width, rotate)
+        if one.memory.nbytes < one.stride * width:
+            raise ValueError(f"{one.memory.nbytes} bytes do not hold {width} planes")
+        if plain.nbytes != one.elements * width:
+            raise ValueError(f"{one.elements} elements of {width} do not make {plain.nbytes} bytes")
+    return _planes_work(gpu, "planes_join", plains, planes, width, rotate)
 
 
 def rans_encode(
-    queue: Queue, planes: Sequence[Memory], segment_log2: int = RANS_SEGMENT_LOG2
-) -> list[Memory | None]:
-    """The stream of each plane, as ``RansEncoding.streams``."""
-    encoding = prepare_rans_encode(queue, planes, segment_log2)
-    encoding.work.launch()
-    return encoding.streams()
-
-
-def prepare_rans_encode(
-    queue: Queue, planes: Sequence[Memory], segment_log2: int = RANS_SEGMENT_LOG2
+    gpu: Gpu, planes: Sequence[Any], segment_log2: int = RANS_SEGMENT_LOG2
 ) -> RansEncoding:
-    """As ``rans_encode``, with nothing launched yet."""
+    """Make the stream of each plane."""
     jobs: list[tuple[int, ...]] = []
-    rooms: list[Memory] = []
-    sizes = queue.room(4 * len(planes))
+    rooms: list[Any] = []
+    held: list[Any] = [*planes]
+    sizes = gpu.room(4 * len(planes))
     for number, plane in enumerate(planes):
-        blocks, segments = _counts(plane.bytes, segment_log2)
-        capacity = HEADER.size + 32 * blocks + 130 * segments + 512 * blocks + plane.bytes
-        stream, room = queue.room(capacity), queue.room(segments * 2 << segment_log2)
-        freqs, places = queue.room(512 * blocks), queue.room(4 * blocks)
-        words = queue.room(4 * segments)
+        blocks, segments = _counts(plane.nbytes, segment_log2)
+        capacity = HEADER.size + 32 * blocks + 130 * segments + 512 * blocks + plane.nbytes
+        stream, room = gpu.room(capacity), gpu.room(segments * 2 << segment_log2)
+        freqs, places = gpu.room(512 * blocks), gpu.room(4 * blocks)
+        words = gpu.room(4 * segments)
         rooms.append(stream)
+        held += (room, freqs, places, words)
         jobs.append((
-            plane.address, plane.bytes, segment_log2, stream.address, capacity, room.address,
-            freqs.address, places.address, words.address, sizes.address + 4 * number,
+            plane.data.ptr, plane.nbytes, segment_log2, stream.data.ptr, capacity, room.data.ptr,
+            freqs.data.ptr, places.data.ptr, words.data.ptr, sizes.data.ptr + 4 * number,
         ))  # fmt: skip
-    held = _put_jobs(queue, jobs, planes, segment_log2)
-    grid = (max(_counts(plane.bytes, segment_log2)[0] for plane in planes), len(planes))
+    grid = _rans_grid(planes, segment_log2)
     threads = LANES << (BLOCK_LOG2 - segment_log2)
     kernels = (
         ("rans_tables", grid, 256),
@@ -160,89 +149,72 @@ def prepare_rans_encode(
         ("rans_measure", (1, len(planes)), LANES),
         ("rans_pack", grid, threads),
     )
-    return RansEncoding(Work(queue, held, kernels), planes, rooms, sizes)
+    return RansEncoding(Work(gpu, _put_jobs(gpu, jobs), kernels, held), planes, rooms, sizes)
 
 
 def rans_decode(
-    queue: Queue, streams: Sequence[bytes | memoryview], symbols: Sequence[int]
-) -> list[Memory]:
-    """Each plane, on the device; raises RansStreamError where any stream is not one.
-
-    Check the streams' hash first all the same: the kernels are bounded, but refuse late.
-    """
-    logs = {stream[3] if len(stream) >= HEADER.size else 0 for stream in streams}
-    if not logs <= set(SEGMENT_LOG2):
-        raise RansStreamError("header or sizes")
-    if len(logs) != 1:
-        raise ValueError("streams of one batch must share their segment size")
-    held = [queue.put(stream) for stream in streams]
-    plains = [queue.room(size) for size in symbols]
-    decoding = prepare_rans_decode(queue, held, plains, logs.pop())
-    decoding.work.launch()
-    decoding.check()
-    return plains
-
-
-def prepare_rans_decode(
-    queue: Queue,
-    streams: Sequence[Memory],
-    plains: Sequence[Memory],
+    gpu: Gpu,
+    streams: Sequence[Any],
+    plains: Sequence[Any],
     segment_log2: int = RANS_SEGMENT_LOG2,
 ) -> RansDecoding:
-    """As ``rans_decode``, of streams on the device into planes at hand, nothing launched yet."""
+    """Decode streams of one segment size into ``plains``. The kernels refuse any other stream."""
     jobs: list[tuple[int, ...]] = []
-    verdicts = queue.room(4 * len(streams))
+    held: list[Any] = [*streams, *plains]
+    verdicts = gpu.room(4 * len(streams))
     for number, (stream, plain) in enumerate(zip(streams, plains, strict=True)):
-        blocks, segments = _counts(plain.bytes, segment_log2)
-        places, words = queue.room(4 * blocks), queue.room(4 * segments)
+        blocks, segments = _counts(plain.nbytes, segment_log2)
+        places, words = gpu.room(4 * blocks), gpu.room(4 * segments)
+        held += (places, words)
         jobs.append((
-            stream.address, stream.bytes, plain.address, plain.bytes, segment_log2, places.address,
-            words.address, verdicts.address + 4 * number,
+            stream.data.ptr, stream.nbytes, plain.data.ptr, plain.nbytes, segment_log2,
+            places.data.ptr, words.data.ptr, verdicts.data.ptr + 4 * number,
         ))  # fmt: skip
-    held = _put_jobs(queue, jobs, plains, segment_log2)
-    grid = (max(_counts(plain.bytes, segment_log2)[0] for plain in plains), len(streams))
+    grid = _rans_grid(plains, segment_log2)
     kernels = (
         ("rans_check", (1, len(streams)), LANES),
         ("rans_decode", grid, LANES << (BLOCK_LOG2 - segment_log2)),
     )
-    return RansDecoding(Work(queue, held, kernels), verdicts)
+    return RansDecoding(Work(gpu, _put_jobs(gpu, jobs), kernels, held), verdicts)
 
 
-def _prepare_planes(
-    queue: Queue,
+def segment_log2_of(stream: Buffer) -> int:
+    """The segment size in a stream's header; RansStreamError if it is not one of the format's."""
+    if len(stream) < HEADER.size or stream[3] not in SEGMENT_LOG2:
+        raise RansStreamError("header or sizes")
+    return stream[3]
+
+
+def _planes_work(
+    gpu: Gpu,
     kernel: str,
-    plains: Sequence[Memory],
+    plains: Sequence[Any],
     planes: Sequence[Planes],
     width: int,
     rotate: bool,
 ) -> Work:
     jobs = [
-        (plain.address, one.memory.address, one.elements, one.stride, width, int(rotate))
+        (plain.data.ptr, one.memory.data.ptr, one.elements, one.stride, width, int(rotate))
         for plain, one in zip(plains, planes, strict=True)
     ]
-    held = _put_jobs(queue, jobs, plains, None)
     most = max(one.elements for one in planes)
     grid = (max(1, -(-most // (8 * _THREADS))), len(jobs))
-    return Work(queue, held, ((kernel, grid, _THREADS),))
+    held = [*plains, *(one.memory for one in planes)]
+    return Work(gpu, _put_jobs(gpu, jobs), ((kernel, grid, _THREADS),), held)
 
 
-def _put_jobs(
-    queue: Queue,
-    jobs: Sequence[tuple[int, ...]],
-    plains: Sequence[Memory],
-    segment_log2: int | None,
-) -> Memory:
+def _put_jobs(gpu: Gpu, jobs: Sequence[tuple[int, ...]]) -> Any:
     if not 0 < len(jobs) <= JOBS_MAX:
         raise ValueError(f"a batch of {len(jobs)}: the limits are 1 and {JOBS_MAX}")
-    if segment_log2 is not None and any(not 0 < p.bytes <= SYMBOLS_MAX for p in plains):
+    return gpu.put(b"".join(struct.pack(f"<{len(job)}Q", *job) for job in jobs))
+
+
+def _rans_grid(plains: Sequence[Any], segment_log2: int) -> tuple[int, int]:
+    if any(not 0 < plain.nbytes <= SYMBOLS_MAX for plain in plains):
         raise ValueError(f"a plane must hold 1 to {SYMBOLS_MAX} bytes")
-    return queue.put(b"".join(struct.pack(f"<{len(job)}Q", *job) for job in jobs))
+    return max(_counts(plain.nbytes, segment_log2)[0] for plain in plains), len(plains)
 
 
 def _counts(symbols: int, segment_log2: int) -> tuple[int, int]:
     """Blocks and segments of a plane."""
     return -(-symbols >> BLOCK_LOG2), -(-symbols >> segment_log2)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGN) * ALIGN

@@ -1,8 +1,8 @@
-"""The GPU suite, one command for a machine with a GPU: ``python -m gpu_kernels.suite``.
+"""The kernels on a GPU, one command: ``python -m gpu_kernels.suite``.
 
 Every kernel runs on the GPU over ``gpu_kernels.cases`` and its bytes are compared with those of
-the C twin; damaged streams must be refused as the twin refuses them. Without a GPU it says so and
-ends with status 3: that is no pass.
+the C twin; damaged streams must be refused as the twin refuses them. Prints what it ran on. Without
+CuPy or a GPU it says so and ends with status 3: that is no pass.
 """
 
 from __future__ import annotations
@@ -12,61 +12,63 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from gpu_kernels import batch, cases, native, twin
-from gpu_kernels.device import Device, Queue
-from gpu_kernels.driver import GpuError
 from gpu_kernels.rans.portable import RansStreamError
+
+if TYPE_CHECKING:
+    from gpu_kernels.cuda import Gpu
 
 NO_GPU = 3
 _SEGMENTS_LOG2 = (12, 15)
-_DEVICE_BYTES = 128 << 20  # all cases at once, large ones too
-_PINNED_BYTES = 64 << 20
 
 
-def check_planes(where: Queue) -> Iterator[str]:
+def check_planes(gpu: Gpu) -> Iterator[str]:
     """Split and join all cases in batches of their width; yields what differs."""
     for width in (2, 4, 8):
         named = [(name, plain) for name, of, plain in cases.elements_to_split() if of == width]
         for rotate in (False, True):
-            with where.scope():
-                held = [where.put(plain) for _, plain in named]
-                cut = batch.split(where, held, width, rotate)
-                back = batch.join(where, cut, width, rotate)
-                for (name, plain), planes, joined in zip(named, cut, back, strict=True):
-                    expected = [bytearray(planes.elements) for _ in range(width)]
-                    twin.split(memoryview(plain), width, rotate, [memoryview(e) for e in expected])
-                    for number, plane in enumerate(expected):
-                        if where.get(planes.plane(number)) != plane:
-                            yield f"split of {name}, rotate {rotate}: plane {number} differs"
-                    if where.get(joined) != plain:
-                        yield f"join of {name}, rotate {rotate}: differs"
+            held = [gpu.put(plain) for _, plain in named]
+            work, cut = batch.split(gpu, held, width, rotate)
+            work.launch()
+            back = [gpu.room(len(plain)) for _, plain in named]
+            batch.join(gpu, cut, back, width, rotate).launch()
+            for (name, plain), planes, joined in zip(named, cut, back, strict=True):
+                expected = [bytearray(planes.elements) for _ in range(width)]
+                twin.split(memoryview(plain), width, rotate, [memoryview(e) for e in expected])
+                for number, plane in enumerate(expected):
+                    if gpu.get(planes.plane(number)) != plane:
+                        yield f"split of {name}, rotate {rotate}: plane {number} differs"
+                if gpu.get(joined) != plain:
+                    yield f"join of {name}, rotate {rotate}: differs"
 
 
-def check_rans(where: Queue, *, large: bool) -> Iterator[str]:
+def check_rans(gpu: Gpu, *, large: bool) -> Iterator[str]:
     """Encode and decode all cases in one batch; yields what differs from the C twin."""
     lib = _twins()
     named = list(cases.planes_to_encode(large=large))
     for segment_log2 in _SEGMENTS_LOG2:
         expected: list[bytes] = []
-        with where.scope():
-            held = [where.put(plain) for _, plain in named]
-            made = batch.rans_encode(where, held, segment_log2)
-            streams = [None if one is None else where.get(one) for one in made]
-        for (name, plain), stream in zip(named, streams, strict=True):
+        encoding = batch.rans_encode(gpu, [gpu.put(plain) for _, plain in named], segment_log2)
+        encoding.work.launch()
+        for (name, plain), stream in zip(named, encoding.streams(), strict=True):
             room = native.rans_bound(lib, len(plain), segment_log2)
             one = bytes(native.rans_encode(lib, plain, room, segment_log2) or b"")
             expected.append(one)
-            if stream != (one if len(one) < len(plain) else None):
+            made = None if stream is None else gpu.get(stream)
+            if made != (one if len(one) < len(plain) else None):
                 yield f"encoding of {name}, segments of 2^{segment_log2}: differs"
-        with where.scope():
-            back = batch.rans_decode(where, expected, [len(plain) for _, plain in named])
-            for (name, plain), memory in zip(named, back, strict=True):
-                if where.get(memory) != plain:
-                    yield f"decoding of {name}, segments of 2^{segment_log2}: differs"
+        back = [gpu.room(len(plain)) for _, plain in named]
+        decoding = batch.rans_decode(gpu, [gpu.put(one) for one in expected], back, segment_log2)
+        decoding.work.launch()
+        decoding.check()
+        for (name, plain), array in zip(named, back, strict=True):
+            if gpu.get(array) != plain:
+                yield f"decoding of {name}, segments of 2^{segment_log2}: differs"
 
 
-def check_refusals(where: Queue, streams: int) -> Iterator[str]:
+def check_refusals(gpu: Gpu, streams: int) -> Iterator[str]:
     """Damaged streams: the kernels must agree with the C twin, in verdict and bytes."""
     lib = _twins()
     dice = random.Random(3)  # noqa: S311  (test data)
@@ -79,37 +81,42 @@ def check_refusals(where: Queue, streams: int) -> Iterator[str]:
         verdicts: list[bytes | None] = [None, None]
         with suppress(RansStreamError):
             verdicts[0] = bytes(native.rans_decode(lib, stream, len(plain)))
-        with suppress(RansStreamError), where.scope():
-            memory = batch.rans_decode(where, [bytes(stream)], [len(plain)])[0]
-            verdicts[1] = where.get(memory)
+        with suppress(RansStreamError):
+            back = gpu.room(len(plain))
+            decoding = batch.rans_decode(
+                gpu, [gpu.put(stream)], [back], batch.segment_log2_of(stream)
+            )
+            decoding.work.launch()
+            decoding.check()
+            verdicts[1] = gpu.get(back)
         if verdicts[0] != verdicts[1]:
             yield f"damaged stream {number}: the kernel and the C twin disagree"
 
 
-def run(device: Device, *, large: bool, refusals: int) -> dict[str, object]:
-    """All checks on one GPU, each with fresh memory; the report names every difference."""
+def run(gpu: Gpu, *, large: bool, refusals: int) -> dict[str, object]:
+    """All checks on one GPU; the report names every difference."""
     failures = [
-        *check_planes(_queue(device)),
-        *check_rans(_queue(device), large=large),
-        *check_refusals(_queue(device), refusals),
+        *check_planes(gpu),
+        *check_rans(gpu, large=large),
+        *check_refusals(gpu, refusals),
     ]
-    return {"device": device.name, "failures": failures}
+    return {"gpu": gpu.name, "cuda_driver": gpu.driver, "failures": failures}
 
 
 def main() -> int:
     try:
-        device = Device()
-    except GpuError as error:
+        from gpu_kernels.cuda import Gpu, GpuUnusable
+    except ImportError as error:
+        print(f"no GPU suite was run: install torpor[gpu] ({error})", file=sys.stderr)
+        return NO_GPU
+    try:
+        gpu = Gpu()
+    except GpuUnusable as error:
         print(f"no GPU suite was run: {error}", file=sys.stderr)
         return NO_GPU
-    report = run(device, large=True, refusals=1000)
-    device.close()
+    report = run(gpu, large=True, refusals=1000)
     print(json.dumps(report, indent=2))
     return 1 if report["failures"] else 0
-
-
-def _queue(device: Device) -> Queue:
-    return device.queue(device_bytes=_DEVICE_BYTES, pinned_bytes=_PINNED_BYTES)
 
 
 def _twins() -> native.Library:

@@ -16,11 +16,9 @@ pytest_plugins = [
     "tests.fixtures.agent_bundle",
     "tests.fixtures.fault_proxy",
     "tests.fixtures.world",
-    "tests.fixtures.shim",
-    "tests.fixtures.nvcomp",
+    "tests.fixtures.gpu",
     "tests.fixtures.short_agent",
     "tests.fixtures.standing",
     "tests.fixtures.prefect_server",
     "tests.fixtures.deployed",
-    "tests.markets.boot",
 ]

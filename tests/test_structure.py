@@ -240,8 +240,15 @@ def test_the_agent_imports_what_its_bundle_brings() -> None:
         for name, at_once in _imports(path):
             package = name.split(".")[0]
             known = package in sys.stdlib_module_names or package in SHIPPED or package in TOPS
-            # what a machine may happen to have (a GPU's libraries) is looked for, not relied on
+            # CuPy is for the GPU's worker, a process of its own under a Python that has it
+            known = known or (package == "cupy" and path == ROOT / "gpu_kernels/cuda.py")
             assert known or not at_once, f"{path} imports {name} as soon as it is loaded"
+
+
+def test_the_agent_never_loads_cupy_and_with_it_the_driver() -> None:
+    for path in _modules("torpor"):
+        names = [name for name, _ in _imports(path)]
+        assert not [n for n in names if n.startswith(("cupy", "gpu_kernels.cuda"))], path
 
 
 def test_the_bundle_brings_what_the_agent_imports() -> None:

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from gpu_kernels import batch, nvcomp
-from gpu_kernels.batch import RansDecoding, Work
-from gpu_kernels.device import Memory, Queue
+import numpy
+
+from gpu_kernels import batch
+from gpu_kernels.cuda import Gpu
 from torpor.shared.codecs.layout import Element
 from torpor.shared.codecs.planes import choose_ways, huffman
 
+PART_BYTES: Final = 65_536
+"""What nvCOMP cuts a chunk into for its own bitstreams; its headers advise it for speed."""
+STOCK: Final = frozenset({"lz4", "zstd"})
+"""Of nvCOMP's algorithms, those whose raw bitstreams any library reads. Of the others only the same
+release is known to read the bitstream, so no snapshot may hold one."""
+ALGORITHMS: Final = {
+    "ans": "ANS", "zstd": "Zstd", "lz4": "LZ4", "gdeflate": "GDeflate", "bitcomp": "Bitcomp",
+}  # fmt: skip
+# ANS: "<f2" stands for every half-precision format (ans.h). Bitcomp: integers, in each release.
+_ANS_TYPES: Final = {"F8": "|f1", "F16": "<f2", "BF16": "<f2", "F32": "<f4"}
+_BITCOMP_TYPES: Final = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
-class DeviceCoder(Protocol):
-    """One codec over all chunks at once, in an open scope of a queue; it takes memory there.
 
-    Each ``ready`` comes before its work is timed; the work is put on the queue, and nothing is
-    waited for. Encode comes first, as often as one likes, then ``settle`` once, then decode as
-    often. GpuError where the GPU fails or what is decoded is refused.
-    """
+class Coder(Protocol):
+    """One codec over all chunks at once. Encode first, any number of times, then ``settle`` once,
+    then decode any number of times. ``encode`` and ``decode`` put work on the stream and wait for
+    nothing; the ``ready`` before each is not timed."""
 
     name: str
 
@@ -28,16 +38,13 @@ class DeviceCoder(Protocol):
     def settle(self) -> int:
         """How many bytes encoding has made of all chunks; waits for them."""
 
-    def ready_to_decode(self, rubbish: Memory) -> None:
-        """Lay rubbish wherever decoding has to write; the targets have it already."""
+    def ready_to_decode(self, rubbish: Any) -> None:
+        """Put rubbish wherever decoding has to write; the targets have it already."""
 
     def decode(self) -> None: ...
 
     def check(self) -> None:
-        """Whether decoding went as it should, as far as the codec itself can tell; waits."""
-
-    def close(self) -> None:
-        """Let go of what must go before the queue does."""
+        """Raise if the codec itself finds that decoding went wrong; waits."""
 
 
 def coded_planes(chunk: bytes, element: Element) -> list[int]:
@@ -50,46 +57,42 @@ def coded_planes(chunk: bytes, element: Element) -> list[int]:
 class Torpor:
     """Cut into planes, those of ``coded`` through rANS, the others as they are; and the reverse.
 
-    ``coded`` names at least one plane of one of the chunks. A stored plane lies where it is joined
-    from, as it does when it has been copied to the GPU. Chunks that are not cut and not coded are
-    stored raw, and decoded by a copy.
+    ``coded`` names at least one plane of one chunk. Chunks that are neither cut nor coded are
+    decoded by a copy.
     """
 
     name = "torpor"
 
     def __init__(
         self,
-        queue: Queue,
+        gpu: Gpu,
         element: Element,
-        plains: Sequence[Memory],
-        targets: Sequence[Memory],
+        plains: Sequence[Any],
+        targets: Sequence[Any],
         coded: Sequence[Sequence[int]],
     ) -> None:
-        self._queue = queue
-        self._plain_bytes = sum(plain.bytes for plain in plains)
-        self._encode: list[Work] = []
-        self._join: list[Work] = []
-        self._raw: list[tuple[Memory, Memory]] = []
+        self._gpu = gpu
+        self._plain_bytes = sum(int(plain.nbytes) for plain in plains)
+        self._encode: list[batch.Work] = []
+        self._join: list[batch.Work] = []
+        self._raw: list[tuple[Any, Any]] = []
         if element.width > 1:
-            cut, planes = batch.prepare_split(queue, plains, element.width, element.turned)
+            cut, planes = batch.split(gpu, plains, element.width, element.turned)
             self._encode.append(cut)
-            self._join.append(
-                batch.prepare_join(queue, planes, targets, element.width, element.turned)
-            )
+            self._join.append(batch.join(gpu, planes, targets, element.width, element.turned))
             sources = [
-                one.plane(number) for one, of in zip(planes, coded, strict=True) for number in of
+                p.plane(number) for p, of in zip(planes, coded, strict=True) for number in of
             ]
             self._ends = sources  # a decoded plane comes to where it was cut
         else:
             both = list(zip(plains, targets, strict=True))
             self._raw = [pair for pair, of in zip(both, coded, strict=True) if not of]
-            coded_pairs = [pair for pair, of in zip(both, coded, strict=True) if of]
-            sources = [plain for plain, _ in coded_pairs]
-            self._ends = [target for _, target in coded_pairs]
-        self._encoding = batch.prepare_rans_encode(queue, sources)
+            pairs = [pair for pair, of in zip(both, coded, strict=True) if of]
+            sources, self._ends = [plain for plain, _ in pairs], [target for _, target in pairs]
+        self._encoding = batch.rans_encode(gpu, sources)
         self._encode.append(self._encoding.work)
-        self._decoded: list[Memory] = []
-        self._decoding: list[RansDecoding] = []
+        self._decoded: list[Any] = []
+        self._decodings: list[batch.RansDecoding] = []
 
     def ready_to_encode(self) -> None:
         pass
@@ -99,7 +102,7 @@ class Torpor:
             work.launch()
 
     def settle(self) -> int:
-        streams: list[Memory] = []
+        streams: list[Any] = []
         kept = self._plain_bytes
         for plane, end, stream in zip(
             self._encoding.planes, self._ends, self._encoding.streams(), strict=True
@@ -107,120 +110,110 @@ class Torpor:
             if stream is not None:
                 streams.append(stream)
                 self._decoded.append(end)
-                kept += stream.bytes - plane.bytes
+                kept += int(stream.nbytes - plane.nbytes)
             elif end is not plane:
                 self._raw.append((plane, end))
         if streams:
-            self._decoding.append(batch.prepare_rans_decode(self._queue, streams, self._decoded))
+            self._decodings.append(batch.rans_decode(self._gpu, streams, self._decoded))
         return kept
 
-    def ready_to_decode(self, rubbish: Memory) -> None:
+    def ready_to_decode(self, rubbish: Any) -> None:
         for plane in self._decoded:
-            self._queue.copy(rubbish.part(0, plane.bytes), plane)
+            self._gpu.copy(rubbish[: plane.nbytes], plane)
 
     def decode(self) -> None:
         for plain, target in self._raw:
-            self._queue.copy(plain, target)
-        for decoding in self._decoding:
-            decoding.work.launch()
-        for work in self._join:
+            self._gpu.copy(plain, target)
+        for work in [*(decoding.work for decoding in self._decodings), *self._join]:
             work.launch()
 
     def check(self) -> None:
-        for decoding in self._decoding:
+        for decoding in self._decodings:
             decoding.check()
-
-    def close(self) -> None:
-        pass
 
 
 class Nvcomp:
-    """An algorithm of nvCOMP, with gpu_kernels.nvcomp's settings. ``part_bytes`` is what it gets
-    as one buffer, a chunk or less."""
+    """An algorithm of nvCOMP. ``part_bytes`` is what it gets as one buffer, a chunk or less.
+    RuntimeError and ValueError are how nvCOMP refuses."""
 
     def __init__(
         self,
-        queue: Queue,
-        library: nvcomp.Nvcomp,
+        gpu: Gpu,
+        library: Any,
         algorithm: str,
         element: Element,
-        plains: Sequence[Memory],
-        targets: Sequence[Memory],
+        plains: Sequence[Any],
+        targets: Sequence[Any],
         part_bytes: int,
     ) -> None:
-        self._queue = queue
+        self._gpu = gpu
         self._library = library
-        self._algorithm = algorithm
-        self._parts = _cut(plains, part_bytes)
-        self._ends = _cut(targets, part_bytes)
-        self._out: list[nvcomp.BatchArray] = []
-        self._made: list[nvcomp.BatchArray] = []
-        self._configs: list[Any] = []
-        self._codecs: list[nvcomp.Codec] = []
-        made = nvcomp.settings(library, algorithm, element.name, part_bytes)
+        self._parts, self._ends = _cut(plains, part_bytes), _cut(targets, part_bytes)
         self.name = f"nvCOMP {algorithm}"
-        if algorithm in nvcomp.STOCK:
+        settings: dict[str, Any] = {"algorithm": ALGORITHMS[algorithm]}
+        if algorithm in STOCK:
             self.name += f", {part_bytes >> 10} KiB"
-        with nvcomp.as_ours(f"{algorithm} cannot be set up"):
-            bound = nvcomp.bound_of(library, made, part_bytes)
-            self._rooms = [queue.room(bound) for _ in self._parts]
-            codec = library.Codec(**made, cuda_stream=queue.stream)
-            self._codecs.append(codec)
-            encoding = codec.compression_config([part.bytes for part in self._parts])
-            # without this one it would read the sizes from the streams, and wait for them
-            self._configs = [encoding, codec.decompression_config(encoding)]
+            settings |= {
+                "bitstream_kind": library.BitstreamKind.RAW, "uncomp_chunk_size": part_bytes,
+            }  # fmt: skip
+        else:
+            settings |= {
+                "bitstream_kind": library.BitstreamKind.NVCOMP_NATIVE,
+                "uncomp_chunk_size": PART_BYTES,
+            }
+        if algorithm == "ans":
+            settings["data_type"] = _ANS_TYPES.get(element.name, "|u1")
+        elif algorithm == "bitcomp":
+            settings["data_type"] = _BITCOMP_TYPES[element.width]
+        self._codec = library.Codec(**settings, cuda_stream=gpu.stream.ptr)
+        like = library.as_array(numpy.zeros(part_bytes, numpy.uint8))
+        bound = int(self._codec.get_max_comp_buffer_size(like))
+        self._rooms = [gpu.room(bound) for _ in self._parts]
+        self._encoding = self._codec.compression_config([part.nbytes for part in self._parts])
+        # without this one it would read the sizes from the streams, and wait for them
+        self._decoding = self._codec.decompression_config(self._encoding)
         self._given = self._arrays(self._parts)
+        self._out: Any = None
+        self._made: Any = None
 
     def ready_to_encode(self) -> None:
-        self._ready(self._rooms)
+        self._out = self._arrays(self._rooms)  # afresh: it writes there how far it filled them
 
     def encode(self) -> None:
-        (codec,), (out,), config = self._codecs, self._out, self._configs[0]
-        with nvcomp.as_ours(f"{self._algorithm} does not encode"):
-            self._made = [codec.encode(self._given, out, compression_config=config)]
+        self._made = self._codec.encode(self._given, self._out, compression_config=self._encoding)
 
     def settle(self) -> int:
         sizes = self._sizes(self._rooms)
-        stored = [room.part(0, size) for room, size in zip(self._rooms, sizes, strict=True)]
-        self._given = self._arrays(stored)
+        self._given = self._arrays(
+            [room[:size] for room, size in zip(self._rooms, sizes, strict=True)]
+        )
         return sum(sizes)
 
-    def ready_to_decode(self, rubbish: Memory) -> None:
-        self._ready(self._ends)
+    def ready_to_decode(self, rubbish: Any) -> None:
+        self._out = self._arrays(self._ends)
 
     def decode(self) -> None:
-        (codec,), (out,), config = self._codecs, self._out, self._configs[1]
-        with nvcomp.as_ours(f"{self._algorithm} does not decode"):
-            self._made = [codec.decode(self._given, out=out, decompression_config=config)]
+        self._made = self._codec.decode(
+            self._given, out=self._out, decompression_config=self._decoding
+        )
 
     def check(self) -> None:
-        sizes = self._sizes(self._ends)
-        if sizes != [end.bytes for end in self._ends]:
-            raise nvcomp.NvcompError(f"nvCOMP's {self._algorithm} decoded to other sizes")
+        if self._sizes(self._ends) != [end.nbytes for end in self._ends]:
+            raise RuntimeError(f"{self.name} decoded to other sizes")
 
-    def close(self) -> None:
-        """nvCOMP's codecs must not outlive the queue's stream, nor what is theirs them."""
-        self._made.clear()
-        self._out.clear()
-        self._configs.clear()
-        self._codecs.clear()
+    def _arrays(self, arrays: Sequence[Any]) -> Any:
+        with self._gpu.stream:
+            return self._library.as_arrays(arrays, cuda_stream=self._gpu.stream.ptr)
 
-    def _ready(self, rooms: Sequence[Memory]) -> None:
-        """New buffers for each round: nvCOMP writes into them how far it filled them."""
-        self._out = [self._arrays(rooms)]
-
-    def _arrays(self, memories: Sequence[Memory]) -> nvcomp.BatchArray:
-        with nvcomp.as_ours(f"{self._algorithm} does not take its buffers"):
-            return nvcomp.arrays(self._library, self._queue, memories)
-
-    def _sizes(self, rooms: Sequence[Memory]) -> list[int]:
-        with nvcomp.as_ours(f"{self._algorithm} fails"):
-            return nvcomp.sizes_of(self._queue, self._made[0], rooms, self._algorithm)
+    def _sizes(self, rooms: Sequence[Any]) -> list[int]:
+        self._gpu.wait()
+        sizes = [int(size) for size in self._made.buffer_sizes]
+        if any(not 0 < size <= room.nbytes for size, room in zip(sizes, rooms, strict=True)):
+            raise RuntimeError(f"{self.name} claims {sizes} bytes: out of bounds")
+        return sizes
 
 
-def _cut(memories: Sequence[Memory], part_bytes: int) -> list[Memory]:
+def _cut(arrays: Sequence[Any], part_bytes: int) -> list[Any]:
     return [
-        memory.part(at, min(part_bytes, memory.bytes - at))
-        for memory in memories
-        for at in range(0, memory.bytes, part_bytes)
+        array[at : at + part_bytes] for array in arrays for at in range(0, array.nbytes, part_bytes)
     ]

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import random
 import sys
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.codecs import Rate, host, rate_of
-from benchmarks.codecs_gpu.chunks import STAGED_MAX, DeviceChunks
-from benchmarks.codecs_gpu.coders import DeviceCoder, Nvcomp, Torpor, coded_planes
-from benchmarks.codecs_gpu.end_to_end import batches_seconds, encoder_seconds
-from gpu_kernels import nvcomp
-from gpu_kernels.clock import Clock
-from gpu_kernels.device import Device, Queue
+from benchmarks.codecs_gpu.coders import (
+    ALGORITHMS,
+    PART_BYTES,
+    STOCK,
+    Coder,
+    Nvcomp,
+    Torpor,
+    coded_planes,
+)
+from gpu_kernels.cuda import Gpu
 from torpor.control.measure.host import host_facts
-from torpor.shared.codecs.layout import Element
+from torpor.machine.agent.gpu_worker import GpuWorker
+from torpor.shared.codecs.gpu import decode_chunk, encode_chunk
+from torpor.shared.codecs.layout import Element, Run
+from torpor.shared.codecs.planes import RANS
+from torpor.shared.values import MIB
 
 WEIGHTS: Final = "weights BF16"
 """The kind of data that the goals are about."""
-
-_ENCODE_GOAL, _DECODE_GOAL = 300, 500  # GB/s
-_ALGORITHMS: Final = ("ans", "zstd", "lz4", "gdeflate", "bitcomp")
 THREADS: Final = (1, 8)
 END_TO_END_CHUNKS: Final = 32
+_STAGED_MAX: Final = 64 * MIB  # of each copy between the host and the GPU
+_LEAD: Final = 4
+"""Copies of all chunks that a stream does before what is timed: meanwhile the host puts all of it
+there, so that the GPU waits for nothing of it. Some 2 ms for a GiB on a large GPU."""
+_ENCODE_GOAL, _DECODE_GOAL = 300, 500  # GB/s
+
+
+class CameBackWrong(Exception):
+    """What was decoded is not what was encoded: no figure of the run is of use."""
 
 
 class Kind(NamedTuple):
@@ -57,91 +73,106 @@ class Row:
 
 
 class Report:
-    """What has been measured on one GPU so far. GpuError where the GPU fails, CameBackWrong where
-    a codec does. ``library`` is nvCOMP, or why it is not here."""
+    """What has been measured on one GPU so far. CameBackWrong where a codec errs, and what CuPy
+    raises where the GPU does. ``library`` is nvCOMP, or why it is not here."""
 
-    def __init__(self, device: Device, library: nvcomp.Nvcomp | str, rounds: int) -> None:
-        self._device = device
-        self._rounds = rounds
+    def __init__(self, gpu: Gpu, library: Any, count: int, chunk_bytes: int, rounds: int) -> None:
+        self._gpu = gpu
         self._library = None if isinstance(library, str) else library
+        self._count = count
+        self._rounds = rounds
+        self._chunk_bytes = chunk_bytes
+        self._plain, self._spare, self._target = (gpu.room(count * chunk_bytes) for _ in range(3))
+        gpu.send(random.Random(1).randbytes(chunk_bytes) * count, self._spare)
         self.rows: list[Row] = []
-        self.copies: dict[str, Rate] = {}
         self.end_to_end: list[dict[str, Any]] = []
         self.left_out: list[dict[str, str]] = []
         if isinstance(library, str):
             self._leave_out("all", "nvCOMP", library)
-
-    def measure_copies(self, queue: Queue, clock: Clock, count: int, chunk_bytes: int) -> None:
-        """What the GPU copies in its own memory, and from and to pinned memory of the host."""
-        with queue.scope():
-            on_gpu = DeviceChunks(queue, clock, [bytes(chunk_bytes)], count)
-            copied = rate_of(on_gpu.moved_by_copy, on_gpu.copy_seconds(self._rounds))
-            size = min(STAGED_MAX, on_gpu.plain_bytes)
-            staged, there = queue.staging(size), queue.room(size)
-            sent = on_gpu.seconds(partial(queue.send, staged, there), self._rounds)
-            brought = on_gpu.seconds(partial(queue.bring, there, staged), self._rounds)
+        copy_s = [
+            self._seconds(partial(gpu.copy, self._spare, self._target)) for _ in range(rounds)
+        ]
+        staged = bytearray(min(_STAGED_MAX, count * chunk_bytes))
+        there = self._target[: len(staged)]
+        sent = [gpu.seconds(partial(gpu.send, staged, there)) for _ in range(rounds)]
+        brought = [gpu.seconds(partial(gpu.fetch, there, staged)) for _ in range(rounds)]
         self.copies = {
-            "on_device_read_and_written_gb_s": copied,
-            "host_to_device_gb_s": rate_of(size, sent),
-            "device_to_host_gb_s": rate_of(size, brought),
+            "on_device_read_and_written_gb_s": rate_of(2 * self._plain.nbytes, copy_s),
+            "pageable_host_to_device_gb_s": rate_of(len(staged), sent),
+            "device_to_pageable_host_gb_s": rate_of(len(staged), brought),
         }
 
-    def measure_kind(self, queue: Queue, clock: Clock, kind: Kind, count: int) -> None:
-        """All codecs on one kind of data, one after the other, behind ``measure_copies``."""
-        with queue.scope():
-            on_gpu = DeviceChunks(queue, clock, kind.chunks, count)
-            coded = kind.coded()
-            if any(coded):
-                over = [coded[number % len(coded)] for number in range(count)]
-                ours = partial(Torpor, queue, kind.element, on_gpu.plains, on_gpu.targets, over)
-                self._measure_coder(on_gpu, kind, ours)
-            else:
-                why = "no plane of it is one for rANS: zstd on the CPU takes it, or it stays raw"
-                self._leave_out(kind.name, Torpor.name, why)
-            if self._library is None:
-                return
-            for algorithm in ("ans",) if kind.bare else _ALGORITHMS:
-                for part_bytes in _part_bytes(algorithm, len(kind.chunks[0])):
-                    theirs = partial(
-                        Nvcomp, queue, self._library, algorithm, kind.element, on_gpu.plains,
-                        on_gpu.targets, part_bytes,
-                    )  # fmt: skip
-                    try:
-                        self._measure_coder(on_gpu, kind, theirs)
-                    except (nvcomp.NvcompError, MemoryError) as error:
-                        self._leave_out(kind.name, f"nvCOMP {algorithm}", error)
-
-    def measure_end_to_end(self, open_device: Callable[[], Device], kind: Kind) -> None:
-        """The agent's encoder and nvCOMP's batches, from host memory to host memory."""
-        chunks = [kind.chunks[n % len(kind.chunks)] for n in range(END_TO_END_CHUNKS)]
-        for threads in THREADS:
-            seconds = encoder_seconds(open_device(), chunks, kind.element, threads, self._rounds)
-            name = f"torpor, {threads} thread{'s' * (threads > 1)}"
-            self._add_end_to_end(kind.name, name, chunks, seconds, [])
+    def measure_kind(self, kind: Kind) -> None:
+        """All codecs on one kind of data, over and over until all chunks are there."""
+        sources = [kind.chunks[number % len(kind.chunks)] for number in range(self._count)]
+        plains, targets = self._parts(self._plain), self._parts(self._target)
+        for source, plain in zip(sources, plains, strict=True):
+            self._gpu.send(source, plain)
+        coded = kind.coded()
+        if any(coded):
+            over = [coded[number % len(coded)] for number in range(self._count)]
+            self._measure(
+                kind, sources, partial(Torpor, self._gpu, kind.element, plains, targets, over)
+            )
+        else:
+            why = "no plane of it is one for rANS: zstd on the CPU takes it, or it stays raw"
+            self._leave_out(kind.name, Torpor.name, why)
         if self._library is None:
             return
-        for algorithm in _ALGORITHMS:
-            try:
-                both = batches_seconds(
-                    self._device, self._library, algorithm, chunks, kind.element, self._rounds
-                )
-            except nvcomp.NvcompError as error:
-                self._leave_out(f"{kind.name}, end to end", f"nvCOMP {algorithm}", error)
-            else:
-                self._add_end_to_end(kind.name, f"nvCOMP {algorithm}", chunks, *both)
+        for algorithm in ("ans",) if kind.bare else ALGORITHMS:
+            parts = {min(PART_BYTES, self._chunk_bytes)} if algorithm in STOCK else set()
+            for part_bytes in sorted(parts | {self._chunk_bytes}):
+                make = partial(
+                    Nvcomp, self._gpu, self._library, algorithm, kind.element, plains, targets,
+                    part_bytes,
+                )  # fmt: skip
+                try:
+                    self._measure(kind, sources, make)
+                except (RuntimeError, ValueError, MemoryError) as error:
+                    self._leave_out(kind.name, f"nvCOMP {algorithm}", error)
+
+    def measure_end_to_end(self, kind: Kind, worker: GpuWorker) -> None:
+        """The agent's worker, from host memory to host memory."""
+        chunks = [kind.chunks[n % len(kind.chunks)] for n in range(END_TO_END_CHUNKS)]
+        runs = [Run(self._chunk_bytes, kind.element)]
+        streams = [RANS.encode(memoryview(chunk), runs) or b"" for chunk in chunks]
+        size = sum(map(len, chunks))
+        for threads in THREADS:
+            seconds: dict[str, list[float]] = {"encode": [], "decode": []}
+            with ThreadPoolExecutor(threads) as pool:
+                for _ in range(self._rounds + 1):
+                    started = time.perf_counter()
+                    made = list(pool.map(lambda one: encode_chunk(worker, one, runs), chunks))
+                    between = time.perf_counter()
+                    plains = list(
+                        pool.map(lambda one: decode_chunk(worker, one, self._chunk_bytes), streams)
+                    )
+                    seconds["decode"].append(time.perf_counter() - between)
+                    seconds["encode"].append(between - started)
+                    if made != streams or plains != chunks:
+                        raise CameBackWrong("the worker's chunks are not the CPU's")
+            self.end_to_end.append({
+                "data": kind.name,
+                "codec": f"torpor, {threads} thread{'s' * (threads > 1)}",
+                "plain_bytes": size,
+                "encode_gb_s": asdict(rate_of(size, seconds["encode"][1:])),
+                "decode_gb_s": asdict(rate_of(size, seconds["decode"][1:])),
+            })  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as one JSON document, besides when and how it was asked for."""
+        """Everything, as one JSON document."""
+        about = {
+            "commit": host_facts()["commit"],
+            "gpu": self._gpu.name,
+            "cuda_driver": self._gpu.driver,
+            "nvcomp": None if self._library is None else self._library.__version__,
+        }
         return {
             "benchmark": "codecs_gpu",
-            "host": host()
-            | {
-                "commit": host_facts()["commit"],
-                "gpu": self._device.name,
-                "nvidia_driver": _driver_version(),
-                "nvcomp": None if self._library is None else self._library.__version__,
-            },
+            "host": host() | about,
             "rounds": self._rounds,
+            "chunk_bytes": self._chunk_bytes,
+            "plain_bytes": self._plain.nbytes,
             "clock": "events on the GPU's stream; end_to_end: wall time on the host",
             "copies": {name: asdict(rate) for name, rate in self.copies.items()},
             "rows": [asdict(row) for row in self.rows],
@@ -151,42 +182,40 @@ class Report:
             "table": table(self.rows),
         }
 
-    def _measure_coder(
-        self, on_gpu: DeviceChunks, kind: Kind, make: Callable[[], DeviceCoder]
-    ) -> None:
-        with on_gpu.queue.scope():
-            coder = make()
-            try:
-                encode_s, stored_bytes, decode_s = on_gpu.run_coder(coder, self._rounds)
-            finally:
-                coder.close()
-        encode, decode = (rate_of(on_gpu.plain_bytes, s) for s in (encode_s, decode_s))
-        moved = 1 + stored_bytes / on_gpu.plain_bytes
-        copied = self.copies["on_device_read_and_written_gb_s"].median
+    def _measure(self, kind: Kind, sources: Sequence[bytes], make: Callable[[], Coder]) -> None:
+        coder = make()
+        encode_s, decode_s = [], []
+        for _ in range(self._rounds + 1):
+            coder.ready_to_encode()
+            encode_s.append(self._seconds(coder.encode))
+        stored_bytes = coder.settle()
+        for _ in range(self._rounds + 1):
+            coder.ready_to_decode(self._spare)
+            decode_s.append(self._seconds(coder.decode))
+        coder.check()
+        for number, (source, target) in enumerate(
+            zip(sources, self._parts(self._target), strict=True)
+        ):
+            if self._gpu.get(target) != source:
+                raise CameBackWrong(f"{coder.name} does not give chunk {number} back")
+        size = self._plain.nbytes
+        encode, decode = rate_of(size, encode_s[1:]), rate_of(size, decode_s[1:])
+        share = (1 + stored_bytes / size) / self.copies["on_device_read_and_written_gb_s"].median
         row = Row(
-            kind.name, coder.name, on_gpu.plain_bytes, stored_bytes,
-            round(on_gpu.plain_bytes / stored_bytes, 4), encode, decode,
-            round(moved * encode.median / copied, 4), round(moved * decode.median / copied, 4),
+            kind.name, coder.name, size, stored_bytes, round(size / stored_bytes, 4),
+            encode, decode, round(share * encode.median, 4), round(share * decode.median, 4),
         )  # fmt: skip
         self.rows.append(row)
         print(table([row]).splitlines()[-1], file=sys.stderr)
 
-    def _add_end_to_end(
-        self,
-        data: str,
-        codec: str,
-        chunks: Sequence[bytes],
-        encode_s: Sequence[float],
-        decode_s: Sequence[float],
-    ) -> None:
-        size = sum(map(len, chunks))
-        self.end_to_end.append({
-            "data": data,
-            "codec": codec,
-            "plain_bytes": size,
-            "encode_gb_s": asdict(rate_of(size, encode_s)),
-            "decode_gb_s": asdict(rate_of(size, decode_s)) if decode_s else None,
-        })  # fmt: skip
+    def _seconds(self, work: Callable[[], None]) -> float:
+        for _ in range(_LEAD):
+            self._gpu.copy(self._spare, self._target)  # so no chunk is there before it is due
+        return self._gpu.seconds(work)
+
+    def _parts(self, array: Any) -> list[Any]:
+        size = self._chunk_bytes
+        return [array[at : at + size] for at in range(0, array.nbytes, size)]
 
     def _leave_out(self, data: str, codec: str, why: object) -> None:
         self.left_out.append({"data": data, "codec": codec, "why": str(why)})
@@ -223,18 +252,3 @@ def table(rows: Sequence[Row]) -> str:
             f"| {d.median:.1f} ({d.best:.1f}) | {r.decode_share_of_copy:.0%} |"
         )
     return "\n".join(lines)
-
-
-def _part_bytes(algorithm: str, chunk_bytes: int) -> list[int]:
-    """What nvCOMP gets as one buffer: it cuts a chunk itself for its own bitstreams."""
-    if algorithm not in nvcomp.STOCK:
-        return [chunk_bytes]
-    return sorted({min(nvcomp.PART_BYTES, chunk_bytes), chunk_bytes})
-
-
-def _driver_version() -> str | None:
-    """As the kernel's module tells; None where it does not, as in some containers."""
-    try:
-        return Path("/sys/module/nvidia/version").read_text().strip()
-    except OSError:
-        return None

@@ -6,23 +6,6 @@ from pathlib import Path
 import pytest
 
 from gpu_kernels import native
-from gpu_kernels.device import Device, Queue
-from tests.fixtures.shim import ShimDriver
-from torpor.shared.values import MIB
-
-
-@pytest.fixture
-def device(shim: ShimDriver) -> Iterator[Device]:
-    """The CUDA source, compiled for this CPU; all is given back at the end."""
-    opened = shim.device()
-    yield opened
-    opened.close()
-    assert shim.held == 0
-
-
-@pytest.fixture
-def queue(device: Device) -> Queue:
-    return device.queue(16 * MIB, 8 * MIB)
 
 
 @pytest.fixture(params=[0, 1, 2], ids=["plain C", "AVX2", "AVX-512"])

@@ -79,6 +79,7 @@ class WakeReport(msgspec.Struct, frozen=True):
     warnings: list[str]
     seconds: dict[str, float]
     price_usd_h: float
+    decoding: str = ""
 
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""
@@ -90,6 +91,7 @@ class WakeReport(msgspec.Struct, frozen=True):
             _row("files", f"{self.files:,}"),
             _row("bytes", f"{self.bytes:,}, fetched as {self.stored_bytes:,}"),
             _row("checked", self.checked),
+            *([_row("decoding", self.decoding)] if self.decoding else []),
             _row("warnings", "; ".join(self.warnings) or "none"),
             _row("seconds by phase", _phases(self.seconds)),
         ]

@@ -160,13 +160,22 @@ class Machine(msgspec.Struct, frozen=True):
     note: str = ""  # the provider's last words on it, for messages
 
 
+class GpuUse(msgspec.Struct, frozen=True):
+    """Leave to encode and decode numbers on the machine's GPU, where it proves faster than the
+    cores."""
+
+    python: str = ""
+    """A Python on the machine that can import CuPy. Empty: the agent looks for one."""
+    install: bool = False
+    """The agent may install CuPy into its own folder if it finds none."""
+
+
 class Compression(msgspec.Struct, frozen=True):
     """What chunks are encoded for, where there is a choice."""
 
     smallest: bool = False
     """Fewest bytes rather than least time."""
-    gpu: bool = False
-    """The machine's GPU may encode numbers, where it proves faster than the cores."""
+    gpu: GpuUse | None = None
 
 
 class WorkspaceSpec(msgspec.Struct, frozen=True):

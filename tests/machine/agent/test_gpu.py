@@ -1,320 +1,314 @@
-"""The machine's GPU in the agent: its marker, one run at a time, whole snapshots."""
+"""The machine's GPU in the agent: which Python works on it, and whole snapshots and restores."""
 
 from __future__ import annotations
 
-import itertools
 import os
-import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gpu_kernels import device as device_module
-from gpu_kernels.driver import GpuError
 from tests.fixtures.engine import Engine
-from tests.fixtures.shim import LAUNCH_FAILED, NOT_READY, OUT_OF_MEMORY, ShimDriver
-from tests.fixtures.snapshots import comes_back, manifest_of
+from tests.fixtures.gpu import STAND_IN, MakePython
+from tests.fixtures.snapshots import manifest_of
 from tests.fixtures.trees import let_settle
 from torpor.machine.agent import gpu as gpu_module
-from torpor.machine.agent import runs as runs_module
-from torpor.machine.agent import snapshot as snapshot_module
-from torpor.machine.agent.gpu import MARKER, open_gpu
+from torpor.machine.agent import gpu_worker, runs
+from torpor.machine.agent.gpu import MachineGpu
 from torpor.machine.agent.log import LOG_FILE
 from torpor.shared.codecs import trial as trial_module
 from torpor.shared.codecs.effort import Effort
-from torpor.shared.codecs.gpu import FREE_LEAST, GpuEncoder
-from torpor.shared.codecs.layout import Element, Run
+from torpor.shared.codecs.gpu import GpuError
 from torpor.shared.codecs.planes import PLANES, RANS
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.format.manifest import FILE
-from torpor.shared.values import MIB, Compression
+from torpor.shared.values import MIB, Compression, GpuUse, SnapshotId
 
-RUNS = [Run(MIB, Element.BF16)]
-MEASURED = 1
-FILE_CHUNKS = MEASURED + 2
-"""The first ones are measured, the others are then encoded by what was decided."""
+FILES = 4
+"""Files of one chunk each: the first is measured, the others are coded by what was decided."""
+LAUNCHES = 5
+"""Of a chunk that is encoded: one cuts it, four make the stream of its exponents."""
 
-_DIE = """
-import sys
-from pathlib import Path
-from tests.fixtures.shim import ABORT, ShimDriver
-from torpor.machine.agent import gpu
-shim = ShimDriver(Path(sys.argv[1]), Path(sys.argv[2]))
-shim.reset()
-shim.fail(sys.argv[4], ABORT)
-gpu.LIBRARY, gpu.BUILT = shim.library, shim.built
-gpu.open_gpu(Path(sys.argv[3])).encode(bytes(1 << 20), [])
-"""
+
+@pytest.fixture(autouse=True)
+def a_gpu_s_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_module, "DEVICES", (os.devnull,))
+
+
+# -- which Python
+
+
+def no_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_module, "_PLACES", ())
+    monkeypatch.setenv("PATH", "")
+
+
+def opened(home: Path, use: GpuUse, *roots: Path) -> str:
+    """The GPU's name as its worker says it."""
+    worker = MachineGpu(home, use, [os.fsencode(root) for root in roots]).open(lambda: False)
+    worker.close()
+    return worker.name
+
+
+def test_a_machine_without_a_gpu_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_module, "DEVICES", ("/dev/none",))
+    with pytest.raises(GpuError, match="this machine has no NVIDIA GPU, or no driver for one"):
+        opened(tmp_path, GpuUse(python="/none"))
+
+
+def test_the_python_that_the_block_names_is_the_only_one(
+    tmp_path: Path, make_python: MakePython
+) -> None:
+    assert opened(tmp_path, GpuUse(python=make_python())).startswith("CPU stand-in")
+    with pytest.raises(GpuError, match="/none/python cannot be started"):
+        opened(tmp_path, GpuUse(python="/none/python"))
+
+
+def test_an_environment_of_the_workspace_is_found(
+    tmp_path: Path, make_python: MakePython, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_python(monkeypatch)
+    for name, python in (("a", make_python(missing="no CuPy")), ("b", make_python())):
+        folder = tmp_path / name / ".venv" / "bin"
+        folder.mkdir(parents=True)
+        (folder / "python").symlink_to(python)
+    assert opened(tmp_path, GpuUse(), tmp_path).startswith("CPU stand-in")
+    monkeypatch.setattr(gpu_module, "PYTHONS_MAX", 1)
+    with pytest.raises(GpuError, match=r"none of 1 Python environments .*a/\.venv/bin/python"):
+        opened(tmp_path, GpuUse(), tmp_path)
+
+
+def test_without_any_cupy_the_words_say_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_python(monkeypatch)
+    with pytest.raises(GpuError, match=r"none was found.*name one in the workspace block, or all"):
+        opened(tmp_path, GpuUse(), tmp_path)
 
 
 @pytest.fixture
-def on_shim(shim: ShimDriver, monkeypatch: pytest.MonkeyPatch) -> ShimDriver:
-    """The agent of this process finds the tests' driver where the machine's would be."""
-    monkeypatch.setattr(gpu_module, "LIBRARY", shim.library)
-    monkeypatch.setattr(gpu_module, "BUILT", shim.built)
-    return shim
+def installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Put a program in uv's place, with ``script`` as its body; the agent's folder."""
+    no_python(monkeypatch)
+
+    def put(script: str) -> Path:
+        program = tmp_path / "bin" / "uv"
+        program.parent.mkdir()
+        program.write_text(f"#!{sys.executable}\nimport shutil, sys\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", os.fspath(program.parent))
+        home = tmp_path / "home"
+        home.mkdir()
+        return home
+
+    return put
 
 
-def bf16(size: int, seed: int = 1) -> bytes:
-    floats = np.random.default_rng(seed).normal(0, 0.02, size // 2).astype(np.float32)
-    return (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-
-
-@pytest.fixture
-def willing(engine: Engine) -> Engine:
-    """A workspace whose block lets the GPU encode."""
-    engine.compression = Compression(gpu=True)
-    return engine
-
-
-# -- the marker
-
-
-def test_the_marker_is_there_as_long_as_the_gpu_is_open(
-    on_shim: ShimDriver, tmp_path: Path
+def test_an_install_that_the_block_allows_goes_into_the_agent_s_folder(
+    installer: Callable[[str], Path], shim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = open_gpu(tmp_path)
-    assert (tmp_path / MARKER).read_text() == f"{os.getpid()}\n"
-    plain = bf16(MIB)
-    assert encoder.encode(plain, RUNS) == RANS.encode(memoryview(plain), RUNS)
-    encoder.close()
-    assert list(tmp_path.iterdir()) == []
-    assert on_shim.held == 0
-    open_gpu(tmp_path).close()
+    home = installer(
+        "assert sys.argv[-2:] == ['cupy-cuda12x==14.2.0', 'numpy>=2,<3'], sys.argv\n"
+        f"shutil.copytree({os.fspath(STAND_IN)!r}, sys.argv[sys.argv.index('--target') + 1])"
+    )
+    monkeypatch.setenv("STAND_IN", f'{{"library": "{shim}"}}')
+    assert opened(home, GpuUse(install=True)).startswith("CPU stand-in")
+    (home.parent / "bin" / "uv").unlink()
+    assert opened(home, GpuUse(install=True)).startswith("CPU stand-in")  # it is there now
 
 
-def test_the_marker_is_written_before_the_driver_is_loaded(
-    shim: ShimDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_install_that_fails_or_takes_too_long_is_said(
+    installer: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[bool] = []
-
-    class Watched(device_module.Device):
-        def __init__(self, library: str, built: Path) -> None:
-            seen.append((tmp_path / MARKER).exists())
-            super().__init__(shim.library, shim.built)
-
-    monkeypatch.setattr(gpu_module, "Device", Watched)
-    open_gpu(tmp_path).close()
-    assert seen == [True]
-
-
-@pytest.mark.parametrize("function", ["cuInit", "cuModuleLoadData"])
-def test_a_driver_that_took_an_agent_down_is_not_loaded_again(
-    on_shim: ShimDriver, tmp_path: Path, function: str
-) -> None:
-    argv = [sys.executable, "-c", _DIE, on_shim.library, str(on_shim.built), str(tmp_path)]
-    died = subprocess.run([*argv, function], capture_output=True, check=False)
-    assert died.returncode == -signal.SIGABRT, died.stderr
-    with pytest.raises(GpuError, match=r"an agent died while it had it open; remove .*gpu\.open"):
-        open_gpu(tmp_path)
-    assert on_shim.calls("cuInit") == 0
-    (tmp_path / MARKER).unlink()
-    open_gpu(tmp_path).close()
+    home = installer("if sys.argv[1] == 'pip': sys.exit('no such package')")
+    with pytest.raises(GpuError, match="CuPy cannot be installed: no such package"):
+        opened(home, GpuUse(install=True))
+    (home.parent / "bin" / "uv").write_text("#!/bin/sh\nexec /bin/sleep 600\n")
+    with pytest.raises(GpuError, match="the run ended while CuPy was installed"):
+        MachineGpu(home, GpuUse(install=True), []).open(lambda: True)
+    monkeypatch.setattr(gpu_module, "INSTALL_S", 0.1)
+    with pytest.raises(GpuError, match=r"CuPy was not installed within 0\.1 s"):
+        opened(home, GpuUse(install=True))
 
 
-@pytest.mark.parametrize(
-    ("function", "result"), [("cuInit", 100), ("cuModuleLoadData", OUT_OF_MEMORY)]
-)
-def test_a_gpu_that_does_not_open_leaves_no_marker(
-    on_shim: ShimDriver, tmp_path: Path, function: str, result: int
-) -> None:
-    on_shim.fail(function, result)
-    with pytest.raises(GpuError, match=f"{function} failed with {result}"):
-        open_gpu(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    open_gpu(tmp_path).close()
-
-
-def test_a_gpu_with_little_memory_free_is_given_back(on_shim: ShimDriver, tmp_path: Path) -> None:
-    on_shim.has_free(FREE_LEAST - 1)
-    with pytest.raises(GpuError, match="it is left to the work there"):
-        open_gpu(tmp_path)
-    assert (list(tmp_path.iterdir()), on_shim.held) == ([], 0)
-
-
-def test_a_marker_that_is_gone_already_fails_nothing(on_shim: ShimDriver, tmp_path: Path) -> None:
-    encoder = open_gpu(tmp_path)
-    (tmp_path / MARKER).unlink()
-    encoder.close()
-    open_gpu(tmp_path).close()
-
-
-def test_only_one_run_has_the_gpu(on_shim: ShimDriver, tmp_path: Path) -> None:
-    first = open_gpu(tmp_path)
+def test_only_one_run_has_the_gpu(tmp_path: Path, make_python: MakePython) -> None:
+    machine = MachineGpu(tmp_path, GpuUse(python=make_python()), [])
+    first = machine.open(lambda: False)
     with pytest.raises(GpuError, match="another run of this agent has it"):
-        open_gpu(tmp_path)
+        machine.open(lambda: False)
     first.close()
-    open_gpu(tmp_path).close()
+    machine.open(lambda: False).close()
 
 
-def test_without_a_place_for_the_marker_nothing_is_loaded(
-    on_shim: ShimDriver, tmp_path: Path
-) -> None:
-    with pytest.raises(GpuError, match=r"gpu\.open cannot be written \(No such file"):
-        open_gpu(tmp_path / "missing")
-    assert on_shim.calls("cuInit") == 0
-
-
-def test_a_gpu_that_hangs_is_never_opened_again(
-    on_shim: ShimDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_module, "PATIENCE_S", 0.02)
-    monkeypatch.setattr(gpu_module, "_lent", threading.Lock())
-    encoder = open_gpu(tmp_path)
-    on_shim.fail("cuStreamQuery", NOT_READY, times=1_000_000)
-    with pytest.raises(GpuError, match="has not answered"):
-        encoder.encode(bf16(MIB), RUNS)
-    encoder.close()
-    assert (tmp_path / MARKER).exists()
-    with pytest.raises(GpuError, match="another run of this agent has it"):
-        open_gpu(tmp_path)
-
-
-def test_a_machine_without_a_driver_says_so(
-    shim: ShimDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_module, "BUILT", shim.built)
-    monkeypatch.setattr(gpu_module, "LIBRARY", "libcuda-of-nobody.so.1")
-    with pytest.raises(GpuError, match=r"no CUDA driver \(libcuda-of-nobody"):
-        open_gpu(tmp_path)
-    monkeypatch.setattr(gpu_module, "BUILT", tmp_path)
-    with pytest.raises(GpuError, match="no CUDA kernels for planes are here"):
-        open_gpu(tmp_path)
-
-
-# -- whole snapshots
+# -- whole snapshots and restores
 
 
 @pytest.fixture
-def cores_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every run waits for its encoders, of which there are none."""
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial decides by one chunk in one round, before the next one comes; cores are so slow that
+    any GPU is faster; and parts come one after the other."""
     monkeypatch.setattr(Effort, "cores_limit", property(lambda effort: True))
-    monkeypatch.setattr(snapshot_module, "encoding_cores", lambda: 0)
+    monkeypatch.setattr(runs, "coding_cores", lambda: 0)
+    monkeypatch.setattr(trial_module, "CHUNKS", 1)
+    monkeypatch.setattr(trial_module, "ROUNDS", 1)
+    collect = GpuTrial._collect
+
+    def settled(trial: GpuTrial, sample: trial_module._Sample) -> None:
+        collect(trial, sample)
+        trial.settle(60)
+
+    monkeypatch.setattr(GpuTrial, "_collect", settled)
 
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
     root = tmp_path / "was"
     root.mkdir()
-    (root / "model.bin").write_bytes(bf16(4 * MIB * FILE_CHUNKS))
-    (root / "notes.txt").write_text("words " * 100)
+    floats = np.random.default_rng(1).normal(0, 0.02, FILES * MIB // 2).astype(np.float32)
+    bf16 = (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    for number in range(FILES):
+        (root / f"{number}.bin").write_bytes(bf16[number * MIB : (number + 1) * MIB])
     let_settle()
     return root
 
 
-def encodings(engine: Engine, root: Path) -> tuple[list[int], str]:
-    """A snapshot in which the trial has decided before the fifth chunk: how each chunk was encoded,
-    and what the report says about it."""
+def using(engine: Engine, python: str = "") -> Engine:
+    """Let the engine's agent use the GPU."""
+    engine.compression = Compression(gpu=GpuUse(python))
+    return engine
+
+
+def encodings(engine: Engine, root: Path) -> tuple[SnapshotId, list[int], str]:
+    """A snapshot that the CPU restores byte for byte; how each chunk was encoded, in order; what
+    the report says about it."""
     report = engine.hibernate([root])
-    comes_back(engine, report.snapshot, root)
+    check_restore(Engine(engine.store, engine.home.parent / "other"), report.snapshot, root)
     manifest = manifest_of(engine, report.snapshot)
-    (model,) = (e for e in manifest.entries if e.kind == FILE and e.path == b"model.bin")
-    return [manifest.chunks[extent.chunk].encoding for extent in model.extents], report.encoding
+    models = [e for e in manifest.entries if e.kind == FILE]
+    made = [manifest.chunks[e.extents[0].chunk].encoding for e in models]
+    return report.snapshot, made, report.encoding
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial decides by one chunk in one round, before the next one comes."""
-    monkeypatch.setattr(trial_module, "CHUNKS", MEASURED)
-    monkeypatch.setattr(trial_module, "ROUNDS", 1)
-    encode = GpuTrial.encode
-
-    def settled(trial: GpuTrial, *args: object, **named: object) -> object:
-        made = encode(trial, *args, **named)  # type: ignore[arg-type]
-        trial.settle(60)
-        return made
-
-    monkeypatch.setattr(GpuTrial, "encode", settled)
+def check_restore(engine: Engine, snapshot: SnapshotId, root: Path) -> str:
+    """What the agent says of its decoding."""
+    back = engine.home / "back"
+    finished = engine.restore(snapshot, [back])
+    for number in range(FILES):
+        name = f"{number}.bin"
+        assert (back / name).read_bytes() == (root / name).read_bytes()
+    return finished.decoding
 
 
-def test_a_snapshot_that_a_gpu_encoded_wakes_on_a_machine_without_one(
-    willing: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None
+def test_a_snapshot_that_a_gpu_encoded_wakes_with_a_gpu_and_without(
+    engine: Engine, weights: Path, make_python: MakePython, at_once: None
 ) -> None:
-    made, words = encodings(willing, weights)
-    assert made == [PLANES.code] * MEASURED + [RANS.code] * (FILE_CHUNKS - MEASURED)
+    snapshot, made, words = encodings(using(engine, make_python()), weights)
+    assert made == [PLANES.code] + [RANS.code] * (FILES - 1)
     assert "; GPU used: " in words
-    assert "GPU used: " in (willing.home / LOG_FILE).read_text()
-    assert on_shim.held == 0
-    assert not (willing.home / MARKER).exists()
+    assert "GPU used: " in (engine.home / LOG_FILE).read_text()
+    other = using(Engine(engine.store, engine.home.parent / "third"), make_python())
+    assert check_restore(other, snapshot, weights).startswith("GPU used: ")
+    assert not gpu_module._lent.locked()  # both gave it back
 
 
-def test_a_gpu_that_fails_costs_a_snapshot_nothing_but_its_help(
-    willing: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None,
-    monkeypatch: pytest.MonkeyPatch,
+FAULTS = [
+    ({"do": "crash"}, "its worker was ended by SIGABRT"),
+    ({"do": "hang"}, "its worker did not answer for 1 s"),
+    ({"do": "lie"}, "what it encoded did not come back"),
+    ({"do": "memory"}, "OutOfMemoryError: out of memory"),
+]
+
+
+@pytest.mark.parametrize(("plan", "said"), FAULTS, ids=[str(p["do"]) for p, _ in FAULTS])
+def test_a_worker_that_fails_amid_a_snapshot_costs_nothing_but_its_help(
+    engine: Engine, weights: Path, make_python: MakePython, at_once: None,
+    monkeypatch: pytest.MonkeyPatch, plan: dict[str, object], said: str,
 ) -> None:  # fmt: skip
-    measured = 2 * MEASURED  # to warm up, and in one round; 5 launches each
-    on_shim.fail("cuLaunchKernel", LAUNCH_FAILED, nth=5 * measured + 7)
-    made, words = encodings(willing, weights)
-    assert made[MEASURED] == RANS.code
-    assert set(made[MEASURED + 1 :]) == {PLANES.code}
-    assert "; GPU used until it failed: " in words
-    assert (willing.home / LOG_FILE).read_text().count("GPU used until it failed") == 1
-    assert on_shim.held == 0
-
-
-@pytest.mark.parametrize("at", [0, -1], ids=["no stream", "other content"])
-def test_a_gpu_that_encodes_wrongly_is_found_before_anything_is_sent(
-    willing: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None,
-    monkeypatch: pytest.MonkeyPatch, at: int,
-) -> None:  # fmt: skip
-    real, done = GpuEncoder.encode, itertools.count()
-
-    def wrong(encoder: GpuEncoder, plain: bytes, runs: Sequence[Run]) -> bytes | None:
-        stream = bytearray(real(encoder, plain, runs) or b"")
-        stream[at] ^= next(done) > 2 * MEASURED  # right while it is measured, and once more
-        return bytes(stream)
-
-    monkeypatch.setattr(GpuEncoder, "encode", wrong)
-    made, words = encodings(willing, weights)
-    assert made == [PLANES.code] * MEASURED + [RANS.code] + [PLANES.code] * (
-        FILE_CHUNKS - MEASURED - 1
+    monkeypatch.setattr(gpu_worker, "WORK_S", 1 if plan["do"] == "hang" else 60)
+    measured = 2 * LAUNCHES  # a round to warm up, and one
+    _, made, words = encodings(
+        using(engine, make_python(at=measured + LAUNCHES + 1, **plan)), weights
     )
-    said = "; GPU used until it failed: what it encoded did not come back"
-    assert words.endswith(said)
-    assert on_shim.held == 0
+    assert made == [PLANES.code, RANS.code] + [PLANES.code] * (FILES - 2)
+    assert f"; GPU used until it failed: {said}" in words
+    assert (engine.home / LOG_FILE).read_text().count("GPU used until it failed") == 1
 
 
-def test_without_a_driver_a_snapshot_says_so(
-    willing: Engine, weights: Path, cores_limit: None, at_once: None,
-    shim: ShimDriver, monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ({"at": 1, "do": "crash"}, "its worker was ended by SIGABRT"),
+        ({"at": 1, "do": "lie"}, "what it makes is wrong"),
+        ({"missing": "libcudart.so.12: no such file"}, "CuPy cannot be imported (libcudart.so"),
+        ({"load": "CUDA_ERROR_NO_BINARY_FOR_GPU"}, "the kernels do not load on CPU stand-in, comp"),
+        ({"devices": 0}, "no NVIDIA GPU can be used (cudaErrorNoDevice"),
+    ],
+    ids=["crash", "lie", "missing library", "unsupported compute capability", "no device"],
+)
+def test_a_worker_that_fails_its_trial_leaves_the_snapshot_to_the_cpu(
+    engine: Engine, weights: Path, make_python: MakePython, at_once: None,
+    plan: dict[str, object], said: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(gpu_module, "BUILT", shim.built)
-    monkeypatch.setattr(gpu_module, "LIBRARY", "libcuda-of-nobody.so.1")
-    made, words = encodings(willing, weights)
+    _, made, words = encodings(using(engine, make_python(**plan)), weights)
     assert set(made) == {PLANES.code}
-    assert "; GPU not used: no CUDA driver (libcuda-of-nobody" in words
+    assert "; GPU not used: " in words
+    assert said in words
+    assert "\n" not in words
 
 
-def test_a_workspace_that_does_not_ask_for_it_never_touches_the_gpu(
-    engine: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None
+@pytest.mark.parametrize("do", ["crash", "lie", "memory"])
+def test_a_worker_that_fails_amid_a_restore_leaves_it_to_the_cpu(
+    engine: Engine, weights: Path, make_python: MakePython, at_once: None, do: str
 ) -> None:
-    made, words = encodings(engine, weights)
+    snapshot, made, _ = encodings(using(engine, make_python()), weights)
+    assert made.count(RANS.code) == 3
+    per_chunk = 3  # a check, a decoding, a join; measured twice
+    python = make_python(at=2 * per_chunk + 1, do=do)
+    other = using(Engine(engine.store, engine.home.parent / "third"), python)
+    assert check_restore(other, snapshot, weights).startswith("GPU used until it failed: ")
+
+
+def test_a_machine_without_a_gpu_says_so_in_one_line(
+    engine: Engine, weights: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_module, "DEVICES", ("/dev/none",))
+    _, made, words = encodings(using(engine), weights)
     assert set(made) == {PLANES.code}
-    assert on_shim.calls("cuInit") == 0
+    said = "; GPU not used: this machine has no NVIDIA GPU, or no driver for one"
+    assert words.endswith(said)
+
+
+def test_a_workspace_that_does_not_ask_for_it_starts_no_worker(
+    engine: Engine, weights: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MachineGpu, "__init__", None)
+    _, made, words = encodings(engine, weights)
+    assert set(made) == {PLANES.code}
     assert "GPU" not in words
 
 
 def test_a_run_that_is_given_up_gives_the_gpu_back(
-    willing: Engine, weights: Path, on_shim: ShimDriver, cores_limit: None, at_once: None
+    engine: Engine, weights: Path, make_python: MakePython, at_once: None
 ) -> None:
-    run = willing.begin([weights])
-    (part,) = run.scan(1).parts
-    run.store_part(1, part)
-    assert (willing.home / MARKER).exists()
-    willing.restart()
-    assert on_shim.held == 0
-    assert not (willing.home / MARKER).exists()
+    run = using(engine, make_python()).begin([weights])
+    for part in run.scan(1).parts:
+        run.store_part(1, part)
+    assert gpu_module._lent.locked()
+    before = threading.active_count()
+    engine.restart()
+    assert not gpu_module._lent.locked()
+    assert threading.active_count() <= before
 
 
-def test_encoding_cores_are_those_that_this_process_may_use(
+def test_coding_cores_are_those_that_this_process_may_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
-    assert snapshot_module.encoding_cores() == 3
+    assert runs.coding_cores() == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    assert snapshot_module.encoding_cores() == runs_module.WORKERS
+    assert runs.coding_cores() == runs.WORKERS

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
-from gpu_kernels import batch
-from gpu_kernels.driver import GpuError
-from tests.fixtures.shim import LAUNCH_FAILED, OUT_OF_MEMORY, ShimDriver
-from torpor.shared.codecs import gpu as gpu_module
-from torpor.shared.codecs import trial as trial_module
+from gpu_kernels import twin
+from gpu_kernels.worker import CHUNK_MAX
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.effort import Effort, Pace
 from torpor.shared.codecs.encodings import decode_chunk
-from torpor.shared.codecs.gpu import GpuEncoder
+from torpor.shared.codecs.gpu import Gpu, GpuError
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.planes import PLANES, RANS
-from torpor.shared.codecs.trial import CHUNKS, GpuTrial
+from torpor.shared.codecs.trial import CHUNKS, GpuTrial, Stopped
+from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.values import MIB
 
 SIZE = MIB
@@ -39,35 +35,69 @@ def chunk(number: int) -> memoryview:
 
 
 PLAINS = [chunk(number) for number in range(CHUNKS)]
+STREAMS = [RANS.encode(plain, RUNS) or b"" for plain in PLAINS]
+
+
+class TwinGpu:
+    """A GPU whose work the C twins do. After ``good`` chunks, ``fault`` is raised, or one byte of
+    what it makes is wrong where there is none."""
+
+    def __init__(self, good: int | None = None, fault: Exception | None = None) -> None:
+        self.good = good
+        self.fault = fault
+        self.opened = self.closed = self.decodes = 0
+
+    def open(self, stopped: Stopped) -> Gpu:
+        self.opened += 1
+        return self
+
+    def encode(
+        self, parts: Sequence[memoryview], element: Element, coded: Sequence[int]
+    ) -> list[tuple[bool, bytes]]:
+        plain = b"".join(parts)
+        planes = [memoryview(bytearray(len(plain) // 2)) for _ in range(2)]
+        twin.split(memoryview(plain), 2, element.turned, planes)
+        planes[1][0] ^= self._is_wrong()  # the plane of noise, where no decoder notices
+        stream = twin.rans_encode(planes[0], len(planes[0])) or b""
+        return [(True, bytes(stream)), (False, bytes(planes[1]))]
+
+    def decode(
+        self, planes: Sequence[tuple[bool, Buffer]], element: Element, parts: Sequence[memoryview]
+    ) -> None:
+        self.decodes += 1
+        size = sum(map(len, parts)) // 2
+        exponents = twin.rans_decode(planes[0][1], size)
+        plain = memoryview(bytearray(2 * size))
+        twin.join([exponents, planes[1][1]], 2, element.turned, plain)
+        plain[0] ^= self._is_wrong()
+        parts[0][:] = plain
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def _is_wrong(self) -> bool:
+        if self.good is None or self.good > 0:
+            self.good = None if self.good is None else self.good - 1
+            return False
+        if self.fault is not None:
+            raise self.fault
+        return True
 
 
 class Bench:
-    """A trial over the tests' driver; what it said and how often it opened the GPU."""
+    """What a trial said, and how often it opened the GPU."""
 
-    def __init__(self, shim: ShimDriver) -> None:
+    def __init__(self) -> None:
+        self.gpu = TwinGpu()
         self.said: list[str] = []
-        self.opened = self.released = 0
-        self._shim = shim
 
     def trial(self, cores: int) -> GpuTrial:
-        return GpuTrial(self.open, cores, self.said.append)
-
-    def open(self) -> GpuEncoder:
-        self.opened += 1
-        device = self._shim.device()
-        try:
-            return GpuEncoder(device, self.release)
-        except GpuError:
-            device.close()
-            raise
-
-    def release(self) -> None:
-        self.released += 1
+        return GpuTrial(self.gpu.open, cores, self.said.append)
 
 
 @pytest.fixture
-def bench(shim: ShimDriver) -> Bench:
-    return Bench(shim)
+def bench(built_library: object) -> Bench:
+    return Bench()
 
 
 def fed(
@@ -83,12 +113,18 @@ def fed(
     return codes
 
 
+def decoded(trial: GpuTrial) -> None:
+    """All chunks come back."""
+    for plain, stream in zip(PLAINS, STREAMS, strict=True):
+        assert trial.decode(stream, SIZE, lambda made, plain=plain: made == plain) == plain
+
+
 def settled(trial: GpuTrial) -> GpuTrial:
     trial.settle(WAIT_S)
     return trial
 
 
-def test_a_gpu_that_is_faster_than_the_cores_is_used(bench: Bench, shim: ShimDriver) -> None:
+def test_a_gpu_that_is_faster_than_the_cores_is_used(bench: Bench) -> None:
     trial = bench.trial(cores=0)
     assert set(fed(trial)) == {PLANES.code}
     assert set(fed(settled(trial))) == {RANS.code}
@@ -98,18 +134,56 @@ def test_a_gpu_that_is_faster_than_the_cores_is_used(bench: Bench, shim: ShimDri
     assert bench.said == [trial.words]
     trial.close()
     trial.close()
-    assert (shim.held, bench.opened, bench.released) == (0, 1, 1)
+    assert (bench.gpu.opened, bench.gpu.closed) == (1, 1)
     assert set(fed(trial)) == {PLANES.code}
 
 
-def test_a_gpu_that_is_slower_is_given_back(bench: Bench, shim: ShimDriver) -> None:
+def test_a_gpu_that_is_slower_is_given_back(bench: Bench) -> None:
     trial = bench.trial(cores=ALL_CORES)
     fed(trial)
     assert set(fed(settled(trial))) == {PLANES.code}
     assert re.fullmatch(
         r"GPU not used: \d+\.\d GB/s end to end against \d+\.\d GB/s on 1000000 cores", trial.words
     )
-    assert (shim.held, bench.opened, bench.released) == (0, 1, 1)
+    assert (bench.gpu.opened, bench.gpu.closed) == (1, 1)
+
+
+def test_a_faster_gpu_decodes_and_a_slower_one_does_not(bench: Bench) -> None:
+    for cores, words in ((0, "GPU used: "), (ALL_CORES, "GPU not used: ")):
+        trial = bench.trial(cores)
+        decoded(trial)
+        before = settled(trial) and bench.gpu.decodes
+        decoded(trial)
+        assert trial.words.startswith(words)
+        assert bench.gpu.decodes - before == (0 if cores else CHUNKS)
+        trial.close()
+        decoded(trial)
+        assert bench.gpu.decodes - before == (0 if cores else CHUNKS)
+
+
+def test_a_gpu_that_decodes_wrongly_is_given_up(bench: Bench) -> None:
+    trial = bench.trial(cores=0)
+    decoded(trial)
+    settled(trial)
+    bench.gpu.good = 1
+    decoded(trial)
+    assert trial.words == "GPU used until it failed: what it decoded was wrong"
+    assert bench.gpu.closed == 1
+
+
+def test_a_chunk_that_is_damaged_is_not_the_gpu_s_fault(bench: Bench) -> None:
+    trial = bench.trial(cores=0)
+    decoded(trial)
+    settled(trial)
+    with pytest.raises(SnapshotDamaged, match="does not match its hash"):
+        trial.decode(STREAMS[0], SIZE, lambda made: False)
+    torn = bytearray(STREAMS[0])
+    torn[40] ^= 1
+    with pytest.raises(SnapshotDamaged, match="cannot be decoded"):
+        trial.decode(torn, SIZE, lambda made: True)
+    assert trial.words.startswith("GPU used: ")
+    decoded(trial)
+    trial.close()
 
 
 def test_nothing_is_opened_before_it_is_wanted(bench: Bench) -> None:
@@ -119,7 +193,7 @@ def test_nothing_is_opened_before_it_is_wanted(bench: Bench) -> None:
     assert trial.words == "GPU not tried: cores were not what the run waited for"
     fed(trial, PLAINS[1:])
     assert trial.words == f"GPU not tried: there were under {CHUNKS} chunks of numbers to measure"
-    assert bench.opened == 0
+    assert bench.gpu.opened == 0
     trial.close()
 
 
@@ -130,73 +204,52 @@ def test_what_is_small_or_no_numbers_is_not_measured(bench: Bench) -> None:
         assert trial.encode(noise, RUNS, wanted=True) == (PLANES.code, None)
         small = PLAINS[0][: MIB // 2]
         trial.encode(small, [Run(len(small), Element.BF16)], wanted=True)
-    assert bench.opened == 0
+    assert bench.gpu.opened == 0
 
 
-def test_chunks_that_do_not_fit_stay_on_the_cpu(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_that_do_not_fit_stay_on_the_cpu(bench: Bench) -> None:
     trial = bench.trial(cores=0)
     fed(trial)
     settled(trial)
-    monkeypatch.setattr(gpu_module, "CHUNK_MAX", SIZE - 1)
-    assert set(fed(trial)) == {PLANES.code}
+    large = memoryview(b"".join(PLAINS) + bytes(2))
+    assert len(large) > CHUNK_MAX
+    assert trial.encode(large, [Run(len(large), Element.BF16)], wanted=True)[0] == PLANES.code
     trial.close()
-
-
-@pytest.mark.parametrize(
-    ("function", "result", "words"),
-    [
-        ("cuInit", 100, "cuInit failed with 100: no CUDA-capable device is detected"),
-        ("cuModuleLoadData", OUT_OF_MEMORY, "cuModuleLoadData failed with 2: out of memory"),
-        ("cuMemGetInfo_v2", 3, "cuMemGetInfo_v2 failed with 3"),
-        ("cuMemAlloc_v2", OUT_OF_MEMORY, "cuMemAlloc_v2 failed with 2: out of memory"),
-        ("cuLaunchKernel", LAUNCH_FAILED, "failed with 719: unspecified launch failure"),
-    ],
-)
-def test_whatever_fails_in_a_trial_is_its_outcome(
-    bench: Bench, shim: ShimDriver, function: str, result: int, words: str
-) -> None:
-    trial = bench.trial(cores=0)
-    shim.fail(function, result)
-    fed(trial)
-    assert set(fed(settled(trial))) == {PLANES.code}
-    assert trial.words.startswith("GPU not used: ")
-    assert words in trial.words
-    assert bench.said == [trial.words]
-    trial.close()
-    assert shim.held == 0
 
 
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (GpuError("no CUDA driver (libcuda.so.1: gone)"), "no CUDA driver (libcuda.so.1: gone)"),
+        (GpuError("no NVIDIA GPU"), "no NVIDIA GPU"),
         (MemoryError("no host memory"), "MemoryError: no host memory"),
         (RuntimeError("a bug\nof ours"), "RuntimeError: a bug of ours"),
     ],
 )
-def test_a_gpu_that_cannot_be_opened_is_a_line(fault: Exception, words: str) -> None:
-    def refuse() -> GpuEncoder:
+def test_whatever_fails_in_a_trial_is_its_outcome_in_a_line(
+    bench: Bench, fault: Exception, words: str
+) -> None:
+    def refuse(stopped: Stopped) -> Gpu:
         raise fault
 
-    said: list[str] = []
-    trial = GpuTrial(refuse, 0, said.append)
-    fed(trial)
-    fed(settled(trial))
-    assert said == [f"GPU not used: {words}"]
+    refused = GpuTrial(refuse, 0, bench.said.append)
+    bench.gpu = TwinGpu(2, fault)
+    failing = bench.trial(cores=0)
+    for trial in (refused, failing):
+        fed(trial)
+        assert set(fed(settled(trial))) == {PLANES.code}
+        trial.close()
+    assert bench.said == [f"GPU not used: {words}"] * 2
+    assert (bench.gpu.opened, bench.gpu.closed) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("function", "result"), [("cuLaunchKernel", LAUNCH_FAILED), ("cuMemcpyHtoDAsync_v2", 1)]
-)
+@pytest.mark.parametrize("fault", [GpuError("its worker died"), ValueError("a bug of ours")])
 def test_a_gpu_that_fails_mid_run_is_given_up_and_no_chunk_is_lost(
-    bench: Bench, shim: ShimDriver, function: str, result: int
+    bench: Bench, fault: Exception
 ) -> None:
     trial = bench.trial(cores=0)
     fed(trial)
     assert set(fed(settled(trial))) == {RANS.code}
-    shim.fail(function, result, nth=2)
+    bench.gpu.good, bench.gpu.fault = 1, fault
     codes: list[int] = []
     threads = [threading.Thread(target=lambda: codes.extend(fed(trial))) for _ in range(4)]
     for thread in threads:
@@ -204,97 +257,40 @@ def test_a_gpu_that_fails_mid_run_is_given_up_and_no_chunk_is_lost(
     for thread in threads:
         thread.join()
     assert len(codes) == 4 * CHUNKS
-    assert codes.count(PLANES.code) >= 4 * (CHUNKS - 1)
+    assert codes.count(PLANES.code) >= 4 * CHUNKS - 1
     assert len(bench.said) == 2
     assert bench.said[1] == trial.words
     assert trial.words.startswith("GPU used until it failed: ")
-    assert (shim.held, bench.released) == (0, 1)
+    assert str(fault) in trial.words
+    assert bench.gpu.closed == 1
 
 
-@pytest.mark.parametrize(
-    "fault", [MemoryError("a queue has no bytes left"), ValueError("a stream of -1 bytes")]
-)
-def test_whatever_goes_wrong_mid_run_gives_the_gpu_up(
-    bench: Bench, shim: ShimDriver, monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
-    trial = bench.trial(cores=0)
-    fed(trial)
-    settled(trial)
-
-    def full(*_: object) -> None:
-        raise fault
-
-    monkeypatch.setattr(batch, "split", full)
-    assert set(fed(trial)) == {PLANES.code}
-    assert trial.words == f"GPU used until it failed: {type(fault).__name__}: {fault}"
-    assert shim.held == 0
-
-
-def test_what_does_not_come_back_is_not_used(
-    bench: Bench, shim: ShimDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = GpuEncoder.encode
-
-    def wrong(self: GpuEncoder, plain: Buffer, runs: Sequence[Run]) -> bytes | None:
-        stream = bytearray(real(self, plain, runs) or b"")
-        stream[-1] ^= 1  # of the plane of noise, where no decoder notices
-        return bytes(stream)
-
-    monkeypatch.setattr(GpuEncoder, "encode", wrong)
+def test_what_does_not_come_back_is_not_used(bench: Bench) -> None:
+    bench.gpu = TwinGpu(good=0)
     trial = bench.trial(cores=0)
     fed(trial)
     assert set(fed(settled(trial))) == {PLANES.code}
-    assert trial.words == "GPU not used: what it encodes does not come back"
-    assert shim.held == 0
+    assert trial.words == "GPU not used: what it makes is wrong"
+    assert bench.gpu.closed == 1
 
 
-def test_a_run_that_ends_while_it_is_measured_gets_the_gpu_back(
-    bench: Bench, shim: ShimDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, ended = threading.Event(), threading.Event()
-    opened = bench.open
+def test_a_run_that_ends_while_the_gpu_is_opened_stops_that(bench: Bench) -> None:
+    begun = threading.Event()
 
-    def slowly() -> GpuEncoder:
+    def slowly(stopped: Stopped) -> Gpu:
         begun.set()
-        assert ended.wait(WAIT_S)
-        return opened()
+        while not stopped():
+            pass
+        return bench.gpu.open(stopped)
 
     trial = GpuTrial(slowly, 0, bench.said.append)
     fed(trial)
     assert begun.wait(WAIT_S)
     assert trial.words == "GPU not used: the run ended while it was measured"
-    monkeypatch.setattr(trial_module, "CLOSE_S", 0.01)
     trial.close()
-    ended.set()
-    settled(trial)
     assert bench.said == ["GPU not used: the run ended while it was measured"]
-    assert (shim.held, bench.released) == (0, 1)
+    assert bench.gpu.closed == 1
     assert set(fed(trial)) == {PLANES.code}
-
-
-def test_a_process_ends_though_the_driver_never_opens_the_gpu() -> None:
-    """An agent that leaves must not wait for a GPU that does not come. Once it is open, the encoder
-    itself waits for it only so long."""
-    done = subprocess.run([sys.executable, "-c", _HANGS], capture_output=True, timeout=60)
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().strip() == "GPU not used: the run ended while it was measured"
-
-
-_HANGS = """
-import threading
-from torpor.shared.codecs import trial
-from torpor.shared.codecs.layout import Element, Run
-
-def hangs(): threading.Event().wait()
-
-trial.CLOSE_S = 0.2
-one = trial.GpuTrial(hangs, 1, lambda words: None)
-plain = memoryview(bytes(range(256)) * 8192)
-for _ in range(trial.CHUNKS):
-    one.encode(plain, [Run(len(plain), Element.BF16)], wanted=True)
-one.close()
-print(one.words)
-"""
 
 
 def test_a_system_without_another_thread_goes_on_without_the_gpu(

@@ -19,7 +19,7 @@ from typing import Final
 
 import uv
 
-from gpu_kernels.device import KERNELS
+from gpu_kernels.batch import KERNELS
 from gpu_kernels.native import library_path
 from torpor.shared.errors import InvalidInput, MachineUnfit
 
@@ -30,9 +30,9 @@ KEPT_BUNDLES: Final = 8  # newest archives in the cache; each is about 10 MB
 GATHER_S: Final = 300.0  # for uv to fetch about 15 MB of wheels
 
 SOURCE: Final = Path(__file__).resolve().parents[3]
-"""The folder that holds our packages; a bundle gets some of them."""
+"""The folder that holds our packages, of which machines get their part."""
 _SENT: Final = ("torpor/shared", "torpor/machine", "gpu_kernels")
-"""The folders that a bundle holds whole, except files of other kinds."""
+"""The folders that run on a machine: whole, as far as their files run there."""
 _MAIN: Final = b"""import sys
 
 from torpor.machine.agent.__main__ import main
@@ -47,8 +47,8 @@ _LEFT_OUT_FOLDERS: Final = frozenset({"__pycache__", "tests", "bin"})
 
 @dataclass(frozen=True)
 class Platform:
-    """What a bundle runs on: a CPython version on Linux with glibc, an architecture, and perhaps an
-    NVIDIA GPU."""
+    """What a bundle is for: CPython's version and the machine's architecture (Linux, glibc), and
+    whether it needs the kernels for an NVIDIA GPU."""
 
     python: tuple[int, int]
     machine: str
@@ -81,7 +81,7 @@ class Bundle:
 def make_bundle(
     platform: Platform, *, cache: Path | None = None, source: Path | None = None
 ) -> Bundle:
-    """The bundle for ``platform``, from the cache if it is there; then no network is needed.
+    """The bundle for ``platform``, from the cache where it is there (then no network is needed).
 
     ``source`` is the folder that holds the packages ``torpor`` and ``gpu_kernels``.
     """
@@ -106,7 +106,7 @@ def default_cache() -> Path:
 
 
 def content_hash(files: Mapping[str, bytes]) -> str:
-    """SHA-256 over the sorted names and contents with their lengths, so it is unambiguous."""
+    """SHA-256 over the sorted names and contents, with their lengths: nothing can shift."""
     total = hashlib.sha256(b"torpor-bundle-1\n")
     for name, content in sorted(files.items()):
         total.update(f"{len(name.encode())}:{name}:{len(content)}:".encode())
@@ -115,7 +115,7 @@ def content_hash(files: Mapping[str, bytes]) -> str:
 
 
 def _gather(platform: Platform, pins: bytes, cache: Path) -> Path:
-    """The folder with the unpacked wheels. One process at a time fills it, once."""
+    """The folder with the unpacked wheels; filled once, by one process at a time."""
     digest = hashlib.sha256(pins).hexdigest()[:16]
     folder = cache / "wheels" / f"{_tag(platform)}-{digest}"
     if folder.is_dir():
@@ -163,7 +163,7 @@ def _wheel_files(wheels: Path) -> dict[str, bytes]:
             continue
         if _LEFT_OUT_FOLDERS & set(name.parts[:-1]):
             continue
-        # zstandard's second backend: 12 MB that are not needed beside the first
+        # zstandard's second backend: 12 MB that the first one makes needless
         if name.parts[0] == "zstandard" and path.name.startswith("_cffi."):
             continue
         files[name.as_posix()] = path.read_bytes()

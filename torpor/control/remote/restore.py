@@ -7,7 +7,7 @@ import msgspec
 from torpor.control.remote.run import OnEvent, RemoteRun
 from torpor.control.remote.seam import Agent
 from torpor.control.store.seam import ObjectStore
-from torpor.shared.values import MIB, StoredSnapshot
+from torpor.shared.values import MIB, GpuUse, StoredSnapshot
 from torpor.shared.wire.restore import (
     BeginRestore,
     Checked,
@@ -25,8 +25,8 @@ from torpor.shared.wire.restore import (
 
 
 class RemoteRestore(RemoteRun):
-    """One snapshot on its way to one machine. After a lost agent it begins again by itself, without
-    fetching again what is on the disk."""
+    """One snapshot being written to one machine. When the agent was lost, it begins again by
+    itself: what is on the disk is not fetched again."""
 
     def __init__(
         self,
@@ -39,15 +39,17 @@ class RemoteRestore(RemoteRun):
         roots: list[str] | None = None,
         parts: int = 32,
         part_bytes: int = 64 * MIB,
+        gpu: GpuUse | None = None,
     ) -> None:
         super().__init__(agent, store, key, run)
         self.wanted = wanted
         self._roots = roots
         self._parts = parts
         self._part_bytes = part_bytes
+        self._gpu = gpu
 
     def begin(self, *, resume: bool = False) -> RestorePlan:
-        """Take the workspace on the machine; check the manifest, the targets and the free space.
+        """Take the workspace on the machine, check the manifest, the targets and the space.
 
         ``resume``: an earlier run may have begun this restore, or completed it.
         """
@@ -58,12 +60,13 @@ class RemoteRestore(RemoteRun):
                 max_parts=self._parts,
                 part_bytes=self._part_bytes,
                 resume=resume,
+                gpu=self._gpu,
             )
         )
 
     def serve(self, host: str, most_bytes: int) -> Peer:
-        """Have the machine keep the packs that it fetches, at most so many bytes on disk, and pass
-        them on to machines that reach it at ``host``, until the end of the run."""
+        """From now on the machine keeps what it fetches, at most so much of it on disk, and passes
+        it on to others that reach it at ``host``; until the end of the run."""
         served = self._held(ServePacks(self.run, host, most_bytes))
         address = f"[{host}]" if ":" in host else host
         return Peer(f"https://{address}:{served.port}/{served.url}/", served.certificate)
@@ -76,15 +79,15 @@ class RemoteRestore(RemoteRun):
         peer: Peer | None = None,
         floor_bytes_s: float = 0.0,
     ) -> RestoredPart:
-        """Fetch and write one part: from ``peer`` first, if there is one, and from the store what
-        the peer does not deliver at ``floor_bytes_s``. Idempotent."""
+        """Fetch and write one part, by the packs it names; from ``peer`` first, where one is named,
+        and from the store what that does not give at ``floor_bytes_s``. Idempotent."""
         if peer is not None:
             peer = msgspec.structs.replace(peer, floor_bytes_s=floor_bytes_s)
         grants = [self._grant("GET", key, plan.stored_bytes) for key in plan.packs]
         return self._held(FetchPart(self.run, grants, peer), on_event)
 
     def finish(self) -> Finished:
-        """Set attributes, links and directories, once every part is there."""
+        """Attributes, links and directories, once every part is there."""
         return self._held(FinishRestore(self.run))
 
     def check(self, *, full: bool) -> Checked:

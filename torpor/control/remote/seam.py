@@ -16,7 +16,7 @@ class Agent(Protocol):
 
     @property
     def hello(self) -> Hello:
-        """The agent's latest hello."""
+        """What the agent said when it was attached to last."""
 
     def call(
         self,

@@ -42,8 +42,8 @@ T = TypeVar("T")
 class Session:
     """Thread-safe and synchronous; many calls at once go over one SSH connection.
 
-    After a dropped connection it connects again and repeats every unanswered request under the same
-    id. So each request is served once as long as the agent lives.
+    After a drop it connects again and repeats what has no answer yet, under the same ids, so
+    each request is served once as long as the agent lives.
     """
 
     def __init__(self, route: Route, pin: Callable[[str], None] | None) -> None:
@@ -88,9 +88,9 @@ class Session:
 
     @property
     def hello(self) -> Hello:
-        """The agent's latest hello."""
+        """What the agent said when it was attached to last."""
         if self._hello is None:
-            raise AgentLost(f"{self._route.where}: no agent was attached")
+            raise AgentLost(f"{self._route.where}: no agent was attached to")
         return self._hello
 
     @property
@@ -133,7 +133,7 @@ class Session:
         self._submit(lambda: self._cancel(request_id), quiet=True)
 
     def close(self) -> None:
-        """Detach. Open calls raise AgentLost. The agent ends the runs a minute later."""
+        """Detach. The agent and its runs go on for a while. Open calls end with AgentLost."""
         if self._closed:
             return
         self._closed = True
@@ -172,9 +172,9 @@ class Session:
         except (TimeoutError, asyncio.TimeoutError) as error:
             future.cancel()
             raise AgentLost(
-                f"{self._route.where}: no agent was attached within {timeout_s:g} s"
+                f"{self._route.where} took over {timeout_s:g} s to attach to"
             ) from error
-        except BaseException:  # the caller was interrupted: end its work
+        except BaseException:  # the caller was interrupted: nothing of it goes on
             future.cancel()
             raise
 
@@ -223,7 +223,7 @@ class Session:
     async def _send(self, link: Link, line: bytes) -> None:
         try:
             await link.send(line)
-        except AgentLost:  # `_listen` sees the same end, and reconnects
+        except AgentLost:  # `_listen` sees the same end, and mends
             return
 
     async def _connect(self) -> None:
@@ -243,7 +243,7 @@ class Session:
                 waiting = self._waiting.get(said.id or "")
                 if waiting is not None:
                     waiting.take(said)
-        except TorporError:  # the link is gone: repeat unanswered requests
+        except TorporError:  # the link is gone: what has no answer is asked again
             pass
         finally:
             if self._link is link:
@@ -355,12 +355,12 @@ class _Waiting:
                 self._wake.notify_all()
 
     def next_event(self, give_up: float | None) -> Event | None:
-        """The next event, or None once there is an answer; AgentLost after ``give_up``."""
+        """The next event, or None once there is an answer; AgentLost when the time is over."""
         with self._wake:
             while not self._events and not self.done:
                 left = None if give_up is None else give_up - time.monotonic()
                 if left is not None and left <= 0:
-                    raise AgentLost(f"{self.op} ({self.request_id}): no answer in time")
+                    raise AgentLost(f"{self.op} ({self.request_id}) had no answer in time")
                 self._wake.wait(left)
             return self._events.popleft() if self._events else None
 
@@ -368,5 +368,5 @@ class _Waiting:
         if self._error is not None:
             raise type(self._error)(str(self._error))
         if self._result is None:
-            raise AgentLost(f"{self.op} ({self.request_id}): the session ended before the answer")
+            raise AgentLost(f"{self.op} ({self.request_id}) has no answer")
         return self._result

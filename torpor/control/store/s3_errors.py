@@ -1,4 +1,4 @@
-"""Turn boto3's errors into errors of our tree, with a next step."""
+"""What boto3 raises, as an error of our tree that a person can act on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REGION_CODES = {
 
 @contextlib.contextmanager
 def explained(what: str, address: str) -> Iterator[None]:
-    """Turn boto3's errors in this block into ours. ``what``: the verb and key, for messages."""
+    """Turn boto3's errors inside into ours; ``what`` is the verb and key, for the message."""
     try:
         yield
     except ClientError as error:
@@ -42,7 +42,7 @@ def explained(what: str, address: str) -> Iterator[None]:
 
 
 def code_of(error: ClientError) -> str:
-    """The store's error code, or the status of a HEAD, which has no body."""
+    """The store's error code; a HEAD has no body, there it is the status."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
@@ -106,9 +106,7 @@ def _failed(error: Exception, what: str) -> StoreError | InvalidInput:
         return InvalidInput(f"{what}: {text}")
     if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
         return StoreDenied(f"{what}: no complete credentials were given ({text})")
-    if (
-        isinstance(error, boto.SSLError) and "EOF" not in text
-    ):  # after an EOF: the store closed the connection
+    if isinstance(error, boto.SSLError) and "EOF" not in text:  # at an EOF the store hung up
         return StoreError(
             f"{what}: no TLS connection ({text}); check whether the endpoint is http or https, "
             "its port and its certificate"

@@ -13,14 +13,14 @@ from torpor.shared.values import SnapshotId, WorkspaceName
 
 Depth = Literal["quick", "full", "drill"]
 MOST_VERDICTS: Final = 20
-"""The most verdicts that a report lists. Counts are always complete."""
+"""Verdicts on damaged snapshots that a report spells out; the counts are always whole."""
 MOST_NAMED: Final = 200
-"""The most snapshots of each kind that a report names: the newest."""
+"""Snapshots of each kind that a report names, the newest."""
 _PATHS_IN_ROW: Final = 5
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """Bytes are stored bytes. Lists name the newest snapshots; counts are complete."""
+    """Bytes are those in the store. The newest of the snapshots are named; the counts are whole."""
 
     workspace: WorkspaceName
     depth: Depth
@@ -64,7 +64,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
         return self.damaged_count > 0
 
     def message(self) -> str:
-        """A sentence: what is wrong, and what can still be restored."""
+        """In a sentence: what is wrong, and what can still be restored."""
         if not self.failed:
             return (
                 f"all {self.snapshot_count} snapshots of workspace {self.workspace} are whole: "

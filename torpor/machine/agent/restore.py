@@ -24,6 +24,7 @@ from torpor.machine.pipeline.download import (
 from torpor.machine.tree.compare import Comparison, compare_tree
 from torpor.machine.tree.walk import absolute_root
 from torpor.machine.tree.write import TreeWriter
+from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import DiskFull, InvalidInput, RestoreUnfinished, WorkspaceInvalid
 from torpor.shared.format.manifest import FILE, HOLE, Entry
 from torpor.shared.format.names import pack_id_of, pack_key
@@ -57,6 +58,7 @@ class RestoreRun(AgentRun):
         self._whole = False  # restored and compared before this run began: hands off
         self._finished: Finished | None = None
         self._passing = Passing(self.state.folder)
+        self._gpu: GpuTrial | None = None
 
     def begin(self, request: BeginRestore, call: Call) -> RestorePlan:
         """Read and check the manifest, look at the targets, plan what to fetch. Once a run.
@@ -100,6 +102,8 @@ class RestoreRun(AgentRun):
             self._check_targets()
             self._settle_sync()
         self._done = done or set()
+        if request.gpu is not None:
+            self._gpu = self.trial(request.gpu, self._targets)
         self._plan = FetchPlan(manifest, request.max_parts, self._done, request.part_bytes)
         self._check_space()
         self.state.forget_index()
@@ -137,6 +141,7 @@ class RestoreRun(AgentRun):
                 progress=lambda report: call.emit(Event(report.bytes)),
                 check=lambda: self.check(call),
                 keep=self._passing.keep,
+                gpu=self._gpu,
             )
         kept = self._kept([pack_id_of(grant.key) for grant in request.packs])
         return RestoredPart(report.stored_bytes, fetcher.peer_bytes, kept)
@@ -157,7 +162,10 @@ class RestoreRun(AgentRun):
         self._writer.close()
         files = [e for e in self._manifest.entries if e.kind == FILE]
         self._finished = Finished(
-            len(files), sum(e.size for e in files), shown(self._writer.warnings)
+            len(files),
+            sum(e.size for e in files),
+            shown(self._writer.warnings),
+            self._gpu.words if self._gpu is not None else "",
         )
         return self._finished
 
@@ -218,6 +226,8 @@ class RestoreRun(AgentRun):
 
     def _give_back(self) -> None:
         self._passing.close()
+        if self._gpu is not None:
+            self._gpu.close()
         super()._give_back()
 
     def _real_targets(self) -> list[bytes]:
@@ -257,9 +267,9 @@ class RestoreRun(AgentRun):
             return
         if self._journal.of_another():
             raise RestoreUnfinished(
-                f"workspace {self.workspace} on this machine holds an unfinished restore of "
-                "another snapshot, and nothing else; to go on here, wake that snapshot, or empty "
-                "the directories"
+                f"workspace {self.workspace} on this machine is the unfinished restore of another "
+                "snapshot, by an earlier run that never handed the machine over: it holds nothing "
+                "else"
             )
         if mirrored is not None:
             raise InvalidInput(

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
 from torpor.machine.agent.call import Call
+from torpor.machine.agent.gpu import MachineGpu
+from torpor.machine.agent.log import LOG_FILE, Log
 from torpor.machine.agent.state import WorkspaceState
+from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import AgentLost, RunCancelled, WorkspaceBusy
 from torpor.shared.format.keys import Seal
 from torpor.shared.transfer.connections import Connections
 from torpor.shared.transfer.transfer import Transfer
-from torpor.shared.values import WorkspaceName
+from torpor.shared.values import GpuUse, WorkspaceName
 from torpor.shared.wire.request import Nothing, OfRun
 
 WORKERS: Final = max(4, min(8, 2 * (os.cpu_count() or 1)))
@@ -31,6 +34,7 @@ class AgentRun:
     """One snapshot or restore of a workspace, from its begin to its end. Holds the workspace."""
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
+        self.home = home
         self.id = run
         self.workspace = workspace
         self.state = WorkspaceState(home, workspace)
@@ -111,6 +115,14 @@ class AgentRun:
             cancelled=lambda: call.cancelled() or self._ended is not None,
         )
 
+    def trial(self, use: GpuUse, roots: Sequence[bytes]) -> GpuTrial:
+        """Of this machine's GPU; what it decides goes into the log too."""
+        return GpuTrial(
+            MachineGpu(self.home, use, roots).open,
+            coding_cores(),
+            lambda words: Log(self.home / LOG_FILE).write(f"run {self.id}: {words}"),
+        )
+
     def end(self, reason: str) -> None:
         """Give the workspace back, as soon as no request works on it any more. Idempotent."""
         with self._lock:
@@ -133,6 +145,11 @@ class AgentRun:
     def _give_back(self) -> None:
         self.connections.close()
         self.state.unlock()
+
+
+def coding_cores() -> int:
+    """How many cores may encode or decode at once: each worker is one thread."""
+    return min(WORKERS, len(os.sched_getaffinity(0)))
 
 
 def seal_of(key: str | None) -> Seal:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Final, NamedTuple
 
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import record_environment
-from torpor.machine.agent.gpu import open_gpu
 from torpor.machine.agent.hook import run_hook
 from torpor.machine.agent.known import KnownFiles
-from torpor.machine.agent.log import LOG_FILE, Log
 from torpor.machine.agent.machine import machine_id
-from torpor.machine.agent.runs import WORKERS, AgentRun, seal_of
+from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.sync import drop_staged
 from torpor.machine.pipeline.buffers import PackBuffers
 from torpor.machine.pipeline.contents import Contents
@@ -113,15 +110,10 @@ class SnapshotRun(AgentRun):
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         super().__init__(home, run, workspace)
-        self._home = home
         self._journal = Journal(self.state.journal)
         self._buffers = PackBuffers(PACK_BYTES)
         self._digests = PackDigests()
-        self._gpu = GpuTrial(
-            lambda: open_gpu(home),
-            encoding_cores(),
-            lambda words: Log(home / LOG_FILE).write(f"run {run}: {words}"),
-        )
+        self._gpu: GpuTrial | None = None
         self._filling = threading.Lock()
         self._filled_packs: set[ObjectKey] = set()
         self._begun: _Begun | None = None
@@ -142,6 +134,8 @@ class SnapshotRun(AgentRun):
         roots = resolve_roots(request.roots)
         seal = seal_of(request.key)
         effort = Effort(smallest=request.compression.smallest)
+        if request.compression.gpu is not None:
+            self._gpu = self.trial(request.compression.gpu, roots)
         among = {bytes.fromhex(one.root) for one in request.known}
         index = self.state.load_index(roots, seal, among)
         resumable = {pack_key(self.workspace, r.pack.id): r for r in self._journal.read()}
@@ -151,7 +145,7 @@ class SnapshotRun(AgentRun):
             named_roots=request.roots,
             excluded=compile_excludes(request.exclude),
             seal=seal,
-            encoder=Encoder(effort, self._gpu if request.compression.gpu else None),
+            encoder=Encoder(effort, self._gpu),
             known=KnownFiles(len(roots), index, request.known, resumable),
         )
         return self._begun.answer
@@ -313,7 +307,8 @@ class SnapshotRun(AgentRun):
     def _give_back(self) -> None:
         super()._give_back()
         self._buffers.drop()
-        self._gpu.close()
+        if self._gpu is not None:
+            self._gpu.close()
 
     def _claim(self, pack: Pack) -> PackClaim:
         return PackClaim(pack_key(self.workspace, pack.id), pack.size, pack.md5.hex())
@@ -345,7 +340,7 @@ class SnapshotRun(AgentRun):
             request.parent,
             self.id,
             request.created_unix,
-            machine_id(self._home),
+            machine_id(self.home),
             run.named_roots,
             entries,
             chunks,
@@ -362,11 +357,6 @@ class SnapshotRun(AgentRun):
         check_manifest(manifest, f"snapshot {request.snapshot}")  # a reader refuses it otherwise
         blob, root = encode_manifest(manifest, run.seal)
         return _Written(request.snapshot, blob, root, entries, signatures)
-
-
-def encoding_cores() -> int:
-    """How many cores may encode at once: each worker is one thread."""
-    return min(WORKERS, len(os.sched_getaffinity(0)))
 
 
 def _planned(number: int, jobs: Sequence[Job]) -> PartPlan:

@@ -15,6 +15,7 @@ from torpor.machine.pipeline.opening import open_chunk
 from torpor.machine.tree.plan import part_ends
 from torpor.machine.tree.write import ContentWriter
 from torpor.shared.codecs.codec import Buffer
+from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import SnapshotDamaged, TorporError, WrongKey
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entry, Manifest
@@ -172,6 +173,7 @@ def restore_part(
     progress: Callable[[PartRestored], None],
     check: Callable[[], None],
     keep: Callable[[bytes, int, Buffer], None] = lambda pack_id, offset, stored: None,
+    gpu: GpuTrial | None = None,
 ) -> PartRestored:
     """Fetch and write what the granted packs hold, but for the chunks in ``done``, to which it
     adds. Every chunk is checked against its name before a byte of it is written; ``keep`` then
@@ -187,7 +189,9 @@ def restore_part(
                 for number, chunk in zip(numbers, chunks, strict=True):
                     check()
                     came: Buffer = next(stream)
-                    stored, plain = _plain(chunk, pack_id, came, seal, fetcher, grant, plan, number)
+                    stored, plain = _plain(
+                        chunk, pack_id, came, seal, fetcher, grant, plan, number, gpu
+                    )
                     keep(pack_id, chunk.offset, stored)
                     _write(number, plain, plan, writer)
                     if journal is not None:
@@ -210,6 +214,7 @@ def _plain(
     grant: Grant,
     plan: FetchPlan,
     number: int,
+    gpu: GpuTrial | None,
 ) -> tuple[Buffer, Buffer]:
     """Open, decode and check one chunk; fetch it again when it is not what it was. Returns it as
     it is stored, and plain."""
@@ -219,7 +224,7 @@ def _plain(
             with closing(fetcher.get_ranges(grant, [Range(chunk.offset, chunk.stored)])) as again:
                 stored = next(again)
         try:
-            plain = open_chunk(chunk, pack_id, stored, seal)
+            plain = open_chunk(chunk, pack_id, stored, seal, gpu)
         except (SnapshotDamaged, WrongKey) as exc:
             fault = exc
             continue

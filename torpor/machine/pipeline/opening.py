@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.encodings import decode_chunk
+from torpor.shared.codecs.planes import RANS
+from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.format.keys import Seal, chunk_associated
 from torpor.shared.format.manifest import Chunk
 
 
-def open_chunk(chunk: Chunk, pack_id: bytes, stored: Buffer, seal: Seal) -> Buffer:
+def open_chunk(
+    chunk: Chunk, pack_id: bytes, stored: Buffer, seal: Seal, gpu: GpuTrial | None = None
+) -> Buffer:
     """The chunk's plain bytes, whose hash is its name. Raises SnapshotDamaged or WrongKey."""
     associated = chunk_associated(chunk.name, pack_id, chunk.encoding, chunk.plain)
-    plain = decode_chunk(chunk.encoding, seal.open(stored, associated), chunk.plain)
+    opened = seal.open(stored, associated)
+    if gpu is not None and chunk.encoding == RANS.code:
+        return gpu.decode(opened, chunk.plain, lambda plain: seal.name(plain) == chunk.name)
+    plain = decode_chunk(chunk.encoding, opened, chunk.plain)
     if seal.name(plain) != chunk.name:
         raise SnapshotDamaged("its content does not match its hash")
     return plain

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gpu_kernels.driver import GpuError
 from torpor.shared.codecs.codec import Buffer, Codec
 from torpor.shared.codecs.effort import Effort
+from torpor.shared.codecs.gpu import GpuError
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.planes import PLANES
 from torpor.shared.codecs.stock import LZ4, RAW, ZSTD, zstd_at

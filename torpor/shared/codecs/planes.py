@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import zstandard
 
@@ -120,28 +120,35 @@ class PlanesCodec:
             return None
         return b"".join((*head, *body))
 
-    def decode(self, stored: Buffer, plain_bytes: int) -> bytearray:
+    def decode(self, stored: Buffer, plain_bytes: int, unpack: Unpacker | None = None) -> bytearray:
         """Exactly ``plain_bytes``; raises SnapshotDamaged on any stream that is not right.
 
-        Takes at most 2 * plain_bytes of memory beyond the stream.
+        Takes at most 2 * plain_bytes of memory beyond the stream. ``unpack`` decodes the planes
+        elsewhere than on this thread.
         """
         stored = memoryview(stored).cast("B")
         runs, at = self._read_runs(stored, plain_bytes)
         groups = list(_groups(runs))
-        planes: list[tuple[Method, int, int]] = []  # method, stored bytes, plain bytes
-        for element, places in groups:
-            size = sum(size for _, size in places) // element.width
+        lengths: list[tuple[Method, int]] = []
+        for element, _ in groups:
             for _ in range(element.width):
-                method, length = self._read_plane(stored, at)
-                planes.append((method, length, size))
+                lengths.append(self._read_plane(stored, at))
                 at += _PLANE.size
-        if at + sum(length for _, length, _ in planes) != len(stored):
+        if at + sum(length for _, length in lengths) != len(stored):
             raise self._damaged("its planes do not add up to its size")
         plain = bytearray(plain_bytes)
         with memoryview(plain) as target:
-            parts = self._unpack(stored[at:], planes)
             for element, places in groups:
-                _join(target, element, places, [next(parts) for _ in range(element.width)])
+                size = sum(size for _, size in places) // element.width
+                planes = []
+                for method, length in lengths[: element.width]:
+                    planes.append(StoredPlane(method, stored[at : at + length], size))
+                    at += length
+                del lengths[: element.width]
+                try:
+                    (unpack or self.unpack_all)(target, element, places, planes)
+                except RansStreamError as error:
+                    raise self._damaged(str(error)) from error
         return plain
 
     def pack_all(
@@ -161,24 +168,26 @@ class PlanesCodec:
         frame = plane if way is None else way(plane)
         return (Method.ZSTD, frame) if len(frame) < len(plane) else (Method.RAW, plane)
 
-    def _unpack(
-        self, body: memoryview, planes: Sequence[tuple[Method, int, int]]
-    ) -> Iterator[Buffer]:
-        at = 0
-        for method, length, size in planes:
-            stored = body[at : at + length]
-            at += length
-            if method is Method.RAW:
-                if length != size:
-                    raise self._damaged("a raw plane has the wrong size")
-                yield stored
-            elif method is Method.ZSTD:
-                yield self._inflate(stored, size)
-            else:
-                try:
-                    yield twin.rans_decode(stored, size)
-                except RansStreamError as error:
-                    raise self._damaged(str(error)) from error
+    def unpack_all(
+        self,
+        plain: memoryview,
+        element: Element,
+        places: Places,
+        planes: Sequence[StoredPlane],
+    ) -> None:
+        """Decode and join all planes of one element on this thread."""
+        _join(plain, element, places, [self.unpack(plane) for plane in planes])
+
+    def unpack(self, plane: StoredPlane) -> Buffer:
+        """Decode one plane; raises SnapshotDamaged or RansStreamError."""
+        method, stored, size = plane
+        if method is Method.ZSTD:
+            return self._inflate(stored, size)
+        if method is Method.RANS:
+            return twin.rans_decode(stored, size)
+        if len(stored) != size:
+            raise self._damaged("a raw plane has the wrong size")
+        return stored
 
     def _inflate(self, frame: memoryview, size: int) -> bytes:
         """One zstd frame whose header promises exactly ``size``: nothing else is allocated."""
@@ -224,6 +233,14 @@ class PlanesCodec:
         )
 
 
+class StoredPlane(NamedTuple):
+    """A plane as it is stored, and its plain bytes."""
+
+    method: Method
+    stored: memoryview
+    plain_bytes: int
+
+
 class Packer(Protocol):
     """Makes the planes of all runs of one element, in their order, as they are stored."""
 
@@ -231,6 +248,18 @@ class Packer(Protocol):
         self, plain: memoryview, element: Element, places: Places, room: memoryview
     ) -> Sequence[tuple[Method, Buffer]]:
         """``room`` is as large as the runs together; what is returned may lie in it."""
+
+
+class Unpacker(Protocol):
+    """Decodes the planes of all runs of one element, and puts them into ``plain``."""
+
+    def __call__(
+        self,
+        plain: memoryview,
+        element: Element,
+        places: Places,
+        planes: Sequence[StoredPlane],
+    ) -> None: ...
 
 
 PLANES: Final = PlanesCodec("planes", 3, frozenset({Method.RAW, Method.ZSTD}))

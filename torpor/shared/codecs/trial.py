@@ -9,41 +9,44 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
-from gpu_kernels.driver import GpuError
+from gpu_kernels.worker import CHUNK_MAX
+from torpor.shared.codecs import gpu as on_gpu
 from torpor.shared.codecs.codec import Buffer
-from torpor.shared.codecs.gpu import GpuEncoder
+from torpor.shared.codecs.gpu import Gpu, GpuError
 from torpor.shared.codecs.layout import Run
 from torpor.shared.codecs.planes import PLANES, RANS
+from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.values import MIB
 
 CHUNKS: Final = 4
 """Measured, on one core and on the GPU, where as many threads take them at once."""
 ROUNDS: Final = 3
-CLOSE_S: Final = 15.0
-"""A trial that takes longer to end hangs in the driver: it is left behind."""
 _CHUNK_LEAST: Final = MIB  # of a small chunk the GPU's rate would be that of its launches
 _GB: Final = 1e9
 
+Stopped = Callable[[], bool]
+
 
 class _Sample(NamedTuple):
-    plain: bytes
-    runs: tuple[Run, ...]
-    cpu_s: float  # of one core, for the same chunk in ``planes``
+    plain_bytes: int
+    cpu_s: float  # of one core
+    work: Callable[[Gpu], Buffer | None]
+    is_right: Callable[[Buffer | None], bool]
 
 
 class GpuTrial:
-    """Encodes a run's chunks of numbers, on the CPU until the GPU has proved faster. Thread-safe.
+    """Codes a run's chunks of numbers, on the CPU until the GPU has proved faster. Thread-safe.
 
     The GPU is opened when a caller first wants it, and measured on a thread of its own while the
-    CPU goes on encoding. It is used if it encodes faster than ``cores`` cores together, copies
-    included. Any failure ends its use for the run: ``say`` is called once, and the CPU encodes the
-    current chunk.
+    CPU goes on. It is used if it is faster than ``cores`` cores together, copies included. Any
+    failure ends its use for the run: ``say`` is called once, and the CPU codes the current chunk.
 
-    ``open_gpu`` raises GpuError with the reason where there is no GPU to use.
+    ``open_gpu`` raises GpuError with the reason where there is no GPU to use, and soon after its
+    argument says that the run has ended.
     """
 
     def __init__(
-        self, open_gpu: Callable[[], GpuEncoder], cores: int, say: Callable[[str], None]
+        self, open_gpu: Callable[[Stopped], Gpu], cores: int, say: Callable[[str], None]
     ) -> None:
         self._open_gpu = open_gpu
         self._cores = cores
@@ -51,7 +54,7 @@ class GpuTrial:
         self._lock = threading.Lock()
         self._samples: list[_Sample] = []
         self._thread: threading.Thread | None = None
-        self._gpu: GpuEncoder | None = None
+        self._gpu: Gpu | None = None
         self._closed = False
         self._seen = False
         self._words = "GPU not tried: cores were not what the run waited for"
@@ -61,19 +64,63 @@ class GpuTrial:
     ) -> tuple[int, Buffer | None]:
         """A chunk's encoding and its stream, None where nothing is gained. ``wanted``: a faster
         encoder would help the run."""
-        gpu = self._gpu
-        if gpu is not None and gpu.takes(len(plain)):
+        gpu = self._gpu_for(len(plain))
+        if gpu is not None:
             try:
-                return RANS.code, gpu.encode(plain, runs)
+                return RANS.code, on_gpu.encode_chunk(gpu, plain, runs)
             except Exception as error:  # noqa: BLE001  whatever it was, the CPU does it as well
                 self.give_up(error)
         started = time.thread_time()
         stream = PLANES.encode(plain, runs)
         cpu_s = time.thread_time() - started
         self._seen = True
-        if wanted and self._thread is None and stream is not None and len(plain) >= _CHUNK_LEAST:
-            self._collect(_Sample(bytes(plain), tuple(runs), cpu_s))
+        if wanted and stream is not None and self._samples_wanted(len(plain)):
+            kept, layout = bytes(plain), tuple(runs)
+            self._collect(
+                _Sample(
+                    len(kept),
+                    cpu_s,
+                    lambda gpu: on_gpu.encode_chunk(gpu, kept, layout),
+                    lambda made: made is not None and RANS.decode(made, len(kept)) == kept,
+                )
+            )
         return PLANES.code, stream
+
+    def decode(
+        self, stored: Buffer, plain_bytes: int, is_right: Callable[[Buffer], bool]
+    ) -> Buffer:
+        """The plain bytes of a chunk in ``rans``; raises SnapshotDamaged if ``is_right`` does not
+        say so of what the CPU decodes. What the GPU decodes wrongly, the CPU decodes again."""
+        gpu, made_wrong = self._gpu_for(plain_bytes), False
+        if gpu is not None:
+            try:
+                plain = on_gpu.decode_chunk(gpu, stored, plain_bytes)
+                if is_right(plain):
+                    return plain
+                made_wrong = True
+            except SnapshotDamaged:
+                made_wrong = True  # unless the CPU finds it damaged too
+            except Exception as error:  # noqa: BLE001  as above
+                self.give_up(error)
+        started = time.thread_time()
+        plain = RANS.decode(stored, plain_bytes)
+        cpu_s = time.thread_time() - started
+        self._seen = True
+        if not is_right(plain):
+            raise SnapshotDamaged("its content does not match its hash")
+        if made_wrong:
+            self.give_up(GpuError("what it decoded was wrong"))
+        if self._samples_wanted(plain_bytes):
+            kept = bytes(stored)
+            self._collect(
+                _Sample(
+                    plain_bytes,
+                    cpu_s,
+                    lambda gpu: on_gpu.decode_chunk(gpu, kept, plain_bytes),
+                    lambda made: made == plain,
+                )
+            )
+        return plain
 
     def give_up(self, error: Exception) -> None:
         """Use the GPU no more in this run. Idempotent."""
@@ -89,7 +136,7 @@ class GpuTrial:
         return self._words if self._seen else ""
 
     def close(self) -> None:
-        """Give the GPU back. Chunks may still come, and are encoded on the CPU. Idempotent."""
+        """Give the GPU back. Chunks may still come, and are coded on the CPU. Idempotent."""
         with self._lock:
             self._closed = True
             gpu, self._gpu = self._gpu, None
@@ -97,13 +144,19 @@ class GpuTrial:
         if gpu is not None:
             gpu.close()
         if thread is not None:
-            thread.join(CLOSE_S)
+            thread.join()
 
     def settle(self, timeout_s: float) -> None:
         """Wait until a trial that has begun has decided."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout_s)
+
+    def _gpu_for(self, plain_bytes: int) -> Gpu | None:
+        return self._gpu if plain_bytes <= CHUNK_MAX else None
+
+    def _samples_wanted(self, plain_bytes: int) -> bool:
+        return self._thread is None and _CHUNK_LEAST <= plain_bytes <= CHUNK_MAX
 
     def _collect(self, sample: _Sample) -> None:
         with self._lock:
@@ -125,9 +178,9 @@ class GpuTrial:
 
     def _try(self) -> None:
         samples, self._samples = self._samples, []
-        gpu: GpuEncoder | None = None
+        gpu: Gpu | None = None
         try:
-            gpu = self._open_gpu()
+            gpu = self._open_gpu(lambda: self._closed)
             rate = self._measure(gpu, samples)
             of_cores = self._cores * _bytes(samples) / max(1e-9, sum(one.cpu_s for one in samples))
         except Exception as error:  # noqa: BLE001  the thread's border: all becomes words
@@ -147,23 +200,23 @@ class GpuTrial:
         if gpu is not None:
             gpu.close()
 
-    def _measure(self, gpu: GpuEncoder, samples: Sequence[_Sample]) -> float:
+    def _measure(self, gpu: Gpu, samples: Sequence[_Sample]) -> float:
         """Plain bytes per second of wall time, copies and all, after a round that warms up."""
         seconds: list[float] = []
         with ThreadPoolExecutor(len(samples)) as threads:
-            for number in range(ROUNDS + 1):
+            for _ in range(ROUNDS + 1):
                 if self._closed:
                     raise GpuError("the run ended while it was measured")
                 started = time.perf_counter()
-                streams = list(threads.map(lambda one: gpu.encode(one.plain, one.runs), samples))
-                if number:
+                try:
+                    made = list(threads.map(lambda one: one.work(gpu), samples))
                     seconds.append(time.perf_counter() - started)
-                    continue
-                for stream, sample in zip(streams, samples, strict=True):
-                    size = len(sample.plain)
-                    if stream is None or RANS.decode(memoryview(stream), size) != sample.plain:
-                        raise GpuError("what it encodes does not come back")
-        return _bytes(samples) / statistics.median(seconds)
+                    right = all(one.is_right(m) for one, m in zip(samples, made, strict=True))
+                except SnapshotDamaged:
+                    right = False
+                if not right:
+                    raise GpuError("what it makes is wrong")
+        return _bytes(samples) / statistics.median(seconds[1:])
 
     def _decide(self, words: str) -> None:
         self._words = words
@@ -171,7 +224,7 @@ class GpuTrial:
 
 
 def _bytes(samples: Sequence[_Sample]) -> int:
-    return sum(len(sample.plain) for sample in samples)
+    return sum(sample.plain_bytes for sample in samples)
 
 
 def _told(error: Exception) -> str:

@@ -6,13 +6,13 @@ from typing import Generic
 
 import msgspec
 
-from torpor.shared.values import Grant, ObjectKey, SnapshotId
+from torpor.shared.values import GpuUse, Grant, ObjectKey, SnapshotId
 from torpor.shared.wire.request import A, BeginsRun, Nothing, OfRun
 
 
 class OfSnapshot(BeginsRun[A], Generic[A], frozen=True):
-    """Begins a run that brings a snapshot, or some of it, onto this machine. ``root`` and ``key``
-    (the workspace key) in hex."""
+    """Begins a run that brings a snapshot, or some of it, onto this machine. ``root`` and the
+    workspace key ``key`` in hex."""
 
     snapshot: SnapshotId
     root: str
@@ -31,10 +31,10 @@ class RestorePart(msgspec.Struct, frozen=True):
 
 
 class RestorePlan(msgspec.Struct, frozen=True):
-    """What to fetch.
+    """What has to be fetched.
 
-    ``complete``: an earlier run restored and compared everything; nothing is left to do, and
-    nothing may be written.
+    ``complete``: an earlier run restored and compared everything; there is nothing left to do, and
+    nothing may be written any more.
     """
 
     complete: bool
@@ -54,6 +54,7 @@ class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
     max_parts: int
     part_bytes: int
     resume: bool = False
+    gpu: GpuUse | None = None
 
 
 class BeginPath(OfSnapshot[RestorePlan], frozen=True):
@@ -70,7 +71,7 @@ class BeginPath(OfSnapshot[RestorePlan], frozen=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """Where this machine serves packs; ``url`` is the first part of every path: a token."""
+    """Where this machine passes packs on; ``url`` is the first part of every path: a token."""
 
     port: int
     url: str
@@ -91,8 +92,8 @@ class ServePacks(OfRun[Served], frozen=True):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """Where another machine serves packs. ``url`` ends with a slash and holds a token; below
-    ``floor_bytes_s`` the store is faster."""
+    """Where another machine passes packs on. ``url`` ends with a slash and holds a token; below
+    ``floor_bytes_s`` the store is the faster one."""
 
     url: str
     certificate: str
@@ -121,21 +122,23 @@ class FetchPart(OfRun[RestoredPart], frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """What was restored, and warnings about what could not be restored as it was."""
+    """What is on the disk, and what could not be restored as it was. ``decoding``: whether the GPU
+    decoded chunks and why, in words; empty if it was not asked for."""
 
     files: int
     bytes: int
     warnings: list[str]
+    decoding: str = ""
 
 
 class FinishRestore(OfRun[Finished], frozen=True):
-    """Set attributes, links and directories, once every part is there."""
+    """Attributes, links and directories, once every part is there."""
 
     op = "restore.finish"
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The differences between disk and snapshot: the first few names, and the count."""
+    """What differs between the disk and the snapshot; names are the first few."""
 
     differences: list[str]
     difference_count: int

@@ -9,7 +9,7 @@ from torpor.shared.wire.request import BeginsRun, Nothing, OfRun
 
 
 class KnownSnapshot(msgspec.Struct, frozen=True):
-    """An earlier snapshot of the workspace: its root hash (hex), and a grant for its manifest."""
+    """An earlier snapshot of the workspace: its root hash (hex), and leave to read its manifest."""
 
     root: str
     bytes: int
@@ -50,7 +50,7 @@ class PartPlan(msgspec.Struct, frozen=True):
 
 
 class Scanned(msgspec.Struct, frozen=True):
-    """The result of a walk; ``read_files``: how many files are new since the last pass."""
+    """One walk of the workspace; ``read_files``: those that are new since the last pass."""
 
     skipped: int
     read_files: int
@@ -60,8 +60,8 @@ class Scanned(msgspec.Struct, frozen=True):
 
 
 class Scan(OfRun[Scanned], frozen=True):
-    """Walk the workspace and plan what to read. ``resumed``: the resumable packs that the store
-    still has; ``lost``: packs that are gone from the store."""
+    """Walk the workspace and plan what has to be read. ``resumed``: those of the resumable packs
+    that the store still has; ``lost``: packs that are gone from the store."""
 
     op = "snapshot.scan"
     number: int = msgspec.field(name="pass")
@@ -73,7 +73,7 @@ class Scan(OfRun[Scanned], frozen=True):
 
 
 class PartReport(msgspec.Struct, frozen=True):
-    """Bytes of the chunks that the store did not have: plain, and stored."""
+    """Of chunks that the store did not have: their bytes, and what those became."""
 
     new_bytes: int
     stored_bytes: int
@@ -95,7 +95,7 @@ class Quiesced(msgspec.Struct, frozen=True):
 
 
 class Quiesce(OfRun[Quiesced], frozen=True):
-    """Run the user's hook; HookFailed unless it exits with 0."""
+    """Run the user's hook; HookFailed when it does not exit with 0."""
 
     op = "snapshot.hook"
     argv: list[str]
@@ -107,7 +107,7 @@ class Packs(msgspec.Struct, frozen=True):
 
 
 class ListPacks(OfRun[Packs], frozen=True):
-    """List every pack that the manifest will name."""
+    """Every pack that the manifest will name."""
 
     op = "snapshot.packs"
 
@@ -138,20 +138,20 @@ class Commit(OfRun[Committed], frozen=True):
 
 
 class Reread(msgspec.Struct, frozen=True):
-    """``wrong``: packs that differ from what was written."""
+    """``wrong``: packs that are not as they were written."""
 
     wrong: list[ObjectKey]
 
 
 class RereadPacks(OfRun[Reread], frozen=True):
-    """Read whole packs back, if the store shows no MD5."""
+    """Read packs back whole, where the store shows no MD5."""
 
     op = "snapshot.reread"
     packs: list[Grant]
 
 
 class Confirmed(msgspec.Struct, frozen=True):
-    """How the machine's disk differs from the committed snapshot, by a new walk."""
+    """What a fresh walk of the machine's disk found against the committed snapshot."""
 
     unaccepted_count: int
     unaccepted: list[str]
