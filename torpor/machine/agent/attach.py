@@ -52,7 +52,7 @@ def _connect_or_start(home: Path, agent: str, start: list[str]) -> tuple[socket.
 
 
 def _connect() -> tuple[socket.socket, bytes] | None:
-    """A connection and the hello line, or None where no agent answers."""
+    """A connection and the hello line, or None if no agent answers."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     peer.settimeout(START_S)
     try:
@@ -74,7 +74,7 @@ def _connect() -> tuple[socket.socket, bytes] | None:
 
 
 def _dismiss(home: Path, peer: socket.socket, hello: bytes) -> None:
-    """Tell an agent of another version to leave; MachineUnfit where a run of it is active."""
+    """Ask an agent of another version to leave; MachineUnfit while it has an active run."""
     with peer:
         if _facts(hello).get("busy"):
             raise MachineUnfit(
@@ -86,7 +86,7 @@ def _dismiss(home: Path, peer: socket.socket, hello: bytes) -> None:
         try:
             while peer.recv(_HELLO_BYTES):
                 pass
-        except OSError:  # it takes its time: _await_gone decides
+        except OSError:  # it is slow: _await_gone decides
             return
 
 
@@ -147,7 +147,7 @@ def _pump_in(peer: socket.socket) -> None:
     try:
         while data := os.read(0, _PUMP_BYTES):
             peer.sendall(data)
-    except OSError:  # either side is gone, and the other pump sees it
+    except OSError:  # one side is gone; the other pump notices
         pass
     try:
         peer.shutdown(socket.SHUT_RDWR)

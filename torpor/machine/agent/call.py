@@ -1,4 +1,4 @@
-"""How the agent serves a request: what a handler knows of it, and which handler serves which."""
+"""How the agent serves a request: what a handler gets, and the table of handlers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Q = TypeVar("Q", bound=Request[Any])
 
 
 class Call:
-    """What a handler knows of the request that it serves. Every method is thread-safe."""
+    """The request that a handler serves. Every method is thread-safe."""
 
     def __init__(self, request_id: str, home: Path, send: Callable[[Event], None]) -> None:
         self.request_id = request_id
@@ -30,8 +30,8 @@ class Call:
         self._emitted_at = -1.0
 
     def emit(self, event: Event) -> None:
-        """Report progress. At most EVENTS_PER_S a second go out; the others are dropped, and
-        none ever waits for a reader."""
+        """Report progress. Sends at most EVENTS_PER_S a second, drops the others, and never waits
+        for a reader."""
         now = time.monotonic()
         with self._lock:
             if self._emitted_at >= 0 and now - self._emitted_at < 1 / EVENTS_PER_S:
@@ -76,7 +76,7 @@ class Operations:
 
 
 class Runs(Protocol):
-    """The runs that this agent holds, as the daemon needs to know of them. Thread-safe."""
+    """What the daemon needs to know about the agent's runs. Thread-safe."""
 
     def active(self) -> bool:
         """Whether a run holds a workspace now."""

@@ -13,7 +13,7 @@ from torpor.shared.values import KIB, MIB
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, SILENCE_S
 
 MAX_WAITING_EVENTS: Final = 256
-MAX_WAITING_BYTES: Final = 64 * MIB  # of answers; a reader that is further behind is let go
+MAX_WAITING_BYTES: Final = 64 * MIB  # of answers; a reader that is further behind is disconnected
 _READ_BYTES: Final = 256 * KIB
 
 
@@ -88,7 +88,7 @@ class Connection:
             )
 
     def close(self) -> None:
-        """Let the peer go. Idempotent; safe from every thread, the writer's too."""
+        """Disconnect the peer. Idempotent; safe from every thread, also the writer's."""
         with self._wake:
             if self._closed:
                 return
@@ -98,7 +98,7 @@ class Connection:
             self._wake.notify_all()
         try:
             self._peer.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the peer was quicker
+        except OSError:  # the peer has closed it
             return
 
     def release(self) -> None:

@@ -84,7 +84,7 @@ class Daemon:
             self._leave(listener)
 
     def stop(self) -> None:
-        """Leave now, from a signal handler: runs end, answers that are there go out."""
+        """Leave now, from a signal handler: end the runs, send the answers that are ready."""
         self._stopping = True
 
     # -- connections
@@ -94,7 +94,7 @@ class Daemon:
             peer, _ = listener.accept()
         except BlockingIOError:  # it went away again
             return
-        except OSError as error:  # no file descriptor or memory left: serve those that are here
+        except OSError as error:  # no file descriptor or memory left: serve the open connections
             self._log.write(f"a connection could not be accepted: {error}")
             time.sleep(self._patience.tick_s)
             return
@@ -176,7 +176,7 @@ class Daemon:
             threading.Thread(
                 target=self._serve, args=(request, served), name=f"agent-{request.op}", daemon=True
             ).start()
-        except RuntimeError as error:  # the system gives no more threads
+        except RuntimeError as error:  # the system starts no more threads
             self._finish(served, _failure(request.id, self._translate(request, error)))
 
     def _serve(self, request: Envelope, served: _Served) -> None:

@@ -25,7 +25,7 @@ _MOST_PACKAGES: Final = 20_000
 
 @functools.cache
 def record_environment() -> dict[str, Any]:
-    """Image, system, driver, CUDA, packages, GPUs; read once an agent's life."""
+    """Image, system, driver, CUDA, packages, GPUs; read once by each agent."""
     return {
         "os": _os_release(),
         "kernel": platform.release(),
@@ -50,7 +50,7 @@ def _os_release() -> str:
 
 
 def _image() -> str | None:
-    """The container image, where the provider says so."""
+    """The container image, if the provider states it."""
     return os.environ.get("RUNPOD_IMAGE_NAME") or os.environ.get("VAST_IMAGE") or None
 
 
@@ -84,7 +84,7 @@ def _gpus() -> list[str]:
 
 
 def _python_packages() -> dict[str, str]:
-    """What the machine's own Python has, not what the agent brought along."""
+    """The packages of the machine's own Python, without those of the agent."""
     bundle = os.path.realpath(sys.path[0])
     places = [p for p in sys.path if p and os.path.realpath(p) != bundle]
     found: dict[str, str] = {}

@@ -21,7 +21,7 @@ _MOST_STORED: Final = MAX_CHUNK_BYTES + MIB
 
 
 def examine(request: ExaminePacks, call: Call, runs: RunRegistry) -> Examined:
-    """Read every pack and say what is wrong with each; see pipeline/examine.py."""
+    """Read every pack; return the fault of each (pipeline/examine.py)."""
     seal = seal_of(request.key)
     works = [(pack, [_chunk(pack, one) for one in pack.chunks]) for pack in request.packs]
     connections = Connections(timeout_s=60.0)
@@ -44,13 +44,13 @@ def examine(request: ExaminePacks, call: Call, runs: RunRegistry) -> Examined:
 
 
 def _not_of_corrupt_objects(error: StoreError, _: float) -> None:
-    """An object that is shorter than it was stays so: that is what is to be found out."""
+    """Do not fetch a shortened object again: its length is the finding."""
     if isinstance(error, StoreCorrupt):
         raise error
 
 
 def _chunk(pack: PackToExamine, asked: PackChunk) -> Chunk:
-    """Whoever reads a request believes nothing of it that costs memory."""
+    """Check every size in the request before it costs memory."""
     pack_id_of(pack.grant.key)
     fits = 0 <= asked.plain <= MAX_CHUNK_BYTES and 0 < asked.stored <= _MOST_STORED
     if not fits or asked.offset < 0 or asked.offset + asked.stored > pack.bytes:

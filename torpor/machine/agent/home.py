@@ -21,7 +21,7 @@ BUNDLES: Final = "bundles"
 
 
 def enter_home(home: Path) -> Path:
-    """Make ``home`` where it is missing, check that it is ours and private, and chdir to it.
+    """Make ``home`` if it is missing, check that it is ours and private, and chdir to it.
 
     Returns its absolute path. A folder with something in it and without our marker is refused.
     """
@@ -47,7 +47,7 @@ def enter_home(home: Path) -> Path:
 
 @contextmanager
 def start_lock(home: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the right to start an agent here; AgentLost when another keeps it for too long."""
+    """Hold the lock to start an agent here; AgentLost if another process holds it for too long."""
     fd = os.open(home / START_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         give_up = time.monotonic() + timeout_s
@@ -61,9 +61,9 @@ def start_lock(home: Path, timeout_s: float) -> Iterator[None]:
 
 
 def hold_life_lock(home: Path) -> int | None:
-    """Become the agent of ``home`` for as long as this process lives; None: there is one.
+    """Become the agent of ``home`` until this process ends; None if there is one already.
 
-    The lock goes with the process, so nothing stale is left by a kill.
+    The lock ends with the process, so a kill leaves no stale lock.
     """
     fd = os.open(home / LIFE_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not try_lock(fd):
@@ -75,7 +75,7 @@ def hold_life_lock(home: Path) -> int | None:
 
 
 def agent_alive(home: Path) -> bool:
-    """Whether an agent's process lives, even where its socket does not answer."""
+    """Whether an agent's process lives, even if its socket does not answer."""
     try:
         fd = os.open(home / LIFE_LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

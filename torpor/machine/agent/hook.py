@@ -1,4 +1,4 @@
-"""A command of the user's, run on the machine within a run."""
+"""Run a command of the user on the machine, within a run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _POLL_S: Final = 0.2
 
 
 def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> Quiesced:
-    """Run the quiesce hook and wait for it; what it leaves in the background may go on.
+    """Run the quiesce hook, wait for it, and return the end of its output. Processes that it
+    leaves in the background go on.
 
-    The end of what it said. HookFailed where it cannot start,
-    fails or takes too long; one that takes too long, or that runs when ``check`` raises, is ended
-    with its whole process group.
+    HookFailed if it cannot start, fails or takes too long. If it takes too long, or ``check``
+    raises, its whole process group is ended.
     """
     if not argv:
         raise InvalidInput("the quiesce hook is an empty list: give a program and its arguments")
@@ -100,7 +100,7 @@ def _with_room(folder: str | None) -> IO[bytes]:
 
 
 class _Words:
-    """The end of what others append to a file. While they are waited for, the rest is dropped."""
+    """The end of a file to which others append. ``trim`` drops the rest while they run."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._fd = file.fileno()

@@ -1,7 +1,7 @@
-"""Packs, as far as they were fetched and verified, kept on disk to be passed on to other machines.
+"""Fetched and verified chunks of packs, kept on disk to pass on to other machines.
 
 A file for each pack, in a folder of the workspace's state, every chunk at its own offset. Bounded,
-and removed when the run ends. What is kept is as it is in the store: sealed where that is sealed.
+and removed when the run ends. Chunks are kept as they are stored: sealed if they are sealed there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run knows of the workspace's files and of the chunks that the store has."""
+"""The workspace's files and the chunks in the store, as far as a run knows them."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class KnownFiles:
         self._resumable = {}
 
     def lose(self, packs: Sequence[ObjectKey]) -> None:
-        """Forget what lay in these packs, and files whose chunks never reached the store: they are
-        read again."""
+        """Forget the chunks in these packs, and files whose chunks never reached the store, so that
+        they are read again."""
         if packs:
             self.table.lose({pack_id_of(key) for key in packs})
             paths = {(root, path) for root, held in enumerate(self.held) for path in held}
@@ -65,17 +65,17 @@ class KnownFiles:
                 del self.held[root][path]
 
     def saw(self, seen: Walk) -> None:
-        """A walk has ended; what it leaves unread is read now."""
+        """A walk has ended; its unread files are read next."""
         self.held = seen.held
         self._fresh.update((u.entry.root, u.entry.path) for u in seen.unread)
 
     def learn(self, seal: Seal, transfer: Transfer) -> None:
-        """Read the workspace's earlier manifests, once a run: what they hold is not stored."""
+        """Read the workspace's earlier manifests, once a run: their chunks are not stored again."""
         for known in self._snapshots:
             try:
                 blob = next(transfer.get_ranges(known.grant, [Range(0, known.bytes)]))
             except StoreMissing:
-                continue  # deleted since the run began: what it held is stored again
+                continue  # deleted since the run began: its chunks are stored again
             manifest, root = decode_manifest(bytes(blob), seal, known.grant.key)
             if root.hex() != known.root:
                 raise SnapshotDamaged(
@@ -98,9 +98,9 @@ class KnownFiles:
     def entries(
         self, seen: Walk, gone: Container[tuple[int, bytes]]
     ) -> tuple[list[Entry], list[Signature | None]]:
-        """What a walk saw, with the content that was read since; ``gone`` files are left out.
+        """The entries of a walk, with the content that was read since, without ``gone`` files.
 
-        AgentLost where a file was not read: make another pass.
+        AgentLost if a file was not read: make another pass.
         """
         if not seen.unread:
             return seen.entries, seen.signatures

@@ -1,4 +1,4 @@
-"""The agent's log: bounded on disk, and without the secrets of the requests it is about."""
+"""The agent's log: bounded on disk, without secrets of requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torpor.shared.values import KIB, MIB
 
 LOG_FILE: Final = "agent.log"
 MAX_LOG_BYTES: Final = 1 * MIB
-KEPT_BYTES: Final = 256 * KIB  # what stays of a log that has grown to its bound
+KEPT_BYTES: Final = 256 * KIB  # what remains when a full log is cut
 _HIDDEN: Final = "[hidden]"
 _QUERY: Final = re.compile(r"(https?://[^\s\"'?]*)\?[^\s\"']+")
 _SIGNED: Final = re.compile(r"(?i)(x-amz-(?:signature|credential|security-token)=)[^\s&\"']+")
@@ -34,7 +34,7 @@ class Log:
         with self._lock:
             try:
                 self._append(data)
-            except OSError:  # a full disk: the request's own answer says so
+            except OSError:  # a full disk: the request's own answer reports it
                 return
 
     def _append(self, data: bytes) -> None:

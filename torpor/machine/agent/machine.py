@@ -1,4 +1,4 @@
-"""What the agent says of the machine that it runs on."""
+"""What the agent reports about its machine."""
 
 from __future__ import annotations
 

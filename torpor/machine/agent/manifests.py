@@ -16,7 +16,7 @@ def read_wanted(
     wanted: OfSnapshot[Any], seal: Seal, transfer: Transfer
 ) -> tuple[bytes, bytes, Manifest]:
     """The object's bytes, the root hash and the manifest in it, checked whole; SnapshotDamaged
-    when it is not the one that the control side read."""
+    if it is not the one that the control side read."""
     what = f"snapshot {wanted.snapshot}"
     whole = [Range(0, wanted.manifest_bytes)]
     blob = bytes(next(transfer.get_ranges(wanted.grant, whole)))

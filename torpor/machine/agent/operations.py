@@ -58,7 +58,7 @@ R = TypeVar("R", bound=AgentRun)
 
 
 def operations(runs: RunRegistry) -> Operations:
-    """Everything that an agent does, but for leaving; over ``runs``."""
+    """Every operation of the agent except ``bye`` and ``forget``, over ``runs``."""
     table = Operations()
     table.add(MakeContent, _make_content)
     table.add(RemoveContent, _remove_content)
@@ -96,14 +96,14 @@ def operations(runs: RunRegistry) -> Operations:
 
 
 class _Serving(Generic[R]):
-    """What else may happen in a run of one kind while a request of it is served."""
+    """Handlers for runs of one kind. Each method says what else may run at the same time."""
 
     def __init__(self, runs: RunRegistry, kind: type[R]) -> None:
         self._runs = runs
         self._kind = kind
 
     def begins(self, method: Callable[[R, B, Call], A]) -> Callable[[B, Call], A]:
-        """Begin the run; where that fails, so does the run."""
+        """Begin the run; if that fails, end it."""
 
         def handler(request: B, call: Call) -> A:
             run = self._runs.add(self._kind, request.run, request.workspace)

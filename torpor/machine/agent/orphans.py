@@ -1,4 +1,4 @@
-"""Which runs have lost the control side that they belong to."""
+"""Find runs that have lost their control side."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Hashable
 class Orphans:
     """A run belongs to the connections whose requests named it. Its owner calls under one lock.
 
-    Somebody else's connection keeps no run alive: a second control side that waits for the
-    workspace would otherwise wait for ever for one that was killed.
+    Another connection does not keep a run alive: a second control side that waits for the
+    workspace would otherwise wait for a killed one for ever.
     """
 
     def __init__(self) -> None:

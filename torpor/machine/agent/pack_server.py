@@ -36,8 +36,8 @@ _RANGE: Final = re.compile(r"bytes=(\d{1,15})-(\d{1,15})")
 
 
 class PackServer:
-    """Serves from its making until ``close``. ``port``, ``token`` and ``certificate`` (PEM) are
-    what another machine needs to know."""
+    """Serves from its creation until ``close``. Another machine needs ``port``, ``token`` and
+    ``certificate`` (PEM)."""
 
     def __init__(self, kept: KeptPacks, host: str, folder: Path) -> None:
         self.token = secrets.token_hex(32)
@@ -50,7 +50,7 @@ class PackServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop accepting, and end what is being sent."""
+        """Stop accepting, and close the open connections."""
         self._server.shutdown()
         self._server.server_close()
         self._server.drop_all()
@@ -84,13 +84,13 @@ class _Server(ThreadingHTTPServer):
             super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """The handshake is done here, in the connection's own thread: it may take its time."""
+        """Do the handshake in the connection's own thread, because it may be slow."""
         try:
             request.settimeout(IDLE_S)
             request = self._secured(request)
             request.do_handshake()
             self.finish_request(request, client_address)
-        except OSError:  # it hung up, or is no client of ours
+        except OSError:  # it disconnected, or is not our client
             pass
         finally:
             self.shutdown_request(request)
@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet: a path holds the token."""
+        """Log nothing: a path holds the token."""
 
     def do_GET(self) -> None:
         path, wanted = _PATH.fullmatch(self.path), _RANGE.fullmatch(self.headers.get("Range", ""))
@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def trusting(certificate: str) -> ssl.SSLContext:
-    """TLS to the one server that has this certificate, wherever it says that it is."""
+    """TLS to the one server that has this certificate, whatever its name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the certificate itself is the identity
@@ -183,8 +183,8 @@ def trusting(certificate: str) -> ssl.SSLContext:
 
 
 def _bound(host: str) -> tuple[str, int]:
-    """Loopback where that is how the machine is reached; else every interface, for the address by
-    which others know a machine is often not one that it has."""
+    """Loopback if the machine is reached there; otherwise every interface, because a machine often
+    does not have the address at which others reach it."""
     if host == "localhost":
         return "127.0.0.1", 0
     try:

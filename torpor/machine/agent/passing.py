@@ -1,4 +1,4 @@
-"""Another machine as one more source of packs: asked first, believed never, left at once."""
+"""Another machine as a source of packs: asked first, never trusted, left at the first fault."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from torpor.shared.values import Grant, ObjectKey
 from torpor.shared.wire.restore import Peer
 
 PEER_S: Final = 5.0
-"""A peer that says nothing for so long is left; a request may be that late at its floor rate."""
+"""A peer that is silent for this long is left. At the floor rate a request may be this late."""
 MOST_PEERS: Final = 64
 
 
 class Passing:
-    """This machine's part in passing packs on, for one run: what it keeps, the server that gives
-    it away, and connections to other machines. Thread-safe.
+    """This machine's part in passing packs on, for one run: the packs it keeps, the server that
+    serves them, and connections to other machines. Thread-safe.
 
-    ``folder`` is the workspace's state, which the run holds: what an agent that was killed kept
-    there is removed.
+    ``folder`` is the workspace's state, which the run holds. What a killed agent kept there is
+    removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,7 +57,7 @@ class Passing:
             self._kept.keep(pack, offset, stored)
 
     def holds(self, pack: bytes, offsets: Sequence[int]) -> bool:
-        """Whether all of those chunks may be asked for here."""
+        """Whether this machine has all of those chunks to pass on."""
         kept = self._kept
         return kept is not None and all(kept.holds(pack, offset) for offset in offsets)
 
@@ -72,7 +72,7 @@ class Passing:
             return found
 
     def close(self) -> None:
-        """Pass nothing on, and delete what was kept. Idempotent."""
+        """Stop passing packs on, and delete what was kept. Idempotent."""
         with self._lock:
             self._closed = True
             server, self._server = self._server, None
@@ -89,7 +89,7 @@ class Passing:
 class PeerFirst:
     """Fetches as ``Transfer.get_ranges`` does: from the peer once, then from the store.
 
-    A range that is asked for again did not match its hash: the peer is not asked any more.
+    A range that is asked for again did not match its hash, so the peer is not used any more.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class PeerFirst:
                         if self._peer is None:
                             break
             except StoreError:
-                self._peer = None  # dead, slow, or it has not what it was said to have
+                self._peer = None  # dead, slow, or without the pack
         if done < len(ranges):
             yield from self._store.get_ranges(grant, ranges[done:])
 

@@ -46,11 +46,11 @@ from torpor.shared.wire.restore import (
 
 SHOWN: Final = 20
 _SPARE_BYTES: Final = 64 * MIB
-"""Left free beyond the content: directories, metadata, the agent's own files."""
+"""Bytes left free beyond the content: for directories, metadata, the agent's own files."""
 
 
 class RestoreRun(AgentRun):
-    """One snapshot being written to this machine."""
+    """A run that writes one snapshot to this machine."""
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         super().__init__(home, run, workspace)
@@ -61,7 +61,7 @@ class RestoreRun(AgentRun):
         self._gpu: GpuTrial | None = None
 
     def begin(self, request: BeginRestore, call: Call) -> RestorePlan:
-        """Read and check the manifest, look at the targets, plan what to fetch. Once a run.
+        """Read and check the manifest, check the targets, plan what to fetch. Once a run.
 
         ``resume``: this goes on with a restore that another run, or another agent, began; it may
         have been complete.
@@ -83,7 +83,7 @@ class RestoreRun(AgentRun):
         self._journal = RestoreJournal(self.state.restore_journal, identity)
         done = self._journal.done()
         if done is not None and not any(map(_holds_something, self._targets)):
-            self._journal.clear()  # what it says was written has been removed since
+            self._journal.clear()  # stale journal: the files were removed
             done = None
         mirrored = self.state.mirrored(self._real_targets())
         if (
@@ -150,7 +150,7 @@ class RestoreRun(AgentRun):
         return self._finish()
 
     def _finish(self) -> Finished:
-        """Attributes, links and directories; every chunk must be there. Once a run."""
+        """Set attributes, links and directories; every chunk must be there. Once a run."""
         if self._finished is not None:
             return self._finished
         missing = [n for n, uses in enumerate(self._plan.uses) if uses and n not in self._done]
@@ -189,7 +189,7 @@ class RestoreRun(AgentRun):
             check=lambda: self.check(call),
         )
         if result.differences:
-            self._journal.restart()  # what it says is not what is there: fetch it all again
+            self._journal.restart()  # the journal is wrong: fetch everything again
         else:
             self.state.save_index(self._blob, self._root, self._real_targets(), result.signatures)
             self._journal.clear()
@@ -218,7 +218,7 @@ class RestoreRun(AgentRun):
         )
 
     def _lacking_bytes(self) -> int:
-        """Plain bytes that are still to be written."""
+        """Plain bytes that are not written yet."""
         if self._whole:
             return 0
         total = sum(_data_bytes(e) for e in self._manifest.entries if e.kind == FILE)

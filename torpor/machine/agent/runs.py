@@ -31,7 +31,7 @@ _POLL_S: Final = 0.2
 
 
 class AgentRun:
-    """One snapshot or restore of a workspace, from its begin to its end. Holds the workspace."""
+    """One snapshot, restore or sync of a workspace, from begin to end. Holds the workspace."""
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         self.home = home
@@ -41,14 +41,14 @@ class AgentRun:
         self.state.lock(workspace)
         self.connections = Connections(timeout_s=60.0)
         self.beginning = threading.Lock()
-        """Held by what is done once a run: several requests may find at once that it must."""
+        """Held for work that is done once a run, which several requests may want at once."""
         self._lock = threading.Lock()
         self._calls = self._writing = 0
         self._ended: str | None = None
 
     @contextmanager
     def serving(self, call: Call) -> Iterator[None]:
-        """Count a request in, so that the workspace is only given back after the last one."""
+        """Count this request, so that the workspace is given back only after the last one."""
         with self._lock:
             if self._ended is not None:
                 raise RunCancelled(f"run {self.id} has ended: {self._ended}")
@@ -64,7 +64,7 @@ class AgentRun:
 
     @contextmanager
     def starting(self, call: Call) -> Iterator[None]:
-        """Serve the request that begins the run, one at a time; where it fails, so does the run."""
+        """Serve a request that begins the run, one at a time; if it fails, end the run."""
         with self.serving(call), self.beginning:
             try:
                 yield
@@ -103,7 +103,7 @@ class AgentRun:
             yield
 
     def check(self, call: Call) -> None:
-        """Raise RunCancelled when the request or the run is to end."""
+        """Raise RunCancelled if the request or the run was asked to end."""
         call.check()
         if self._ended is not None:
             raise RunCancelled(f"run {self.id} has ended: {self._ended}")
@@ -153,7 +153,7 @@ def coding_cores() -> int:
 
 
 def seal_of(key: str | None) -> Seal:
-    """By the workspace key (hex), or none where the store has no key."""
+    """The seal of the workspace key (hex), or of none."""
     return Seal(None if key is None else bytes.fromhex(key))
 
 
@@ -170,7 +170,7 @@ class RunRegistry:
         self._workers = threading.BoundedSemaphore(WORKERS)
 
     def add(self, kind: type[R], run: str, workspace: WorkspaceName) -> R:
-        """The run of that id, begun or new. WorkspaceBusy while another one is active."""
+        """The run of that id, which may be new. WorkspaceBusy while another run is active."""
         with self._lock:
             self._runs = {i: r for i, r in self._runs.items() if not r.ended}
             held = self._runs.get(run)
@@ -187,7 +187,7 @@ class RunRegistry:
             return fresh
 
     def get(self, kind: type[R], run: str) -> R:
-        """The active run; AgentLost when this agent does not hold it (begin it again)."""
+        """The active run; AgentLost if this agent does not hold it (begin it again)."""
         with self._lock:
             held = self._runs.get(run)
         if not isinstance(held, kind) or held.ended:

@@ -70,11 +70,11 @@ from torpor.shared.wire.snapshot import (
 )
 
 SHOWN: Final = 20
-"""How many names a result spells out; the count is always whole."""
+"""The most names in a result. Counts are always complete."""
 
 
 class _Begun(NamedTuple):
-    """What the request that began the run said and found."""
+    """The request that began the run, and what it found."""
 
     answer: SnapshotBegun
     roots: list[bytes]
@@ -86,7 +86,7 @@ class _Begun(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """The last walk of the workspace, and what has to be read after it."""
+    """The last walk of the workspace, and what to read after it."""
 
     number: int
     seen: Walk
@@ -105,8 +105,8 @@ class _Written(NamedTuple):
 
 
 class SnapshotRun(AgentRun):
-    """One snapshot being made: begun, scanned in passes, and committed. Requests of one run come
-    one after the other, but for parts."""
+    """A run that makes one snapshot: begun, scanned in passes, and committed. Its requests come one
+    at a time, except parts."""
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         super().__init__(home, run, workspace)
@@ -121,7 +121,7 @@ class SnapshotRun(AgentRun):
         self._written: _Written | None = None
 
     def begin(self, request: BeginSnapshot, call: Call) -> SnapshotBegun:
-        """Resolve the roots and take up what earlier runs left. Once a run."""
+        """Resolve the roots, and use what earlier runs stored. Once a run."""
         if self._begun is not None:
             return self._begun.answer
         if self.state.restore_journal.exists():
@@ -151,7 +151,7 @@ class SnapshotRun(AgentRun):
         return self._begun.answer
 
     def scan(self, request: Scan, call: Call) -> Scanned:
-        """Walk the roots and plan what has to be read."""
+        """Walk the roots and plan what to read."""
         run = self._has_begun()
         run.known.take_up(request.resumed)
         run.known.lose(request.lost)
@@ -242,7 +242,7 @@ class SnapshotRun(AgentRun):
         return Confirmed(len(names), _shown(names))
 
     def reread(self, request: RereadPacks, call: Call) -> Reread:
-        """Read packs of the manifest whole; names those that are not as written."""
+        """Read whole packs of the manifest; name those that differ from what was written."""
         packs = {pack_key(self.workspace, pack.id): pack for pack in self._packs()}
         wrong = []
         for grant in request.packs:
@@ -260,7 +260,7 @@ class SnapshotRun(AgentRun):
         return Reread(wrong)
 
     def finish(self, request: EndSnapshot, call: Call) -> Nothing:
-        """Keep the index when the snapshot is known to be good, and give the workspace back."""
+        """Keep the index if the snapshot was verified, and give the workspace back."""
         written = self._written
         if request.committed and written is not None:
             roots = self._has_begun().roots
@@ -281,7 +281,7 @@ class SnapshotRun(AgentRun):
         return self._pass
 
     def _settle_sync(self) -> None:
-        """Refuse a tree that a sync has half changed; clear away what one has only prepared."""
+        """Refuse a tree that a sync has half changed; remove files that a sync only staged."""
         record = self.state.sync_record()
         if record is None:
             return
@@ -354,7 +354,7 @@ class SnapshotRun(AgentRun):
                 **request.statistics,
             },
         )
-        check_manifest(manifest, f"snapshot {request.snapshot}")  # a reader refuses it otherwise
+        check_manifest(manifest, f"snapshot {request.snapshot}")  # otherwise a reader refuses it
         blob, root = encode_manifest(manifest, run.seal)
         return _Written(request.snapshot, blob, root, entries, signatures)
 

@@ -1,4 +1,4 @@
-"""What the agent keeps of one workspace between runs: its last manifest and what was seen."""
+"""What the agent keeps about one workspace between runs: its last manifest and signatures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Seen(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Index(msgspec.Struct, frozen=True):
-    """The workspace as this machine knows it to be: equal to a snapshot, but for what changed."""
+    """The snapshot that the workspace equalled, and the signatures that its files had then."""
 
     root: bytes
     manifest: Manifest
@@ -44,7 +44,7 @@ class SyncRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 _UNREADABLE = SyncRecord(b"", SnapshotId("unknown"), b"", [], True, [])
-"""What a damaged record stands for: it may have been any sync, at any step."""
+"""Replaces a damaged record: it may have been any sync, at any step."""
 
 
 class WorkspaceState:
@@ -112,7 +112,7 @@ class WorkspaceState:
             return _UNREADABLE
 
     def keep_sync_record(self, record: SyncRecord) -> None:
-        """Write it so that it is there after a power cut, before what it speaks of is done."""
+        """Write the record so that it survives a power cut, before the sync goes on."""
         _write(self._sync_record, msgspec.msgpack.encode(record), durable=True)
 
     def clear_sync_record(self) -> None:
@@ -129,7 +129,7 @@ class WorkspaceState:
             blob = (self.folder / "manifest").read_bytes()
             manifest, root = decode_manifest(blob, seal, "the agent's copy of the last manifest")
         except (FileNotFoundError, msgspec.MsgspecError, ManifestInvalid, WrongKey):
-            return None  # absent or damaged: everything is read again, nothing is lost
+            return None  # absent or damaged: every file is read again
         if root != seen.root or len(seen.signatures) != len(manifest.entries):
             return None
         held: list[dict[bytes, Held]] = [{} for _ in roots]

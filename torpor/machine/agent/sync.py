@@ -1,8 +1,8 @@
 """The agent's half of a sync: look, stage, fetch what is missing, change the tree, check.
 
-Until ``finish`` nothing that stands on the disk is changed; what a run that was killed has staged
-is found again. From then on the tree is of two snapshots, and the record in the workspace's state
-says so until the check has found it whole: meanwhile nothing else is done with it.
+Until ``finish`` nothing existing on the disk changes, and a later run finds what a killed run has
+staged. From then on the tree mixes two snapshots. The record in the workspace's state says so until
+the check finds the tree whole; until then no other run may use the tree.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from torpor.shared.wire.sync import (
 )
 
 SHOWN: Final = 20
-"""How many names a result or an error spells out; the count is always whole."""
+"""The most names in a result or an error. Counts are always complete."""
 _SPARE_BYTES: Final = 64 * MIB
-"""Left free beyond the content: directories, metadata, the agent's own files."""
+"""Bytes left free beyond the content: for directories, metadata, the agent's own files."""
 
 Place = tuple[int, bytes]
 
 
 class SyncRun(AgentRun):
-    """One snapshot being made of a tree that holds something already."""
+    """A run that makes an existing tree equal to a snapshot."""
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         super().__init__(home, run, workspace)
@@ -78,7 +78,7 @@ class SyncRun(AgentRun):
         self._target: Saved
 
     def begin(self, request: BeginSync, call: Call) -> Intent:
-        """Look at the disk and say what would be done; writes nothing. Once a run.
+        """Look at the disk and plan the sync; writes nothing. Once a run.
 
         Raises UnsavedWork, naming what would be lost, unless ``discard_local``.
         """
@@ -282,7 +282,7 @@ class SyncRun(AgentRun):
         )
 
     def _excluded(self, exclude: Sequence[str]) -> Callable[[bytes], bool] | None:
-        """What the user excludes, and what a run that was killed has staged."""
+        """What the user excludes, and what a killed run has staged."""
         by_user = compile_excludes(exclude)
         if self._before is None or not self._before.token:
             return by_user
@@ -290,7 +290,7 @@ class SyncRun(AgentRun):
         return staged if by_user is None else lambda path: staged(path) or by_user(path)
 
     def _lacking(self, staged: Sequence[Staged]) -> Manifest:
-        """The snapshot as if what need not be fetched were holes."""
+        """The snapshot with holes in place of everything that need not be fetched."""
         missing = {file.number: set(file.missing) for file in staged}
         entries = [
             msgspec.structs.replace(entry, extents=_with_holes(entry, missing.get(number, set())))
@@ -312,7 +312,7 @@ class SyncRun(AgentRun):
         )
 
     def _check_space(self, staged: set[Place]) -> None:
-        """What is old and what is new of a file are both on the disk for a while."""
+        """Raise DiskFull unless the new files fit beside the old ones."""
         needed: dict[int, tuple[int, int]] = {}
         for file in self._changes.staged:
             entry = file.entry
@@ -341,7 +341,7 @@ class SyncRun(AgentRun):
         return self._changer.warnings + stay
 
     def _complete(self, signatures: dict[int, Signature | None]) -> None:
-        """The tree is the snapshot: remember it as that, and forget the sync."""
+        """The tree equals the snapshot: keep its index, and forget the sync."""
         by_place = {(e.root, e.path): n for n, e in enumerate(self._target.entries)}
         touched = {(e.root, e.path) for e, _ in self._changes.touched}  # and read again next time
         kept: list[Signature | None] = []
@@ -357,7 +357,7 @@ class SyncRun(AgentRun):
 
 
 def drop_staged(record: SyncRecord) -> None:
-    """Remove what a sync that changed nothing yet has left beside the tree."""
+    """Remove the files that a sync staged beside the tree before it changed anything."""
     _remove_staged(record, Directories(record.roots, "and try again"))
 
 
