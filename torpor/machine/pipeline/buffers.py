@@ -1,4 +1,4 @@
-"""The memory in which packs are filled: taken once, used again and again."""
+"""The memory for packs: allocated once and reused."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Final
 class PackBuffers:
     """Buffers of ``size`` bytes, as many as are in use at once. Thread-safe.
 
-    Fresh memory is dear: the kernel clears it page by page at its first use, 0.6 CPU seconds a GiB
-    where it stands ready and twice that on a virtual machine whose host has to find it. Huge pages,
-    where the kernel has some, make that a fifth (measured, 2 cores, 4 KiB against 2 MiB pages).
+    Fresh memory is expensive: the kernel clears it page by page at its first use, 0.6 CPU seconds a
+    GiB if it is at hand, and twice that on a virtual machine whose host must find it. Huge pages,
+    if the kernel has some, make that a fifth (measured, 2 cores, 4 KiB against 2 MiB pages).
     """
 
     def __init__(self, size: int) -> None:
@@ -24,7 +24,7 @@ class PackBuffers:
 
     @contextmanager
     def lent(self) -> Iterator[memoryview]:
-        """A buffer of the caller's own, with whatever was left in it."""
+        """A buffer for the caller alone, with old content in it."""
         with self._lock:
             buffer = self._idle.pop() if self._idle else None
         if buffer is None:
@@ -36,7 +36,7 @@ class PackBuffers:
                 self._idle.append(buffer)
 
     def drop(self) -> None:
-        """Give the memory of idle buffers back to the machine."""
+        """Return the memory of idle buffers to the system."""
         with self._lock:
             self._idle.clear()
 

@@ -1,4 +1,4 @@
-"""The chunks of a snapshot: where each one is stored, and which part stores the rest."""
+"""The chunks of a snapshot: where each is stored, and which part stores the others."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Located(NamedTuple):
 class ChunkTable:
     """Numbers chunks for one run. Thread-safe.
 
-    A chunk is claimed by the first part that meets it; others refer to it at once. A claim whose
-    pack was never confirmed has no place, and whatever refers to it is read again in the next pass.
+    A chunk is claimed by the first part that meets it; others refer to it at once. A chunk
+    whose pack was never confirmed has no place; the next pass reads the files that use it again.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class ChunkTable:
         self._lost: set[bytes] = set()
 
     def adopt(self, chunks: Sequence[Chunk], packs: Sequence[Pack]) -> None:
-        """Take over a manifest's chunks under their own numbers; only as the very first call."""
+        """Adopt a manifest's chunks under their own numbers; only as the first call."""
         if self._names:
             raise RuntimeError("adopt comes first: numbers are taken already")
         for chunk in chunks:
@@ -59,7 +59,7 @@ class ChunkTable:
         self._packs.update((pack.id, pack) for pack in packs)
 
     def know(self, located: Iterable[Located], packs: Iterable[Pack]) -> None:
-        """Chunks that the store holds already and that may be referred to."""
+        """Add chunks that the store holds and that may be named."""
         with self._lock:
             for one in located:
                 if one.place.pack not in self._lost:
@@ -68,7 +68,7 @@ class ChunkTable:
                 self._packs.setdefault(pack.id, pack)
 
     def claim(self, name: bytes, plain: int) -> tuple[int, bool]:
-        """The chunk's number, and whether the caller has to store it."""
+        """The chunk's number, and whether the caller must store it."""
         with self._lock:
             number = self._numbers.get(name)
             if number is None:
@@ -84,7 +84,7 @@ class ChunkTable:
             return number, True
 
     def settle(self, pack: Pack, places: Iterable[tuple[int, Place]]) -> list[Located]:
-        """The store has confirmed ``pack``: its chunks have places now."""
+        """The store has confirmed ``pack``: give its chunks their places."""
         with self._lock:
             self._packs[pack.id] = pack
             located = []
@@ -95,13 +95,13 @@ class ChunkTable:
             return located
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Give claims back: their pack did not reach the store."""
+        """Release claims whose pack did not reach the store."""
         with self._lock:
             self._pending.difference_update(numbers)
 
     def lose(self, pack_ids: set[bytes]) -> None:
-        """These packs are gone from the store, or soon will be: their chunks have no place any
-        more, and no snapshot that is read later brings it back."""
+        """These packs are gone from the store, or soon will be: take their chunks' places away. No
+        manifest that is read later restores them."""
         with self._lock:
             self._lost |= pack_ids
             for number, place in enumerate(self._places):

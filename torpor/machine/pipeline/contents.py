@@ -1,4 +1,4 @@
-"""What one pass has read: file by file, from pieces that arrive in any order."""
+"""Assembles the files of one pass from pieces that arrive in any order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Contents:
         self._unread = unread
         self._held = held
         self.gone: set[tuple[int, bytes]] = set()
-        """Names (root and path) that were no files any more when they were to be read."""
+        """Names (root and path) that were no longer files when they were read."""
         self._lock = threading.Lock()
         self._missing: dict[int, set[int]] = {}
         self._extents: dict[int, dict[int, Extent]] = {}

@@ -10,7 +10,7 @@ from gpu_kernels import twin
 from torpor.shared.values import MIB
 
 _BLOCK: Final = 64  # bytes that MD5 takes at a time
-_STEP_BLOCKS: Final = 2 * MIB // _BLOCK  # taken between two looks at which packs have grown
+_STEP_BLOCKS: Final = 2 * MIB // _BLOCK  # hashed between two looks at which packs have grown
 _WORTH_BLOCKS: Final = MIB // 4 // _BLOCK  # a pack with less to hash is left alone
 
 
@@ -49,7 +49,7 @@ class PackDigests:
             if len(taken) + 1 >= self._together or one.blocks_behind < _WORTH_BLOCKS:
                 break
             if not one.lock.acquire(blocking=False):
-                continue  # its own thread is at it, or another one is
+                continue  # another thread hashes it now
             taken.append(one)
             if one.blocks_behind < _WORTH_BLOCKS:  # by now
                 taken.pop().lock.release()

@@ -25,20 +25,20 @@ from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Grant
 
 _ATTEMPTS: Final = 3
-"""How often a chunk that does not match its name is fetched before the snapshot is called damaged:
-a flip on the way heals, a flip in the store does not."""
+"""How often a chunk that does not match its name is fetched before it counts as damaged. A fault in
+transit disappears, a fault in the store stays."""
 
 
 @dataclass
 class PartRestored:
-    """What one part did; ``bytes`` are plain."""
+    """The result of one part; ``bytes`` are plain."""
 
     bytes: int = 0
     stored_bytes: int = 0
 
 
 class Fetcher(Protocol):
-    """Where ranges of packs come from. Bytes are what was sent: the caller checks them."""
+    """A source of ranges of packs. The caller checks the bytes."""
 
     def get_ranges(
         self, grant: Grant, ranges: Sequence[Range]
@@ -112,9 +112,9 @@ def in_pieces(entry: Entry) -> bool:
 
 
 class RestoreJournal:
-    """Which chunks are on the disk already: one 4-byte number each, in the file ``path``.
+    """The chunks on the disk: one 4-byte number each, in the file ``path``.
 
-    Begins with what is restored and where to, so that it is only believed for the same restore.
+    Begins with what is restored and where, so that it counts only for the same restore.
     """
 
     def __init__(self, path: Path, identity: bytes) -> None:
@@ -123,7 +123,7 @@ class RestoreJournal:
         self._lock = threading.Lock()
 
     def done(self) -> set[int] | None:
-        """The chunks of an interrupted restore of the same kind; None when there was none."""
+        """The chunks of an interrupted restore to the same place; None if there was none."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -141,7 +141,7 @@ class RestoreJournal:
             return False
 
     def begin(self) -> None:
-        """Start afresh, or cut a torn tail off."""
+        """Start again, or cut off a torn tail."""
         done = self.done()
         data = self._identity + b"".join(n.to_bytes(4, "little") for n in sorted(done or ()))
         partial = self._path.with_suffix(".new")
@@ -149,7 +149,7 @@ class RestoreJournal:
         partial.replace(self._path)
 
     def restart(self) -> None:
-        """Nothing counts as done; the restore stays unfinished."""
+        """Forget all chunks; the restore stays unfinished."""
         self._path.unlink(missing_ok=True)
         self.begin()
 
@@ -175,7 +175,7 @@ def restore_part(
     keep: Callable[[bytes, int, Buffer], None] = lambda pack_id, offset, stored: None,
     gpu: GpuTrial | None = None,
 ) -> PartRestored:
-    """Fetch and write what the granted packs hold, but for the chunks in ``done``, to which it
+    """Fetch and write what the granted packs hold, except the chunks in ``done``, to which it
     adds. Every chunk is checked against its name before a byte of it is written; ``keep`` then
     gets its stored form. There is no ``journal``: the disk shows what is done."""
     report = PartRestored()

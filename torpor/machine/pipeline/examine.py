@@ -1,6 +1,6 @@
-"""Packs read whole and every chunk in them opened, decoded and hashed; nothing is written.
+"""Read whole packs; open, decode and hash every chunk in them. Write nothing.
 
-This is the same way that a restore takes (download.py), without a disk at its end.
+Chunks go through the same steps as in a restore (download.py), without the disk.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def examine_pack(
 ) -> Examined:
     """Read a pack of ``size`` bytes; ``chunks`` lie apart in it. ``check`` may raise RunCancelled.
 
-    Raises what says nothing of the pack: StoreUnavailable, StoreDenied, GrantExpired.
+    Raises the errors that say nothing about the pack: StoreUnavailable, StoreDenied, GrantExpired.
     """
     looks = (_look(grant, size, md5, chunks, seal, fetcher, check) for _ in range(_LOOKS))
     found = next(looks)

@@ -1,4 +1,4 @@
-"""What one machine has put into the store and no manifest names yet.
+"""Packs that this machine has stored and no manifest names yet.
 
 Appended to after each pack that the store confirmed, so that work survives the agent: after a
 crash files are read and hashed again, and what is in the store already is not sent again.
@@ -20,7 +20,7 @@ from torpor.machine.pipeline.chunks import Located
 from torpor.shared.format.manifest import Pack
 
 MAX_AGE_S: Final = 24 * 3600
-"""Older packs are not referred to: prune may take what no manifest named for three days."""
+"""Older packs are not used: prune may delete packs that no manifest named for three days."""
 
 _DIGEST = 16
 
@@ -65,7 +65,7 @@ class Journal:
             digest = data[at + 4 : at + 4 + _DIGEST]
             body = data[at + 4 + _DIGEST : at + 4 + _DIGEST + length]
             if len(body) < length or blake3(body).digest(length=_DIGEST) != digest:
-                break  # written when the agent was killed, or damaged: the rest cannot be trusted
+                break  # half-written or damaged: do not trust the rest
             record = decoder.decode(body)
             if record.stored_unix >= oldest:
                 records.append(record)
@@ -75,5 +75,5 @@ class Journal:
         return records
 
     def clear(self) -> None:
-        """A manifest names everything now, or the machine starts afresh."""
+        """Empty the journal: a manifest names everything, or the machine starts again."""
         self._path.unlink(missing_ok=True)

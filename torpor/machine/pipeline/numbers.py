@@ -1,4 +1,4 @@
-"""Which numbers the chunks of a big file are made of, found once a file."""
+"""The kinds of numbers in a big file, determined once a file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torpor.shared.codecs.layout import Layout, Run
 
 
 class Numbers:
-    """Layouts of one pass's files: from their headers, else from trying a sample. Thread-safe:
-    two threads that ask at once find the same."""
+    """Layouts of one pass's files: from their headers, otherwise from a sample. Thread-safe: two
+    threads that ask at once get the same."""
 
     def __init__(self, roots: Sequence[bytes], unread: Sequence[Unread]) -> None:
         self._roots = roots
@@ -22,7 +22,7 @@ class Numbers:
         self._layouts: dict[int, Layout | None] = {}
 
     def runs(self, piece: Piece, data: bytes) -> Sequence[Run]:
-        """The runs of ``data``, which was read for ``piece``; none where it is not numbers."""
+        """The runs of ``data``, which was read for ``piece``; none if it is not numbers."""
         if piece.file not in self._layouts:
             self._layouts[piece.file] = self._find(piece, data)
         layout = self._layouts[piece.file]

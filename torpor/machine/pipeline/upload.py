@@ -32,13 +32,13 @@ from torpor.shared.transfer.transfer import Transfer
 from torpor.shared.values import MIB, Grant
 
 PACK_BYTES: Final = 64 * MIB
-"""A pack is closed before it would grow over this: 100 GB are then under 2,000 objects, and the
-parts that work at the same time hold one pack each in memory."""
+"""The most bytes of a pack. So 100 GB make fewer than 2,000 objects, and each part at work holds
+one pack in memory."""
 
 
 @dataclass
 class PartStored:
-    """What one part did. Bytes are plain unless they say stored."""
+    """The result of one part. Bytes are plain unless they say stored."""
 
     bytes: int = 0
     new_bytes: int = 0  # of chunks that the store did not have
@@ -61,7 +61,7 @@ class Source(NamedTuple):
 
 
 def packs_needed(plain_bytes: int) -> int:
-    """How many grants a part of ``plain_bytes`` may use, when nothing is known or compresses."""
+    """The most grants that a part of ``plain_bytes`` uses: if no chunk is known or compresses."""
     fullest = PACK_BYTES - CHUNK_BYTES - SEAL_BYTES  # a pack closed early is at least this full
     return -(-plain_bytes // fullest) + 1
 
@@ -146,7 +146,7 @@ def _read(number: int, offset: int, length: int, source: Source) -> Read:
 
 
 def _digest(read: Read, file: Unread, seal: Seal) -> bytes:
-    """Of the content as the entry will describe it: what is missing reads as zeros."""
+    """The digest of the content as the entry describes it: missing bytes read as zeros."""
     if not read.data:
         return b""
     missing = file.signature.size - len(read.data)
@@ -177,7 +177,7 @@ class _Packer:
         self._encoded = self._encoded_cpu = 0.0  # seconds of encoding for it, by both clocks
 
     def store(self, plain: bytes, runs: Sequence[Run] = ()) -> int:
-        """The chunk's number; its bytes are in the open pack when the store did not have it."""
+        """The chunk's number. Its bytes go into the open pack unless the store has them."""
         name = self._source.seal.name(plain)
         number, must_store = self._source.table.claim(name, len(plain))
         if not must_store:
@@ -208,11 +208,11 @@ class _Packer:
         self._bytes = self._digest.filled = end
 
     def _encode(self, plain: bytes, name: bytes, runs: Sequence[Run]) -> tuple[int, Buffer]:
-        """Encode, and decode again at once: a fault of memory or codec must not reach the store."""
+        """Encode, then decode and compare: a fault of memory or codec must not reach the store."""
         encoder = self._source.encoder
         wall, cpu = time.perf_counter(), time.thread_time()
         encoding, encoded = encoder.encode(plain, runs)
-        if encoding == RANS.code:  # by the GPU: waiting for it says nothing of the cores
+        if encoding == RANS.code:  # by the GPU: waiting for it says nothing about the cores
             if _comes_back(encoding, encoded, plain):
                 return encoding, encoded
             encoder.distrust_gpu()

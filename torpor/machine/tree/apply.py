@@ -36,7 +36,7 @@ class TreeChanger:
         self._owners = os.geteuid() == 0
         self._unlocked: set[tuple[int, bytes]] = set()
         self.kept: list[str] = []
-        """Directories that hold something of others, such as excluded files, and so stay."""
+        """Directories that stay because they hold other files, such as excluded ones."""
 
     @property
     def warnings(self) -> list[str]:
@@ -44,7 +44,7 @@ class TreeChanger:
 
     @property
     def refused_xattrs(self) -> set[tuple[int, bytes, bytes]]:
-        """Root, path and name of attributes that this machine does not let us set."""
+        """Root, path and name of extended attributes that this machine refuses."""
         return self._attributes.refused_xattrs
 
     def apply(
@@ -55,8 +55,8 @@ class TreeChanger:
         check: Callable[[], None],
     ) -> None:
         """Make ``changes``, and give every directory of ``entries`` its attributes. ``leftovers``
-        (root, path, holder) were staged and may not be needed any more. ``check`` may raise
-        RunCancelled; the next run goes on from there."""
+        (root, path, holder) are staged files that may no longer be needed. ``check`` may raise
+        RunCancelled; the next run continues from there."""
         try:
             for root, path, found in changes.removed:
                 check()
@@ -112,7 +112,7 @@ class TreeChanger:
                 seen = None if found is None else found.signature
                 if patch(file, seen, parent, name, self._staging, self._attributes):
                     return
-                if seen is not None:  # in use: those who have it open keep the old file
+                if seen is not None:  # in use: processes that have it open keep the old file
                     whole = file._replace(copies=kept_runs(file, seen))
                     self._staging.copy([whole], lambda _: None, check)
             with self._staging.opened(entry, os.O_RDONLY) as fd:
@@ -149,7 +149,7 @@ class TreeChanger:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             return os.open(name, flags, dir_fd=parent)
-        except PermissionError:  # ours, and with a mode that keeps us out
+        except PermissionError:  # ours, with a mode that refuses us
             self._directories.unlock(parent, name, entry.path, stat.S_IFREG, 0o600)
             return os.open(name, flags, dir_fd=parent)
         except OSError as exc:
@@ -198,7 +198,7 @@ class TreeChanger:
     def _free_name(self, entry: Entry, parent: int) -> bytes:
         name = self._staging.name(entry.root, entry.path)
         with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=parent)  # left by a run that was killed
+            os.unlink(name, dir_fd=parent)  # left by a killed run
         return name
 
     def _check_unchanged(self, entry: Entry, parent: int, name: bytes) -> None:

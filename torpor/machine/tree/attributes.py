@@ -11,7 +11,7 @@ from torpor.machine.tree.walk import read_xattrs
 from torpor.shared.format.manifest import Entry
 
 HOST_XATTRS: Final = (b"security.selinux", b"security.ima", b"security.evm", b"security.SMACK")
-"""Labels (or their beginnings) that a host gives every file by its own policy."""
+"""Labels, or prefixes of labels, that a host sets on every file by its own policy."""
 
 
 class Attributes:
@@ -24,7 +24,7 @@ class Attributes:
         self._lock = threading.Lock()
         self.warnings: list[str] = []
         self.refused_xattrs: set[tuple[int, bytes, bytes]] = set()
-        """Root, path and name of attributes that this machine does not let us set."""
+        """Root, path and name of extended attributes that this machine refuses."""
 
     def apply(self, fd: int, entry: Entry, *, replacing: bool = False) -> None:
         """Set them on an open file or directory. ``replacing``: first remove extended attributes
@@ -42,7 +42,7 @@ class Attributes:
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
 
     def apply_to_symlink(self, parent: int, name: bytes, entry: Entry) -> None:
-        """To the symlink ``name`` in the directory ``parent`` itself."""
+        """Set them on the symlink ``name`` in the directory ``parent`` itself."""
         if self._root:
             os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
         if entry.xattrs:

@@ -35,22 +35,22 @@ class Copy(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A file that is made beside the tree first. ``holder``: a directory that stays.
+    """A file that is first made beside the tree. ``holder``: a directory that stays.
 
-    ``patches``: positions of the extents that the file which stands there lacks. Then only these
-    are staged, and go into that file itself; None where it is made whole.
+    ``patches``: positions of the extents that the existing file lacks. Then only these are staged
+    and written into that file; None if the file is made whole.
     """
 
     number: int  # among the target's entries
     entry: Entry
     holder: bytes
     copies: list[Copy]
-    missing: list[int]  # positions of the extents that have to be fetched
+    missing: list[int]  # positions of the extents to fetch
     patches: frozenset[int] | None = None
 
 
 class Changes(NamedTuple):
-    """In the order in which they are made, but for what stays."""
+    """In the order in which they are made, except what stays."""
 
     staged: list[Staged]
     removed: list[tuple[int, bytes, Name]]  # what is inside first
@@ -66,7 +66,7 @@ class Changes(NamedTuple):
 
 
 def leave_out(entries: Sequence[Entry], excluded: Callable[[int, bytes], bool]) -> list[Entry]:
-    """``entries`` without what is excluded, and what is below it. A hard link to a file that is
+    """``entries`` without excluded names and everything below them. A hard link to a file that is
     left out becomes the file."""
     kept: list[Entry] = []
     out: dict[Place, Entry] = {}
@@ -173,7 +173,7 @@ class _Planner:
         self._changes.staged.append(Staged(number, entry, holder, [], []))
 
     def _is_alone(self, place: Place) -> bool:
-        """Whether every name of a file stands in this tree: another one must not feel a change."""
+        """Whether every name of a file is in this tree: a change must not reach a name outside."""
         try:
             st = os.lstat(os.path.join(self._roots[place[0]], place[1]))
         except OSError:
@@ -181,7 +181,7 @@ class _Planner:
         return st.st_nlink == self._count[place]
 
     def _holder(self, root: int, path: bytes) -> bytes:
-        """The nearest directory above that is there and stays."""
+        """The nearest existing directory above that stays."""
         while path:
             path = path.rpartition(b"/")[0]
             name = self._names[root].get(path)
@@ -208,7 +208,7 @@ class _Planner:
         return entry is None or entry.kind != DIRECTORY
 
     def _check_nothing_else(self, root: int, path: bytes) -> None:
-        """A directory that something else must replace holds nothing that may not be touched."""
+        """Refuse to replace a directory that holds excluded or kept files."""
         top = os.path.join(self._roots[root], path)
         for place, _, files in os.walk(top):
             for full in (place, *(os.path.join(place, file) for file in files)):
@@ -221,7 +221,7 @@ class _Planner:
                     )
 
     def _find_copies(self) -> None:
-        """Take what stands on this disk from there: renamed, copied and half-changed files."""
+        """Plan copies of content that is on this disk: renamed, copied and half-changed files."""
         chunks = self._target.chunks
         files = {content_of(staged.entry, chunks) for staged in self._changes.staged}
         runs = {run for content in files for run in content.runs}
@@ -245,8 +245,8 @@ class _Planner:
                 staged[number] = file._replace(copies=[], patches=frozenset(file.missing))
 
     def _may_be_patched(self, file: Staged) -> bool:
-        """Whether most of a big file stands in it already, where it belongs. Then what is new goes
-        into it: a copy of it would cost its whole size, in time and on the disk."""
+        """Whether most of a big file is already in place. Then it is patched: a copy would cost its
+        whole size, in time and on the disk."""
         entry = file.entry
         name = self._names[entry.root].get(entry.path)
         if name is None or name.kind != FILE or name.content is None or not name.content.runs:

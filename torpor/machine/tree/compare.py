@@ -46,7 +46,7 @@ def compare_tree(
     could not be set here, and the restore has warned of them. ``check`` may raise RunCancelled.
     """
     result = Comparison(len(entries))
-    time.sleep(RACY_NS / 1e9)  # what was just written settles, so that the index can be believed
+    time.sleep(RACY_NS / 1e9)  # let new files settle, so that the index can be trusted
     inodes: dict[tuple[int, bytes], int] = {}
     for number, entry in enumerate(entries):
         if number % 1024 == 0:
@@ -178,7 +178,7 @@ def _compare_file(
         if extent.chunk == HOLE and whole is None:
             if regions is None:
                 regions = data_regions(targets[entry.root], entry.path, entry.size)
-            runs = _overlaps(regions, at, extent.length)  # a hole is not read: it may be vast
+            runs = _overlaps(regions, at, extent.length)  # a hole is not read: it may be huge
         else:
             runs = _runs(at, extent.length)
         for offset, length in runs:

@@ -39,7 +39,7 @@ def right_extents(
     among: Container[int] | None = None,
 ) -> set[int]:
     """Positions of the extents of ``entry`` that the open file holds where they belong, ``among``
-    some or all. All or none where the content is known by one digest. May raise OSError.
+    some or all. All or none if one digest covers the content. May raise OSError.
     """
     everything = set(range(len(entry.extents)))
     if entry.digest:
@@ -66,7 +66,7 @@ def right_extents(
 
 
 def _runs(fd: int, offset: int, length: int) -> Iterator[bytes]:
-    """Bytes of a file in bounded pieces; fewer than asked for where it ends before."""
+    """Bytes of a file in bounded pieces; fewer than asked for if it ends before."""
     while length > 0:
         data = os.pread(fd, min(length, _READ_BYTES), offset)
         if not data:
@@ -77,7 +77,7 @@ def _runs(fd: int, offset: int, length: int) -> Iterator[bytes]:
 
 
 def _is_hole(fd: int, offset: int, length: int) -> bool:
-    """Whether nothing but zeros can be read there, without reading a hole: it may be vast."""
+    """Whether only zeros can be read there, without reading holes, which may be huge."""
     end = offset + length
     while offset < end:
         try:

@@ -45,7 +45,7 @@ class Directories:
             os.close(fd)
 
     def open(self, root: int, path: bytes) -> int:
-        """A descriptor that stays this object's: kept open by this thread for a while."""
+        """A descriptor that this object owns and this thread keeps open for a while."""
         cache: OrderedDict[tuple[int, bytes], int] | None
         cache = getattr(self._threads, "directories", None)
         if cache is None:
@@ -72,7 +72,7 @@ class Directories:
         return fd
 
     def unlock(self, parent: int, name: bytes, path: bytes, kind: int, mode: int) -> None:
-        """chmod what is ours already; never what a symlink leads to, as plain chmod would.
+        """chmod a file that we own; never follow a symlink, as plain chmod would.
         ``kind``: S_IFDIR or S_IFREG, and nothing else is touched."""
         try:
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)

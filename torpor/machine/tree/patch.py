@@ -57,7 +57,7 @@ def patch(
 
 
 def kept_runs(file: Staged, seen: Signature) -> list[Copy]:
-    """What a file that cannot be patched must copy from the one that stands in its place."""
+    """What a file that cannot be patched must copy from the existing one."""
     entry = file.entry
     copies = []
     at = 0
@@ -75,7 +75,7 @@ def _is_ours_alone(name: bytes, parent: int, seen: Signature) -> bool:
     try:
         fd = os.open(name, os.O_RDWR | _FLAGS, dir_fd=parent)
     except OSError:
-        return False  # read-only and not ours to write to, or something else by now
+        return False  # read-only and not ours, or replaced meanwhile
     try:
         st = os.fstat(fd)
         if not stat.S_ISREG(st.st_mode) or st.st_nlink != 1:
@@ -83,7 +83,7 @@ def _is_ours_alone(name: bytes, parent: int, seen: Signature) -> bool:
         ctime_ns = st.st_ctime_ns if seen.ctime_ns >= 0 else seen.ctime_ns
         if Signature(st.st_ino, st.st_size, st.st_mtime_ns, ctime_ns) != seen:
             return False
-        # a process that opens it now waits, and the kernel signals us: a signal that is ignored
+        # a process that opens it now waits; the kernel sends us a signal, which is ignored
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

@@ -1,4 +1,4 @@
-"""Cut what has to be read into jobs of one chunk each, and share them out into parts."""
+"""Cut what must be read into jobs of one chunk each, and distribute them over parts."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def share_out(jobs: Sequence[Job], max_parts: int, part_bytes: int = PART_BYTES)
 def part_ends(total: int, max_parts: int, part_bytes: int) -> list[int]:
     """Where ``total`` bytes are cut into parts: the end of each.
 
-    Parts are equal, ``part_bytes`` or a little more, but for the last quarter of them: those become
-    smaller and smaller, so that the workers come to their ends at about the same time.
+    Parts are equal, ``part_bytes`` or a little more, except the last quarter: those become smaller
+    and smaller, so that all workers end at about the same time.
     """
     count = max(1, min(max_parts, -(-total // max(1, part_bytes))))
     tail = max(1, count // 4)

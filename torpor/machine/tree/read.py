@@ -13,7 +13,7 @@ from torpor.machine.tree.walk import Signature, settled
 from torpor.shared.errors import WorkspaceInvalid
 
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""NONBLOCK: a FIFO that took the file's place must not hold the agent."""
+"""NONBLOCK: a FIFO that replaced the file must not block the agent."""
 
 
 class Read(NamedTuple):
@@ -59,7 +59,7 @@ def data_regions(root: bytes, path: bytes, size: int) -> list[tuple[int, int]]:
     try:
         fd = _open(os.path.join(root, path))
     except OSError:
-        return [(0, size)]  # whatever is wrong shows when it is read
+        return [(0, size)]  # any fault shows when it is read
     try:
         return list(_regions(fd, size))
     except OSError:

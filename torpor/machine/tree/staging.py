@@ -1,7 +1,7 @@
 """Make files beside a tree, before they are renamed into it.
 
 A staged file has a name of its own in a directory that stays, so that a rename puts it in its
-place at once. What a run that was killed has staged is found again by that name.
+place at once. That name finds what a killed run has staged.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Staging:
     def prepare(
         self, staged: Sequence[Staged], chunks: Sequence[Chunk], seal: Seal
     ) -> list[Staged]:
-        """Make every file at its size; what an interrupted run has put into one already need not
-        be copied or fetched again."""
+        """Make every file at its size. What an interrupted run put into one is neither copied nor
+        fetched again."""
         self._holders = {(s.entry.root, s.entry.path): s.holder for s in staged}
 
         def one(file: Staged) -> Staged:
@@ -88,7 +88,7 @@ class Staging:
     def copy(
         self, staged: Sequence[Staged], progress: Callable[[int], None], check: Callable[[], None]
     ) -> None:
-        """Copy what is on this disk; StillChanging if a source has changed."""
+        """Copy content that is on this disk; StillChanging if a source has changed."""
 
         def one(of: tuple[Entry, Copy]) -> int:
             check()
@@ -177,7 +177,7 @@ class Staging:
         self._remove(root, path.rpartition(b"/")[0], self.aside(root, path))
 
     def _remove(self, root: int, directory: bytes, name: bytes) -> None:
-        with suppress(FileNotFoundError, InvalidInput):  # its directory is gone, or another
+        with suppress(FileNotFoundError, InvalidInput):  # its directory is gone or was replaced
             parent = self._directories.open(root, directory)
             os.stat(name, dir_fd=parent, follow_symlinks=False)
             with _writable(parent):
@@ -195,7 +195,7 @@ class Staging:
         with suppress(FileNotFoundError):
             os.stat(name, dir_fd=parent, follow_symlinks=False)
             os.close(fd)
-            return file  # something stands in its place: that counts
+            return file  # another file has its name now: that one counts
         try:
             right = right_extents(fd, entry, chunks, seal)
         finally:
@@ -218,7 +218,7 @@ class Staging:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         except FileNotFoundError:
             return None
-        except OSError:  # finished, with a mode that keeps us out
+        except OSError:  # finished, with a mode that refuses us
             self._remove(entry.root, file.holder, name)
             return None
         try:
@@ -283,7 +283,7 @@ def _joined(staged: Staged) -> list[Copy]:
 
 
 def copy_range(source: int, offset: int, fd: int, at: int, length: int, entry: Entry) -> None:
-    """Copy inside the kernel where it can: with reflinks, a file system copies nothing at all."""
+    """Copy inside the kernel if possible: with reflinks, nothing is copied at all."""
     in_kernel = hasattr(os, "copy_file_range")
     while length > 0:
         moved = 0

@@ -1,7 +1,7 @@
 """The names on a machine's disk, compared with the snapshots that have them.
 
-Names are looked at by the walk. A file with its held signature is what its snapshot says; any
-other one is read and compared with what the snapshots have at its name.
+The walk looks at names. A file with its held signature is unchanged since its snapshot. Any other
+file is read and compared with what the snapshots have under its name.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Survey(NamedTuple):
     names: list[dict[bytes, Name]]
     unsaved: list[tuple[int, bytes]]
     removed: list[tuple[int, bytes]]
-    """Names that were in the last snapshot and are in the target, and are not on the disk."""
+    """Names in the last snapshot and in the target that are not on the disk."""
 
 
 def survey(
@@ -202,7 +202,7 @@ def _read(
                     found = right_extents(fd, entry, one.chunks, seal)
                     after = os.fstat(fd)
             except OSError:
-                return None, frozenset()  # it cannot be read: what it holds is not known
+                return None, frozenset()  # it cannot be read, so its content is unknown
             seen = (st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
             now = (after.st_ino, after.st_size, after.st_mtime_ns, after.st_ctime_ns)
             if not seen == now == name.signature:
@@ -228,7 +228,7 @@ def _is_saved(name: Name, root: int, path: bytes, one: Saved, owners: bool, stri
     elif name.kind != entry.kind or name.entry.target != entry.target:
         return False
     want = entry
-    if name.kind == DIRECTORY:  # its time moves with every name in it, excluded ones too
+    if name.kind == DIRECTORY:  # its time changes with every name in it, also excluded ones
         want = Entry(
             DIRECTORY,
             root,

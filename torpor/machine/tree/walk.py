@@ -33,14 +33,14 @@ class Signature(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What is known of a path: its entry, and the signature it had when the entry was true."""
+    """What is known about a path: its entry, and the signature it had then."""
 
-    signature: Signature | None  # None: look again whatever it is now
+    signature: Signature | None  # None: always look again
     entry: Entry
 
 
 class Unread(NamedTuple):
-    """A regular file whose content has to be read."""
+    """A regular file whose content must be read."""
 
     entry: Entry  # without content
     signature: Signature
@@ -55,7 +55,7 @@ class Walk(NamedTuple):
     signatures: list[Signature | None]
     unread: list[Unread]
     skipped: list[Skipped]
-    held: list[dict[bytes, Held]]  # what stands as it was walked; an Unread joins when it was read
+    held: list[dict[bytes, Held]]  # unchanged entries; an Unread joins after it was read
     started_ns: int
 
 
@@ -90,7 +90,7 @@ def resolve_roots(roots: Sequence[str]) -> list[bytes]:
 
 
 def absolute_root(root: str) -> str:
-    """``~`` and relative paths are taken from the home of the user torpor logs in as."""
+    """``~`` and relative paths start at the home of the user that torpor logs in as."""
     return os.path.join(os.path.expanduser("~"), os.path.expanduser(root))
 
 
@@ -268,7 +268,7 @@ def _listing(directory: bytes) -> list[tuple[bytes, os.stat_result]]:
                 except FileNotFoundError:
                     continue
     except (FileNotFoundError, NotADirectoryError):
-        return []  # gone or replaced since its parent was listed: the next pass sees what it is
+        return []  # gone or replaced since its parent was listed: the next pass sees it
     except OSError as exc:
         raise WorkspaceInvalid(
             f"{os.fsdecode(directory)} cannot be read: {exc.strerror}; log in as its owner or as "
@@ -279,8 +279,7 @@ def _listing(directory: bytes) -> list[tuple[bytes, os.stat_result]]:
 
 
 def read_xattrs(of: bytes | int) -> tuple[tuple[bytes, bytes], ...]:
-    """Every extended attribute of a name itself, or of an open file, sorted; none where there are
-    none to be had."""
+    """Every extended attribute of a name itself, or of an open file, sorted."""
     follow = isinstance(of, int)  # a descriptor is what it is
     try:
         names = os.listxattr(of, follow_symlinks=follow)

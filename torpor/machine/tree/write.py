@@ -21,7 +21,7 @@ NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 class ContentWriter(Protocol):
-    """What takes checked content, in any order and from any thread."""
+    """Receives checked content, in any order and from any thread."""
 
     def write_whole(self, entry: Entry, data: bytes | bytearray | memoryview) -> None:
         """All the content of a file."""
@@ -30,7 +30,7 @@ class ContentWriter(Protocol):
         """A run of a file."""
 
     def close(self) -> None:
-        """The calling thread has written all it will."""
+        """The calling thread has finished writing."""
 
 
 class TreeWriter:
@@ -50,13 +50,13 @@ class TreeWriter:
 
     @property
     def refused_xattrs(self) -> set[tuple[int, bytes, bytes]]:
-        """Root, path and name of attributes that this machine does not let us set."""
+        """Root, path and name of extended attributes that this machine refuses."""
         return self._attributes.refused_xattrs
 
     def prepare(
         self, entries: Sequence[Entry], in_pieces: Callable[[Entry], bool], *, afresh: bool
     ) -> None:
-        """Make every directory, and every file that will be written in pieces, at its size.
+        """Make every directory, and every file that is written in pieces, at its size.
 
         ``afresh``: truncate existing files first, so that holes are holes again.
         """
@@ -70,7 +70,7 @@ class TreeWriter:
                 try:
                     os.mkdir(name, 0o700, dir_fd=parent)
                 except FileExistsError:
-                    # an interrupted restore made it; its mode may keep us out by now
+                    # an interrupted restore made it; its mode may refuse us
                     self._directories.unlock(parent, name, entry.path, stat.S_IFDIR, 0o700)
             elif entry.kind == FILE and in_pieces(entry):
                 fd = self._create(entry)
@@ -105,7 +105,7 @@ class TreeWriter:
             os.close(fd)
 
     def finish(self, entries: Sequence[Entry], in_pieces: Callable[[Entry], bool]) -> None:
-        """Attributes of files written in pieces, hard links, symlinks, then directories."""
+        """Finish files written in pieces; make hard links and symlinks; finish directories."""
         for entry in entries:
             if entry.kind == FILE and (in_pieces(entry) or entry.size == 0):
                 fd = self._reopen(entry, os.O_RDONLY) if entry.size else self._create(entry)
@@ -144,7 +144,7 @@ class TreeWriter:
 
     def _reopen(self, entry: Entry, access: int) -> int:
         parent, name = self._parent(entry)
-        try:  # NONBLOCK: a FIFO that took the file's place must not hold the agent
+        try:  # NONBLOCK: a FIFO that replaced the file must not block the agent
             flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             return os.open(name, flags, dir_fd=parent)
         except OSError as exc:
