@@ -7,7 +7,7 @@ from tasks.retrying import WHILE_BUSY
 from tasks.step import step
 from torpor.control.remote.sync import RemoteSync
 from torpor.shared.errors import StillChanging
-from torpor.shared.wire.restore import Checked, RestoredPart, RestorePart
+from torpor.shared.wire.restore import Checked, RestorePart
 from torpor.shared.wire.sync import Changed, Intent, SyncPlan
 
 
@@ -24,9 +24,9 @@ def stage(sync: RemoteSync) -> SyncPlan:
 
 
 @step("sync part", run_name="sync part {plan.part}")
-def sync_part(sync: RemoteSync, plan: RestorePart, progress: Progress) -> RestoredPart:
+def sync_part(sync: RemoteSync, plan: RestorePart, progress: Progress) -> None:
     """Fetch and check one part; what is already on the machine is not fetched again."""
-    return sync.sync_part(plan, lambda event: progress.event(plan.part, event))
+    sync.sync_part(plan, lambda event: progress.event(plan.part, event))
 
 
 @step("finish sync")

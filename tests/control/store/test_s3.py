@@ -239,6 +239,18 @@ def test_a_conflict_of_writers_is_tried_again(
     assert store.get(KEY, max_bytes=9) == b"mine"
 
 
+def test_the_wait_that_the_store_asks_for_is_known(
+    seaweed: Server, store: S3Store, fault_proxy: FaultProxy
+) -> None:
+    """``Retries`` waits so long, within reason (tests/shared/transfer/test_transfer.py)."""
+    faulty = seaweed.same(store, endpoint_url=fault_proxy.endpoint_url, attempts=1)
+    for call in (lambda: faulty.put(KEY, b"x"), lambda: faulty.head(KEY)):
+        fault_proxy.add(Fault("status", headers=(("Retry-After", "7"),)))
+        with pytest.raises(StoreUnavailable) as caught:
+            call()
+        assert caught.value.retry_after_s == 7
+
+
 @pytest.mark.parametrize("kind", ["status", "reset"])
 def test_a_lasting_fault_ends_after_five_requests(
     kind: Literal["status", "reset"], seaweed: Server, store: S3Store, fault_proxy: FaultProxy

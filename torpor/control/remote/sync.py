@@ -7,7 +7,7 @@ from torpor.control.remote.seam import Agent
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.shared.values import StoredSnapshot, WorkspaceSpec
-from torpor.shared.wire.restore import Checked, RestoredPart, RestorePart
+from torpor.shared.wire.restore import Checked, RestorePart
 from torpor.shared.wire.sync import (
     BeginSync,
     Changed,
@@ -59,10 +59,10 @@ class RemoteSync(RemoteRun):
         self._staging = True
         return plan
 
-    def sync_part(self, plan: RestorePart, on_event: OnEvent = None) -> RestoredPart:
+    def sync_part(self, plan: RestorePart, on_event: OnEvent = None) -> None:
         """Fetch one part, by the packs it names. Idempotent."""
         grants = [self._grant("GET", key, plan.stored_bytes) for key in plan.packs]
-        return self._held(SyncPart(self.run, grants), on_event)
+        self._held(SyncPart(self.run, grants), on_event)
 
     def finish(self) -> Changed:
         """Check every staged file, then change the tree, once every part is there.

@@ -11,23 +11,12 @@ from botocore.parsers import ResponseParserError
 
 from torpor.shared.errors import (
     InvalidInput,
-    StoreCorrupt,
     StoreDenied,
     StoreError,
     StoreMissing,
     StoreUnavailable,
 )
-
-_BUSY_CODES = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling"}
-_DAMAGED_CODES = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "IncompleteBody"}
-_REGION_CODES = {
-    "AuthorizationHeaderMalformed",
-    "PermanentRedirect",
-    "TemporaryRedirect",
-    "IllegalLocationConstraintException",
-    "301",
-    "307",
-}
+from torpor.shared.transfer.answer import Refusal
 
 
 @contextlib.contextmanager
@@ -51,9 +40,10 @@ def status_of(error: ClientError) -> int:
 
 
 def _refused(error: ClientError, what: str) -> StoreError:
-    code, status = code_of(error), status_of(error)
     said = str(error.response.get("Error", {}).get("Message", "")).strip()[:300]
-    reason = f"HTTP {status} {code}" + (f": {said}" if said and said != code else "")
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    refused = Refusal(status_of(error), code_of(error), said, headers.get("retry-after", ""))
+    code, reason = refused.code, refused.reason
     if code == "InvalidAccessKeyId":
         return StoreDenied(f"{what}: the store does not know this access key id ({reason})")
     if code == "SignatureDoesNotMatch":
@@ -68,34 +58,9 @@ def _refused(error: ClientError, what: str) -> StoreError:
         )
     if code in ("ExpiredToken", "InvalidToken", "TokenRefreshRequired"):
         return StoreDenied(f"{what}: the session token is not valid (any more) ({reason})")
-    if code in _REGION_CODES or status in (301, 307):
-        return StoreError(
-            f"{what}: the bucket lives in another region or at another endpoint ({reason}); set "
-            "both in the store's block"
-        )
     if code in ("NoSuchBucket", "InvalidBucketName"):
         return StoreMissing(f"{what}: there is no such bucket ({reason}); check its name")
-    if code in _DAMAGED_CODES:
-        return StoreCorrupt(f"{what}: the body was damaged on the way ({reason})")
-    if status == 501:
-        return StoreError(f"{what}: the store does not know this request ({reason})")
-    if code in _BUSY_CODES or status >= 500 or status in (408, 429):
-        return StoreUnavailable(
-            f"{what}: the store cannot take the request now ({reason}); try again later, and check "
-            "the endpoint where it never worked"
-        )
-    if status == 409:
-        return StoreUnavailable(f"{what}: another request is writing the same name ({reason})")
-    if status == 416:
-        return StoreCorrupt(f"{what}: the object is shorter than it should be ({reason})")
-    if status in (401, 403) or code == "AccessDenied":
-        return StoreDenied(
-            f"{what}: refused ({reason}); check the key id and secret, and that their policy "
-            "allows reading, writing, listing and deleting under this bucket and prefix"
-        )
-    if status == 404:
-        return StoreMissing(f"{what}: no such object or bucket ({reason})")
-    return StoreError(f"{what}: refused ({reason})")
+    return refused.error(what)
 
 
 def _failed(error: Exception, what: str) -> StoreError | InvalidInput:

@@ -39,6 +39,10 @@ class Call:
             self._emitted_at = now
         self._send(event)
 
+    def moved(self, size: int) -> None:
+        """Report how many plain bytes the request has moved so far."""
+        self.emit(Event(size))
+
     def cancel(self) -> None:
         self._cancelled.set()
 

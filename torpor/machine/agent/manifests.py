@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.format.checks import check_manifest
@@ -12,11 +12,17 @@ from torpor.shared.transfer.transfer import Range, Transfer
 from torpor.shared.wire.restore import OfSnapshot
 
 
-def read_wanted(
-    wanted: OfSnapshot[Any], seal: Seal, transfer: Transfer
-) -> tuple[bytes, bytes, Manifest]:
-    """The object's bytes, the root hash and the manifest in it, checked whole; SnapshotDamaged
-    if it is not the one that the control side read."""
+class Wanted(NamedTuple):
+    """A manifest: the object's bytes, its root hash, and what it says."""
+
+    blob: bytes
+    root: bytes
+    manifest: Manifest
+
+
+def read_wanted(wanted: OfSnapshot[Any], seal: Seal, transfer: Transfer) -> Wanted:
+    """The manifest, checked whole; SnapshotDamaged when it is not the one that the control side
+    read."""
     what = f"snapshot {wanted.snapshot}"
     whole = [Range(0, wanted.manifest_bytes)]
     blob = bytes(next(transfer.get_ranges(wanted.grant, whole)))
@@ -31,4 +37,4 @@ def read_wanted(
             f"the {what} that the control side read: it was changed in the store"
         )
     check_manifest(manifest, what)
-    return blob, found, manifest
+    return Wanted(blob, found, manifest)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from torpor.machine.agent.call import Call, Operations
@@ -25,6 +27,7 @@ from torpor.shared.wire.request import BeginsRun, Nothing, OfRun
 from torpor.shared.wire.restore import (
     BeginPath,
     BeginRestore,
+    Checked,
     CheckRestore,
     EndRestore,
     FetchPart,
@@ -55,6 +58,8 @@ A = TypeVar("A")
 B = TypeVar("B", bound=BeginsRun[Any])
 Q = TypeVar("Q", bound=OfRun[Any])
 R = TypeVar("R", bound=AgentRun)
+Turn = Callable[[AgentRun, Call], AbstractContextManager[None]]
+"""What a request waits for and holds while it is served: other requests of its run, or a worker."""
 
 
 def operations(runs: RunRegistry) -> Operations:
@@ -65,38 +70,41 @@ def operations(runs: RunRegistry) -> Operations:
     table.add(MeasureLine, _measure_line)
     table.add(ExaminePacks, lambda request, call: examine(request, call, runs))
 
+    def worker(run: AgentRun, call: Call) -> AbstractContextManager[None]:
+        return runs.worker(partial(run.check, call))
+
     snapshots = _Serving(runs, SnapshotRun)
     table.add(BeginSnapshot, snapshots.begins(SnapshotRun.begin))
-    table.add(Scan, snapshots.alone(SnapshotRun.scan))
-    table.add(StorePart, snapshots.worker(SnapshotRun.part))
-    table.add(Quiesce, snapshots.alone(SnapshotRun.quiesce))
-    table.add(ListPacks, snapshots.alone(SnapshotRun.packs))
-    table.add(Commit, snapshots.alone(SnapshotRun.commit))
-    table.add(RereadPacks, snapshots.beside(SnapshotRun.reread))
-    table.add(Confirm, snapshots.alone(SnapshotRun.confirm))
-    table.add(EndSnapshot, snapshots.beside(SnapshotRun.finish))
+    table.add(Scan, snapshots.during(SnapshotRun.scan, AgentRun.alone))
+    table.add(StorePart, snapshots.during(SnapshotRun.part, worker))
+    table.add(Quiesce, snapshots.during(SnapshotRun.quiesce, AgentRun.alone))
+    table.add(ListPacks, snapshots.during(SnapshotRun.packs, AgentRun.alone))
+    table.add(Commit, snapshots.during(SnapshotRun.commit, AgentRun.alone))
+    table.add(RereadPacks, snapshots.during(SnapshotRun.reread))
+    table.add(Confirm, snapshots.during(SnapshotRun.confirm, AgentRun.alone))
+    table.add(EndSnapshot, snapshots.during(SnapshotRun.finish))
 
     restores = _Serving(runs, RestoreRun)
     table.add(BeginRestore, restores.begins(RestoreRun.begin))
     table.add(BeginPath, _Serving(runs, PathRun).begins(PathRun.begin_path))
-    table.add(ServePacks, restores.beside(RestoreRun.serve))
-    table.add(FetchPart, restores.writing(RestoreRun.part))
-    table.add(FinishRestore, restores.written(RestoreRun.finish))
-    table.add(CheckRestore, restores.written(RestoreRun.compare))
-    table.add(EndRestore, restores.beside(RestoreRun.give_back))
+    table.add(ServePacks, restores.during(RestoreRun.serve))
+    table.add(FetchPart, restores.during(RestoreRun.part, AgentRun.writing, worker))
+    table.add(FinishRestore, restores.during(RestoreRun.finish, AgentRun.written))
+    table.add(CheckRestore, restores.during(_compare, AgentRun.written))
+    table.add(EndRestore, restores.during(RestoreRun.give_back))
 
     syncs = _Serving(runs, SyncRun)
     table.add(BeginSync, syncs.begins(SyncRun.begin))
-    table.add(StageSync, syncs.alone(SyncRun.stage))
-    table.add(SyncPart, syncs.writing(SyncRun.part))
-    table.add(FinishSync, syncs.written(SyncRun.finish))
-    table.add(CheckSync, syncs.written(SyncRun.compare))
-    table.add(EndSync, syncs.beside(SyncRun.give_back))
+    table.add(StageSync, syncs.during(SyncRun.stage, AgentRun.alone))
+    table.add(SyncPart, syncs.during(SyncRun.part, AgentRun.writing, worker))
+    table.add(FinishSync, syncs.during(SyncRun.finish, AgentRun.written))
+    table.add(CheckSync, syncs.during(SyncRun.compare, AgentRun.written))
+    table.add(EndSync, syncs.during(SyncRun.give_back))
     return table
 
 
 class _Serving(Generic[R]):
-    """Handlers for runs of one kind. Each method says what else may run at the same time."""
+    """Requests of one kind of run."""
 
     def __init__(self, runs: RunRegistry, kind: type[R]) -> None:
         self._runs = runs
@@ -112,51 +120,23 @@ class _Serving(Generic[R]):
 
         return handler
 
-    def beside(self, method: Callable[[R, Q, Call], A]) -> Callable[[Q, Call], A]:
-        """At any time."""
+    def during(self, method: Callable[[R, Q, Call], A], *turns: Turn) -> Callable[[Q, Call], A]:
+        """Serve a request of a run that has begun, after waiting for its ``turns``: at any time
+        where there are none."""
 
         def handler(request: Q, call: Call) -> A:
             run = self._runs.get(self._kind, request.run)
-            with run.serving(call):
+            with ExitStack() as held:
+                held.enter_context(run.serving(call))
+                for turn in turns:
+                    held.enter_context(turn(run, call))
                 return method(run, request, call)
 
         return handler
 
-    def alone(self, method: Callable[[R, Q, Call], A]) -> Callable[[Q, Call], A]:
-        """One of these at a time."""
 
-        def guarded(run: R, request: Q, call: Call) -> A:
-            with run.alone(call):
-                return method(run, request, call)
-
-        return self.beside(guarded)
-
-    def worker(self, method: Callable[[R, Q, Call], A]) -> Callable[[Q, Call], A]:
-        """As many at a time as the agent has workers."""
-
-        def guarded(run: R, request: Q, call: Call) -> A:
-            with self._runs.worker(lambda: run.check(call)):
-                return method(run, request, call)
-
-        return self.beside(guarded)
-
-    def writing(self, method: Callable[[R, Q, Call], A]) -> Callable[[Q, Call], A]:
-        """As ``worker``, and nothing of ``written`` meanwhile."""
-
-        def guarded(run: R, request: Q, call: Call) -> A:
-            with run.writing(call), self._runs.worker(lambda: run.check(call)):
-                return method(run, request, call)
-
-        return self.beside(guarded)
-
-    def written(self, method: Callable[[R, Q, Call], A]) -> Callable[[Q, Call], A]:
-        """As ``alone``, and behind every request of ``writing``."""
-
-        def guarded(run: R, request: Q, call: Call) -> A:
-            with run.written(call):
-                return method(run, request, call)
-
-        return self.beside(guarded)
+def _compare(run: RestoreRun, request: CheckRestore, call: Call) -> Checked:
+    return run.compare(request, call)  # a path's run has one of its own
 
 
 def _make_content(request: MakeContent, call: Call) -> Nothing:

@@ -38,7 +38,7 @@ class AgentRun:
         self.id = run
         self.workspace = workspace
         self.state = WorkspaceState(home, workspace)
-        self.state.lock(workspace)
+        self.state.lock()
         self.connections = Connections(timeout_s=60.0)
         self.beginning = threading.Lock()
         """Held for work that is done once a run, which several requests may want at once."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import record_environment
+from torpor.machine.agent.goal import SHOWN, shown
 from torpor.machine.agent.hook import run_hook
 from torpor.machine.agent.known import KnownFiles
 from torpor.machine.agent.machine import machine_id
@@ -46,7 +48,7 @@ from torpor.shared.format.names import pack_key
 from torpor.shared.format.sizes import CHUNK_BYTES
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Grant, ObjectKey, SnapshotId, WorkspaceName
-from torpor.shared.wire.request import Event, Nothing
+from torpor.shared.wire.request import Nothing
 from torpor.shared.wire.snapshot import (
     BeginSnapshot,
     Commit,
@@ -68,9 +70,6 @@ from torpor.shared.wire.snapshot import (
     SnapshotBegun,
     StorePart,
 )
-
-SHOWN: Final = 20
-"""The most names in a result. Counts are always complete."""
 
 
 class _Begun(NamedTuple):
@@ -124,12 +123,7 @@ class SnapshotRun(AgentRun):
         """Resolve the roots, and use what earlier runs stored. Once a run."""
         if self._begun is not None:
             return self._begun.answer
-        if self.state.restore_journal.exists():
-            raise WorkspaceInvalid(
-                f"workspace {self.workspace} is only half restored on this machine: a restore "
-                "never finished. Wake it here again, which continues it; a snapshot now would "
-                "store half a workspace"
-            )
+        self.state.refuse_half_restored("; a snapshot now would store half a workspace")
         self._settle_sync()
         roots = resolve_roots(request.roots)
         seal = seal_of(request.key)
@@ -155,7 +149,7 @@ class SnapshotRun(AgentRun):
         run = self._has_begun()
         run.known.take_up(request.resumed)
         run.known.lose(request.lost)
-        seen = walk(run.roots, run.known.held, run.excluded, lambda: self.check(call))
+        seen = walk(run.roots, run.known.held, run.excluded, partial(self.check, call))
         if seen.unread:
             run.known.learn(run.seal, self.transfer(call))
         run.known.saw(seen)
@@ -194,14 +188,14 @@ class SnapshotRun(AgentRun):
             last.source,
             self.transfer(call),
             self._unused(request.packs),
-            progress=lambda report: call.emit(Event(report.bytes)),
-            check=lambda: self.check(call),
+            progress=call.moved,
+            check=partial(self.check, call),
         )
         return PartReport(stored.new_bytes, stored.stored_bytes)
 
     def quiesce(self, request: Quiesce, call: Call) -> Quiesced:
         """Run the user's hook."""
-        return run_hook(request.argv, request.timeout_s, lambda: self.check(call))
+        return run_hook(request.argv, request.timeout_s, partial(self.check, call))
 
     def packs(self, request: ListPacks, call: Call) -> Packs:
         """Every pack that the manifest will name."""
@@ -229,7 +223,7 @@ class SnapshotRun(AgentRun):
     def confirm(self, request: Confirm, call: Call) -> Confirmed:
         """Walk once more: does the disk still equal what was committed?"""
         run = self._has_begun()
-        seen = walk(run.roots, run.known.held, run.excluded, lambda: self.check(call))
+        seen = walk(run.roots, run.known.held, run.excluded, partial(self.check, call))
         committed = {(e.root, e.path): e for e in self._entries()[0]}
         changed = [u.entry.path for u in seen.unread]
         unread = {(u.entry.root, u.entry.path) for u in seen.unread}
@@ -286,10 +280,8 @@ class SnapshotRun(AgentRun):
         if record is None:
             return
         if record.mixed:
-            raise WorkspaceInvalid(
-                f"workspace {self.workspace} on this machine holds only half of snapshot "
-                f"{record.snapshot}: a sync to that snapshot never finished. Sync to it again, "
-                "which continues it; a snapshot now would store half a workspace"
+            raise self.state.half_synced(
+                record, ", which continues it; a snapshot now would store half a workspace"
             )
         drop_staged(record)
         self.state.clear_sync_record()
@@ -370,4 +362,4 @@ def _unaccepted(paths: Sequence[bytes], accepted: Sequence[str]) -> list[bytes]:
 
 
 def _shown(paths: Sequence[bytes]) -> list[str]:
-    return [path.decode(errors="backslashreplace") for path in paths[:SHOWN]]
+    return [shown(path) for path in paths[:SHOWN]]

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from torpor.machine.tree.walk import Held, Signature
-from torpor.shared.errors import ManifestInvalid, WorkspaceBusy, WrongKey
+from torpor.shared.errors import ManifestInvalid, WorkspaceBusy, WorkspaceInvalid, WrongKey
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest, decode_manifest
 from torpor.shared.values import SnapshotId, WorkspaceName
@@ -42,6 +42,10 @@ class SyncRecord(msgspec.Struct, frozen=True, array_like=True):
     mixed: bool  # names have begun to change: the tree is neither the old snapshot nor the new one
     staged: list[tuple[int, bytes, bytes]]  # root, path, and the directory that holds it meanwhile
 
+    def is_of(self, target: bytes, roots: Sequence[bytes]) -> bool:
+        """Whether it is a sync to that snapshot, in those directories."""
+        return (self.target, self.roots) == (target, roots)
+
 
 _UNREADABLE = SyncRecord(b"", SnapshotId("unknown"), b"", [], True, [])
 """Replaces a damaged record: it may have been any sync, at any step."""
@@ -51,6 +55,7 @@ class WorkspaceState:
     """The folder ``HOME/workspaces/NAME`` (mode 0700)."""
 
     def __init__(self, home: Path, workspace: WorkspaceName) -> None:
+        self.workspace = workspace
         self.folder = home / "workspaces" / workspace
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.journal = self.folder / "journal"
@@ -58,7 +63,7 @@ class WorkspaceState:
         self._sync_record = self.folder / "sync"
         self._lock_fd: int | None = None
 
-    def lock(self, workspace: WorkspaceName) -> None:
+    def lock(self) -> None:
         """Hold the workspace on this machine until ``unlock`` or the end of the process."""
         fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -66,8 +71,8 @@ class WorkspaceState:
         except BlockingIOError:
             os.close(fd)
             raise WorkspaceBusy(
-                f"another agent on this machine works on workspace {workspace}: wait until its "
-                "run has ended"
+                f"another agent on this machine works on workspace {self.workspace}: wait until "
+                "its run has ended"
             ) from None
         self._lock_fd = fd
 
@@ -117,6 +122,21 @@ class WorkspaceState:
 
     def clear_sync_record(self) -> None:
         self._sync_record.unlink(missing_ok=True)
+
+    def refuse_half_restored(self, then: str) -> None:
+        """Raise WorkspaceInvalid where a restore has not ended."""
+        if self.restore_journal.exists():
+            raise WorkspaceInvalid(
+                f"workspace {self.workspace} is only half restored on this machine: a wake never "
+                f"finished. Wake it here again, which continues it{then}"
+            )
+
+    def half_synced(self, record: SyncRecord, then: str) -> WorkspaceInvalid:
+        """The refusal of a tree that a sync has half changed."""
+        return WorkspaceInvalid(
+            f"workspace {self.workspace} on this machine holds only half of snapshot "
+            f"{record.snapshot}: a sync to that snapshot never finished. Sync to it again{then}"
+        )
 
     def load_index(
         self, roots: Sequence[bytes], seal: Seal, among: set[bytes] | None

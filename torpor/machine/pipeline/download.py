@@ -7,7 +7,6 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -16,7 +15,7 @@ from torpor.machine.tree.plan import part_ends
 from torpor.machine.tree.write import ContentWriter
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.trial import GpuTrial
-from torpor.shared.errors import SnapshotDamaged, TorporError, WrongKey
+from torpor.shared.errors import InvalidInput, SnapshotDamaged, TorporError, WrongKey
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entry, Manifest
 from torpor.shared.format.names import pack_id_of
@@ -27,14 +26,6 @@ from torpor.shared.values import Grant
 _ATTEMPTS: Final = 3
 """How often a chunk that does not match its name is fetched before it counts as damaged. A fault in
 transit disappears, a fault in the store stays."""
-
-
-@dataclass
-class PartRestored:
-    """The result of one part; ``bytes`` are plain."""
-
-    bytes: int = 0
-    stored_bytes: int = 0
 
 
 class Fetcher(Protocol):
@@ -57,12 +48,13 @@ class Use(NamedTuple):
 
 
 class FetchPlan:
-    """Which chunks go where, and which packs make up which part."""
+    """Which chunks go where, which packs make up which part, and which chunks are ``done``."""
 
     def __init__(
         self, manifest: Manifest, max_parts: int, done: set[int], part_bytes: int = PART_BYTES
     ) -> None:
         self.manifest = manifest
+        self.done = done
         self.uses: list[list[Use]] = [[] for _ in manifest.chunks]
         for number, entry in enumerate(manifest.entries):
             at = 0
@@ -90,6 +82,12 @@ class FetchPlan:
 
     def stored_bytes(self, packs: Iterable[bytes]) -> int:
         return sum(self.manifest.chunks[n].stored for p in packs for n in self.chunks_of(p))
+
+    def check_fetched(self, who: str, then: str) -> None:
+        """Raise InvalidInput while chunks are missing."""
+        missing = sum(bool(uses) and n not in self.done for n, uses in enumerate(self.uses))
+        if missing:
+            raise InvalidInput(f"{who} still lacks {missing} chunks: {then}")
 
     def _share_out(self, max_parts: int, part_bytes: int) -> list[list[bytes]]:
         ends = part_ends(self.plain_bytes(self._by_pack), max_parts, part_bytes)
@@ -168,21 +166,21 @@ def restore_part(
     grants: Iterable[Grant],
     writer: ContentWriter,
     journal: RestoreJournal | None,
-    done: set[int],
     *,
-    progress: Callable[[PartRestored], None],
+    progress: Callable[[int], None],
     check: Callable[[], None],
     keep: Callable[[bytes, int, Buffer], None] = lambda pack_id, offset, stored: None,
     gpu: GpuTrial | None = None,
-) -> PartRestored:
-    """Fetch and write what the granted packs hold, except the chunks in ``done``, to which it
-    adds. Every chunk is checked against its name before a byte of it is written; ``keep`` then
-    gets its stored form. There is no ``journal``: the disk shows what is done."""
-    report = PartRestored()
+) -> int:
+    """Fetch and write what the granted packs hold, but for the chunks that are done. Returns how
+    many stored bytes were fetched; ``progress`` hears of plain ones. Every chunk is checked against
+    its name before a byte of it is written; ``keep`` then gets its stored form. There is no
+    ``journal``: the disk shows what is done."""
+    plain_bytes = stored_bytes = 0
     try:
         for grant in grants:
             pack_id = pack_id_of(grant.key)
-            numbers = [n for n in plan.chunks_of(pack_id) if n not in done]
+            numbers = [n for n in plan.chunks_of(pack_id) if n not in plan.done]
             chunks = [plan.manifest.chunks[n] for n in numbers]
             ranges = [Range(chunk.offset, chunk.stored) for chunk in chunks]
             with closing(fetcher.get_ranges(grant, ranges)) as stream:
@@ -196,13 +194,13 @@ def restore_part(
                     _write(number, plain, plan, writer)
                     if journal is not None:
                         journal.add(number)
-                    done.add(number)
-                    report.bytes += chunk.plain
-                    report.stored_bytes += chunk.stored
-                    progress(report)
+                    plan.done.add(number)
+                    plain_bytes += chunk.plain
+                    stored_bytes += chunk.stored
+                    progress(plain_bytes)
     finally:
         writer.close()
-    return report
+    return stored_bytes
 
 
 def _plain(

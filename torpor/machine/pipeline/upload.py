@@ -72,7 +72,7 @@ def store_part(
     sender: Transfer,
     grants: Iterable[Grant],
     *,
-    progress: Callable[[PartStored], None],
+    progress: Callable[[int], None],
     check: Callable[[], None],
 ) -> PartStored:
     """Store every chunk of ``jobs`` that the store does not have. Idempotent.
@@ -90,11 +90,11 @@ def store_part(
                     _store_piece(job, source, packer, report)
                 else:
                     _store_group(job, source, packer, report)
-                progress(report)
+                progress(report.bytes)
             packer.flush()
         finally:
             packer.give_back()
-    progress(report)
+    progress(report.bytes)
     return report
 
 

@@ -1,4 +1,4 @@
-"""What a store's HTTP answer to a grant means, as an error of our tree."""
+"""What a store's HTTP answer means, as an error of our tree."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import http.client
 import re
 import sys
 from email.utils import parsedate_to_datetime
+from typing import NamedTuple
 
 from torpor.shared.errors import (
     GrantExpired,
@@ -25,7 +26,21 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
 # Answers to a body that was damaged or cut on its way to the store; sending it again may help.
 _DAMAGED = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "IncompleteBody"}
-_BUSY = {"RequestTimeout", "SlowDown", "OperationAborted", "ConditionalRequestConflict"}
+_BUSY = {
+    "RequestTimeout",
+    "SlowDown",
+    "InternalError",
+    "ServiceUnavailable",
+    "Throttling",
+    "OperationAborted",
+    "ConditionalRequestConflict",
+}
+_ELSEWHERE = {
+    "AuthorizationHeaderMalformed",
+    "PermanentRedirect",
+    "TemporaryRedirect",
+    "IllegalLocationConstraintException",
+}
 _EXPIRED = {"ExpiredToken", "ExpiredRequest", "RequestExpired", "RequestTimeTooSkewed"}
 # rclone says the last one of every signature older than 15 minutes, whatever its own limit.
 _EXPIRED_WORDS = re.compile(r"expired|difference between the request time", re.IGNORECASE)
@@ -36,35 +51,61 @@ def refusal(grant: Grant, host: str, answer: http.client.HTTPResponse, body: byt
     text = body.decode("utf-8", "replace")
     code = found[1] if (found := _CODE.search(text)) else ""
     said = found[1].strip() if (found := _MESSAGE.search(text)) else ""
-    status = answer.status
+    refused = Refusal(answer.status, code, said, answer.getheader("Retry-After", ""))
     what = f"{grant.verb} {grant.key} at {host}"
-    reason = f"HTTP {status}" + (f" {code}" if code else "") + (f": {said}" if said else "")
-    if status in (400, 401, 403) and _is_expired(grant, answer, code, said):
+    if answer.status in (400, 401, 403) and _is_expired(grant, answer, code, said):
         return GrantExpired(
-            f"{what}: the grant's time is over ({reason}); ask for a new one, "
+            f"{what}: the grant's time is over ({refused.reason}); ask for a new one, "
             "and check the control side's clock where that is refused too"
         )
-    if status >= 500 or status in (408, 425, 429) or code in _BUSY:
-        busy = StoreUnavailable(f"{what}: the store cannot take the request now ({reason})")
-        busy.retry_after_s = _retry_after_s(answer)
-        return busy
-    if code in _DAMAGED:
-        return StoreCorrupt(f"{what}: the body was damaged on the way ({reason})")
-    if status in (401, 403) or code == "AccessDenied":
-        return StoreDenied(
-            f"{what}: refused ({reason}); check that the store's key may do this on the bucket, "
-            "and the control side's clock"
-        )
-    if status == 404:
-        return StoreMissing(f"{what}: no such object or bucket ({reason})")
-    if status == 416:
-        return StoreCorrupt(f"{what}: the object is shorter than its manifest says ({reason})")
-    if 300 <= status < 400:
-        return StoreError(
-            f"{what}: the store sends this request elsewhere ({reason}); set the bucket's own "
-            "region and endpoint in the store's block"
-        )
-    return StoreError(f"{what}: refused ({reason})")
+    return refused.error(what)
+
+
+class Refusal(NamedTuple):
+    """What a store answered instead of what it was asked for."""
+
+    status: int
+    code: str
+    said: str
+    retry_after: str
+
+    @property
+    def reason(self) -> str:
+        words = f"HTTP {self.status} {self.code}".rstrip()
+        return f"{words}: {self.said}" if self.said and self.said != self.code else words
+
+    def error(self, what: str) -> StoreError:
+        """As an error of our tree; ``what`` is the verb, key and place."""
+        status, code, reason = self.status, self.code, self.reason
+        if code in _DAMAGED:
+            return StoreCorrupt(f"{what}: the body was damaged on the way ({reason})")
+        if status == 501:
+            return StoreError(f"{what}: the store does not know this request ({reason})")
+        if status >= 500 or status in (408, 425, 429) or code in _BUSY:
+            busy = StoreUnavailable(
+                f"{what}: the store cannot take the request now ({reason}); try again later, and "
+                "check the endpoint where it never worked"
+            )
+            busy.retry_after_s = _seconds(self.retry_after)
+            return busy
+        if status == 409:
+            return StoreUnavailable(f"{what}: another request is writing the same name ({reason})")
+        if status in (401, 403) or code == "AccessDenied":
+            return StoreDenied(
+                f"{what}: refused ({reason}); check the key id and secret, that their policy "
+                "allows reading, writing, listing and deleting under this bucket and prefix, and "
+                "the control side's clock"
+            )
+        if status == 404:
+            return StoreMissing(f"{what}: no such object or bucket ({reason})")
+        if status == 416:
+            return StoreCorrupt(f"{what}: the object is shorter than it should be ({reason})")
+        if code in _ELSEWHERE or 300 <= status < 400:
+            return StoreError(
+                f"{what}: the bucket lives in another region or at another endpoint ({reason}); "
+                "set both in the store's block"
+            )
+        return StoreError(f"{what}: refused ({reason})")
 
 
 def carried_by(status: int, content_range: str | None, length: int | None) -> range:
@@ -91,6 +132,5 @@ def _is_expired(grant: Grant, answer: http.client.HTTPResponse, code: str, said:
         return False
 
 
-def _retry_after_s(answer: http.client.HTTPResponse) -> float:
-    text = answer.getheader("Retry-After", "").strip()
-    return float(text) if re.fullmatch(r"\d{1,6}", text) else 0.0
+def _seconds(text: str) -> float:
+    return float(text) if re.fullmatch(r"\d{1,6}", text.strip()) else 0.0

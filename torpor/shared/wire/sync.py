@@ -6,7 +6,7 @@ import msgspec
 
 from torpor.shared.values import Grant, SnapshotId
 from torpor.shared.wire.request import Nothing, OfRun
-from torpor.shared.wire.restore import Checked, OfSnapshot, RestoredPart, RestorePart
+from torpor.shared.wire.restore import Checked, OfSnapshot, RestorePart
 
 
 class Intent(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class StageSync(OfRun[SyncPlan], frozen=True):
     max_parts: int
 
 
-class SyncPart(OfRun[RestoredPart], frozen=True):
+class SyncPart(OfRun[Nothing], frozen=True):
     """Fetch, check and stage what the packs hold and the machine does not."""
 
     op = "sync.part"

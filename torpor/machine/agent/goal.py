@@ -1,0 +1,118 @@
+"""What a restore or a sync brings onto this machine, and what both do with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from torpor.machine.agent.call import Call
+from torpor.machine.pipeline.download import FetchPlan
+from torpor.machine.tree.compare import Comparison, compare_tree
+from torpor.shared.errors import DiskFull
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import FILE, Entry, Manifest
+from torpor.shared.format.names import pack_key
+from torpor.shared.values import MIB, WorkspaceName
+from torpor.shared.wire.restore import Checked, RestorePart
+
+SHOWN: Final = 20
+"""The most names in an answer or an error. Counts are always complete."""
+SPARE_BYTES: Final = 64 * MIB
+"""Bytes left free beyond the content: for directories, metadata, the agent's own files."""
+
+
+class Goal(NamedTuple):
+    """A snapshot, or a part of one, and the directories that become it."""
+
+    manifest: Manifest
+    targets: list[bytes]
+    seal: Seal
+
+    @property
+    def file_count(self) -> int:
+        return sum(entry.kind == FILE for entry in self.manifest.entries)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(entry.size for entry in self.manifest.entries)
+
+    @property
+    def real_targets(self) -> list[bytes]:
+        return [os.path.realpath(target) for target in self.targets]
+
+    def of(self, entries: Sequence[Entry]) -> Goal:
+        """Only these of its entries."""
+        manifest = msgspec.structs.replace(self.manifest, entries=list(entries))
+        return self._replace(manifest=manifest)
+
+    def compare(
+        self,
+        call: Call,
+        check: Callable[[], None],
+        *,
+        full: bool,
+        refused_xattrs: Container[tuple[int, bytes, bytes]],
+    ) -> Comparison:
+        """Compare the disk with all of it; with ``full`` every byte is read and hashed."""
+        return compare_tree(
+            self.manifest.entries,
+            self.manifest.chunks,
+            self.targets,
+            self.seal,
+            full=full,
+            owners=os.geteuid() == 0,
+            refused_xattrs=refused_xattrs,
+            progress=call.moved,
+            check=check,
+        )
+
+
+def restore_parts(workspace: WorkspaceName, plan: FetchPlan) -> list[RestorePart]:
+    """The parts of a plan, as the control side grants them."""
+    return [
+        RestorePart(
+            number,
+            plan.plain_bytes(part),
+            plan.stored_bytes(part),
+            [pack_key(workspace, pack) for pack in part],
+        )
+        for number, part in enumerate(plan.parts)
+    ]
+
+
+def check_space(needed: Mapping[bytes, int], who: str, then: str) -> None:
+    """Raise DiskFull where the file systems of some targets lack room for the bytes needed."""
+    by_device: dict[int, tuple[int, bytes]] = {}
+    for target, size in needed.items():
+        device = os.stat(_existing(target)).st_dev
+        by_device[device] = (by_device.get(device, (0, target))[0] + size, target)
+    for size, target in by_device.values():
+        st = os.statvfs(_existing(target))
+        free = st.f_bavail * st.f_frsize
+        if size + SPARE_BYTES > free:
+            raise DiskFull(
+                f"{os.fsdecode(target)} has {free:,} bytes free and {who} needs {size:,}: {then}"
+            )
+
+
+def first_few(words: Sequence[str]) -> list[str]:
+    """The first few, and how many more there are."""
+    more = len(words) - SHOWN
+    return [*words[:SHOWN], *([f"and {more} more"] if more > 0 else [])]
+
+
+def shown(path: bytes) -> str:
+    return path.decode(errors="backslashreplace")
+
+
+def checked(compared: Comparison) -> Checked:
+    return Checked(compared.differences[:SHOWN], len(compared.differences))
+
+
+def _existing(path: bytes) -> bytes:
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
