@@ -36,9 +36,9 @@ def store_part(
 
 
 @step("quiesce", retries=ONCE)
-def quiesce(snapshot: RemoteSnapshot) -> str:
+def quiesce(snapshot: RemoteSnapshot) -> None:
     """Run the user's quiesce command on the machine."""
-    return snapshot.quiesce()
+    snapshot.quiesce()
 
 
 @step("compare packs")

@@ -52,8 +52,8 @@ def test_a_wrong_user_is_denied(sshd: Sshd) -> None:
 def test_the_first_host_key_is_pinned_and_reported(sshd: Sshd, agent_files: dict[str, Any]) -> None:
     pinned: list[str] = []
     endpoint = msgspec.structs.replace(sshd.endpoint, host_key=None)
-    with Session.open(endpoint, sshd.identity, pin=pinned.append, **agent_files) as session:
-        assert session.host_key == pinned[0]
+    with Session.open(endpoint, sshd.identity, pin=pinned.append, **agent_files):
+        assert len(pinned) == 1
     assert pinned[0].split()[:2] == sshd.host_key.split()[:2]
     with Session.open(sshd.endpoint, sshd.identity, pin=pinned.append, **agent_files):
         assert len(pinned) == 1

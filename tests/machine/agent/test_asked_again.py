@@ -211,7 +211,7 @@ def test_a_workspace_is_walked_by_one_at_a_time(
         lambda: run.scan(2),
         lambda: run.scan(2),
     ) as (seen, again):
-        assert seen.read_files == 0
+        assert seen.unaccepted_count == 0
         assert again == seen
     snapshot, _ = commit(run)
     run.end(committed=True)

@@ -185,7 +185,7 @@ def test_what_the_agent_knows_of_the_workspace_stays(
     _restore(engine, snapshot, b"small", was / "recovered")
     let_settle()
     run = engine.begin([was])
-    assert run.scan(1).read_files == 1
+    assert run.scan(1).unaccepted_count == 1
     with pytest.raises(WorkspaceBusy):
         engine.path_restore(snapshot, b"small", tmp_path / "into").begin()
     run.end(committed=False)

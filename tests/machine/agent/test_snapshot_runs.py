@@ -183,7 +183,7 @@ def test_nothing_is_stored_twice_when_the_agent_was_killed(
             engine.call(ListPacks(run.run))
         assert run.store_part(1, PartPlan(0, 0, 1)).new_bytes == 0
     new_bytes = scan_and_store(run, 2)
-    assert run.scan(3).read_files == 0
+    assert run.scan(3).unaccepted_count == 0
     snapshot, _ = commit(run)
     run.end(committed=True)
 
@@ -212,7 +212,7 @@ def test_a_part_that_was_cancelled_midway_is_continued(engine: Engine, was: Path
     let_settle()
     store_parts(run, 1, scan)
     scan_and_store(run, 2)
-    assert run.scan(3).read_files == 0
+    assert run.scan(3).unaccepted_count == 0
     comes_back(engine, commit(run)[0], was)
 
 
@@ -222,7 +222,7 @@ def test_a_part_without_enough_grants_says_so_and_is_repeated(engine: Engine, wa
     with pytest.raises(GrantExpired, match="more packs than it has grants for"):
         run.store_part(1, msgspec.structs.replace(scan.parts[0], packs=0))
     store_parts(run, 1, scan)
-    assert run.scan(2).read_files == 0
+    assert run.scan(2).unaccepted_count == 0
     comes_back(engine, commit(run)[0], was)
 
 
@@ -251,7 +251,7 @@ def test_a_pack_that_cannot_be_resumed_is_stored_again(
     run = engine.begin([wide])
     scan_and_store(run, 2)
     assert len(packs_of(engine) - before) == 1
-    assert run.scan(3).read_files == 0
+    assert run.scan(3).unaccepted_count == 0
     there = named(engine, commit(run)[0])
     assert len(there) == 2
     assert there <= packs_of(engine)
@@ -283,9 +283,9 @@ def test_a_pack_lost_between_passes_is_stored_again(engine: Engine, wide: Path) 
     engine.store.delete([lost])
     assert run.lost_packs() == [lost]
     scan = run.scan(2, [lost])
-    assert 0 < scan.read_files < WIDE_FILES
+    assert 0 < scan.unaccepted_count < WIDE_FILES
     assert store_parts(run, 2, scan) == sum(part.bytes for part in scan.parts)
-    assert run.scan(3).read_files == 0
+    assert run.scan(3).unaccepted_count == 0
     snapshot, _ = commit(run)
     assert {*rest} < named(engine, snapshot) == packs_of(engine)
     comes_back(engine, snapshot, wide)
@@ -300,15 +300,15 @@ def test_a_lost_pack_of_the_parent_is_stored_again(
         engine = machines(engine.store, engine.home.with_name("other-home"))
     run = engine.begin([wide])
     scan = run.scan(1)
-    assert (scan.read_files == 0) is with_index
+    assert (scan.unaccepted_count == 0) is with_index
     assert store_parts(run, 1, scan) == 0
     lost = min(packs_of(engine))
     engine.store.delete([lost])
     assert run.lost_packs() == [lost]
     scan = run.scan(2, [lost])
-    assert 0 < scan.read_files < WIDE_FILES
+    assert 0 < scan.unaccepted_count < WIDE_FILES
     store_parts(run, 2, scan)
-    assert run.scan(3).read_files == 0
+    assert run.scan(3).unaccepted_count == 0
     snapshot, _ = commit(run)
     assert len(packs_of(engine)) == 2
     assert named(engine, snapshot) == packs_of(engine)
@@ -356,8 +356,8 @@ def test_a_damaged_index_is_not_believed(engine: Engine, was: Path, damage: str)
         (folder / damage).write_bytes(blob)
     run = engine.begin([was])
     scan = run.scan(1)
-    if damage != "seen" or scan.read_files:
-        assert scan.read_files == 3
+    if damage != "seen" or scan.unaccepted_count:
+        assert scan.unaccepted_count == 3
     store_parts(run, 1, scan)
     run.scan(2)
     comes_back(engine, commit(run)[0], was)
@@ -367,7 +367,7 @@ def test_the_index_is_not_believed_for_other_roots(engine: Engine, was: Path) ->
     engine.snapshot([was])
     moved = was.rename(was.with_name("moved"))  # the very same inodes
     run = engine.begin([moved])
-    assert run.scan(1).read_files == 3
+    assert run.scan(1).unaccepted_count == 3
     run.end(committed=False)
     moved.rename(was)
     assert reads_nothing(engine, was)
@@ -378,7 +378,7 @@ def test_the_index_is_not_believed_when_its_snapshot_is_gone(engine: Engine, was
     engine.store.delete([manifest_key(WORKSPACE, snapshot)])
     run = engine.begin([was])
     scan = run.scan(1)
-    assert scan.read_files == 3
+    assert scan.unaccepted_count == 3
     assert store_parts(run, 1, scan) == sum(part.bytes for part in scan.parts)
 
 
@@ -387,7 +387,7 @@ def test_the_index_is_not_believed_when_it_was_not_committed(engine: Engine, was
     scan_and_store(run, 1)
     commit(run)
     run.end(committed=False)
-    assert engine.begin([was]).scan(1).read_files == 3
+    assert engine.begin([was]).scan(1).unaccepted_count == 3
 
 
 @pytest.mark.parametrize(("first", "then"), [(KEY, None), (None, KEY), (KEY, b"o" * 32)])

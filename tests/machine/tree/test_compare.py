@@ -51,7 +51,11 @@ def tree(tmp_path: Path) -> Path:
 
 
 def _compare(
-    tree: Path, *, full: bool = True, refused: frozenset[object] = frozenset()
+    tree: Path,
+    *,
+    full: bool = True,
+    refused: frozenset[object] = frozenset(),
+    progress: Callable[[int], None] = lambda size: None,
 ) -> Comparison:
     return compare_tree(
         ENTRIES,
@@ -61,7 +65,7 @@ def _compare(
         full=full,
         owners=os.geteuid() == 0,
         refused_xattrs=refused,
-        progress=lambda size: None,
+        progress=progress,
         check=lambda: None,
     )
 
@@ -69,9 +73,10 @@ def _compare(
 @pytest.mark.timeout(120)  # reading a tebibyte of zeros takes longer
 @pytest.mark.parametrize("full", [True, False])
 def test_a_right_tree_is_right_and_its_holes_are_not_read(tree: Path, full: bool) -> None:
-    result = _compare(tree, full=full)
+    read: list[int] = []
+    result = _compare(tree, full=full, progress=read.append)
     assert result.differences == []
-    assert (result.files, result.bytes) == (4, 2 * len(BIG) + (1 << 40) + 5)
+    assert read[-1:] == ([2 * len(BIG) + (1 << 40) + 5] if full else [])
     assert all(result.signatures)
 
 

@@ -10,45 +10,32 @@ from typing import Final
 
 import msgspec
 
-MILLION: Final = 1_000_000
-GB: Final = 10**9
-
 
 class StorePrice(msgspec.Struct, frozen=True):
     """US dollars before tax. ``as_of``: the day for which the price is known."""
 
     gb_month_usd: float
     egress_gb_usd: float
-    million_puts_usd: float
-    million_gets_usd: float
     as_of: str
     source: str
     note: str = ""
 
-    def month_usd(self, stored_bytes: int) -> float:
-        """What keeping ``stored_bytes`` for a month costs."""
-        return self.gb_month_usd * stored_bytes / GB
-
-    def download_usd(self, stored_bytes: int, objects: int) -> float:
-        """What reading ``stored_bytes`` in ``objects`` once costs, out to the internet."""
-        return self.egress_gb_usd * stored_bytes / GB + self.million_gets_usd * objects / MILLION
-
 
 LIST_PRICES: Final[dict[str, StorePrice]] = {
     "aws-s3": StorePrice(
-        0.023, 0.09, 5.00, 0.40, "2025-06-01", "https://aws.amazon.com/s3/pricing/",
+        0.023, 0.09, "2025-06-01", "https://aws.amazon.com/s3/pricing/",
         "S3 Standard, us-east-1, first 50 TB; the first 100 GB out of each month are free",
     ),
     "cloudflare-r2": StorePrice(
-        0.015, 0.0, 4.50, 0.36, "2026-08-03", "https://developers.cloudflare.com/r2/pricing/",
+        0.015, 0.0, "2026-08-03", "https://developers.cloudflare.com/r2/pricing/",
         "Standard storage; 10 GB a month are free",
     ),
     "backblaze-b2": StorePrice(
-        0.006, 0.01, 0.0, 0.40, "2026-04-01", "https://www.backblaze.com/cloud-storage/pricing",
+        0.006, 0.01, "2026-04-01", "https://www.backblaze.com/cloud-storage/pricing",
         "downloads up to three times what is stored are free",
     ),
     "wasabi": StorePrice(
-        0.00699, 0.0, 0.0, 0.0, "2025-06-01", "https://wasabi.com/pricing",
+        0.00699, 0.0, "2025-06-01", "https://wasabi.com/pricing",
         "at least 1 TB is charged, and each object for at least 90 days",
     ),
 }  # fmt: skip
@@ -62,7 +49,7 @@ def price_of(
     listed = LIST_PRICES.get(flavour)
     if gb_month_usd is None and egress_gb_usd is None:
         return listed
-    base = listed or StorePrice(0.0, 0.0, 0.0, 0.0, "", "")
+    base = listed or StorePrice(0.0, 0.0, "", "")
     return msgspec.structs.replace(
         base,
         gb_month_usd=base.gb_month_usd if gb_month_usd is None else gb_month_usd,

@@ -75,7 +75,6 @@ class Bundle:
     hash: str
     archive: Path
     sha256: str
-    unpacked_bytes: int
 
 
 def make_bundle(
@@ -97,7 +96,7 @@ def make_bundle(
         _write_archive(archive, files)
         _drop_old(archive.parent)
     sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
-    return Bundle(name, archive, sha256, sum(map(len, files.values())))
+    return Bundle(name, archive, sha256)
 
 
 def default_cache() -> Path:

@@ -93,32 +93,24 @@ class Session:
             raise AgentLost(f"{self._route.where}: no agent was attached to")
         return self._hello
 
-    @property
-    def host_key(self) -> str | None:
-        """The key that this session is pinned to, as an OpenSSH public key line."""
-        return self._route.endpoint.host_key
-
     def call(
         self,
         request: Request[A],
         *,
         request_id: str,
         on_event: Callable[[Event], None] | None = None,
-        timeout_s: float | None = None,
     ) -> A:
         """Ask the agent and wait for the answer; ``on_event`` is called in this thread.
 
         ``request_id`` names the work: the same id again gets the same answer. Raises the agent's
         error, which then names the machine, or AgentLost where the agent stays away. Whatever else
-        ends the wait (the time is over, ``on_event`` raises, the thread is interrupted) cancels the
-        request.
+        ends the wait (``on_event`` raises, the thread is interrupted) cancels the request.
         """
         line = request_line(request_id, request)
         waiting = _Waiting(request.op, request_id, line, self._route.where)
         self._submit(lambda: self._begin(waiting))
-        give_up = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            while (event := waiting.next_event(give_up)) is not None:
+            while (event := waiting.next_event()) is not None:
                 if on_event is not None:
                     on_event(event)
         except BaseException:
@@ -354,14 +346,11 @@ class _Waiting:
                 self._error = error
                 self._wake.notify_all()
 
-    def next_event(self, give_up: float | None) -> Event | None:
-        """The next event, or None once there is an answer; AgentLost when the time is over."""
+    def next_event(self) -> Event | None:
+        """The next event, or None once there is an answer."""
         with self._wake:
             while not self._events and not self.done:
-                left = None if give_up is None else give_up - time.monotonic()
-                if left is not None and left <= 0:
-                    raise AgentLost(f"{self.op} ({self.request_id}) had no answer in time")
-                self._wake.wait(left)
+                self._wake.wait()
             return self._events.popleft() if self._events else None
 
     def result(self) -> dict[str, Any]:

@@ -123,10 +123,9 @@ class RemoteSnapshot(RemoteRun):
             self._begin_again()
             return ask()
 
-    def quiesce(self) -> str:
-        """Run the user's hook on the machine; returns the tail of what it printed."""
-        hook = Quiesce(self.run, self.spec.quiesce, self.spec.quiesce_timeout_s)
-        return self._held(hook).tail
+    def quiesce(self) -> None:
+        """Run the user's hook on the machine."""
+        self._held(Quiesce(self.run, self.spec.quiesce, self.spec.quiesce_timeout_s))
 
     def lost_packs(self) -> list[ObjectKey]:
         """Packs that the manifest would name and must not: the store does not have them as

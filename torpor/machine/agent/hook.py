@@ -13,7 +13,6 @@ from contextlib import ExitStack, suppress
 from typing import IO, Final
 
 from torpor.shared.errors import HookFailed, InvalidInput
-from torpor.shared.wire.snapshot import Quiesced
 
 _IN_MEMORY: Final = "/dev/shm"  # noqa: S108 - the file has no name there
 _TAIL_BYTES: Final = 4096
@@ -21,12 +20,11 @@ _MOST_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.2
 
 
-def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> Quiesced:
-    """Run the quiesce hook, wait for it, and return the end of its output. Processes that it
-    leaves in the background go on.
+def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> str:
+    """Run the quiesce hook and wait for it; what it leaves in the background may go on.
 
-    HookFailed if it cannot start, fails or takes too long. If it takes too long, or ``check``
-    raises, its whole process group is ended.
+    Returns the end of what it printed. HookFailed where it cannot start, fails or takes too long;
+    one that takes too long, or that runs when ``check`` raises, is ended with its process group.
     """
     if not argv:
         raise InvalidInput("the quiesce hook is an empty list: give a program and its arguments")
@@ -55,7 +53,7 @@ def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> Qu
             f"the quiesce hook {argv[0]!r} ended with status {process.returncode}, having said: "
             f"{tail.strip() or 'nothing'}. Mend it, or take it out of the workspace block"
         )
-    return Quiesced(tail)
+    return tail
 
 
 def _start(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -62,7 +62,6 @@ from torpor.shared.wire.snapshot import (
     PartPlan,
     PartReport,
     Quiesce,
-    Quiesced,
     Reread,
     RereadPacks,
     Scan,
@@ -171,7 +170,6 @@ class SnapshotRun(AgentRun):
         names = _unaccepted([u.entry.path for u in seen.unread], request.accepted)
         return Scanned(
             skipped=len(seen.skipped),
-            read_files=len(seen.unread),
             unaccepted_count=len(names),
             unaccepted=_shown(names),
             parts=[_planned(number, part) for number, part in enumerate(parts)],
@@ -193,9 +191,10 @@ class SnapshotRun(AgentRun):
         )
         return PartReport(stored.new_bytes, stored.stored_bytes)
 
-    def quiesce(self, request: Quiesce, call: Call) -> Quiesced:
+    def quiesce(self, request: Quiesce, call: Call) -> Nothing:
         """Run the user's hook."""
-        return run_hook(request.argv, request.timeout_s, partial(self.check, call))
+        run_hook(request.argv, request.timeout_s, partial(self.check, call))
+        return Nothing()
 
     def packs(self, request: ListPacks, call: Call) -> Packs:
         """Every pack that the manifest will name."""

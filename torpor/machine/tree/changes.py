@@ -60,10 +60,6 @@ class Changes(NamedTuple):
     touched: list[tuple[Entry, Name]]  # only attributes differ
     untouched: dict[int, Signature | None]  # by number among the target's entries; None: look again
 
-    @property
-    def nothing(self) -> bool:
-        return not any((self.staged, self.removed, self.directories, self.symlinks))
-
 
 def leave_out(entries: Sequence[Entry], excluded: Callable[[int, bytes], bool]) -> list[Entry]:
     """``entries`` without excluded names and everything below them. A hard link to a file that is

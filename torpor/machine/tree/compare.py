@@ -19,11 +19,9 @@ _PIECE_BYTES = 8 << 20
 
 
 class Comparison:
-    """What was compared, what differs, and the signature of each correct entry."""
+    """What differs, and the signature of each correct entry."""
 
     def __init__(self, count: int) -> None:
-        self.files = 0
-        self.bytes = 0
         self.differences: list[str] = []
         self.signatures: list[Signature | None] = [None] * count
 
@@ -57,9 +55,6 @@ def compare_tree(
             result.signatures[number] = signature
     if full:
         _compare_content(entries, chunks, targets, seal, result, progress, check)
-    else:
-        result.files = sum(entry.kind == FILE for entry in entries)
-        result.bytes = sum(entry.size for entry in entries)
     return result
 
 
@@ -132,16 +127,16 @@ def _compare_content(
             (number, *_compare_file(entries[number], chunks, targets, seal)) for number in batch
         ]
 
+    done = 0
     with ThreadPoolExecutor(_THREADS) as threads:
         for compared in threads.map(compare, _batches(entries)):
             for number, size, difference, safe in compared:
-                result.files += 1
-                result.bytes += size
+                done += size
                 if difference is not None:
                     result.differences.append(difference)
                 if not safe:
                     result.signatures[number] = None
-            progress(result.bytes)
+            progress(done)
 
 
 def _batches(entries: Sequence[Entry]) -> Iterator[list[int]]:

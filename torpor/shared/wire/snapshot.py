@@ -50,10 +50,10 @@ class PartPlan(msgspec.Struct, frozen=True):
 
 
 class Scanned(msgspec.Struct, frozen=True):
-    """One walk of the workspace; ``read_files``: those that are new since the last pass."""
+    """One walk of the workspace; ``unaccepted``: names that are new since the last pass, but for
+    those that may change."""
 
     skipped: int
-    read_files: int
     unaccepted_count: int
     unaccepted: list[str]
     parts: list[PartPlan]
@@ -88,13 +88,7 @@ class StorePart(OfRun[PartReport], frozen=True):
     packs: list[Grant]
 
 
-class Quiesced(msgspec.Struct, frozen=True):
-    """``tail``: the end of what the hook printed."""
-
-    tail: str
-
-
-class Quiesce(OfRun[Quiesced], frozen=True):
+class Quiesce(OfRun[Nothing], frozen=True):
     """Run the user's hook; HookFailed when it does not exit with 0."""
 
     op = "snapshot.hook"
