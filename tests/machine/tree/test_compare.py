@@ -129,11 +129,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
 CONTENT: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a-byte-of-a-chunk": ("d/big", lambda p: _poke(p, 7, b"!"), "content differs at 0"),
     "a-byte-of-a-small-file": ("d/small", lambda p: _poke(p, 4, b"!"), "content differs"),
-    "a-byte-in-a-hole": (
-        "holed",
-        lambda p: _poke(p, 1 << 39, b"!"),
-        f"has data where a hole was, at {1 << 39}",
-    ),
+    "a-byte-in-a-hole": ("holed", lambda p: _poke(p, 1 << 39, b"!"), "content differs at"),
 }
 
 

@@ -213,8 +213,8 @@ def test_attributes_that_the_machine_refuses_are_warned_of(tmp_path: Path) -> No
     )
     writer.write_whole(odd, b"x")
     writer.close()
-    assert writer.refused_xattrs == {(0, b"odd", b"nonsense.name")}
-    (warning,) = writer.warnings
+    assert writer.attributes.refused_xattrs == {(0, b"odd", b"nonsense.name")}
+    (warning,) = writer.attributes.warnings
     assert "'odd': extended attribute nonsense.name is not restored" in warning
 
 

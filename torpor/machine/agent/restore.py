@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from torpor.machine.agent.passing import Passing, PeerFirst
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.pipeline.download import FetchPlan, RestoreJournal, in_pieces, restore_part
 from torpor.machine.tree.compare import Comparison
-from torpor.machine.tree.walk import absolute_root
+from torpor.machine.tree.walk import absolute_root, overlapping
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import AgentLost, InvalidInput, RestoreUnfinished
@@ -140,7 +139,7 @@ class RestoreRun(AgentRun):
             call,
             partial(self.check, call),
             full=request.full,
-            refused_xattrs=begun.writing.writer.refused_xattrs,
+            refused_xattrs=begun.writing.writer.attributes.refused_xattrs,
         )
         self._compared(begun, begun.writing, compared)
         return checked(compared)
@@ -214,7 +213,7 @@ class RestoreRun(AgentRun):
             plan.check_fetched(f"run {self.id}", "restore all parts before finish")
             writer.finish(begun.goal.manifest.entries, in_pieces)
             writer.close()
-            warnings = first_few(writer.warnings)
+            warnings = first_few(writer.attributes.warnings)
         decoding = "" if self._gpu is None else self._gpu.words
         return Finished(begun.goal.file_count, begun.goal.total_bytes, warnings, decoding)
 
@@ -273,13 +272,8 @@ def _targets(request: BeginRestore, wanted: Wanted) -> list[bytes]:
             f"snapshot {request.snapshot} has {len(roots)} directories ({', '.join(roots)}) and "
             f"{len(targets)} targets were named: name one for each"
         )
-    for one, other in itertools.combinations(targets, 2):
-        a, b = (os.path.join(os.path.realpath(path), b"") for path in (one, other))
-        if a.startswith(b) or b.startswith(a):
-            raise InvalidInput(
-                f"targets {os.fsdecode(one)} and {os.fsdecode(other)} overlap: name separate "
-                "directories"
-            )
+    if pair := overlapping([os.path.realpath(target) for target in targets]):
+        raise InvalidInput(f"targets {pair} overlap: name separate directories")
     return targets
 
 

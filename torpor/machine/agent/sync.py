@@ -293,8 +293,8 @@ class SyncRun(AgentRun):
         changes = begun.changes._replace(staged=staged.files)
         changer.apply(changes, goal.manifest.entries, begun.record.staged, check)
         words = "stays: it holds something that is excluded or new"
-        warnings = changer.warnings + [f"{path!r} {words}" for path in changer.kept]
-        return _Changed(Changed(first_few(warnings)), changer.refused_xattrs)
+        warnings = changer.attributes.warnings + [f"{path!r} {words}" for path in changer.kept]
+        return _Changed(Changed(first_few(warnings)), changer.attributes.refused_xattrs)
 
     def _complete(self, begun: _Begun, signatures: dict[int, Signature | None]) -> None:
         """The tree is the snapshot: remember it as that, and forget the sync."""

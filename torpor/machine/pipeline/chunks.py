@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from torpor.shared.errors import AgentLost
 from torpor.shared.format.manifest import Chunk, Entry, Extent, Pack
 
@@ -148,20 +150,6 @@ def _renumbered(entries: Sequence[Entry], numbers: dict[int, int]) -> list[Entry
             Extent(numbers[e.chunk], e.offset, e.length) if e.chunk >= 0 else e
             for e in entry.extents
         )
-        return Entry(
-            entry.kind,
-            entry.root,
-            entry.path,
-            entry.mode,
-            entry.uid,
-            entry.gid,
-            entry.mtime_ns,
-            entry.size,
-            extents,
-            entry.target,
-            entry.digest,
-            entry.xattrs,
-            entry.changed,
-        )
+        return msgspec.structs.replace(entry, extents=extents)
 
     return [moved(entry) for entry in entries]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+import msgspec
+
 from torpor.machine.tree.plan import Job, Piece
 from torpor.machine.tree.read import Read
 from torpor.machine.tree.walk import Held, Unread, settled
-from torpor.shared.format.manifest import HOLE, Entry, Extent
+from torpor.shared.format.manifest import HOLE, Extent
 
 
 class Contents:
@@ -83,20 +85,12 @@ class Contents:
         changed = number in self._unstable
         self._held[entry.root][entry.path] = Held(
             file.signature if is_settled and not changed else None,
-            Entry(
-                entry.kind,
-                entry.root,
-                entry.path,
-                entry.mode,
-                entry.uid,
-                entry.gid,
-                entry.mtime_ns,
-                size,
-                _without_gaps(extents, size),
-                b"",
-                digest,
-                entry.xattrs,
-                changed,
+            msgspec.structs.replace(
+                entry,
+                size=size,
+                extents=_without_gaps(extents, size),
+                digest=digest,
+                changed=changed,
             ),
         )
 

@@ -12,6 +12,8 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+import msgspec
+
 from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.changes import Changes, Staged
 from torpor.machine.tree.directories import Directories
@@ -32,20 +34,11 @@ class TreeChanger:
         self._names = names
         self._directories = directories
         self._staging = staging
-        self._attributes = Attributes()
+        self.attributes = Attributes()
         self._owners = os.geteuid() == 0
         self._unlocked: set[tuple[int, bytes]] = set()
         self.kept: list[str] = []
         """Directories that stay because they hold other files, such as excluded ones."""
-
-    @property
-    def warnings(self) -> list[str]:
-        return self._attributes.warnings
-
-    @property
-    def refused_xattrs(self) -> set[tuple[int, bytes, bytes]]:
-        """Root, path and name of extended attributes that this machine refuses."""
-        return self._attributes.refused_xattrs
 
     def apply(
         self,
@@ -110,13 +103,13 @@ class TreeChanger:
             if file.patches is not None:
                 found = self._names[entry.root].get(entry.path)
                 seen = None if found is None else found.signature
-                if patch(file, seen, parent, name, self._staging, self._attributes):
+                if patch(file, seen, parent, name, self._staging, self.attributes):
                     return
                 if seen is not None:  # in use: processes that have it open keep the old file
                     whole = file._replace(copies=kept_runs(file, seen))
                     self._staging.copy([whole], lambda _: None, check)
             with self._staging.opened(entry, os.O_RDONLY) as fd:
-                self._attributes.apply(fd, entry)
+                self.attributes.apply(fd, entry)
             self._check_unchanged(entry, parent, name)
             self._staging.place(entry, parent, name)
 
@@ -124,7 +117,7 @@ class TreeChanger:
         parent, name = self._open(entry)
         made = self._free_name(entry, parent)
         os.symlink(entry.target, made, dir_fd=parent)
-        self._attributes.apply_to_symlink(parent, made, entry)
+        self.attributes.apply_to_symlink(parent, made, entry)
         self._check_unchanged(entry, parent, name)
         os.rename(made, name, src_dir_fd=parent, dst_dir_fd=parent)
 
@@ -141,7 +134,7 @@ class TreeChanger:
         self._check_unchanged(entry, parent, name)
         fd = self._open_any(name, parent, entry)
         try:
-            self._attributes.apply(fd, entry, replacing=True)
+            self.attributes.apply(fd, entry, replacing=True)
         finally:
             os.close(fd)
 
@@ -158,19 +151,16 @@ class TreeChanger:
     def _finish_directory(self, entry: Entry) -> None:
         with self._directories.held(entry.root, entry.path) as fd:
             st = os.fstat(fd)
-            found = Entry(
-                DIRECTORY,
-                entry.root,
-                entry.path,
-                stat.S_IMODE(st.st_mode),
-                st.st_uid,
-                st.st_gid,
-                st.st_mtime_ns,
-                0,
+            found = msgspec.structs.replace(
+                entry,
+                mode=stat.S_IMODE(st.st_mode),
+                uid=st.st_uid,
+                gid=st.st_gid,
+                mtime_ns=st.st_mtime_ns,
                 xattrs=read_xattrs(fd),
             )
             if not same_attributes(found, entry, owners=self._owners):
-                self._attributes.apply(fd, entry, replacing=True)
+                self.attributes.apply(fd, entry, replacing=True)
 
     @contextmanager
     def _held(self, entry: Entry) -> Iterator[tuple[int, bytes]]:

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from torpor.machine.tree.read import Read, data_regions, read_at
+from torpor.machine.tree.content import right_extents
+from torpor.machine.tree.read import opened
 from torpor.machine.tree.walk import RACY_NS, Signature, read_xattrs, settled
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Chunk, Entry
+from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Chunk, Entry
 
 _THREADS = 8
 _BATCH = 64
@@ -109,7 +110,7 @@ def _compare_names(
     if wrong:
         result.differences.append(f"{shown}: {'; '.join(wrong)}")
         return None
-    return Signature(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+    return Signature.of(st)
 
 
 def _compare_content(
@@ -121,7 +122,7 @@ def _compare_content(
     progress: Callable[[int], None],
     check: Callable[[], None],
 ) -> None:
-    def compare(batch: Sequence[int]) -> list[tuple[int, int, str | None, bool]]:
+    def compare(batch: Sequence[int]) -> list[tuple[int, str | None, bool]]:
         check()
         return [
             (number, *_compare_file(entries[number], chunks, targets, seal)) for number in batch
@@ -130,8 +131,8 @@ def _compare_content(
     done = 0
     with ThreadPoolExecutor(_THREADS) as threads:
         for compared in threads.map(compare, _batches(entries)):
-            for number, size, difference, safe in compared:
-                done += size
+            for number, difference, safe in compared:
+                done += entries[number].size
                 if difference is not None:
                     result.differences.append(difference)
                 if not safe:
@@ -156,56 +157,23 @@ def _batches(entries: Sequence[Entry]) -> Iterator[list[int]]:
 
 def _compare_file(
     entry: Entry, chunks: Sequence[Chunk], targets: Sequence[bytes], seal: Seal
-) -> tuple[int, str | None, bool]:
-    """Bytes read, what differs or None, and whether a later change would be seen."""
+) -> tuple[str | None, bool]:
+    """What differs or None, and whether a later change would be seen."""
     full = os.path.join(targets[entry.root], entry.path)
     shown = os.fsdecode(full)
+    looked = time.time_ns()
     try:
-        st = os.lstat(full)
+        with opened(full) as fd:
+            seen = Signature.of(os.fstat(fd))
+            right = right_extents(fd, entry, chunks, seal)
+            now = Signature.of(os.fstat(fd))
     except OSError as exc:
-        return 0, f"{shown}: {exc.strerror}", False
-    seen = Signature(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
-    whole = seal.hasher() if entry.digest else None
-    safe = settled(seen, time.time_ns())
+        return f"{shown}: {exc.strerror}", False
+    if now != seen:
+        return f"{shown}: changed while it was checked", False
     at = 0
-    regions: list[tuple[int, int]] | None = None
-    for extent in entry.extents:
-        if extent.chunk == HOLE and whole is None:
-            if regions is None:
-                regions = data_regions(targets[entry.root], entry.path, entry.size)
-            runs = _overlaps(regions, at, extent.length)  # a hole is not read: it may be huge
-        else:
-            runs = _runs(at, extent.length)
-        for offset, length in runs:
-            read: Read = read_at(targets[entry.root], entry.path, offset, length, seen)
-            if not read.stable:
-                return at, f"{shown}: changed while it was checked", False
-            if whole is not None:
-                whole.update(read.data)
-            elif extent.chunk == HOLE:
-                if read.data.count(0) != length:
-                    return at, f"{shown}: has data where a hole was, at {offset}", False
-            elif seal.name(read.data) != chunks[extent.chunk].name:
-                return at, f"{shown}: content differs at {offset}", False
+    for number, extent in enumerate(entry.extents):
+        if number not in right:
+            return f"{shown}: content differs at {at} or after", False
         at += extent.length
-    if whole is not None and whole.digest(length=16) != entry.digest:
-        return at, f"{shown}: content differs", False
-    return at, None, safe
-
-
-def _overlaps(
-    regions: Sequence[tuple[int, int]], start: int, length: int
-) -> Iterator[tuple[int, int]]:
-    """Readable runs of where ``regions`` hold data between ``start`` and ``start + length``."""
-    for at, size in regions:
-        first, last = max(at, start), min(at + size, start + length)
-        yield from _runs(first, last - first)
-
-
-def _runs(start: int, length: int) -> Iterator[tuple[int, int]]:
-    """An extent in readable runs; a chunk (at most 16 MiB) is always one run."""
-    limit = max(_PIECE_BYTES, 16 << 20)
-    while length > 0:
-        yield start, min(length, limit)
-        start += limit
-        length -= limit
+    return None, settled(seen, looked)

@@ -80,8 +80,8 @@ def _is_ours_alone(name: bytes, parent: int, seen: Signature) -> bool:
         st = os.fstat(fd)
         if not stat.S_ISREG(st.st_mode) or st.st_nlink != 1:
             return False
-        ctime_ns = st.st_ctime_ns if seen.ctime_ns >= 0 else seen.ctime_ns
-        if Signature(st.st_ino, st.st_size, st.st_mtime_ns, ctime_ns) != seen:
+        now = Signature.of(st)
+        if (now if seen.ctime_ns >= 0 else now._replace(ctime_ns=-1)) != seen:
             return False
         # a process that opens it now waits; the kernel sends us a signal, which is ignored
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)

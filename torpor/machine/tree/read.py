@@ -49,7 +49,7 @@ def read_at(root: bytes, path: bytes, offset: int, length: int, seen: Signature)
         ) from None
     finally:
         os.close(fd)
-    now = Signature(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+    now = Signature.of(st)
     stable = now == seen and len(data) == length
     return Read(data, stable, stable and settled(now, looked_ns))
 

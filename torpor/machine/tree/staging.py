@@ -314,8 +314,7 @@ def _starts(entry: Entry) -> dict[int, int]:
 
 
 def _signature(fd: int) -> Signature:
-    st = os.fstat(fd)
-    return Signature(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+    return Signature.of(os.fstat(fd))
 
 
 def _changed(path: bytes) -> StillChanging:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
+import msgspec
+
 from torpor.machine.tree.attributes import HOST_XATTRS
 from torpor.machine.tree.content import Content, content_of, right_extents
 from torpor.machine.tree.read import opened
@@ -198,13 +200,11 @@ def _read(
         if is_whole or not entry.digest:
             try:
                 with opened(full) as fd:
-                    st = os.fstat(fd)
+                    seen = Signature.of(os.fstat(fd))
                     found = right_extents(fd, entry, one.chunks, seal)
-                    after = os.fstat(fd)
+                    now = Signature.of(os.fstat(fd))
             except OSError:
-                return None, frozenset()  # it cannot be read, so its content is unknown
-            seen = (st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
-            now = (after.st_ino, after.st_size, after.st_mtime_ns, after.st_ctime_ns)
+                return None, frozenset()  # it cannot be read: what it holds is not known
             if not seen == now == name.signature:
                 return None, frozenset()  # it changes while it is read
             if is_whole and len(found) == len(entry.extents):
@@ -228,16 +228,6 @@ def _is_saved(name: Name, root: int, path: bytes, one: Saved, owners: bool, stri
     elif name.kind != entry.kind or name.entry.target != entry.target:
         return False
     want = entry
-    if name.kind == DIRECTORY:  # its time changes with every name in it, also excluded ones
-        want = Entry(
-            DIRECTORY,
-            root,
-            path,
-            want.mode,
-            want.uid,
-            want.gid,
-            name.entry.mtime_ns,
-            0,
-            xattrs=want.xattrs,
-        )
+    if name.kind == DIRECTORY:  # its time moves with every name in it, excluded ones too
+        want = msgspec.structs.replace(want, mtime_ns=name.entry.mtime_ns)
     return not strict or same_attributes(name.entry, want, owners=owners)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fnmatch
+import itertools
 import os
 import re
 import stat
@@ -30,6 +31,10 @@ class Signature(NamedTuple):
     size: int
     mtime_ns: int
     ctime_ns: int
+
+    @classmethod
+    def of(cls, st: os.stat_result) -> Signature:
+        return cls(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
 
 
 class Held(NamedTuple):
@@ -79,14 +84,18 @@ def resolve_roots(roots: Sequence[str]) -> list[bytes]:
     resolved = [os.path.realpath(os.fsencode(absolute_root(root))) for root in roots]
     for root, path in zip(roots, resolved, strict=True):
         _check_root(root, path)
-    for i, one in enumerate(resolved):
-        for other in resolved[i + 1 :]:
-            if one == other or other.startswith(one + b"/") or one.startswith(other + b"/"):
-                raise WorkspaceInvalid(
-                    f"workspace paths {os.fsdecode(one)} and {os.fsdecode(other)} overlap: name "
-                    "only the outer one"
-                )
+    if pair := overlapping(resolved):
+        raise WorkspaceInvalid(f"workspace paths {pair} overlap: name only the outer one")
     return resolved
+
+
+def overlapping(paths: Sequence[bytes]) -> str:
+    """Two of these real paths of which one holds the other: ``A and B``; empty without any."""
+    for one, other in itertools.combinations(paths, 2):
+        a, b = os.path.join(one, b""), os.path.join(other, b"")
+        if a.startswith(b) or b.startswith(a):
+            return f"{os.fsdecode(one)} and {os.fsdecode(other)}"
+    return ""
 
 
 def absolute_root(root: str) -> str:

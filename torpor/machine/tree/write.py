@@ -42,16 +42,7 @@ class TreeWriter:
     def __init__(self, targets: Sequence[bytes]) -> None:
         self._targets = targets
         self._directories = Directories(targets, "empty the target, and wake again")
-        self._attributes = Attributes()
-
-    @property
-    def warnings(self) -> list[str]:
-        return self._attributes.warnings
-
-    @property
-    def refused_xattrs(self) -> set[tuple[int, bytes, bytes]]:
-        """Root, path and name of extended attributes that this machine refuses."""
-        return self._attributes.refused_xattrs
+        self.attributes = Attributes()
 
     def prepare(
         self, entries: Sequence[Entry], in_pieces: Callable[[Entry], bool], *, afresh: bool
@@ -92,7 +83,7 @@ class TreeWriter:
             fd = os.open(name, flags, 0o600, dir_fd=parent)
         try:
             write_all(fd, data, 0, entry)
-            self._attributes.apply(fd, entry)
+            self.attributes.apply(fd, entry)
         finally:
             os.close(fd)
 
@@ -110,7 +101,7 @@ class TreeWriter:
             if entry.kind == FILE and (in_pieces(entry) or entry.size == 0):
                 fd = self._reopen(entry, os.O_RDONLY) if entry.size else self._create(entry)
                 try:
-                    self._attributes.apply(fd, entry)
+                    self.attributes.apply(fd, entry)
                 finally:
                     os.close(fd)
         for entry in entries:
@@ -162,7 +153,7 @@ class TreeWriter:
         parent, name = self._parent(entry)
         self._unlink(name, parent, entry)
         os.symlink(entry.target, name, dir_fd=parent)
-        self._attributes.apply_to_symlink(parent, name, entry)
+        self.attributes.apply_to_symlink(parent, name, entry)
 
     def _unlink(self, name: bytes, parent: int, entry: Entry) -> None:
         try:
@@ -175,7 +166,7 @@ class TreeWriter:
     def _finish_directory(self, entry: Entry) -> None:
         fd = os.dup(self._directories.open(entry.root, entry.path))
         try:
-            self._attributes.apply(fd, entry)
+            self.attributes.apply(fd, entry)
         finally:
             os.close(fd)
 
