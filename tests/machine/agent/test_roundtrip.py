@@ -1,4 +1,4 @@
-"""A workspace comes back as it was: every kind of entry, with and without a key."""
+"""A workspace comes back as it was, and becomes any other: every entry, sealed and not."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tests.fixtures.trees import (
 )
 from torpor.control.store.s3 import S3Store
 
+pytestmark = pytest.mark.timeout(300)
 KEY = bytes(range(32))
 sealed_or_not = pytest.mark.parametrize("key", [None, KEY], ids=["plain", "sealed"])
 
@@ -88,43 +89,52 @@ def bucket(seaweed: Server) -> str:
 
 
 @settings(
-    max_examples=10,
+    max_examples=12,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(plants=TREES, changes=CHANGES, sealed=st.booleans())
-def test_any_tree_and_any_change_comes_back(
+@given(one=TREES, other=st.one_of(TREES, st.none()), changes=CHANGES, sealed=st.booleans())
+def test_any_tree_comes_back_and_becomes_any_other(
     seaweed: Server,
     bucket: str,
     tmp_path: Path,
-    plants: list[Plant],
+    one: list[Plant],
+    other: list[Plant] | None,
     changes: list[tuple[str, int, int]],
     sealed: bool,
 ) -> None:
+    """``other`` takes the place of ``one`` (as after an rsync), or is ``one`` changed."""
     here = tmp_path / "example"
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir()
     prefix = f"p{random.SystemRandom().randrange(1 << 60)}"
     store = S3Store.connect(seaweed.settings(bucket, prefix))
     key = KEY if sealed else None
-    was = here / "was"
-    build(was, plants)
-    first_facts = facts(was)
+    root = here / "root"
+    build(root, one)
+    let_settle()
     engine = Engine(store, here / "home", key)
+    first, first_facts = engine.snapshot([root]), facts(root)
+    if other is not None:
+        shutil.rmtree(root)
+        build(root, other)
+    for drawn in changes:
+        change(root, *drawn)
+    second_facts = facts(root)
     let_settle()
-    first = engine.snapshot([was])
+    second = engine.snapshot([root])
 
-    for one in changes:
-        change(was, *one)
-    second_facts = facts(was)
-    let_settle()
-    second = engine.snapshot([was])
-    assert differences(second_facts, facts(was)) == []
+    woken = Engine(store, here / "woken", key)
+    for snapshot, was in ((first, first_facts), (second, second_facts)):
+        woken.restore(snapshot, [here / snapshot])
+        assert differences(was, facts(here / snapshot)) == []
+    assert reads_nothing(woken, here / second)
 
-    other = Engine(store, here / "other", key)
-    other.restore(first, [here / "first"])
-    assert differences(first_facts, facts(here / "first")) == []
-    other.restore(second, [here / "second"])
-    assert differences(second_facts, facts(here / "second")) == []
-    assert reads_nothing(other, here / "second")
+    for snapshot, was in ((first, first_facts), (second, second_facts)):
+        engine.sync(snapshot)
+        assert differences(was, facts(root)) == []
+    assert engine.hibernate([root]).new_bytes == 0
+    stranger = Engine(store, here / "stranger", key)  # knows nothing of what is there
+    stranger.sync(first, discard_local=True)
+    assert differences(first_facts, facts(root)) == []

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.engine import Engine
-from tests.fixtures.snapshots import comes_back, commit, manifest_of, scan_and_store, store_parts
+from tests.fixtures.snapshots import (
+    comes_back,
+    commit,
+    commit_at_rest,
+    manifest_of,
+    scan_and_store,
+    store_parts,
+)
 from tests.fixtures.trees import let_settle
 from torpor.shared.errors import WorkspaceInvalid
 from torpor.shared.values import MIB
@@ -77,9 +84,7 @@ def test_a_file_that_changes_between_walk_and_read_is_flagged_and_read_again(
     again = run.scan(1)
     assert (again.unaccepted_count, again.unaccepted) == (1, [name])
     store_parts(run, 1, again)
-    assert run.scan(2).unaccepted_count == 0
-    snapshot, committed = commit(run)
-    assert committed.unaccepted_count == 0
+    snapshot = commit_at_rest(run, 2)
     run.end(committed=True)
     comes_back(engine, snapshot, was)
 
@@ -99,10 +104,7 @@ def test_a_file_that_goes_between_walk_and_read_is_left_out(
     let_settle()
     again = run.scan(2)
     store_parts(run, 2, again)
-    assert run.scan(3).unaccepted_count == 0
-    snapshot, committed = commit(run)
-    assert committed.unaccepted_count == 0
-    comes_back(engine, snapshot, was)
+    comes_back(engine, commit_at_rest(run, 3), was)
 
 
 def test_a_rewrite_right_after_reading_is_found_by_the_next_pass(engine: Engine, was: Path) -> None:
@@ -121,9 +123,7 @@ def test_a_rewrite_right_after_reading_is_found_by_the_next_pass(engine: Engine,
     store_parts(run, 2, again)
     let_settle()
     scan_and_store(run, 3)
-    assert run.scan(4).unaccepted_count == 0
-    snapshot, _ = commit(run)
-    comes_back(engine, snapshot, was)
+    comes_back(engine, commit_at_rest(run, 4), was)
 
 
 def test_names_that_may_change_are_accepted_and_no_others(engine: Engine, was: Path) -> None:

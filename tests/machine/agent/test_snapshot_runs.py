@@ -18,6 +18,7 @@ from tests.fixtures.snapshots import (
     Machines,
     comes_back,
     commit,
+    commit_at_rest,
     manifest_of,
     packs_of,
     reads_nothing,
@@ -183,8 +184,7 @@ def test_nothing_is_stored_twice_when_the_agent_was_killed(
             engine.call(ListPacks(run.run))
         assert run.store_part(1, PartPlan(0, 0, 1)).new_bytes == 0
     new_bytes = scan_and_store(run, 2)
-    assert run.scan(3).unaccepted_count == 0
-    snapshot, _ = commit(run)
+    snapshot = commit_at_rest(run, 3)
     run.end(committed=True)
 
     assert stored + new_bytes == WIDE_FILES * 4 * MIB
@@ -212,8 +212,7 @@ def test_a_part_that_was_cancelled_midway_is_continued(engine: Engine, was: Path
     let_settle()
     store_parts(run, 1, scan)
     scan_and_store(run, 2)
-    assert run.scan(3).unaccepted_count == 0
-    comes_back(engine, commit(run)[0], was)
+    comes_back(engine, commit_at_rest(run, 3), was)
 
 
 def test_a_part_without_enough_grants_says_so_and_is_repeated(engine: Engine, was: Path) -> None:
@@ -222,8 +221,7 @@ def test_a_part_without_enough_grants_says_so_and_is_repeated(engine: Engine, wa
     with pytest.raises(GrantExpired, match="more packs than it has grants for"):
         run.store_part(1, msgspec.structs.replace(scan.parts[0], packs=0))
     store_parts(run, 1, scan)
-    assert run.scan(2).unaccepted_count == 0
-    comes_back(engine, commit(run)[0], was)
+    comes_back(engine, commit_at_rest(run, 2), was)
 
 
 def test_a_repeated_part_stores_nothing_again(engine: Engine, was: Path) -> None:
@@ -251,8 +249,7 @@ def test_a_pack_that_cannot_be_resumed_is_stored_again(
     run = engine.begin([wide])
     scan_and_store(run, 2)
     assert len(packs_of(engine) - before) == 1
-    assert run.scan(3).unaccepted_count == 0
-    there = named(engine, commit(run)[0])
+    there = named(engine, commit_at_rest(run, 3))
     assert len(there) == 2
     assert there <= packs_of(engine)
 
@@ -285,8 +282,7 @@ def test_a_pack_lost_between_passes_is_stored_again(engine: Engine, wide: Path) 
     scan = run.scan(2, [lost])
     assert 0 < scan.unaccepted_count < WIDE_FILES
     assert store_parts(run, 2, scan) == sum(part.bytes for part in scan.parts)
-    assert run.scan(3).unaccepted_count == 0
-    snapshot, _ = commit(run)
+    snapshot = commit_at_rest(run, 3)
     assert {*rest} < named(engine, snapshot) == packs_of(engine)
     comes_back(engine, snapshot, wide)
 
@@ -308,8 +304,7 @@ def test_a_lost_pack_of_the_parent_is_stored_again(
     scan = run.scan(2, [lost])
     assert 0 < scan.unaccepted_count < WIDE_FILES
     store_parts(run, 2, scan)
-    assert run.scan(3).unaccepted_count == 0
-    snapshot, _ = commit(run)
+    snapshot = commit_at_rest(run, 3)
     assert len(packs_of(engine)) == 2
     assert named(engine, snapshot) == packs_of(engine)
 

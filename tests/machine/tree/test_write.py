@@ -218,7 +218,7 @@ def test_attributes_that_the_machine_refuses_are_warned_of(tmp_path: Path) -> No
     assert "'odd': extended attribute nonsense.name is not restored" in warning
 
 
-def test_a_full_disk_is_called_so(tmp_path: Path) -> None:
+def test_a_full_disk_is_called_so(needs_server: None, tmp_path: Path) -> None:
     """A real limit of the file system, reached: a tmpfs of one page's worth of blocks."""
     script = """
 import os, sys
