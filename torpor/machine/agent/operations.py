@@ -104,7 +104,7 @@ def operations(runs: RunRegistry) -> Operations:
 
 
 class _Serving(Generic[R]):
-    """Requests of one kind of run."""
+    """Handlers for runs of one kind."""
 
     def __init__(self, runs: RunRegistry, kind: type[R]) -> None:
         self._runs = runs

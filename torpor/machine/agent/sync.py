@@ -63,7 +63,7 @@ Place = tuple[int, bytes]
 
 
 class _Begun(NamedTuple):
-    """What a look at the disk found, and what it takes to make the snapshot of it."""
+    """What a look at the disk found, and the changes that make it the snapshot."""
 
     answer: Intent
     wanted: Wanted
@@ -92,8 +92,8 @@ class _Changed(NamedTuple):
 
 
 class SyncRun(AgentRun):
-    """One snapshot being made of a tree that holds something already: begun, staged, fetched in
-    parts, changed, compared."""
+    """A run that makes an existing tree equal to a snapshot: begun, staged, fetched in parts,
+    changed, compared."""
 
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         super().__init__(home, run, workspace)
@@ -297,7 +297,7 @@ class SyncRun(AgentRun):
         return _Changed(Changed(first_few(warnings)), changer.attributes.refused_xattrs)
 
     def _complete(self, begun: _Begun, signatures: dict[int, Signature | None]) -> None:
-        """The tree is the snapshot: remember it as that, and forget the sync."""
+        """The tree equals the snapshot: keep its index, and forget the sync."""
         entries = begun.goal.manifest.entries
         by_place = {(e.root, e.path): n for n, e in enumerate(entries)}
         touched = {(e.root, e.path) for e, _ in begun.changes.touched}  # and read again next time
@@ -393,7 +393,7 @@ def _refuse_in_the_way(changes: Changes, snapshot: SnapshotId) -> None:
 
 
 def _check_space(goal: Goal, changes: Changes, staged_before: set[Place]) -> None:
-    """What is old and what is new of a file are both on the disk for a while."""
+    """Raise DiskFull unless the new files fit beside the old ones."""
     needed: dict[bytes, int] = {}
     for file in changes.staged:
         entry = file.entry
@@ -410,7 +410,7 @@ def _check_space(goal: Goal, changes: Changes, staged_before: set[Place]) -> Non
 
 
 def _lacking(manifest: Manifest, files: Sequence[Staged]) -> Manifest:
-    """The snapshot as if what need not be fetched were holes."""
+    """The snapshot with holes in place of everything that need not be fetched."""
     missing = {file.number: set(file.missing) for file in files}
     entries = [
         msgspec.structs.replace(entry, extents=_with_holes(entry, missing.get(number, set())))
