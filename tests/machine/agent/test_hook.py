@@ -104,7 +104,7 @@ def test_its_words_lie_on_the_disk_or_in_memory(
 
     monkeypatch.setattr(os, "posix_fallocate", where_there_is_room)
     if len(full) == 2:
-        with pytest.raises(HookFailed, match="'echo' was not started: there is no room"):
+        with pytest.raises(HookFailed, match="'echo' was not started: the machine has no room"):
             run_hook(["echo", "paused"], 10, goes_on)
     else:
         assert run_hook(["echo", "paused"], 10, goes_on) == "paused\n"
