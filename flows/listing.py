@@ -16,7 +16,7 @@ from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
 from torpor.control.store import snapshots
 from torpor.control.upkeep import differences
-from torpor.control.upkeep.differences import Comparison, Listed, Version
+from torpor.control.upkeep.differences import Listed, SnapshotDiff, Version
 from torpor.control.upkeep.frames import frame
 from torpor.control.upkeep.pins import pinned
 from torpor.control.upkeep.retention import made_at
@@ -89,7 +89,7 @@ def list_entries(workspace: Workspace | str, snapshot: str = NEWEST) -> list[Lis
 
 def compare_snapshots(
     workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST
-) -> Comparison:
+) -> SnapshotDiff:
     """The differences of ``after`` from ``before``; previous is the snapshot right before
     ``after``.
     """

@@ -22,8 +22,8 @@ _MOST_NAMES: Final = 100
 """Snapshots that an event names; its numbers count all of them."""
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a workspace; the fields are the payload."""
+class WorkspaceEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to a workspace; the fields are the payload."""
 
     event: ClassVar[str]
 
@@ -34,14 +34,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         return f"torpor.workspace.{self.workspace}"
 
 
-class _OfSnapshot(Event, frozen=True, kw_only=True):
+class _OfSnapshot(WorkspaceEvent, frozen=True, kw_only=True):
     snapshot: SnapshotId
 
     def resource(self) -> str:
         return f"torpor.snapshot.{self.workspace}.{self.snapshot}"
 
 
-class _OfMachine(Event, frozen=True, kw_only=True):
+class _OfMachine(WorkspaceEvent, frozen=True, kw_only=True):
     machine: MachineId
     provider: str
 
@@ -91,7 +91,7 @@ class MachineDestroyed(_OfMachine, frozen=True, kw_only=True):
     reason: str
 
 
-class BackupFinished(Event, frozen=True, kw_only=True):
+class BackupFinished(WorkspaceEvent, frozen=True, kw_only=True):
     """A new snapshot is verified, and retention has run."""
 
     event: ClassVar[str] = "torpor.backup.finished"
@@ -99,7 +99,7 @@ class BackupFinished(Event, frozen=True, kw_only=True):
     deleted: list[SnapshotId]
 
 
-class BackupFailed(Event, frozen=True, kw_only=True):
+class BackupFailed(WorkspaceEvent, frozen=True, kw_only=True):
     """There is no new verified snapshot; nothing was deleted."""
 
     event: ClassVar[str] = "torpor.backup.failed"
@@ -107,7 +107,7 @@ class BackupFailed(Event, frozen=True, kw_only=True):
     message: str
 
 
-class BackupMissed(Event, frozen=True, kw_only=True):
+class BackupMissed(WorkspaceEvent, frozen=True, kw_only=True):
     """The newest snapshot is too old, or there is none, or the store does not answer."""
 
     event: ClassVar[str] = "torpor.backup.missed"
@@ -115,7 +115,7 @@ class BackupMissed(Event, frozen=True, kw_only=True):
     message: str
 
 
-class VerificationFailed(Event, frozen=True, kw_only=True):
+class VerificationFailed(WorkspaceEvent, frozen=True, kw_only=True):
     """Stored objects are missing or changed."""
 
     event: ClassVar[str] = "torpor.verification.failed"
@@ -124,7 +124,7 @@ class VerificationFailed(Event, frozen=True, kw_only=True):
     message: str
 
 
-class PacksPruned(Event, frozen=True, kw_only=True):
+class PacksPruned(WorkspaceEvent, frozen=True, kw_only=True):
     """Packs that no manifest names were deleted."""
 
     event: ClassVar[str] = "torpor.packs.pruned"
@@ -132,7 +132,7 @@ class PacksPruned(Event, frozen=True, kw_only=True):
     bytes: int
 
 
-def emit(happened: Event) -> None:
+def emit(happened: WorkspaceEvent) -> None:
     """Send an event; a failure is a warning in the log."""
     try:
         payload = {name: _short(value) for name, value in msgspec.to_builtins(happened).items()}

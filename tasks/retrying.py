@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from torpor.shared.errors import TorporError, WorkspaceBusy
 
 
-class Retries(NamedTuple):
+class StepRetries(NamedTuple):
     """The waits between the tries of a step; after the last wait there is one more try."""
 
     waits_s: tuple[float, ...]
@@ -20,12 +20,12 @@ class Retries(NamedTuple):
         return isinstance(error, TorporError) and error.retryable
 
 
-USUAL: Final = Retries((1.0, 5.0, 20.0))
+USUAL: Final = StepRetries((1.0, 5.0, 20.0))
 """Of a step that may be repeated: every one of ours is idempotent."""
 
-WHILE_BUSY: Final = Retries((15.0,) * 6, busy_too=True)
+WHILE_BUSY: Final = StepRetries((15.0,) * 6, busy_too=True)
 """Of a step that waits for another run that holds the workspace on the machine: 90 s, which is
 longer than the minute after which a run without its control side gives up."""
 
-ONCE: Final = Retries(())
+ONCE: Final = StepRetries(())
 """Of a step that must not be repeated, or whose own loop waits and repeats."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Generic, ParamSpec, TypeVar
 
-from tasks.retrying import USUAL, Retries
+from tasks.retrying import USUAL, StepRetries
 from tasks.runner import Pending, runner
 
 P = ParamSpec("P")
@@ -18,7 +18,7 @@ class Step(Generic[P, R]):
     Prefect it becomes a task run. ``function`` is what it does, without retries."""
 
     def __init__(
-        self, function: Callable[P, R], name: str, run_name: str | None, retries: Retries
+        self, function: Callable[P, R], name: str, run_name: str | None, retries: StepRetries
     ) -> None:
         self.function = function
         self.name = name
@@ -40,7 +40,7 @@ class Step(Generic[P, R]):
 
 
 def step(
-    name: str, *, run_name: str | None = None, retries: Retries = USUAL
+    name: str, *, run_name: str | None = None, retries: StepRetries = USUAL
 ) -> Callable[[Callable[P, R]], Step[P, R]]:
     """Make a step of a function. ``run_name`` may name its parameters, as in ``scan {number}``."""
     return lambda function: Step(function, name, run_name, retries)

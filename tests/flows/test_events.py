@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
-from tasks.events import BackupFailed, Event, SnapshotCommitted, VerificationFailed, emit
+from tasks.events import BackupFailed, SnapshotCommitted, VerificationFailed, WorkspaceEvent, emit
 from tasks.plain_runner import PlainRunner
 from torpor.shared.values import SnapshotId, WorkspaceName
 
@@ -18,7 +18,7 @@ DEMO = WorkspaceName("demo")
 SNAPSHOT = SnapshotId("20261120T234913Z-1f0c9ab2")
 
 
-def _kinds(kind: type[Event] = Event) -> list[type[Event]]:
+def _kinds(kind: type[WorkspaceEvent] = WorkspaceEvent) -> list[type[WorkspaceEvent]]:
     below = [found for sub in kind.__subclasses__() for found in _kinds(sub)]
     return below or [kind]
 

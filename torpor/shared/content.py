@@ -28,7 +28,7 @@ _ROW_BYTES: Final = 130  # a JSON line, about
 _ROW_WORDS: Final = 16
 
 
-class Content(NamedTuple):
+class MadeContent(NamedTuple):
     """What was made."""
 
     files: int
@@ -40,7 +40,7 @@ def path_of(name: str) -> str:
     return f"{PLACE}/{workspace_name(name)}"
 
 
-def make(name: str, total_bytes: int, seed: int, check: Callable[[], None]) -> Content:
+def make(name: str, total_bytes: int, seed: int, check: Callable[[], None]) -> MadeContent:
     """Make ``path_of(name)`` from new content: 60 % BF16 weights, 30 % sources, 10 % JSON lines.
 
     ``check`` is called between files and may raise. InvalidInput where the folder of all content
@@ -60,7 +60,7 @@ def make(name: str, total_bytes: int, seed: int, check: Callable[[], None]) -> C
 
 def make_below(
     folder: Path, total_bytes: int, seed: int, check: Callable[[], None] = lambda: None
-) -> Content:
+) -> MadeContent:
     """The same content in any new folder."""
     folder.mkdir(parents=True)
     files = size = 0
@@ -70,7 +70,7 @@ def make_below(
         with (folder / path).open("wb") as file:
             size += sum(map(file.write, blocks))
         files += 1
-    return Content(files, size)
+    return MadeContent(files, size)
 
 
 def remove(name: str, *, place_too: bool) -> None:

@@ -53,7 +53,7 @@ class Change(msgspec.Struct, frozen=True):
     what: str
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class SnapshotDiff(msgspec.Struct, frozen=True):
     """Two snapshots beside each other. ``new_bytes`` are plain bytes of chunks that only the
     later one names, ``new_stored_bytes`` what they take in the store."""
 
@@ -98,7 +98,7 @@ def listed(manifest: Manifest) -> Iterator[Listed]:
         )
 
 
-def compare(before: Manifest, after: Manifest) -> Comparison:
+def compare(before: Manifest, after: Manifest) -> SnapshotDiff:
     """The differences of the later snapshot, by path."""
     earlier, later = _Tree(before), _Tree(after)
     changes = []
@@ -108,7 +108,7 @@ def compare(before: Manifest, after: Manifest) -> Comparison:
             changes.append(change)
     known = {chunk.name for chunk in before.chunks}
     new = [chunk for chunk in after.chunks if chunk.name not in known]
-    return Comparison(
+    return SnapshotDiff(
         after.workspace,
         before.snapshot,
         after.snapshot,

@@ -32,7 +32,7 @@ _FAULTS: Final = (ManifestInvalid, SnapshotMissing, StoreCorrupt, WrongKey)
 Fault = Literal["missing", "cut short", "of another size", "damaged"]
 
 
-class PackFault(msgspec.Struct, frozen=True):
+class PackDamage(msgspec.Struct, frozen=True):
     """A fault of one pack. ``lost``: the offsets of the lost chunks, or None if the pack was not
     read: then all may be lost."""
 
@@ -68,7 +68,7 @@ class Verification:
 
     def __init__(self, store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> None:
         self.workspace = workspace
-        self.faults: dict[bytes, PackFault] = {}
+        self.faults: dict[bytes, PackDamage] = {}
         self.unproven: set[bytes] = set()
         """Packs of the right size whose MD5 the store does not show: reading them tells."""
         self.objects = 0
@@ -102,14 +102,14 @@ class Verification:
             self.bytes += pack.size
             one = there.get(pack_key(self.workspace, pack.id))
             if one is None:
-                self.faults[pack.id] = PackFault("missing", None)
+                self.faults[pack.id] = PackDamage("missing", None)
             elif one.bytes != pack.size:
                 fault: Fault = "cut short" if one.bytes < pack.size else "of another size"
-                self.faults[pack.id] = PackFault(fault, None)
+                self.faults[pack.id] = PackDamage(fault, None)
             elif one.md5 is None:
                 self.unproven.add(pack.id)
             elif one.md5 != pack.md5.hex():
-                self.faults[pack.id] = PackFault("damaged", None)
+                self.faults[pack.id] = PackDamage("damaged", None)
 
     def works(self) -> list[tuple[Pack, list[Chunk]]]:
         """Every pack with the chunks that snapshots use. Honest manifests agree where a chunk
@@ -133,11 +133,11 @@ class Verification:
         known = self.faults.get(pack_id)
         gone = frozenset(lost) | ((known.lost if known else None) or frozenset())
         if fault:
-            self.faults[pack_id] = PackFault(fault, gone)
+            self.faults[pack_id] = PackDamage(fault, gone)
         elif known is not None and known.fault == "damaged" and not gone:
             del self.faults[pack_id]  # the store shows something that is not the MD5
         elif known is not None:
-            self.faults[pack_id] = PackFault(known.fault, gone)
+            self.faults[pack_id] = PackDamage(known.fault, gone)
 
     def blame(self, snapshot: SnapshotId, fault: str) -> None:
         """Record a fault of the snapshot itself, whatever the state of its objects."""
@@ -217,7 +217,7 @@ class _Seen(NamedTuple):
     objects: list[ObjectKey]
 
 
-def _damaged_paths(manifest: Manifest, faults: dict[bytes, PackFault]) -> list[str]:
+def _damaged_paths(manifest: Manifest, faults: dict[bytes, PackDamage]) -> list[str]:
     """Every file with a lost chunk, under each of its names."""
     of_packs = [faults.get(pack.id) for pack in manifest.packs]
     lost = {

@@ -27,7 +27,7 @@ _SLICE_BYTES: Final = 4 * MIB
 Fault = Literal["", "missing", "cut short", "damaged"]
 
 
-class Examined(NamedTuple):
+class PackResult(NamedTuple):
     """One pack. ``damaged`` are positions in the list of chunks that was asked for; a ``damaged``
     pack without any has its fault in bytes that no snapshot uses."""
 
@@ -49,7 +49,7 @@ def examine_pack(
     seal: Seal,
     fetcher: Transfer,
     check: Callable[[], None],
-) -> Examined:
+) -> PackResult:
     """Read a pack of ``size`` bytes; ``chunks`` lie apart in it. ``check`` may raise RunCancelled.
 
     Raises the errors that say nothing about the pack: StoreUnavailable, StoreDenied, GrantExpired.
@@ -71,7 +71,7 @@ def _look(
     seal: Seal,
     fetcher: Transfer,
     check: Callable[[], None],
-) -> Examined:
+) -> PackResult:
     pack_id = pack_id_of(grant.key)
     pieces = list(_pieces(chunks, size))
     seen = hashlib.md5(usedforsecurity=False)
@@ -87,10 +87,10 @@ def _look(
                 if piece.chunk >= 0 and not _opens(chunks[piece.chunk], pack_id, data, seal):
                     damaged.append(piece.chunk)
     except StoreMissing:
-        return Examined("missing", list(range(len(chunks))), 0)
+        return PackResult("missing", list(range(len(chunks))), 0)
     except StoreCorrupt:
         return _what_is_left(grant, pack_id, chunks, seal, fetcher, check)
-    return Examined("damaged" if damaged or seen.digest() != md5 else "", sorted(damaged), came)
+    return PackResult("damaged" if damaged or seen.digest() != md5 else "", sorted(damaged), came)
 
 
 def _what_is_left(
@@ -100,7 +100,7 @@ def _what_is_left(
     seal: Seal,
     fetcher: Transfer,
     check: Callable[[], None],
-) -> Examined:
+) -> PackResult:
     """The pack is shorter than it was: which chunks stand before its end, and are right?"""
     lost = set(range(len(chunks)))
     came = 0
@@ -115,7 +115,7 @@ def _what_is_left(
         came += len(data)
         if _opens(chunk, pack_id, data, seal):
             lost.discard(number)
-    return Examined("cut short", sorted(lost), came)
+    return PackResult("cut short", sorted(lost), came)
 
 
 def _opens(chunk: Chunk, pack_id: bytes, stored: Buffer, seal: Seal) -> bool:
