@@ -4,8 +4,17 @@
 """
 
 from blocks.local_provider import LocalProvider
+from blocks.markets import LambdaProvider, RunpodProvider, VastProvider
 from blocks.object_store import ObjectStore
 from blocks.ssh_identity import SSHIdentity
 from blocks.workspace import Workspace
 
-__all__ = ["LocalProvider", "ObjectStore", "SSHIdentity", "Workspace"]
+__all__ = [
+    "LambdaProvider",
+    "LocalProvider",
+    "ObjectStore",
+    "RunpodProvider",
+    "SSHIdentity",
+    "VastProvider",
+    "Workspace",
+]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, field_validator
 
 from blocks.local_provider import LocalProvider
+from blocks.markets import LambdaProvider, RunpodProvider, VastProvider
 from blocks.object_store import ObjectStore
 from blocks.reference import LOGOS, Reference, load
 from blocks.ssh_identity import SSHIdentity
@@ -25,8 +26,14 @@ from torpor.shared.values import (
     workspace_name,
 )
 
-PROVIDERS: Final = (LocalProvider,)
-"""The provider blocks, the default first. A new market is added here and nowhere else."""
+ProviderBlock: TypeAlias = LocalProvider | VastProvider | RunpodProvider | LambdaProvider
+PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
+    LocalProvider,
+    VastProvider,
+    RunpodProvider,
+    LambdaProvider,
+)
+"""The provider blocks, the default first. Add a new one here, and export it from ``blocks``."""
 
 MAX_PARTS: Final = 64  # each is a task run, and Prefect stores its states
 

@@ -1,6 +1,6 @@
-"""``make automations``: what Prefect does by itself when something happens to a workspace.
+"""``make automations``: install automations that react to events of workspaces.
 
-    make automations                            # react: a failed verification pauses prune
+    make automations                            # a failed verification pauses prune
     make automations NOTIFY=slack-webhook/mine  # and notify by that block
 
 Running the command again updates its automations; one that is switched off stays off.
@@ -32,9 +32,9 @@ from tasks.events import BackupFailed, BackupFinished, BackupMissed, Verificatio
 from torpor.shared.errors import InvalidInput, TorporError
 
 MARK: Final = "torpor: "
-"""The names of our automations begin with it; no other is touched."""
+"""The prefix of our automations' names; others are left alone."""
 SILENT_HOURS: Final = 26.0
-"""A backup each day, and two hours."""
+"""A day between backups, and two hours more."""
 TROUBLE: Final = {BackupFailed.event, BackupMissed.event, VerificationFailed.event}
 _SUBJECT: Final = "torpor: {{ event.event }} {{ event.resource.id }}"
 _BODY: Final = """\

@@ -1,7 +1,7 @@
 """``make demo``: a machine hibernates, is destroyed, and wakes elsewhere, on this host alone.
 
-The story itself runs as a child, so that whatever becomes of it, this process ends all that it
-started and removes the one folder that everything lies in.
+The demo itself runs in a child process. However that ends, this process ends everything that it
+started and removes its folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Stopped(Exception):
-    """The user or the system wants this to end."""
+    """A signal asked the demo to end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"The demo cannot run: {error}", file=sys.stderr)
         code = 1
     finally:
-        for number in _SIGNALS:  # clearing up takes a second or two and is not to be stopped
+        for number in _SIGNALS:  # clean-up takes a second or two and must not be interrupted
             signal.signal(number, signal.SIG_IGN)
         if folder is not None:
             clear_up(Installation(folder))
@@ -73,7 +73,7 @@ def _tell(installation: Installation, verbose: bool) -> int:
     free = shutil.disk_usage(installation.folder).free
     if free < NEEDED_BYTES:
         raise TorporError(
-            f"{installation.folder.parent} has {free / GIB:.1f} GiB free and the demo wants "
+            f"{installation.folder.parent} has {free / GIB:.1f} GiB free, but the demo needs "
             f"{NEEDED_BYTES / GIB:.0f}: make room, or set TMPDIR to a folder on a bigger disk"
         )
     scratch = installation.folder / "tmp"
@@ -83,7 +83,7 @@ def _tell(installation: Installation, verbose: bool) -> int:
         cwd=CHECKOUT,
         env=_environment(installation, scratch, verbose) | mark(installation, "demo"),
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C reaches this process only, which then ends the others
+        start_new_session=True,  # only this process gets Ctrl-C; it ends the others
     )
     try:
         code = child.wait()
@@ -95,8 +95,8 @@ def _tell(installation: Installation, verbose: bool) -> int:
 
 
 def _environment(installation: Installation, scratch: Path, verbose: bool) -> dict[str, str]:
-    """Nothing of the user's own Prefect, nothing written outside of the demo's folder, and a login
-    that ends with the demo."""
+    """An environment without the user's own Prefect settings, with all folders inside the demo's
+    folder and a login that ends with the demo."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     login = f"demo:{secrets.token_urlsafe(24)}"
     return env | {

@@ -1,4 +1,4 @@
-"""The demo, step by step, as a newcomer sees it. Started by ``deployments.demo``."""
+"""The steps of the demo. ``deployments.demo`` starts it."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ def _save_blocks(installation: Installation, store: EmbeddedStore) -> None:
 
 
 def _home(installation: Installation, machine: Machine) -> Path:
-    """The home folder that one sees after logging in on a local machine."""
+    """The home folder of a local machine's user."""
     if machine.label is None:
         raise TorporError(f"machine {machine.id} came without a label")
     return folder_of(installation.machines, machine.label).home
 
 
 def _gone(installation: Installation, machine: Machine) -> Iterator[str]:
-    """See for ourselves that nothing is left of a machine; raises TorporError."""
+    """Raise TorporError if anything is left of a machine."""
     home, endpoint = _home(installation, machine), machine.endpoint
     if endpoint is None or _answers(endpoint) or home.parent.exists() or list_machines(NAME):
         raise TorporError(f"machine {machine.id} should be gone, and something of it is left")
@@ -172,7 +172,7 @@ def _server(machine: Machine) -> str:
 
 
 class _Step:
-    """One step: its name once, its seconds, and its lines under each other."""
+    """One step of the output: its name, its lines, and its seconds."""
 
     def __init__(self, name: str) -> None:
         self._lines: list[str] = []
@@ -190,7 +190,7 @@ class _Step:
 
 @contextmanager
 def _step(name: str) -> Iterator[_Step]:
-    """Say what begins; time what is done inside and tell of it once it is done."""
+    """Print the step's name; time what runs inside and print it at the end."""
     step = _Step(name)
     began = time.monotonic()
     try:

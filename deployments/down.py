@@ -1,4 +1,4 @@
-"""``make down``: end everything that ``make up`` has started. Files, blocks and snapshots stay."""
+"""``make down``: end everything that ``make up`` started. Files, blocks and snapshots stay."""
 
 from __future__ import annotations
 

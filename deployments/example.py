@@ -1,4 +1,4 @@
-"""The demo's workspace: what really lies on a GPU machine, made or copied on this host."""
+"""The demo's workspace: files as on a real GPU machine, made or copied on this host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Item(NamedTuple):
 
 
 def make_example(folder: Path) -> list[Item]:
-    """Fill ``folder``, which is there and empty; says what was made."""
+    """Fill the empty ``folder``; returns what was made."""
     made = [
         Item("installed packages, symlinks", _packages(folder / "env")),
         Item("BF16 model, Hugging Face cache", _model(folder / "cache/huggingface/hub")),
@@ -181,7 +181,7 @@ def _odd(folder: Path) -> str:
 
 
 def _attributes(folder: Path) -> str:
-    """Extended attributes, where the file system has them."""
+    """Set extended attributes, if the file system has them."""
     marked = folder / "data" / "train.jsonl"
     try:
         os.setxattr(marked, "user.licence", b"CC0-1.0")

@@ -1,4 +1,4 @@
-"""The first machine of the demo workspace, and machines that stand still."""
+"""The first machine of the demo workspace, and local machines whose server stopped."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ This is the workspace `demo`. Everything in this folder is hibernated and woken.
 def make_demo(name: str) -> None:
     """Give the demo workspace its first machine, with some files on it.
 
-    A machine without files, which an interrupted run left, gets them. Does nothing once there is a
-    snapshot, or where the workspace is no local one any more.
+    An interrupted run may have left a machine without files: it gets them. Does nothing if the
+    workspace has a snapshot, or no longer uses the local provider.
     """
     provider = Workspace.of(name).open_provider()
     if not isinstance(provider, LocalProvider) or list_snapshots(name):
@@ -58,7 +58,7 @@ def fill(folder: Path) -> None:
 
 
 def revive(installation: Installation) -> list[Machine]:
-    """Serve machines again whose SSH server ended, after a restart of this host for instance."""
+    """Start the SSH servers of stopped machines again, after a restart of this host say."""
     provider = LocalProvider(installation.machines)
     stopped = [machine for machine in provider.list_own() if machine.state == "stopped"]
     offers = provider.offers(Want()) if stopped else []

@@ -27,9 +27,9 @@ class Installation:
 
     @classmethod
     def here(cls) -> Installation:
-        """The folder of $TORPOR_STATE, else torpor's in $XDG_STATE_HOME.
+        """The folder $TORPOR_STATE, otherwise torpor's folder in $XDG_STATE_HOME.
 
-        Not in the checkout: ``git clean`` there must not take the embedded store with it.
+        Not in the checkout, where ``git clean`` would delete the embedded store.
         """
         named = os.environ.get(FOLDER_VARIABLE)
         state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
@@ -49,7 +49,7 @@ class Installation:
 
     @property
     def port_file(self) -> Path:
-        """The server's port: kept, so that bookmarks of the UI stay right."""
+        """The server's port, kept so that bookmarks of the UI stay valid."""
         return self.folder / "server.port"
 
     @property
@@ -66,7 +66,9 @@ class Installation:
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "w") as file:
             file.write(f"torpor:{secrets.token_urlsafe(24)}\n")
-        unfinished.rename(self.login_file)  # there whole or not at all: an empty login is none
+        unfinished.rename(
+            self.login_file
+        )  # appears whole or not at all: an empty login would be none
         return self.login_file.read_text().strip()
 
     @property
@@ -79,7 +81,7 @@ class Installation:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder against another ``make up`` or ``make down``; dies with its holder."""
+        """Hold the folder exclusively. The lock ends with its process."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -87,7 +89,7 @@ class Installation:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InvalidInput(
-                    f"another `make up` or `make down` is at work in {self.folder}: wait for it"
+                    f"another `make up` or `make down` uses {self.folder}: wait until it has ended"
                 ) from None
             yield
         finally:
@@ -95,8 +97,8 @@ class Installation:
 
 
 def cache_folder(otherwise: Path) -> Path:
-    """Where the agent's wheels are kept: beside torpor's own packages, so that they are fetched
-    once; ``otherwise`` where this user may not write there."""
+    """The folder of the agent's wheels: beside torpor's own packages, so that they are fetched
+    once, or ``otherwise`` if this user may not write there."""
     kept = Path(sys.prefix) / "cache"
     try:
         kept.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""Everything that can be seen of a tree, taken by a walk that shares no code with the engine.
+"""Everything visible of a tree, by a walk that shares no code with the engine.
 
 The demo compares a woken workspace with it: if torpor's own reading and checking were wrong in
-the same way, this would still tell.
+the same way, this would still notice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Sight:
-    """What one name in a tree is."""
+    """Everything about one name in a tree."""
 
     kind: str
     mode: int
@@ -79,7 +79,7 @@ class Inventory:
         return sum(sight.kind == kind for sight in self.sights.values())
 
     def differences(self, other: Inventory) -> list[str]:
-        """One line for each name and attribute that is not the same; empty: identical."""
+        """One line for each name and attribute that differs; empty: identical."""
         found = []
         for path in sorted(self.sights.keys() | other.sights.keys()):
             mine, theirs = self.sights.get(path), other.sights.get(path)

@@ -1,4 +1,4 @@
-"""The local machines of an installation, from outside: which run, and how they are stopped."""
+"""List and stop the local machines of an installation."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def stop_machines(installation: Installation) -> None:
         try:
             record = folder.read_machine()
         except NotOurs:
-            continue  # a damaged folder: list_own names it, nothing here touches it
+            continue  # a damaged folder: list_own names it, and it stays as it is
         if record is not None:
             end_processes(partial(machine_processes, folder, record.id))

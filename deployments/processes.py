@@ -1,7 +1,7 @@
 """The processes that an installation started, found by a mark in their environment.
 
-The mark is set before a process exists and is inherited, so one that was started a moment before
-``make up`` was killed is found too, and a pid that was used again is never taken for ours.
+Child processes inherit the mark from before their start. So a process is found even if ``make up``
+was killed a moment later, and a reused pid never counts as ours.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def launch(
         )
     finally:
         os.close(log)
-    child.returncode = 0  # not ours to wait for; silences the warning of Popen's own
+    child.returncode = 0  # it outlives us; this silences Popen's warning
     return identify(child.pid) or ProcessRecord(child.pid, 0)
 
 
 def mark(installation: Installation, role: str) -> dict[str, str]:
-    """The environment that marks a process and all that it starts as the role's."""
+    """The variables that mark a process, and all that it starts, as this role's."""
     return {MARK: f"{role}@{installation.folder}"}
 
 
@@ -77,7 +77,7 @@ def running(
 
 
 def end(installation: Installation, *roles: str, polite_s: float) -> int:
-    """End the processes of these roles and what they started; returns how many there were."""
+    """End the processes of these roles and their children; returns how many there were."""
     count = len(running(installation, *roles))
     if count:
         end_processes(lambda: running(installation, *roles), polite_s=polite_s)

@@ -21,6 +21,7 @@ from pydantic import SecretStr
 
 from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
 from blocks.reference import load_named
+from blocks.workspace import PROVIDERS
 from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation
 from deployments.schedules import offer_schedules
@@ -30,14 +31,14 @@ from torpor.shared.errors import StoreError, TorporError
 
 DEMO: Final = "demo"
 EMBEDDED: Final = "embedded"
-"""The credentials block of the embedded store. A store block that names it is served by us."""
+"""The credentials block of the embedded store. torpor serves a store block that names it."""
 BUCKET: Final = "torpor"
 DEPLOY_S: Final = 300.0
 KNOCK_S: Final = 2.0
 
 
 def main() -> int:
-    """Register everything that is missing; blocks that exist are the user's and stay."""
+    """Register everything that is missing. Existing blocks belong to the user and stay."""
     installation = Installation.here()
     try:
         register_types()
@@ -54,13 +55,14 @@ def main() -> int:
 
 
 def register_types() -> None:
-    """Add or renew the block types, so that the UI offers them."""
-    for kind in (ObjectStore, SSHIdentity, LocalProvider, Workspace, AwsCredentials):
+    """Add or update the block types, so that the UI offers them."""
+    kinds: list[type[Block]] = [ObjectStore, SSHIdentity, *PROVIDERS, Workspace, AwsCredentials]
+    for kind in kinds:
         kind.register_type_and_schema()
 
 
 def make_first_blocks(installation: Installation) -> None:
-    """An identity, a provider, a store and a workspace to begin with, where they are missing."""
+    """Make a first identity, provider, store and workspace, if they are missing."""
     if not exists(SSHIdentity, "default"):
         SSHIdentity.generate().save("default")
     if not exists(LocalProvider, "default"):
@@ -82,7 +84,7 @@ def make_first_blocks(installation: Installation) -> None:
 
 
 def serve_store(installation: Installation) -> None:
-    """Start the embedded store where the default store block still means it and it is not up."""
+    """Start the embedded store, if the default store block names it and it does not run."""
     block = load_named(ObjectStore, "default", of="make up")
     if block.credentials != f"aws-credentials/{EMBEDDED}":
         return
@@ -105,7 +107,7 @@ def _knock(endpoint_url: str) -> None:
 
 
 def make_pool() -> None:
-    """The process work pool that the deployments go to."""
+    """Create the process work pool that runs the deployments."""
     with get_client(sync_client=True) as client:
         try:
             client.create_work_pool(

@@ -1,8 +1,8 @@
-"""The schedules that `make up` offers: there from the beginning, paused, and then the user's.
+"""The schedules that `make up` adds, paused. From then on they belong to the user.
 
-They do not stand in prefect.yaml, because each deploy sets a schedule back to what stands there:
-one that was switched on in the UI would be off again after the next `make up`, and no backup would
-come.
+They are not in prefect.yaml, because each deploy resets a schedule to what is written there: one
+that was switched on in the UI would be off again after the next `make up`, and no backup would
+run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def offer_schedules(workspace: str) -> None:
         for offered in OFFERED:
             deployment = client.read_deployment_by_name(offered.deployment)
             if deployment.schedules:
-                continue  # the user's by now
+                continue  # they belong to the user
             schedule = DeploymentScheduleCreate(
                 schedule=CronSchedule(cron=offered.cron, timezone="UTC"),
                 active=False,

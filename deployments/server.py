@@ -30,7 +30,7 @@ _DEMANDED: Final = "PREFECT_SERVER_API_AUTH_STRING"
 
 @dataclass(frozen=True)
 class Server:
-    """Where a Prefect server answers. ``own``: it is the installation's, not one of the user's, and
+    """Where a Prefect server answers. ``own``: it belongs to the installation, not to the user, and
     asks for ``login``, which is `user:password`."""
 
     api_url: str
@@ -43,22 +43,22 @@ class Server:
 
 
 def server_of(installation: Installation, port: int | None = None) -> Server:
-    """The server that is to be used: $PREFECT_API_URL's where that is set, else our own."""
+    """The server to use: that of $PREFECT_API_URL if it is set, otherwise our own."""
     given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
     recorded = _recorded_port(installation)
     if given and given != _api_url(recorded):
         if port is not None:
             raise InvalidInput(
                 f"PREFECT_API_URL says that {given} is used, so no server is started on port "
-                f"{port}: leave the port away, or unset PREFECT_API_URL"
+                f"{port}: leave out the port, or unset PREFECT_API_URL"
             )
         return Server(given, own=False)
     return Server(_api_url(port or recorded or _choose_port()), True, installation.login())
 
 
 def environment(installation: Installation, server: Server) -> dict[str, str]:
-    """What processes that talk to the server, and the server itself, get as environment."""
-    # Nothing of the user's own Prefect gets to a server of ours: neither keys nor a database.
+    """The environment of the server and of processes that talk to it."""
+    # Our own server gets none of the user's Prefect settings: neither keys nor a database.
     env = {k: v for k, v in os.environ.items() if not (server.own and k.startswith("PREFECT_"))}
     # Flow runs import blocks, tasks and torpor from this checkout, whatever is installed.
     env["PYTHONPATH"] = os.pathsep.join(
@@ -84,7 +84,7 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
 
 
 def start(installation: Installation, server: Server) -> bool:
-    """See to it that the server answers; True where it had to be started."""
+    """Start the server unless it answers; True if it was started."""
     if not server.own:
         if not answers(server):
             raise InvalidInput(
@@ -122,12 +122,12 @@ def start(installation: Installation, server: Server) -> bool:
 
 
 def stop(installation: Installation) -> bool:
-    """End the installation's server; False where none ran."""
+    """End the installation's server; False if none ran."""
     return end(installation, "server", polite_s=STOP_S) > 0
 
 
 def answers(server: Server) -> bool:
-    """Whether a Prefect server is up and well there; of our own, whether it takes our login."""
+    """Whether a healthy Prefect server answers; our own must also accept our login."""
     # A proxy that the environment names is for the user's server, never for loopback.
     proxies = urllib.request.ProxyHandler({} if server.own else None)
     opener = urllib.request.build_opener(proxies)

@@ -1,7 +1,7 @@
 """``make up``: a Prefect server, a store, a worker, blocks and deployments, all on this host.
 
-Everything listens on loopback only. Running it again starts what is missing and changes nothing
-else. ``make down`` ends it all.
+Everything listens on loopback only. Running it again starts only what is missing. ``make down``
+ends everything.
 """
 
 from __future__ import annotations

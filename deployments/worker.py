@@ -1,4 +1,4 @@
-"""The worker of an installation: it runs what the deployments are asked for, as processes."""
+"""The worker of an installation: it runs each flow run of a deployment as a process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STARTED: Final = b"started!"
 
 
 def start(installation: Installation, server: Server) -> bool:
-    """See to it that a worker serves the pool; True where it had to be started."""
+    """Start a worker for the pool unless one runs; True if it was started."""
     env = environment(installation, server) | {
         "PREFECT_WORKER_QUERY_SECONDS": str(_LOOK_S),
         "TMPDIR": str(installation.temporary),  # Prefect leaves a folder in it for each worker
@@ -53,5 +53,5 @@ def start(installation: Installation, server: Server) -> bool:
 
 
 def stop(installation: Installation) -> bool:
-    """End the worker and the flow runs in it; False where none ran."""
+    """End the worker and its flow runs; False if none ran."""
     return end(installation, "worker", polite_s=STOP_S) > 0

@@ -141,7 +141,8 @@ class Storing:
         if self._end is not None and committed.unaccepted_count:
             raise StillChanging(
                 f"{committed.unaccepted_count} files changed while they were read: "
-                f"{', '.join(committed.unaccepted)}. The machine was not destroyed"
+                f"{', '.join(committed.unaccepted)}. The machine was not destroyed: hibernate "
+                "again, or accept these files in `accept_changed`"
             )
         with self._phases.phase("verify"):
             verified = verify(self._workspace, self._remote, stored)

@@ -21,4 +21,5 @@ pytest_plugins = [
     "tests.fixtures.standing",
     "tests.fixtures.prefect_server",
     "tests.fixtures.deployed",
+    "tests.markets.boot",
 ]

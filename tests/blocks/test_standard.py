@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import re
 import subprocess
 import sys
 
@@ -14,11 +17,11 @@ from prefect.testing.standard_test_suites import BlockStandardTestSuite
 from prefect.workers.process import ProcessWorker
 
 import blocks
-from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
+from blocks.workspace import PROVIDERS
 from deployments.installation import CHECKOUT
 from deployments.server import Server
 
-KINDS = (LocalProvider, ObjectStore, SSHIdentity, Workspace)
+KINDS: list[type[Block]] = [getattr(blocks, name) for name in blocks.__all__]
 
 
 class TestStandard(BlockStandardTestSuite):
@@ -33,14 +36,10 @@ class TestStandard(BlockStandardTestSuite):
         known = {str(kind._logo_url) for kind in (Secret, LocalFileSystem, ProcessWorker)}
         assert str(block._logo_url) in known
 
-    def test_keeps_the_slug_that_is_registered_everywhere(self, block: type[Block]) -> None:
-        slugs = {
-            LocalProvider: "local-provider",
-            ObjectStore: "object-store",
-            SSHIdentity: "ssh-identity",
-            Workspace: "workspace",
-        }
-        assert block.get_block_type_slug() == slugs[block]
+    def test_has_the_slug_of_its_class(self, block: type[Block]) -> None:
+        """References such as local-provider/default are stored with this slug."""
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", block.__name__)
+        assert block.get_block_type_slug() == words.lower()
 
     def test_refers_to_other_blocks_by_name_only(self, block: type[Block]) -> None:
         """The form for editing replaces the secrets of nested blocks by asterisks."""
@@ -48,7 +47,17 @@ class TestStandard(BlockStandardTestSuite):
 
 
 def test_the_package_exports_every_block() -> None:
-    assert sorted(blocks.__all__) == sorted(kind.__name__ for kind in KINDS)
+    modules = [
+        importlib.import_module(f"blocks.{m.name}") for m in pkgutil.iter_modules(blocks.__path__)
+    ]
+    ours = {
+        kind.__name__
+        for module in modules
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Block) and kind.__module__ == module.__name__
+    }
+    assert sorted(blocks.__all__) == sorted(ours)
+    assert set(PROVIDERS) <= set(KINDS)
 
 
 def test_register_adds_the_types_to_a_server(prefect_server: Server) -> None:

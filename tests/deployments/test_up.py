@@ -144,7 +144,7 @@ def test_the_users_own_server_is_used_and_never_started(
         assert up.main([]) == 1
         assert "no Prefect server answers there" in capfd.readouterr().err
         assert up.main(["--port", "4200"]) == 1
-        assert "leave the port away" in capfd.readouterr().err
+        assert "leave out the port" in capfd.readouterr().err
     assert not (tmp_path / "state" / "prefect").exists()
 
 

@@ -42,8 +42,8 @@ class Answer:
 class FakeMarket:
     """A fake market that listens on loopback. Subclasses know the routes and the words.
 
-    ``calls`` lists (method, path) as they came. ``before`` sees each request first; what it raises
-    closes the connection.
+    ``calls`` lists (method, path) as they came. ``step`` is called twice for each request: before
+    it is carried out, and before its answer is sent; when it says False, the connection closes.
     """
 
     shown: frozenset[str] = frozenset({"lost", "error after"})
@@ -57,7 +57,7 @@ class FakeMarket:
         self.faults = Faults()
         self.key = KEY
         self.calls: list[tuple[str, str]] = []
-        self.before: Callable[[Request], None] | None = None
+        self.step: Callable[[], bool] = lambda: True
         self.closing = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.fake = self
@@ -97,8 +97,12 @@ class FakeMarket:
         """None: close the connection without an answer."""
         with self.market.lock:
             self.calls.append((request.method, request.path))
-        if self.before is not None:
-            self.before(request)
+        if not self.step():
+            return None
+        answer = self._faulty(request, authorization)
+        return answer if self.step() else None
+
+    def _faulty(self, request: Request, authorization: str) -> Answer | None:
         request.action = self.action_of(request)
         if not hmac.compare_digest(authorization, f"Bearer {self.key}"):
             return self.unauthorized()

@@ -36,7 +36,7 @@ def test_it_runs_in_the_home_and_its_last_words_come_back(
     [
         (
             ["sh", "-c", "echo no database; exit 3"],
-            "'sh' ended with status 3, having said: no database. Mend it",
+            "'sh' ended with status 3 and printed: no database. Fix it",
         ),
         (["/none/such"], "'/none/such' cannot be started on the machine: No such file"),
         (["/"], "cannot be started on the machine: Permission denied"),

@@ -101,7 +101,7 @@ def missing(peer: str) -> str | None:
 def _found(program: str) -> str:
     path = shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if path is None:
-        raise InvalidInput(f"{program} is not installed here")
+        raise InvalidInput(f"{program} is not installed on this host: install it")
     return path
 
 

@@ -22,6 +22,7 @@ import asyncssh
 import msgspec
 
 from torpor.control.processes import end_processes
+from torpor.control.providers.ending import check_request
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.local_folder import (
     MARK,
@@ -164,16 +165,7 @@ class LocalProvider:
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         """Returns when the machine's processes and its folder are gone."""
-        if type(warrant) is not Warrant:
-            raise UnsafeDestroy(
-                f"machine {machine.id} was to be destroyed with a {type(warrant).__name__} that "
-                "torpor.control.safety did not make: nothing was destroyed"
-            )
-        if machine.provider != self.identity:
-            raise UnsafeDestroy(
-                f"machine {machine.id} is at {machine.provider}, this is {self.identity}: nothing "
-                "was destroyed"
-            )
+        check_request(self.identity, machine, warrant)
         folder = self._machine_folder(machine.id)
         if folder is None or not self._folder.is_dir():
             return

@@ -30,9 +30,9 @@ KEPT_BUNDLES: Final = 8  # newest archives in the cache; each is about 10 MB
 GATHER_S: Final = 300.0  # for uv to fetch about 15 MB of wheels
 
 SOURCE: Final = Path(__file__).resolve().parents[3]
-"""The folder that holds our packages, of which machines get their part."""
+"""The folder that holds our packages; a bundle gets some of them."""
 _SENT: Final = ("torpor/shared", "torpor/machine", "gpu_kernels")
-"""The folders that run on a machine: whole, as far as their files run there."""
+"""The folders that a bundle holds whole, except files of other kinds."""
 _MAIN: Final = b"""import sys
 
 from torpor.machine.agent.__main__ import main
@@ -47,8 +47,8 @@ _LEFT_OUT_FOLDERS: Final = frozenset({"__pycache__", "tests", "bin"})
 
 @dataclass(frozen=True)
 class Platform:
-    """What a bundle is for: CPython's version and the machine's architecture (Linux, glibc), and
-    whether it needs the kernels for an NVIDIA GPU."""
+    """What a bundle runs on: a CPython version on Linux with glibc, an architecture, and perhaps an
+    NVIDIA GPU."""
 
     python: tuple[int, int]
     machine: str
@@ -80,7 +80,7 @@ class Bundle:
 def make_bundle(
     platform: Platform, *, cache: Path | None = None, source: Path | None = None
 ) -> Bundle:
-    """The bundle for ``platform``, from the cache where it is there (then no network is needed).
+    """The bundle for ``platform``, from the cache if it is there; then no network is needed.
 
     ``source`` is the folder that holds the packages ``torpor`` and ``gpu_kernels``.
     """
@@ -105,7 +105,7 @@ def default_cache() -> Path:
 
 
 def content_hash(files: Mapping[str, bytes]) -> str:
-    """SHA-256 over the sorted names and contents, with their lengths: nothing can shift."""
+    """SHA-256 over the sorted names and contents with their lengths, so it is unambiguous."""
     total = hashlib.sha256(b"torpor-bundle-1\n")
     for name, content in sorted(files.items()):
         total.update(f"{len(name.encode())}:{name}:{len(content)}:".encode())
@@ -114,7 +114,7 @@ def content_hash(files: Mapping[str, bytes]) -> str:
 
 
 def _gather(platform: Platform, pins: bytes, cache: Path) -> Path:
-    """The folder with the unpacked wheels; filled once, by one process at a time."""
+    """The folder with the unpacked wheels. One process at a time fills it, once."""
     digest = hashlib.sha256(pins).hexdigest()[:16]
     folder = cache / "wheels" / f"{_tag(platform)}-{digest}"
     if folder.is_dir():
@@ -162,7 +162,7 @@ def _wheel_files(wheels: Path) -> dict[str, bytes]:
             continue
         if _LEFT_OUT_FOLDERS & set(name.parts[:-1]):
             continue
-        # zstandard's second backend: 12 MB that the first one makes needless
+        # zstandard's second backend: 12 MB that are not needed beside the first
         if name.parts[0] == "zstandard" and path.name.startswith("_cffi."):
             continue
         files[name.as_posix()] = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The control side's half of a full verify: which packs an agent reads, and what it says."""
+"""The control side's half of a full verify: which packs an agent reads, and what it finds."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from torpor.shared.wire.request import Event
 
 _REQUEST_BYTES: Final = 512 * MIB
 _REQUEST_CHUNKS: Final = 20_000
-"""What one request asks for at most, as soon as it has a pack: minutes of work, 3 MiB of text."""
+"""The limits of one request, which has at least one pack: minutes of work, 3 MiB of text."""
 _GRANT_S: Final = 6 * 3600
 
 
 class PackWork(msgspec.Struct, frozen=True):
-    """A pack and the chunks of it that snapshots use, apart from each other."""
+    """A pack, and the chunks of it that snapshots use."""
 
     pack: Pack
     chunks: list[Chunk]
 
 
 class ExaminedPack(msgspec.Struct, frozen=True):
-    """``damaged``: the offsets of chunks that cannot be had any more. A fault without any lies in
-    bytes that no snapshot uses."""
+    """``damaged``: the offsets of chunks that are lost. A fault without any is in bytes that no
+    snapshot uses."""
 
     pack: bytes
     fault: Fault
@@ -39,8 +39,8 @@ class ExaminedPack(msgspec.Struct, frozen=True):
 
 
 class Examination:
-    """Packs that one machine's agent reads whole, checking every hash. Nothing is written there and
-    no workspace is held. ``run`` again after a fault goes on where the answers end."""
+    """Packs that one machine's agent reads whole, checking every hash. It writes
+    nothing there and holds no workspace. After a fault, ``run`` continues after the last answer."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class Examination:
         self.found: list[ExaminedPack] = []
 
     def run(self, on_event: Callable[[int], None] = lambda read: None) -> list[ExaminedPack]:
-        """What was found of each pack. ``on_event`` hears how many bytes were read so far. Raises
-        what says nothing about the packs: the store or the machine is away."""
+        """Read all packs; return what was found in each. ``on_event`` gets the bytes read so far.
+        Raises the errors that say nothing about a pack, such as an unreachable store."""
         for works in _requests(self._works[len(self.found) :]):
             before = self._read
 

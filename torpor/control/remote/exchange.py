@@ -1,8 +1,8 @@
 """Which machine fetches which part from where, when one snapshot goes to many at once. No I/O.
 
 Each part is fetched from the store by one machine and by the others from machines that have it.
-Two rates are measured on the way, with no traffic of their own: a machine's from the store while
-all ask it, and a machine's from its peers. Peers are used only while theirs is the higher one.
+Two rates are measured from these transfers alone: a machine's from the store while all machines
+use it, and a machine's from its peers. Peers are used only while their rate is the higher one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ UPLOADS: Final = 4
 TRIALS: Final = 4
 """Parts from peers before the two rates are compared."""
 FIRST_PATIENCE_S: Final = 60.0
-"""How long a part that another machine fetches is waited for while no rate is known yet."""
+"""How long to wait for a part that another machine fetches, while no rate is known."""
 _POLL_S: Final = 0.5
 _TOGETHER: Final = 8  # parts that an agent works at the same time
 _PATIENT: Final = 4
-"""How much slower than the store a peer may be before a download is broken off: what has come of
-a chunk is lost then. That peers are slower on the whole is seen by the rates."""
+"""How much slower than the store a peer may be before a download from it is stopped, which loses
+the chunk under way. The rates show when peers are slower on the whole."""
 _KEPT_RATES: Final = 64
 
 
@@ -55,7 +55,7 @@ class _Lot:
 
 
 class Exchange:
-    """What the machines of one replicate tell each other, through the control side. Thread-safe."""
+    """Which machine of a replicate has which part. The control side keeps it. Thread-safe."""
 
     def __init__(
         self, mode: PeerMode, machines: int, clock: Callable[[], float] = time.monotonic
@@ -75,19 +75,19 @@ class Exchange:
 
     @property
     def passing(self) -> bool:
-        """Whether machines pass packs on to each other, as far as is known now."""
+        """Whether machines pass packs on to each other now."""
         if self._mode == "auto" and (self._verdict == "store" or self._too_few):
             return False
         return self._mode != "never" and self._machines > 1
 
     @property
     def _too_few(self) -> bool:
-        """Parts for each machine to begin with one: the others would have to wait for them."""
+        """Whether there are fewer parts than machines, so that some must wait at the beginning."""
         return bool(self._members) and len(self.lots) < self._machines
 
     @property
     def decision(self) -> str:
-        """For the report: what was done and what it stands on."""
+        """For the report: the decision and its figures."""
         store, peers = self.store_bytes_s, self.peer_bytes_s
         measured = f"{store / 1e6:.1f} MB/s a machine from the store"
         if self._mode == "never":
@@ -104,7 +104,7 @@ class Exchange:
 
     @property
     def store_bytes_s(self) -> float:
-        """Of one machine while all fetch, stored bytes; 0.0 while unknown."""
+        """Stored bytes a second of one machine while all fetch; 0.0 while unknown."""
         return _median(self._rates["store"])
 
     @property
@@ -122,7 +122,7 @@ class Exchange:
             return member
 
     def stop(self) -> None:
-        """Nobody waits any more; ``next`` raises RunCancelled."""
+        """End all waiting: ``next`` raises RunCancelled."""
         with self.changed:
             self._stopped = True
             self.changed.notify_all()
@@ -144,11 +144,11 @@ class Exchange:
         return max(1, len(self.lots) // self._machines)
 
     def patience_s(self) -> float:
-        """How long a part that another machine fetches is waited for."""
+        """How long to wait for a part that another machine fetches."""
         return 5.0 + 2 * statistics.mean(self._took_s) if self._took_s else FIRST_PATIENCE_S
 
     def measure(self, source: str, bytes_s: float, took_s: float) -> None:
-        """One part came from ``source`` at a rate (of the whole machine); decide by it."""
+        """Note a part from ``source`` and the machine's rate meanwhile, and decide again."""
         rates = self._rates[source]
         rates.append(bytes_s)
         del rates[:-_KEPT_RATES]
@@ -172,7 +172,7 @@ class Member:
         self.peer_bytes = 0
         self._exchange = exchange
         parts = plan.parts
-        first = number * exchange.share() % max(1, len(parts))  # each begins somewhere else
+        first = number * exchange.share() % max(1, len(parts))  # each member begins at another part
         self._todo = {_name(part): part for part in [*parts[first:], *parts[:first]]}
         self._active: dict[str, int] = {"store": 0, "peers": 0}
         self._claims = 0
@@ -185,7 +185,7 @@ class Member:
         return not self._gone and bool(self._todo or any(self._active.values()))
 
     def next(self) -> Errand | None:
-        """What to fetch now; waits for peers. None once nothing is left to begin."""
+        """The next part to fetch; waits for peers. None when no part is left to begin."""
         exchange = self._exchange
         with exchange.changed:
             while self._todo:
@@ -212,7 +212,7 @@ class Member:
             self._leave(errand)
             moved = restored.stored_bytes if source == "store" else restored.peer_bytes
             if errand.holder is not None and restored.peer_bytes < restored.stored_bytes:
-                self._refused.add(errand.holder)  # dead, slow, or it lied
+                self._refused.add(errand.holder)  # dead, slow, or it sent wrong bytes
             if restored.stored_bytes:
                 exchange.measure(source, moved / took_s * together, took_s)
             if restored.kept and self.peer is not None and not self._gone:
@@ -229,7 +229,7 @@ class Member:
             self._exchange.changed.notify_all()
 
     def leave(self) -> None:
-        """The machine is gone, or passes nothing on any more."""
+        """The machine is gone or has stopped passing packs on."""
         with self._exchange.changed:
             self._gone = True
             for lot in self._exchange.lots.values():
@@ -298,5 +298,5 @@ def _source(errand: Errand) -> str:
 
 
 def _median(rates: list[float]) -> float:
-    """One machine that died, or one that is slow, does not decide for all."""
+    """The median: one dead or slow machine does not decide for all."""
     return statistics.median(rates) if rates else 0.0

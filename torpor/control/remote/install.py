@@ -1,4 +1,4 @@
-"""Puts a bundle on a machine: one stream, checked before it is unpacked, there whole or not."""
+"""Install a bundle on a machine: send it as one stream, check it, unpack it whole or not at all."""
 
 from __future__ import annotations
 

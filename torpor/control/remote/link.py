@@ -27,7 +27,7 @@ _CLOSE_S: Final = 5.0
 
 @dataclass(frozen=True)
 class Route:
-    """How to get to an agent, again and again."""
+    """Everything needed to reach an agent again."""
 
     endpoint: Endpoint
     identity: Identity
@@ -45,7 +45,7 @@ class Route:
 
 
 class Link:
-    """An agent that said hello. Ends with AgentLost from ``messages``; never mends itself."""
+    """An agent that said hello. ``messages`` raises AgentLost at its end; it never reconnects."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Link:
         self._waiting = bytearray()
 
     async def first(self) -> Hello:
-        """The agent's hello, past what a login shell printed; raises what attach says instead."""
+        """Skip a login shell's output; return the agent's hello, or raise the error that came."""
         noise = 0
         async for line in self._lines():
             said = parse_said(line)
@@ -67,7 +67,8 @@ class Link:
                 hello = said.hello
                 if hello.protocol != PROTOCOL:
                     raise MachineUnfit(
-                        f"{self._where}: the agent speaks protocol {hello.protocol}, not {PROTOCOL}"
+                        f"{self._where}: the agent speaks protocol {hello.protocol}, and not "
+                        f"{PROTOCOL}: use the torpor that started it"
                     )
                 return hello
             if said is not None and said.error is not None:
@@ -80,10 +81,12 @@ class Link:
         if self._process.stderr.at_eof() or noise <= _NOISE_BYTES:
             data = await asyncio.wait_for(self._process.stderr.read(4 * KIB), _CLOSE_S)
             words = " ".join(data.decode("utf-8", "replace").split())[-300:]
-        raise AgentLost(f"{self._where}: no agent answered: {words or 'the connection ended'}")
+        raise AgentLost(
+            f"{self._where}: the agent did not answer: {words or 'the connection ended'}"
+        )
 
     async def messages(self) -> AsyncIterator[Said]:
-        """Every message until the link ends; then AgentLost."""
+        """Yield every message; raise AgentLost when the link ends."""
         async for line in self._lines():
             said = parse_said(line)
             if said is not None:
@@ -91,7 +94,7 @@ class Link:
         raise AgentLost(f"{self._where}: the connection to the agent ended")
 
     async def send(self, line: bytes) -> None:
-        """Write one line; AgentLost where the link is gone."""
+        """Write one line; AgentLost if the link is gone."""
         try:
             self._process.stdin.write(line)
             await self._process.stdin.drain()
@@ -99,7 +102,7 @@ class Link:
             raise AgentLost(f"{self._where}: the connection to the agent ended: {error}") from error
 
     async def close(self, graceful: bool = True) -> None:
-        """End the attach process and the connection; bounded in time."""
+        """End the attach process and the connection within a bounded time."""
         if graceful:
             try:
                 self._process.stdin.write_eof()
@@ -127,10 +130,12 @@ class Link:
                 continue
             searched = len(self._waiting)
             if searched > MAX_LINE_BYTES:
-                raise AgentLost(f"{self._where}: the agent sent a line over {MAX_LINE_BYTES} bytes")
+                raise AgentLost(
+                    f"{self._where}: the agent sent a line of more than {MAX_LINE_BYTES} bytes"
+                )
             try:
                 data = await self._process.stdout.read(_READ_BYTES)
-            except (asyncssh.Error, OSError):  # the connection went; `messages` says so
+            except (asyncssh.Error, OSError):  # the connection ended; `messages` raises
                 return
             if not data:
                 return
@@ -138,7 +143,7 @@ class Link:
 
 
 async def open_link(route: Route, pin: Callable[[str], None]) -> tuple[Link, Hello]:
-    """Connect, probe, install and attach. ``pin`` hears of the host key at first use."""
+    """Connect, probe, install and attach. ``pin`` gets the host key at first use."""
     connection, _ = await connect(route.endpoint, route.identity, pin)
     try:
         machine = await probe(connection, route.where, route.home, route.candidates)
@@ -164,7 +169,7 @@ async def _attach(
     try:
         return link, await asyncio.wait_for(link.first(), ATTACH_S)
     except (TimeoutError, asyncio.TimeoutError) as error:
-        raise AgentLost(f"{route.where}: no agent answered within {ATTACH_S:g} s") from error
+        raise AgentLost(f"{route.where}: the agent did not answer within {ATTACH_S:g} s") from error
 
 
 def _bundle(route: Route, machine: Probed) -> Bundle:

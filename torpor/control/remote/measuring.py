@@ -17,12 +17,12 @@ def make_content(agent: Agent, name: str, total_bytes: int, seed: int) -> None:
 
 
 def remove_content(agent: Agent, name: str, *, place_too: bool = False) -> None:
-    """Remove it from the machine; gone already is fine. ``place_too``: nothing of it comes back."""
+    """Remove it from the machine, if it is there; ``place_too``: also its parent folder."""
     agent.call(RemoveContent(name, place_too), request_id=_request_id("content"))
 
 
 def line_of(agent: Agent) -> Callable[[Sequence[Grant], Sequence[Grant], int, int], Moved]:
-    """Moves random bytes between the machine and a store, and says how long that took."""
+    """A function that moves random bytes between the machine and a store, and times it."""
 
     def move(
         puts: Sequence[Grant], gets: Sequence[Grant], object_bytes: int, connections: int

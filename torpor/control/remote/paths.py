@@ -19,8 +19,8 @@ class Chosen(NamedTuple):
 
 
 class RemotePath(RemoteRestore):
-    """A part of a snapshot being written to one machine. When the agent was lost, it begins again:
-    what is on the disk is not fetched again."""
+    """Part of a snapshot on its way to one machine. After a lost agent it begins again, without
+    fetching again what is on the disk."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class RemotePath(RemoteRestore):
         self._aside = aside
 
     def begin(self, *, resume: bool = False) -> RestorePlan:
-        """Take the workspace on the machine, check the manifest, the place and the space.
+        """Take the workspace on the machine; check the manifest, the target and the free space.
 
-        ``resume`` changes nothing: only this very run has anything to go on with.
+        ``resume`` has no effect: no other run leaves anything to continue with.
         """
         return self._call(
             BeginPath(

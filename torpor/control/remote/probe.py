@@ -1,4 +1,4 @@
-"""What a machine is, asked over plain SSH before anything is sent to it."""
+"""Ask a machine over plain SSH what it is, before anything is sent to it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PYTHON_CANDIDATES: Final = (
 PROBE_S: Final = 30.0
 NEEDED_BYTES: Final = 128 * MIB  # the bundle unpacked, its archive, journals and the log
 DEFAULT_HOME: Final = "~/.torpor"
-_MARK: Final = b"torpor-probe "  # a login shell may print words of its own
+_MARK: Final = b"torpor-probe "  # a login shell may print more
 
-# Constant, never formatted; runs on any Python since 2.7, to be able to say what is wrong.
+# Constant, never formatted. Runs on any Python since 2.7, so that it can report an old one.
 _SCRIPT: Final = r"""
 import json, os, platform, struct, sys
 home = os.path.expanduser(sys.argv[1])
@@ -72,7 +72,7 @@ async def probe(
     home: str,
     candidates: Sequence[str] = PYTHON_CANDIDATES,
 ) -> Probed:
-    """Find a Python that can run the agent. MachineUnfit or DiskFull say what is in the way."""
+    """Find a Python that can run the agent; MachineUnfit or DiskFull say what is missing."""
     if not home.startswith(("/", "~/")) or "\0" in home or "\n" in home:
         raise InvalidInput(f"the agent's folder {home!r} must begin with / or ~/")
     found = []

@@ -25,8 +25,8 @@ from torpor.shared.wire.restore import (
 
 
 class RemoteRestore(RemoteRun):
-    """One snapshot being written to one machine. When the agent was lost, it begins again by
-    itself: what is on the disk is not fetched again."""
+    """One snapshot on its way to one machine. After a lost agent it begins again by itself, without
+    fetching again what is on the disk."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class RemoteRestore(RemoteRun):
         self._gpu = gpu
 
     def begin(self, *, resume: bool = False) -> RestorePlan:
-        """Take the workspace on the machine, check the manifest, the targets and the space.
+        """Take the workspace on the machine; check the manifest, the targets and the free space.
 
         ``resume``: an earlier run may have begun this restore, or completed it.
         """
@@ -65,8 +65,8 @@ class RemoteRestore(RemoteRun):
         )
 
     def serve(self, host: str, most_bytes: int) -> Peer:
-        """From now on the machine keeps what it fetches, at most so much of it on disk, and passes
-        it on to others that reach it at ``host``; until the end of the run."""
+        """Have the machine keep the packs that it fetches, at most so many bytes on disk, and pass
+        them on to machines that reach it at ``host``, until the end of the run."""
         served = self._held(ServePacks(self.run, host, most_bytes))
         address = f"[{host}]" if ":" in host else host
         return Peer(f"https://{address}:{served.port}/{served.url}/", served.certificate)
@@ -79,15 +79,15 @@ class RemoteRestore(RemoteRun):
         peer: Peer | None = None,
         floor_bytes_s: float = 0.0,
     ) -> RestoredPart:
-        """Fetch and write one part, by the packs it names; from ``peer`` first, where one is named,
-        and from the store what that does not give at ``floor_bytes_s``. Idempotent."""
+        """Fetch and write one part: from ``peer`` first, if there is one, and from the store what
+        the peer does not deliver at ``floor_bytes_s``. Idempotent."""
         if peer is not None:
             peer = msgspec.structs.replace(peer, floor_bytes_s=floor_bytes_s)
         grants = [self._grant("GET", key, plan.stored_bytes) for key in plan.packs]
         return self._held(FetchPart(self.run, grants, peer), on_event)
 
     def finish(self) -> Finished:
-        """Attributes, links and directories, once every part is there."""
+        """Set attributes, links and directories, once every part is there."""
         return self._held(FinishRestore(self.run))
 
     def check(self, *, full: bool) -> Checked:

@@ -1,4 +1,4 @@
-"""What every run has in common on the control side: its requests, and grants."""
+"""A run as the control side sees it: its requests and its grants."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class RemoteRun(ABC):
         self._given_up: TorporError | None = None
 
     def give_up(self, reason: TorporError) -> None:
-        """Every request that waits and every later one ends with ``reason``, but for the one that
-        gives the workspace back. May be said again, for a request that was just being sent."""
+        """End every waiting and later request with ``reason``, except the one that gives the
+        workspace back. Calling it again also ends a request that was just being sent."""
         with self._lock:
             self._given_up = self._given_up or reason
             waiting = list(self._open)
@@ -47,7 +47,7 @@ class RemoteRun(ABC):
 
     @abstractmethod
     def _begin_again(self) -> None:
-        """Take the workspace once more, at an agent that was restarted."""
+        """Take the workspace again, at an agent that was restarted."""
 
     def _call(self, request: OfRun[A], on_event: OnEvent = None) -> A:
         """Ask the agent, under a fresh request id, unless the run was given up."""
@@ -59,7 +59,7 @@ class RemoteRun(ABC):
             raise
 
     def _held(self, request: OfRun[A], on_event: OnEvent = None) -> A:
-        """A call within a run that the agent may have lost: then begin again and ask once more."""
+        """Call; if the agent has lost the run, begin it again and call once more."""
         try:
             return self._call(request, on_event)
         except AgentLost:
@@ -81,12 +81,12 @@ class RemoteRun(ABC):
             raise type(self._given_up)(str(self._given_up))
 
     def _grant(self, verb: str, key: ObjectKey, plain_bytes: int) -> Grant:
-        """Leave for the agent, for as long as ``plain_bytes`` take at 1 MiB/s: 1 to 24 hours."""
+        """A grant that lasts as long as ``plain_bytes`` take at 1 MiB/s: 1 to 24 hours."""
         expires_s = min(_LONGEST_GRANT_S, max(_SHORTEST_GRANT_S, plain_bytes // _SLOWEST_BYTES_S))
         return self._store.grant(verb, key, expires_s=expires_s)
 
     def _of(self, wanted: StoredSnapshot) -> dict[str, Any]:
-        """What every request says that begins to bring ``wanted`` onto the machine."""
+        """The fields of every request that begins to bring ``wanted`` onto the machine."""
         key = manifest_key(wanted.workspace, wanted.snapshot)
         return {
             "run": self.run,

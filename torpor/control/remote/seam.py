@@ -16,7 +16,7 @@ class Agent(Protocol):
 
     @property
     def hello(self) -> Hello:
-        """What the agent said when it was attached to last."""
+        """The agent's latest hello."""
 
     def call(
         self,

@@ -42,8 +42,8 @@ T = TypeVar("T")
 class Session:
     """Thread-safe and synchronous; many calls at once go over one SSH connection.
 
-    After a drop it connects again and repeats what has no answer yet, under the same ids, so
-    each request is served once as long as the agent lives.
+    After a dropped connection it connects again and repeats every unanswered request under the same
+    id. So each request is served once as long as the agent lives.
     """
 
     def __init__(self, route: Route, pin: Callable[[str], None] | None) -> None:
@@ -88,9 +88,9 @@ class Session:
 
     @property
     def hello(self) -> Hello:
-        """What the agent said when it was attached to last."""
+        """The agent's latest hello."""
         if self._hello is None:
-            raise AgentLost(f"{self._route.where}: no agent was attached to")
+            raise AgentLost(f"{self._route.where}: no agent was attached")
         return self._hello
 
     def call(
@@ -125,7 +125,7 @@ class Session:
         self._submit(lambda: self._cancel(request_id), quiet=True)
 
     def close(self) -> None:
-        """Detach. The agent and its runs go on for a while. Open calls end with AgentLost."""
+        """Detach. Open calls raise AgentLost. The agent ends the runs a minute later."""
         if self._closed:
             return
         self._closed = True
@@ -164,9 +164,9 @@ class Session:
         except (TimeoutError, asyncio.TimeoutError) as error:
             future.cancel()
             raise AgentLost(
-                f"{self._route.where} took over {timeout_s:g} s to attach to"
+                f"{self._route.where}: no agent was attached within {timeout_s:g} s"
             ) from error
-        except BaseException:  # the caller was interrupted: nothing of it goes on
+        except BaseException:  # the caller was interrupted: end its work
             future.cancel()
             raise
 
@@ -215,7 +215,7 @@ class Session:
     async def _send(self, link: Link, line: bytes) -> None:
         try:
             await link.send(line)
-        except AgentLost:  # `_listen` sees the same end, and mends
+        except AgentLost:  # `_listen` sees the same end, and reconnects
             return
 
     async def _connect(self) -> None:
@@ -235,7 +235,7 @@ class Session:
                 waiting = self._waiting.get(said.id or "")
                 if waiting is not None:
                     waiting.take(said)
-        except TorporError:  # the link is gone: what has no answer is asked again
+        except TorporError:  # the link is gone: repeat unanswered requests
             pass
         finally:
             if self._link is link:
@@ -357,5 +357,5 @@ class _Waiting:
         if self._error is not None:
             raise type(self._error)(str(self._error))
         if self._result is None:
-            raise AgentLost(f"{self.op} ({self.request_id}) has no answer")
+            raise AgentLost(f"{self.op} ({self.request_id}): the session ended before the answer")
         return self._result

@@ -41,11 +41,11 @@ from torpor.shared.wire.snapshot import (
 )
 
 KNOWN_SNAPSHOTS: Final = 8
-"""How many earlier snapshots a new one may refer to: their manifests are read where work is new."""
+"""How many earlier snapshots a new one may refer to. The agent reads their manifests."""
 
 
 class _Leave(NamedTuple):
-    """To write one manifest, for COMMIT_S."""
+    """A grant to write one manifest, valid for COMMIT_S."""
 
     snapshot: SnapshotId
     signed_unix: float
@@ -55,8 +55,8 @@ class _Leave(NamedTuple):
 class RemoteSnapshot(RemoteRun):
     """One snapshot of one machine's workspace, from ``begin`` to ``end``.
 
-    Every method may raise AgentLost, after which another pass takes up what the store has
-    already. Methods come one after the other, but for ``store_part``.
+    Every method may raise AgentLost; the next pass then uses what is already stored. Call one
+    method at a time, except ``store_part``.
     """
 
     def __init__(
@@ -128,12 +128,12 @@ class RemoteSnapshot(RemoteRun):
         self._held(Quiesce(self.run, self.spec.quiesce, self.spec.quiesce_timeout_s))
 
     def lost_packs(self) -> list[ObjectKey]:
-        """Packs that the manifest would name and must not: the store does not have them as
-        written, or prune has marked them. Their chunks have to be stored again.
+        """Packs that the manifest must not name: the store does not have them as written, or prune
+        has marked them. Their chunks have to be stored again.
 
-        The order is what makes prune safe without a lock (docs/safety.md, rule 13): first the
-        leave to write the manifest, which ends COMMIT_S later whatever becomes of this process;
-        then the marks; then the packs.
+        The order makes prune safe without a lock (docs/safety.md, rule 13): first sign the grant
+        for the manifest, which ends COMMIT_S later even if this process dies; then read the marks;
+        then list the packs.
         """
         claims = self._held(ListPacks(self.run)).packs
         self._leave = self._new_leave()
@@ -142,8 +142,8 @@ class RemoteSnapshot(RemoteRun):
         return [c.key for c in claims if c.key in missing or pack_id_of(c.key) in marked]
 
     def commit(self, statistics: dict[str, int]) -> tuple[StoredSnapshot, Committed]:
-        """Write the manifest; only after ``lost_packs`` came back empty, and with the leave that
-        was signed there: GrantExpired where that was too long ago."""
+        """Write the manifest with the grant that ``lost_packs`` signed, and only after it returned
+        no pack. GrantExpired if that was too long ago."""
         if self._leave is None:
             raise RuntimeError("commit comes after lost_packs, and nothing between them")
         leave = self._leave
@@ -180,7 +180,7 @@ class RemoteSnapshot(RemoteRun):
         self._call(EndSnapshot(self.run, committed))
 
     def _begin_again(self) -> None:
-        """The new agent answers a part with ``lost``, and what needs a pass with AgentLost."""
+        """A restarted agent answers a part with ``lost``, and other requests with AgentLost."""
         self.begin()
 
     def _new_leave(self) -> _Leave:

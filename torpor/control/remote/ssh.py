@@ -40,13 +40,13 @@ _KEY_ALGS: Final = {
 
 @dataclass(frozen=True)
 class Identity:
-    """Who we are to a machine: an OpenSSH private key, and its passphrase where it has one."""
+    """The key for login: an OpenSSH private key, and its passphrase if it has one."""
 
     private_key: str = field(repr=False)
     passphrase: str | None = field(default=None, repr=False)
 
     def load(self) -> asyncssh.SSHKey:
-        """The key; InvalidInput, without its text, where it does not parse."""
+        """The parsed key. InvalidInput, without the key's text, if it does not parse."""
         try:
             return asyncssh.import_private_key(self.private_key, self.passphrase)
         except asyncssh.KeyEncryptionError:
@@ -64,7 +64,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Completed:
-    """A command that ended."""
+    """The result of a command."""
 
     exit: int
     stdout: bytes
@@ -76,9 +76,8 @@ async def connect(
 ) -> tuple[asyncssh.SSHClientConnection, str]:
     """Connect and log in; returns the connection and the host key that it is pinned to.
 
-    Without ``endpoint.host_key`` the key that the machine shows is taken, handed to ``pin`` to
-    be recorded, and is the only one from then on. Raises HostKeyChanged, MachineDenied,
-    MachineUnreachable (retryable) or InvalidInput.
+    If ``endpoint`` has no host key, the key that the machine shows is pinned, and ``pin`` must
+    record it. Raises HostKeyChanged, MachineDenied, MachineUnreachable (retryable) or InvalidInput.
     """
     where = f"{endpoint.user}@{endpoint.host} port {endpoint.port}"
     key = identity.load()
@@ -126,7 +125,8 @@ async def connect(
         ) from error
     except asyncssh.Error as error:
         raise MachineUnreachable(
-            f"{where} does not complete an SSH connection: {error.reason}"
+            f"{where} did not complete an SSH connection: {error.reason}; check that this port "
+            "is an SSH server's"
         ) from error
     except (OSError, ValueError) as error:
         raise MachineUnreachable(
@@ -145,9 +145,9 @@ async def execute(
     timeout_s: float,
     stdin: Path | None = None,
 ) -> Completed:
-    """Run ``argv`` with the file ``stdin`` as its input. Output past a bound is thrown away.
+    """Run ``argv`` with the file ``stdin`` as its input. Output beyond a limit is dropped.
 
-    Raises AgentLost when the connection is lost or the time is over.
+    Raises AgentLost when the connection is lost or after the time limit.
     """
     try:
         return await asyncio.wait_for(_execute(connection, argv, stdin), timeout_s)
@@ -183,7 +183,10 @@ async def _feed(into: asyncssh.SSHWriter[bytes], source: Path | None) -> None:
                     into.write(chunk)
                     await into.drain()
         into.write_eof()
-    except (asyncssh.Error, OSError):  # it ended before it had read all: its exit says why
+    except (
+        asyncssh.Error,
+        OSError,
+    ):  # it ended before it had read everything: its exit status says why
         return
 
 
@@ -227,8 +230,8 @@ def _pinned(endpoint: Endpoint) -> asyncssh.SSHKey | None:
 
 
 def _algorithms(pinned: asyncssh.SSHKey | None) -> list[str]:
-    # The pinned key's kind first: a server with several keys then shows that one. The others
-    # stay on the list, so that a server that has lost it shows what it has instead.
+    # The pinned key's kind first, so that a server with several keys shows that one. The others
+    # stay on the list, so that a server without it shows another one, which is then refused.
     kinds = list(_KEY_ALGS)
     if pinned is not None:
         kinds.sort(key=lambda kind: kind != pinned.get_algorithm())

@@ -22,8 +22,8 @@ from torpor.shared.wire.sync import (
 
 
 class RemoteSync(RemoteRun):
-    """One machine's tree becoming a snapshot. Calls come in this order; parts at the same time.
-    When the agent was lost, it begins again by itself: what is there is not fetched again."""
+    """Makes one machine's tree equal to a snapshot. Call in this order; parts in parallel. After a
+    lost agent it begins again by itself, without fetching again what is there."""
 
     def __init__(
         self,

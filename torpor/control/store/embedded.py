@@ -21,21 +21,21 @@ from torpor.shared.values import object_key
 
 READY_S = 60.0  # about 2 s on an idle machine; a busy two-core one took 15 s
 STOP_S = 10.0
-TRIES = 3  # a free port may be taken between our look and the server's
+TRIES = 3  # another program may take a free port before the server does
 _PORTS = ("s3", "master", "filer", "volume", "admin")
 _STATE, _CONFIG, _LOG = "embedded.json", "identities.json", "embedded.log"
 
 
 @dataclass(frozen=True)
 class EmbeddedStore:
-    """A running SeaweedFS. It outlives the process that started it, until ``stop``."""
+    """A running SeaweedFS. It outlives the process that started it; ``stop`` ends it."""
 
     folder: Path
     endpoint_url: str
     access_key: str
     secret_key: str = field(repr=False)
     pid: int
-    started: str  # the process's start time, so that a reused pid is not taken for the server
+    started: str  # the start time of the process: a reused pid is not the server
 
     @classmethod
     def start(cls, folder: Path, access_key: str, secret_key: str, bucket: str) -> EmbeddedStore:
@@ -69,7 +69,7 @@ class EmbeddedStore:
         )
 
     def make_bucket(self, name: str, *, wait_s: float = 5.0) -> None:
-        """Make a bucket where it is missing, and wait until an object can be kept in it."""
+        """Create the bucket if it is missing, and wait until it stores objects."""
         store = S3Store.connect(self.settings(name))
         deadline = time.monotonic() + wait_s
         while True:
@@ -117,7 +117,7 @@ def stop(folder: Path) -> bool:
         deadline = time.monotonic() + wait_s
         while _is_alive(pid, started) and time.monotonic() < deadline:
             time.sleep(0.02)
-    for port in state["ports"]:  # sockets that it removes itself unless it was killed
+    for port in state["ports"]:  # its sockets, which remain after a kill
         for leftover in Path("/tmp").glob(f"seaweedfs-*-{int(port)}.sock"):  # noqa: S108
             leftover.unlink(missing_ok=True)
     (folder / _STATE).unlink(missing_ok=True)
@@ -126,7 +126,7 @@ def stop(folder: Path) -> bool:
 
 def _launch(folder: Path, access_key: str, secret_key: str) -> EmbeddedStore:
     ports = free_ports(2 * len(_PORTS))
-    config = folder / _CONFIG  # not the environment: that can be read from outside
+    config = folder / _CONFIG  # not the environment, which other processes can read
     config.touch(mode=0o600)
     identity = {
         "name": "torpor",
@@ -147,7 +147,7 @@ def _launch(folder: Path, access_key: str, secret_key: str) -> EmbeddedStore:
         "-webdav=false",
         "-admin.ui=false",
         "-master.telemetry=false",
-        # Volumes are sparse files, some for each bucket; left alone, a disk that is half full
+        # Volumes are sparse files, several for each bucket. By default, a disk that is half full
         # allows so few that a server with many buckets answers every PUT with 500.
         "-volume.max=4096",
     ]
@@ -158,13 +158,13 @@ def _launch(folder: Path, access_key: str, secret_key: str) -> EmbeddedStore:
         process = subprocess.Popen(
             argv,
             cwd=folder,
-            env={**os.environ, "TMPDIR": str(folder)},  # its own logs would pile up in /tmp
+            env={**os.environ, "TMPDIR": str(folder)},  # its own logs would fill /tmp
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    process.returncode = 0  # ours to wait for in stop(); silences the warning of Popen's own
+    process.returncode = 0  # stop() waits for it; this silences Popen's warning
     started = _stat(process.pid)[1]
     state = {"pid": process.pid, "started": started, "ports": ports}
     (folder / _STATE).write_text(json.dumps(state))
@@ -191,9 +191,9 @@ def _program() -> str:
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """A process's state letter, and when it began in clock ticks since boot; empty where gone."""
+    """A process's state letter and its start in clock ticks since boot; empty if it is gone."""
     try:
-        # The command's name is in parentheses and may hold anything: count from its end.
+        # The command's name stands in parentheses and may hold any text: count from its end.
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return "", ""

@@ -1,7 +1,7 @@
-"""Marks: packs that prune will take once no manifest names them any more.
+"""Marks: packs that prune will delete once no manifest names them.
 
-A pack that stands in a mark is referred to by no new snapshot: a run looks at the marks before it
-writes its manifest (remote/snapshot.py). So "marked, and named by no manifest" stays true once it
+No new snapshot names a marked pack, because a run reads the marks before it writes its manifest
+(remote/snapshot.py). So "marked, and named by no manifest" stays true once it
 is true, and prune needs no lock. docs/safety.md, rule 13, has the whole argument.
 """
 
@@ -19,13 +19,13 @@ from torpor.shared.format.names import marks_prefix
 from torpor.shared.values import MIB, ObjectKey, SnapshotId, WorkspaceName, new_snapshot_id
 
 COMMIT_S: Final = 3600
-"""A manifest is written within this time after its run looked at the marks: the store refuses the
-grant afterwards."""
+"""A run writes its manifest within this time after it has read the marks; then the store refuses
+the grant."""
 SHORTEST_GRACE_S: Final = 6 * 3600
-"""Between a mark and the sweep of it: COMMIT_S, a control side's clock that is a quarter of an hour
-ahead, two GiB of manifest at 1 MiB/s, and as much again."""
+"""The shortest time from a mark to its sweep: COMMIT_S, a quarter of an hour for a wrong clock of a
+control side, two GiB of manifest at 1 MiB/s, and the same time again."""
 LATEST_COMMIT_S: Final = SHORTEST_GRACE_S // 2
-"""A manifest that appears so long after a mark, and names what stands in it, is not believed."""
+"""A manifest that appears this long after a mark of one of its packs does not verify."""
 MOST_MARKED: Final = 200_000
 """Packs in one mark: 12 TiB of them, 9 MiB of text. The others wait for the next prune."""
 _MOST_BYTES: Final = 32 * MIB
@@ -50,7 +50,7 @@ class Mark(msgspec.Struct, frozen=True):
     ``retired``: packs that are mostly dead, which new snapshots are to leave alone."""
 
     key: ObjectKey
-    made_unix: float  # by the store's clock
+    made_unix: float  # by the clock of the store
     unnamed: frozenset[bytes]
     retired: frozenset[bytes]
 
@@ -75,22 +75,22 @@ def write_mark(
 
 
 def read_marks(store: ObjectStore, workspace: WorkspaceName) -> list[Mark]:
-    """Every mark of the workspace, by name. Raises StoreError for one that cannot be read: what
-    stands in it is unknown, and unknown is not unmarked."""
+    """Every mark of the workspace, by name. Raises StoreError for one that cannot be read:
+    its packs are unknown, and unknown is not unmarked."""
     for _ in range(_LOOKS):
         found = list(store.list(marks_prefix(workspace)))
         try:
             return [_read(store, one.key, one.modified_unix) for one in found]
         except StoreMissing:
-            continue  # a prune has put another in its place: look again
+            continue  # a prune replaced it: look again
     raise StoreError(
-        f"the marks of workspace {workspace} in {store.address} changed in each of {_LOOKS} looks: "
-        "wait until the prunes that are under way have ended"
+        f"the marks of workspace {workspace} in {store.address} changed {_LOOKS} times while they "
+        "were read: wait until the running prunes have ended"
     )
 
 
 def marked_packs(store: ObjectStore, workspace: WorkspaceName) -> set[bytes]:
-    """The ids of all packs that stand in a mark."""
+    """The ids of all marked packs."""
     return {pack for mark in read_marks(store, workspace) for pack in mark.packs}
 
 

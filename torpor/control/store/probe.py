@@ -1,4 +1,4 @@
-"""What a store can do, found by trying on scratch objects. Nothing is assumed from its name."""
+"""Find out what a store can do, by trying it on scratch objects. Its name decides nothing."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _log = logging.getLogger(__name__)
 def probe(requests: S3Requests) -> Capabilities:
     """Write, read, list and delete scratch objects: at most 16 requests, each sent again as any.
 
-    Raises where plain use is refused. Leaves nothing behind, unless the key may not delete: that
-    is logged.
+    Raises if the store refuses plain use. Removes what it wrote; logs a warning if the key may not
+    delete.
     """
     name, body = f"probe/{secrets.token_hex(8)}", secrets.token_bytes(BODY_BYTES)
-    # Outside the clean-up: where this fails nothing was written, and a wrong host would have to
-    # time out once more for each name.
+    # Outside the clean-up: if this fails, nothing was written, and a wrong host would time out once
+    # more for each name.
     answer = requests.send("probe", lambda: requests.put(f"{name}-plain", body))
     with _cleaned_up(requests, [f"{name}-plain", f"{name}-race"]):
         stated = plain_md5(answer.get("ETag"), encryption_of(headers_of(answer)))
         read = _read(requests, f"{name}-plain")
         if read != body:
             raise StoreCorrupt(
-                f"probe of bucket {requests.bucket}: {BODY_BYTES} bytes were written, and "
-                f"{len(read)} other bytes came back; do not keep work in this store"
+                f"probe of bucket {requests.bucket}: torpor wrote {BODY_BYTES} bytes and read "
+                f"{len(read)} different ones back; do not keep work in this store"
             )
         list(requests.listed(name))
         return Capabilities(
@@ -62,7 +62,7 @@ def _conditional_put(requests: S3Requests, name: str) -> bool:
 
 
 def _put_if_absent(requests: S3Requests, key: str, body: bytes) -> bool:
-    """Whether the store took it. A store that does not know the header may also answer 501."""
+    """Whether the store wrote it. A store that does not know the header may answer 501."""
 
     def put() -> bool:
         try:

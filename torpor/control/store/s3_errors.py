@@ -1,4 +1,4 @@
-"""What boto3 raises, as an error of our tree that a person can act on."""
+"""Turn boto3's errors into errors of our tree, with a next step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torpor.shared.transfer.answer import Refusal
 
 @contextlib.contextmanager
 def explained(what: str, address: str) -> Iterator[None]:
-    """Turn boto3's errors inside into ours; ``what`` is the verb and key, for the message."""
+    """Turn boto3's errors in this block into ours. ``what``: the verb and key, for messages."""
     try:
         yield
     except ClientError as error:
@@ -31,7 +31,7 @@ def explained(what: str, address: str) -> Iterator[None]:
 
 
 def code_of(error: ClientError) -> str:
-    """The store's error code; a HEAD has no body, there it is the status."""
+    """The store's error code, or the status of a HEAD, which has no body."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
@@ -71,7 +71,9 @@ def _failed(error: Exception, what: str) -> StoreError | InvalidInput:
         return InvalidInput(f"{what}: {text}")
     if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
         return StoreDenied(f"{what}: no complete credentials were given ({text})")
-    if isinstance(error, boto.SSLError) and "EOF" not in text:  # at an EOF the store hung up
+    if (
+        isinstance(error, boto.SSLError) and "EOF" not in text
+    ):  # after an EOF: the store closed the connection
         return StoreError(
             f"{what}: no TLS connection ({text}); check whether the endpoint is http or https, "
             "its port and its certificate"

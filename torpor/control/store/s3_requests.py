@@ -1,4 +1,4 @@
-"""Requests to one bucket: each sent again where that may help, its errors put in our words."""
+"""Requests to one bucket: repeated where that may help, with our own errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class S3Requests:
     retries: Retries
 
     def send(self, what: str, request: Callable[[], _Answer]) -> _Answer:
-        """The answer to ``request``; its last error in our words, with ``what`` as the verb."""
+        """The answer to ``request``, or its last error as ours; ``what`` is the verb and key."""
 
         def once() -> _Answer:
             with explained(what, self.address):
@@ -59,7 +59,7 @@ class S3Requests:
         )
 
     def read(self, key: str, most_bytes: int, **request: Any) -> tuple[bytes, Any]:
-        """GetObject, once: its body, cut off somewhere after ``most_bytes``, and its answer."""
+        """GetObject, once: the body, cut off a little after ``most_bytes``, and the answer."""
         answer = self.client.get_object(Bucket=self.bucket, Key=self.base + key, **request)
         body = bytearray()
         with answer["Body"] as stream:
@@ -68,12 +68,13 @@ class S3Requests:
                     body += piece
             except (BotoCoreError, OSError) as error:
                 raise StoreUnavailable(
-                    f"get {key} at {self.address}: the body broke off after {len(body)} bytes "
+                    f"get {key} at {self.address}: the connection broke after {len(body)} bytes "
                     f"({type(error).__name__})"
                 ) from None
         if len(body) <= most_bytes and len(body) != answer["ContentLength"]:
             raise StoreUnavailable(
-                f"get {key} at {self.address}: {len(body)} of {answer['ContentLength']} bytes came"
+                f"get {key} at {self.address}: only {len(body)} of "
+                f"{answer['ContentLength']} bytes came"
             )
         return bytes(body), answer
 
@@ -89,19 +90,19 @@ class S3Requests:
             at = page.get("NextContinuationToken")
             if not at or at in seen:
                 raise StoreCorrupt(
-                    f"list {prefix!r} at {self.address}: the store says that there is more, and "
-                    "leads in a circle"
+                    f"list {prefix!r} at {self.address}: the store repeats a page of its listing, "
+                    "so the listing cannot be complete: try again, or use another store"
                 )
             seen.add(at)
             token = {"ContinuationToken": at}
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete at most DELETE_BATCH objects, in one request where the store lets us."""
+        """Delete at most DELETE_BATCH objects, in one request if the store allows that."""
         for key in self._delete_batch(keys) if len(keys) > 1 else keys:
             self.send(f"delete {key}", lambda: self._delete_one(key))  # noqa: B023
 
     def require_bucket(self) -> None:
-        """StoreMissing unless the bucket is there: a missing object in no bucket is no absence."""
+        """Raise StoreMissing if the bucket is missing: then a missing object proves nothing."""
 
         def is_there() -> bool:
             try:
@@ -109,7 +110,7 @@ class S3Requests:
             except ClientError as error:
                 if status_of(error) == 404:
                     return False
-                if status_of(error) != 403:  # a narrow policy may refuse the question
+                if status_of(error) != 403:  # a narrow policy may refuse this request
                     raise
             return True
 
@@ -150,7 +151,7 @@ def is_missing_object(error: ClientError) -> bool:
 
 
 def headers_of(answer: Any) -> dict[str, str]:
-    """The headers of boto3's answer, or of a ClientError's; names in lower case."""
+    """The headers of boto3's answer or of a ClientError; names in lower case."""
     return dict(answer["ResponseMetadata"]["HTTPHeaders"])
 
 

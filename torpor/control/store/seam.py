@@ -28,17 +28,17 @@ class ObjectStore(Protocol):
         """
 
     def put(self, key: ObjectKey, body: bytes, *, if_absent: bool = False) -> StoredObject:
-        """Write a small object whole, with Content-MD5. With ``if_absent``, ObjectExists where
-        the store can tell; where it cannot, the name must be unique by itself."""
+        """Write a small object whole, with Content-MD5. With ``if_absent``, raises ObjectExists
+        if the store supports that; otherwise the name must be unique by itself."""
 
     def get(self, key: ObjectKey, *, max_bytes: int) -> bytes:
-        """Read an object whole; more than ``max_bytes`` is StoreCorrupt, not memory."""
+        """Read a whole object; StoreCorrupt, with bounded memory, if it exceeds ``max_bytes``."""
 
     def get_range(self, key: ObjectKey, wanted: Range) -> bytes:
-        """Read exactly these bytes of an object; StoreCorrupt where it ends before them."""
+        """Read exactly these bytes of an object; StoreCorrupt if it is shorter."""
 
     def head(self, key: ObjectKey) -> StoredObject | None:
-        """What is there now, or None."""
+        """The object as it is now, without its bytes; None if it is absent."""
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """Every object whose key begins with ``prefix``, in key order."""

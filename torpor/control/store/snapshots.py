@@ -31,7 +31,7 @@ def list_snapshots(
 
 
 def snapshot_ids(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
-    """The workspace's snapshots by a listing alone, oldest first; no manifest is looked into."""
+    """The ids of the workspace's snapshots, oldest first, by a listing alone: reads no manifest."""
     return [snapshot_of(found.key) for found in _manifests(store, workspace)]
 
 
@@ -43,11 +43,11 @@ def newest_snapshot(store: ObjectStore, workspace: WorkspaceName) -> SnapshotId 
 def find_snapshot(
     store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId | None
 ) -> StoredSnapshot:
-    """The named snapshot, or the newest; SnapshotMissing says what there is instead."""
+    """The named snapshot, or the newest. SnapshotMissing names those that exist."""
     objects = {snapshot_of(found.key): found for found in _manifests(store, workspace)}
     wanted = max(objects, default=None) if snapshot is None else snapshot
     if wanted is not None and wanted in objects:
-        # Of this one only: another that is damaged is no obstacle.
+        # Read only this one: another may be damaged.
         return _stored(store, workspace, objects[wanted])
     there = ", ".join(sorted(objects, reverse=True)[:5]) or "none"
     raise SnapshotMissing(
@@ -65,7 +65,7 @@ def read_manifest(store: ObjectStore, wanted: StoredSnapshot, seal: Seal) -> Man
         wanted.workspace,
         wanted.snapshot,
     ):
-        raise SnapshotMissing(f"{what} is not the one that was listed: it was replaced meanwhile")
+        raise SnapshotMissing(f"{what} was replaced after it was listed: list the snapshots again")
     return manifest
 
 
@@ -90,7 +90,7 @@ def _checked(
     try:
         blob = store.get(manifest_key(workspace, snapshot), max_bytes=MAX_MANIFEST_BYTES)
     except StoreMissing:
-        raise SnapshotMissing(f"{what} is gone: it was deleted meanwhile") from None
+        raise SnapshotMissing(f"{what} was deleted meanwhile: list the snapshots again") from None
     manifest, root = decode_manifest(blob, seal, what)
     check_manifest(manifest, what)
     return manifest, root
@@ -117,6 +117,6 @@ def _stored(store: ObjectStore, workspace: WorkspaceName, found: StoredObject) -
 def _root(store: ObjectStore, found: StoredObject) -> str:
     what = f"{found.key} in {store.address}"
     if not found.bytes:
-        raise ManifestInvalid(f"{what} is empty: it is no torpor manifest any more; run verify")
+        raise ManifestInvalid(f"{what} is empty, so it is no manifest any more: run verify")
     header = store.get_range(found.key, Range(0, min(HEADER_BYTES, found.bytes)))
     return manifest_root(header, what).hex()

@@ -42,7 +42,7 @@ def delete_snapshot(
             "deleted; list the snapshots to find its id"
         ) from None
     store.delete([key])
-    # A pin that was made since the first look found the snapshot there and said so.
+    # A pin made since the first look has found the snapshot there.
     try:
         is_pinned = snapshot in pinned_ids(store, workspace)
     except BaseException:
@@ -86,7 +86,7 @@ def expire(store: ObjectStore, verified: Verified, verdicts: Sequence[Verdict]) 
         )
     deleted = []
     for verdict in verdicts:
-        # Nothing as new as the proof goes by it, whatever a clock or a rule says.
+        # A proof deletes nothing as new as itself, whatever a clock or a rule says.
         if verdict.kept or verdict.snapshot >= verified.snapshot:
             continue
         with suppress(SnapshotKept, SnapshotMissing):

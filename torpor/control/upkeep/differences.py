@@ -204,7 +204,7 @@ class _Tree:
         return self._files[entry.root, entry.target] if entry.kind == HARDLINK else entry
 
     def content(self, entry: Entry) -> object:
-        """What is equal when the content is, whichever chunks it shares."""
+        """A key that is equal for equal content, whichever chunks it shares."""
         file = self.resolved(entry)
         if file.kind != FILE:
             return (file.kind, file.target)

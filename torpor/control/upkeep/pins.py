@@ -79,7 +79,7 @@ def _reason(store: ObjectStore, key: ObjectKey) -> str:
     try:
         return msgspec.json.decode(store.get(key, max_bytes=_MOST_BYTES), type=Pin).reason
     except (StoreMissing, StoreCorrupt, msgspec.MsgspecError):
-        return "the reason cannot be read"  # it is pinned all the same
+        return "the reason cannot be read"  # it is pinned nevertheless
 
 
 def _prefix(workspace: WorkspaceName) -> str:

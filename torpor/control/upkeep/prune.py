@@ -40,11 +40,11 @@ from torpor.shared.values import GIB, ObjectKey, SnapshotId, StoredObject, Works
 GRACE_S: Final = 24 * 3600
 """Between the mark and the deletion: a day in which a deleted snapshot can be put back."""
 YOUNG_S: Final = 72 * 3600
-"""A pack that no manifest names yet may be an unfinished run's: younger ones are left alone."""
+"""Packs younger than this are left alone: an unfinished run may have written them."""
 DEAD_BELOW: Final = 0.25
 """A pack of which snapshots use less than this share is mostly dead."""
 REWRITE_BYTES: Final = 1 * GIB
-"""How much a prune may make the next snapshot store again, in stored bytes."""
+"""How many stored bytes a prune may cause the next snapshots to store again."""
 
 
 class PruneRules(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ def plan_prune(
     (ManifestInvalid, WrongKey), and so does a mark that cannot be read: unknown is not unnamed.
     """
     rules.check()
-    # The order carries the proof: the clock, then the marks, the packs, and the manifests last.
+    # The proof needs this order: the clock, then the marks, the packs, and the manifests last.
     now = store_now(store)
     marks = read_marks(store, workspace)
     packs = _packs(store, workspace)
@@ -201,7 +201,7 @@ def _live_bytes(
             manifest, _ = open_manifest(store, workspace, snapshot, seal)
         except SnapshotMissing:
             if store.head(manifest_key(workspace, snapshot)) is not None:
-                raise  # it is there, and was not to be had
+                raise  # it exists, but could not be read
             continue  # it was deleted meanwhile
         _add_used(manifest, used)
     return {pack: sum(runs.values()) for pack, runs in used.items()}, len(snapshots)
@@ -209,8 +209,8 @@ def _live_bytes(
 
 def _names(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
     """The names of all snapshots. Unknown is not unnamed: an object that may be a manifest stops
-    the prune. So does a missing pinned snapshot, because its packs may be all that is left of
-    it."""
+    the prune. So does a missing pinned snapshot, because its packs may be all that is
+    left of it."""
     there = []
     for found in store.list(snapshots_prefix(workspace)):
         try:
@@ -285,7 +285,7 @@ def _write_mark(store: ObjectStore, plan: PrunePlan) -> int:
 def _remove_marks(store: ObjectStore, workspace: WorkspaceName) -> int:
     """Remove the marks whose packs are all gone, or stand in a later mark. A pack's last mark is
     never removed while the pack is there, so that no snapshot ever refers to it again."""
-    # In this order: a pack that stands in one of these marks and is gone by now never comes back.
+    # In this order: a marked pack that is gone by now never comes back.
     marks = read_marks(store, workspace)
     left = _packs(store, workspace)
     later: set[bytes] = set()

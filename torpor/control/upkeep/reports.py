@@ -11,11 +11,11 @@ from torpor.control.upkeep.retention import Verdict
 from torpor.shared.values import SnapshotId, WorkspaceName
 
 MOST_ROWS: Final = 200
-"""Rows of a table in the UI. Python has all of them: flows.listing."""
+"""The rows that the UI shows. Python gets all of them from flows.listing."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """What a look at snapshots found; ``count`` says how many rows there are in truth."""
+    """Rows about snapshots; ``count`` is the number of all rows, shown or not."""
 
     workspace: WorkspaceName
     title: str

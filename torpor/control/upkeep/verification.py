@@ -22,12 +22,12 @@ from torpor.shared.format.names import manifest_key, pack_key, packs_prefix
 from torpor.shared.values import ObjectKey, SnapshotId, WorkspaceName
 
 SHOWN: Final = 10
-"""Paths and objects that a verdict spells out; the counts are always whole."""
+"""The most paths and objects that a verdict lists. Counts are always complete."""
 _MOST_PATH: Final = 150
 """Characters of a path in a verdict."""
 
 _FAULTS: Final = (ManifestInvalid, SnapshotMissing, StoreCorrupt, WrongKey)
-"""What is a verdict on a manifest. One flipped bit of its header can look like another key."""
+"""Errors that are a verdict on a manifest. A flipped bit in its header may read as WrongKey."""
 
 Fault = Literal["missing", "cut short", "of another size", "damaged"]
 
@@ -41,8 +41,8 @@ class PackDamage(msgspec.Struct, frozen=True):
 
 
 class SnapshotVerdict(msgspec.Struct, frozen=True):
-    """What a verify found of one snapshot. ``fault`` is of the snapshot as such: its manifest or
-    its drill. ``damaged_files`` may be lost; where packs were read, they are."""
+    """What a verify found about one snapshot. ``fault`` is a fault of its manifest or its drill.
+    ``damaged_files`` may be lost; if the packs were read, they are lost."""
 
     snapshot: SnapshotId
     fault: str
@@ -63,14 +63,14 @@ class SnapshotVerdict(msgspec.Struct, frozen=True):
 
 
 class Verification:
-    """What is known so far of the snapshots of a workspace. One manifest is in memory at a time;
-    what stays of each is its packs, and of all together their chunks."""
+    """What is known so far about the snapshots of a workspace. One manifest is in memory at a time;
+    the packs of each, and the chunks of all together, stay."""
 
     def __init__(self, store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> None:
         self.workspace = workspace
         self.faults: dict[bytes, PackDamage] = {}
         self.unproven: set[bytes] = set()
-        """Packs of the right size whose MD5 the store does not show: reading them tells."""
+        """Packs of the right size whose MD5 the store does not show: only reading proves them."""
         self.objects = 0
         self.bytes = 0
         self._store = store
@@ -95,7 +95,7 @@ class Verification:
         self._snapshots[snapshot] = _Seen(root.hex(), "", files, packs, [])
 
     def compare(self) -> None:
-        """Every pack against what the store lists."""
+        """Compare every pack with the store's listing."""
         there = {one.key: one for one in self._store.list(packs_prefix(self.workspace))}
         for pack in self._chunks:
             self.objects += 1
@@ -153,7 +153,7 @@ class Verification:
         return self._snapshots[snapshot].root
 
     def verdicts(self) -> list[SnapshotVerdict]:
-        """One for each snapshot, newest first. Reads those manifests again that faults concern."""
+        """A verdict on each snapshot, newest first. Reads the manifests of damaged ones again."""
         return [
             self._verdict(name, self._snapshots[name]) for name in sorted(self._snapshots)[::-1]
         ]
@@ -196,9 +196,9 @@ def quick_look(
 
 
 def to_verify(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
-    """Every snapshot there should be: the listed ones, and those that are pinned.
+    """Every snapshot that should exist: the listed ones and the pinned ones.
 
-    Raises SnapshotMissing where there is none: empty is not success.
+    Raises SnapshotMissing if there is none: empty is not success.
     """
     every = sorted({*snapshot_ids(store, workspace), *pinned_ids(store, workspace)}, reverse=True)
     if not every:

@@ -13,14 +13,14 @@ from torpor.shared.values import SnapshotId, WorkspaceName
 
 Depth = Literal["quick", "full", "drill"]
 MOST_VERDICTS: Final = 20
-"""Verdicts on damaged snapshots that a report spells out; the counts are always whole."""
+"""The most verdicts that a report lists. Counts are always complete."""
 MOST_NAMED: Final = 200
-"""Snapshots of each kind that a report names, the newest."""
+"""The most snapshots of each kind that a report names: the newest."""
 _PATHS_IN_ROW: Final = 5
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """Bytes are those in the store. The newest of the snapshots are named; the counts are whole."""
+    """Bytes are stored bytes. Lists name the newest snapshots; counts are complete."""
 
     workspace: WorkspaceName
     depth: Depth
@@ -64,7 +64,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
         return self.damaged_count > 0
 
     def message(self) -> str:
-        """In a sentence: what is wrong, and what can still be restored."""
+        """A sentence: what is wrong, and what can still be restored."""
         if not self.failed:
             return (
                 f"all {self.snapshot_count} snapshots of workspace {self.workspace} are whole: "

@@ -133,7 +133,10 @@ def _start(home: Path, agent: str, start: list[str]) -> tuple[socket.socket, byt
             )
         time.sleep(0.01)
     daemon.kill()
-    raise AgentLost(f"the agent in {home} did not answer within {START_S:g} s of its start")
+    raise AgentLost(
+        f"the agent in {home} did not answer within {START_S:g} s of its start; its log is "
+        f"{home / LOG_FILE}"
+    )
 
 
 def _last_words(began: int) -> str:

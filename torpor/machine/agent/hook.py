@@ -50,8 +50,9 @@ def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> st
         tail = words.last()
     if process.returncode != 0:
         raise HookFailed(
-            f"the quiesce hook {argv[0]!r} ended with status {process.returncode}, having said: "
-            f"{tail.strip() or 'nothing'}. Mend it, or take it out of the workspace block"
+            f"the quiesce hook {argv[0]!r} ended with status {process.returncode} and "
+            f"printed: {tail.strip() or 'nothing'}. Fix it, or remove `quiesce` from the "
+            "workspace block"
         )
     return tail
 
@@ -83,8 +84,8 @@ def _unnamed_file(hook: str) -> IO[bytes]:
         return _with_room(_IN_MEMORY)
     except OSError as error:
         raise HookFailed(
-            f"the quiesce hook {hook!r} was not started: there is no room on the machine for what "
-            f"it says, neither on the disk nor in {_IN_MEMORY} ({error.strerror}). Make some"
+            f"the quiesce hook {hook!r} was not started: the machine has no room for its output, "
+            f"neither on the disk nor in {_IN_MEMORY} ({error.strerror}). Free some space"
         ) from None
 
 

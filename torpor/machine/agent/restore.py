@@ -246,9 +246,9 @@ class RestoreRun(AgentRun):
         """Refuse targets that hold the restore of another snapshot, finished or not."""
         if journal.of_another():
             raise RestoreUnfinished(
-                f"workspace {self.workspace} on this machine is the unfinished restore of another "
-                "snapshot, by an earlier run that never handed the machine over: it holds nothing "
-                "else"
+                f"workspace {self.workspace} on this machine holds an unfinished restore of "
+                "another snapshot, and nothing else; to go on here, wake that snapshot, or empty "
+                "the directories"
             )
         if mirrored is not None:
             raise InvalidInput(

@@ -282,8 +282,8 @@ class SyncRun(AgentRun):
         )
         if wrong:
             raise StillChanging(
-                f"{_shown(wrong)}: not what the snapshot has after it was made from files on the "
-                "machine, which changed meanwhile. Nothing was changed: sync again"
+                f"{_shown(wrong)}: the files on the machine from which they were made changed "
+                "meanwhile. sync changed nothing: sync again"
             )
         for target in goal.targets:
             sync_disk(target)  # a power cut must not leave empty files under new names

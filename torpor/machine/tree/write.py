@@ -54,7 +54,9 @@ class TreeWriter:
         for number, target in enumerate(self._targets):
             os.makedirs(target, mode=0o755, exist_ok=True)
             if not stat.S_ISDIR(os.lstat(target).st_mode):
-                raise InvalidInput(f"target {os.fsdecode(target)} of root {number} is no directory")
+                raise InvalidInput(
+                    f"target {os.fsdecode(target)} of root {number} is not a directory"
+                )
         for entry in entries:
             if entry.kind == DIRECTORY and entry.path:
                 parent, name = self._parent(entry)

@@ -42,7 +42,7 @@ def target_of(url: str, what: str) -> Target:
     except ValueError:
         host, port, parts = None, None, urlsplit("")
     if parts.scheme not in ("http", "https") or not host or not _PRINTABLE.fullmatch(url):
-        raise InvalidInput(f"{what} has no http or https address of a host in it")
+        raise InvalidInput(f"{what} has no http or https URL with a host")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     default = 443 if parts.scheme == "https" else 80
     return Target(parts.scheme, parts.netloc, host, port or default, path)

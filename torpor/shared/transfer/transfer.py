@@ -233,7 +233,7 @@ class Transfer:
                 raise RunCancelled(f"{what}: cancelled after {moved} bytes")
             spent_s = time.monotonic() - began
             if spent_s > self._timeout_s + moved / self._slowest_bytes_s:
-                raise StoreUnavailable(f"{what}: {moved} bytes in {spent_s:.0f} s is a stall")
+                raise StoreUnavailable(f"{what}: only {moved} bytes moved in {spent_s:.0f} s")
 
         return check
 

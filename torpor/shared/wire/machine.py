@@ -13,7 +13,7 @@ Fault = Literal["", "missing", "cut short", "damaged"]
 
 
 class PackChunk(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk of a pack that is examined; ``name`` in hex."""
+    """A chunk to examine; ``name`` in hex."""
 
     name: str
     plain: int
@@ -45,7 +45,7 @@ class Examined(msgspec.Struct, frozen=True):
 
 
 class ExaminePacks(Request[Examined], frozen=True):
-    """Read packs whole and check every hash. Holds no workspace and writes nothing."""
+    """Read whole packs and check every hash. Holds no workspace and writes nothing."""
 
     op = "verify.packs"
     key: str | None
@@ -70,7 +70,7 @@ class RemoveContent(Request[Nothing], frozen=True):
 
 
 class LineRate(msgspec.Struct, frozen=True):
-    """Seconds of wall time for the whole batch, each way."""
+    """Wall seconds for the whole batch, in each direction."""
 
     up_s: float
     down_s: float

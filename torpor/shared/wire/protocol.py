@@ -17,13 +17,13 @@ MAX_LINE_BYTES: Final = 16 * MIB
 MAX_ID_CHARS: Final = 200
 EVENTS_PER_S: Final = 4
 PING_S: Final = 15.0
-"""How often a control side that has nothing to say says ``{"ping": true}``."""
+"""How often an idle control side sends ``{"ping": true}``."""
 SILENCE_S: Final = 90.0
-"""A peer that was not heard for so long is gone, whatever TCP believes."""
+"""A side that was silent for this long is gone, whatever TCP reports."""
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """One request as it came; ``digest`` is the SHA-256 of its line."""
+    """A received request; ``digest`` is the SHA-256 of its line."""
 
     id: str
     op: str
@@ -36,7 +36,7 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """Ask for a request to end with RunCancelled."""
+    """Ask the agent to end a request with RunCancelled."""
 
     id: str
 
@@ -56,8 +56,8 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the agent's: a hello, a pong, or about a request an event, its result or its
-    error. An error without an id ends the connection, or says why there is none."""
+    """One line from the agent: a hello, a pong, or a request's event, result or error. An error
+    without an id ends the connection, or says why no agent can be reached."""
 
     id: str | None = None
     hello: Hello | None = None
@@ -68,7 +68,7 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def parse_line(line: bytes) -> Envelope | Cancel | Ping:
-    """What a control side said; InvalidInput (never with the line in it) where it cannot be."""
+    """Parse a control side's line; InvalidInput, without the line in it, if it is malformed."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
@@ -86,7 +86,7 @@ def parse_line(line: bytes) -> Envelope | Cancel | Ping:
 
 
 def parse_said(line: bytes) -> Said | None:
-    """What an agent said; None for a line that is no message, such as a login shell's."""
+    """Parse an agent's line; None for a line that is no message, such as a login shell's."""
     try:
         return msgspec.convert(json.loads(line), Said)
     except (ValueError, RecursionError):  # a ValidationError is a ValueError
@@ -94,7 +94,7 @@ def parse_said(line: bytes) -> Said | None:
 
 
 def request_line(request_id: str, request: Request[Any]) -> bytes:
-    """A request as its line; InvalidInput where it is over MAX_LINE_BYTES."""
+    """A request as a line; InvalidInput if it is longer than MAX_LINE_BYTES."""
     return encode_line({"id": request_id, "op": request.op, "args": request})
 
 
@@ -106,7 +106,7 @@ PING_LINE: Final = b'{"ping":true}\n'
 
 
 def encode_line(message: dict[str, Any] | Said) -> bytes:
-    """A message as its line; InvalidInput where it is over MAX_LINE_BYTES or is not JSON.
+    """A message as a line; InvalidInput if it is longer than MAX_LINE_BYTES or not JSON.
 
     Names on a disk may be any bytes: the text of a path may hold lone surrogates, which only the
     standard library's JSON writes and reads.

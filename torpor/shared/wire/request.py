@@ -45,7 +45,7 @@ class BeginsRun(OfRun[A], Generic[A], frozen=True):
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """The answer of a request that only does something."""
+    """An answer without fields."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def parse_request(kind: type[Q], args: dict[str, Any]) -> Q:
-    """Typed arguments; InvalidInput where they do not fit. Unknown fields are ignored."""
+    """Typed arguments; InvalidInput if they do not fit. Ignores unknown fields."""
     try:
         request: Q = msgspec.convert(args, kind)
     except msgspec.ValidationError as error:
@@ -64,7 +64,7 @@ def parse_request(kind: type[Q], args: dict[str, Any]) -> Q:
 
 
 def parse_answer(kind: type[Request[A]], result: dict[str, Any]) -> A:
-    """A typed answer; MachineError where it does not fit. Unknown fields are ignored."""
+    """A typed answer; MachineError if it does not fit. Ignores unknown fields."""
     try:
         return msgspec.convert(result, kind.answer_type())
     except msgspec.ValidationError as error:

@@ -11,8 +11,8 @@ from torpor.shared.wire.request import A, BeginsRun, Nothing, OfRun
 
 
 class OfSnapshot(BeginsRun[A], Generic[A], frozen=True):
-    """Begins a run that brings a snapshot, or some of it, onto this machine. ``root`` and the
-    workspace key ``key`` in hex."""
+    """Begins a run that brings a snapshot, or some of it, onto this machine. ``root`` and ``key``
+    (the workspace key) in hex."""
 
     snapshot: SnapshotId
     root: str
@@ -31,10 +31,10 @@ class RestorePart(msgspec.Struct, frozen=True):
 
 
 class RestorePlan(msgspec.Struct, frozen=True):
-    """What has to be fetched.
+    """What to fetch.
 
-    ``complete``: an earlier run restored and compared everything; there is nothing left to do, and
-    nothing may be written any more.
+    ``complete``: an earlier run restored and compared everything; nothing is left to do, and
+    nothing may be written.
     """
 
     complete: bool
@@ -71,7 +71,7 @@ class BeginPath(OfSnapshot[RestorePlan], frozen=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """Where this machine passes packs on; ``url`` is the first part of every path: a token."""
+    """Where this machine serves packs; ``url`` is the first part of every path: a token."""
 
     port: int
     url: str
@@ -92,8 +92,8 @@ class ServePacks(OfRun[Served], frozen=True):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """Where another machine passes packs on. ``url`` ends with a slash and holds a token; below
-    ``floor_bytes_s`` the store is the faster one."""
+    """Where another machine serves packs. ``url`` ends with a slash and holds a token; below
+    ``floor_bytes_s`` the store is faster."""
 
     url: str
     certificate: str
@@ -122,8 +122,8 @@ class FetchPart(OfRun[RestoredPart], frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """What is on the disk, and what could not be restored as it was. ``decoding``: whether the GPU
-    decoded chunks and why, in words; empty if it was not asked for."""
+    """What was restored, and warnings about what could not be restored as it was. ``decoding``:
+    whether the GPU decoded chunks and why, in words; empty if it was not asked for."""
 
     files: int
     bytes: int
@@ -132,13 +132,13 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class FinishRestore(OfRun[Finished], frozen=True):
-    """Attributes, links and directories, once every part is there."""
+    """Set attributes, links and directories, once every part is there."""
 
     op = "restore.finish"
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """What differs between the disk and the snapshot; names are the first few."""
+    """The differences between disk and snapshot: the first few names, and the count."""
 
     differences: list[str]
     difference_count: int

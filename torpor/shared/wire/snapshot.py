@@ -9,7 +9,7 @@ from torpor.shared.wire.request import BeginsRun, Nothing, OfRun
 
 
 class KnownSnapshot(msgspec.Struct, frozen=True):
-    """An earlier snapshot of the workspace: its root hash (hex), and leave to read its manifest."""
+    """An earlier snapshot of the workspace: its root hash (hex), and a grant for its manifest."""
 
     root: str
     bytes: int
@@ -60,8 +60,8 @@ class Scanned(msgspec.Struct, frozen=True):
 
 
 class Scan(OfRun[Scanned], frozen=True):
-    """Walk the workspace and plan what has to be read. ``resumed``: those of the resumable packs
-    that the store still has; ``lost``: packs that are gone from the store."""
+    """Walk the workspace and plan what to read. ``resumed``: the resumable packs that the store
+    still has; ``lost``: packs that are gone from the store."""
 
     op = "snapshot.scan"
     number: int = msgspec.field(name="pass")
@@ -73,7 +73,7 @@ class Scan(OfRun[Scanned], frozen=True):
 
 
 class PartReport(msgspec.Struct, frozen=True):
-    """Of chunks that the store did not have: their bytes, and what those became."""
+    """Bytes of the chunks that the store did not have: plain, and stored."""
 
     new_bytes: int
     stored_bytes: int
@@ -89,7 +89,7 @@ class StorePart(OfRun[PartReport], frozen=True):
 
 
 class Quiesce(OfRun[Nothing], frozen=True):
-    """Run the user's hook; HookFailed when it does not exit with 0."""
+    """Run the user's hook; HookFailed unless it exits with 0."""
 
     op = "snapshot.hook"
     argv: list[str]
@@ -101,7 +101,7 @@ class Packs(msgspec.Struct, frozen=True):
 
 
 class ListPacks(OfRun[Packs], frozen=True):
-    """Every pack that the manifest will name."""
+    """List every pack that the manifest will name."""
 
     op = "snapshot.packs"
 
@@ -132,20 +132,20 @@ class Commit(OfRun[Committed], frozen=True):
 
 
 class Reread(msgspec.Struct, frozen=True):
-    """``wrong``: packs that are not as they were written."""
+    """``wrong``: packs that differ from what was written."""
 
     wrong: list[ObjectKey]
 
 
 class RereadPacks(OfRun[Reread], frozen=True):
-    """Read packs back whole, where the store shows no MD5."""
+    """Read whole packs back, if the store shows no MD5."""
 
     op = "snapshot.reread"
     packs: list[Grant]
 
 
 class Confirmed(msgspec.Struct, frozen=True):
-    """What a fresh walk of the machine's disk found against the committed snapshot."""
+    """How the machine's disk differs from the committed snapshot, by a new walk."""
 
     unaccepted_count: int
     unaccepted: list[str]

@@ -1,4 +1,4 @@
-"""The requests of a sync, and their answers. Names are the first few, counts all."""
+"""The requests of a sync, and their answers. Lists hold the first names; counts are complete."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torpor.shared.wire.restore import Checked, OfSnapshot, RestorePart
 class Intent(msgspec.Struct, frozen=True):
     """What a sync would do; nothing has been written.
 
-    ``last``: the snapshot that the machine held. ``staged`` files are made new, of which a part
-    is there already. ``kept``: changed after an earlier run of this sync had begun to write.
+    ``last``: the snapshot that the machine held. ``staged``: files that are made again, perhaps
+    from parts on the disk. ``kept``: changed after an earlier run of this sync began to write.
     """
 
     last: SnapshotId | None
@@ -29,8 +29,8 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 class BeginSync(OfSnapshot[Intent], frozen=True):
-    """Look at the disk and say what would be done. ``stored``: the workspace's snapshots in the
-    store. UnsavedWork names what would be lost, unless ``discard_local``."""
+    """Look at the disk and plan the sync. ``stored``: the workspace's snapshots in the store.
+    UnsavedWork names what would be lost, unless ``discard_local``."""
 
     op = "sync.begin"
     exclude: list[str]
@@ -39,7 +39,7 @@ class BeginSync(OfSnapshot[Intent], frozen=True):
 
 
 class SyncPlan(msgspec.Struct, frozen=True):
-    """What was taken from the machine itself, and what has to be fetched."""
+    """What was copied on the machine, and what to fetch."""
 
     copied_bytes: int
     stored_bytes: int
@@ -73,7 +73,7 @@ class FinishSync(OfRun[Changed], frozen=True):
 
 
 class CheckSync(OfRun[Checked], frozen=True):
-    """Compare what was changed with the snapshot; ``full`` every byte of everything."""
+    """Compare what was changed with the snapshot; ``full``: every byte of every file."""
 
     op = "sync.check"
     full: bool

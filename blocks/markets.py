@@ -1,0 +1,132 @@
+"""The blocks of GPU markets: the key of an account there."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prefect.blocks.core import Block
+from pydantic import Field, HttpUrl, SecretStr, field_validator
+
+from blocks.reference import LOGOS
+from torpor.control.providers import lambda_cloud, runpod, vast
+
+_ROTATION: Final = (
+    "torpor names the account by a hash of this key, so end all rentals before you change it."
+)
+
+
+class VastProvider(Block):
+    """An account at Vast.ai: containers on machines of many owners, on demand or by bid.
+
+    Args:
+        api_key: The account's API key.
+
+    Example:
+        List what is on sale:
+        ```python
+        from blocks import VastProvider
+        from torpor.shared.values import Want
+
+        provider = VastProvider.load("BLOCK_NAME").open()
+        print(provider.check(), provider.offers(Want(gpu="RTX 4090")))
+        ```
+    """
+
+    _block_type_name = "Vast Provider"
+    _block_type_slug = "vast-provider"
+    _logo_url = HttpUrl(f"{LOGOS}/process.png")
+    _documentation_url = HttpUrl("https://docs.vast.ai/api-reference")
+
+    api_key: SecretStr = Field(
+        title="API key",
+        description=f"An API key that may read the account and manage instances. {_ROTATION}",
+    )
+
+    @field_validator("api_key", mode="after")
+    @classmethod
+    def _given(cls, value: SecretStr) -> SecretStr:
+        return _trimmed(value)
+
+    def open(self) -> vast.VastProvider:
+        """The provider, ready to use. Nothing is sent."""
+        return vast.VastProvider(self.api_key.get_secret_value())
+
+
+class RunpodProvider(Block):
+    """An account at RunPod: containers on demand, in data centres and at community hosts.
+
+    Args:
+        api_key: The account's API key.
+
+    Example:
+        List what is on sale:
+        ```python
+        from blocks import RunpodProvider
+        from torpor.shared.values import Want
+
+        provider = RunpodProvider.load("BLOCK_NAME").open()
+        print(provider.check(), provider.offers(Want(gpu="RTX 4090")))
+        ```
+    """
+
+    _block_type_name = "RunPod Provider"
+    _block_type_slug = "runpod-provider"
+    _logo_url = HttpUrl(f"{LOGOS}/process.png")
+    _documentation_url = HttpUrl("https://docs.runpod.io/api-reference-v2")
+
+    api_key: SecretStr = Field(
+        title="API key", description=f"An API key that may read and write pods. {_ROTATION}"
+    )
+
+    @field_validator("api_key", mode="after")
+    @classmethod
+    def _given(cls, value: SecretStr) -> SecretStr:
+        return _trimmed(value)
+
+    def open(self) -> runpod.RunpodProvider:
+        """The provider, ready to use. Nothing is sent."""
+        return runpod.RunpodProvider(self.api_key.get_secret_value())
+
+
+class LambdaProvider(Block):
+    """An account at Lambda: virtual machines on demand, with NVIDIA's driver and CUDA.
+
+    Args:
+        api_key: The account's API key.
+
+    Example:
+        List what is on sale:
+        ```python
+        from blocks import LambdaProvider
+        from torpor.shared.values import Want
+
+        provider = LambdaProvider.load("BLOCK_NAME").open()
+        print(provider.check(), provider.offers(Want(gpu="A10")))
+        ```
+    """
+
+    _block_type_name = "Lambda Provider"
+    _block_type_slug = "lambda-provider"
+    _logo_url = HttpUrl(f"{LOGOS}/process.png")
+    _documentation_url = HttpUrl("https://docs.lambda.ai/api/cloud")
+
+    api_key: SecretStr = Field(
+        title="API key",
+        description=f"An API key of the account. {_ROTATION}",
+    )
+
+    @field_validator("api_key", mode="after")
+    @classmethod
+    def _given(cls, value: SecretStr) -> SecretStr:
+        return _trimmed(value)
+
+    def open(self) -> lambda_cloud.LambdaProvider:
+        """The provider, ready to use. Nothing is sent."""
+        return lambda_cloud.LambdaProvider(self.api_key.get_secret_value())
+
+
+def _trimmed(key: SecretStr) -> SecretStr:
+    text = key.get_secret_value().strip()
+    if not text.isascii() or not text.isprintable() or not text or " " in text:
+        raise ValueError("an API key is one word of printable characters; this is not")
+    return SecretStr(text)

@@ -1,0 +1,84 @@
+"""Vast.ai: the contract, and this market's traps."""
+
+from __future__ import annotations
+
+import httpx
+import msgspec
+import pytest
+
+from tests.control.providers.market_contract import MarketContract, label, of_model
+from tests.markets.market import Market
+from tests.markets.server import FakeMarket
+from tests.markets.shop import vast_wares
+from tests.markets.vast import FIRST_INSTANCE, FakeVast
+from torpor.control.providers.seam import Order, Provider
+from torpor.control.providers.vast import VastProvider
+from torpor.shared.errors import CreateUncertain, ProviderDenied
+from torpor.shared.values import MachineId, Want
+
+
+class TestVast(MarketContract):
+    @pytest.fixture
+    def want(self) -> Want:
+        return Want(gpu="RTX 4090", disk_gib=20, min_reliability=0.9)
+
+    def new_fake(self) -> FakeMarket:
+        return FakeVast(Market(wares=vast_wares()))
+
+    def connect(self, fake: FakeMarket, key: str = "", timeout_s: float = 30.0) -> VastProvider:
+        self.slept = []
+        timeout = httpx.Timeout(timeout_s)
+        return VastProvider(key or fake.key, url=fake.url, timeout=timeout, sleep=self.slept.append)
+
+    def foreign(self, fake: FakeMarket) -> MachineId:
+        market = fake.market
+        made = market.rent(
+            market.wares[3], "mine, by hand", {}, id_of=lambda n: str(FIRST_INSTANCE + n)
+        )
+        return MachineId(made.id)
+
+    def test_a_bid_is_sent_with_its_price(
+        self, plain: VastProvider, fake: FakeMarket, order: Order
+    ) -> None:
+        """Without one, Vast.ai rents on demand at the full price."""
+        offers = plain.offers(Want(spot="only", disk_gib=20))
+        assert offers
+        assert all(offer.spot for offer in offers)
+        bid = of_model(offers, "RTX 4090")[0]
+        plain.create(msgspec.structs.replace(order, offer=bid, bid_usd_h=0.25))
+        plain.create(msgspec.structs.replace(order, offer=bid, label=label()))
+        assert [m.request["price"] for m in fake.market.rented] == [0.25, bid.price_usd_h]
+        assert all(machine.spot for machine in fake.market.rented)
+
+    def test_offers_carry_model_form_region_and_reliability(self, plain: Provider) -> None:
+        offers = plain.offers(Want(disk_gib=20))
+        assert [str(offer.gpu) for offer in offers] == [
+            "RTX 4090", "H100 SXM", "H100 PCIe", "RTX 4090"
+        ]  # fmt: skip
+        assert [offer.region for offer in offers] == ["US", "NO", "FR", "VN"]
+        assert offers[3].reliability == 0.71
+        assert offers[2].cuda == (12, 4)
+        assert len({offer.domain for offer in offers}) == 4
+
+    def test_a_refusal_that_names_an_instance_is_uncertain(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        from tests.markets.faults import Fault
+
+        fake.faults.arm(Fault("error that created", "create"))
+        with pytest.raises(CreateUncertain, match=str(FIRST_INSTANCE + 1)):
+            plain.create(order)
+        assert [m.state for m in plain.list_own()] == ["stopped"]
+
+    def test_an_account_without_credit_is_denied(self, plain: Provider, fake: FakeMarket) -> None:
+        fake.market.balance_usd = 0.0
+        with pytest.raises(ProviderDenied, match="credit"):
+            plain.check()
+
+    def test_a_loading_instance_is_starting(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        fake.market.next_starting_looks = 1
+        machine = plain.create(order)
+        states = [getattr(plain.find(machine.id), "state", None) for _ in range(2)]
+        assert states == ["starting", "running"]

@@ -1,0 +1,55 @@
+"""The read-only command shows account, abilities and offers, and rents nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from blocks import LambdaProvider, RunpodProvider, VastProvider
+from deployments.market import described, main
+from tests.markets.market import Market
+from tests.markets.server import KEY
+from tests.markets.shop import vast_wares
+from tests.markets.vast import FakeVast
+from torpor.control.providers.vast import VastProvider as Vast
+from torpor.shared.values import Want
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeVast]:
+    fake = FakeVast(Market(wares=vast_wares()))
+    yield fake
+    fake.close()
+
+
+def test_it_shows_what_a_market_offers_and_changes_nothing(fake: FakeVast) -> None:
+    provider = Vast(KEY, url=fake.url)
+    lines = described(provider, Want(gpu="RTX 4090", spot="allowed", disk_gib=20), most=3)
+    text = "\n".join(lines)
+    assert f"provider  {provider.identity}" in lines
+    assert "account   me@example.com, balance 100.00 $" in lines
+    assert "ability   host_key = installed" in lines
+    assert "offers    3 of 6 fit, 3 shown" in lines
+    assert "1x RTX 4090  US" in text
+    assert KEY not in text
+    assert {method for method, path in fake.calls if "bundles" not in path} == {"GET"}
+    assert fake.market.rented == []
+
+
+def test_a_block_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["object-store/mine"]) == 1
+    assert "must be one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [LambdaProvider, RunpodProvider, VastProvider])
+def test_keys_are_secret_and_accounts_differ_by_key(
+    kind: type[LambdaProvider | RunpodProvider | VastProvider],
+) -> None:
+    block = kind(api_key=SecretStr(" abc123 "))
+    assert "abc123" not in repr(block)
+    assert block.open().identity == kind(api_key=SecretStr("abc123")).open().identity
+    assert block.open().identity != kind(api_key=SecretStr("abc124")).open().identity
+    with pytest.raises(ValidationError):
+        kind(api_key=SecretStr("two words"))

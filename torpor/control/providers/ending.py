@@ -1,0 +1,33 @@
+"""What every provider checks before it ends a machine."""
+
+from __future__ import annotations
+
+from torpor.control.providers.seam import Absent, Provider
+from torpor.control.safety import Warrant
+from torpor.shared.errors import UnsafeDestroy
+from torpor.shared.values import Machine
+
+
+def check_request(identity: str, machine: Machine, warrant: Warrant) -> None:
+    """A real warrant, and a machine of this provider; else UnsafeDestroy."""
+    if type(warrant) is not Warrant:
+        raise UnsafeDestroy(
+            f"machine {machine.id} was to be destroyed with a {type(warrant).__name__} that "
+            "torpor.control.safety did not make: nothing was destroyed"
+        )
+    if machine.provider != identity:
+        raise UnsafeDestroy(
+            f"machine {machine.id} is at {machine.provider}, this is {identity}: nothing was "
+            "destroyed"
+        )
+
+
+def warranted(provider: Provider, machine: Machine, warrant: Warrant) -> Machine | None:
+    """The live machine, which ``warrant`` allows to end; None when there is none to end."""
+    check_request(provider.identity, machine, warrant)
+    live = provider.find(machine.id)
+    if isinstance(live, Absent):
+        warrant.check_label(machine.label)
+        return None
+    warrant.check(live)
+    return live

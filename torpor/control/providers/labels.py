@@ -1,0 +1,35 @@
+"""Our label as markets can keep it: in a machine's name, or in its tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from torpor.shared.values import Label, WorkspaceName
+
+_WORD: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_NAME: Final = re.compile(rf"torpor\.({_WORD})\.({_WORD})\.([0-9a-f]{{8,64}})")
+_TAGS: Final = ("torpor-owner", "torpor-workspace", "torpor-rental")
+
+
+def label_name(label: Label) -> str:
+    """At most 197 characters: ``torpor.OWNER.WORKSPACE.RENTAL``."""
+    return f"torpor.{label.owner}.{label.workspace}.{label.rental}"
+
+
+def label_in(name: str | None) -> Label | None:
+    """None: the name is not one of ours."""
+    found = _NAME.fullmatch(name or "")
+    return None if found is None else Label(found[1], WorkspaceName(found[2]), found[3])
+
+
+def label_tags(label: Label) -> dict[str, str]:
+    """Keys in lower case, values of at most 64 characters."""
+    return dict(zip(_TAGS, (label.owner, label.workspace, label.rental), strict=True))
+
+
+def label_among(tags: Mapping[str, str]) -> Label | None:
+    """None: the tags are not ours, or not all of them."""
+    words = [tags.get(key, "") for key in _TAGS]
+    return label_in(".".join(["torpor", *words]))

@@ -1,0 +1,326 @@
+"""Lambda: virtual machines on demand, with NVIDIA's driver and CUDA in their image.
+
+https://docs.lambda.ai/api/cloud. There is no spot and no stop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import httpx
+import msgspec
+
+from torpor.control.providers.ending import warranted
+from torpor.control.providers.gpus import parse_gpu
+from torpor.control.providers.labels import label_among, label_tags
+from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
+from torpor.control.providers.offers import Offer
+from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
+from torpor.control.providers.start_script import start_script
+from torpor.control.safety import Warrant
+from torpor.shared.errors import (
+    CreateFailed,
+    InvalidInput,
+    NoCapacity,
+    ProviderDenied,
+    ProviderError,
+    QuotaReached,
+)
+from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want
+
+URL: Final = "https://cloud.lambda.ai"
+_API: Final = "/api/v1"
+_SSH_PORT: Final = 22
+_CUDA: Final = (12, 8)  # what the driver in Lambda's default image supports
+_GONE: Final = "global/object-does-not-exist"
+_CAPACITY: Final = "instance-operations/launch/insufficient-capacity"
+_DENIED: Final = frozenset(
+    {"global/invalid-api-key", "global/account-inactive", "global/invalid-address",
+     "global/forbidden"}
+)  # fmt: skip
+
+
+class _Region(msgspec.Struct):
+    name: str
+
+
+class _Specs(msgspec.Struct):
+    vcpus: int
+    memory_gib: float
+    storage_gib: float
+    gpus: int
+
+
+class _Type(msgspec.Struct):
+    name: str
+    gpu_description: str
+    price_cents_per_hour: int
+    specs: _Specs
+
+
+class _Stock(msgspec.Struct):
+    instance_type: _Type
+    regions_with_capacity_available: list[_Region]
+
+
+class _Tag(msgspec.Struct):
+    key: str
+    value: str
+
+
+class _Instance(msgspec.Struct):
+    id: str
+    status: str
+    instance_type: _Type
+    ip: str | None = None
+    tags: list[_Tag] = []
+
+
+class _SshKey(msgspec.Struct):
+    name: str
+    public_key: str
+
+
+class _Launched(msgspec.Struct):
+    instance_ids: list[str]
+
+
+class _Ended(msgspec.Struct):
+    terminated_instances: list[_Instance]
+
+
+class _TypesData(msgspec.Struct):
+    data: dict[str, _Stock]
+
+
+class _InstanceData(msgspec.Struct):
+    data: _Instance
+
+
+class _InstancesData(msgspec.Struct):
+    data: list[_Instance]
+
+
+class _SshKeysData(msgspec.Struct):
+    data: list[_SshKey]
+
+
+class _SshKeyData(msgspec.Struct):
+    data: _SshKey
+
+
+class _LaunchedData(msgspec.Struct):
+    data: _Launched
+
+
+class _EndedData(msgspec.Struct):
+    data: _Ended
+
+
+class _Fault(NamedTuple):
+    code: str
+    message: str
+
+
+class LambdaProvider:
+    """See ``torpor.control.providers.seam.Provider`` for the contract.
+
+    The login key stays in the account, under a name made of its hash: it costs nothing, and other
+    machines may use it.
+    """
+
+    abilities: Final = Abilities(
+        kind="vm",
+        privileged=True,
+        host_key="installed",
+        idempotency="lookup",
+        settling_s=300.0,
+        ready_s=1200.0,
+        stop_keeps="nothing",
+        stopped_usd_gib_month=None,
+        min_disk_gib=0.0,
+        billing_s=60.0,
+        notice_s=None,
+        images=False,
+    )
+
+    def __init__(
+        self,
+        api_key: str,
+        *,
+        url: str = URL,
+        ssh_port: int = _SSH_PORT,
+        timeout: httpx.Timeout = TIMEOUT,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = MarketClient("lambda", url, api_key, timeout=timeout, sleep=sleep)
+        self._ssh_port = ssh_port
+
+    @property
+    def identity(self) -> str:
+        return self._client.identity
+
+    def check(self, image: str = "") -> Account:
+        """The API names neither the account nor its balance."""
+        if image:
+            raise InvalidInput(
+                f"Lambda's machines have Lambda's image, not {image}: leave the image empty"
+            )
+        self._client.read(_InstancesData, f"{_API}/instances")
+        return Account(name=self.identity, notes=["Lambda's API does not state the balance"])
+
+    def offers(self, want: Want) -> list[Offer]:
+        if want.spot == "only":
+            return []
+        stock = self._client.read(_TypesData, f"{_API}/instance-types").data
+        return [
+            self._offer(item.instance_type, region.name)
+            for item in stock.values()
+            for region in item.regions_with_capacity_available
+        ]
+
+    def create(self, order: Order) -> Machine:
+        if (known := self._of_label(order.label)) is not None:
+            return known
+        kind, _, region = order.offer.id.partition("/")
+        body: dict[str, Any] = {
+            "region_name": region,
+            "instance_type_name": kind,
+            "ssh_key_names": [self._registered(order.public_key)],
+            "name": f"torpor-{order.token}",
+            "user_data": start_script(order),
+            "tags": [{"key": k, "value": v} for k, v in label_tags(order.label).items()],
+        }
+        path = f"{_API}/instance-operations/launch"
+        answer = self._client.create("POST", path, _LaunchedData, body)
+        if isinstance(answer, Refusal):
+            raise _refused(order, answer)
+        ids = answer.data.instance_ids
+        if len(ids) != 1:
+            raise self._client.unexpected(f"{len(ids)} instances", "a launch of one")
+        return Machine(
+            MachineId(ids[0]),
+            self.identity,
+            order.label,
+            "starting",
+            None,
+            order.offer.price_usd_h,
+        )
+
+    def find(self, machine: MachineId) -> Machine | Absent:
+        """Only the status "terminated" is a proof: a 404 may come before the first listing."""
+        if not machine.isalnum():
+            return Absent()
+        answer = self._client.ask("GET", f"{_API}/instances/{machine}", _InstanceData)
+        if isinstance(answer, _InstanceData):
+            row = answer.data
+        else:
+            if _fault(answer).code != _GONE:
+                raise self._failed(answer, f"show instance {machine}")
+            listed = next((one for one in self._instances() if one.id == machine), None)
+            if listed is None:
+                return Absent()
+            row = listed
+        if row.status == "terminated":
+            return Absent(f"Lambda says that instance {machine} is terminated")
+        return self._machine(row)
+
+    def list_own(self) -> list[Machine]:
+        rows = [row for row in self._instances() if row.status != "terminated"]
+        machines = [self._machine(row) for row in rows]
+        return [machine for machine in machines if machine.label is not None]
+
+    def destroy(self, machine: Machine, warrant: Warrant) -> None:
+        if warranted(self, machine, warrant) is None:
+            return
+        body = {"instance_ids": [str(machine.id)]}
+        path = f"{_API}/instance-operations/terminate"
+        answer = self._client.ask("POST", path, _EndedData, body=body)
+        if isinstance(answer, Refusal) and _fault(answer).code != _GONE:
+            raise self._failed(answer, f"terminate instance {machine.id}")
+
+    def residue(self) -> list[Residue]:
+        """None: the disk goes with the instance, and torpor makes no file systems here."""
+        return []
+
+    def _offer(self, kind: _Type, region: str) -> Offer:
+        return Offer(
+            id=f"{kind.name}/{region}",
+            provider=self.identity,
+            gpu=parse_gpu(kind.gpu_description) if kind.specs.gpus else None,
+            gpu_count=kind.specs.gpus,
+            price_usd_h=kind.price_cents_per_hour / 100,
+            region=region,
+            disk_gib=kind.specs.storage_gib,
+            domain=f"{kind.name} {region}",
+            priced_unix=time.time(),
+            available=True,
+            architecture="aarch64" if "gh200" in kind.name else "x86_64",
+            cuda=_CUDA,
+            ram_gib=kind.specs.memory_gib,
+            cores=kind.specs.vcpus,
+        )
+
+    def _registered(self, public_key: str) -> str:
+        """The name of the key in the account; a launch must name exactly one."""
+        digest = hashlib.blake2b(" ".join(public_key.split()[:2]).encode(), digest_size=8)
+        name = f"torpor-{digest.hexdigest()}"
+        path = f"{_API}/ssh-keys"
+        if name in {key.name for key in self._client.read(_SshKeysData, path).data}:
+            return name
+        body = {"name": name, "public_key": public_key}
+        answer = self._client.ask("POST", path, _SshKeyData, body=body)
+        if isinstance(answer, Refusal):
+            # Another run may have added it meanwhile, or this one before its answer was lost.
+            if name in {key.name for key in self._client.read(_SshKeysData, path).data}:
+                return name
+            raise self._failed(answer, "register the SSH key")
+        return name
+
+    def _of_label(self, label: Label) -> Machine | None:
+        own = [machine for machine in self.list_own() if machine.label == label]
+        return own[0] if own else None
+
+    def _instances(self) -> list[_Instance]:
+        return self._client.read(_InstancesData, f"{_API}/instances").data
+
+    def _machine(self, row: _Instance) -> Machine:
+        up = row.status in ("active", "unhealthy") and row.ip is not None
+        ends = row.status in ("terminating", "preempted")
+        endpoint = Endpoint(row.ip, self._ssh_port, "root") if up and row.ip else None
+        return Machine(
+            MachineId(row.id),
+            self.identity,
+            label_among({tag.key: tag.value for tag in row.tags}),
+            "stopping" if ends else "running" if up else "starting",
+            endpoint,
+            row.instance_type.price_cents_per_hour / 100,
+            f"Lambda says {row.status}",
+        )
+
+    def _failed(self, refusal: Refusal, doing: str) -> ProviderError:
+        if refusal.status in (401, 403) or _fault(refusal).code in _DENIED:
+            return self._client.denied(refusal, doing)
+        return self._client.unexpected(refusal, doing)
+
+
+def _refused(order: Order, refusal: Refusal) -> ProviderError:
+    fault = _fault(refusal)
+    asked = f"Lambda refused {order.offer.id}: {fault.code or refusal.status} {fault.message}"
+    if fault.code == _CAPACITY:
+        return NoCapacity(asked)
+    if "quota" in fault.code:
+        return QuotaReached(asked)
+    if refusal.status in (401, 403) or fault.code in _DENIED:
+        return ProviderDenied(f"{asked}. Check the key and the account")
+    return CreateFailed(asked)
+
+
+def _fault(refusal: Refusal) -> _Fault:
+    error = refusal.body.get("error") if isinstance(refusal.body, dict) else None
+    if not isinstance(error, dict):
+        return _Fault("", refusal.text[:200])
+    return _Fault(str(error.get("code", "")), str(error.get("message", "")))

@@ -1,0 +1,183 @@
+"""HTTP with a market: one request, its retries, and what each failure means for a rental."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeVar
+
+import httpx
+import msgspec
+
+from torpor.shared.errors import (
+    CreateUncertain,
+    ProviderDenied,
+    ProviderError,
+    ProviderUnavailable,
+    UnexpectedAnswer,
+)
+
+TIMEOUT: Final = httpx.Timeout(30.0, connect=10.0)
+_TRIES: Final = 4  # of what is safe to repeat
+_FIRST_WAIT_S: Final = 1.0
+_LONGEST_WAIT_S: Final = 30.0
+_TOLD_CHARACTERS: Final = 300  # of an answer, in an error message
+
+_Shape = TypeVar("_Shape")
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """An answer that is not 2xx and means no retry. ``body`` is None where it is no JSON."""
+
+    status: int
+    text: str
+    body: Any
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.text[:_TOLD_CHARACTERS].strip() or 'no words'}"
+
+
+class MarketClient:
+    """Asks ``url`` with a bearer key. Thread-safe. The key is in no message and no repr."""
+
+    def __init__(
+        self,
+        market: str,
+        url: str,
+        key: str,
+        *,
+        timeout: httpx.Timeout = TIMEOUT,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.identity = f"{market}://{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
+        self._sleep = sleep
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=timeout,
+            limits=httpx.Limits(max_keepalive_connections=0),  # nobody closes a provider
+        )
+
+    def read(self, shape: type[_Shape], path: str, params: Mapping[str, str] = {}) -> _Shape:
+        """GET. Any refusal is an error."""
+        return self._accepted(self.ask("GET", path, shape, params=params), f"GET {path}")
+
+    def search(self, shape: type[_Shape], path: str, body: Any) -> _Shape:
+        """POST that changes nothing."""
+        return self._accepted(self.ask("POST", path, shape, body=body), f"POST {path}")
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        shape: type[_Shape],
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,
+    ) -> _Shape | Refusal:
+        """A request that is safe to repeat. ProviderUnavailable after some tries."""
+        return self._tried("repeat", method, path, shape, params, body)
+
+    def create(self, method: str, path: str, shape: type[_Shape], body: Any) -> _Shape | Refusal:
+        """A request that rents: carried out once at most. CreateUncertain when nobody knows whether
+        it was; ProviderUnavailable when it certainly was not."""
+        return self._tried("once", method, path, shape, None, body)
+
+    def denied(self, refusal: Refusal, doing: str) -> ProviderDenied:
+        return ProviderDenied(
+            f"{self.identity} refused to {doing}: {refusal}. Check the provider block's key, its "
+            "permissions and the account's balance"
+        )
+
+    def unexpected(self, told: object, doing: str) -> UnexpectedAnswer:
+        words = str(told)[:_TOLD_CHARACTERS]
+        return UnexpectedAnswer(
+            f"{self.identity} answered {doing} in a shape that torpor does not know: {words}. "
+            "Nothing is concluded from it; look at the market's console and report this"
+        )
+
+    def _accepted(self, answer: _Shape | Refusal, doing: str) -> _Shape:
+        if not isinstance(answer, Refusal):
+            return answer
+        if answer.status in (401, 402, 403):
+            raise self.denied(answer, doing)
+        raise self.unexpected(answer, doing)
+
+    def _tried(
+        self,
+        effect: Literal["repeat", "once"],
+        method: str,
+        path: str,
+        shape: type[_Shape],
+        params: Mapping[str, str] | None,
+        body: Any,
+    ) -> _Shape | Refusal:
+        doing = f"{method} {path}"
+        wait_s = _FIRST_WAIT_S
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return self._once(effect, method, path, shape, params, body)
+            except ProviderUnavailable as error:
+                if not tries_left:
+                    raise
+                asked_s = error.retry_after_s
+            if asked_s > _LONGEST_WAIT_S:
+                raise self._unavailable(f"asks to wait {asked_s:.0f} s", doing, asked_s)
+            self._sleep(max(asked_s, wait_s * random.uniform(0.75, 1.25)))  # noqa: S311
+            wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+        raise AssertionError("the last try returns or raises")
+
+    def _once(
+        self,
+        effect: Literal["repeat", "once"],
+        method: str,
+        path: str,
+        shape: type[_Shape],
+        params: Mapping[str, str] | None,
+        body: Any,
+    ) -> _Shape | Refusal:
+        doing = f"{method} {path}"
+        try:
+            answer = self._http.request(method, path, params=params or None, json=body)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as cause:
+            raise self._unavailable(f"cannot be reached: {cause}", doing) from cause
+        except httpx.HTTPError as cause:
+            raise self._lost(effect, f"{type(cause).__name__} {cause}".strip(), doing) from cause
+        if answer.status_code == 429:
+            retry_after_s = _seconds(answer.headers.get("Retry-After"))
+            raise self._unavailable("asks for fewer requests (429)", doing, retry_after_s)
+        if answer.status_code >= 500:
+            raise self._lost(effect, str(Refusal(answer.status_code, answer.text, None)), doing)
+        decoded: Any
+        try:
+            decoded = msgspec.json.decode(answer.content) if answer.content else None
+        except msgspec.DecodeError:
+            decoded = None
+        if not answer.is_success:
+            return Refusal(answer.status_code, answer.text, decoded)
+        try:
+            return msgspec.convert(decoded, shape)
+        except msgspec.ValidationError as cause:
+            if effect == "once":
+                told = f"{cause} in {answer.text[:_TOLD_CHARACTERS]}"
+                raise self._lost(effect, told, doing) from cause
+            raise self.unexpected(f"{cause} in {answer.text}", doing) from cause
+
+    def _lost(self, effect: str, what: str, doing: str) -> ProviderError:
+        if effect == "repeat":
+            return self._unavailable(f"did not answer: {what}", doing)
+        return CreateUncertain(
+            f"{self.identity} may have rented a machine: {doing} had no answer that says so or "
+            f"not: {what}. The attempt is abandoned; reconcile ends the machine if it appears"
+        )
+
+    def _unavailable(self, what: str, doing: str, after_s: float = 0.0) -> ProviderUnavailable:
+        error = ProviderUnavailable(f"{self.identity} {what} ({doing}); try again later")
+        error.retry_after_s = after_s
+        return error
+
+
+def _seconds(header: str | None) -> float:
+    return float(header) if header and header.isdigit() else 0.0

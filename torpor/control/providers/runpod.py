@@ -1,0 +1,298 @@
+"""RunPod, by its REST API version 2: containers ("pods") on demand, in two clouds of its hosts.
+
+https://docs.runpod.io/api-reference-v2. Spot pods exist only in older APIs and are not offered.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import httpx
+import msgspec
+
+from torpor.control.providers.ending import warranted
+from torpor.control.providers.gpus import parse_gpu
+from torpor.control.providers.labels import label_in, label_name
+from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
+from torpor.control.providers.offers import Offer
+from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
+from torpor.control.providers.start_script import check_image, start_command
+from torpor.control.safety import Warrant
+from torpor.shared.errors import (
+    CreateFailed,
+    NoCapacity,
+    ProviderDenied,
+    ProviderError,
+    QuotaReached,
+)
+from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
+
+URL: Final = "https://api.runpod.io"
+IMAGE: Final = "nvidia/cuda:12.4.1-base-ubuntu22.04"
+DISK_USD_GB_MONTH: Final = 0.10  # of a running pod (list price, November 2026)
+_MONTH_H: Final = 730
+_MOST_DISK_GIB: Final = 1000.0  # what every host is asked for at most; the API states no limit
+_GB: Final = 1e9
+_ANYWHERE: Final = "any"
+
+_Cloud = Literal["SECURE", "COMMUNITY"]
+_CLOUDS: Final[tuple[_Cloud, ...]] = ("SECURE", "COMMUNITY")
+
+
+class _Centre(msgspec.Struct):
+    id: str
+    availability: str
+
+
+class _Cuda(msgspec.Struct):
+    version: str
+    available: bool
+
+
+class _Prices(msgspec.Struct):
+    secure: float
+    community: float
+
+
+class _Counts(msgspec.Struct):
+    secure: int
+    community: int
+
+
+class _GpuType(msgspec.Struct, rename="camel"):
+    id: str
+    name: str
+    memory: float  # GB
+    secure: bool
+    community: bool
+    price: _Prices  # dollars an hour of one GPU
+    max_count: _Counts
+    availability: str = "NONE"
+    data_centers: list[_Centre] = []
+    cuda_versions: list[_Cuda] = []
+
+
+class _Catalog(msgspec.Struct):
+    gpus: list[_GpuType]
+
+
+class _Ssh(msgspec.Struct):
+    host: str
+    port: int
+    username: str
+
+
+class _SshWays(msgspec.Struct):
+    direct: _Ssh | None
+
+
+class _Pod(msgspec.Struct):
+    id: str
+    name: str
+    status: str
+    cost: float
+    ssh: _SshWays
+    runtime: dict[str, Any] | None
+
+
+class _Pods(msgspec.Struct):
+    pods: list[_Pod]
+
+
+class _Keys(msgspec.Struct):
+    keys: list[str]
+
+
+class RunpodProvider:
+    """See ``torpor.control.providers.seam.Provider`` for the contract."""
+
+    abilities: Final = Abilities(
+        kind="pod",
+        privileged=False,
+        host_key="installed",
+        idempotency="lookup",
+        settling_s=300.0,
+        ready_s=900.0,
+        stop_keeps="nothing",  # a stop wipes the container's disk, and torpor rents no volume
+        stopped_usd_gib_month=0.20,
+        min_disk_gib=5.0,
+        billing_s=1.0,
+        notice_s=None,
+    )
+
+    def __init__(
+        self,
+        api_key: str,
+        *,
+        url: str = URL,
+        timeout: httpx.Timeout = TIMEOUT,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = MarketClient("runpod", url, api_key, timeout=timeout, sleep=sleep)
+
+    @property
+    def identity(self) -> str:
+        return self._client.identity
+
+    def check(self, image: str = "") -> Account:
+        """The API names neither the account nor its balance."""
+        check_image(image or IMAGE)
+        self._client.read(_Keys, "/v2/account/ssh-keys")
+        self._pods()
+        return Account(name=self.identity, notes=["RunPod's API does not state the balance"])
+
+    def offers(self, want: Want) -> list[Offer]:
+        if want.spot == "only":
+            return []
+        count = want.gpu_count if want.gpu else 1
+        return [offer for cloud in _CLOUDS for offer in self._on_sale(want, cloud, count)]
+
+    def create(self, order: Order) -> Machine:
+        if (known := self._of_label(order.label)) is not None:
+            return known
+        gpu, count, cloud, centre = _offer_parts(order.offer.id)
+        body: dict[str, Any] = {
+            "name": label_name(order.label),
+            "image": order.image or IMAGE,
+            "args": shlex.join(start_command(order)),
+            "disk": _disk_gb(order.disk_gib, self.abilities.min_disk_gib),
+            "ports": ["22/tcp"],
+            "cloud": cloud,
+            "gpu": {"id": gpu, "count": count},
+        }
+        if centre != _ANYWHERE:
+            body["dataCenterIds"] = [centre]
+        if order.cuda is not None:
+            body["gpu"]["minCudaVersion"] = f"{order.cuda[0]}.{order.cuda[1]}"
+        answer = self._client.create("POST", "/v2/pods", _Pod, body)
+        if isinstance(answer, Refusal):
+            raise _refused(order, answer)
+        return self._machine(answer)
+
+    def find(self, machine: MachineId) -> Machine | Absent:
+        if not machine.isalnum():
+            return Absent()
+        answer = self._client.ask("GET", f"/v2/pods/{machine}", _Pod)
+        pod = answer if isinstance(answer, _Pod) else None
+        if isinstance(answer, Refusal):
+            if answer.status in (401, 402, 403):
+                raise self._client.denied(answer, f"show pod {machine}")
+            if answer.status != 404:
+                raise self._client.unexpected(answer, f"a look at pod {machine}")
+            pod = next((listed for listed in self._pods() if listed.id == machine), None)
+        if pod is None:
+            return Absent(f"RunPod answers 404 for pod {machine} and does not list it")
+        if pod.status == "TERMINATED":
+            return Absent(f"RunPod says that pod {machine} is TERMINATED")
+        return self._machine(pod)
+
+    def list_own(self) -> list[Machine]:
+        machines = [self._machine(pod) for pod in self._pods() if pod.status != "TERMINATED"]
+        return [machine for machine in machines if machine.label is not None]
+
+    def destroy(self, machine: Machine, warrant: Warrant) -> None:
+        if warranted(self, machine, warrant) is None:
+            return
+        doing = f"terminate pod {machine.id}"
+        answer = self._client.ask("DELETE", f"/v2/pods/{machine.id}", type(None))
+        if isinstance(answer, Refusal) and answer.status != 404:
+            if answer.status in (401, 402, 403):
+                raise self._client.denied(answer, doing)
+            raise ProviderError(f"RunPod did not {doing}: {answer}")
+
+    def residue(self) -> list[Residue]:
+        """None: the disk goes with the pod, and torpor rents no network volumes here."""
+        return []
+
+    def _on_sale(self, want: Want, cloud: _Cloud, count: int) -> list[Offer]:
+        params = {
+            "include": "AVAILABILITY",
+            "product": "POD",
+            "count": str(count),
+            "cloud": cloud,
+        }
+        if want.cuda is not None:
+            params["minCudaVersion"] = f"{want.cuda[0]}.{want.cuda[1]}"
+        found = self._client.read(_Catalog, "/v2/catalog/gpus", params).gpus
+        return [offer for gpu in found for offer in self._of_type(gpu, want, cloud, count)]
+
+    def _of_type(self, gpu: _GpuType, want: Want, cloud: _Cloud, count: int) -> list[Offer]:
+        sold, each_usd_h, most = (
+            (gpu.secure, gpu.price.secure, gpu.max_count.secure)
+            if cloud == "SECURE"
+            else (gpu.community, gpu.price.community, gpu.max_count.community)
+        )
+        if not sold or most < count or each_usd_h <= 0:
+            return []
+        newest = max((_version(one.version) for one in gpu.cuda_versions), default=None)
+        disk_gb = _disk_gb(want.disk_gib, self.abilities.min_disk_gib)
+        centres = gpu.data_centers or [_Centre(_ANYWHERE, gpu.availability)]
+        return [
+            Offer(
+                id=f"{gpu.id}/{count}/{cloud}/{centre.id}",
+                provider=self.identity,
+                gpu=parse_gpu(gpu.id, gpu.memory),
+                gpu_count=count,
+                price_usd_h=each_usd_h * count + disk_gb * DISK_USD_GB_MONTH / _MONTH_H,
+                region=centre.id,
+                disk_gib=_MOST_DISK_GIB,
+                domain=f"{gpu.id} x{count} {cloud} {centre.id}",
+                priced_unix=time.time(),
+                available=centre.availability != "NONE",
+                cuda=newest,
+            )
+            for centre in centres
+        ]
+
+    def _of_label(self, label: Label) -> Machine | None:
+        own = [pod for pod in self._pods() if pod.name == label_name(label)]
+        return self._machine(own[0]) if own else None
+
+    def _pods(self) -> list[_Pod]:
+        return self._client.read(_Pods, "/v2/pods").pods
+
+    def _machine(self, pod: _Pod) -> Machine:
+        # A pod is RUNNING, and billed, before its container runs.
+        up = pod.status == "RUNNING" and pod.runtime is not None and pod.ssh.direct is not None
+        stopped = pod.status in ("EXITED", "ERROR", "TERMINATED")
+        way = pod.ssh.direct if up else None
+        return Machine(
+            MachineId(pod.id),
+            self.identity,
+            label_in(pod.name),
+            "stopped" if stopped else "running" if up else "starting",
+            None if way is None else Endpoint(way.host, way.port, "root"),
+            pod.cost,
+            f"RunPod says {pod.status}",
+        )
+
+
+def _refused(order: Order, refusal: Refusal) -> ProviderError:
+    asked = f"RunPod refused {order.offer.id}: {refusal}"
+    if refusal.status == 400:
+        return NoCapacity(f"{asked}. RunPod says 400 both for no capacity and for a wrong request")
+    if refusal.status == 403:  # of one pool; a wrong key is 401
+        return QuotaReached(asked)
+    if refusal.status in (401, 402):
+        return ProviderDenied(f"{asked}. Check the key, its permissions and the account's balance")
+    return CreateFailed(asked)
+
+
+def _offer_parts(offer: str) -> tuple[str, int, str, str]:
+    parts = offer.rsplit("/", 3)
+    if len(parts) != 4 or not parts[1].isdecimal():
+        raise CreateFailed(f"{offer!r} is no offer of RunPod")
+    return parts[0], int(parts[1]), parts[2], parts[3]
+
+
+def _disk_gb(disk_gib: float, least_gib: float) -> int:
+    return math.ceil(max(disk_gib, least_gib) * GIB / _GB)
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor or 0)

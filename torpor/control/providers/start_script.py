@@ -1,0 +1,87 @@
+"""What a rented machine runs first: it gets Python, sshd, our key and its host key.
+
+Markets show this script in their consoles. The only secret in it is the host key of this rental.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Final
+
+from torpor.control.providers.seam import Order
+from torpor.shared.errors import InvalidInput
+
+MOST_BYTES: Final = 4048
+"""What Vast.ai takes; the least of all markets."""
+
+_SCRIPT: Final = """#!/bin/sh
+set -eu
+need=
+command -v python3 >/dev/null || need=python3
+[ -x /usr/sbin/sshd ] || need="$need openssh-server"
+if [ -n "$need" ]; then
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update
+    apt-get install -y --no-install-recommends $need
+fi
+umask 077
+mkdir -p /root/.ssh
+echo '@PUBLIC@' >/root/.ssh/authorized_keys
+rm -f /etc/ssh/ssh_host_*
+cat >/etc/ssh/ssh_host_ed25519_key <<'KEY'
+@HOST@
+KEY
+mkdir -p -m 755 /run/sshd /etc/ssh/sshd_config.d
+cat >/etc/ssh/sshd_config.d/00-torpor.conf <<'CONFIG'
+HostKey /etc/ssh/ssh_host_ed25519_key
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+CONFIG
+if [ -d /run/systemd/system ]; then
+    systemctl restart ssh || systemctl restart sshd
+else
+    set -- -o HostKey=/etc/ssh/ssh_host_ed25519_key -o PermitRootLogin=prohibit-password
+    exec /usr/sbin/sshd -D -e "$@" -o PasswordAuthentication=no \\
+        -o "SetEnv=PATH=$PATH LD_LIBRARY_PATH=${LD_LIBRARY_PATH-}"
+fi
+"""
+
+_PUBLIC: Final = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+(?: [\w@.:+-]*)?")
+_PRIVATE: Final = re.compile(r"-----BEGIN [A-Z ]+-----\n[A-Za-z0-9+/=\n]+-----END [A-Z ]+-----")
+_BARE: Final = re.compile(r"(?:^|/)(?:alpine|busybox|scratch|wolfi-base|distroless)(?=[/:@-]|$)")
+_OLD: Final = re.compile(
+    r"ubuntu[:-]?(?:1\d|20)\.|ubuntu:(?:trusty|xenial|bionic|focal)"
+    r"|debian:(?:[89]|1[01]|jessie|stretch|buster|bullseye)\b"
+)
+
+
+def start_script(order: Order) -> str:
+    """For user data: cloud-init runs it as root, and sshd runs already."""
+    public, host = order.public_key.strip(), order.host_key.strip()
+    if not _PUBLIC.fullmatch(public):
+        raise InvalidInput("the public key of an order is no OpenSSH public key line")
+    if not _PRIVATE.fullmatch(host):
+        raise InvalidInput("the host key of an order is no OpenSSH private key")
+    return _SCRIPT.replace("@PUBLIC@", public).replace("@HOST@", host)
+
+
+def start_command(order: Order) -> list[str]:
+    """For a container: its first process. No word needs quotes beyond one pair."""
+    packed = base64.b64encode(start_script(order).encode()).decode()
+    return ["/bin/sh", "-c", f'eval "$(echo {packed} | base64 -d)"']
+
+
+def check_image(image: str) -> None:
+    """InvalidInput for an image that the script cannot make a machine of."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]{0,1023}", image):
+        raise InvalidInput(f"{image!r} is not the name of a container image")
+    if _BARE.search(image):
+        raise InvalidInput(
+            f"image {image} has neither sshd nor apt to install it, or no glibc: choose an image "
+            "that is built on Ubuntu 22.04, Debian 12 or newer"
+        )
+    if _OLD.search(image):
+        raise InvalidInput(
+            f"image {image} has no Python 3.10: choose one with Ubuntu 22.04, Debian 12 or newer"
+        )

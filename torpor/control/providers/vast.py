@@ -1,0 +1,342 @@
+"""Vast.ai: containers on hosts of many owners, on demand or by bid.
+
+https://docs.vast.ai/api-reference. Only the v1 list of instances is read: the retired v0 list shows
+none, whatever there is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import httpx
+import msgspec
+
+from torpor.control.providers.ending import warranted
+from torpor.control.providers.gpus import parse_gpu
+from torpor.control.providers.labels import label_in, label_name
+from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
+from torpor.control.providers.offers import Offer
+from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
+from torpor.control.providers.start_script import check_image, start_command
+from torpor.control.safety import Warrant
+from torpor.shared.errors import (
+    CreateFailed,
+    CreateUncertain,
+    NoCapacity,
+    ProviderDenied,
+    ProviderError,
+    QuotaReached,
+)
+from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
+
+URL: Final = "https://console.vast.ai"
+IMAGE: Final = "nvidia/cuda:12.4.1-base-ubuntu22.04"
+_GB: Final = 1e9
+_MOST_OFFERS: Final = 5000  # in one answer; there are some thousand in all
+_MOST_PAGES: Final = 400
+_PAGE: Final = 25  # the most that Vast.ai shows at once
+_ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
+_DEAD: Final = frozenset({"exited", "unknown", "offline"})  # Vast.ai never starts these again
+_NOT_THERE: Final = frozenset({400, 404, 410})
+
+
+class _Bundle(msgspec.Struct):
+    id: int
+    machine_id: int
+    gpu_name: str
+    num_gpus: int
+    gpu_ram: float  # MB each
+    dph_total: float  # with the storage that was asked for
+    disk_space: float  # GB
+    geolocation: str | None
+    min_bid: float | None = None
+    cuda_max_good: float | None = None
+    reliability: float | None = None
+    reliability2: float | None = None
+    cpu_arch: str | None = None
+    cpu_ram: float | None = None  # MB
+    cpu_cores_effective: float | None = None
+    inet_down: float | None = None  # Mbit/s
+    inet_down_cost: float | None = None  # dollars a GB
+
+
+class _Bundles(msgspec.Struct):
+    offers: list[_Bundle]
+
+
+class _Port(msgspec.Struct, rename={"port": "HostPort"}):
+    port: str
+
+
+class _Instance(msgspec.Struct):
+    id: int
+    actual_status: str | None
+    dph_total: float
+    label: str | None = None
+    cur_state: str | None = None
+    public_ipaddr: str | None = None
+    ports: dict[str, list[_Port] | None] | None = None
+    status_msg: str | None = None
+
+
+class _Page(msgspec.Struct):
+    instances: list[_Instance]
+    next_token: str | None
+
+
+class _One(msgspec.Struct):
+    instances: _Instance | None
+
+
+class _User(msgspec.Struct):
+    id: int
+    balance: float | None = None
+    credit: float | None = None
+    email: str | None = None
+
+
+class _Created(msgspec.Struct):
+    success: bool
+    new_contract: int | None = None
+    error: str = ""
+    msg: str = ""
+
+
+class _Destroyed(msgspec.Struct):
+    success: bool
+    msg: str = ""
+
+
+class VastProvider:
+    """See ``torpor.control.providers.seam.Provider`` for the contract."""
+
+    abilities: Final = Abilities(
+        kind="container",
+        privileged=False,
+        host_key="installed",
+        idempotency="lookup",
+        settling_s=300.0,
+        ready_s=900.0,
+        stop_keeps="disk",
+        stopped_usd_gib_month=None,  # each host has its own price
+        min_disk_gib=8.0,
+        billing_s=1.0,
+        notice_s=None,
+    )
+
+    def __init__(
+        self,
+        api_key: str,
+        *,
+        url: str = URL,
+        timeout: httpx.Timeout = TIMEOUT,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = MarketClient("vast", url, api_key, timeout=timeout, sleep=sleep)
+
+    @property
+    def identity(self) -> str:
+        return self._client.identity
+
+    def check(self, image: str = "") -> Account:
+        check_image(image or IMAGE)
+        user = self._client.read(_User, "/api/v0/users/current/")
+        balance_usd = user.credit if user.credit is not None else user.balance
+        if balance_usd is not None and balance_usd <= 0:
+            raise ProviderDenied(
+                f"Vast.ai account {user.id} has {balance_usd:.2f} $ of credit: add some first"
+            )
+        return Account(name=user.email or str(user.id), balance_usd=balance_usd)
+
+    def offers(self, want: Want) -> list[Offer]:
+        found = [] if want.spot == "only" else self._search(want, spot=False)
+        return found if want.spot == "never" else found + self._search(want, spot=True)
+
+    def create(self, order: Order) -> Machine:
+        if (known := self._of_label(order.label)) is not None:
+            return known
+        body: dict[str, Any] = {
+            "image": order.image or IMAGE,
+            "disk": self._disk_gb(order.disk_gib),
+            "label": label_name(order.label),
+            "runtype": "args",
+            "args": start_command(order),
+            "env": {"-p 22:22": "1"},
+            "target_state": "running",
+            "cancel_unavail": True,  # rather than a stopped machine that waits for its GPU
+        }
+        if order.offer.spot:  # without a price it would be rented on demand
+            body["price"] = order.bid_usd_h or order.offer.price_usd_h
+        path = f"/api/v0/asks/{_offer_number(order.offer.id)}/"
+        answer = self._client.create("PUT", path, _Created, body)
+        created = answer if isinstance(answer, _Created) else _words(answer)
+        if created is not None and created.success and created.new_contract is not None:
+            return Machine(
+                MachineId(str(created.new_contract)),
+                self.identity,
+                order.label,
+                "starting",
+                None,
+                order.offer.price_usd_h,
+            )
+        raise self._refused(order, answer, created)
+
+    def find(self, machine: MachineId) -> Machine | Absent:
+        if not machine.isdecimal():
+            return Absent()
+        listed = self._pages({"id": {"eq": int(machine)}})
+        if any(row.id == int(machine) for row in listed):
+            return self._machine(next(row for row in listed if row.id == int(machine)))
+        answer = self._client.ask("GET", f"/api/v0/instances/{machine}/", _One)
+        if isinstance(answer, Refusal):
+            if answer.status in (401, 402, 403):
+                raise self._client.denied(answer, f"show instance {machine}")
+            if answer.status not in _NOT_THERE:
+                raise self._client.unexpected(answer, f"a look at instance {machine}")
+        elif answer.instances is not None:
+            return self._machine(answer.instances)
+        return Absent(f"Vast.ai shows no instance {machine}, neither by its id nor in its list")
+
+    def list_own(self) -> list[Machine]:
+        machines = [self._machine(row) for row in self._pages({})]
+        return [machine for machine in machines if machine.label is not None]
+
+    def destroy(self, machine: Machine, warrant: Warrant) -> None:
+        if warranted(self, machine, warrant) is None:
+            return
+        doing = f"destroy instance {machine.id}"
+        path = f"/api/v0/instances/{machine.id}/"
+        answer = self._client.ask("DELETE", path, _Destroyed)
+        if isinstance(answer, Refusal):
+            if answer.status in (401, 402, 403):
+                raise self._client.denied(answer, doing)
+            if answer.status not in _NOT_THERE:
+                raise self._client.unexpected(answer, doing)
+        elif not answer.success:
+            raise ProviderError(f"Vast.ai did not {doing}: {answer.msg or 'no words'}")
+
+    def residue(self) -> list[Residue]:
+        """None: the disk goes with the instance, and torpor rents no volumes here."""
+        return []
+
+    def _search(self, want: Want, *, spot: bool) -> list[Offer]:
+        disk_gb = self._disk_gb(want.disk_gib)
+        query: dict[str, Any] = {
+            "limit": _MOST_OFFERS,
+            "verified": {"eq": True},
+            "rentable": {"eq": True},
+            "rented": {"eq": False},
+            "direct_port_count": {"gte": 1},  # SSH through their proxy moves no files
+            "num_gpus": {"gte": want.gpu_count if want.gpu else 1},
+            "disk_space": {"gte": disk_gb},
+            "allocated_storage": disk_gb,
+        }
+        if spot:
+            query["type"] = "bid"
+        found = self._client.search(_Bundles, "/api/v0/bundles/", query).offers
+        return [self._offer(bundle, spot) for bundle in found]
+
+    def _offer(self, bundle: _Bundle, spot: bool) -> Offer:
+        cuda = bundle.cuda_max_good
+        stated = bundle.reliability if bundle.reliability is not None else bundle.reliability2
+        arch = bundle.cpu_arch or "amd64"
+        return Offer(
+            id=f"{bundle.id}-bid" if spot else str(bundle.id),
+            provider=self.identity,
+            gpu=parse_gpu(bundle.gpu_name, round(bundle.gpu_ram / 1024, 1)),
+            gpu_count=bundle.num_gpus,
+            price_usd_h=bundle.dph_total,
+            region=(bundle.geolocation or "unknown").rsplit(",", 1)[-1].strip(),
+            disk_gib=bundle.disk_space * _GB / GIB,
+            domain=f"machine {bundle.machine_id}",
+            priced_unix=time.time(),
+            spot=spot,
+            available=True,
+            reliability=stated,
+            architecture=_ARCHITECTURES.get(arch, arch),
+            cuda=None if cuda is None else _version(cuda),
+            ram_gib=None if bundle.cpu_ram is None else bundle.cpu_ram / 1024,
+            cores=bundle.cpu_cores_effective,
+            link_mbit_s=bundle.inet_down,
+            traffic_usd_gib=(bundle.inet_down_cost or 0.0) * GIB / _GB,
+        )
+
+    def _disk_gb(self, disk_gib: float) -> int:
+        return math.ceil(max(disk_gib, self.abilities.min_disk_gib) * GIB / _GB)
+
+    def _of_label(self, label: Label) -> Machine | None:
+        found = self._pages({"label": {"eq": label_name(label)}})
+        own = [row for row in found if row.label == label_name(label)]
+        return self._machine(own[0]) if own else None
+
+    def _pages(self, filters: dict[str, Any]) -> list[_Instance]:
+        params = {"limit": str(_PAGE), "select_filters": msgspec.json.encode(filters).decode()}
+        rows: list[_Instance] = []
+        for _ in range(_MOST_PAGES):
+            page = self._client.read(_Page, "/api/v1/instances/", params)
+            rows += page.instances
+            if not page.next_token:
+                return rows
+            params["after_token"] = page.next_token
+        raise self._client.unexpected(f"more than {_MOST_PAGES} pages", "a list of instances")
+
+    def _machine(self, row: _Instance) -> Machine:
+        status = row.actual_status
+        ssh = (row.ports or {}).get("22/tcp")
+        endpoint = None
+        if status == "running" and ssh and row.public_ipaddr:
+            endpoint = Endpoint(row.public_ipaddr.strip(), int(ssh[0].port), "root")
+        stopped = status in _DEAD or row.cur_state == "stopped"
+        return Machine(
+            MachineId(str(row.id)),
+            self.identity,
+            label_in(row.label),
+            "stopped" if stopped else "running" if endpoint is not None else "starting",
+            endpoint,
+            row.dph_total,
+            (row.status_msg or "").strip(),
+        )
+
+    def _refused(
+        self, order: Order, answer: _Created | Refusal, created: _Created | None
+    ) -> ProviderError:
+        asked = f"Vast.ai refused offer {order.offer.id}"
+        told = str(answer) if isinstance(answer, Refusal) else f"{answer.error} {answer.msg}"
+        if created is not None and (created.new_contract is not None or created.success):
+            return CreateUncertain(
+                f"{asked} and made instance {created.new_contract} all the same: {told}. The "
+                "attempt is abandoned; reconcile ends the instance"
+            )
+        error = created.error if created is not None else ""
+        status = answer.status if isinstance(answer, Refusal) else 200
+        if error == "no_such_ask" or status in (404, 410):
+            return NoCapacity(f"{asked}: {told}")
+        if "quota" in error:
+            return QuotaReached(f"{asked}: {told}")
+        if status in (401, 402, 403) or "credit" in error:
+            return ProviderDenied(f"{asked}: {told}. Check the key, its permissions and the credit")
+        return CreateFailed(f"{asked}: {told}")
+
+
+def _words(refusal: Refusal) -> _Created | None:
+    """What Vast.ai says in an error; None where it is in no shape that we know."""
+    try:
+        said = msgspec.convert({"success": False, **cast(dict[str, Any], refusal.body)}, _Created)
+    except (TypeError, msgspec.ValidationError):
+        return None
+    return said
+
+
+def _version(number: float) -> tuple[int, int]:
+    major, _, minor = f"{number:g}".partition(".")
+    return int(major), int(minor or 0)
+
+
+def _offer_number(offer: str) -> int:
+    number = offer.removesuffix("-bid")
+    if not number.isdecimal():
+        raise CreateFailed(f"{offer!r} is no offer of Vast.ai")
+    return int(number)
