@@ -29,6 +29,7 @@ from torpor.control.store.s3 import S3Store
 from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.tree.staging import copy_range
 from torpor.shared.errors import (
+    AgentLost,
     InvalidInput,
     StillChanging,
     TorporError,
@@ -39,6 +40,7 @@ from torpor.shared.format.manifest import Entry
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import MIB, SnapshotId
 from torpor.shared.wire.restore import Checked
+from torpor.shared.wire.sync import CheckSync, FinishSync, SyncPart
 
 KEY = bytes(range(32))
 
@@ -542,6 +544,14 @@ def _half_a_sync(two: Two) -> SnapshotId:
     moved.unlink()
     two.engine.restart()
     return third
+
+
+def test_nothing_is_fetched_or_changed_before_the_new_files_are_staged(two: Two) -> None:
+    run = two.engine.begin_sync(two.second).run
+    for request in (SyncPart(run, []), FinishSync(run), CheckSync(run, full=False)):
+        with pytest.raises(AgentLost, match="has not staged the new files"):
+            two.engine.call(request)
+    assert differences(two.before, facts(two.root)) == []
 
 
 def test_calls_may_come_twice(two: Two) -> None:

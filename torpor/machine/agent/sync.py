@@ -320,7 +320,7 @@ class SyncRun(AgentRun):
 
     def _has_staged(self) -> _Staged:
         if self._staged is None:
-            raise AgentLost(f"run {self.id} has not staged since the agent was restarted: stage")
+            raise AgentLost(f"run {self.id} has not staged the new files: stage them first")
         return self._staged
 
 
