@@ -23,18 +23,13 @@ from pathlib import Path
 from gpu_kernels.native import BUILT, library_path
 
 ROOM = Path(__file__).resolve().parent
-SOURCES = ("cpu.c", "planes/planes.c", "rans/rans.c", "huffman/huffman.c", "md5/md5.c")
+SOURCES = ("cpu.c", "planes/planes.c", "rans/rans.c")
 HEADERS = (
     "cpu.h",
-    "count.h",
-    "huffman/huffman.h",
-    "md5/md5.h",
-    "md5/md5_x86.h",
     "planes/planes.h",
     "rans/rans.h",
     "rans/layout.h",
     "rans/rans_avx2.h",
-    "rans/rans_avx512.h",
 )
 CUDA_SOURCES = ("planes/planes.cu", "rans/rans.cu")
 CUDA_HEADERS = ("shim/cuda.h", "planes/planes.cuh", "rans/layout.h", "rans/rans.h", "rans/rans.cuh")

@@ -23,8 +23,6 @@ BUILT: Final = Path(__file__).resolve().parent / "built"
 RANS_SEGMENT_LOG2: Final = 15
 """Symbols of a segment, as a power of two: larger ones store fewer states, smaller ones give a GPU
 more to do at once."""
-MD5_LANES: Final = 8
-"""Streams that MD5 takes at once, where the CPU has vectors."""
 REFUSALS: Final = {
     1: "header or sizes",
     2: "frequency table",
@@ -54,16 +52,13 @@ class _Buffer(ctypes.Structure):
 
 
 class Library(Protocol):
-    """The functions of the shared object; contracts in planes.h, rans.h, huffman.h and cpu.h."""
+    """The functions of the shared object; contracts in planes.h, rans.h and cpu.h."""
 
     def torpor_planes_split(self, *args: object) -> int: ...
     def torpor_planes_join(self, *args: object) -> int: ...
     def torpor_rans_bound(self, *args: object) -> int: ...
     def torpor_rans_encode(self, *args: object) -> int: ...
     def torpor_rans_decode(self, *args: object) -> int: ...
-    def torpor_huffman_bound(self, *args: object) -> int: ...
-    def torpor_huffman_frame(self, *args: object) -> int: ...
-    def torpor_md5_blocks(self, *args: object) -> int: ...
     def torpor_cpu_level(self) -> int: ...
     def torpor_cpu_limit(self, level: int) -> int: ...
 
@@ -91,11 +86,6 @@ def library() -> Library | None:
     loaded.torpor_rans_encode.argtypes = (pointer, size, number, pointer, size)
     loaded.torpor_rans_encode.restype = size
     loaded.torpor_rans_decode.argtypes = (pointer, size, pointer, size)
-    loaded.torpor_huffman_bound.argtypes = (size,)
-    loaded.torpor_huffman_bound.restype = size
-    loaded.torpor_huffman_frame.argtypes = (pointer, size, pointer, size)
-    loaded.torpor_huffman_frame.restype = size
-    loaded.torpor_md5_blocks.argtypes = (pointer, planes, number, size)
     return loaded
 
 
@@ -138,30 +128,6 @@ def rans_decode(lib: Library, stream: Buffer, symbols: int) -> bytearray:
 def rans_bound(lib: Library, symbols: int, segment_log2: int = RANS_SEGMENT_LOG2) -> int:
     """The most that ``symbols`` bytes can take."""
     return int(lib.torpor_rans_bound(symbols, segment_log2))
-
-
-def huffman_frame(lib: Library, plain: Buffer) -> memoryview | None:
-    """A zstd frame of Huffman-coded literals; None where that needs a table left to libzstd."""
-    frame = bytearray(int(lib.torpor_huffman_bound(len(plain))))
-    with address_of(plain) as source, address_of(frame, writable=True) as target:
-        made = lib.torpor_huffman_frame(source, len(plain), target, len(frame))
-    return memoryview(frame)[:made] if made else None
-
-
-def md5_blocks(lib: Library, states: Sequence[bytearray], streams: Sequence[memoryview]) -> None:
-    """Take streams of one length, whole blocks of 64 bytes, into their states of 16 bytes."""
-    sizes = {len(stream) for stream in streams}
-    if len(sizes) != 1 or len(states) != len(streams) or any(len(s) != 16 for s in states):
-        raise ValueError(f"{len(states)} states for {len(streams)} streams of {sizes} bytes")
-    blocks, rest = divmod(sizes.pop(), 64)
-    if rest:
-        raise ValueError(f"{rest} bytes are no whole block of MD5")
-    held = bytearray().join(states)
-    with _addresses(streams) as sources, address_of(held, writable=True) as target:
-        if lib.torpor_md5_blocks(target, sources, len(streams), blocks):
-            raise ValueError(f"{len(streams)} streams: at most {MD5_LANES} go together")
-    for number, state in enumerate(states):
-        state[:] = held[16 * number : 16 * number + 16]
 
 
 def _elements(plain_bytes: int, width: int, planes: Sequence[Buffer]) -> int:

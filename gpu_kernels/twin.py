@@ -7,15 +7,12 @@ the caller stores the plane another way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from gpu_kernels import native
 from gpu_kernels.native import Buffer
 from gpu_kernels.planes import portable as portable_planes
 from gpu_kernels.rans import portable as portable_rans
 
-MD5_START: Final = bytes.fromhex("0123456789abcdeffedcba9876543210")
-"""The state of MD5 before its first block (RFC 1321, section 3.3)."""
 _LEVELS = ("C", "C with AVX2", "C with AVX-512")
 
 
@@ -49,29 +46,9 @@ def rans_encode(plain: Buffer, capacity: int) -> memoryview | None:
     return None if lib is None else native.rans_encode(lib, plain, capacity)
 
 
-def huffman_frame(plain: Buffer) -> memoryview | None:
-    """A stock zstd frame of Huffman-coded literals, or None: then let libzstd make it."""
-    lib = native.library()
-    return None if lib is None else native.huffman_frame(lib, plain)
-
-
 def rans_decode(stream: Buffer, symbols: int) -> bytearray:
     """Exactly ``symbols`` bytes; raises RansStreamError on any other stream."""
     lib = native.library()
     if lib is not None:
         return native.rans_decode(lib, stream, symbols)
     return portable_rans.decode(memoryview(stream), symbols)
-
-
-def md5_lanes() -> int:
-    """How many streams ``md5_advance`` takes at the price of one; below 2, hashlib is as good."""
-    lib = native.library()
-    return native.MD5_LANES if lib is not None and lib.torpor_cpu_level() else 1
-
-
-def md5_advance(states: Sequence[bytearray], streams: Sequence[memoryview]) -> None:
-    """Take whole blocks of each stream into its MD5 state; only where ``md5_lanes`` is above 1."""
-    lib = native.library()
-    if lib is None:
-        raise RuntimeError("MD5 of several streams needs the C library: use hashlib")
-    native.md5_blocks(lib, states, streams)

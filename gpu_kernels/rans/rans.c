@@ -1,16 +1,14 @@
-/* The C twin of rans.cuh: the same bytes, on any CPU. This file is the frame of both directions
- * and the plain path; rans_avx2.h and rans_avx512.h hold the inner loops. */
+/* The C twin of rans.cuh: the same bytes, on any CPU. Decoding is fast, by rans_avx2.h: it restores
+ * what a GPU encoded. Encoding is for the tests and for small planes. */
 #include "rans.h"
 
 #include <string.h>
 
-#include "../count.h"
 #include "../cpu.h"
 #include "layout.h"
 
-/* A segment's words are made back to front, in a buffer with room for one vector in front. */
-#define WORDS_SLACK 32
-#define WORDS_ROOM ((1u << RANS_SEGMENT_LOG2_MAX) + WORDS_SLACK)
+/* A segment's words are made back to front. */
+#define WORDS_ROOM (1u << RANS_SEGMENT_LOG2_MAX)
 
 typedef struct {
     uint32_t state[RANS_LANES];
@@ -66,28 +64,15 @@ static int decode_plainly(decoder *d, uint8_t *plain, uint32_t from, uint32_t to
 
 #if defined(__x86_64__)
 #include "rans_avx2.h"
-#include "rans_avx512.h"
 #endif
 
 /* ---- a segment ------------------------------------------------------------------------- */
 
 static void encode_segment(encoder *e, const uint8_t *plain, uint32_t symbols,
                            const uint32_t *table) {
-    uint32_t whole = symbols & ~(RANS_LANES - 1);
     for (uint32_t lane = 0; lane < RANS_LANES; lane++)
         e->state[lane] = RANS_LOW;
-    encode_plainly(e, plain, whole, symbols, table);
-#if defined(__x86_64__)
-    if (torpor_cpu_level() == TORPOR_AVX512) {
-        encode_avx512(e, plain, whole, table);
-        return;
-    }
-    if (torpor_cpu_level() == TORPOR_AVX2) {
-        encode_avx2(e, plain, whole, table);
-        return;
-    }
-#endif
-    encode_plainly(e, plain, 0, whole, table);
+    encode_plainly(e, plain, 0, symbols, table);
 }
 
 static int decode_segment(decoder *d, uint8_t *plain, uint32_t symbols, const uint32_t *table) {
@@ -169,7 +154,9 @@ uint64_t torpor_rans_encode(const uint8_t *plain, uint64_t symbols, int segment_
         return 0;
     for (uint32_t b = 0; b < l.blocks; b++) {
         uint32_t n = rans_block_symbols(&l, b);
-        torpor_count(plain + ((uint64_t)b << RANS_BLOCK_LOG2), n, counts);
+        memset(counts, 0, sizeof counts);
+        for (uint32_t i = 0; i < n; i++)
+            counts[plain[((uint64_t)b << RANS_BLOCK_LOG2) + i]]++;
         rans_normalise(counts, n, freqs);
         uint64_t at = l.freqs_at + 2 * (uint64_t)present;
         present += put_table(freqs, stream + l.bitmaps_at + 32 * b,

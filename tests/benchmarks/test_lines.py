@@ -20,7 +20,7 @@ FLOORS = {"codecs": "shared", "errors": "shared", "agent": "machine"}
         ("tests/codecs/test_planes.py", "torpor/shared/codecs", "tests"),
         ("tests/shared/test_errors.py", "torpor/shared/errors", "tests"),
         ("tests/fixtures/trees.py", "fixtures", "tests"),
-        ("gpu_kernels/md5/md5.c", "gpu_kernels", "code"),
+        ("gpu_kernels/rans/rans.c", "gpu_kernels", "code"),
     ],
 )
 def test_each_path_belongs_to_the_room_it_has_now(path: str, room: str, kind: Kind) -> None:
@@ -39,4 +39,4 @@ def test_a_comparison_shows_each_room_and_the_sum_without_the_benchmarks() -> No
 def test_the_files_here_and_those_of_a_revision_are_found() -> None:
     files = dict(here())
     assert floors_of(files)["agent"] == "machine"
-    assert set(dict(at("HEAD"))) & set(files) > {"benchmarks/peers.py", "gpu_kernels/md5/md5.c"}
+    assert set(dict(at("HEAD"))) & set(files) > {"benchmarks/peers.py", "gpu_kernels/rans/rans.c"}

@@ -19,7 +19,6 @@ from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.sync import drop_staged
 from torpor.machine.pipeline.buffers import PackBuffers
 from torpor.machine.pipeline.contents import Contents
-from torpor.machine.pipeline.digests import PackDigests
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.pipeline.upload import PACK_BYTES, Source, packs_needed, store_part
@@ -110,7 +109,6 @@ class SnapshotRun(AgentRun):
         super().__init__(home, run, workspace)
         self._journal = Journal(self.state.journal)
         self._buffers = PackBuffers(PACK_BYTES)
-        self._digests = PackDigests()
         self._gpu: GpuTrial | None = None
         self._filling = threading.Lock()
         self._filled_packs: set[ObjectKey] = set()
@@ -162,7 +160,6 @@ class SnapshotRun(AgentRun):
             Numbers(run.roots, seen.unread),
             self._journal,
             self._buffers,
-            self._digests,
             run.encoder,
         )
         parts = share_out(jobs, request.max_parts, request.part_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from typing import Final, NamedTuple
 from torpor.machine.pipeline.buffers import PackBuffers
 from torpor.machine.pipeline.chunks import ChunkTable, Place
 from torpor.machine.pipeline.contents import Contents
-from torpor.machine.pipeline.digests import PackDigests
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.tree.plan import Group, Job, Piece
@@ -56,7 +56,6 @@ class Source(NamedTuple):
     numbers: Numbers
     journal: Journal
     buffers: PackBuffers  # of PACK_BYTES
-    digests: PackDigests
     encoder: Encoder
 
 
@@ -172,7 +171,6 @@ class _Packer:
         self._buffer = buffer
         self._bytes = 0  # of the buffer, filled
         self._places: list[tuple[int, Place]] = []
-        self._digest = source.digests.begin(buffer)
         self._opened = time.perf_counter()  # when the open pack began to be filled
         self._encoded = self._encoded_cpu = 0.0  # seconds of encoding for it, by both clocks
 
@@ -205,7 +203,7 @@ class _Packer:
         self._places.append((number, Place(pack_id, encoding, self._bytes, len(stored))))
         end = self._bytes + len(stored)
         self._buffer[self._bytes : end] = stored
-        self._bytes = self._digest.filled = end
+        self._bytes = end
 
     def _encode(self, plain: bytes, name: bytes, runs: Sequence[Run]) -> tuple[int, Buffer]:
         """Encode, then decode and compare: a fault of memory or codec must not reach the store."""
@@ -231,10 +229,11 @@ class _Packer:
         """Send the open pack; afterwards its chunks have places, in the journal too."""
         if not self._bytes or self._grant is None:
             return
-        md5 = self._digest.finish()
+        filled = self._buffer[: self._bytes]
+        md5 = hashlib.md5(filled, usedforsecurity=False).digest()
         started = time.perf_counter()
         pack = Pack(pack_id_of(self._grant.key), self._bytes, md5)
-        self._sender.put(self._grant, [self._buffer[: self._bytes]], md5)
+        self._sender.put(self._grant, [filled], md5)
         located = self._source.table.settle(pack, self._places)
         self._source.journal.append(pack, located)
         ended = time.perf_counter()
@@ -244,12 +243,10 @@ class _Packer:
         )
         self._grant = None
         self._places, self._bytes = [], 0
-        self._digest = self._source.digests.begin(self._buffer)
         self._opened, self._encoded, self._encoded_cpu = ended, 0.0, 0.0
 
     def give_back(self) -> None:
-        """Release the buffer, and the claims of a pack that was not sent; none after a flush."""
-        self._digest.drop()
+        """Release the claims of a pack that was not sent; none after a flush."""
         self._source.table.release([number for number, _ in self._places])
 
 

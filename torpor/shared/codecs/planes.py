@@ -51,8 +51,7 @@ _RICHER: Final = 0.95  # a slower way must be this much smaller to be taken
 _VANISHING: Final = 16  # samples that shrink this many times are as good as constant
 
 # Huffman coding without a search for matches: a stock frame at 1 GB/s and more. A target length of
-# 1, or a negative level, would switch the Huffman coding off as well. gpu_kernels/huffman makes the
-# same kind of frame a third faster; libzstd takes the tables that it leaves, and samples.
+# 1, or a negative level, would switch the Huffman coding off as well.
 _HUFFMAN: Final = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, window_log=18, target_length=0
 )
@@ -329,9 +328,9 @@ def _join(
 
 
 def huffman(plane: Buffer) -> Buffer:
-    """A frame of Huffman codes alone, ours or, where ours needs a table it cannot write, zstd's."""
-    frame = twin.huffman_frame(plane)
-    return _coders.huffman.compress(plane) if frame is None else frame
+    """A frame of Huffman codes alone."""
+    frame: bytes = _coders.huffman.compress(plane)
+    return frame
 
 
 def _choose(sample: memoryview, element: Element) -> Way | None:

@@ -1,1 +1,0 @@
-"""MD5 of several streams at a time: what stores ask for, at the price of one."""
