@@ -148,14 +148,14 @@ def test_the_users_own_server_is_used_and_never_started(
     assert not (tmp_path / "state" / "prefect").exists()
 
 
-def test_two_at_once_do_not_interleave(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_second_make_up_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from deployments import up
 
     made = Installation(tmp_path / "state")
     with made.locked(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORPOR_STATE", str(made.folder))
         assert up.main([]) == 1
-    assert "another `make up` or `make down` is at work" in capfd.readouterr().err
+    assert "another `make up` or `make down` uses" in capfd.readouterr().err
     down(made)  # the lock died with its holder
 
 

@@ -78,7 +78,7 @@ def test_a_wake_that_is_refused_fails_with_the_reason_and_leaves_no_machine(
     world.proxy.add(Fault("status", gets("/packs/"), 1000, 403, "AccessDenied"))
     failed = _state(wake)
     assert failed.is_failed()
-    with pytest.raises(StoreDenied, match="check that the store's key"):
+    with pytest.raises(StoreDenied, match="check the key id and secret"):
         failed.result()
     assert world.machines() == []
     world.proxy.clear()

@@ -55,7 +55,7 @@ def _held(world: World, machine: Machine, start: Starting) -> Iterator[Future[Hi
         (home / "go").touch()
 
 
-def test_the_second_refuses_clearly_and_leaves_the_first_alone(
+def test_a_second_run_is_refused_and_the_first_goes_on(
     world: World, machine: Machine, short_agent: None
 ) -> None:
     opened = world.wanting(quiesce=HOLD)
@@ -72,7 +72,7 @@ def test_the_second_refuses_clearly_and_leaves_the_first_alone(
             start().result()
 
 
-def test_the_second_waits_for_the_first_and_then_does_its_own(
+def test_a_second_run_waits_for_the_first(
     world: World, machine: Machine, short_agent: None
 ) -> None:
     opened = world.wanting(quiesce=HOLD)

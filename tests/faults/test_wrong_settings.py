@@ -148,7 +148,7 @@ def test_a_host_key_pinned_at_first_use_is_the_only_one_from_then_on(world: Worl
         ("~", ("inside it",)),
     ],
 )
-def test_a_workspace_path_that_cannot_be(
+def test_an_impossible_workspace_path_is_refused(
     awake: Awake, short_agent: None, path: str, words: tuple[str, ...]
 ) -> None:
     home = awake.world.home(awake.machine.id)

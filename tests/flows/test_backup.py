@@ -156,7 +156,7 @@ def test_a_snapshot_that_does_not_verify_deletes_nothing(
     ("options", "words"),
     [({"keep_daily": -1}, "keep_daily is -1"), ({"timezone": "Nowhere"}, "is not a time zone")],
 )
-def test_a_retention_that_cannot_be_is_refused_before_anything(
+def test_an_invalid_retention_is_refused_before_anything_is_stored(
     standing: World, options: dict[str, Any], words: str
 ) -> None:
     before = _ids(standing)
@@ -181,7 +181,7 @@ def test_a_missed_backup_is_found_and_reported(standing: World, home: Path, even
         run_plainly(standing.opened, check_backup)
 
 
-def test_not_knowing_is_not_well(standing: World, events: Told) -> None:
+def test_a_check_that_cannot_reach_the_store_fails(standing: World, events: Told) -> None:
     opened = standing.access.opened(
         endpoint_url="http://127.0.0.1:9", attempts=1, connect_timeout_s=1.0
     )

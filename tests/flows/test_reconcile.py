@@ -89,7 +89,7 @@ def test_without_names_it_tells_all_and_changes_nothing(world: World) -> None:
     assert _reconcile(world).findings == report.findings
 
 
-def test_one_whose_lease_is_closed_meanwhile_is_not_lost(
+def test_a_machine_whose_lease_is_closed_meanwhile_is_not_lost(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hibernate closes it right after its machine has gone."""
@@ -165,7 +165,7 @@ def test_where_one_of_the_named_may_not_be_ended_none_is(world: World) -> None:
         MachineUnreachable("no common SSH algorithms"),
     ],
 )
-def test_one_that_refuses_has_answered(
+def test_a_machine_that_refuses_the_login_has_answered(
     world: World, monkeypatch: pytest.MonkeyPatch, error: TorporError
 ) -> None:
     """It may hold a whole restore, and the user's work."""
@@ -180,9 +180,7 @@ def test_one_that_refuses_has_answered(
     assert [one.id for one in world.machines()] == [machine.id]
 
 
-def test_one_that_is_starting_is_about_to_be_used(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_starting_machine_is_not_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, _ = _left(world)
     starting = msgspec.structs.replace(machine, state="starting", endpoint=None)
     monkeypatch.setattr(LocalProvider, "find", lambda *_: starting)
@@ -190,7 +188,7 @@ def test_one_that_is_starting_is_about_to_be_used(
         see_that_it_does_not_answer(world.opened, machine)
 
 
-def test_one_that_answers_again_after_another_took_its_time_is_left(
+def test_a_machine_that_answers_again_meanwhile_is_not_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = _silent(world)[0], _silent(world)[0]
@@ -207,7 +205,7 @@ def test_one_that_answers_again_after_another_took_its_time_is_left(
     assert [one.id for one in world.machines()] == [second.id]
 
 
-def test_one_that_does_not_go_keeps_none_of_the_others(
+def test_a_machine_that_cannot_be_ended_does_not_stop_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = _silent(world)[0], _silent(world)[0]

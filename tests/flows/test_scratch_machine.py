@@ -143,7 +143,7 @@ def test_a_machine_at_another_provider_is_not_forgotten(world: World) -> None:
     assert _left(world) == []
 
 
-def test_one_that_cannot_be_ended_keeps_none_of_the_others(
+def test_a_scratch_machine_that_cannot_be_ended_does_not_stop_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = _opened(world.access)
@@ -181,7 +181,7 @@ def test_what_another_run_has_taken_over_is_left_to_it(world: World) -> None:
     assert len(_left(world)) == 2
 
 
-def test_what_a_killed_one_left_the_next_one_clears(world: World, tmp_path: Path) -> None:
+def test_the_next_benchmark_clears_what_a_killed_one_left(world: World, tmp_path: Path) -> None:
     mine = world.rent()
     access = tmp_path / "access.json"
     access.write_bytes(msgspec.json.encode(world.access))

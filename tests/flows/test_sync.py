@@ -75,7 +75,7 @@ def test_an_agent_that_is_killed_costs_nothing_twice(sealed_world: World, root: 
     assert report.last == first.snapshot
 
 
-def test_what_cannot_be_is_said(sealed_world: World, root: Path) -> None:
+def test_impossible_syncs_are_refused(sealed_world: World, root: Path) -> None:
     hibernate_plainly(sealed_world.opened, destroy=False)
     with pytest.raises(InvalidInput, match="is on no machine"):
         _sync(sealed_world, machine="local:nowhere")

@@ -96,7 +96,7 @@ def test_a_submitted_step_runs_on_another_thread_in_the_context_of_its_run() -> 
     assert plain.run != other.run
 
 
-def test_who_listens_hears_of_a_step_and_of_a_phase_before_it_begins() -> None:
+def test_listeners_are_called_before_each_step_and_phase_begins() -> None:
     heard: list[str] = []
 
     def before(label: str) -> None:

@@ -70,7 +70,7 @@ def test_one_benchmark_at_a_time_holds_a_name(seaweed: Server) -> None:
     assert list(store.list("")) == []
 
 
-def test_who_lost_a_name_while_it_slept_leaves_it_to_its_holder(seaweed: Server) -> None:
+def test_a_run_that_lost_its_name_while_it_slept_leaves_it_alone(seaweed: Server) -> None:
     store = seaweed.store()
     key = ObjectKey(f"workspaces/{NAME}/claim")
     with scratch.held(store, NAME, "run-1") as ours:

@@ -123,7 +123,7 @@ def test_a_platform_without_wheels_is_named(python: tuple[int, int], machine: st
         Platform(python, machine)
 
 
-def test_an_index_that_has_them_not_is_an_error_to_act_on(
+def test_an_index_without_the_wheels_is_an_error_with_a_next_step(
     agent_source: Path, tmp_path: Path
 ) -> None:
     source = shutil.copytree(agent_source, tmp_path / "source")

@@ -105,7 +105,7 @@ def test_auto_does_not_share_fewer_parts_than_machines() -> None:
     assert "too few parts" in exchange.decision
 
 
-def test_never_is_never() -> None:
+def test_mode_never_uses_no_peers() -> None:
     exchange, members = _exchange("never", 2, 3)
     for member in members:
         for _ in range(3):
@@ -221,7 +221,7 @@ def test_a_plan_of_its_own_is_fetched_whole() -> None:
     assert _next(one).holder is None
 
 
-def test_stopping_wakes_who_waits() -> None:
+def test_stop_ends_all_waiting() -> None:
     exchange, (one, other) = _exchange("always", 2, 1)
     _next(one)
     caught: list[BaseException] = []

@@ -48,7 +48,7 @@ def _open(sshd: Sshd, *candidates: str, **options: Any) -> None:
     Session.open(sshd.endpoint, sshd.identity, candidates=candidates, **options).close()
 
 
-def test_no_python(sshd: Sshd) -> None:
+def test_a_machine_without_python_is_refused(sshd: Sshd) -> None:
     with pytest.raises(MachineUnfit, match=r"\(Linux \w+\) has no Python") as unfit:
         _open(sshd, "no-such-python", "/no/such/python3")
     assert "3.10 to 3.14" in str(unfit.value) and str(sshd.port) in str(unfit.value)
@@ -79,7 +79,7 @@ def test_an_old_python_is_named_and_a_good_one_behind_it_is_found(
         ({"in_the_way": True}, "cannot be written"),
     ],
 )
-def test_what_is_unfit_is_named(sshd: Sshd, facts: dict[str, Any], words: str) -> None:
+def test_an_unfit_machine_is_refused(sshd: Sshd, facts: dict[str, Any], words: str) -> None:
     with pytest.raises(MachineUnfit, match=words):
         _open(sshd, _fake_python(sshd, **facts))
     assert not (sshd.home / ".torpor").exists()
@@ -135,7 +135,7 @@ def test_a_folder_that_is_not_ours_is_left_alone(
 
 
 @pytest.mark.parametrize("home", ["relative", "~other/x", "/a\nb", "/a\0b"])
-def test_a_folder_that_cannot_be_is_refused(sshd: Sshd, home: str) -> None:
+def test_an_invalid_agent_folder_is_refused(sshd: Sshd, home: str) -> None:
     with pytest.raises(InvalidInput, match="must begin with"):
         _open(sshd, sys.executable, home=home)
 

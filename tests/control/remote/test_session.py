@@ -278,7 +278,7 @@ def test_a_warm_cache_needs_no_network(
     assert opened().call(Echo(), request_id="r").pid
 
 
-def test_a_noisy_login_shell_is_no_matter(opened: Opener, sshd: Sshd) -> None:
+def test_a_noisy_login_shell_does_not_matter(opened: Opener, sshd: Sshd) -> None:
     (sshd.home / ".bashrc").write_text("echo 'Welcome to your GPU!'; echo '{\"hi\": 1}'\n")
     assert opened().call(Echo(), request_id="r").pid
 

@@ -94,7 +94,7 @@ def test_a_port_without_a_server(sshd: Sshd) -> None:
         Session.open(endpoint, sshd.identity)
 
 
-def test_a_name_that_is_not_known(sshd: Sshd) -> None:
+def test_an_unknown_host_name_is_reported(sshd: Sshd) -> None:
     endpoint = msgspec.structs.replace(sshd.endpoint, host="no-such-host.invalid")
     with pytest.raises(MachineUnreachable, match=r"no-such-host\.invalid"):
         Session.open(endpoint, sshd.identity)

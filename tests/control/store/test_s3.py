@@ -96,7 +96,7 @@ def test_aws_is_addressed_by_bucket_and_region() -> None:
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_are_refused(seaweed: Server, wrong: dict[str, str]) -> None:
+def test_invalid_settings_are_refused(seaweed: Server, wrong: dict[str, str]) -> None:
     with pytest.raises(InvalidInput):
         S3Store.connect(seaweed.settings(**{"bucket": "bucket", **wrong}))
 

@@ -26,7 +26,7 @@ class _OverABucket(StoreContract):
     def store(self, server: Server) -> ObjectStore:
         return server.store("team/alpha")
 
-    def test_no_bucket_is_no_absence(self, server: Server) -> None:
+    def test_a_missing_bucket_is_an_error_and_no_missing_object(self, server: Server) -> None:
         store = S3Store.connect(server.settings("no-such-bucket-here"))
         for call in (
             lambda: store.head(KEY),

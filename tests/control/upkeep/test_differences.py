@@ -45,7 +45,7 @@ def _changes(after: Manifest) -> list[tuple[str, str, str]]:
     return [(one.path, one.difference, one.what) for one in compare(honest(), after).changes]
 
 
-def test_the_same_is_no_difference() -> None:
+def test_equal_snapshots_have_no_differences() -> None:
     found = compare(honest(), _later())
     assert (found.changes, found.new_bytes, found.new_stored_bytes) == ([], 0, 0)
     assert (found.before, found.after) == (honest().snapshot, LATER)
@@ -115,7 +115,7 @@ def test_a_hard_link_counts_as_its_file() -> None:
     assert _changes(_later(entries=entries)) == []
 
 
-def test_another_kind_of_thing_is_a_change() -> None:
+def test_a_change_of_kind_is_a_change() -> None:
     entries = [*_without(b"empty"), entry(DIRECTORY, b"empty")]
     assert _changes(_later(entries=entries)) == [
         ("~/workspace/empty", "changed", "file to directory")

@@ -51,7 +51,7 @@ def test_what_no_rule_keeps_goes_newest_first(store: MemoryStore) -> None:
     assert expire(store, _verified(store, ages[0]), verdicts) == []  # again, as after a retry
 
 
-def test_nothing_as_new_as_the_proof_goes(store: MemoryStore) -> None:
+def test_snapshots_as_new_as_the_proof_are_kept(store: MemoryStore) -> None:
     newer, proven, older = (_put(store, days) for days in (0, 1, 2))
     assert expire(store, _verified(store, proven), _none_is_kept(store)) == [older]
     assert snapshot_ids(store, DEMO) == [proven, newer]

@@ -86,7 +86,7 @@ def test_days_begin_where_the_user_is() -> None:
     assert list(_kept([older, late, early], berlin)) == [early, late]
 
 
-def test_an_hour_that_comes_twice_is_two() -> None:
+def test_an_hour_that_the_clock_repeats_counts_as_two() -> None:
     first, second = _at("2026-10-25 00:30:00"), _at("2026-10-25 01:30:00")  # both 2:30 in Berlin
     older = _at("2026-10-01 12:00:00")
     kept = _kept([older, first, second], Retention(hourly=2, timezone="Europe/Berlin"))
@@ -139,7 +139,7 @@ def test_what_cannot_be_is_refused(options: dict[str, object], words: str) -> No
     counts=st.lists(st.integers(0, 8), min_size=6, max_size=6),
     seed=st.integers(0, 2**32),
 )
-def test_nothing_that_must_stay_goes(hours: list[int], counts: list[int], seed: int) -> None:
+def test_snapshots_that_must_stay_are_kept(hours: list[int], counts: list[int], seed: int) -> None:
     begin = datetime(2025, 1, 1, tzinfo=timezone.utc)
     taken = [new_snapshot_id(begin + timedelta(hours=hour)) for hour in hours]
     retention = Retention(*counts)

@@ -126,7 +126,7 @@ def test_what_reading_proves_right_is_right_whatever_the_etag_says(
     assert report(lied_to).whole == [snapshot]
 
 
-def test_a_flip_on_the_way_heals(
+def test_a_fault_in_transit_disappears(
     machine: NearAgent, store: ClockedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = machine.hibernated()
@@ -176,7 +176,7 @@ def test_nothing_to_verify_is_no_success(store: ClockedStore) -> None:
         to_verify(store, WORKSPACE)
 
 
-def test_another_key_is_said_of_each_snapshot(machine: NearAgent, store: ClockedStore) -> None:
+def test_another_key_is_reported_for_each_snapshot(machine: NearAgent, store: ClockedStore) -> None:
     machine.hibernated()
     machine.store_key = bytes(32)
     found = report(looked(machine))

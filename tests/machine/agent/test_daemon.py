@@ -159,7 +159,7 @@ def test_other_errors_say_what_failed_and_neither_answer_nor_log_holds_a_secret(
         assert "5ec5e7" not in text and "c0ffee" not in text
 
 
-def test_no_memory_is_said(peer: Peer) -> None:
+def test_a_lack_of_memory_is_reported(peer: Peer) -> None:
     error = peer.ask("r", "fail", how="memory")["error"]
     assert error["type"] == "MachineError" and "not enough memory" in error["message"]
     assert peer.ask("r2", "echo")["result"]

@@ -42,7 +42,7 @@ def test_it_runs_in_the_home_and_its_last_words_come_back(
         (["/"], "cannot be started on the machine: Permission denied"),
     ],
 )
-def test_a_hook_that_fails_says_how(argv: list[str], words: str) -> None:
+def test_a_failed_hook_reports_why(argv: list[str], words: str) -> None:
     with pytest.raises(HookFailed, match=words):
         run_hook(argv, 10, goes_on)
 
@@ -52,7 +52,7 @@ def test_an_empty_hook_is_refused() -> None:
         run_hook([], 10, goes_on)
 
 
-def test_one_that_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_slow_hook_is_ended_with_all_its_processes(tmp_path: Path) -> None:
     said = tmp_path / "child"
     hook = f"sleep 600 & echo $! > {said}.new; mv {said}.new {said}; wait"
     with pytest.raises(HookFailed, match="took longer than 2 s and was ended: raise its time"):
@@ -90,7 +90,7 @@ def test_a_server_that_it_starts_is_not_waited_for_and_may_go_on_talking(tmp_pat
 
 
 @pytest.mark.parametrize("full", [["disk"], ["memory"], ["disk", "memory"]])
-def test_its_words_lie_on_the_disk_or_in_memory(
+def test_hook_output_is_kept_on_disk_or_in_memory(
     monkeypatch: pytest.MonkeyPatch, full: list[str]
 ) -> None:
     """A machine whose disk is full is put to sleep as well."""
@@ -110,7 +110,7 @@ def test_its_words_lie_on_the_disk_or_in_memory(
         assert run_hook(["echo", "paused"], 10, goes_on) == "paused\n"
 
 
-def test_one_that_says_much_is_cut_to_its_end() -> None:
+def test_only_the_end_of_long_hook_output_is_kept() -> None:
     talks = "import time\nfor n in range(600_000): print('line', n); n % 50_000 or time.sleep(0.3)"
     before = _unnamed_files()
     held: list[int] = []

@@ -254,7 +254,7 @@ def _until_known(server: PackServer) -> None:
         time.sleep(0.01)
 
 
-def test_who_is_in_a_handshake_is_dropped_at_the_end_too(server: PackServer) -> None:
+def test_a_client_in_its_handshake_is_disconnected_at_the_end(server: PackServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as silent:
         _until_known(server)
         server._server.drop_all()

@@ -202,7 +202,7 @@ def test_what_is_not_in_the_snapshot_is_refused(engine: Engine, was: Path, tmp_p
     assert not (tmp_path / "into").exists()
 
 
-def test_damage_puts_nothing_in_place(engine: Engine, was: Path, tmp_path: Path) -> None:
+def test_a_damaged_path_is_not_moved_into_place(engine: Engine, was: Path, tmp_path: Path) -> None:
     snapshot = engine.snapshot([was])
     chunk_count = len(manifest_of(engine, snapshot).chunks)
     assert chunk_count > 1

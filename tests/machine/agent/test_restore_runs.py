@@ -293,7 +293,7 @@ def test_a_restore_of_another_snapshot_does_not_continue_this_one(
     engine.restart()
     with pytest.raises(InvalidInput, match="is not empty"):
         engine.begin_restore(second, [back])
-    with pytest.raises(RestoreUnfinished, match="holds nothing else"):
+    with pytest.raises(RestoreUnfinished, match="and nothing else"):
         engine.begin_restore(second, [back], resume=True)
     run, plan = engine.begin_restore(first, [back])
     assert plan.parts == []

@@ -109,7 +109,7 @@ def test_a_second_agent_is_refused_until_the_first_has_gone(engine: Engine, was:
     other.begin([was])
 
 
-def test_another_workspace_is_another_matter(engine: Engine, was: Path) -> None:
+def test_workspaces_of_one_machine_do_not_wait_for_each_other(engine: Engine, was: Path) -> None:
     engine.begin([was])
     engine.call(BeginSnapshot("other", WorkspaceName("other"), [str(was)], [], None, []))
 
@@ -386,7 +386,7 @@ def test_the_index_is_not_believed_when_it_was_not_committed(engine: Engine, was
 
 
 @pytest.mark.parametrize(("first", "then"), [(KEY, None), (None, KEY), (KEY, b"o" * 32)])
-def test_another_key_is_said_at_once(
+def test_another_key_is_reported_at_once(
     engine: Engine, was: Path, first: bytes | None, then: bytes | None
 ) -> None:
     engine.store_key = first

@@ -186,7 +186,7 @@ def test_unsaved_work_is_refused_by_name_and_nothing_is_touched(two: Two, work: 
     assert differences(there, facts(two.root)) == []
 
 
-def test_loss_that_is_accepted_is_named(two: Two) -> None:
+def test_an_accepted_loss_is_listed_by_name(two: Two) -> None:
     (two.root / "d/mine").write_bytes(b"not so precious")
     (two.root / "d/same").write_bytes(b"edited")
     done = two.engine.sync(two.second, discard_local=True)
@@ -288,7 +288,7 @@ def test_a_link_whose_first_name_is_excluded_comes_as_a_file(engine: Engine, was
     assert not (was / "a.log").exists()
 
 
-def test_a_file_with_a_name_elsewhere_is_not_changed_there(two: Two, tmp_path: Path) -> None:
+def test_a_hard_link_outside_the_workspace_keeps_its_content(two: Two, tmp_path: Path) -> None:
     """An inode that has a name outside of the tree is replaced, never written to."""
     (two.root / "d/same").chmod(0o604)
     let_settle()
@@ -376,7 +376,7 @@ def test_a_big_file_that_no_process_has_open_is_patched(two: Two) -> None:
 
 
 @pytest.mark.parametrize("how", ["open", "mapped", "open to write"])
-def test_who_has_a_big_file_open_keeps_the_old_one(two: Two, how: str) -> None:
+def test_a_process_with_a_big_file_open_keeps_the_old_one(two: Two, how: str) -> None:
     old = (two.root / "big").read_bytes()
     with (two.root / "big").open("r+b" if how == "open to write" else "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if how == "mapped" else None
@@ -554,7 +554,7 @@ def test_nothing_is_fetched_or_changed_before_the_new_files_are_staged(two: Two)
     assert differences(two.before, facts(two.root)) == []
 
 
-def test_calls_may_come_twice(two: Two) -> None:
+def test_repeated_calls_change_nothing(two: Two) -> None:
     run = two.engine.begin_sync(two.second)
     assert run.begin() == run.begin()
     planned = run.stage()

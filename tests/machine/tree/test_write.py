@@ -185,7 +185,7 @@ def test_nothing_elsewhere_is_touched(tmp_path: Path, swap: str, resumed: bool) 
                 step()
         except InvalidInput as refused:
             says = str(refused)
-            assert "something else" in says or "is no directory" in says
+            assert "something else" in says or "is not a directory" in says
         except PermissionError:
             assert swap == "whole-directory"  # Linux makes no hard links to directories
         assert differences(untouched, facts(tmp_path / "elsewhere")) == []
