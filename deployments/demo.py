@@ -30,7 +30,7 @@ from torpor.shared.values import GIB
 NEEDED_BYTES: Final = 2 * GIB
 """The workspace, its snapshot and the woken workspace are 0.8 GB together."""
 STOP_S: Final = 5.0
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Stopped(Exception):
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--verbose", action="store_true", help="show the logs of the flows too")
     options = parser.parse_args(arguments)
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, _stop)
     folder: Path | None = None
     try:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"The demo cannot run: {error}", file=sys.stderr)
         code = 1
     finally:
-        for number in _SIGNALS:  # clean-up takes a second or two and must not be interrupted
+        for number in SIGNALS:  # clean-up takes a second or two and must not be interrupted
             signal.signal(number, signal.SIG_IGN)
         if folder is not None:
             clear_up(Installation(folder))

@@ -10,7 +10,7 @@ from typing import Final
 from tasks.runner import runner
 from torpor.shared.wire.request import Event
 
-_UPDATE_S: Final = 2.0
+UPDATE_S: Final = 2.0
 """Each update is a request to the server: enough for an eye, little for its database."""
 
 
@@ -29,7 +29,7 @@ class Progress:
         with self._lock:
             self._parts[part] = max(self._parts.get(part, 0), event.bytes)
             now = time.monotonic()
-            if now - self._updated < _UPDATE_S:
+            if now - self._updated < UPDATE_S:
                 return
             self._updated = now
             percent = min(99.9, 100.0 * sum(self._parts.values()) / self._total)

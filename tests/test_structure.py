@@ -279,6 +279,60 @@ def test_every_module_says_what_it_is_and_is_named_for_one_thing() -> None:
         assert not text.strip() or ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
 
 
+def test_tests_keep_to_what_is_public() -> None:
+    """A private name of ours in a test hinders whoever changes how something is done."""
+    found = {
+        (str(path.relative_to(ROOT / "tests")), name)
+        for path in _modules("tests")
+        for name in _private_names(path)
+    }
+    assert found <= _PRIVATE_IN_TESTS, found - _PRIVATE_IN_TESTS
+
+
+_PRIVATE_IN_TESTS = {
+    # what a hostile caller would use
+    ("control/test_safety.py", "_MINT"),
+    ("control/upkeep/test_verification.py", "_chunks"),
+    # what others must never reach
+    ("gpu_kernels/test_nvcomp.py", "_Refused"),
+    ("gpu_kernels/test_nvcomp.py", "_check_chunks"),
+    # how much is held, which only its holder knows
+    ("gpu_kernels/test_clock.py", "_events"),
+    ("machine/agent/test_daemon.py", "_requests"),
+    ("machine/agent/test_gpu.py", "_lent"),
+    ("machine/agent/test_passing.py", "_open"),
+    ("machine/agent/test_passing.py", "_server"),
+    # a moment of a run that nothing else marks
+    ("flows/test_fleet.py", "_running"),
+    ("flows/test_fleet.py", "_stop"),
+    ("flows/test_replicate.py", "_look_at_machines"),
+    ("machine/agent/test_path_restores.py", "_remove"),
+}
+"""Test files, and the private names of ours that they use for want of another way."""
+_PATCHING = (".setattr", "patch.object", "patch")
+_OF_LIBRARIES = {"_fields", "_exit", "_asdict", "_replace", "_logo_url"}
+
+
+def _private_names(path: Path) -> Iterator[str]:
+    """Names with an underscore that this test takes or patches, and that are not its own."""
+    tree = ast.parse(path.read_text())
+    names = set()
+    own = _OF_LIBRARIES | {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            names.add(node.attr)
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                own.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in TOPS:
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(_PATCHING):
+            words = (one.value for one in node.args[:2] if isinstance(one, ast.Constant))
+            names |= {str(word).rpartition(".")[2] for word in words}
+    return (name for name in names - own if name.startswith("_") and not name.startswith("__"))
+
+
 def test_nothing_is_left_to_do() -> None:
     words = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     for path in set(_modules(*TOPS, "tests")) - {Path(__file__).resolve()}:

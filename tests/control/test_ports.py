@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from pathlib import Path
 
@@ -39,10 +40,6 @@ def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) ->
         port = taken.getsockname()[1]
         offered = iter([port, port, free_ports(1)[0]])
 
-        class Dice:
-            def randrange(self, start: int, stop: int) -> int:
-                return next(offered)
-
-        monkeypatch.setattr(ports, "_dice", Dice())
+        monkeypatch.setattr(random.SystemRandom, "randrange", lambda *_: next(offered))
         (found,) = free_ports(1)
     assert found != port

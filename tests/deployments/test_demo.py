@@ -106,7 +106,7 @@ def test_a_full_disk_is_reported_before_anything_begins(
 ) -> None:
     from deployments import demo
 
-    handlers = {number: signal.getsignal(number) for number in demo._SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in demo.SIGNALS}
     monkeypatch.setattr(demo, "NEEDED_BYTES", 1 << 60)
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     try:

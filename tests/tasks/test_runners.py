@@ -125,7 +125,7 @@ def test_a_prefect_server_that_fails_to_show_something_fails_no_part(
 
     monkeypatch.setattr(prefect_runner, "create_progress_artifact", lambda **_: "an id")
     monkeypatch.setattr(prefect_runner, "update_progress_artifact", fails)
-    monkeypatch.setattr(progress, "_UPDATE_S", 0.0)
+    monkeypatch.setattr(progress, "UPDATE_S", 0.0)
     monkeypatch.setattr(logging.getLogger("prefect"), "propagate", True)
     caplog.set_level(logging.WARNING)
     bar = Progress("a-bar", "parts", 100)

@@ -80,7 +80,7 @@ def test_a_run_that_lost_its_name_while_it_slept_leaves_it_alone(seaweed: Server
         assert not ours()
         ended = threading.Event()
         with patch.object(scratch, "BEAT_S", 0.01):
-            scratch._keep(store, NAME, "run-1", ours, ended)  # ends by itself
+            scratch.keep(store, NAME, "run-1", ours, ended)  # ends by itself
     assert msgspec.json.decode(store.get(key, max_bytes=4096), type=scratch.Claim) == other
 
 
@@ -112,7 +112,7 @@ def test_what_a_killed_run_left_in_a_further_store_goes_with_the_next(
 @pytest.mark.parametrize("where", ["this host", "another host"])
 def test_a_claim_of_a_dead_run_is_taken_over(where: str, seaweed: Server) -> None:
     store = seaweed.store()
-    boot = scratch._here() if where == "this host" else "00000000-another"
+    boot = scratch.this_host() if where == "this host" else "00000000-another"
     dead = scratch.Claim("run-1", boot, ProcessRecord(1 << 22, 1), beat_unix=0.0)
     store.put(ObjectKey(f"workspaces/{NAME}/claim"), msgspec.json.encode(dead))
     with scratch.held(store, NAME, "run-2"):
@@ -126,7 +126,7 @@ def test_a_live_claim_of_another_host_or_container_counts_for_ten_minutes(where:
     assert me is not None
     assert scratch.Claim("r", where, unseen, time.time() - 500).alive()
     assert not scratch.Claim("r", where, me, time.time() - 700).alive()
-    assert scratch.Claim("r", scratch._here(), me, 0.0).alive()
+    assert scratch.Claim("r", scratch.this_host(), me, 0.0).alive()
 
 
 def test_only_a_benchmark_s_own_name_is_cleared(seaweed: Server) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncssh
@@ -17,7 +18,6 @@ import pytest
 
 from tests.fixtures.machines import KeyPair
 from torpor.control.processes import ProcessRecord, identify, is_alive, is_at_work
-from torpor.control.providers import local_folder
 from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.local_folder import MARK, MachineFolder, folder_of
 from torpor.control.rental.order import order_for
@@ -68,15 +68,15 @@ def test_a_record_that_cannot_be_read_now_is_an_error_and_no_missing_machine(
     identity_key: KeyPair,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read = local_folder._read
+    opening = os.open
 
-    def failing(path: Path) -> bytes:
-        if path.name == record:
+    def failing(path: Path, *how: Any, **named: Any) -> int:
+        if os.fspath(path).endswith(record):
             raise OSError(number, os.strerror(number), str(path))
-        return read(path)
+        return opening(path, *how, **named)
 
     with monkeypatch.context() as now:
-        now.setattr(local_folder, "_read", failing)
+        now.setattr(os, "open", failing)
         with pytest.raises(ProviderError, match=rf"cannot be read: .*{record}"):
             local_provider.list_own()
         with pytest.raises(ProviderError, match="cannot be read"):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from torpor.control.remote import bundle as bundle_module
 from torpor.control.remote.bundle import KEPT_BUNDLES, Platform, content_hash, make_bundle
 from torpor.shared.errors import InvalidInput, MachineUnfit
 
@@ -156,8 +155,8 @@ def test_the_cache_is_bounded(
     agent_source: Path, bundle_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_bundle(_HERE, source=agent_source, cache=bundle_cache)
-    shutil.copytree(bundle_cache / "wheels", tmp_path / "cache" / "wheels")
-    monkeypatch.setattr(bundle_module, "_wheel_files", lambda wheels: {})
+    for folder in (bundle_cache / "wheels").iterdir():  # as if there were none to send
+        (tmp_path / "cache" / "wheels" / folder.name).mkdir(parents=True)
     source = shutil.copytree(agent_source, tmp_path / "source")
     for number in range(KEPT_BUNDLES + 3):
         (source / "torpor" / "shared" / "errors.py").write_text(f"# {number}\n")

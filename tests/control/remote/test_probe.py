@@ -87,7 +87,7 @@ def test_an_unfit_machine_is_refused(sshd: Sshd, facts: dict[str, Any], words: s
 
 @pytest.mark.parametrize("nvidia", [True, False])
 def test_a_gpu_is_known_by_its_device_file(nvidia: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = probe_module._check({**_FACTS, "nvidia": nvidia}, "python3", "here")
+    machine = probe_module.check({**_FACTS, "nvidia": nvidia}, "python3", "here")
     assert machine.platform.gpu is nvidia
     asked: list[str] = []
 
@@ -99,7 +99,7 @@ def test_a_gpu_is_known_by_its_device_file(nvidia: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "argv", ["probe", "~/.torpor"])
     said = io.StringIO()
     with redirect_stdout(said):
-        exec(probe_module._SCRIPT, {})  # noqa: S102  (as the machine runs it)
+        exec(probe_module.SCRIPT, {})  # noqa: S102  (as the machine runs it)
     facts = json.loads(said.getvalue().split("torpor-probe ")[1])
     assert facts["nvidia"] is nvidia
     assert asked[0] == "/dev/nvidiactl"

@@ -274,7 +274,7 @@ def test_a_warm_cache_needs_no_network(
 ) -> None:
     opened().call(Forget(), request_id="f")
     until(lambda: not agent_home.exists(), "the agent's folder is gone")
-    monkeypatch.setattr("torpor.control.remote.bundle._fetch", _no_network)
+    monkeypatch.setattr("uv.find_uv_bin", _no_network)
     assert opened().call(Echo(), request_id="r").pid
 
 

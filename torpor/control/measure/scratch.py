@@ -45,7 +45,7 @@ class Claim(msgspec.Struct, frozen=True):
     def alive(self) -> bool:
         """Whether the run may still be at work: certain on this host, by its age on another or in
         another container, whose processes cannot be seen from here."""
-        if self.boot == _here():
+        if self.boot == this_host():
             return is_alive(self.process)
         return time.time() - self.beat_unix < STALE_S
 
@@ -74,7 +74,7 @@ def held(store: ObjectStore, name: WorkspaceName, run: str) -> Iterator[Callable
         return claim is not None and claim.run == run
 
     ended = threading.Event()
-    beats = threading.Thread(target=_keep, args=(store, name, run, ours, ended), daemon=True)
+    beats = threading.Thread(target=keep, args=(store, name, run, ours, ended), daemon=True)
     beats.start()
     try:
         yield ours
@@ -126,13 +126,14 @@ def _take(store: ObjectStore, name: WorkspaceName, run: str) -> None:
     )
 
 
-def _keep(
+def keep(
     store: ObjectStore,
     name: WorkspaceName,
     run: str,
     ours: Callable[[], bool],
     ended: threading.Event,
 ) -> None:
+    """Renew the run's claim on ``name`` until ``ended``, or until the name is no longer its."""
     while not ended.wait(BEAT_S):
         try:
             if not ours():
@@ -146,10 +147,10 @@ def _claim(run: str) -> Claim:
     process = identify(os.getpid())
     if process is None:
         raise AssertionError("this very process is not there")
-    return Claim(run, _here(), process, time.time())
+    return Claim(run, this_host(), process, time.time())
 
 
-def _here() -> str:
+def this_host() -> str:
     """Containers of one host have its boot, and each its own processes."""
     return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
 

@@ -25,7 +25,7 @@ DEFAULT_HOME: Final = "~/.torpor"
 _MARK: Final = b"torpor-probe "  # a login shell may print more
 
 # Constant, never formatted. Runs on any Python since 2.7, so that it can report an old one.
-_SCRIPT: Final = r"""
+SCRIPT: Final = r"""
 import json, os, platform, struct, sys
 home = os.path.expanduser(sys.argv[1])
 facts = {"version": list(sys.version_info[:3]), "home": home, "executable": sys.executable,
@@ -82,7 +82,7 @@ async def probe(
             continue
         found.append(facts)
         if tuple(facts["version"][:2]) in PYTHONS:
-            return _check(facts, python, where)
+            return check(facts, python, where)
     uname = await execute(connection, ["uname", "-s", "-m"], timeout_s=PROBE_S)
     words = uname.stdout.decode("utf-8", "replace").split()[-2:]
     system = " ".join(words) if uname.exit == 0 and words else "no Unix (uname does not run)"
@@ -98,7 +98,7 @@ async def probe(
 async def _ask(
     connection: asyncssh.SSHClientConnection, python: str, home: str
 ) -> dict[str, Any] | None:
-    argv = [python, "-s", "-E", "-c", _SCRIPT, home]
+    argv = [python, "-s", "-E", "-c", SCRIPT, home]
     done = await execute(connection, argv, timeout_s=PROBE_S)
     for line in done.stdout.splitlines():
         if line.startswith(_MARK):
@@ -110,7 +110,8 @@ async def _ask(
     return None
 
 
-def _check(facts: dict[str, Any], python: str, where: str) -> Probed:
+def check(facts: dict[str, Any], python: str, where: str) -> Probed:
+    """What the script found, if the agent can run there."""
     version, libc = tuple(facts["version"][:2]), str(facts["libc"]).split()
     if facts["system"] != "Linux" or facts["implementation"] != "CPython" or facts["bits"] != 64:
         raise MachineUnfit(
