@@ -1,5 +1,7 @@
-"""The agent's own limits: time for a tree that did not change, memory and connections for one file.
+"""The agent's own limits: time to attach to it, time for a tree that did not change, memory and
+connections for one file.
 
+python -m benchmarks.agent attach [--times 20]
 python -m benchmarks.agent unchanged [--files 100000]
 python -m benchmarks.agent bigfile [--gib 8]
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import secrets
+import statistics
 import tempfile
 import threading
 from pathlib import Path
@@ -25,7 +28,8 @@ from torpor.shared.values import GIB, MIB
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["unchanged", "bigfile"])
+    parser.add_argument("what", choices=["attach", "unchanged", "bigfile"])
+    parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--gib", type=float, default=8.0)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
@@ -38,7 +42,9 @@ def main() -> None:
             EmbeddedStore.start(folder / "store", *keys, "torpor") as store,
             BenchMachine(folder / "machine", store) as machine,
         ):
-            if options.what == "unchanged":
+            if options.what == "attach":
+                figures = attach(machine, options.times)
+            elif options.what == "unchanged":
                 figures = _unchanged(machine, options.files)
             else:
                 figures = _bigfile(machine, store, folder, options.gib)
@@ -47,6 +53,19 @@ def main() -> None:
         print(f"{name:28}{value:>16,.2f}")
     if options.keep:
         print(f"kept as {write_result(options.keep, result)}")
+
+
+def attach(machine: BenchMachine, times: int) -> dict[str, Any]:
+    """A login by SSH and the agent's first answer, ``times`` times while the agent runs."""
+    costs = [machine.attach() for _ in range(times)]
+    walls_s = sorted(cost.wall_s for cost in costs)
+    return {
+        "n": times,
+        "attach_wall_s": statistics.median(walls_s),
+        "attach_least_wall_s": walls_s[0],
+        "attach_most_wall_s": walls_s[-1],
+        "attach_cpu_s": statistics.median(cost.cpu_s for cost in costs),
+    }
 
 
 def _unchanged(machine: BenchMachine, files: int) -> dict[str, Any]:

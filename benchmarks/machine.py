@@ -53,10 +53,7 @@ class BenchMachine:
         self._session: Session | None = None
 
     def __enter__(self) -> BenchMachine:
-        endpoint = self._machine.endpoint
-        if endpoint is None:
-            raise SystemExit("the local machine has no address")
-        self._session = Session.open(endpoint, self._identity)
+        self._session = self._open()
         return self
 
     def __exit__(
@@ -70,6 +67,14 @@ class BenchMachine:
         live = self._provider.find(self._machine.id)
         if isinstance(live, Machine):
             self._provider.destroy(live, never_handed_over(live, self._label))
+
+    def attach(self) -> Cost:
+        """Another session with the agent, from the login to its first words."""
+        started = self._now()
+        session = self._open()
+        cost = self._since(started)
+        session.close()
+        return cost
 
     def snapshot(self) -> Cost:
         """Passes until nothing is new, manifest, verification."""
@@ -105,6 +110,12 @@ class BenchMachine:
                 self._kept, self._attached(), self._machine.id, wanted, Phases()
             ).run()
         return self._since(started), report
+
+    def _open(self) -> Session:
+        endpoint = self._machine.endpoint
+        if endpoint is None:
+            raise SystemExit("the local machine has no address")
+        return Session.open(endpoint, self._identity)
 
     def _attached(self) -> Session:
         if self._session is None:
