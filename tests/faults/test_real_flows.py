@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,14 @@ from blocks import Workspace
 from deployments.server import Server as PrefectServer
 from flows import hibernate, replicate, wake
 from tests.fixtures.fault_proxy import Fault
+from tests.fixtures.machines import destroy_all
 from tests.fixtures.prefect_api import ask
+from tests.fixtures.short_agent import installing
 from tests.fixtures.sshd import until
 from tests.fixtures.standing import gets, lists, puts
+from tests.fixtures.stores import Server as StoreServer
 from tests.fixtures.trees import Tree, differences, facts, fill
-from tests.fixtures.world import World
+from tests.fixtures.world import World, make_world
 from torpor.control.remote.session import Session
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.shared.errors import StoreDenied, WorkspaceInvalid
@@ -25,11 +30,23 @@ pytestmark = pytest.mark.timeout(600)
 BLOCK = "faults"
 
 
+@pytest.fixture(scope="module")
+def made(
+    prefect_server: PrefectServer, seaweed: StoreServer, short_agent_source: Path
+) -> Iterator[World]:
+    """A world whose workspace, store and provider are saved blocks."""
+    with installing(short_agent_source), make_world(seaweed) as world:
+        world.access.save_blocks(BLOCK)
+        yield world
+
+
 @pytest.fixture
-def workspace(prefect_server: PrefectServer, world: World, short_agent: None) -> Workspace:
-    """The world's workspace, store and provider as saved blocks."""
-    world.access.save_blocks(BLOCK)
-    return Workspace.of(BLOCK)
+def world(made: World) -> Iterator[World]:
+    """It is empty before and after each test."""
+    yield made
+    made.proxy.clear()
+    destroy_all(made.provider)
+    made.direct.delete([found.key for found in made.direct.list("")])
 
 
 @pytest.fixture
@@ -44,7 +61,7 @@ def _state(flow: Any, **options: Any) -> Any:
 
 
 def test_faults_that_pass_leave_completed_flows_and_the_same_workspace(
-    world: World, workspace: Workspace, truth: Tree
+    world: World, truth: Tree
 ) -> None:
     up = [
         Fault("status", puts("/packs/"), status=503),
@@ -72,7 +89,7 @@ def test_faults_that_pass_leave_completed_flows_and_the_same_workspace(
 
 
 def test_a_wake_that_is_refused_fails_with_the_reason_and_leaves_no_machine(
-    world: World, workspace: Workspace, truth: Tree
+    world: World, truth: Tree
 ) -> None:
     assert _state(hibernate).is_completed()
     world.proxy.add(Fault("status", gets("/packs/"), 1000, 403, "AccessDenied"))
@@ -86,7 +103,7 @@ def test_a_wake_that_is_refused_fails_with_the_reason_and_leaves_no_machine(
 
 
 def test_a_replicate_brings_all_it_can_and_names_the_machine_that_failed(
-    world: World, workspace: Workspace, truth: Tree, prefect_server: PrefectServer
+    world: World, truth: Tree, prefect_server: PrefectServer
 ) -> None:
     """Each machine in a thread of its own: its tasks, retries and artifacts are this run's."""
     full = world.rent()
@@ -114,11 +131,12 @@ def test_a_replicate_brings_all_it_can_and_names_the_machine_that_failed(
 
 
 def test_a_hibernate_that_cannot_be_fails_at_once_and_keeps_the_machine(
-    world: World, workspace: Workspace, truth: Tree
+    world: World, truth: Tree
 ) -> None:
+    workspace = Workspace.of(BLOCK)
     workspace.paths = ["~/nowhere"]
-    workspace.save(BLOCK, overwrite=True)
-    failed = _state(hibernate)
+    workspace.save(f"{BLOCK}-nowhere")
+    failed = hibernate(f"{BLOCK}-nowhere", return_state=True)
     assert failed.is_failed()
     with pytest.raises(WorkspaceInvalid, match="check the path in the workspace block"):
         failed.result()
@@ -127,9 +145,7 @@ def test_a_hibernate_that_cannot_be_fails_at_once_and_keeps_the_machine(
     assert world.snapshots() == []
 
 
-def test_a_workspace_that_another_run_holds_is_waited_for(
-    world: World, workspace: Workspace, truth: Tree
-) -> None:
+def test_a_workspace_that_another_run_holds_is_waited_for(world: World, truth: Tree) -> None:
     (machine,) = world.machines()
     assert machine.endpoint is not None
     opened = world.opened
