@@ -9,6 +9,7 @@ sys.dont_write_bytecode = False
 
 pytest_plugins = [
     "tests.fixtures.servers",
+    "tests.fixtures.shared",
     "tests.fixtures.stores",
     "tests.fixtures.memory_store",
     "tests.fixtures.machines",

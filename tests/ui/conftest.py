@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from deployments.installation import CHECKOUT
 from deployments.server import Server
@@ -54,18 +54,25 @@ def chromium() -> str:
     return found
 
 
-@pytest.fixture
-def blank_page(needs_server: None, chromium: str) -> Iterator[Page]:
-    """A page of a browser that has never been anywhere."""
+@pytest.fixture(scope="module")
+def browser(needs_server: None, chromium: str) -> Iterator[Browser]:
+    """Not for the session: playwright keeps an event loop running in this thread."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        expect.set_options(timeout=WAIT_MS)
         try:
-            opened = browser.new_page(viewport={"width": 1280, "height": 1400})
-            opened.set_default_timeout(WAIT_MS)
-            expect.set_options(timeout=WAIT_MS)
             yield opened
         finally:
-            browser.close()
+            opened.close()
+
+
+@pytest.fixture
+def blank_page(browser: Browser) -> Iterator[Page]:
+    """A page without cookies, storage or cache, as of a browser that has never been anywhere."""
+    with browser.new_context(viewport={"width": 1280, "height": 1400}) as context:
+        opened = context.new_page()
+        opened.set_default_timeout(WAIT_MS)
+        yield opened
 
 
 @pytest.fixture

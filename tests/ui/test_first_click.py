@@ -94,6 +94,12 @@ class Newcomer:
         assert answer.is_success, answer.text
         return answer.json()
 
+    def identity(self) -> dict[str, Any]:
+        """The block with the SSH key, secret included."""
+        wanted = {"block_types": {"slug": {"any_": ["ssh-identity"]}}, "include_secrets": True}
+        (found,) = self.ask("block_documents/filter", wanted)
+        return {"id": found["id"], "data": found["data"]}
+
     def _line(self, label: str) -> str:
         found = re.search(rf"^  {label} +(.*)$", self.printed, re.MULTILINE)
         assert found, self.printed
@@ -155,9 +161,12 @@ def test_the_first_click(
     listed = newcomer.shell(f"exec .venv/bin/python -c '{COUNT}'")
     assert (listed.stdout, listed.stderr) == ("1\n", "")
 
+    identity = newcomer.identity()
     assert "ended worker, store, Prefect server" in newcomer.make("down")
     assert "ended" not in newcomer.make("down", "MACHINES=1").splitlines()[0]
     assert _processes(newcomer) == []
+    if user == USERS[0]:
+        _see_that_up_comes_back(newcomer, identity, woken)
     assert sorted(os.listdir("/")) == top_before
     assert _outside(newcomer) == []
 
@@ -185,6 +194,18 @@ def _see_that_only_this_account_is_let_in(newcomer: Newcomer) -> None:
         for path in (file, *(Path(f"/proc/{pid}/environ") for pid in _processes(newcomer))):
             read = subprocess.run([*other, "cat", str(path)], capture_output=True, check=False)
             assert (read.returncode, read.stdout) == (1, b""), path
+
+
+def _see_that_up_comes_back(newcomer: Newcomer, identity: dict[str, Any], woken: Path) -> None:
+    """With the same address and blocks; the machine is served again, and its files have stayed."""
+    url, machine = newcomer.ui, woken.relative_to(newcomer.state).parts[1]
+    newcomer.up()
+    assert newcomer.ui == url
+    assert newcomer.identity() == identity
+    assert list(newcomer.state.glob(WORKSPACE)) == [woken]
+    assert re.search(rf"machine {machine}\S* had stopped and is served again", newcomer.printed)
+    newcomer.make("down", "MACHINES=1")
+    assert _processes(newcomer) == []
 
 
 def _run(newcomer: Newcomer, page: Page, name: str, picture: Any) -> None:
