@@ -20,10 +20,7 @@ from tests.fixtures.prefect_server import make
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import SnapshotId, WorkspaceName
 
-pytestmark = [
-    pytest.mark.timeout(1200),
-    pytest.mark.together("automations and make up"),
-]
+pytestmark = pytest.mark.together("automations and make up")
 
 NAME = WorkspaceName("heard")
 SNAPSHOT = SnapshotId("20261120T234913Z-1f0c9ab2")

@@ -21,8 +21,6 @@ from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.local_folder import folder_of
 from torpor.shared.values import BENCHMARK, Machine, WorkspaceName
 
-pytestmark = pytest.mark.timeout(600)
-
 NAME = "cancelled"
 MEASURED = machines_name(WorkspaceName(NAME))
 WAIT_S = 120.0

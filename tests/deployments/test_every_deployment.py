@@ -15,10 +15,7 @@ from flows import list_machines, list_snapshots
 from tests.fixtures.deployed import Deployed
 from torpor.control.providers.local_folder import folder_of
 
-pytestmark = [
-    pytest.mark.timeout(1800),
-    pytest.mark.together("automations and make up"),
-]
+pytestmark = pytest.mark.together("automations and make up")
 
 NAME = "every"
 Parameters = Callable[[], dict[str, Any]]

@@ -20,10 +20,7 @@ from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import make
 from torpor.control.providers.local import LocalProvider
 
-pytestmark = [
-    pytest.mark.timeout(1200),  # it starts everything, on a machine that others use too
-    pytest.mark.together("automations and make up"),
-]
+pytestmark = pytest.mark.together("automations and make up")
 
 ROLES = ("server", "worker", "register")
 

@@ -26,7 +26,6 @@ from torpor.control.remote.session import Session
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.shared.errors import StoreDenied, WorkspaceInvalid
 
-pytestmark = pytest.mark.timeout(600)
 BLOCK = "faults"
 
 

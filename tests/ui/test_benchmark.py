@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pandas
-import pytest
 from playwright.sync_api import Page, expect
 
 from blocks import Workspace
@@ -17,8 +16,6 @@ from tests.ui.test_flows import Deployments
 from torpor.control.measure.scratch import machines_name
 from torpor.control.providers.local import LocalProvider
 from torpor.shared.values import WorkspaceName
-
-pytestmark = pytest.mark.timeout(1200)  # the first test starts everything: see test_up.py
 
 NAME = "ui-measured"
 

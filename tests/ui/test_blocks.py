@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from blocks import ObjectStore, SSHIdentity, Workspace
@@ -12,8 +11,6 @@ from blocks.reference import load_named
 from deployments.server import Server
 from tests.fixtures.prefect_api import ask
 from tests.ui.conftest import WAIT_MS, press
-
-pytestmark = pytest.mark.timeout(1200)
 
 
 def _create(page: Page, server: Server, slug: str, name: str) -> None:

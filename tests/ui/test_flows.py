@@ -20,8 +20,6 @@ from tests.fixtures.prefect_api import ask
 from tests.ui.conftest import WAIT_MS, press
 from torpor.control.providers.local_folder import folder_of
 
-pytestmark = pytest.mark.timeout(1200)  # the first test starts everything: see test_up.py
-
 RUN_S = 240.0
 NAME = "ui-forms"
 
