@@ -18,7 +18,7 @@ from deployments.server import Server
 from tests.fixtures.prefect_api import ask
 from torpor.control.providers.local import LocalProvider as LocalMachines
 from torpor.shared.errors import InvalidInput
-from torpor.shared.values import Want, WorkspaceSpec
+from torpor.shared.values import Compression, GpuUse, Want, WorkspaceSpec
 
 
 class Lookalike(Block):
@@ -79,6 +79,9 @@ def test_every_field_survives_saving(prefect_server: Server) -> None:
         "quiesce_timeout_s": 12.5,
         "accept_changed": ["*.log"],
         "parts": 7,
+        "gpu_encodes": True,
+        "gpu_python": "/opt/conda/bin/python",
+        "gpu_install": True,
         "owner": "team-a",
     }
     Workspace(**fields).save("all-of-it", overwrite=True)
@@ -93,6 +96,7 @@ def test_every_field_survives_saving(prefect_server: Server) -> None:
         quiesce_timeout_s=12.5,
         accept_changed=["*.log"],
         parts=7,
+        compression=Compression(gpu=GpuUse("/opt/conda/bin/python", install=True)),
     )
 
 
@@ -161,6 +165,7 @@ def test_a_damaged_document_is_named_without_its_secrets(prefect_server: Server)
         ({"paths": ["~other/x"]}, "not a path on a machine"),
         ({"paths": ["/a/../b"]}, "goes up"),
         ({"gpu_count": 0}, "greater than or equal"),
+        ({"gpu_python": "python3"}, "not a program on a machine"),
         ({"max_price_usd_h": 0}, "greater than 0"),
         ({"disk_gib": -1}, "greater than or equal"),
         ({"parts": 65}, "less than or equal to 64"),
