@@ -90,7 +90,9 @@ def _checked(
     try:
         blob = store.get(manifest_key(workspace, snapshot), max_bytes=MAX_MANIFEST_BYTES)
     except StoreMissing:
-        raise SnapshotMissing(f"{what} is gone: it was deleted; list the snapshots") from None
+        raise SnapshotMissing(
+            f"{what} is gone: it was deleted meanwhile; list the snapshots"
+        ) from None
     manifest, root = decode_manifest(blob, seal, what)
     check_manifest(manifest, what)
     return manifest, root
