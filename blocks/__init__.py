@@ -3,6 +3,7 @@
 ``prefect block register -m blocks`` adds the block types to a server.
 """
 
+from blocks.ec2_provider import Ec2Provider
 from blocks.local_provider import LocalProvider
 from blocks.markets import LambdaProvider, RunpodProvider, VastProvider
 from blocks.object_store import ObjectStore
@@ -10,6 +11,7 @@ from blocks.ssh_identity import SSHIdentity
 from blocks.workspace import Workspace
 
 __all__ = [
+    "Ec2Provider",
     "LambdaProvider",
     "LocalProvider",
     "ObjectStore",

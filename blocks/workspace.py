@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, field_validator
 
+from blocks.ec2_provider import Ec2Provider
 from blocks.local_provider import LocalProvider
 from blocks.markets import LambdaProvider, RunpodProvider, VastProvider
 from blocks.object_store import ObjectStore
@@ -26,12 +27,15 @@ from torpor.shared.values import (
     workspace_name,
 )
 
-ProviderBlock: TypeAlias = LocalProvider | VastProvider | RunpodProvider | LambdaProvider
+ProviderBlock: TypeAlias = (
+    LocalProvider | VastProvider | RunpodProvider | LambdaProvider | Ec2Provider
+)
 PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     LocalProvider,
     VastProvider,
     RunpodProvider,
     LambdaProvider,
+    Ec2Provider,
 )
 """The provider blocks, the default first. Add a new one here, and export it from ``blocks``."""
 

@@ -38,7 +38,7 @@ class TestStandard(BlockStandardTestSuite):
 
     def test_has_the_slug_of_its_class(self, block: type[Block]) -> None:
         """References such as local-provider/default are stored with this slug."""
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", block.__name__)
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", block.__name__)
         assert block.get_block_type_slug() == words.lower()
 
     def test_refers_to_other_blocks_by_name_only(self, block: type[Block]) -> None:

@@ -1,0 +1,506 @@
+"""A fake of AWS EC2: moto behind a layer that adds what it lacks.
+
+moto keeps the instances, disks, networks and images, and knows AWS's own list of instance types.
+The layer adds ClientToken, prices, stock, spot limits, late listings, refusals and lost answers.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import re
+import secrets
+import threading
+from datetime import datetime, timezone
+from functools import cache
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode
+from xml.etree import ElementTree
+
+from tests.markets.ec2_model import unknown_elements
+from tests.markets.faults import Action
+from tests.markets.market import Market, Rented, Ware
+from tests.markets.server import Answer, FakeMarket, Request
+
+REGION: Final = "us-east-1"
+IMAGE_NAME: Final = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) 202611"
+IMAGE_GIB: Final = 15  # of every image at moto
+DISK_USD_GIB_MONTH: Final = 0.08
+ADDRESS_USD_H: Final = 0.005
+_SPACE: Final = "http://ec2.amazonaws.com/doc/2016-11-15"
+_CREDENTIAL: Final = re.compile(r"AWS4-HMAC-SHA256 Credential=([^/]+)/\d{8}/([\w-]+)/([\w-]+)/")
+_OFFERS: Final = frozenset(
+    {"DescribeImages", "DescribeInstanceTypeOfferings", "DescribeInstanceTypes",
+     "DescribeSpotPriceHistory", "DescribeSubnets", "GetProducts"}
+)  # fmt: skip
+_WORDS: Final = {
+    "no capacity": (500, "InsufficientInstanceCapacity", "We currently do not have sufficient "
+                    "capacity in the Availability Zone you requested."),
+    "quota": (400, "VcpuLimitExceeded", "You have requested more vCPU capacity than your limit."),
+    "denied": (403, "UnauthorizedOperation", "You are not authorized to perform this operation."),
+    "no money": (400, "Blocked", "Your account is currently blocked. Contact AWS Support."),
+}  # fmt: skip
+_MOST_USER_DATA: Final = 16 << 10
+_PRODUCTS_A_PAGE: Final = 2
+
+
+def ec2_wares() -> list[Ware]:
+    """``name`` is the instance type, ``region`` the zone."""
+    t4 = ("T4", 1, 16, 0.526)
+    return [
+        Ware(*t4, f"{REGION}a", name="g4dn.xlarge", disk_usd_gib_month=DISK_USD_GIB_MONTH),
+        Ware(*t4, f"{REGION}b", name="g4dn.xlarge", spot_usd_h=0.21,
+             disk_usd_gib_month=DISK_USD_GIB_MONTH),
+        Ware("A10G", 1, 24, 1.006, f"{REGION}a", name="g5.xlarge", spot_usd_h=0.41,
+             disk_usd_gib_month=DISK_USD_GIB_MONTH),
+        Ware("H100", 8, 80, 55.04, f"{REGION}b", name="p5.48xlarge",
+             disk_usd_gib_month=DISK_USD_GIB_MONTH),
+        Ware("V100", 1, 16, 3.06, f"{REGION}a", name="p3.2xlarge",
+             disk_usd_gib_month=DISK_USD_GIB_MONTH),
+        Ware("", 0, 0, 0.085, f"{REGION}a", name="c5.large",
+             disk_usd_gib_month=DISK_USD_GIB_MONTH),
+    ]  # fmt: skip
+
+
+class FakeEc2(FakeMarket):
+    """Its key is the id of the access key. ``ending_looks`` answers call a machine shutting down
+    after its end. ``violations``: elements of answers that AWS's own model does not have."""
+
+    ending_looks: int = 0
+
+    def __init__(self, market: Market) -> None:
+        self.account = str(10**11 + secrets.randbelow(9 * 10**11))
+        self.violations: list[str] = []
+        self.quota_vcpus = 8.0
+        self._moto = threading.RLock()  # moto is not thread-safe
+        self._tokens: dict[tuple[str, str], tuple[dict[str, str], str, str]] = {}
+        self._ending: dict[str, int] = {}
+        self._listed: set[str] = set()
+        with self._moto:
+            self._furnish()
+        super().__init__(market)
+
+    def close(self) -> None:
+        super().close()
+        with self._moto:
+            self.backend.reservations.clear()
+
+    @property
+    def backend(self) -> Any:
+        """moto's EC2 in this account."""
+        os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # 1,300 images, 1.4 s
+        from moto.ec2.models import ec2_backends
+
+        return ec2_backends[self.account][REGION]
+
+    def _furnish(self) -> None:
+        """What an account with a default VPC has, and what torpor asks its user to add."""
+        backend = self.backend
+        network = backend.default_vpc.id
+        gateway = backend.create_internet_gateway()
+        backend.attach_internet_gateway(gateway.id, network)
+        table = backend.describe_route_tables(filters={"vpc-id": network})[0]
+        backend.create_route(table.id, "0.0.0.0/0", gateway_id=gateway.id)
+        self.group = backend.create_security_group("torpor", "SSH", network).id
+        self.open_port(22)
+        self.images = [
+            self.add_image(
+                f"{IMAGE_NAME}{day}", creation_date=datetime(2026, 11, day, tzinfo=timezone.utc)
+            )
+            for day in (15, 10)
+        ]
+
+    def open_port(self, port: int) -> None:
+        anybody = [{"CidrIp": "0.0.0.0/0"}]
+        self.backend.authorize_security_group_ingress(
+            self.group, "tcp", str(port), str(port), anybody
+        )
+
+    def add_image(self, name: str, owner: str = "amazon", **changes: Any) -> str:
+        image = self.backend.register_image(name)
+        known = {"owner_alias": owner, "architecture": "x86_64", "root_device_type": "ebs"}
+        for field, value in {**known, **changes}.items():
+            setattr(image, field, value)
+        return str(image.id)
+
+    # -- FakeMarket
+
+    def answer(self, request: Request, authorization: str) -> Answer | None:
+        found = _CREDENTIAL.match(authorization)
+        key, region, service = found.groups() if found else ("", "", "")
+        request.query = {"authorization": authorization, "service": service, "region": region}
+        return super().answer(request, f"Bearer {key}")
+
+    def action_of(self, request: Request) -> Action:
+        operation = _operation(request)
+        form = _form(request)
+        if operation in _OFFERS:
+            return "offers"
+        if operation == "RunInstances" and form.get("DryRun") != "true":
+            return "create"
+        if operation == "TerminateInstances":
+            return "destroy"
+        if operation == "DescribeInstances":
+            return "find" if "InstanceId.1" in form else "list"
+        return "account"
+
+    def handle(self, request: Request) -> Answer:
+        if request.has("denied"):
+            return self._refused(request, *_WORDS["denied"])
+        operation = _operation(request)
+        own = {
+            "RunInstances": self._run,
+            "DescribeInstances": self._describe,
+            "TerminateInstances": self._terminate,
+            "DescribeSpotPriceHistory": self._spot_prices,
+            "GetProducts": self._products,
+            "GetServiceQuota": self._quota,
+        }.get(operation)
+        answer = own(request) if own else self._forwarded(request, _form(request))
+        if answer.status == 200 and request.query["service"] == "ec2":
+            self.violations += unknown_elements(operation, str(answer.body))
+        return answer
+
+    def unauthorized(self) -> Answer:
+        return _error(401, "AuthFailure", "AWS was not able to validate the access credentials")
+
+    def error_body(self, request: Request) -> Answer:
+        answer = _error(503, "Unavailable", "The server is overloaded")
+        return Answer(200, answer.body, answer.content_type)
+
+    def failed(self) -> Answer:
+        return _error(500, "InternalError", "An internal error has occurred")
+
+    def _instead(self, fault: Any, request: Request) -> Answer | None:
+        if fault.kind == "too many":
+            return _error(503, "RequestLimitExceeded", "Request limit exceeded.")
+        return super()._instead(fault, request)
+
+    # -- operations
+
+    def _run(self, request: Request) -> Answer:
+        form = _form(request)
+        if form.get("DryRun") == "true":
+            return self._forwarded(request, form)
+        for kind, words in _WORDS.items():
+            if request.has(kind):
+                return _error(*words)
+        if faulty := self._faulty_launch(form):
+            return _error(400, *faulty)
+        kind = form["InstanceType"]
+        zone = self._zone(form["NetworkInterface.1.SubnetId"])
+        token = form.pop("ClientToken")
+        with self._moto:
+            if known := self._tokens.get((zone, token)):
+                return self._again(known, form)
+            spot = "InstanceMarketOptions.MarketType" in form
+            ware = next((w for w in self.market.wares if (w.name, w.region) == (kind, zone)), None)
+            if ware is None:
+                return _error(400, "Unsupported", f"{kind} is not supported in {zone}.")
+            bid = form.get("InstanceMarketOptions.SpotOptions.MaxPrice")
+            if spot and (ware.spot_usd_h is None or ware.stock <= 0):
+                return _error(*_WORDS["no capacity"])
+            if spot and bid is not None and float(bid) < (ware.spot_usd_h or 0):
+                return _error(400, "SpotMaxPriceTooLow", "Your Spot request price is too low.")
+            if ware.stock <= 0:
+                return _error(*_WORDS["no capacity"])
+            answer = self._forwarded(request, form)
+            number = re.search(r"<instanceId>(i-[0-9a-f]+)</instanceId>", str(answer.body))
+            if answer.status != 200 or number is None:
+                return answer
+            # moto tags no disks.
+            tags = _tags(form, "volume")
+            for volume in self.backend.describe_volumes():
+                if volume.attachment and volume.attachment.instance.id == number[1]:
+                    volume.add_tags(tags)
+            self._tokens[zone, token] = (form, number[1], str(answer.body))
+            self._rent(ware, form, number[1], spot)
+        return self.failed() if request.has("error that created") else answer
+
+    def _rent(self, ware: Ware, form: dict[str, str], number: str, spot: bool) -> None:
+        script = base64.b64decode(form.get("UserData", "")).decode()
+        machine = self.market.rent(
+            ware,
+            _tags(form, "instance").get("Name", ""),
+            {**form, "UserData": script},
+            id_of=lambda _: number,
+            command=["/bin/sh", "-c", script] if script.startswith("#!") else None,
+            spot=spot,
+            disk_gib=float(form["BlockDeviceMapping.1.Ebs.VolumeSize"]),
+        )
+        machine.usd_h += ADDRESS_USD_H
+
+    def _again(self, known: tuple[dict[str, str], str, str], form: dict[str, str]) -> Answer:
+        asked, number, answer = known
+        if asked != form:
+            return _error(
+                400,
+                "IdempotentParameterMismatch",
+                "Arguments on this idempotent request are inconsistent with arguments used in "
+                "previous request(s).",
+            )
+        machine = self._machine(number)
+        if machine is None or not machine.alive:
+            return _error(
+                400,
+                "IdempotentInstanceTerminated",
+                "The client token you have provided is associated with a terminated resource.",
+            )
+        return Answer(200, answer, "text/xml")
+
+    def _faulty_launch(self, form: dict[str, str]) -> tuple[str, str] | None:
+        """moto takes almost everything."""
+        image = form.get("ImageId", "")
+        if image not in self.backend.amis:
+            return "InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist"
+        if not 1 <= len(form.get("ClientToken", "")) <= 64:
+            return "InvalidParameterValue", "a client token has 1 to 64 characters"
+        if len(base64.b64decode(form.get("UserData", ""))) > _MOST_USER_DATA:
+            return "InvalidParameterValue", "User data is limited to 16384 bytes"
+        if "NetworkInterface.1.SubnetId" not in form or "SubnetId" in form:
+            return "InvalidParameterCombination", "a network interface names the subnet"
+        if int(form.get("BlockDeviceMapping.1.Ebs.VolumeSize", "0")) < IMAGE_GIB:
+            return "InvalidBlockDeviceMapping", f"Volume is smaller than snapshot: {IMAGE_GIB}GiB"
+        for name, value in form.items():
+            if re.fullmatch(r"TagSpecification\.\d+\.Tag\.\d+\.Value", name) and len(value) > 256:
+                return "InvalidParameterValue", "a tag's value has at most 256 characters"
+        return None
+
+    def _describe(self, request: Request) -> Answer:
+        form = _form(request)
+        if named := form.get("InstanceId.1"):
+            machine = self._machine(named)
+            if request.has("not found") or (machine is not None and machine.hidden_looks > 0):
+                return _not_found(named)
+        else:
+            form.setdefault("MaxResults", "1000")
+            form["MaxResults"] = str(min(int(form["MaxResults"]), self.market.page))
+            if "NextToken" not in form:
+                self._listed = {machine.id for machine in self.market.visible()}
+        answer = self._forwarded(request, form)
+        if answer.status != 200:
+            return answer
+        tree = ElementTree.fromstring(str(answer.body))  # noqa: S314 - moto's own
+        for group in tree.iter(f"{{{_SPACE}}}instancesSet"):
+            for item in list(group):
+                machine = self._machine(_text(item, "instanceId"))
+                lost = request.has("not found") or (
+                    machine is not None and machine.alive and machine.id not in self._listed
+                )
+                if lost and not named:
+                    group.remove(item)
+                elif machine is not None:
+                    self._show(item, machine)
+        ElementTree.register_namespace("", _SPACE)
+        return Answer(200, ElementTree.tostring(tree, encoding="unicode"), "text/xml")
+
+    def _show(self, item: ElementTree.Element, machine: Rented) -> None:
+        state = "running"
+        if not machine.alive:
+            left = self._ending.get(machine.id, 0)
+            self._ending[machine.id] = max(0, left - 1)
+            state = "shutting-down" if left else "terminated"
+        elif machine.stopped:  # a spot machine that AWS takes back
+            state = "shutting-down"
+            _set(item, "stateReason/code", "Server.SpotInstanceTermination")
+            _set(item, "stateReason/message", "Spot instance termination")
+        elif self.market.starting(machine):
+            state = "pending"
+        _set(item, "instanceState/name", state)
+        address = item.find(f"{{{_SPACE}}}ipAddress")
+        if address is not None and state != "running":
+            item.remove(address)
+        elif address is not None:
+            address.text = machine.address
+
+    def _terminate(self, request: Request) -> Answer:
+        form = _form(request)
+        named = form["InstanceId.1"]
+        machine = self._machine(named)
+        if request.has("not found") or (machine is not None and machine.hidden_looks > 0):
+            return _not_found(named)
+        if request.has("lives"):
+            row = (
+                f"<instanceId>{named}</instanceId>"
+                "<currentState><code>32</code><name>shutting-down</name></currentState>"
+                "<previousState><code>16</code><name>running</name></previousState>"
+            )
+            return _xml("TerminateInstances", f"<instancesSet><item>{row}</item></instancesSet>")
+        answer = self._forwarded(request, form)
+        if answer.status == 200 and machine is not None:
+            self._ending.setdefault(named, self.ending_looks)
+            self.market.end(machine)
+        return answer
+
+    def _spot_prices(self, request: Request) -> Answer:
+        """Of each the price that holds and an older, higher one, as AWS lists them."""
+        form = _form(request)
+        if form.get("ProductDescription.1") != "Linux/UNIX" or "StartTime" not in form:
+            return _error(400, "InvalidParameterValue", "ask for Linux/UNIX since a time")
+        types = {value for name, value in form.items() if name.startswith("InstanceType.")}
+        rows = [
+            f"<item><instanceType>{ware.name}</instanceType><availabilityZone>{ware.region}"
+            f"</availabilityZone><productDescription>Linux/UNIX</productDescription>"
+            f"<spotPrice>{usd:.6f}</spotPrice><timestamp>{time}</timestamp></item>"
+            for ware in self.market.wares
+            if ware.spot_usd_h is not None and ware.name in types
+            for usd, time in (
+                (ware.spot_usd_h, "2026-11-21T10:00:00.000Z"),
+                (ware.spot_usd_h * 2, "2026-11-20T10:00:00.000Z"),
+            )
+        ]
+        inner = f"<spotPriceHistorySet>{''.join(rows)}</spotPriceHistorySet><nextToken/>"
+        return _xml("DescribeSpotPriceHistory", inner)
+
+    def _products(self, request: Request) -> Answer:
+        wares = {ware.name: ware for ware in self.market.wares}
+        listed = [_product("Storage", DISK_USD_GIB_MONTH, "GB-Mo", volumeApiName="gp3")]
+        for ware in wares.values():
+            attributes = {
+                "instanceType": ware.name,
+                "instanceFamily": "GPU instance" if ware.gpu else "Compute optimized",
+                "operatingSystem": "Linux",
+                "tenancy": "Shared",
+                "preInstalledSw": "NA",
+                "capacitystatus": "Used",
+                "locationType": "AWS Region",
+            }
+            listed.append(_product("Compute Instance", ware.usd_h, "Hrs", **attributes))
+            # A reserved block of capacity is listed beside it, for nothing an hour.
+            listed.append(_product("Compute Instance", 0.0, "Hrs", **attributes))
+            windows = {**attributes, "operatingSystem": "Windows"}
+            listed.append(_product("Compute Instance", ware.usd_h * 2, "Hrs", **windows))
+        asked = {one["Field"]: one["Value"] for one in request.body["Filters"]}
+        fitting = [
+            product
+            for product in listed
+            if all(
+                product["product"].get(name, product["product"]["attributes"].get(name)) == value
+                for name, value in asked.items()
+            )
+        ]
+        first = int(request.body.get("NextToken", 0))
+        answer: dict[str, Any] = {
+            "FormatVersion": "aws_v1",
+            "PriceList": [json.dumps(p) for p in fitting[first : first + _PRODUCTS_A_PAGE]],
+        }
+        if first + _PRODUCTS_A_PAGE < len(fitting):
+            answer["NextToken"] = str(first + _PRODUCTS_A_PAGE)
+        return Answer(200, answer, "application/x-amz-json-1.1")
+
+    def _quota(self, request: Request) -> Answer:
+        code = request.body["QuotaCode"]
+        quota = {"QuotaCode": code, "QuotaName": f"GPUs of {code}", "Value": self.quota_vcpus}
+        return Answer(200, {"Quota": quota}, "application/x-amz-json-1.1")
+
+    # -- below
+
+    def _forwarded(self, request: Request, form: dict[str, str]) -> Answer:
+        service, region = request.query["service"], request.query["region"]
+        with self._moto:
+            answered = _moto().post(
+                "/",
+                data=urlencode(form),
+                base_url=f"http://{service}.{region}.amazonaws.com",
+                headers={
+                    "Authorization": request.query["authorization"],
+                    "Content-Type": "application/x-www-form-urlencoded; charset=utf-8",
+                    "x-moto-account-id": self.account,
+                },
+            )
+        return Answer(answered.status_code, answered.get_data(as_text=True), "text/xml")
+
+    def _refused(self, request: Request, status: int, code: str, message: str) -> Answer:
+        if request.query["service"] in ("pricing", "servicequotas"):
+            body = {"__type": "AccessDeniedException", "Message": message}
+            return Answer(400, body, "application/x-amz-json-1.1")
+        return _error(status, code, message)
+
+    def _machine(self, number: str) -> Rented | None:
+        return next((m for m in self.market.rented if m.id == number), None)
+
+    def _zone(self, subnet: str) -> str:
+        with self._moto:
+            return str(self.backend.get_subnet(subnet).availability_zone)
+
+
+@cache
+def _moto() -> Any:
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.test import Client
+
+    return Client(DomainDispatcherApplication(create_backend_app))
+
+
+def _operation(request: Request) -> str:
+    service = request.query["service"]
+    if service == "pricing":
+        return "GetProducts"
+    return "GetServiceQuota" if service == "servicequotas" else _form(request).get("Action", "")
+
+
+def _form(request: Request) -> dict[str, str]:
+    text = request.body if isinstance(request.body, str) else ""
+    return dict(parse_qsl(text, keep_blank_values=True))
+
+
+def _tags(form: dict[str, str], resource: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for number in itertools.count(1):
+        where = f"TagSpecification.{number}"
+        if f"{where}.ResourceType" not in form:
+            return found
+        if form[f"{where}.ResourceType"] == resource:
+            for tag in itertools.count(1):
+                if f"{where}.Tag.{tag}.Key" not in form:
+                    break
+                found[form[f"{where}.Tag.{tag}.Key"]] = form[f"{where}.Tag.{tag}.Value"]
+    raise AssertionError("endless")
+
+
+def _product(family: str, usd: float, unit: str, **attributes: str) -> dict[str, Any]:
+    price = {
+        "unit": unit,
+        "pricePerUnit": {"USD": f"{usd:.10f}"},
+        "description": "",
+        "appliesTo": [],
+    }
+    term = {"priceDimensions": {"SKU.TERM.RATE": price}, "termAttributes": {}}
+    return {
+        "product": {
+            "productFamily": family,
+            "attributes": {**attributes, "regionCode": REGION},
+            "sku": secrets.token_hex(8),
+        },
+        "serviceCode": "AmazonEC2",
+        "terms": {"OnDemand": {"SKU.TERM": term}},
+    }
+
+
+def _xml(operation: str, inner: str) -> Answer:
+    head, tail = f'<{operation}Response xmlns="{_SPACE}">', f"</{operation}Response>"
+    return Answer(200, f"{head}<requestId>r</requestId>{inner}{tail}", "text/xml")
+
+
+def _error(status: int, code: str, message: str) -> Answer:
+    inner = f"<Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>"
+    return Answer(status, f"<Response>{inner}<RequestID>r</RequestID></Response>", "text/xml")
+
+
+def _not_found(number: str) -> Answer:
+    return _error(400, "InvalidInstanceID.NotFound", f"The instance ID '{number}' does not exist")
+
+
+def _text(item: ElementTree.Element, name: str) -> str:
+    return item.findtext(f"{{{_SPACE}}}{name}") or ""
+
+
+def _set(item: ElementTree.Element, path: str, text: str) -> None:
+    for name in path.split("/"):
+        below = item.find(f"{{{_SPACE}}}{name}")
+        if below is None:
+            below = ElementTree.SubElement(item, f"{{{_SPACE}}}{name}")
+        item = below
+    item.text = text

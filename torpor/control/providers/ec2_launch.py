@@ -1,0 +1,124 @@
+"""The request that rents a machine of EC2, and what a refusal of it means."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from torpor.control.providers.ec2_client import DENIED, Refusal
+from torpor.control.providers.ec2_offers import offer_parts
+from torpor.control.providers.ec2_prices import ADDRESS_USD_H, Ec2Prices
+from torpor.control.providers.ec2_setup import Ec2Setup, Image
+from torpor.control.providers.labels import label_tags
+from torpor.control.providers.seam import Order
+from torpor.control.providers.start_script import start_script
+from torpor.shared.errors import (
+    CreateFailed,
+    CreateUncertain,
+    NoCapacity,
+    ProviderDenied,
+    ProviderError,
+    QuotaReached,
+)
+
+PRICE_TAG: Final = "torpor-usd-h"  # EC2 does not say what a machine costs
+_PROBED: Final = "g4dn.xlarge"  # the type of the request that only checks permissions
+
+_NO_CAPACITY: Final = frozenset(
+    {"InsufficientInstanceCapacity", "InsufficientCapacity", "InsufficientHostCapacity",
+     "InsufficientReservedInstanceCapacity", "InsufficientFreeAddressesInSubnet",
+     "InsufficientVolumeCapacity", "SpotMaxPriceTooLow", "Unsupported"}
+)  # fmt: skip
+_QUOTA: Final = frozenset(
+    {"VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded",
+     "VolumeLimitExceeded", "MaxIOPSLimitExceeded"}
+)  # fmt: skip
+
+
+def launch_request(setup: Ec2Setup, prices: Ec2Prices, order: Order) -> dict[str, Any]:
+    """Of the same order always the same, or AWS refuses its token. CreateFailed: of no use."""
+    kind, zone, spot = offer_parts(order.offer.id)
+    network = setup.network()
+    if zone not in network.subnets:
+        raise CreateFailed(f"the provider block has no subnet in {zone}")
+    image = setup.image(order.image, order.offer.architecture)
+    if image is None:
+        raise CreateFailed(f"there is no image for the {order.offer.architecture} of {kind}")
+    label = label_tags(order.label)
+    named = {"Name": f"torpor {order.label.workspace}", **label}
+    machine = {**named, PRICE_TAG: f"{order.offer.price_usd_h:.6f}"}
+    tags = {"instance": machine, "volume": named, "network-interface": label}
+    request: dict[str, Any] = {
+        **_placed(kind, image, network.subnets[zone], network.group, order.disk_gib),
+        "UserData": start_script(order),
+        "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled"},
+    }
+    if spot:
+        tags["spot-instances-request"] = label
+        options = _spot_options(prices, order, image)
+        request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
+    request["TagSpecifications"] = [
+        {"ResourceType": kind, "Tags": [{"Key": k, "Value": v} for k, v in words.items()]}
+        for kind, words in tags.items()
+    ]
+    return request
+
+
+def probe_request(setup: Ec2Setup, image: Image) -> dict[str, Any]:
+    """The same for ``DryRun``, which rents nothing."""
+    network = setup.network()
+    return _placed(_PROBED, image, next(iter(network.subnets.values())), network.group, 0)
+
+
+def launch_refused(order: Order, refusal: Refusal) -> ProviderError:
+    asked = f"AWS refused {order.offer.id}: {refusal}"
+    if refusal.code in _NO_CAPACITY:
+        return NoCapacity(asked)
+    if refusal.code in _QUOTA:
+        return QuotaReached(f"{asked} Ask for more in Service Quotas of {order.offer.region}")
+    if refusal.code == "IdempotentParameterMismatch":
+        return CreateUncertain(
+            f"{asked} An earlier attempt with this label asked for another machine, which may "
+            "exist. The attempt is abandoned; reconcile ends the machine if it appears"
+        )
+    if refusal.code in DENIED:
+        return ProviderDenied(f"{asked}. Check the credentials block and its permissions")
+    return CreateFailed(asked)
+
+
+def _placed(kind: str, image: Image, subnet: str, group: str, disk_gib: float) -> dict[str, Any]:
+    """One machine. Its disk has ``disk_gib`` beside what the image takes."""
+    disk = {
+        "VolumeSize": image.gib + math.ceil(disk_gib),
+        "VolumeType": "gp3",
+        "DeleteOnTermination": True,
+    }
+    card = {
+        "DeviceIndex": 0,
+        "SubnetId": subnet,
+        "Groups": [group],
+        "AssociatePublicIpAddress": True,
+        "DeleteOnTermination": True,
+    }
+    return {
+        "InstanceType": kind,
+        "MinCount": 1,
+        "MaxCount": 1,
+        "ImageId": image.id,
+        "BlockDeviceMappings": [{"DeviceName": image.root_device, "Ebs": disk}],
+        "NetworkInterfaces": [card],
+    }
+
+
+def _spot_options(prices: Ec2Prices, order: Order, image: Image) -> dict[str, str]:
+    """Without a limit of the user, AWS's own holds: the price on demand."""
+    options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+    if order.bid_usd_h is None:
+        return options
+    beside = prices.disk_usd_h(image.gib + order.disk_gib) + ADDRESS_USD_H
+    if order.bid_usd_h <= beside:
+        raise CreateFailed(
+            f"a bid of {order.bid_usd_h:.4f} $/h is less than disk and address of "
+            f"{order.offer.id} cost, {beside:.4f} $/h"
+        )
+    return {**options, "MaxPrice": f"{order.bid_usd_h - beside:.6f}"}

@@ -1,0 +1,212 @@
+"""What EC2 sells in one region: instance types by zone, on demand and spot, with GPU and price."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from torpor.control.providers.ec2_client import Ec2Client
+from torpor.control.providers.ec2_prices import ADDRESS_USD_H, Ec2Prices
+from torpor.control.providers.ec2_setup import DLAMI_CUDA, Ec2Setup, Image
+from torpor.control.providers.gpus import Gpu, parse_gpu
+from torpor.control.providers.offers import Offer
+from torpor.shared.errors import CreateFailed
+from torpor.shared.values import Want
+
+_WITH_GPU: Final = ("g*", "p*")
+_VALUES: Final = 200  # in one filter
+_MOST_DISK_GIB: Final = 16384.0
+_ARCHITECTURES: Final = {"x86_64": "x86_64", "arm64": "aarch64"}
+_NAMES: Final = {"RTX PRO Server 6000": "RTX PRO 6000 Server"}
+_SXM: Final = frozenset({"A100", "H100", "H200", "B200", "B300"})
+"""EC2 has no other form of these, and does not say so."""
+_TOO_OLD: Final = frozenset({"K80", "M60", "V100"})
+"""NVIDIA's open driver, which is in AWS's image, does not support these."""
+
+
+class _GpuItem(msgspec.Struct, rename="pascal"):
+    name: str
+    manufacturer: str
+    count: int
+    memory_info: dict[str, int] = {}
+
+
+class _GpuInfo(msgspec.Struct, rename="pascal"):
+    gpus: list[_GpuItem]
+
+
+class _Cores(msgspec.Struct, rename={"count": "DefaultVCpus"}):
+    count: int
+
+
+class _Memory(msgspec.Struct, rename={"mib": "SizeInMiB"}):
+    mib: int
+
+
+class _Processor(msgspec.Struct, rename="pascal"):
+    supported_architectures: list[str]
+
+
+class _Card(msgspec.Struct, rename="pascal"):
+    peak_bandwidth_in_gbps: float | None = None
+
+
+class _Network(msgspec.Struct, rename="pascal"):
+    network_cards: list[_Card] = []
+
+
+class _Type(msgspec.Struct, rename="pascal"):
+    instance_type: str
+    v_cpu_info: _Cores
+    memory_info: _Memory
+    processor_info: _Processor
+    supported_usage_classes: list[str]
+    network_info: _Network
+    gpu_info: _GpuInfo | None = None
+
+
+class _Types(msgspec.Struct, rename="pascal"):
+    instance_types: list[_Type]
+    next_token: str = ""
+
+
+class _Place(msgspec.Struct, rename="pascal"):
+    instance_type: str
+    location: str
+
+
+class _Places(msgspec.Struct, rename="pascal"):
+    instance_type_offerings: list[_Place]
+    next_token: str = ""
+
+
+class _Ware(msgspec.Struct):
+    """One instance type that a machine of ours can be."""
+
+    type: _Type
+    gpu: Gpu | None
+    gpu_count: int
+    image: Image
+
+
+class Ec2Offers:
+    """``types``: the instance types to sell; empty: all that have an NVIDIA GPU."""
+
+    def __init__(
+        self, client: Ec2Client, setup: Ec2Setup, prices: Ec2Prices, types: Sequence[str]
+    ) -> None:
+        self._client, self._setup, self._prices = client, setup, prices
+        self._types = list(types)
+
+    def found(self, want: Want) -> list[Offer]:
+        zones = self._setup.network().subnets
+        wares = {ware.type.instance_type: ware for ware in self._wares(want)}
+        places = [
+            (wares[place.instance_type], place.location)
+            for place in self._places(sorted(wares))
+            if place.location in zones
+        ]
+        offers: list[Offer] = []
+        if want.spot != "only":
+            listed = self._prices.on_demand(self._types)
+            offers += [
+                self._offer(want, ware, zone, listed[ware.type.instance_type], spot=False)
+                for ware, zone in places
+                if ware.type.instance_type in listed
+                and "on-demand" in ware.type.supported_usage_classes
+            ]
+        if want.spot != "never":
+            bids = self._prices.spot(name for name, w in wares.items() if _has_spot(w.type))
+            offers += [
+                self._offer(want, ware, zone, bids[ware.type.instance_type, zone], spot=True)
+                for ware, zone in places
+                if (ware.type.instance_type, zone) in bids
+            ]
+        return offers
+
+    def _wares(self, want: Want) -> Iterator[_Ware]:
+        asked = [{"Name": "instance-type", "Values": self._types or list(_WITH_GPU)}]
+        pages = self._client.pages(_Types, "describe_instance_types", Filters=asked)
+        images: dict[str, Image | None] = {}
+        default = self._setup.is_default(want.image)
+        for kind in (kind for page in pages for kind in page.instance_types):
+            item = kind.gpu_info.gpus[0] if kind.gpu_info and kind.gpu_info.gpus else None
+            gpu = _gpu(item) if item is not None else None
+            if item is not None and (gpu is None or (default and gpu.model in _TOO_OLD)):
+                continue
+            architecture = _architecture(kind)
+            if architecture not in images:
+                images[architecture] = self._setup.image(want.image, architecture)
+            image = images[architecture]
+            if image is not None:
+                yield _Ware(kind, gpu, item.count if item is not None else 0, image)
+
+    def _places(self, types: Sequence[str]) -> list[_Place]:
+        pages = [
+            page
+            for first in range(0, len(types), _VALUES)
+            for page in self._client.pages(
+                _Places,
+                "describe_instance_type_offerings",
+                LocationType="availability-zone",
+                Filters=[{"Name": "instance-type", "Values": types[first : first + _VALUES]}],
+            )
+        ]
+        return [place for page in pages for place in page.instance_type_offerings]
+
+    def _offer(self, want: Want, ware: _Ware, zone: str, usd_h: float, *, spot: bool) -> Offer:
+        kind, image = ware.type, ware.image
+        name = f"{kind.instance_type}/{zone}" + ("/spot" if spot else "")
+        default = self._setup.is_default(want.image)
+        disk_usd_h = self._prices.disk_usd_h(image.gib + want.disk_gib)
+        peaks = [card.peak_bandwidth_in_gbps or 0.0 for card in kind.network_info.network_cards]
+        return Offer(
+            id=name,
+            provider=self._client.identity,
+            gpu=ware.gpu,
+            gpu_count=ware.gpu_count,
+            price_usd_h=usd_h + disk_usd_h + ADDRESS_USD_H,
+            region=self._client.region,
+            disk_gib=_MOST_DISK_GIB - image.gib,
+            domain=name,
+            priced_unix=time.time(),
+            spot=spot,
+            architecture=image.architecture,
+            cuda=DLAMI_CUDA if default and ware.gpu is not None else None,
+            ram_gib=kind.memory_info.mib / 1024,
+            cores=kind.v_cpu_info.count,
+            link_mbit_s=max(peaks, default=0.0) * 1000 or None,
+        )
+
+
+def offer_parts(offer: str) -> tuple[str, str, bool]:
+    """Instance type, zone, and whether it is spot."""
+    kind, _, rest = offer.partition("/")
+    zone, _, market = rest.partition("/")
+    if not kind or not zone or market not in ("", "spot"):
+        raise CreateFailed(f"{offer!r} is no offer of EC2")
+    return kind, zone, market == "spot"
+
+
+def _gpu(item: _GpuItem) -> Gpu | None:
+    """None for a part of a GPU, and for one that is not NVIDIA's."""
+    if item.manufacturer != "NVIDIA" or item.count < 1:
+        return None
+    gpu = parse_gpu(_NAMES.get(item.name, item.name), item.memory_info.get("SizeInMiB", 0) / 1024)
+    if gpu is not None and gpu.model in _SXM:
+        return msgspec.structs.replace(gpu, form="SXM")
+    return gpu
+
+
+def _architecture(kind: _Type) -> str:
+    """As ``uname -m`` says it."""
+    names = [_ARCHITECTURES[a] for a in kind.processor_info.supported_architectures
+             if a in _ARCHITECTURES]  # fmt: skip
+    return names[0] if names else "unknown"
+
+
+def _has_spot(kind: _Type) -> bool:
+    return "spot" in kind.supported_usage_classes

@@ -1,0 +1,137 @@
+"""What AWS asks for an hour: of its price list, and of the history of spot prices."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
+from typing import Any, Final
+
+import msgspec
+
+from torpor.control.providers.ec2_client import Ec2Client
+
+ADDRESS_USD_H: Final = 0.005
+"""A public IPv4 address, the same in every region."""
+_HOURS_A_MONTH: Final = 730
+_FRESH_S: Final = 6 * 3600.0  # AWS changes its price list some times a week
+_TYPES_AT_ONCE: Final = 100
+_LINUX: Final = {
+    "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA",
+    "capacitystatus": "Used", "locationType": "AWS Region",
+}  # fmt: skip
+
+
+class _Dimension(msgspec.Struct, rename="camel"):
+    price_per_unit: dict[str, str]
+
+
+class _Term(msgspec.Struct, rename="camel"):
+    price_dimensions: dict[str, _Dimension]
+
+
+class _Terms(msgspec.Struct, rename={"on_demand": "OnDemand"}):
+    on_demand: dict[str, _Term] = {}
+
+
+class _Product(msgspec.Struct):
+    attributes: dict[str, str]
+
+
+class _Listed(msgspec.Struct):
+    product: _Product
+    terms: _Terms
+
+
+class _Products(msgspec.Struct, rename="pascal"):
+    price_list: list[str]
+    next_token: str = ""
+
+
+class _Spot(msgspec.Struct, rename="pascal"):
+    instance_type: str
+    availability_zone: str
+    spot_price: str
+    timestamp: datetime
+
+
+class _SpotPage(msgspec.Struct, rename="pascal"):
+    spot_price_history: list[_Spot]
+    next_token: str = ""
+
+
+class Ec2Prices:
+    """Prices in dollars an hour, of one region. Thread-safe."""
+
+    def __init__(self, client: Ec2Client, clock: Callable[[], float] = time.time) -> None:
+        self._client, self._clock = client, clock
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, dict[str, float]]] = {}
+
+    def on_demand(self, types: Sequence[str]) -> dict[str, float]:
+        """By instance type: of ``types``, or, where that is empty, of all that have a GPU."""
+        if not types:
+            return self._listed("instanceFamily", "GPU instance", **_LINUX)
+        found = (self._listed("instanceType", name, **_LINUX) for name in types)
+        return {name: price for prices in found for name, price in prices.items()}
+
+    def spot(self, types: Iterable[str]) -> dict[tuple[str, str], float]:
+        """By instance type and zone."""
+        names = sorted(types)
+        now = datetime.fromtimestamp(self._clock(), timezone.utc)
+        newest: dict[tuple[str, str], _Spot] = {}
+        for first in range(0, len(names), _TYPES_AT_ONCE):
+            pages = self._client.pages(
+                _SpotPage,
+                "describe_spot_price_history",
+                InstanceTypes=names[first : first + _TYPES_AT_ONCE],
+                ProductDescriptions=["Linux/UNIX"],
+                StartTime=now,  # AWS also shows the prices that hold since before
+            )
+            for row in (row for page in pages for row in page.spot_price_history):
+                key = (row.instance_type, row.availability_zone)
+                if key not in newest or newest[key].timestamp < row.timestamp:
+                    newest[key] = row
+        return {key: float(row.spot_price) for key, row in newest.items()}
+
+    def disk_usd_h(self, gib: float) -> float:
+        """Of a gp3 volume with the throughput that comes with it."""
+        months = self._listed("volumeApiName", "gp3", productFamily="Storage").values()
+        if not months:
+            raise self._client.unexpected("no price of a gp3 volume", "the price list")
+        return gib * max(months) / _HOURS_A_MONTH
+
+    def _listed(self, field: str, value: str, **more: str) -> dict[str, float]:
+        """By instance type, or by volume type. The higher one where two are listed."""
+        with self._lock:
+            if value in self._known and self._clock() - self._known[value][0] < _FRESH_S:
+                return self._known[value][1]
+            fields = {field: value, **more, "regionCode": self._client.region}
+            filters: list[dict[str, Any]] = [
+                {"Type": "TERM_MATCH", "Field": name, "Value": text}
+                for name, text in fields.items()
+            ]
+            pages = self._client.pages(
+                _Products, "get_products", service="pricing",
+                ServiceCode="AmazonEC2", Filters=filters,
+            )  # fmt: skip
+            found: dict[str, float] = {}
+            for text in (text for page in pages for text in page.price_list):
+                name, usd = self._price(text)
+                if name and usd > 0:
+                    found[name] = max(usd, found.get(name, 0.0))
+            self._known[value] = (self._clock(), found)
+            return found
+
+    def _price(self, text: str) -> tuple[str, float]:
+        try:
+            listed = msgspec.json.decode(text, type=_Listed)
+            terms = listed.terms.on_demand.values()
+            dimensions = [d for term in terms for d in term.price_dimensions.values()]
+            prices = [float(d.price_per_unit.get("USD", 0)) for d in dimensions]
+        except (msgspec.DecodeError, ValueError) as cause:
+            raise self._client.unexpected(f"{cause} in {text}", "the price list") from cause
+        attributes = listed.product.attributes
+        name = attributes.get("instanceType") or attributes.get("volumeApiName") or ""
+        return name, max(prices, default=0.0)
