@@ -9,12 +9,12 @@ from typing import Final
 from torpor.shared.values import Label, WorkspaceName
 
 _WORD: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_NAME: Final = re.compile(rf"torpor\.({_WORD})\.({_WORD})\.([0-9a-f]{{8,64}})")
+_NAME: Final = re.compile(rf"torpor\.({_WORD})\.({_WORD})\.([0-9a-f]{{8,32}})")
 _TAGS: Final = ("torpor-owner", "torpor-workspace", "torpor-rental")
 
 
 def label_name(label: Label) -> str:
-    """At most 197 characters: ``torpor.OWNER.WORKSPACE.RENTAL``."""
+    """At most 167 characters: ``torpor.OWNER.WORKSPACE.RENTAL``."""
     return f"torpor.{label.owner}.{label.workspace}.{label.rental}"
 
 

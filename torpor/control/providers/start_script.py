@@ -12,8 +12,8 @@ from typing import Final
 from torpor.control.providers.seam import Order
 from torpor.shared.errors import InvalidInput
 
-MOST_BYTES: Final = 4048
-"""What Vast.ai takes; the least of all markets."""
+MOST_CHARACTERS: Final = 4048
+"""Of a start command. Vast.ai states this limit for its own kind of start script."""
 
 _SCRIPT: Final = """#!/bin/sh
 set -eu
@@ -49,7 +49,10 @@ fi
 
 _PUBLIC: Final = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+(?: [\w@.:+-]*)?")
 _PRIVATE: Final = re.compile(r"-----BEGIN [A-Z ]+-----\n[A-Za-z0-9+/=\n]+-----END [A-Z ]+-----")
-_BARE: Final = re.compile(r"(?:^|/)(?:alpine|busybox|scratch|wolfi-base|distroless)(?=[/:@-]|$)")
+_BARE: Final = re.compile(
+    r"(?:^|/)(?:alpine|busybox|scratch|wolfi-base)(?=[:@]|$)"
+    r"|(?:^|/)distroless/|[:-]alpine[\d.]*(?=[-@]|$)"
+)
 _OLD: Final = re.compile(
     r"ubuntu[:-]?(?:1\d|20)\.|ubuntu:(?:trusty|xenial|bionic|focal)"
     r"|debian:(?:[89]|1[01]|jessie|stretch|buster|bullseye)\b"
@@ -69,7 +72,13 @@ def start_script(order: Order) -> str:
 def start_command(order: Order) -> list[str]:
     """For a container: its first process. No word needs quotes beyond one pair."""
     packed = base64.b64encode(start_script(order).encode()).decode()
-    return ["/bin/sh", "-c", f'eval "$(echo {packed} | base64 -d)"']
+    command = f'eval "$(echo {packed} | base64 -d)"'
+    if len(command) > MOST_CHARACTERS:
+        raise InvalidInput(
+            f"the start script has {len(command)} characters, markets take {MOST_CHARACTERS}: use "
+            "a shorter SSH key, such as an ed25519 key"
+        )
+    return ["/bin/sh", "-c", command]
 
 
 def check_image(image: str) -> None:
