@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Annotated, Final, TypeVar
 
 from prefect.blocks.core import Block
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
 from pydantic import BeforeValidator, ValidationError
 
 from torpor.shared.errors import InvalidInput
@@ -22,6 +24,8 @@ LOGOS: Final = (
     "420d0d6a78bb6df1fc18bcf188fdad43c1d22ea9/assets/block-logos"
 )
 """The pictures of Prefect's own blocks, at one commit, so they cannot change or move."""
+
+MOST_BLOCKS: Final = 200  # of one answer of Prefect's API
 
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,253}[a-z0-9])?")
 
@@ -65,6 +69,19 @@ def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
             f"{kind.__name__}; torpor did not use it"
         )
     return block
+
+
+def load_all(kind: type[BlockT]) -> list[BlockT]:
+    """Every saved block of this type; InvalidInput if one of them is damaged."""
+    with get_client(sync_client=True) as client:
+        try:
+            documents = client.read_block_documents_by_type(
+                kind.get_block_type_slug(), limit=MOST_BLOCKS, include_secrets=False
+            )
+        except ObjectNotFound:  # no block of it was ever saved
+            return []
+    names = [document.name for document in documents if document.name]
+    return [load_named(kind, name, of="this installation") for name in names]
 
 
 def _as_reference(value: object) -> object:

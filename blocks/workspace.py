@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, field_validator
@@ -11,7 +11,7 @@ from blocks.ec2_provider import Ec2Provider
 from blocks.local_provider import LocalProvider
 from blocks.markets import LambdaProvider, RunpodProvider, VastProvider
 from blocks.object_store import ObjectStore
-from blocks.reference import LOGOS, Reference, load
+from blocks.reference import LOGOS, Reference, load, load_all
 from blocks.ssh_identity import SSHIdentity
 from torpor.control.providers.seam import Provider
 from torpor.control.store.s3 import S3Store
@@ -53,11 +53,17 @@ class Workspace(Block):
         exclude: Patterns of names and paths to leave out.
         store: The block of the object store.
         provider: The block of the provider, as type/name.
+        more_providers: Blocks of further providers, in the order of preference.
         identity: The block of the SSH identity.
         gpu: The GPU model it needs.
         gpu_count: The number of GPUs.
         disk_gib: The smallest disk, in GiB.
         max_price_usd_h: The highest price, in dollars an hour.
+        regions: The regions to rent in, as the providers name them.
+        spot: Whether to rent spot machines.
+        min_reliability: The lowest reliability, 0 to 1.
+        rank: Whether the cheapest offer or the first provider comes first.
+        image: The image of the machine.
         quiesce: A command that pauses work on the machine.
         quiesce_timeout_s: The time limit of that command, in seconds.
         accept_changed: Patterns of files that may change while they are read.
@@ -113,6 +119,10 @@ class Workspace(Block):
         default="local-provider/default",
         description="The provider block to rent from, as type/name: local-provider/default.",
     )
+    more_providers: list[Reference] = Field(
+        default_factory=list,
+        description="Further provider blocks to rent from, as type/name, in order of preference.",
+    )
     identity: Reference = Field(
         default="default",
         title="SSH identity",
@@ -133,7 +143,35 @@ class Workspace(Block):
         default=None,
         gt=0,
         title="Highest price per hour",
-        description="The highest price of a machine, in dollars an hour. None: no limit.",
+        description=(
+            "The highest price of a machine with its disk and address, in dollars an hour. None: "
+            "no limit."
+        ),
+    )
+    regions: list[str] = Field(
+        default_factory=list,
+        description="The regions to rent in, as the providers name them. Empty: any region.",
+    )
+    spot: Literal["never", "allowed", "only"] = Field(
+        default="never",
+        description=(
+            "Whether to rent spot machines, which cost less and may be taken away at any time."
+        ),
+    )
+    min_reliability: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        title="Lowest reliability",
+        description="The lowest reliability of a host, 0 to 1, where a provider states it.",
+    )
+    rank: Literal["price", "order"] = Field(
+        default="price",
+        title="Rank offers by",
+        description="price: the cheapest offer first. order: the first provider's offers first.",
+    )
+    image: str = Field(
+        default="", description="The image of the machine. Empty: the provider's usual one."
     )
     quiesce: list[str] = Field(
         default_factory=list,
@@ -233,6 +271,11 @@ class Workspace(Block):
                 gpu_count=self.gpu_count,
                 disk_gib=self.disk_gib,
                 max_price_usd_h=self.max_price_usd_h,
+                regions=list(self.regions),
+                spot=self.spot,
+                rank=self.rank,
+                min_reliability=self.min_reliability,
+                image=self.image,
             ),
             quiesce=list(self.quiesce),
             quiesce_timeout_s=self.quiesce_timeout_s,
@@ -263,9 +306,10 @@ class Workspace(Block):
         """The key that seals its snapshots; None if they stay plain."""
         return self._store().key()
 
-    def open_provider(self) -> Provider:
-        """Its provider, ready to use; raises InvalidInput."""
-        return load(self.provider, PROVIDERS, of=self._me()).open()
+    def open_providers(self) -> tuple[Provider, ...]:
+        """Its providers, in its order, ready to use; raises InvalidInput."""
+        names = dict.fromkeys([self.provider, *self.more_providers])
+        return tuple(load(name, PROVIDERS, of=self._me()).open() for name in names)
 
     def open_identity(self) -> SSHIdentity:
         """The SSH identity it logs in with; raises InvalidInput."""
@@ -331,3 +375,8 @@ class Workspace(Block):
         if value and not value[0]:
             raise ValueError("the quiesce command's first item is the program and cannot be empty")
         return value
+
+
+def open_all_providers() -> tuple[Provider, ...]:
+    """Every provider block of the installation, ready to use."""
+    return tuple(block.open() for kind in PROVIDERS for block in load_all(kind))

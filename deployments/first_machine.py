@@ -31,7 +31,7 @@ def make_demo(name: str) -> None:
     An interrupted run may have left a machine without files: it gets them. Does nothing if the
     workspace has a snapshot, or no longer uses the local provider.
     """
-    provider = Workspace.of(name).open_provider()
+    provider = Workspace.of(name).open_providers()[0]
     if not isinstance(provider, LocalProvider) or list_snapshots(name):
         return
     machines = list_machines(name) or [create(name)]

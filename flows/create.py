@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from blocks import Workspace
 from flows.flow import flow
-from flows.tenancy import rented
-from tasks.machines import find_offers, take_lease
+from flows.phases import Phases
+from flows.tenancy import only_machine
 from tasks.opening import open_workspace, probe_store
 from torpor.shared.values import Machine
 
@@ -19,8 +19,6 @@ def create(workspace: Workspace | str) -> Machine:
     """
     opened = open_workspace(workspace)
     probe_store(opened)
-    offers = find_offers(opened)
-    lease, fresh = take_lease(opened)
-    with rented(opened, offers, lease, fresh) as tenancy:
-        tenancy.hand_over()
+    with only_machine(opened, Phases()) as tenancy:
+        tenancy.hand_over(alone=True)
     return tenancy.machine

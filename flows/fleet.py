@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Final
 
 from flows.phases import Phases
 from flows.restoration import Arrival
-from flows.tenancy import Tenancy, rented
-from tasks.machines import endpoint_of, open_session
+from tasks.machines import create_machine, endpoint_of, open_session, own_machine
 from tasks.progress import Progress
 from tasks.replicas import restore_share, serve_packs
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
-from torpor.control.ledger import Lease
-from torpor.control.providers.offers import Offer
 from torpor.control.remote.exchange import Exchange, Member
 from torpor.control.remote.session import Session
+from torpor.control.rental.renting import Renting, Tenancy
+from torpor.control.rental.search import Offers
 from torpor.control.reports import Replica, WakeReport
 from torpor.shared.errors import (
     HandedOver,
     MachineError,
-    ProviderError,
     RunCancelled,
     TorporError,
     WorkspaceBusy,
@@ -61,7 +59,7 @@ class _Candidate:
     number: int
     name: str  # the machine's, once it has one
     own: bool
-    found: bool  # its lease, and maybe its machine, are what an earlier run left
+    found: bool  # its machine is what an earlier run left
     phases: Phases
     kept: bool = False
     stopped_looks: int = 0
@@ -82,7 +80,8 @@ class Fleet:
         self,
         opened: OpenWorkspace,
         wanted: StoredSnapshot,
-        offers: list[Offer],
+        held: Renting,
+        offers: Offers,
         count: int,
         spares: int,
         exchange: Exchange,
@@ -92,6 +91,7 @@ class Fleet:
     ) -> None:
         self._opened = opened
         self._wanted = wanted
+        self._held = held
         self._offers = offers
         self._count = count
         self._spares = spares
@@ -112,16 +112,19 @@ class Fleet:
         self.replicas: list[Replica] = []
         self.fault: BaseException | None = None  # of one machine, and no TorporError: a bug
 
-    def bring(self, leases: list[tuple[Lease, bool]], own: list[str]) -> None:
-        """Start all machines, and return when each is handed over, destroyed or reported."""
-        with ThreadPoolExecutor(
-            len(leases) + len(own) + self._spares, thread_name_prefix="replica"
-        ) as threads:
+    def bring(self, left: Sequence[Tenancy], own: Sequence[str]) -> None:
+        """Start all machines: the user's ``own``, what earlier runs ``left``, and new ones. Return
+        when each is handed over, destroyed or reported."""
+        new = max(0, self._count + self._spares - len(left)) if self._count else 0
+        most = len(left) + len(own) + new + self._spares
+        with ThreadPoolExecutor(most, thread_name_prefix="replica") as threads:
             try:
                 for text in own:
-                    self._start(threads, text, None)
-                for lease in leases:
-                    self._start(threads, "", lease)
+                    self._start(threads, text)
+                for tenancy in left:
+                    self._start(threads, left=tenancy)
+                for _ in range(new):
+                    self._start(threads)
                 while self._running:
                     done, _ = wait([*self._running], WATCH_S, FIRST_COMPLETED)
                     for future in done:
@@ -137,14 +140,14 @@ class Fleet:
     # -- on the flow's thread
 
     def _start(
-        self, threads: ThreadPoolExecutor, own: str, lease: tuple[Lease, bool] | None
+        self, threads: ThreadPoolExecutor, own: str = "", left: Tenancy | None = None
     ) -> None:
         number = len(self._candidates)
-        name, found = own or f"machine {number + 1}", lease is not None and not lease[1]
-        candidate = _Candidate(number, name, bool(own), found, Phases())
+        name = own or f"machine {number + 1}"
+        candidate = _Candidate(number, name, bool(own), left is not None, Phases())
         self._candidates.append(candidate)
         context = copy_context()  # a task needs to know the flow run that it belongs to
-        self._running[threads.submit(context.run, self._bring, candidate, lease)] = candidate
+        self._running[threads.submit(context.run, self._bring, candidate, left)] = candidate
 
     def _settle(self, candidate: _Candidate, future: Future[WakeReport]) -> None:
         error = future.exception()
@@ -171,14 +174,8 @@ class Fleet:
         rented_now = [c for c in self._running.values() if not c.own and not c.kept]
         missing = self._count - self._kept - len(rented_now)
         for _ in range(min(missing, self._spares + self._never_ours - self.replaced)):
-            provider = self._opened.provider.identity
-            try:
-                lease = self._opened.ledger.open_lease(self._opened.owner, provider)
-            except TorporError as error:  # the others go on; it is tried again while they do
-                runner().log.warning("no machine can be replaced now: %s", error)
-                return
             self.replaced += 1
-            self._start(threads, "", (lease, True))
+            self._start(threads)
 
     def _look_at_machines(self) -> None:
         watched = [c for c in self._running.values() if c.machine is not None and not c.own]
@@ -186,8 +183,8 @@ class Fleet:
             return
         self._looked_at = time.monotonic()
         try:
-            states = {live.id: live.state for live in self._opened.provider.list_own()}
-        except ProviderError:
+            states = self._held.states()
+        except TorporError:
             return  # unknown is not gone
         for candidate in watched:
             state = states.get(candidate.machine or MachineId(""), "gone")
@@ -196,7 +193,7 @@ class Fleet:
             if candidate.stopped_looks >= 2 and candidate.work is not None:
                 candidate.work.remote.give_up(
                     MachineError(
-                        f"machine {candidate.machine} at {self._opened.provider.identity} died "
+                        f"machine {candidate.machine} died "
                         f"during the restore: its provider says that it is {state}"
                     )
                 )
@@ -229,16 +226,17 @@ class Fleet:
 
     # -- on each machine's thread
 
-    def _bring(self, candidate: _Candidate, taken: tuple[Lease, bool] | None) -> WakeReport:
-        if taken is None:
-            return self._restore(candidate, Tenancy.own(self._opened, candidate.name))
-        lease, fresh = taken
-        first = candidate.number % len(self._offers)
-        offers = [*self._offers[first:], *self._offers[:first]]  # not all on the cheapest one
-        nap = self._nap if fresh else self._nap_on  # what was found is not just left again
-        with ExitStack() as renting:
-            with candidate.phases.phase("machine"):
-                tenancy = renting.enter_context(rented(self._opened, offers, lease, fresh, nap))
+    def _bring(self, candidate: _Candidate, left: Tenancy | None) -> WakeReport:
+        if candidate.own:
+            own = Tenancy(own_machine(candidate.name), None, None, fresh=True)
+            return self._restore(candidate, own)
+        fitting = self._offers.fitting
+        first = candidate.number % max(1, len(fitting))  # not all on the cheapest one
+        offers = Offers([*fitting[first:], *fitting[:first]], [])
+        nap = self._nap_on if left else self._nap  # what was found is not just left again
+        with candidate.phases.phase("machine"):
+            tenancy = create_machine(self._held, offers, left, nap)
+        with tenancy:
             candidate.name = candidate.machine = tenancy.machine.id
             return self._restore(candidate, tenancy)
 
@@ -246,7 +244,7 @@ class Fleet:
         phases = candidate.phases
         self._check()
         with phases.phase("connect"):
-            session = open_session(self._opened, endpoint_of(tenancy.machine))
+            session = open_session(self._opened, tenancy.machine)
         with session:
             work = Arrival(
                 self._opened,

@@ -11,7 +11,7 @@ from blocks import Workspace
 from flows.flow import flow
 from flows.phases import Phases
 from flows.storing import Storing
-from tasks.machines import chosen_machine, destroy_machine, endpoint_of, open_session
+from tasks.machines import chosen_machine, destroy_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
 from tasks.snapshot import confirm
@@ -71,7 +71,7 @@ def store_workspace(
             raise InvalidInput(
                 f"{machine} is your own machine, which torpor never destroys: turn `destroy` off"
             )
-        session = open_session(opened, endpoint_of(live))
+        session = open_session(opened, live)
 
     def end(snapshot: RemoteSnapshot, verified: Verified) -> None:
         with phases.phase("confirm"):

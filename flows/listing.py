@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from blocks import Workspace
+from tasks.machines import renting
 from tasks.opening import open_workspace
 from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
@@ -56,13 +57,8 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def list_machines(workspace: Workspace | str) -> list[Machine]:
-    """The workspace's live machines at its provider."""
-    opened = open_workspace(workspace)
-    return [
-        machine
-        for machine in opened.provider.list_own()
-        if machine.label is not None and machine.label.workspace == opened.spec.name
-    ]
+    """The workspace's live machines at all providers that it or an open rental names."""
+    return [machine for machine, _ in renting(open_workspace(workspace)).machines()]
 
 
 def list_snapshots(workspace: Workspace | str) -> list[StoredSnapshot]:

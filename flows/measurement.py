@@ -206,7 +206,7 @@ class Measurement:
                 pictures = plots.pictures(self.figures, self._measured[0].name)
         facts = host_facts() | {
             "workspace": self._block.name,
-            "provider": self._opened.provider.identity,
+            "provider": ", ".join(one.identity for one in self._opened.providers),
             "content": f"{self._sizes.content_mib} MiB, made for it: BF16 weights, sources, JSON",
             "rounds": f"{self._sizes.rounds}, as far as {self._seconds / 60:g} minutes let them",
             "seconds": ", ".join(f"{k} {v:.1f}" for k, v in self._phases.seconds.items()),

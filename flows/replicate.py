@@ -10,11 +10,19 @@ from blocks import Workspace
 from flows.fleet import MOST_MACHINES, MOST_TASKS, Fleet
 from flows.flow import flow
 from flows.phases import Phases
-from tasks.machines import endpoint_of, find_offers, own_machine, take_leases
+from tasks.machines import (
+    endpoint_of,
+    left_unfinished,
+    look_for_offers,
+    own_machine,
+    renting,
+    show_offers,
+)
 from tasks.opening import open_workspace, probe_store
-from tasks.restore import NEWEST, pick_snapshot
+from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.runner import runner
 from torpor.control.remote.exchange import Exchange, PeerMode
+from torpor.control.rental.search import Offers
 from torpor.control.reports import ReplicateReport
 from torpor.shared.errors import InvalidInput, MachineError
 
@@ -53,14 +61,18 @@ def replicate(
     with phases.phase("prepare"):
         opened = open_workspace(workspace)
         probe_store(opened)
-        wanted = pick_snapshot(opened, snapshot)
-        offers = find_offers(opened) if count else []
-        leases = take_leases(opened, count + spares if count else 0)
-        if leases and not offers:
-            offers = find_offers(opened)  # of what an earlier run left, none is wanted any more
-    fleet = Fleet(opened, wanted, offers, count, spares, exchange, runner().run, full_check, total)
-    with phases.phase("replicate"):
-        fleet.bring(leases, machines)
+        wanted, opened = pick_snapshot_to_wake(opened, snapshot)
+    with renting(opened) as held:
+        with phases.phase("prepare"):
+            left = left_unfinished(opened, held, alone=False) if count else []
+            offers = look_for_offers(opened) if count else Offers([], [])
+        fleet = Fleet(
+            opened, wanted, held, offers, count, spares, exchange, runner().run, full_check, total
+        )
+        with phases.phase("replicate"):
+            fleet.bring(left, machines)
+        if count:
+            show_offers(opened, held, offers)
     report = ReplicateReport(
         workspace=opened.spec.name,
         snapshot=wanted.snapshot,

@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 
 from flows.parts import do_parts
 from flows.phases import Phases
-from flows.tenancy import Tenancy
 from tasks.machines import endpoint_of
 from tasks.restore import begin_restore, check_restore, finish_restore, restore_part
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Agent
+from torpor.control.rental.renting import Tenancy
 from torpor.control.reports import WakeReport
 from torpor.shared.errors import RestoreUnfinished, TorporError
 from torpor.shared.values import StoredSnapshot
@@ -107,9 +107,11 @@ class Arrival(Restoration):
             self.tenancy.holds_nothing_else()
             raise
 
-    def hand_over(self, plan: RestorePlan, finished: Finished, *, full_check: bool) -> WakeReport:
+    def hand_over(
+        self, plan: RestorePlan, finished: Finished, *, full_check: bool, alone: bool = False
+    ) -> WakeReport:
         """Hand the machine over: it is the user's from now on."""
-        self.tenancy.hand_over()
+        self.tenancy.hand_over(alone=alone)
         machine = self.tenancy.machine
         endpoint = endpoint_of(machine)
         wanted = self.remote.wanted

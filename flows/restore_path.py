@@ -6,7 +6,7 @@ from blocks import Workspace
 from flows.flow import flow
 from flows.phases import Phases
 from flows.restoration import Restoration
-from tasks.machines import chosen_machine, endpoint_of, open_session
+from tasks.machines import chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.restore import (
     NEWEST,
@@ -50,7 +50,7 @@ def restore_path(
         wanted = pick_snapshot(opened, snapshot)
         chosen = choose_path(opened, wanted, path)
         live = chosen_machine(opened, machine)
-        session = open_session(opened, endpoint_of(live))
+        session = open_session(opened, live)
     with session:
         restore = RemotePath(
             session,

@@ -12,16 +12,14 @@ from threading import Event
 from flows.phases import Phases
 from tasks.machines import (
     create_machine,
-    end_left,
-    end_scratch,
     endpoint_of,
-    find_offers,
+    look_for_offers,
     open_session,
     own_machine,
+    renting,
 )
 from tasks.measure import clear_scratch, remove_machine_content
 from tasks.workspace import OpenWorkspace
-from torpor.control.ledger import Ledger
 from torpor.control.measure.scratch import held, machines_name
 from torpor.control.remote.session import Session
 from torpor.shared.errors import RunCancelled, TorporError
@@ -74,24 +72,20 @@ def scratch_machines(
         if ended.wait(seconds):
             raise RunCancelled("the benchmark ended before all of its machines were ready")
 
+    mine = opened.under(machines_name(workspace))
     with ExitStack() as stack:
         with phases.phase("machines"):
-            mine = opened.under(machines_name(workspace))
-            offers = find_offers(mine)
-            leases = [
-                mine.ledger.open_lease(mine.owner, mine.provider.identity) for _ in range(count)
-            ]
-            for lease in leases:
-                stack.callback(end_scratch, mine, lease)
+            offers = look_for_offers(mine)
+            held = stack.enter_context(renting(mine))
             # Left before any machine is ended: a thread that still creates would rent once more.
             threads = stack.enter_context(ThreadPoolExecutor(count, thread_name_prefix="scratch"))
             stack.callback(ended.set)
             creating = [
-                threads.submit(copy_context().run, create_machine, mine, offers, lease, True, nap)
-                for lease in leases
+                threads.submit(copy_context().run, create_machine, held, offers, None, nap)
+                for _ in range(count)
             ]
-            live = [future.result() for future in creating]
-            here = opened.provider.identity.startswith("local:")
+            live = [future.result().machine for future in creating]
+            here = live[0].provider.startswith("local:")
             scratch = [
                 stack.enter_context(_attached(opened, workspace, machine, here=here))
                 for machine in live
@@ -103,15 +97,15 @@ def scratch_machines(
 def _attached(
     opened: OpenWorkspace, workspace: WorkspaceName, machine: Machine, *, here: bool
 ) -> Iterator[ScratchMachine]:
-    endpoint = Ledger(opened.store, workspace).pinned(endpoint_of(machine))
-    if endpoint.host_key is not None:
-        opened.ledger.pin(endpoint, endpoint.host_key)
-    with open_session(opened, endpoint) as session:
+    with open_session(opened, machine) as session:
+        endpoint = endpoint_of(machine)
+        if endpoint.host_key is not None:  # flows will take it for a machine of the user's own
+            opened.hosts.pin(endpoint, endpoint.host_key)
         yield ScratchMachine(session, _address(endpoint), here)
 
 
 def _clear(opened: OpenWorkspace, workspace: WorkspaceName) -> None:
-    end_left(opened.under(machines_name(workspace)))
+    renting(opened.under(machines_name(workspace))).end_scratch()
     clear_scratch(opened, "")
 
 

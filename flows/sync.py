@@ -10,7 +10,7 @@ from flows.flow import flow
 from flows.hibernate import store_workspace
 from flows.parts import do_parts
 from flows.phases import Phases
-from tasks.machines import chosen_machine, endpoint_of, open_session
+from tasks.machines import chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.restore import NEWEST, pick_snapshot
 from tasks.runner import runner
@@ -62,7 +62,7 @@ def sync(
         with phases.phase("save"):
             saved = store_workspace(opened, Phases(), machine=machine)[0].snapshot
     with phases.phase("connect"):
-        session = open_session(opened, endpoint_of(live))
+        session = open_session(opened, live)
     with session:
         report = Synchronisation(opened, session, live.id, wanted, phases).run(
             saved=saved, discard_local=discard_local, full_check=full_check

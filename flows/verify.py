@@ -13,7 +13,7 @@ from flows.parts import do_parts
 from flows.phases import Phases
 from flows.restoration import Restoration
 from tasks.events import SnapshotVerified, VerificationFailed, emit
-from tasks.machines import chosen_machine, endpoint_of, open_session
+from tasks.machines import chosen_machine, open_session, renting
 from tasks.opening import open_workspace, probe_store
 from tasks.restore import (
     pick_snapshot,
@@ -81,14 +81,11 @@ def verify(
 @contextmanager
 def _reader(opened: OpenWorkspace, wanted: str, phases: Phases) -> Iterator[Session]:
     """The machine that reads: the named one, the workspace's own, or a rented one."""
-    has_one = any(
-        machine.label is not None and machine.label.workspace == opened.spec.name
-        for machine in opened.provider.list_own()
-    )
+    has_one = bool(renting(opened).machines())
     if wanted or has_one:
         with phases.phase("connect"):
             live = chosen_machine(opened, wanted)
-            session = open_session(opened, endpoint_of(live))
+            session = open_session(opened, live)
         with session:
             yield session
         return

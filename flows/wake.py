@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from blocks import Workspace
 from flows.flow import flow
 from flows.phases import Phases
 from flows.restoration import Arrival
-from flows.tenancy import Tenancy, rented
-from tasks.machines import endpoint_of, find_offers, open_session, take_lease
+from flows.tenancy import only_machine
+from tasks.machines import open_session, own_machine
 from tasks.opening import open_workspace, probe_store
-from tasks.restore import NEWEST, pick_snapshot
+from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
+from torpor.control.rental.renting import Tenancy
 from torpor.control.reports import WakeReport
 from torpor.shared.errors import RestoreUnfinished
 from torpor.shared.values import StoredSnapshot
@@ -41,7 +42,7 @@ def wake(
     with phases.phase("prepare"):
         opened = open_workspace(workspace)
         probe_store(opened)
-        wanted = pick_snapshot(opened, snapshot)
+        wanted, opened = pick_snapshot_to_wake(opened, snapshot)
     try:
         report = _bring(opened, wanted, machine, full_check, phases)
     except RestoreUnfinished as left:  # of another snapshot: a rented machine goes for that
@@ -62,23 +63,19 @@ def _bring(
 ) -> WakeReport:
     with _tenancy(opened, own, phases) as tenancy:
         with phases.phase("connect"):
-            session = open_session(opened, endpoint_of(tenancy.machine))
+            session = open_session(opened, tenancy.machine)
         with session:
             work = Arrival(opened, session, tenancy, wanted, runner().run, phases)
             with work.begun() as plan:
                 finished = work.restore(plan, full_check=full_check)
-                return work.hand_over(plan, finished, full_check=full_check)
+                return work.hand_over(plan, finished, full_check=full_check, alone=True)
 
 
 @contextmanager
 def _tenancy(opened: OpenWorkspace, own: str, phases: Phases) -> Iterator[Tenancy]:
     """The user's own machine, or a rented one, destroyed after a failure if that is safe."""
     if own:
-        yield Tenancy.own(opened, own)
+        yield Tenancy(own_machine(own), None, None, fresh=True)
         return
-    with ExitStack() as renting:
-        with phases.phase("machine"):
-            offers = find_offers(opened)
-            lease, fresh = take_lease(opened)
-            tenancy = renting.enter_context(rented(opened, offers, lease, fresh))
+    with only_machine(opened, phases) as tenancy:
         yield tenancy

@@ -1,48 +1,55 @@
-"""The steps of reconcile: compare a provider's machines with the leases, and end unfinished
+"""The steps of reconcile: compare the providers' machines with the rentals, and end unfinished
 ones.
 """
 
 from __future__ import annotations
 
-from tasks.machines import destroy_until_gone, endpoint_of, open_session
+from tasks.machines import open_session, renting
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.ledger import Lease
 from torpor.control.measure.scratch import machines_name
-from torpor.control.providers.seam import Absent
+from torpor.control.providers.seam import Residue
 from torpor.control.providers.waiting import ssh_banner_fault
 from torpor.control.reconciliation import Finding, compare
-from torpor.control.safety import never_handed_over
+from torpor.control.rental.markets import ask_all
+from torpor.control.rental.records import Rental
 from torpor.shared.errors import MachineError, MachineUnreachable, UnsafeDestroy
-from torpor.shared.values import DRILL, Machine, reserved_name
+from torpor.shared.values import DRILL, Machine, MachineId, WorkspaceName, reserved_name
 
 
-@step("compare with leases")
-def compare_with_leases(opened: OpenWorkspace) -> list[Finding]:
-    """Read the provider's machines and the leases of the workspace, its benchmarks and drills.
-    Changes nothing."""
-    name = opened.spec.name
-    workspaces = [name, machines_name(name), reserved_name(DRILL, name)]
-    before = opened.provider.list_own()
-    leases = [lease for one in workspaces for lease in opened.under(one).ledger.leases()]
-    after = opened.provider.list_own()
-    found = compare(opened.provider.identity, workspaces, leases, before, after)
+@step("compare with rentals")
+def compare_with_rentals(opened: OpenWorkspace) -> list[Finding]:
+    """Read the machines at all provider blocks, and the rentals of the workspace, its benchmarks
+    and drills. Changes nothing. A provider of the workspace that does not answer is an error;
+    another one is left out with a warning."""
+    before = _listed(opened)
+    rentals = [one for name in _names(opened) for one in opened.under(name).rentals.open()]
+    after = _listed(opened)
+    residue = [one for found in after.values() for one in found[1]]
+    found = compare(
+        after.keys(),
+        _names(opened),
+        rentals,
+        [machine for machines, _ in before.values() for machine in machines],
+        [machine for machines, _ in after.values() for machine in machines],
+        residue,
+    )
     return [finding for finding in found if not _just_ended(opened, finding)]
 
 
 def see_that_it_does_not_answer(opened: OpenWorkspace, machine: Machine) -> None:
     """Raises UnsafeDestroy if the machine is starting or if anything answers SSH: only its agent
     knows who works or restores there, and a wake asks the agent."""
-    live = opened.provider.find(machine.id)
-    machine = machine if isinstance(live, Absent) else live
+    live = opened.markets.of(machine.provider).find(machine.id)
+    machine = live if isinstance(live, Machine) else machine
     if machine.state == "starting":
         raise UnsafeDestroy(
             f"machine {machine.id} is starting, so a run may be about to use it: nothing was "
             "ended. Run reconcile again in a few minutes"
         )
     try:
-        with open_session(opened, endpoint_of(machine)):
+        with open_session(opened, machine):
             says = "its agent"
     except MachineError as error:
         if isinstance(error, MachineUnreachable):
@@ -59,17 +66,40 @@ def see_that_it_does_not_answer(opened: OpenWorkspace, machine: Machine) -> None
 
 
 @step("end unfinished machine")
-def end_unfinished(opened: OpenWorkspace, machine: Machine, lease: Lease) -> None:
-    """Destroy this one machine, until it is gone, if its lease says that it was never handed over.
+def end_unfinished(opened: OpenWorkspace, machine: Machine, rental: Rental) -> None:
+    """Destroy this one machine, until its end is proven, if its rental says that it was never
+    handed over."""
+    held = renting(opened.under(rental.label.workspace))
+    held.end(held.tenancy(machine, rental).rental or rental)
 
-    The lease stays for the next run, which may be using it by now.
-    """
-    ledger = opened.under(lease.label.workspace).ledger
 
-    def ask() -> None:
-        ledger.see_unclaimed(lease.label)
+@step("end abandoned")
+def end_abandoned(opened: OpenWorkspace) -> list[MachineId]:
+    """End the attempts that nobody uses; the machines that went with them."""
+    ended = [
+        rental for name in _names(opened) for rental in renting(opened.under(name)).end_abandoned()
+    ]
+    return [rental.machine for rental in ended if rental.machine is not None]
 
-    destroy_until_gone(opened, machine, never_handed_over(machine, lease.label, ask))
+
+def _names(opened: OpenWorkspace) -> list[WorkspaceName]:
+    name = opened.spec.name
+    return [name, machines_name(name), reserved_name(DRILL, name)]
+
+
+def _listed(opened: OpenWorkspace) -> dict[str, tuple[list[Machine], list[Residue]]]:
+    """The machines and the residue by the identity of each provider that answered."""
+    providers = opened.markets.every()
+    answers = ask_all(providers, lambda provider: (provider.list_own(), provider.residue()))
+    found = {}
+    for provider, answer in zip(providers, answers, strict=True):
+        if isinstance(answer, tuple):
+            found[provider.identity] = answer
+        elif provider in opened.providers:
+            raise answer
+        else:
+            runner().log.warning("%s was left out: %s", provider.identity, answer)
+    return found
 
 
 def _silence(machine: Machine) -> str:
@@ -80,6 +110,6 @@ def _silence(machine: Machine) -> str:
 
 
 def _just_ended(opened: OpenWorkspace, finding: Finding) -> bool:
-    """The machine looks lost, but its lease is closed by now: a hibernate has just ended it."""
-    lease = finding.lease if finding.kind == "lost" else None
-    return lease is not None and opened.ledger.lease_of(lease.label) is None
+    """The machine looks lost, but its rental has ended by now: a hibernate has just ended it."""
+    rental = finding.rental if finding.kind == "lost" else None
+    return rental is not None and opened.rentals.of(rental.label) is None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+
 from tasks.progress import Progress
 from tasks.retrying import WHILE_BUSY
 from tasks.step import step
-from tasks.workspace import StoredWorkspace
+from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.remote.paths import Chosen
 from torpor.control.remote.restore import RemoteRestore
+from torpor.control.rental.search import fit
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.differences import entry_at
 from torpor.shared.errors import SnapshotDamaged
@@ -15,6 +20,22 @@ from torpor.shared.values import StoredSnapshot, snapshot_id
 from torpor.shared.wire.restore import Checked, Finished, RestoredPart, RestorePart, RestorePlan
 
 NEWEST = "newest"
+
+
+@step("pick snapshot")
+def pick_snapshot_to_wake(
+    opened: OpenWorkspace, wanted: str
+) -> tuple[StoredSnapshot, OpenWorkspace]:
+    """The same, and the workspace wanting a machine that this snapshot can be woken on: its disk,
+    architecture and CUDA."""
+    name = None if wanted in ("", NEWEST) else snapshot_id(wanted)
+    found = find_snapshot(opened.store, opened.spec.name, name)
+    manifest = read_manifest(opened.store, found, opened.seal)
+    size = manifest.statistics.get("bytes", 0)
+    spec = msgspec.structs.replace(
+        opened.spec, want=fit(opened.spec.want, manifest.environment, size)
+    )
+    return found, replace(opened, spec=spec)
 
 
 @step("pick snapshot")

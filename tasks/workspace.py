@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
 
 from blocks import Workspace
-from torpor.control.ledger import Ledger
+from blocks.workspace import open_all_providers
+from torpor.control.hosts import KnownHosts
 from torpor.control.providers.seam import Provider
 from torpor.control.remote.ssh import Identity
+from torpor.control.rental.markets import Markets
+from torpor.control.rental.records import Rentals
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.format.keys import Seal, workspace_key
 from torpor.shared.values import WorkspaceName, WorkspaceSpec
@@ -36,18 +40,27 @@ class StoredWorkspace:
         return Seal(self.key)
 
     @property
-    def ledger(self) -> Ledger:
-        return Ledger(self.store, self.spec.name)
+    def hosts(self) -> KnownHosts:
+        return KnownHosts(self.store, self.spec.name)
+
+    @property
+    def rentals(self) -> Rentals:
+        return Rentals(self.store, self.spec.name)
 
 
 @dataclass(frozen=True)
 class OpenWorkspace(StoredWorkspace):
-    """A workspace, its store, and the provider and the identity of its machines, all opened."""
+    """A workspace, its store, and the providers and the identity of its machines, all opened."""
 
-    provider: Provider
+    providers: tuple[Provider, ...]
     identity: Identity = field(repr=False)
-    ssh_public_key: str
     owner: str
+    others: Callable[[], Sequence[Provider]] = field(default=tuple, repr=False)
+    """Opens all provider blocks of the installation."""
+
+    @property
+    def markets(self) -> Markets:
+        return Markets(self.providers, self.others)
 
     @classmethod
     def of(cls, workspace: Workspace | str) -> OpenWorkspace:
@@ -60,9 +73,9 @@ class OpenWorkspace(StoredWorkspace):
         return cls(
             spec=spec,
             store=store,
-            provider=block.open_provider(),
+            providers=block.open_providers(),
             identity=identity.identity(),
-            ssh_public_key=identity.public_key,
             owner=block.owner,
+            others=open_all_providers,
             key=None if store_key is None else workspace_key(store_key, spec.name),
         )

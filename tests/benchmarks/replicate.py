@@ -122,7 +122,7 @@ def kills(
             figures[name] = judged(world, truth, report, killed)
             figures[name]["leaked"] = world.leaks()
             destroy_all(world.provider)
-            world.forget_leases()
+            world.forget_rentals()
     return figures
 
 
@@ -196,7 +196,7 @@ def _timed(world: World, truth: Tree, count: int, shaper: Shaper) -> tuple[Repli
     if same["identical"] != count or same["not_of_the_report"]:
         raise SystemExit(f"not every machine is identical to the source: {same}")
     destroy_all(world.provider)
-    world.forget_leases()
+    world.forget_rentals()
     return report, seconds
 
 

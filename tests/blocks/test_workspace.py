@@ -61,7 +61,7 @@ def test_saved_and_loaded_it_opens_what_it_names(saved: Path) -> None:
         assert block.open_store().address == "http://localhost:1/bucket"
         assert block.store_key() == bytes.fromhex("ab" * 32)
         assert block.open_identity().public_key.startswith("ssh-ed25519 ")
-        provider = block.open_provider()
+        (provider,) = block.open_providers()
         assert isinstance(provider, LocalMachines)
         assert provider.identity == f"local://{socket.gethostname()}{saved}"
 
@@ -118,7 +118,7 @@ def test_providers_of_one_shape_load_as_their_own_types() -> None:
         workspace(provider=reference).save("which", overwrite=True)
         assert type(load(Workspace.of("which").provider, kinds, of="test")) is kind
     with pytest.raises(InvalidInput, match=r"workspace ws .*type 'lookalike'.*local-provider/NAME"):
-        workspace(provider="lookalike/ws").open_provider()
+        workspace(provider="lookalike/ws").open_providers()
 
 
 @pytest.mark.usefixtures("saved")

@@ -11,8 +11,8 @@ from typing import Final
 from tests.fixtures.engine import Engine
 from tests.fixtures.trees import Tree, differences, facts
 from tests.fixtures.world import World
-from torpor.control.ledger import Ledger
 from torpor.control.providers.local_folder import MARK
+from torpor.control.rental.records import Rentals
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Machine, SnapshotId
 
@@ -83,12 +83,11 @@ class Judge:
         return [f"the woken workspace differs: {wrong}"] if wrong else []
 
     def leaks(self) -> list[str]:
-        """No process and no unfinished lease of a machine that is not listed."""
-        found = []
-        ledger = Ledger(self._world.direct, self._world.access.spec.name)
-        found += [
-            f"lease {lease.label.rental} was never handed over nor closed"
-            for lease in ledger.unfinished(self._world.provider.identity)
+        """No process and no unfinished rental of a machine that is not listed."""
+        found = [
+            f"rental {rental.label.rental} is {rental.state}, neither handed over nor ended"
+            for rental in Rentals(self._world.direct, self._world.access.spec.name).open()
+            if rental.state in ("standing", "abandoned")
         ]
         end = time.monotonic() + _SETTLE_S
         while strays := self._strays():

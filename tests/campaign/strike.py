@@ -23,7 +23,7 @@ _EVENTS: Final = {
     ),
     "wake": (
         *("phase machine", "phase connect", "phase plan", "phase restore", "phase finish"),
-        *("phase check", "PUT /leases/", "GET /packs/", "GET /packs/", "GET /snapshots/"),
+        *("phase check", "PUT /rentals/open/", "GET /packs/", "GET /packs/", "GET /snapshots/"),
         "handing over",
     ),
 }
@@ -94,9 +94,9 @@ def _has_come(event: str, control: Control, world: World) -> bool:
         return True
     if event.startswith("phase "):
         return control.entered(event.removeprefix("phase "))
-    if event == "handing over":  # the second time that the lease is written
-        asked = [r for r in list(world.proxy.requests) if r[0] == "PUT" and "/leases/" in r[1]]
-        return len(asked) > 1
+    if event == "handing over":  # the third time that the rental is written
+        asked = [r for r in list(world.proxy.requests) if r[0] == "PUT" and "/rentals/" in r[1]]
+        return len(asked) > 2
     verb, part = event.split()
     return any(m == verb and part in p for m, p in list(world.proxy.requests))
 

@@ -1,14 +1,14 @@
-"""What a machine or a lease is said to be, also while runs create and destroy."""
+"""What a machine or a rental is said to be, also while runs create and destroy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import pytest
 
-from torpor.control.ledger import Lease
+from torpor.control.providers.seam import Residue
 from torpor.control.reconciliation import Finding, Reconciliation, choose, compare
+from torpor.control.rental.records import Rental, State
 from torpor.shared.errors import InvalidInput, NotOurs, UnsafeDestroy
 from torpor.shared.values import Label, Machine, MachineId, WorkspaceName
 
@@ -24,21 +24,25 @@ def _machine(name: str, label: Label, price: float = 2.0) -> Machine:
     return Machine(MachineId(name), HERE, label, "running", None, price)
 
 
-def _lease(label: Label, state: Literal["creating", "handed over"], provider: str = HERE) -> Lease:
-    return Lease(label, provider, state, 3600.0)
+def _rental(label: Label, state: State, provider: str = HERE) -> Rental:
+    return Rental(label=label, provider=provider, state=state, created_unix=3600.0, offer="1")
 
 
 def _compare(
-    leases: Sequence[Lease], before: Sequence[Machine], after: Sequence[Machine] | None = None
+    rentals: Sequence[Rental],
+    before: Sequence[Machine],
+    after: Sequence[Machine] | None = None,
+    residue: Sequence[Residue] = (),
 ) -> list[Finding]:
-    return compare(HERE, [DEMO, DRILL], leases, before, before if after is None else after)
+    after = before if after is None else after
+    return compare([HERE], [DEMO, DRILL], rentals, before, after, residue)
 
 
 def _kinds(findings: list[Finding]) -> list[tuple[str, str]]:
     return [
-        (finding.kind, finding.machine.id if finding.machine else finding.lease.label.rental)
+        (finding.kind, finding.machine.id if finding.machine else finding.rental.label.rental)
         for finding in findings
-        if finding.machine or finding.lease
+        if finding.machine or finding.rental
     ]
 
 
@@ -47,26 +51,31 @@ def test_every_finding_is_listed_and_possible_waste_comes_first() -> None:
     drill = _label("f", DRILL)
     found = _compare(
         [
-            _lease(labels["a"], "handed over"),
-            _lease(labels["b"], "creating"),
-            _lease(drill, "creating"),
-            _lease(labels["d"], "handed over"),
-            _lease(labels["e"], "creating"),
-            _lease(_label("g"), "handed over", THERE),
-            _lease(_label("h"), "creating", THERE),
+            _rental(labels["a"], "handed over"),
+            _rental(labels["b"], "standing"),
+            _rental(drill, "standing"),
+            _rental(labels["d"], "handed over"),
+            _rental(labels["e"], "standing"),
+            _rental(_label("g"), "handed over", THERE),
+            _rental(_label("h"), "standing", THERE),
+            _rental(_label("i"), "abandoned"),
+            _rental(_label("j"), "abandoned"),
         ],
         [
             _machine("ma", labels["a"]),
             _machine("mb", labels["b"]),
             _machine("mc", labels["c"]),
             _machine("mf", drill),
+            _machine("mi", _label("i")),
             _machine("mx", _label("x", OTHER)),
         ],
     )
     assert _kinds(found) == [
+        ("abandoned", "mi"),
+        ("abandoned", "j"),
         ("unfinished", "mb"),
         ("unfinished", "mf"),
-        ("without a lease", "mc"),
+        ("without a rental", "mc"),
         ("lost", "d"),
         ("in use", "ma"),
         ("asked for", "e"),
@@ -78,16 +87,16 @@ def test_every_finding_is_listed_and_possible_waste_comes_first() -> None:
 
 def test_one_that_stands_here_is_here_whatever_the_provider_was_called() -> None:
     label = _label("a")
-    found = _compare([_lease(label, "creating", THERE)], [_machine("ma", label)])
+    found = _compare([_rental(label, "standing", THERE)], [_machine("ma", label)])
     assert _kinds(found) == [("unfinished", "ma")]
 
 
-def test_what_came_or_went_meanwhile_is_neither_without_a_lease_nor_lost() -> None:
+def test_what_came_or_went_meanwhile_is_neither_without_a_rental_nor_lost() -> None:
     came, went, ended = _label("came"), _label("went"), _label("ended")
     found = _compare(
-        [_lease(went, "handed over")],
-        [_machine("mw", went), _machine("me", ended)],  # its lease is closed by now, and it is gone
-        [_machine("mc", came)],  # its lease was written after the leases were read
+        [_rental(went, "handed over")],
+        [_machine("mw", went), _machine("me", ended)],  # its rental has ended by now
+        [_machine("mc", came)],  # its rental began after they were read
     )
     assert found == []
 
@@ -95,35 +104,35 @@ def test_what_came_or_went_meanwhile_is_neither_without_a_lease_nor_lost() -> No
 def test_a_row_tells_what_it_is_what_it_cost_and_what_to_do() -> None:
     label, drill = _label("a"), _label("f", DRILL)
     found = _compare(
-        [_lease(label, "creating"), _lease(drill, "creating"), _lease(_label("e"), "creating")],
+        [_rental(label, "standing"), _rental(drill, "standing"), _rental(_label("e"), "standing")],
         [_machine("ma", label), _machine("mf", drill)],
     )
     row = found[0].row(now_unix=3 * 3600.0)
-    assert (row["machine"], row["state"], row["lease"]) == ("ma", "running", "a")
+    assert (row["machine"], row["state"], row["rental"]) == ("ma", "running", "a")
     assert row["since"] == "1970-01-01 01:00 UTC"
     assert row["costs"] == "2.00 $/h, at most 4.00 $ so far"
     assert "next wake or replicate continues with it" in row["next step"]
     assert found[1].row(0.0)["workspace"] == DRILL
     assert "a drill works" in found[1].row(0.0)["next step"]
     assert found[2].row(0.0)["costs"] == "no machine"
-    (lost,) = _compare([_lease(label, "handed over")], [])
-    assert "delete workspaces/demo/leases/a in the bucket" in lost.row(0.0)["next step"]
-    (asked,) = _compare([_lease(drill, "creating")], [])
-    assert "A later one removes the lease" in asked.row(0.0)["next step"]
+    (lost,) = _compare([_rental(label, "handed over")], [])
+    assert "delete workspaces/demo/rentals/open/a in the bucket" in lost.row(0.0)["next step"]
+    (asked,) = _compare([_rental(drill, "standing")], [])
+    assert "A later one closes the rental" in asked.row(0.0)["next step"]
 
 
 def test_the_message_counts_and_names_what_was_ended() -> None:
     label = _label("a")
-    found = _compare([_lease(label, "handed over")], [_machine("ma", label)])
+    found = _compare([_rental(label, "handed over")], [_machine("ma", label)])
     report = Reconciliation(DEMO, HERE, [*found, *found], ended=[MachineId("mb")])
-    assert report.message() == "Workspace demo at local://here: 2 in use; ended mb"
+    assert report.message() == "Workspace demo at local://here: 2 in use, 4.00 $/h in all; ended mb"
     assert Reconciliation(DEMO, HERE, [], []).message().endswith(": nothing")
 
 
 def test_only_what_was_never_handed_over_may_be_ended() -> None:
     half, used, other = _label("half"), _label("used"), _label("x", OTHER)
     found = _compare(
-        [_lease(half, "creating"), _lease(used, "handed over")],
+        [_rental(half, "standing"), _rental(used, "handed over")],
         [
             _machine("half", half),
             _machine("used", used),
@@ -132,7 +141,7 @@ def test_only_what_was_never_handed_over_may_be_ended() -> None:
         ],
     )
     (chosen,) = choose(found, ["half", "half"])
-    assert chosen == (_machine("half", half), _lease(half, "creating"))
+    assert chosen == (_machine("half", half), _rental(half, "standing"))
     assert choose(found, []) == []
     with pytest.raises(UnsafeDestroy, match="used was handed over and may hold work"):
         choose(found, ["half", "used"])
@@ -143,3 +152,28 @@ def test_only_what_was_never_handed_over_may_be_ended() -> None:
         choose(found, ["nowhere"])
     with pytest.raises(InvalidInput, match="it has none"):
         choose([], ["nowhere"])
+
+
+def test_what_outlived_its_machine_is_listed_with_its_price() -> None:
+    disk = Residue(id="d1", provider=HERE, kind="disk", label=_label("a"), price_usd_h=0.5)
+    used = Residue(id="d2", provider=HERE, kind="disk", label=_label("b"), price_usd_h=0.5)
+    theirs = Residue(id="d3", provider=HERE, kind="disk", label=_label("x", OTHER))
+    unknown = Residue(id="ip", provider=HERE, kind="address", label=None)
+    label = _label("b")
+    found = _compare(
+        [_rental(label, "handed over")],
+        [_machine("mb", label)],
+        residue=[disk, used, theirs, unknown],
+    )
+    rows = [finding.row(0.0) for finding in found if finding.kind == "residue"]
+    assert [(row["machine"], row["state"], row["costs"]) for row in rows] == [
+        ("d1", "disk", "0.50 $/h"),
+        ("ip", "address", "no price known"),
+    ]
+    assert "2.50 $/h in all" in Reconciliation(DEMO, HERE, found, []).message()
+
+
+def test_a_lease_of_an_older_version_is_deleted_where_it_lies() -> None:
+    old = Rental(label=_label("a"), provider=HERE, state="handed over", created_unix=0.0)
+    (lost,) = _compare([old], [])
+    assert "delete workspaces/demo/leases/a in the bucket" in lost.next_step

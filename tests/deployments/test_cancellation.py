@@ -90,14 +90,18 @@ def test_a_cancelled_run_destroys_only_what_it_created(
 
 
 def _left(installation: Installation) -> list[str]:
-    """Machines that are rented, leases of none, and what a benchmark stored."""
+    """Machines that are rented, rentals of none, and what a benchmark stored."""
     opened = open_workspace(NAME)
     machines = [*_rented(installation, NAME), *_rented(installation, MEASURED)]
-    leases = opened.ledger.unfinished(opened.provider.identity)
+    rentals = [rental for rental in opened.rentals.open() if rental.state != "handed over"]
     return [
         *(machine.id for machine in machines),
-        *(lease.label.rental for lease in leases),
-        *(found.key for found in opened.store.list(f"workspaces/{BENCHMARK}")),
+        *(rental.label.rental for rental in rentals),
+        *(
+            found.key
+            for found in opened.store.list(f"workspaces/{BENCHMARK}")
+            if "/rentals/ended/" not in found.key
+        ),
     ]
 
 

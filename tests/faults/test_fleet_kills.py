@@ -20,7 +20,7 @@ from tests.fixtures.sshd import until
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.world import World, make_world
-from torpor.control.ledger import Ledger
+from torpor.control.rental.records import Rentals
 from torpor.shared.values import MIB, Machine, MachineId
 
 RUN_S: Final = 120.0
@@ -29,17 +29,17 @@ COUNT: Final = 2
 AT_ONCE: Final = (*SOON_ABANDONED[:2], "abandon_s: float = 1.0")
 """No connection is lost here but by a death, so its runs need not be waited for."""
 
-LEASE = "torpor.control.ledger:Ledger.open_lease"
+ASK = "torpor.control.rental.records:Rentals.begin"
 CREATE = "torpor.control.providers.local:LocalProvider.create"
-REACHABLE = "tasks.machines:wait_until_reachable"
+REACHABLE = "torpor.control.rental.renting:wait_until_reachable"
 BEGIN = "torpor.control.remote.restore:RemoteRestore.begin"
 PART = "torpor.control.remote.restore:RemoteRestore.restore_part"
 FINISH = "torpor.control.remote.restore:RemoteRestore.finish"
 CHECK = "torpor.control.remote.restore:RemoteRestore.check"
-HAND_OVER = "torpor.control.ledger:Ledger.hand_over"
+HAND_OVER = "torpor.control.rental.renting:Renting.hand_over"
 ENDING = "torpor.control.providers.local:end_processes"
 MOMENTS: Final = (
-    (Moment(LEASE, 2, over=True), 0),
+    (Moment(ASK, 2, over=True), 0),
     (Moment(CREATE, 1, over=True), 0),
     (Moment(REACHABLE, 2, over=True), 0),
     (Moment(BEGIN, 1, over=True), 0),
@@ -78,9 +78,9 @@ class Fleets:
         theirs = set()
         for machine in self.world.machines():
             assert machine.label is not None
-            lease = self._ledger.lease_of(machine.label)
-            assert lease is not None, f"{machine.id} is forgotten"
-            if lease.state == "handed over":
+            rental = self._rentals.of(machine.label)
+            assert rental is not None, f"{machine.id} is forgotten"
+            if rental.state == "handed over":
                 assert not differences(self.truth, self._tree(machine))
                 theirs.add(machine.id)
         assert self.world.verify_listed() == 2
@@ -103,8 +103,8 @@ class Fleets:
         until(lambda: self.world.leaks() == [], "the killed run's agents give up", SETTLE_S)
 
     @property
-    def _ledger(self) -> Ledger:
-        return Ledger(self.world.direct, self.world.access.spec.name)
+    def _rentals(self) -> Rentals:
+        return Rentals(self.world.direct, self.world.access.spec.name)
 
     def _tree(self, machine: Machine) -> Tree:
         workspace = self.world.workspace(machine.id)
@@ -134,7 +134,7 @@ def fleets(made: Fleets) -> Iterator[Fleets]:
     yield made
     made.world.proxy.clear()
     destroy_all(made.world.provider)
-    made.world.forget_leases()
+    made.world.forget_rentals()
 
 
 @pytest.mark.parametrize(("moment", "spares"), MOMENTS, ids=lambda given: str(given))
@@ -152,8 +152,8 @@ def test_a_hand_over_that_comes_after_the_death_of_its_sender_changes_nothing(
     proxy.clear()
     control = fleets.start(Moment(HAND_OVER, 2))
     asked = proxy.requests
-    until(lambda: sum(_writes_lease(*one) for one in list(asked)) == COUNT, "leases are there")
-    proxy.add(Fault("delay", _writes_lease, delay_s=2.0))
+    until(lambda: sum(_writes_rental(*one) for one in list(asked)) == 2 * COUNT, "all stand")
+    proxy.add(Fault("delay", _writes_rental, delay_s=2.0))
     assert fleets.end(control) is None
     fleets.is_completed()
 
@@ -178,5 +178,5 @@ def test_a_wake_ends_what_was_left_of_another_snapshot_and_comes_through(fleets:
     assert fleets.handed_over() == {machine.id}
 
 
-def _writes_lease(verb: str, path: str) -> bool:
-    return verb == "PUT" and "/leases/" in path
+def _writes_rental(verb: str, path: str) -> bool:
+    return verb == "PUT" and "/rentals/open/" in path

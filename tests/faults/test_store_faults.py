@@ -125,7 +125,7 @@ def test_a_pack_that_the_store_acknowledged_and_lost_is_stored_again(
         (gets("/packs/"), 503, "SlowDown", StoreUnavailable, "again"),
         (gets("/packs/"), 403, "AccessDenied", StoreDenied, "check"),
         (gets("/snapshots/"), 403, "AccessDenied", StoreDenied, "check"),
-        (puts("/leases/"), 503, "SlowDown", StoreUnavailable, "again"),
+        (puts("/rentals/open/"), 503, "SlowDown", StoreUnavailable, "again"),
     ],
 )
 def test_a_store_that_refuses_stops_a_wake_and_leaves_no_machine(

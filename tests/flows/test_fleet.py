@@ -21,7 +21,7 @@ def test_each_session_is_closed_once_however_long_its_machine_takes(
     going: Any = Future()
     session = Mock()
     opened: Any = None
-    stopped = Fleet(opened, opened, [], 1, 0, Mock(), "run", False, 1)
+    stopped = Fleet(opened, opened, opened, opened, 1, 0, Mock(), "run", False, 1)
     stopped._running[going] = SimpleNamespace(number=0, work=None, session=session)  # type: ignore[assignment]
     end = threading.Timer(2.5, going.set_result, (None,))
     end.start()

@@ -1,26 +1,26 @@
-"""The provider's machines are compared with the leases. Only named machines are destroyed."""
+"""The providers' machines are compared with the rentals. Only named machines are destroyed."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
 
-import tasks.machines
 from flows import reconcile
 from tasks.reconciliation import see_that_it_does_not_answer
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
+from tests.fixtures.rentals import standing
 from tests.fixtures.trees import differences, facts, fill
 from tests.fixtures.world import WORKSPACE, World, kill, until_gone
-from torpor.control.ledger import Lease, Ledger
-from torpor.control.providers import waiting
 from torpor.control.providers.local import LocalProvider
 from torpor.control.reconciliation import Kind, Reconciliation
 from torpor.control.remote.session import Session
-from torpor.control.rental.order import order_for
+from torpor.control.rental import greeting
+from torpor.control.rental.records import Rental, Rentals
+from torpor.control.rental.renting import Renting
 from torpor.control.safety import Warrant, never_handed_over
 from torpor.shared.errors import (
     AgentLost,
@@ -35,7 +35,7 @@ from torpor.shared.errors import (
     TorporError,
     UnsafeDestroy,
 )
-from torpor.shared.values import DRILL, Machine, Want, WorkspaceName, reserved_name
+from torpor.shared.values import DRILL, Machine, WorkspaceName, reserved_name
 
 
 def _reconcile(world: World, **options: Any) -> Reconciliation:
@@ -43,21 +43,17 @@ def _reconcile(world: World, **options: Any) -> Reconciliation:
     return report
 
 
-def _left(world: World, name: WorkspaceName = WORKSPACE) -> tuple[Machine, Lease]:
-    """What a killed run leaves: a lease, and a machine that was never handed over."""
-    opened = world.opened.under(name)
-    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
-    offer = opened.provider.offers(Want())[0]
-    return opened.provider.create(order_for(offer, lease.label, opened.identity.load())), lease
+def _left(world: World, name: WorkspaceName = WORKSPACE) -> tuple[Machine, Rental]:
+    return standing(world.opened.under(name))
 
 
-def _silent(world: World) -> tuple[Machine, Lease]:
+def _silent(world: World) -> tuple[Machine, Rental]:
     """The same, of a machine that does not answer any more."""
-    machine, lease = _left(world)
+    machine, rental = _left(world)
     servers = world.listener(machine.id)
     kill(servers)
     until_gone(servers)
-    return machine, lease
+    return machine, rental
 
 
 def _machines(report: Reconciliation, kind: Kind) -> list[str]:
@@ -69,8 +65,8 @@ def test_without_names_it_tells_all_and_changes_nothing(world: World) -> None:
     left, _ = _left(world)
     drill, _ = _left(world, reserved_name(DRILL, WORKSPACE))
     theirs, _ = _left(world, WorkspaceName("theirs"))
-    stray, lease = _left(world)
-    world.opened.ledger.close_lease(lease.label)
+    stray, rental = _left(world)
+    world.opened.rentals.change(rental, state="ended")
     lost = world.rent()
     assert lost.label is not None
     world.provider.destroy(lost, never_handed_over(lost, lost.label))
@@ -78,33 +74,33 @@ def test_without_names_it_tells_all_and_changes_nothing(world: World) -> None:
     report = _reconcile(world)
     assert sorted(_machines(report, "unfinished")) == sorted([left.id, drill.id])
     assert _machines(report, "in use") == [mine.id]
-    assert _machines(report, "without a lease") == [stray.id]
+    assert _machines(report, "without a rental") == [stray.id]
     assert _machines(report, "another workspace's") == [theirs.id]
     (gone,) = [one for one in report.findings if one.kind == "lost"]
-    assert gone.lease is not None
-    assert gone.lease.label == lost.label
+    assert gone.rental is not None
+    assert gone.rental.label == lost.label
     assert report.ended == []
     assert len(report.rows()) == 6
     assert [machine.id for machine in world.machines()] == before
     assert _reconcile(world).findings == report.findings
 
 
-def test_a_machine_whose_lease_is_closed_meanwhile_is_not_lost(
+def test_a_machine_whose_rental_ends_meanwhile_is_not_lost(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hibernate closes it right after its machine has gone."""
+    """A hibernate ends it right after its machine has gone."""
     hibernated = world.rent()
     assert hibernated.label is not None
     world.provider.destroy(hibernated, never_handed_over(hibernated, hibernated.label))
-    leases = Ledger.leases
+    read = Rentals.open
 
-    def just_before(self: Ledger) -> list[Lease]:
-        found = leases(self)
-        for lease in found:
-            self.close_lease(lease.label)
+    def just_before(self: Rentals) -> list[Rental]:
+        found = read(self)
+        for rental in found:
+            self.change(rental, state="ended")
         return found
 
-    monkeypatch.setattr(Ledger, "leases", just_before)
+    monkeypatch.setattr(Rentals, "open", just_before)
     assert _reconcile(world).findings == []
 
 
@@ -115,10 +111,11 @@ def test_a_machine_that_never_answers_again_is_ended_by_name_and_wake_comes_thro
     fill(world.workspace(machine.id), random.Random(3))
     truth = facts(world.workspace(machine.id))
     hibernate_plainly(world.opened)
-    left, lease = _left(world)
+    left, rental = _left(world)
     with monkeypatch.context() as patch:
-        patch.setattr(waiting, "ssh_banner_fault", lambda endpoint: f"no route to {endpoint.host}")
-        patch.setattr(tasks.machines, "READY_S", 0.5)
+        patch.setattr(greeting, "ssh_banner_fault", lambda endpoint: f"no route to {endpoint.host}")
+        able = msgspec.structs.replace(LocalProvider.abilities, ready_s=0.5)
+        patch.setattr(LocalProvider, "abilities", able)
         with pytest.raises(MachineUnreachable, match=r"no route.*name it in `end` of reconcile"):
             wake_plainly(world.opened, retries=0)
     assert [one.id for one in world.machines()] == [left.id]  # unknown is not idle
@@ -127,13 +124,15 @@ def test_a_machine_that_never_answers_again_is_ended_by_name_and_wake_comes_thro
     until_gone(servers)
     report = _reconcile(world, end=[left.id])
     assert report.ended == [left.id]
-    assert [(one.kind, one.lease) for one in report.findings] == [("asked for", lease)]
+    assert report.findings == []
+    ended = {one.label for one in world.opened.rentals.history()}
+    assert ended == {machine.label, rental.label}
     assert world.machines() == []
     woken = wake_plainly(world.opened)
     assert not differences(truth, facts(world.workspace(woken.machine)))
     report = _reconcile(world)
-    assert [(one.kind, one.machine and one.machine.label) for one in report.findings] == [
-        ("in use", lease.label)
+    assert [(one.kind, one.machine and one.machine.id) for one in report.findings] == [
+        ("in use", woken.machine)
     ]
 
 
@@ -217,32 +216,26 @@ def test_a_machine_that_cannot_be_ended_does_not_stop_the_others(
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalProvider, "destroy", stubborn)
-        patch.setattr(tasks.machines, "GONE_S", 0.2)
-        with pytest.raises(ProviderError, match=f"{first.id}.*still exists"):
+        patch.setattr(Renting.end, "__kwdefaults__", {"within_s": 0.2})
+        with pytest.raises(ProviderError, match=f"{first.id}.*not proven after"):
             _reconcile(world, end=[first.id, second.id])
     assert [machine.id for machine in world.machines()] == [first.id]
     assert _reconcile(world, end=[first.id]).ended == [first.id]
 
 
-@pytest.mark.parametrize(
-    ("meanwhile", "words"),
-    [
-        (Ledger.hand_over, "was handed over by another run"),
-        (Ledger.close_lease, "was closed by another run"),
-    ],
-)
+@pytest.mark.parametrize("meanwhile", ["handed over", "ended"])
 def test_a_machine_that_was_handed_over_by_the_time_of_its_destroy_is_left(
-    world: World, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[..., None], words: str
+    world: World, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
-    machine, lease = _silent(world)
+    machine, rental = _silent(world)
     destroy = LocalProvider.destroy
 
     def slow(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
-        ledger = world.opened.ledger
-        meanwhile(ledger, lease if meanwhile is Ledger.hand_over else lease.label)
+        with suppress(HandedOver):
+            world.opened.rentals.change(rental, state=meanwhile)
         destroy(self, machine, warrant)
 
     monkeypatch.setattr(LocalProvider, "destroy", slow)
-    with pytest.raises(HandedOver, match=words):
+    with pytest.raises(HandedOver, match=f"was {meanwhile} by another run"):
         _reconcile(world, end=[machine.id])
     assert [one.id for one in world.machines()] == [machine.id]

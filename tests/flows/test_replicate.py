@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,23 +16,25 @@ import pytest
 import tasks.machines
 from flows import fleet
 from flows.fleet import Fleet
-from flows.tenancy import rented
-from tasks.machines import destroy_created
+from flows.phases import Phases
+from flows.tenancy import only_machine
+from tasks.workspace import OpenWorkspace
 from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, plain, replicate_plainly, wake_plainly
+from tests.fixtures.rentals import asked, handed_over, standing
 from tests.fixtures.short_agent import installing
 from tests.fixtures.standing import gets, raises
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.world import World, make_world
-from torpor.control.ledger import Lease, Ledger
 from torpor.control.providers.local import LocalProvider
-from torpor.control.providers.seam import Absent, Order
+from torpor.control.providers.seam import Order
 from torpor.control.remote.exchange import Exchange, Member
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
-from torpor.control.rental.order import order_for
+from torpor.control.rental import renting
+from torpor.control.rental.records import Rental, Rentals
 from torpor.control.safety import Warrant
 from torpor.control.store.snapshots import find_snapshot
 from torpor.shared.errors import (
@@ -70,10 +73,7 @@ class Kept:
         """A machine as a run that was killed leaves it, some parts of a restore on its disk; ``at``
         is what the provider was called then."""
         opened = self.world.opened
-        lease = opened.ledger.open_lease(opened.owner, at or opened.provider.identity)
-        machine = opened.provider.create(
-            order_for(opened.provider.offers(Want())[0], lease.label, opened.identity.load())
-        )
+        machine, _ = standing(opened, at)
         assert machine.endpoint is not None
         wanted = find_snapshot(opened.store, opened.spec.name, None)
         with Session.open(machine.endpoint, opened.identity) as session:
@@ -104,7 +104,7 @@ def kept(world: Kept, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     yield world
     world.world.proxy.clear()
     destroy_all(world.world.provider)
-    world.world.forget_leases()
+    world.world.forget_rentals()
 
 
 def test_every_machine_gets_the_same_and_the_store_is_asked_once(
@@ -232,168 +232,126 @@ def test_a_run_killed_before_the_host_was_renamed_is_continued(kept: Kept) -> No
     kept.identical(1)
 
 
-def test_an_offer_that_fails_costs_another_try_under_a_lease_that_is_there(kept: Kept) -> None:
-    """The lease of a machine that never came up goes with it; the next machine has one again."""
-    opened, waits = kept.world.opened, []
+def test_an_offer_that_fails_costs_another_try_under_a_rental_of_its_own(kept: Kept) -> None:
+    opened, waits, reach = kept.world.opened, list[str](), renting.wait_until_reachable
 
-    def unreachable_once(provider: LocalProvider, machine: Any, **_: Any) -> Machine:
+    def unreachable_once(provider: LocalProvider, machine: MachineId, **options: Any) -> Machine:
         waits.append(machine)
         if len(waits) == 1:
             raise MachineUnreachable("it never answered")
-        (lease,) = opened.ledger.unfinished(provider.identity)
-        found = provider.find(machine)
-        assert isinstance(found, Machine)
-        assert found.label == lease.label
-        return found
+        return reach(provider, machine, **options)
 
-    offers = opened.provider.offers(Want()) * 2
+    offers = opened.providers[0].offers(Want()) * 2
     with (
-        patch("tasks.machines.wait_until_reachable", unreachable_once),
-        patch("tests.flows.test_replicate.LocalProvider.offers", lambda *_: offers),
+        patch.object(renting, "wait_until_reachable", unreachable_once),
+        patch.object(LocalProvider, "offers", lambda *_: offers),
     ):
         assert len(kept.replicate(count=1).ready) == 1
     kept.identical(1)
+    failed, *_ = opened.rentals.history()
+    assert (failed.machine, failed.state) == (waits[0], "ended")
+    (now,) = opened.rentals.open()
+    assert now.machine == waits[1]
 
 
 def test_a_machine_that_another_run_handed_over_is_left_alone(kept: Kept) -> None:
-    opened, lease = kept.world.opened, _created(kept)
-    with plain(opened):
-        opened.ledger.hand_over(lease)
-        destroy_created(opened, lease)
-    assert [machine.label for machine in kept.world.machines()] == [lease.label]
+    opened = kept.world.opened
+    machine, rental = standing(opened)
+    with plain(opened), _held(opened, rental):
+        opened.rentals.change(rental, state="handed over")
+    assert [one.id for one in kept.world.machines()] == [machine.id]
 
 
 def test_one_that_is_handed_over_while_it_is_about_to_be_destroyed_is_left_alone(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The provider may answer minutes after the ledger was asked: it is asked right before."""
-    opened, lease = kept.world.opened, _created(kept)
+    """The provider may answer minutes after the records were read: they are read right before."""
+    opened = kept.world.opened
+    left, rental = standing(opened)
     destroy = LocalProvider.destroy
 
     def slow(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
-        opened.ledger.hand_over(lease)
+        opened.rentals.change(rental, state="handed over")
         destroy(self, machine, warrant)
 
     monkeypatch.setattr(LocalProvider, "destroy", slow)
-    with plain(opened):
-        destroy_created(opened, lease)
-    assert [machine.label for machine in kept.world.machines()] == [lease.label]
+    with plain(opened), _held(opened, rental):
+        pass
+    assert [machine.id for machine in kept.world.machines()] == [left.id]
 
 
-def test_an_offer_that_fails_after_another_run_handed_over_under_its_lease_ends_the_run(
+def test_a_machine_that_another_run_handed_over_while_it_was_waited_for_is_not_ended(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next offer would be the machine of that run's user, by the lease's label."""
-    opened = kept.world.opened
-    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
-
-    def too_late(provider: LocalProvider, machine: str, **_: Any) -> Machine:
-        opened.ledger.hand_over(lease)
-        raise MachineUnreachable("it never answered here")
-
-    monkeypatch.setattr("tasks.machines.wait_until_reachable", too_late)
-    with (
-        plain(opened),
-        pytest.raises(HandedOver, match="was handed over by another run"),
-        rented(opened, opened.provider.offers(Want()) * 2, lease, True),
-    ):
-        pytest.fail("the machine is another run's")
-    now = opened.ledger.lease_of(lease.label)
-    assert now is not None
-    assert now.state == "handed over"
-    assert [machine.label for machine in kept.world.machines()] == [lease.label]
-
-
-def test_a_lease_that_was_handed_over_between_two_offers_stays_handed_over(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another run takes the lease up when the machine of the first offer has just gone."""
-    opened, find, second = kept.world.opened, LocalProvider.find, list[Machine]()
-    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
-    (offer,) = opened.provider.offers(Want())
-
-    def unreachable(*_: Any, **__: Any) -> Machine:
-        raise MachineUnreachable("it never answered")
-
-    def taken_once_gone(self: LocalProvider, machine: MachineId) -> Machine | Absent:
-        found = find(self, machine)
-        if isinstance(found, Absent) and not second:
-            second.append(
-                opened.provider.create(order_for(offer, lease.label, opened.identity.load()))
-            )
-            opened.ledger.hand_over(lease)
-        return found
-
-    monkeypatch.setattr("tasks.machines.wait_until_reachable", unreachable)
-    monkeypatch.setattr(LocalProvider, "find", taken_once_gone)
-    with (
-        plain(opened),
-        pytest.raises(HandedOver),
-        rented(opened, [offer, offer], lease, True),
-    ):
-        pytest.fail("no offer came up")
-    now = opened.ledger.lease_of(lease.label)
-    assert now is not None
-    assert now.state == "handed over"
-    assert [machine.id for machine in kept.world.machines()] == [second[0].id]
-
-
-def test_a_machine_that_another_run_handed_over_takes_no_place_in_the_fleet(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened, waits, reach = kept.world.opened, list[str](), tasks.machines.wait_until_reachable
+    """The next offer is another rental, so it cannot be the machine of that run's user."""
+    opened, waits, reach = kept.world.opened, list[str](), renting.wait_until_reachable
 
     def too_late_once(provider: LocalProvider, machine: MachineId, **options: Any) -> Machine:
         waits.append(machine)
         if len(waits) == 1:
-            (lease,) = opened.ledger.unfinished(provider.identity)
-            opened.ledger.hand_over(lease)
+            (rental,) = opened.rentals.open()
+            opened.rentals.change(rental, state="handed over")
             raise MachineUnreachable("it never answered here")
         return reach(provider, machine, **options)
 
-    monkeypatch.setattr("tasks.machines.wait_until_reachable", too_late_once)
+    monkeypatch.setattr(renting, "wait_until_reachable", too_late_once)
+    offers = opened.providers[0].offers(Want()) * 2
+    monkeypatch.setattr(LocalProvider, "offers", lambda *_: offers)
     report = kept.replicate(count=1)
-    assert (len(report.ready), report.replaced) == (1, 1)
-    assert "handed over by another run" in report.failed[0].words
+    assert len(report.ready) == 1
     assert {one.id for one in kept.world.machines()} == {waits[0], report.ready[0].machine}
 
 
-def test_a_failed_run_leaves_a_machine_while_the_ledger_does_not_answer(kept: Kept) -> None:
-    opened, lease = kept.world.opened, _created(kept)
-    with plain(opened):
-        away = patch.object(Ledger, "lease_of", side_effect=StoreUnavailable("the store is away"))
-        with (
-            away,
-            pytest.raises(StoreUnavailable, match="torpor left it alone; reconcile lists it"),
-        ):
-            destroy_created(opened, lease)
-        assert len(kept.world.machines()) == 1
-        destroy_created(opened, lease)
+def test_a_failed_run_leaves_a_machine_while_the_records_cannot_be_read(kept: Kept) -> None:
+    opened = kept.world.opened
+    _, rental = standing(opened)
+    away = patch.object(Rentals, "of", side_effect=StoreUnavailable("the store is away"))
+    with (
+        plain(opened),
+        pytest.raises(StoreUnavailable, match="torpor left it alone; reconcile lists it"),
+        _held(opened, rental),
+    ):
+        away.start()
+    away.stop()
+    assert len(kept.world.machines()) == 1
+    with plain(opened), _held(opened, rental):
+        pass
     assert kept.world.machines() == []
 
 
 def test_a_machine_that_this_run_held_and_lost_to_another_one_is_left_alone(kept: Kept) -> None:
-    """It lost its connection; meanwhile another run took the lease up and handed it over."""
+    """It lost its connection; meanwhile another run continued with it and handed it over."""
     opened = kept.world.opened
-    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
-    offers = opened.provider.offers(Want())
+    with plain(opened), pytest.raises(SnapshotDamaged), only_machine(opened, Phases()) as tenancy:
+        tenancy.holds_nothing_else()
+        assert tenancy.rental is not None
+        opened.rentals.change(tenancy.rental, state="handed over")
+        raise SnapshotDamaged("the other one restored another snapshot")
+    assert [machine.id for machine in kept.world.machines()] == [tenancy.machine.id]
+
+
+def test_two_wakes_at_once_hand_over_one_machine(kept: Kept) -> None:
+    """The second began before the first one's machine was listed."""
+    opened = kept.world.opened
     with (
         plain(opened),
-        pytest.raises(SnapshotDamaged),
-        rented(opened, offers, lease, True) as tenancy,
+        pytest.raises(HandedOver, match="use that one"),
+        only_machine(opened, Phases()) as second,
     ):
-        tenancy.holds_nothing_else()
-        opened.ledger.hand_over(lease)
-        raise SnapshotDamaged("the other one restored another snapshot")
-    assert [machine.label for machine in kept.world.machines()] == [lease.label]
+        theirs, _ = handed_over(opened)
+        rental = opened.rentals.of(theirs.label)  # type: ignore[arg-type]
+        assert rental is not None
+        opened.rentals.seen(theirs, rental)
+        second.hand_over(alone=True)
+    assert [machine.id for machine in kept.world.machines()] == [theirs.id]
 
 
-def test_a_lease_without_a_machine_is_no_reason_to_stop_at_the_first_offer(
+def test_a_request_without_a_machine_is_no_reason_to_stop_at_the_first_offer(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run was killed before it created one; what was on sale then is not on sale any more."""
     opened = kept.world.opened
-    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
+    request = asked(opened)
     create = LocalProvider.create
 
     def sold_out(self: LocalProvider, order: Order) -> Machine:
@@ -402,23 +360,24 @@ def test_a_lease_without_a_machine_is_no_reason_to_stop_at_the_first_offer(
         return create(self, order)
 
     monkeypatch.setattr(LocalProvider, "create", sold_out)
-    (offer,) = opened.provider.offers(Want())
+    offer = opened.providers[0].offers(Want())[0]
     monkeypatch.setattr(
         LocalProvider, "offers", lambda *_: [msgspec.structs.replace(offer, id="sold"), offer]
     )
     wake_plainly(opened, retries=0)
-    assert [machine.label for machine in kept.world.machines()] == [lease.label]
     kept.identical(1)
+    opened.rentals.change(request, created_unix=0.0)
+    with plain(opened):
+        assert tasks.machines.renting(opened).end_abandoned()
+    assert [rental.state for rental in opened.rentals.open()] == ["handed over"]
 
 
-def _created(kept: Kept) -> Lease:
-    """The lease of a machine that runs and was never handed over."""
-    opened = kept.world.opened
-    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
-    opened.provider.create(
-        order_for(opened.provider.offers(Want())[0], lease.label, opened.identity.load())
-    )
-    return lease
+@contextmanager
+def _held(opened: OpenWorkspace, rental: Rental) -> Iterator[None]:
+    """A run that may end the machine of this rental, and does at its end."""
+    with tasks.machines.renting(opened) as held:
+        held.claim(rental)
+        yield
 
 
 def test_machines_restore_at_the_same_time_each_from_the_store(

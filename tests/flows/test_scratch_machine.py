@@ -19,17 +19,17 @@ import pytest
 
 from flows.phases import Phases
 from flows.scratch_machine import ScratchMachine, held_and_cleared, scratch_machines
-from tasks.machines import end_left
+from tasks.machines import renting
 from tasks.step import Step
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.plain_flows import plain
+from tests.fixtures.rentals import standing
 from tests.fixtures.world import WORKSPACE, Access, World
 from torpor.control.measure.scratch import Claim, machines_name, scratch_name
 from torpor.control.processes import ProcessRecord
 from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.seam import Order
 from torpor.control.remote.measuring import make_content
-from torpor.control.rental.order import order_for
 from torpor.control.safety import Warrant
 from torpor.shared.errors import InvalidInput, ProviderError, RunCancelled, WorkspaceBusy
 from torpor.shared.values import MIB, Machine, ObjectKey
@@ -56,7 +56,9 @@ def _begin(stack: ExitStack, access: Access, count: int = 1) -> list[ScratchMach
 
 
 def _left(world: World) -> list[str]:
-    return [found.key for found in world.direct.list("workspaces/benchmark")]
+    """What is in the store, without the history of what was spent."""
+    found = [one.key for one in world.direct.list("workspaces/benchmark")]
+    return [key for key in found if "/rentals/ended/" not in key]
 
 
 def test_machines_and_objects_go_with_the_benchmark(world: World) -> None:
@@ -129,13 +131,11 @@ def test_a_machine_at_another_provider_is_not_forgotten(world: World) -> None:
     """A killed benchmark left it; then one ran with a provider that does not know it."""
     opened = _opened(world.access)
     mine = opened.under(machines_name(WORKSPACE))
-    lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
-    offer = mine.provider.offers(mine.spec.want)[0]
-    mine.provider.create(order_for(offer, lease.label, mine.identity.load()))
-    elsewhere = replace(opened, provider=LocalProvider(world.folder / "elsewhere"))
+    _, rental = standing(mine)
+    elsewhere = replace(opened, providers=(LocalProvider(world.folder / "elsewhere"),))
     with plain(elsewhere), held_and_cleared(elsewhere, WORKSPACE, "run-1"):
         pass
-    assert mine.ledger.lease_of(lease.label) == lease
+    assert mine.rentals.of(rental.label) == rental
     assert len(world.machines()) == 1
     with plain(opened), held_and_cleared(opened, WORKSPACE, "run-2"):
         pass
@@ -148,11 +148,8 @@ def test_a_scratch_machine_that_cannot_be_ended_does_not_stop_the_others(
 ) -> None:
     opened = _opened(world.access)
     mine = opened.under(machines_name(WORKSPACE))
-    offer = mine.provider.offers(mine.spec.want)[0]
-    for _ in range(2):
-        lease = mine.ledger.open_lease(mine.owner, mine.provider.identity)
-        mine.provider.create(order_for(offer, lease.label, mine.identity.load()))
-    first = mine.ledger.unfinished(mine.provider.identity)[0].label
+    first = standing(mine)[1].label
+    standing(mine)
     destroy = LocalProvider.destroy
 
     def stuck(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
@@ -163,10 +160,10 @@ def test_a_scratch_machine_that_cannot_be_ended_does_not_stop_the_others(
     with monkeypatch.context() as patched, plain(mine):
         patched.setattr(LocalProvider, "destroy", stuck)
         with pytest.raises(ProviderError, match="it does not go"):
-            end_left(mine)
+            renting(mine).end_scratch()
     assert [machine.label for machine in world.machines()] == [first]
     with plain(mine):
-        end_left(mine)
+        renting(mine).end_scratch()
     assert world.machines() == []
     assert _left(world) == []
 

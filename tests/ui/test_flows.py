@@ -44,7 +44,7 @@ FIELDS = {
         "accept_changed (Optional)": "Patterns of files that may change",
     },
     "reconcile": {
-        "workspace": "The Workspace block whose provider and leases are compared, or its name.",
+        "workspace": "The Workspace block whose rentals are compared, or its name.",
         "end (Optional)": "Ids of machines to end, from this flow's table",
     },
     "restore-path": {

@@ -1,4 +1,4 @@
-"""What stands at a provider beside what the leases say of it."""
+"""What stands at the providers beside what the rentals say of it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Final, Literal
 
 import msgspec
 
-from torpor.control.ledger import Lease, lease_key
+from torpor.control.providers.seam import Residue
+from torpor.control.rental.records import Rental, by_label
 from torpor.control.reports import Row
 from torpor.shared.errors import InvalidInput, NotOurs, UnsafeDestroy
-from torpor.shared.values import RESERVED, Machine, MachineId, WorkspaceName
+from torpor.shared.values import RESERVED, Label, Machine, MachineId, WorkspaceName
 
 Kind = Literal[
+    "abandoned",
     "unfinished",
-    "without a lease",
+    "without a rental",
+    "residue",
     "lost",
     "in use",
     "asked for",
@@ -25,67 +28,91 @@ Kind = Literal[
 ]
 
 _ADVICE: Final[dict[Kind, str]] = {
+    "abandoned": "an attempt that failed, or whose answer was lost: nobody uses it. The next run "
+    "ends it, or reconcile with `abandoned`",
     "unfinished": "a run works on it now, or was killed: the next wake or replicate continues "
     "with it. If it never answers again, name its id in `end`",
-    "without a lease": "this store has no lease for it, so it is left alone: reconcile with the "
+    "without a rental": "this store has no rental for it, so it is left alone: reconcile with the "
     "store block that it was created with, or check the provider's console",
+    "residue": "it outlived its machine and may cost money: look at it in the provider's console",
     "lost": "the provider does not list this machine: it was ended there, or was lost, or a "
     "hibernate was killed in its last step. Wake restores the newest snapshot. To remove "
     "this row, delete {key} in the bucket",
     "in use": "yours to work on; hibernate ends it while it runs",
     "asked for": "there is no machine: a run is about to create it, or was killed before that. "
-    "The next run uses the lease",
-    "at another provider": "reconcile with a workspace block that names that provider",
+    "A later run closes the rental",
+    "at another provider": "no provider block is for it, or it did not answer: add one, or run "
+    "reconcile again",
     "another workspace's": "reconcile the workspace that it belongs to",
 }
 _ADVICE_ON_SCRATCH: Final[dict[Kind, str]] = {
     "unfinished": "a benchmark or a drill works on it now, or was killed: a later benchmark, or "
     "a verify a day later, ends it. To end it now, name its id in `end`",
     "asked for": "there is no machine: a benchmark or a drill is about to create it, or was "
-    "killed. A later one removes the lease",
+    "killed. A later one closes the rental",
 }
 _ORDER: Final = tuple(_ADVICE)
 """What may cost for nothing comes first."""
 
 
+_KINDS: Final[dict[str, Kind]] = {"handed over": "in use", "abandoned": "abandoned"}
+
+
 class Finding(msgspec.Struct, frozen=True):
-    """A machine, a lease, or both where they have one label."""
+    """A machine, a rental, or both where they have one label; or what outlived a machine."""
 
     kind: Kind
     machine: Machine | None
-    lease: Lease | None
+    rental: Rental | None
+    residue: Residue | None = None
+
+    @property
+    def label(self) -> Label | None:
+        named = self.rental or self.machine or self.residue
+        return named.label if named else None
 
     @property
     def workspace(self) -> str:
-        labelled = self.lease or self.machine
-        return labelled.label.workspace if labelled and labelled.label else ""
+        return self.label.workspace if self.label else ""
+
+    @property
+    def price_usd_h(self) -> float:
+        """What it costs; 0 where nobody knows."""
+        if self.residue:
+            return self.residue.price_usd_h or 0.0
+        return self.machine.price_usd_h if self.machine else 0.0
 
     @property
     def next_step(self) -> str:
         advice = _ADVICE[self.kind]
         if self.workspace.startswith(RESERVED):
             advice = _ADVICE_ON_SCRATCH.get(self.kind, advice)
-        return advice.format(key=lease_key(self.lease.label) if self.lease else "")
+        key = ""
+        if self.rental:
+            folder = "rentals/open" if self.rental.offer else "leases"  # an old version's
+            key = f"workspaces/{self.workspace}/{folder}/{self.rental.label.rental}"
+        return advice.format(key=key)
 
     def row(self, now_unix: float) -> Row:
         """As a line of a table."""
-        machine, lease = self.machine, self.lease
+        machine, rental, residue = self.machine, self.rental, self.residue
         costs = "no machine"
-        if machine:
-            costs = f"{machine.price_usd_h:.2f} $/h" if machine.price_usd_h else "no price known"
-        if machine and machine.price_usd_h and lease:
-            spent = machine.price_usd_h * (now_unix - lease.created_unix) / 3600
+        if machine or residue:
+            costs = f"{self.price_usd_h:.2f} $/h" if self.price_usd_h else "no price known"
+        if machine and self.price_usd_h and rental:
+            spent = self.price_usd_h * (now_unix - rental.created_unix) / 3600
             costs += f", at most {spent:.2f} $ so far"
+        where = machine or residue or rental
         return {
-            "machine": machine.id if machine else "",
-            "state": machine.state if machine else "",
+            "machine": machine.id if machine else residue.id if residue else "",
+            "state": machine.state if machine else residue.kind if residue else "",
             "what": self.kind,
             "next step": self.next_step,
             "costs": costs,
             "workspace": self.workspace,
-            "lease": lease.label.rental if lease else "",
-            "since": _utc(lease.created_unix) if lease else "",
-            "provider": machine.provider if machine else lease.provider if lease else "",
+            "rental": rental.label.rental if rental else "",
+            "since": _utc(rental.created_unix) if rental else "",
+            "provider": where.provider if where else "",
         }
 
 
@@ -107,49 +134,57 @@ class Reconciliation(msgspec.Struct, frozen=True):
         kinds = [finding.kind for finding in self.findings]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         ended = f"; ended {', '.join(self.ended)}" if self.ended else ""
-        return f"Workspace {self.workspace} at {self.provider}: {counts or 'nothing'}{ended}"
+        hourly = sum(finding.price_usd_h for finding in self.findings)
+        costs = f", {hourly:.2f} $/h in all" if hourly else ""
+        found = f"{counts or 'nothing'}{costs}{ended}"
+        return f"Workspace {self.workspace} at {self.provider}: {found}"
 
 
 def compare(
-    provider: str,
+    providers: Collection[str],
     workspaces: Collection[WorkspaceName],
-    leases: Sequence[Lease],
+    rentals: Sequence[Rental],
     before: Sequence[Machine],
     after: Sequence[Machine],
+    residue: Sequence[Residue] = (),
 ) -> list[Finding]:
-    """The provider's live machines, and the leases of ``workspaces``, matched by label.
+    """The live machines and the residue at ``providers`` (their identities), and the open rentals
+    of ``workspaces``, matched by label.
 
-    ``before`` was listed before the leases were read, ``after`` was listed after it. Runs create
-    and destroy meanwhile: only a machine that is in both can be without a lease, only a lease whose
-    machine is in neither can be lost.
+    ``before`` was listed before the rentals were read, ``after`` was listed after it. Runs create
+    and destroy meanwhile: only a machine that is in both can be without a rental, only a rental
+    whose machine is in neither can be lost.
     """
-    lease_of = {lease.label: lease for lease in leases}
+    rental_of = by_label(rentals)
     listed_before = {machine.id for machine in before}
     found = []
     for machine in after:
         if machine.label is None or machine.label.workspace not in workspaces:
             found.append(Finding("another workspace's", machine, None))
-        elif machine.label in lease_of:
-            lease = lease_of[machine.label]
-            kind: Kind = "in use" if lease.state == "handed over" else "unfinished"
-            found.append(Finding(kind, machine, lease))
+        elif machine.label in rental_of:
+            rental = rental_of[machine.label]
+            found.append(Finding(_KINDS.get(rental.state, "unfinished"), machine, rental))
         elif machine.id in listed_before:
-            found.append(Finding("without a lease", machine, None))
+            found.append(Finding("without a rental", machine, None))
     standing = {machine.label for machine in (*before, *after)}
-    for lease in leases:
-        if lease.label not in standing:
-            kind = "lost" if lease.state == "handed over" else "asked for"
-            if lease.provider != provider:
+    for rental in rentals:
+        if rental.label not in standing:
+            kind: Kind = "lost" if rental.state == "handed over" else "asked for"
+            if rental.state == "abandoned":
+                kind = "abandoned"
+            if rental.provider not in providers:
                 kind = "at another provider"
-            found.append(Finding(kind, None, lease))
+            found.append(Finding(kind, None, rental))
+    ours = [one for one in residue if one.label is None or one.label.workspace in workspaces]
+    found += [Finding("residue", None, None, one) for one in ours if one.label not in standing]
     return sorted(found, key=lambda finding: _ORDER.index(finding.kind))
 
 
-def choose(findings: Sequence[Finding], wanted: Sequence[str]) -> list[tuple[Machine, Lease]]:
+def choose(findings: Sequence[Finding], wanted: Sequence[str]) -> list[tuple[Machine, Rental]]:
     """The machines that ``wanted`` names by their ids, none of which was handed over.
 
     InvalidInput names one that is not there, UnsafeDestroy one that was handed over, NotOurs one
-    that this workspace's leases do not speak of.
+    that this workspace's rentals do not name.
     """
     chosen = []
     by_id = {str(finding.machine.id): finding for finding in findings if finding.machine}
@@ -166,11 +201,12 @@ def choose(findings: Sequence[Finding], wanted: Sequence[str]) -> list[tuple[Mac
                 "hibernate to end it with a verified snapshot, or use the provider's console to "
                 "discard its work"
             )
-        if finding.kind != "unfinished" or not finding.machine or not finding.lease:
+        may_end = finding.kind in ("unfinished", "abandoned")
+        if not may_end or not finding.machine or not finding.rental:
             raise NotOurs(
                 f"machine {name} is {finding.kind}: nothing was ended. {finding.next_step}"
             )
-        chosen.append((finding.machine, finding.lease))
+        chosen.append((finding.machine, finding.rental))
     return chosen
 
 

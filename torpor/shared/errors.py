@@ -38,7 +38,7 @@
     │   ├── ProviderDenied      login, permission, balance: nothing can be rented there now
     │   ├── ProviderUnavailable*  no answer, 429, 5xx; nothing was changed
     │   ├── UnexpectedAnswer    an answer of a shape that we do not know; never an empty list
-    │   └── NotOurs             the machine does not carry our label and lease
+    │   └── NotOurs             the machine does not carry our label and rental
     │       └── HandedOver      another run has handed it to its user meanwhile
     ├── UnsafeDestroy           a destroy without a proof that fits the live machine
     └── RunCancelled            the user or the control side stopped the run

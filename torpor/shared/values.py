@@ -133,6 +133,7 @@ class Want(msgspec.Struct, frozen=True):
     max_price_usd_h: float | None = None  # of everything: machine, disk, address
     regions: list[str] = []
     spot: Literal["never", "allowed", "only"] = "never"
+    rank: Literal["price", "order"] = "price"  # the cheapest first, or the first provider first
     min_reliability: float = 0  # 0 to 1, where a provider states it
     image: str = ""  # of a container or a virtual machine
     architecture: str = ""  # as ``uname -m`` says it

@@ -5,25 +5,24 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import msgspec
 import pytest
-from msgspec import structs
 
 import flows
 from flows.drill_machine import LEFT_AFTER_S, drill_machine
 from flows.phases import Phases
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly
+from tests.fixtures.rentals import standing
 from tests.fixtures.short_agent import installing
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import fill
 from tests.fixtures.world import World, make_world
-from torpor.control.ledger import Ledger, lease_key
 from torpor.control.remote.snapshot import RemoteSnapshot
-from torpor.control.rental.order import order_for
+from torpor.control.rental.records import Rentals
 from torpor.control.upkeep.verify_report import VerifyReport
 from torpor.shared.errors import (
     GrantExpired,
@@ -70,38 +69,39 @@ def test_every_depth_says_that_whole_snapshots_are_whole(kept: World) -> None:
     assert [machine.id for machine in kept.machines()] == [
         kept.machines()[0].id
     ]  # the drill's went
-    assert list(kept.direct.list("workspaces/drill--demo/")) == []
+    left = [one.key for one in kept.direct.list("workspaces/drill--demo/")]
+    assert left
+    assert all("/rentals/ended/" in key for key in left)
     assert "restore" in drill.seconds
 
 
 @pytest.mark.parametrize("depth", ["quick", "drill"])
 def test_what_a_killed_drill_left_goes_a_day_later_and_not_before(kept: World, depth: str) -> None:
     opened = kept.opened.under(WorkspaceName("drill--demo"))
-    lease = opened.ledger.open_lease(opened.owner, opened.provider.identity)
-    offer = opened.provider.offers(opened.spec.want)[0]
-    left = opened.provider.create(order_for(offer, lease.label, opened.identity.load())).id
+    machine, rental = standing(opened)
+    left = machine.id
     verify(kept, depth=depth)
     assert left in [machine.id for machine in kept.machines()]
-    old = structs.replace(lease, created_unix=time.time() - LEFT_AFTER_S - 1)
-    opened.store.put(lease_key(lease.label), msgspec.json.encode(old))
+    old = time.time() - LEFT_AFTER_S - 1
+    opened.rentals.change(rental, created_unix=old)
     verify(kept, depth=depth)
     assert left not in [machine.id for machine in kept.machines()]
-    assert list(kept.direct.list("workspaces/drill--demo/leases/")) == []
+    assert opened.rentals.open() == []
 
 
 def test_a_drill_s_machine_goes_also_when_the_store_is_away(kept: World) -> None:
-    def away(self: Ledger, *_: object) -> None:
+    def away(self: Rentals, *_: object) -> None:
         raise StoreUnavailable("the store is away")
 
     before = kept.machines()
-    with (
-        plain(kept.opened),
-        patch.object(Ledger, "lease_of", away),
-        patch.object(Ledger, "close_lease", away),
-        pytest.raises(StoreUnavailable),
-        drill_machine(kept.opened, Phases()),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(plain(kept.opened))
+        stack.enter_context(pytest.raises(StoreUnavailable))
+        stack.enter_context(drill_machine(kept.opened, Phases()))
         assert len(kept.machines()) == len(before) + 1
+        patched = patch.object(Rentals, "of", away)
+        patched.start()
+    patched.stop()
     assert kept.machines() == before
     kept.direct.delete([one.key for one in kept.direct.list("workspaces/drill--demo/")])
 

@@ -1,7 +1,7 @@
 """A benchmark's scratch name in a store, held by one run at a time and cleared by the next.
 
-Everything that a benchmark stores, leases and pins is under a reserved name, so deleting it loses
-no work. Machines have leases under a second name: a flow that runs under the first name would take
+Everything that a benchmark stores and pins is under a reserved name, so deleting it loses
+no work. Machines have rentals under a second name: a flow that runs under the first name would take
 them for an earlier run's.
 """
 
@@ -56,7 +56,7 @@ def scratch_name(workspace: WorkspaceName) -> WorkspaceName:
 
 
 def machines_name(workspace: WorkspaceName) -> WorkspaceName:
-    """The name that the machines of a benchmark of ``workspace`` are leased under."""
+    """The name that the machines of a benchmark of ``workspace`` are rented under."""
     return reserved_name(BENCHMARK_MACHINES, workspace)
 
 
@@ -88,7 +88,7 @@ def held(store: ObjectStore, name: WorkspaceName, run: str) -> Iterator[Callable
 def clear(store: ObjectStore, name: WorkspaceName, *, below: str = "") -> int:
     """Delete every object of the scratch workspace but the claim; returns how many there were.
 
-    Never leases: only its lease knows a machine at another provider.
+    Never rentals: only its rental knows a machine at another provider.
     """
     if not name.startswith(BENCHMARK):
         raise AssertionError(f"{name} is not the name of a benchmark's scratch workspace")

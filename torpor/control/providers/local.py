@@ -146,6 +146,7 @@ class LocalProvider:
         if folder is None:
             return absent
         try:
+            _go_on_starting(folder)
             record = folder.read_machine()
             if record is None or record.id != machine:
                 return absent
@@ -207,6 +208,7 @@ class LocalProvider:
         if folder.destroying.exists():
             _go_on_ending(folder)
         try:
+            _go_on_starting(folder)
             record = folder.read_machine()
         except NotOurs as cause:
             _log.warning("%s", cause)
@@ -310,6 +312,19 @@ def _go_on_ending(folder: MachineFolder) -> None:
         here = record is not None and os.environ.get(MARK) == record.id
         if record is not None and folder.destroying.exists() and not here:
             _end(folder, record.id)
+
+
+def _go_on_starting(folder: MachineFolder) -> None:
+    """A machine that was asked for starts, as at a market, also when its creator was killed."""
+    if folder.served.exists() or folder.destroying.exists() or not folder.machine_json.exists():
+        return
+    with (
+        contextlib.suppress(ProviderError, OSError),  # its creator lives; or it stays "starting"
+        held(folder.lock, timeout_s=0),
+    ):
+        record = folder.read_machine()
+        if record is not None and not folder.destroying.exists():
+            serve(folder, record)
 
 
 def _end(folder: MachineFolder, machine: MachineId) -> None:

@@ -76,6 +76,7 @@ class MachineFolder:
         self.authorized_keys: Final = root / "authorized_keys"
         self.log: Final = root / "server.log"
         self.destroying: Final = root / "destroying"
+        self.served: Final = root / "served"  # its server was started once; until then it starts
         self.machine_json: Final = root / "machine.json"
         self.server_json: Final = root / "server.json"
         # Where the folder is filled before it has its name, and what it is called once only our

@@ -62,6 +62,7 @@ def serve(folder: MachineFolder, record: MachineRecord) -> None:
             port = int(listener.getsockname()[1])
             folder.write_server(ServerRecord(port, boot_id(), process))
             os.write(speak, GO)
+            folder.served.touch(mode=0o600)
     finally:
         os.close(heard)
         os.close(speak)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from torpor.control.providers.gpus import Gpu, gpu_misfit, wanted_gpu
-from torpor.shared.errors import CreateFailed, ProviderDenied, QuotaReached, TorporError
+from torpor.shared.errors import NoCapacity, ProviderDenied, QuotaReached, TorporError
 from torpor.shared.values import Want
 
 
@@ -56,11 +56,8 @@ def misfit(offer: Offer, want: Want) -> str:
         return f"its reliability is {offer.reliability:.3g}, {want.min_reliability:.3g} is wanted"
     if want.architecture and offer.architecture != want.architecture:
         return f"its processor is {offer.architecture}, {want.architecture} is wanted"
-    if want.cuda is not None and offer.gpu is not None:
-        if offer.cuda is None:
-            return f"its CUDA version is not stated, {_dotted(want.cuda)} is wanted"
-        if offer.cuda < want.cuda:
-            return f"its driver supports CUDA {_dotted(offer.cuda)}, {_dotted(want.cuda)} is wanted"
+    if want.cuda is not None and offer.cuda is not None and offer.cuda < want.cuda:
+        return f"its driver supports CUDA {_dotted(offer.cuda)}, {_dotted(want.cuda)} is wanted"
     return ""
 
 
@@ -73,7 +70,7 @@ def blocks(error: TorporError, failed: Offer, other: Offer) -> bool:
     if isinstance(error, QuotaReached):
         same = (failed.region, failed.spot) == (other.region, other.spot)
         return same and failed.gpu == other.gpu
-    return isinstance(error, CreateFailed) and failed.domain == other.domain
+    return isinstance(error, NoCapacity) and failed.domain == other.domain
 
 
 def _dotted(version: tuple[int, int]) -> str:

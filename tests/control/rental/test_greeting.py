@@ -1,0 +1,35 @@
+"""A machine is ready when it answers as itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncssh
+import msgspec
+
+from tests.fixtures.machines import KeyPair
+from torpor.control.providers.local import LocalProvider
+from torpor.control.rental.greeting import greeting_fault
+from torpor.control.rental.order import host_key_of, order_for
+from torpor.shared.values import Label, Want, workspace_name
+
+
+def test_another_host_key_means_not_ready_yet(
+    local_provider: LocalProvider, identity_key: KeyPair
+) -> None:
+    key = asyncssh.import_private_key(identity_key.private)
+    label = Label("me", workspace_name("demo"), "1")
+    offer = local_provider.offers(Want())[0]
+    endpoint = local_provider.create(order_for(offer, label, key)).endpoint
+    assert endpoint is not None
+    right = host_key_of(key, label).public
+    other = host_key_of(key, msgspec.structs.replace(label, rental="2")).public
+    assert greeting_fault(endpoint, None) is None
+    assert greeting_fault(endpoint, right) is None
+
+    async def in_a_notebook() -> str | None:
+        return greeting_fault(endpoint, right)
+
+    assert asyncio.run(in_a_notebook()) is None
+    assert "shows another host key" in str(greeting_fault(endpoint, other))
+    assert "refused" in str(greeting_fault(msgspec.structs.replace(endpoint, port=1), right))

@@ -1,0 +1,147 @@
+"""Rentals are in the store, where the next run finds them, and stay there as history."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from tests.fixtures.market import H100
+from tests.fixtures.memory_store import MemoryStore
+from torpor.control.rental.records import NEXT, Rental, Rentals, State
+from torpor.shared.errors import HandedOver, StoreError, StoreMissing, StoreUnavailable
+from torpor.shared.values import Label, MachineId, ObjectKey, WorkspaceName
+
+DEMO, OTHER = WorkspaceName("demo"), WorkspaceName("other")
+STATES: tuple[State, ...] = tuple(NEXT)
+WAYS: dict[State, tuple[State, ...]] = {
+    "asked": (),
+    "standing": ("standing",),
+    "handed over": ("standing", "handed over"),
+    "abandoned": ("abandoned",),
+    "ended": ("ended",),
+}
+
+
+@pytest.fixture
+def rentals(memory_store: MemoryStore) -> Rentals:
+    return Rentals(memory_store, DEMO)
+
+
+def _begin(rentals: Rentals) -> Rental:
+    return rentals.begin(rentals.new_label("me"), H100, "ssh-ed25519 AAAA")
+
+
+def test_a_rental_is_in_the_store_before_its_machine_is_asked_for(
+    memory_store: MemoryStore, rentals: Rentals
+) -> None:
+    rental = _begin(rentals)
+    assert (rental.label.owner, rental.label.workspace, rental.state) == ("me", DEMO, "asked")
+    assert Rentals(memory_store, DEMO).open() == [rental]  # as the next run sees it
+    assert rentals.of(rental.label) == rental
+    assert Rentals(memory_store, OTHER).open() == []
+
+
+def test_every_attempt_has_a_label_of_its_own(rentals: Rentals) -> None:
+    assert _begin(rentals).label != _begin(rentals).label
+
+
+@pytest.mark.parametrize(("now", "then"), list(itertools.product(STATES, STATES)))
+def test_only_these_states_follow_each_other(now: State, then: State, rentals: Rentals) -> None:
+    rental = _begin(rentals)
+    for state in WAYS[now]:
+        rental = rentals.change(rental, state=state)
+    assert rental.state == now
+    if then in NEXT[now]:
+        assert rentals.change(rental, state=then).state == then
+    else:
+        with pytest.raises(HandedOver, match=f"was {now} by another run"):
+            rentals.change(rental, state=then)
+
+
+def test_what_was_handed_over_is_never_abandoned_again(rentals: Rentals) -> None:
+    """A run that holds an old copy of the record cannot take it back."""
+    old = rentals.change(_begin(rentals), state="standing", machine=MachineId("m1"))
+    rentals.change(old, state="handed over")
+    for state in ("standing", "abandoned"):
+        with pytest.raises(HandedOver):
+            rentals.change(old, state=state)
+    with pytest.raises(HandedOver, match="was handed over by another run"):
+        rentals.see_unclaimed(old.label)
+
+
+def test_an_ended_rental_stays_as_history(rentals: Rentals) -> None:
+    kept = _begin(rentals)
+    rental = rentals.change(_begin(rentals), state="standing", machine=MachineId("m1"))
+    ended = rentals.change(rental, state="ended", why="status terminated")
+    assert rentals.open() == [kept]
+    assert rentals.of(rental.label) is None
+    assert rentals.history() == [ended]
+    assert (ended.machine, ended.price_usd_h, ended.gpu, ended.why) == (
+        "m1", 4.0, "H100 SXM", "status terminated",
+    )  # fmt: skip
+    assert ended.ended_unix is not None
+    assert ended.ended_unix >= ended.created_unix
+    with pytest.raises(HandedOver, match="was ended by another run"):
+        rentals.see_unclaimed(rental.label)
+
+
+def test_an_end_that_was_killed_half_way_is_an_end(
+    memory_store: MemoryStore, rentals: Rentals
+) -> None:
+    rental = _begin(rentals)
+    record = memory_store.get(rentals.key(rental.label), max_bytes=10_000)
+    rentals.change(rental, state="ended")
+    memory_store.put(rentals.key(rental.label), record)  # killed before it was deleted
+    assert rentals.open() == []
+
+
+@pytest.mark.parametrize(("old", "now"), [("creating", "asked"), ("handed over", "handed over")])
+def test_a_lease_of_an_older_version_is_a_rental(
+    old: str, now: State, memory_store: MemoryStore, rentals: Rentals
+) -> None:
+    label = Label("me", DEMO, "00aa")
+    lease = {"label": label, "provider": "local://x", "state": old, "created_unix": 5.0}
+    memory_store.put(ObjectKey("workspaces/demo/leases/00aa"), msgspec.json.encode(lease))
+    (rental,) = rentals.open()
+    assert (rental.label, rental.provider, rental.state) == (label, "local://x", now)
+    assert rentals.of(label) == rental
+    if old == "creating":
+        rental = rentals.change(rental, state="standing", machine=MachineId("m1"))
+        assert rentals.open() == [rental]
+    rentals.change(rental, state="ended")
+    assert rentals.open() == []
+    assert [found.key for found in memory_store.list("workspaces/demo/leases/")] == []
+
+
+def test_the_records_hold_no_secret(memory_store: MemoryStore, rentals: Rentals) -> None:
+    rental = _begin(rentals)
+    record = memory_store.get(rentals.key(rental.label), max_bytes=10_000)
+    assert b"PRIVATE" not in record
+    assert set(msgspec.json.decode(record)) == set(Rental.__struct_fields__)
+
+
+def test_a_store_that_is_away_is_not_an_empty_list(
+    memory_store: MemoryStore, rentals: Rentals
+) -> None:
+    memory_store.fails = StoreMissing("no such bucket")
+    with pytest.raises(StoreMissing, match="no such bucket"):
+        rentals.open()
+
+
+def test_a_machine_is_left_alone_while_the_store_is_away(
+    memory_store: MemoryStore, rentals: Rentals
+) -> None:
+    rental = _begin(rentals)
+    memory_store.fails = StoreUnavailable("503")
+    with pytest.raises(StoreUnavailable, match="torpor left it alone"):
+        rentals.see_unclaimed(rental.label)
+
+
+def test_a_damaged_record_is_not_an_absent_one(memory_store: MemoryStore, rentals: Rentals) -> None:
+    rental = _begin(rentals)
+    for damaged in (b'{"label": "x"}', b"", b"{", b"\xff"):
+        memory_store.put(rentals.key(rental.label), damaged)
+        with pytest.raises(StoreError, match=r"rentals/open/.* is not what torpor wrote"):
+            rentals.open()

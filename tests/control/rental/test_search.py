@@ -1,0 +1,123 @@
+"""Offers of several markets: asked at once, filtered, ranked, refused with a reason."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.fixtures.market import H100, Market
+from torpor.control.rental.markets import Markets, ask_all
+from torpor.control.rental.search import find_offers, fit
+from torpor.shared.errors import InvalidInput, NoOffer, ProviderDenied, ProviderUnavailable
+from torpor.shared.values import GIB, Want
+
+replace = msgspec.structs.replace
+
+
+def _market(identity: str, *prices: float, **changes: Any) -> Market:
+    market = Market(identity)
+    market.on_sale = [
+        replace(H100, id=f"{identity}-{price:g}", provider=identity, price_usd_h=price, **changes)
+        for price in prices
+    ]
+    return market
+
+
+def test_the_cheapest_of_all_markets_comes_first() -> None:
+    found = find_offers([_market("a", 3, 1), _market("b", 2)], Want())
+    assert [offer.id for offer in found.fitting] == ["a-1", "b-2", "a-3"]
+
+
+def test_or_the_first_market_of_the_user_s_order() -> None:
+    found = find_offers([_market("a", 3, 1), _market("b", 2)], Want(rank="order"))
+    assert [offer.id for offer in found.fitting] == ["a-1", "a-3", "b-2"]
+
+
+def test_what_may_fail_and_what_its_traffic_costs_count() -> None:
+    frail = _market("frail", 1.0, reliability=0.5)
+    sound = _market("sound", 1.2, reliability=0.99)
+    assert find_offers([frail, sound], Want()).fitting[0].provider == "sound"
+    dear = _market("dear", 1.0, traffic_usd_gib=0.1)
+    found = find_offers([dear, sound], Want(), restored_bytes=100 * GIB)
+    assert found.fitting[0].provider == "sound"
+    assert find_offers([dear, sound], Want(), restored_bytes=0).fitting[0].provider == "dear"
+
+
+def test_a_market_that_fails_is_named_and_costs_none_of_the_others() -> None:
+    down = _market("down", 1)
+    down.away = ProviderDenied("the balance is 0 $")
+    found = find_offers([down, _market("up", 2)], Want())
+    assert [offer.provider for offer in found.fitting] == ["up"]
+    assert [(one.provider, one.outcome) for one in found.refused] == [
+        ("down", "the balance is 0 $")
+    ]
+
+
+def test_what_does_not_fit_is_refused_with_the_reason() -> None:
+    found = find_offers([_market("a", 1, 9)], Want(max_price_usd_h=5))
+    assert [offer.id for offer in found.fitting] == ["a-1"]
+    (refused,) = found.refused
+    assert refused.row() == {
+        "provider": "a",
+        "offer": "a-9",
+        "GPU": "2 x H100 SXM",
+        "$/h": "9.000",
+        "region": "US",
+        "outcome": "it costs 9 $/h, the limit is 5 $/h",
+    }
+
+
+def test_nothing_that_fits_names_the_wish_and_the_reasons() -> None:
+    with pytest.raises(NoOffer, match=r"gpu L4.*a a-1: its GPU is H100 SXM, L4 is wanted"):
+        find_offers([_market("a", 1), _market("b")], Want(gpu="L4"))
+
+
+def test_the_only_market_s_own_error_is_the_error() -> None:
+    down = _market("down", 1)
+    down.away = ProviderDenied("the balance is 0 $")
+    with pytest.raises(ProviderDenied, match="balance"):
+        find_offers([down], Want())
+
+
+def test_a_market_that_hangs_is_not_waited_for() -> None:
+    free = threading.Event()
+    hangs = _market("hangs", 1)
+    hangs.check = lambda image="": free.wait(60)  # type: ignore[method-assign, assignment, return-value]
+    began = time.monotonic()
+    answers = ask_all([hangs, _market("b", 1)], lambda one: one.check(), timeout_s=0.2)
+    free.set()
+    assert isinstance(answers[0], ProviderUnavailable)
+    assert "hangs did not answer within 0 s" in str(answers[0])
+    assert not isinstance(answers[1], Exception)
+    assert time.monotonic() - began < 30
+
+
+def test_a_bug_in_an_adapter_is_raised() -> None:
+    def bug(provider: object) -> None:
+        raise KeyError("instances")
+
+    with pytest.raises(KeyError):
+        ask_all([_market("a", 1)], bug)
+
+
+def test_a_snapshot_asks_for_its_architecture_its_cuda_and_room() -> None:
+    environment = {"architecture": "aarch64", "cuda": "12.4.1", "gpus": ["NVIDIA H200"]}
+    want = fit(Want(gpu="H200", disk_gib=5), environment, 100 * GIB)
+    assert (want.architecture, want.cuda, want.gpu) == ("aarch64", (12, 4), "H200")
+    assert 105 < want.disk_gib < 120
+    assert fit(Want(disk_gib=500), {}, GIB) == Want(disk_gib=500)
+
+
+def test_other_blocks_are_opened_only_where_a_rental_needs_one() -> None:
+    def boom() -> list[Market]:
+        raise AssertionError("nothing needs them")
+
+    named = _market("a", 1)
+    assert Markets([named], boom).concerned([]) == [named]
+    assert Markets([named], boom).of("a") is named
+    with pytest.raises(InvalidInput, match="no provider block is for b"):
+        Markets([named]).of("b")

@@ -1,0 +1,91 @@
+"""The proven end of a rented machine, with all that belongs to it."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from torpor.control.providers.seam import Provider
+from torpor.control.rental.records import Rental, Rentals
+from torpor.control.safety import Warrant
+from torpor.shared.errors import ProviderError, StoreError, TorporError
+from torpor.shared.values import Label, Machine
+
+GONE_S: Final = 300.0
+"""How long a provider may take to prove an end; what it may take to settle comes on top."""
+_FIRST_POLL_S: Final = 0.1
+_LONGEST_POLL_S: Final = 5.0
+
+
+def listed(provider: Provider, label: Label) -> Machine | None:
+    """The machine of this label, if the provider lists one."""
+    return next((machine for machine in provider.list_own() if machine.label == label), None)
+
+
+def machine_of(provider: Provider, rental: Rental) -> Machine | None:
+    """The machine as the provider lists it, or as it was known; None if it was never seen."""
+    found = listed(provider, rental.label)
+    if found is not None or rental.machine is None:
+        return found
+    return Machine(rental.machine, provider.identity, rental.label, "stopped", None)
+
+
+def destroy(
+    provider: Provider, machine: Machine, warrant: Warrant, created_unix: float, within_s: float
+) -> str:
+    """Destroy the machine, repeatedly, until the provider proves its end and shows nothing else of
+    its label; returns the proof.
+
+    A provider that has not settled may claim the end of a machine that it does not show yet. Raises
+    ProviderError if there is no proof in time: the machine may still cost money.
+    """
+    settled_unix = created_unix + provider.abilities.settling_s
+    give_up = time.monotonic() + within_s
+    wait_s = _FIRST_POLL_S
+    while True:
+        fault: TorporError | None = None
+        try:
+            live = provider.find(machine.id)
+            if isinstance(live, Machine):
+                settled_unix = 0.0  # it shows
+                provider.destroy(live, warrant)
+            elif not live.proof or time.time() < settled_unix or _residue(provider, machine.label):
+                provider.destroy(machine, warrant)
+            else:
+                return live.proof
+        except TorporError as error:
+            if not error.retryable:
+                raise
+            fault = error
+        if time.monotonic() > give_up:
+            if isinstance(fault, StoreError):  # nobody could say that it may go
+                raise fault
+            raise ProviderError(
+                f"machine {machine.id} at {provider.identity} was told to end but its end is not "
+                f"proven after {within_s:.0f} s{f' ({fault})' if fault else ''}: it may still cost "
+                "money; check the provider's console, then run reconcile"
+            )
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_POLL_S)
+
+
+def close_unseen(rentals: Rentals, provider: Provider, rental: Rental) -> None:
+    """Close the rental of a machine that nobody ever saw, once two listings showed none: the first
+    when the provider has settled since the request, the second as long after it."""
+    settling_s, now = provider.abilities.settling_s, time.time()
+    unseen = rental.unseen_unix
+    if now < rental.created_unix + settling_s:
+        unseen = None
+    elif unseen is None:
+        unseen = now
+    if rental.state != "abandoned" or unseen != rental.unseen_unix:
+        why = rental.why or "no machine was seen"
+        rental = rentals.change(rental, state="abandoned", why=why, unseen_unix=unseen)
+    if unseen is None or now < unseen + settling_s:
+        return
+    if listed(provider, rental.label) is None and not _residue(provider, rental.label):
+        rentals.change(rental, state="ended", why="no machine was seen in two listings")
+
+
+def _residue(provider: Provider, label: Label | None) -> list[str]:
+    return [one.id for one in provider.residue() if one.label == label]

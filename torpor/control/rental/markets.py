@@ -1,0 +1,113 @@
+"""The providers that one run deals with: several asked at once, none waited for without end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, TypeVar
+
+from torpor.control.providers.seam import Provider
+from torpor.control.rental.records import Rental
+from torpor.shared.errors import InvalidInput, ProviderUnavailable, TorporError
+from torpor.shared.values import Machine
+
+ANSWER_S: Final = 60.0
+"""How long a provider may take to answer one question before the run goes on without it."""
+
+Answer = TypeVar("Answer")
+
+
+class Markets:
+    """``named``: the workspace's providers, in its order. ``others`` opens all other provider
+    blocks of the installation; it is called only where a rental is at none of the named."""
+
+    def __init__(
+        self, named: Sequence[Provider], others: Callable[[], Sequence[Provider]] = tuple
+    ) -> None:
+        self.named = tuple(named)
+        self._others = others
+        self._opened: tuple[Provider, ...] | None = None
+
+    def every(self) -> tuple[Provider, ...]:
+        """Every provider block of the installation, the named ones first."""
+        if self._opened is None:
+            known = {provider.identity: provider for provider in (*self.named, *self._others())}
+            self._opened = tuple(known.values())
+        return self._opened
+
+    def of(self, identity: str) -> Provider:
+        """The provider of this identity; InvalidInput if no block is for that account."""
+        named = [provider for provider in self.named if provider.identity == identity]
+        for provider in named or self.every():
+            if provider.identity == identity:
+                return provider
+        raise InvalidInput(
+            f"no provider block is for {identity}: add one, with the account of that rental"
+        )
+
+    def concerned(self, rentals: Collection[Rental]) -> list[Provider]:
+        """The named providers and those of open rentals, as far as blocks are for them."""
+        wanted = {rental.provider for rental in rentals}
+        unnamed = wanted - {provider.identity for provider in self.named}
+        more = [one for one in self.every() if one.identity in unnamed] if unnamed else []
+        return [*self.named, *more]
+
+
+def ask_all(
+    providers: Sequence[Provider],
+    question: Callable[[Provider], Answer],
+    *,
+    timeout_s: float = ANSWER_S,
+) -> list[Answer | TorporError]:
+    """Ask all at once; each answers, fails, or has not answered in time (ProviderUnavailable).
+    An error that is not of ours is raised."""
+    answers: queue.SimpleQueue[tuple[int, Answer | BaseException]] = queue.SimpleQueue()
+
+    def ask(number: int) -> None:
+        try:
+            answers.put((number, question(providers[number])))
+        except BaseException as error:  # noqa: BLE001 - it is raised on the caller's thread
+            answers.put((number, error))
+
+    for number in range(len(providers)):  # a thread that hangs keeps nobody from ending
+        threading.Thread(target=ask, args=(number,), name="market", daemon=True).start()
+    heard: dict[int, Answer | TorporError] = {}
+    until = time.monotonic() + timeout_s
+    while len(heard) < len(providers):
+        try:
+            number, answer = answers.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(answer, BaseException) and not isinstance(answer, TorporError):
+            raise answer
+        heard[number] = answer
+    return [
+        heard.get(
+            number,
+            ProviderUnavailable(f"{provider.identity} did not answer within {timeout_s:.0f} s"),
+        )
+        for number, provider in enumerate(providers)
+    ]
+
+
+def machines_at(
+    providers: Sequence[Provider],
+    rentals: Collection[Rental],
+    warn: Callable[[str], None],
+) -> list[Machine]:
+    """Every machine of ours there. A provider that does not answer is an error where an open rental
+    names it or where it is the only one, else a warning: unknown is not none."""
+    found: list[Machine] = []
+    needed = {rental.provider for rental in rentals}
+    for provider, answer in zip(
+        providers, ask_all(providers, lambda one: one.list_own()), strict=True
+    ):
+        if isinstance(answer, list):
+            found += answer
+        elif provider.identity in needed or len(providers) == 1:
+            raise answer
+        else:
+            warn(f"{provider.identity} was left out: {answer}")
+    return found

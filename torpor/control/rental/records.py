@@ -1,0 +1,204 @@
+"""The records of rentals, in the store beside the snapshots of their workspace.
+
+``rentals/open/ID`` is written before a machine is asked for. When its end is proven, the record
+moves to ``rentals/ended/ID`` and stays there as the history of what was spent. ``leases/ID`` is
+what older versions wrote; it is read as an open rental.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection
+from typing import Any, Final, Literal
+
+import msgspec
+
+from torpor.control.providers.offers import Offer
+from torpor.control.store.seam import ObjectStore
+from torpor.shared.errors import HandedOver, StoreError, StoreMissing
+from torpor.shared.values import Label, Machine, MachineId, ObjectKey, WorkspaceName
+
+State = Literal["asked", "standing", "handed over", "abandoned", "ended"]
+
+NEXT: Final[dict[State, tuple[State, ...]]] = {
+    "asked": ("standing", "abandoned", "ended"),
+    "standing": ("standing", "handed over", "abandoned", "ended"),
+    "handed over": ("handed over", "ended"),
+    "abandoned": ("abandoned", "ended"),
+    "ended": (),
+}
+"""What may follow a state. A repeat of the same write is fine, except that nothing is asked twice
+and that an end is the end."""
+
+_MOST_BYTES: Final = 64 * 1024
+
+
+class Rental(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine that was asked for, from the request to its proven end."""
+
+    label: Label
+    provider: str
+    state: State
+    created_unix: float  # when it was asked for
+    offer: str = ""
+    gpu: str = ""
+    gpu_count: int = 0
+    region: str = ""
+    spot: bool = False
+    price_usd_h: float = 0.0
+    machine: MachineId | None = None  # None: the provider has not named one
+    host_key: str | None = None  # the only one that its SSH server may show; None: not met yet
+    seen_unix: float | None = None  # when the provider last showed the machine
+    unseen_unix: float | None = None  # abandoned: since when its provider has shown no machine
+    ended_unix: float | None = None  # when the end was proven; it may have been earlier
+    why: str = ""  # of abandoned and ended: the reason or the proof
+
+    @property
+    def unfinished(self) -> bool:
+        """Its run works on it or was killed."""
+        return self.state in ("asked", "standing")
+
+
+class _Lease(msgspec.Struct, frozen=True):
+    label: Label
+    provider: str
+    state: Literal["creating", "handed over"]
+    created_unix: float
+
+    def rental(self) -> Rental:
+        return Rental(
+            label=self.label,
+            provider=self.provider,
+            state="handed over" if self.state == "handed over" else "asked",
+            created_unix=self.created_unix,
+        )
+
+
+class Rentals:
+    """The rentals of one workspace in one store."""
+
+    def __init__(self, store: ObjectStore, workspace: WorkspaceName) -> None:
+        self._store = store
+        self.workspace = workspace
+
+    def new_label(self, owner: str) -> Label:
+        """A label that no other attempt has."""
+        return Label(owner, self.workspace, secrets.token_hex(8))
+
+    def begin(self, label: Label, offer: Offer, host_key: str | None) -> Rental:
+        """Record that a machine is about to be asked for, with the key that it must show."""
+        rental = Rental(
+            label=label,
+            provider=offer.provider,
+            state="asked",
+            created_unix=time.time(),
+            offer=offer.id,
+            gpu=str(offer.gpu or ""),
+            gpu_count=offer.gpu_count,
+            region=offer.region,
+            spot=offer.spot,
+            price_usd_h=offer.price_usd_h,
+            host_key=host_key,
+        )
+        self._store.put(self.key(label), msgspec.json.encode(rental))
+        return rental
+
+    def open(self) -> list[Rental]:
+        """Every rental that has not ended, at any provider."""
+        keys = [found.key for found in self._store.list(self._prefix("rentals/"))]
+        ended = {key.rsplit("/", 1)[1] for key in keys if "/rentals/ended/" in key}
+        names = [key.rsplit("/", 1)[1] for key in keys if "/rentals/open/" in key]
+        names += [
+            found.key.rsplit("/", 1)[1] for found in self._store.list(self._prefix("leases/"))
+        ]
+        read = [self._read(name) for name in dict.fromkeys(names) if name not in ended]
+        return [rental for rental in read if rental is not None]
+
+    def history(self) -> list[Rental]:
+        """Every rental that has ended."""
+        return [
+            msgspec.json.decode(self._store.get(found.key, max_bytes=_MOST_BYTES), type=Rental)
+            for found in self._store.list(self._prefix("rentals/ended/"))
+        ]
+
+    def of(self, label: Label) -> Rental | None:
+        """The rental of this label while it is open."""
+        return self._read(label.rental)
+
+    def change(self, rental: Rental, **changes: Any) -> Rental:
+        """Write what the store has of it with ``changes``. HandedOver where another run has ended
+        it, or has changed its state in a way that does not allow this."""
+        now = self.of(rental.label)
+        if now is None or ("state" in changes and changes["state"] not in NEXT[now.state]):
+            raise self._taken(rental.label, now)
+        rental = msgspec.structs.replace(now, **changes)
+        if rental.state == "ended":
+            rental = msgspec.structs.replace(rental, ended_unix=time.time())
+            self._store.put(self._ended_key(rental.label), msgspec.json.encode(rental))
+            self._store.delete([self.key(rental.label), self._lease_key(rental.label)])
+        else:
+            self._store.put(self.key(rental.label), msgspec.json.encode(rental))
+        return rental
+
+    def seen(self, machine: Machine, rental: Rental) -> Rental:
+        """Record what the provider shows of it, for the bill and for later runs."""
+        return self.change(rental, machine=machine.id, seen_unix=time.time())
+
+    def see_unclaimed(self, label: Label) -> None:
+        """Check that the rental is open and was not handed over. HandedOver if another run handed
+        it over or ended it; StoreError if the store does not answer."""
+        try:
+            now = self.of(label)
+        except StoreError as error:
+            raise type(error)(
+                f"{error}. The machine of rental {label.rental} of workspace {self.workspace} may "
+                "have been handed over, so torpor left it alone; reconcile lists it once the store "
+                "answers"
+            ) from error
+        if now is None or now.state == "handed over":
+            raise self._taken(label, now)
+
+    def key(self, label: Label) -> ObjectKey:
+        """Where the open rental of this label is kept."""
+        return ObjectKey(self._prefix(f"rentals/open/{label.rental}"))
+
+    def _taken(self, label: Label, now: Rental | None) -> HandedOver:
+        done = "ended" if now is None else now.state
+        return HandedOver(
+            f"rental {label.rental} of workspace {self.workspace} was {done} by another run; its "
+            "machine was left alone, and reconcile lists it"
+        )
+
+    def _read(self, name: str) -> Rental | None:
+        label = Label("", self.workspace, name)
+        kinds: tuple[tuple[ObjectKey, type[Rental] | type[_Lease]], ...] = (
+            (self.key(label), Rental),
+            (self._lease_key(label), _Lease),
+        )
+        for key, kind in kinds:
+            try:
+                found = msgspec.json.decode(self._store.get(key, max_bytes=_MOST_BYTES), type=kind)
+            except StoreMissing:
+                continue
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise StoreError(
+                    f"{key} in {self._store.address} is not what torpor wrote ({error}): check the "
+                    "machine that it may belong to, then delete the object"
+                ) from None
+            return found.rental() if isinstance(found, _Lease) else found
+        return None
+
+    def _prefix(self, rest: str) -> str:
+        return f"workspaces/{self.workspace}/{rest}"
+
+    def _ended_key(self, label: Label) -> ObjectKey:
+        return ObjectKey(self._prefix(f"rentals/ended/{label.rental}"))
+
+    def _lease_key(self, label: Label) -> ObjectKey:
+        return ObjectKey(self._prefix(f"leases/{label.rental}"))
+
+
+def by_label(rentals: Collection[Rental]) -> dict[Label, Rental]:
+    """Each rental by the label that its machine carries."""
+    return {rental.label: rental for rental in rentals}

@@ -1,0 +1,448 @@
+"""Renting: attempts over offers, the machines that a run holds, and their proven ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Protocol
+
+import asyncssh
+import msgspec
+
+from torpor.control.providers.offers import Offer, blocks
+from torpor.control.providers.seam import Absent
+from torpor.control.providers.waiting import wait_until_reachable
+from torpor.control.rental.ending import GONE_S, close_unseen, destroy, machine_of
+from torpor.control.rental.greeting import greeting_fault
+from torpor.control.rental.markets import Markets, ask_all, machines_at
+from torpor.control.rental.order import host_key_of, order_for
+from torpor.control.rental.records import Rental, Rentals, by_label
+from torpor.control.rental.search import Tried
+from torpor.control.safety import Warrant, never_handed_over
+from torpor.shared.errors import (
+    CreateFailed,
+    HandedOver,
+    InvalidInput,
+    MachineUnreachable,
+    ProviderDenied,
+    ProviderError,
+    ProviderUnavailable,
+    TorporError,
+    WorkspaceBusy,
+)
+from torpor.shared.values import RESERVED, Endpoint, Label, Machine, MachineId, Want
+
+MOST_ATTEMPTS: Final = 12
+RENT_S: Final = 3600.0
+"""After this time no further offer is tried."""
+ASKED_S: Final = 900.0
+"""A request that is so old and has no machine belongs to a run that was killed."""
+AT_ONCE_S: Final = 30.0
+"""How long a failed attempt is waited for to end before the next offer is tried."""
+_PAUSES: Final = 3  # waits for one offer's provider that is busy (429)
+_PAUSE_S: Final = 60.0  # the longest of them
+_NOTHING_RENTED: Final = (CreateFailed, ProviderDenied, ProviderUnavailable, InvalidInput)
+_NEXT_OFFER: Final = (ProviderError, MachineUnreachable)
+
+
+class Told(Protocol):
+    """What wants to know of machines and troubles: a run's log and events."""
+
+    def warn(self, message: str) -> None: ...
+    def created(self, machine: Machine) -> None: ...
+    def handed_over(self, machine: Machine) -> None: ...
+    def ended(self, machine: Machine, reason: str) -> None: ...
+
+
+class Renter(msgspec.Struct, frozen=True):
+    """Who rents, for what: the same for all machines of a run."""
+
+    rentals: Rentals
+    markets: Markets
+    owner: str
+    want: Want
+    identity: asyncssh.SSHKey
+    told: Told
+
+
+class Tenancy:
+    """One machine of a run. As a context: ends the machine after an error, if that is safe.
+
+    A machine that this run rented may be ended until it is handed over. One that a killed run left
+    (``fresh`` is false) may be ended only after its agent has said that it holds an unfinished
+    restore and nothing else. The user's own never.
+    """
+
+    def __init__(
+        self, machine: Machine, rental: Rental | None, renting: Renting | None, *, fresh: bool
+    ) -> None:
+        self.machine = machine
+        self.rental = rental
+        self.fresh = fresh
+        self._renting = renting
+
+    def holds_nothing_else(self) -> None:
+        """Record the agent's answer: the targets were empty, or an unfinished restore's."""
+        if self._renting is not None and self.rental is not None:
+            self._renting.claim(self.rental)
+
+    def hand_over(self, *, alone: bool = False) -> None:
+        """From now on only a verified snapshot may end the machine. ``alone``: HandedOver if
+        another run has handed over a machine of the workspace since this one began."""
+        if self._renting is not None and self.rental is not None:
+            self._renting.hand_over(self.rental, self.machine, alone=alone)
+
+    def __enter__(self) -> Tenancy:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        cause: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if cause is None or self._renting is None or self.rental is None:
+            return
+        if isinstance(cause, WorkspaceBusy):  # another run brings it to this very machine
+            self._renting.leave(self.rental)
+        self._renting.end_after(cause, [self.rental])
+
+
+class Renting:
+    """One run's rentals of one workspace. As a context: at the end, whatever of them was not handed
+    over is ended. Thread-safe."""
+
+    def __init__(self, renter: Renter) -> None:
+        self._by = renter
+        self._rentals = renter.rentals
+        self._ours: dict[Label, Rental] = {}  # what this run may end
+        self._began_unix = time.time()
+        self._lock = threading.Lock()
+        self.tried: list[Tried] = []
+
+    def __enter__(self) -> Renting:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        cause: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end_after(cause, [*self._ours.values()])
+
+    # -- what there is
+
+    def machines(self) -> list[tuple[Machine, Rental | None]]:
+        """The workspace's live machines at all providers that it or an open rental names."""
+        rentals, machines = self._look()
+        known = by_label(rentals)
+        return [(one, known.get(one.label)) for one in machines if one.label is not None]
+
+    def states(self) -> dict[MachineId, str]:
+        """What the workspace's providers say of all machines now; the error of one that does not
+        answer, because unknown is not gone."""
+        found: dict[MachineId, str] = {}
+        for answer in ask_all(self._by.markets.named, lambda provider: provider.list_own()):
+            if isinstance(answer, TorporError):
+                raise answer
+            found |= {machine.id: machine.state for machine in answer}
+        return found
+
+    def tenancy(self, machine: Machine, rental: Rental) -> Tenancy:
+        """Of a machine that another run left unfinished, or works on."""
+        rental = msgspec.structs.replace(rental, provider=machine.provider, machine=machine.id)
+        return Tenancy(machine, rental, self, fresh=False)
+
+    # -- a new machine
+
+    def take_up(self, tenancy: Tenancy, nap: Callable[[float], None] = time.sleep) -> Tenancy:
+        """Wait until a machine that another run left answers. It is not ended where it does not: it
+        may hold that run's restore."""
+        rental = tenancy.rental
+        if rental is None:
+            return tenancy
+        host_key = rental.host_key
+        provider = self._by.markets.of(rental.provider)
+        try:
+            live = wait_until_reachable(
+                provider,
+                tenancy.machine.id,
+                timeout_s=provider.abilities.ready_s,
+                sleep=nap,
+                greets=lambda endpoint: greeting_fault(endpoint, host_key),
+            )
+        except (CreateFailed, MachineUnreachable) as error:
+            raise type(error)(
+                f"{error}. The machine of rental {rental.label.rental} may hold another run's "
+                "restore, so it was not destroyed. Run this again; if the machine never answers, "
+                "name it in `end` of reconcile, which lists it"
+            ) from error
+        rental = self._rentals.change(
+            rental,
+            state="standing",
+            provider=live.provider,
+            machine=live.id,
+            seen_unix=time.time(),
+        )
+        return Tenancy(self.pinned(live, rental), rental, self, fresh=False)
+
+    def rent(self, offers: Sequence[Offer], nap: Callable[[float], None] = time.sleep) -> Tenancy:
+        """A machine of the first offer that becomes one; SSH answers there.
+
+        Each attempt is a rental of its own. ``nap`` sleeps between two looks, and may raise to stop
+        waiting. CreateFailed names what was tried.
+        """
+        failed: list[tuple[TorporError, Offer]] = []
+        until = time.monotonic() + RENT_S
+        for offer in offers:
+            if len(failed) >= MOST_ATTEMPTS or time.monotonic() > until:
+                break
+            blocked = next((error for error, other in failed if blocks(error, other, offer)), None)
+            if blocked is not None:
+                self._note(offer, f"not tried: {blocked}")
+                continue
+            try:
+                tenancy = self._rent(offer, nap, until)
+            except HandedOver:
+                raise
+            except _NEXT_OFFER as error:
+                self._by.told.warn(f"offer {offer.id} failed, trying the next: {error}")
+                self._note(offer, str(error))
+                failed.append((error, offer))
+            else:
+                self._note(offer, f"machine {tenancy.machine.id}")
+                return tenancy
+        words = "; ".join(f"{offer.id} at {offer.provider}: {error}" for error, offer in failed[:5])
+        raise CreateFailed(
+            f"none of {len(offers)} offers became a machine, {len(failed)} were tried: {words}"
+        )
+
+    def claim(self, rental: Rental) -> None:
+        """From now on this run may end it."""
+        with self._lock:
+            self._ours[rental.label] = rental
+
+    def leave(self, rental: Rental) -> None:
+        """This run does not end it any more."""
+        with self._lock:
+            self._ours.pop(rental.label, None)
+
+    def hand_over(self, rental: Rental, machine: Machine, *, alone: bool) -> None:
+        """Hand the machine to its user."""
+        others = self._rentals.open() if alone else []
+        for other in others:
+            if other.state == "handed over" and (other.seen_unix or 0) >= self._began_unix:
+                raise HandedOver(
+                    f"another run has handed over machine {other.machine} of workspace "
+                    f"{self._rentals.workspace} meanwhile: use that one"
+                )
+        self.leave(rental)  # first: a write whose answer is lost may have been done
+        self._rentals.change(
+            rental,
+            state="handed over",
+            provider=machine.provider,
+            machine=machine.id,
+            seen_unix=time.time(),
+        )
+        self._by.told.handed_over(machine)
+
+    def pin(self, label: Label, host_key: str) -> None:
+        """Record the host key of the first login."""
+        rental = self._rentals.of(label)
+        if rental is not None and rental.host_key is None:
+            self._rentals.change(rental, host_key=host_key)
+
+    # -- the end
+
+    def end(
+        self, rental: Rental, warrant: Warrant | None = None, *, within_s: float = GONE_S
+    ) -> None:
+        """Destroy the rental's machine, and what belongs to it, until its end is proven.
+
+        Without ``warrant``, of what was never handed over; HandedOver if another run has handed it
+        over meanwhile. A rental whose machine was never seen is abandoned until its provider has
+        settled.
+        """
+        label = rental.label
+        if warrant is None:
+            self._ask(label)
+        provider = self._by.markets.of(rental.provider)
+        machine = machine_of(provider, rental)
+        if machine is None:
+            close_unseen(self._rentals, provider, rental)
+            self.leave(rental)
+            return
+        warrant = warrant or never_handed_over(machine, label, lambda: self._ask(label))
+        why = destroy(provider, machine, warrant, rental.created_unix, within_s)
+        self.leave(rental)
+        self._by.told.ended(machine, warrant.reason)
+        self._rentals.change(rental, state="ended", machine=machine.id, why=why)
+
+    def end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:
+        """End those that this run may end. If one cannot be ended, an error of ours names both
+        causes; a cancellation stays a cancellation."""
+        faults: list[TorporError] = []
+        for rental in rentals:
+            if rental.label not in self._ours:
+                continue
+            try:
+                self.end(rental)
+            except HandedOver as error:
+                self.leave(rental)
+                self._by.told.warn(str(error))
+            except TorporError as error:
+                self.leave(rental)  # for reconcile and the next run
+                self._by.told.warn(str(error))
+                faults.append(error)
+                with suppress(TorporError):
+                    self._rentals.change(rental, state="abandoned", why=str(error))
+        if faults and cause is None:
+            raise faults[0]
+        if faults and isinstance(cause, TorporError):
+            raise type(cause)(
+                f"{cause}. Its machine could not be destroyed either: {faults[0]}"
+            ) from cause
+
+    def end_abandoned(self) -> list[Rental]:
+        """End what nobody will use: abandoned rentals, old requests that never became a machine,
+        and unfinished ones whose machine has provably gone. Returns those that have ended."""
+        ended = []
+        rentals, machines = self._look()
+        shown = {machine.label for machine in machines}
+        for rental in rentals:
+            if rental.label in self._ours or rental.state == "handed over":
+                continue
+            if rental.unfinished and rental.label in shown:
+                continue
+            try:
+                if rental.unfinished and not self._is_over(rental):
+                    continue  # the next run takes it up
+                self.end(rental)
+            except TorporError as error:
+                self._by.told.warn(f"rental {rental.label.rental} was not ended: {error}")
+            if self._rentals.of(rental.label) is None:
+                ended.append(rental)
+        return ended
+
+    def end_scratch(self, *, before_unix: float | None = None) -> None:
+        """Destroy the machines that killed runs left under this reserved name, at the providers
+        that blocks are for; raise the last failure after trying all."""
+        fault: TorporError | None = None
+        rentals = self._rentals.open()
+        here = {one.identity for one in self._by.markets.concerned(rentals)}
+        for machine, rental in self.machines():
+            if rental is not None:
+                rentals.remove(rental)
+                rentals.append(msgspec.structs.replace(rental, provider=machine.provider))
+        for rental in rentals:
+            young = before_unix is not None and rental.created_unix > before_unix
+            if rental.label in self._ours or young or rental.provider not in here:
+                continue
+            try:
+                self.end(rental)
+            except TorporError as error:
+                fault = error
+        if fault is not None:
+            raise fault
+
+    # -- one look, one attempt
+
+    def _look(self) -> tuple[list[Rental], list[Machine]]:
+        rentals = self._rentals.open()
+        providers = self._by.markets.concerned(rentals)
+        seen = machines_at(providers, rentals, self._by.told.warn)
+        name = self._rentals.workspace
+        return rentals, [one for one in seen if one.label and one.label.workspace == name]
+
+    def _rent(self, offer: Offer, nap: Callable[[float], None], until: float) -> Tenancy:
+        for _ in range(_PAUSES):
+            try:
+                return self._attempt(offer, nap, until)
+            except ProviderUnavailable as error:
+                if not 0 < error.retry_after_s <= _PAUSE_S:
+                    raise
+                nap(error.retry_after_s)
+        return self._attempt(offer, nap, until)
+
+    def _attempt(self, offer: Offer, nap: Callable[[float], None], until: float) -> Tenancy:
+        provider = self._by.markets.of(offer.provider)
+        able = provider.abilities
+        label = self._rentals.new_label(self._by.owner)
+        order = order_for(offer, label, self._by.identity, self._by.want)
+        installed = able.host_key == "installed"
+        host_key = host_key_of(self._by.identity, label).public if installed else None
+        rental = self._rentals.begin(label, offer, host_key)
+        self.claim(rental)
+        try:
+            try:
+                machine = provider.create(order)
+            except _NOTHING_RENTED as error:
+                self._rentals.change(rental, state="ended", why=f"nothing was rented: {error}")
+                self.leave(rental)
+                raise
+            rental = self._rentals.change(
+                rental,
+                state="standing",
+                machine=machine.id,
+                price_usd_h=machine.price_usd_h or offer.price_usd_h,
+                seen_unix=time.time(),
+            )
+            self.claim(rental)
+            live = wait_until_reachable(
+                provider,
+                machine.id,
+                timeout_s=min(able.ready_s, max(1.0, until - time.monotonic())),
+                sleep=nap,
+                greets=lambda endpoint: greeting_fault(endpoint, host_key),
+            )
+        except BaseException as cause:
+            self._abandon(rental, cause)
+            raise
+        self._by.told.created(live)
+        return Tenancy(self.pinned(live, rental), rental, self, fresh=True)
+
+    def pinned(self, machine: Machine, rental: Rental | None) -> Machine:
+        """The machine with the only host key that it may show."""
+        host_key = rental.host_key if rental else None
+        if machine.endpoint is None or host_key is None:
+            return machine
+        endpoint: Endpoint = msgspec.structs.replace(machine.endpoint, host_key=host_key)
+        return msgspec.structs.replace(machine, endpoint=endpoint)
+
+    def _abandon(self, rental: Rental, cause: BaseException) -> None:
+        """Nobody will use it. It is ended now if its machine shows, at the end of the run if that
+        takes time, and by a later run if it shows later."""
+        if rental.label not in self._ours:
+            return
+        with suppress(TorporError):
+            rental = self._rentals.change(rental, state="abandoned", why=str(cause)[:500])
+            self.claim(rental)
+        try:
+            self.end(rental, within_s=AT_ONCE_S)
+        except HandedOver as error:
+            self.leave(rental)
+            self._by.told.warn(str(error))
+        except TorporError as error:
+            self._by.told.warn(f"rental {rental.label.rental} is not ended yet: {error}")
+
+    def _is_over(self, rental: Rental) -> bool:
+        provider = self._by.markets.of(rental.provider)
+        age_s = time.time() - rental.created_unix
+        if rental.machine is None:
+            return age_s > ASKED_S
+        found = provider.find(rental.machine)
+        proven = isinstance(found, Absent) and bool(found.proof)
+        return proven and age_s >= provider.abilities.settling_s
+
+    def _note(self, offer: Offer, outcome: str) -> None:
+        with self._lock:
+            self.tried.append(Tried.of(offer, outcome))
+
+    def _ask(self, label: Label) -> None:
+        """Whether it may still be ended; a machine under a reserved name always may."""
+        if not label.workspace.startswith(RESERVED):
+            self._rentals.see_unclaimed(label)

@@ -1,0 +1,121 @@
+"""Offers of all of a workspace's providers: asked for at once, filtered and ranked, each refusal
+with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from torpor.control.providers.offers import Offer, misfit
+from torpor.control.providers.seam import Provider
+from torpor.control.rental.markets import ANSWER_S, ask_all
+from torpor.control.reports import Row
+from torpor.shared.errors import NoOffer, TorporError
+from torpor.shared.values import GIB, Want
+
+DISK_MARGIN: Final = 1.1
+"""A snapshot takes this much of a disk: its files, what the agent keeps meanwhile."""
+_HOURS: Final = 8.0
+"""What an offer costs is compared over so many hours, with the traffic of the restore."""
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """An offer, or a provider as a whole, and what came of it."""
+
+    provider: str
+    offer: str
+    outcome: str
+    gpu: str = ""
+    region: str = ""
+    price_usd_h: float | None = None
+
+    @classmethod
+    def of(cls, offer: Offer, outcome: str) -> Tried:
+        gpu = f"{offer.gpu_count} x {offer.gpu}" if offer.gpu else ""
+        return cls(offer.provider, offer.id, outcome, gpu, offer.region, offer.price_usd_h)
+
+    def row(self) -> Row:
+        """As a line of a table."""
+        price = "" if self.price_usd_h is None else f"{self.price_usd_h:.3f}"
+        return {
+            "provider": self.provider, "offer": self.offer, "GPU": self.gpu, "$/h": price,
+            "region": self.region, "outcome": self.outcome,
+        }  # fmt: skip
+
+
+class Offers(msgspec.Struct, frozen=True):
+    """``fitting``: best first. ``refused``: the others, and providers that sold nothing."""
+
+    fitting: list[Offer]
+    refused: list[Tried]
+
+
+def find_offers(providers: Sequence[Provider], want: Want, restored_bytes: int = 0) -> Offers:
+    """What all providers sell that fits; NoOffer, with the reasons, if nothing does.
+
+    Each account is checked before: login, balance, and whether the image will do.
+    """
+    fitting: list[tuple[int, Offer]] = []
+    refused: list[Tried] = []
+
+    def ask(provider: Provider) -> list[Offer]:
+        provider.check(want.image)
+        return provider.offers(want)
+
+    answers = ask_all(providers, ask, timeout_s=ANSWER_S)
+    for place, (provider, answer) in enumerate(zip(providers, answers, strict=True)):
+        if isinstance(answer, TorporError):
+            refused.append(Tried(provider.identity, "", str(answer)))
+            continue
+        for offer in answer:
+            reason = misfit(offer, want)
+            if reason:
+                refused.append(Tried.of(offer, reason))
+            else:
+                fitting.append((place, offer))
+        if not answer:
+            refused.append(Tried(provider.identity, "", "nothing on sale is like that"))
+    if not fitting:
+        raise _no_offer(providers, want, refused, answers)
+    in_order = want.rank == "order"
+    fitting.sort(key=lambda one: (one[0] if in_order else 0, _cost(one[1], restored_bytes)))
+    return Offers([offer for _, offer in fitting], refused)
+
+
+def fit(want: Want, environment: Mapping[str, Any], workspace_bytes: int) -> Want:
+    """``want`` for a machine that a snapshot of this environment record can be woken on."""
+    found = re.match(r"(\d+)\.(\d+)", str(environment.get("cuda") or ""))
+    return msgspec.structs.replace(
+        want,
+        disk_gib=max(want.disk_gib, workspace_bytes * DISK_MARGIN / GIB),
+        architecture=want.architecture or str(environment.get("architecture") or ""),
+        cuda=want.cuda or ((int(found[1]), int(found[2])) if found else None),
+    )
+
+
+def _cost(offer: Offer, restored_bytes: int) -> float:
+    """Dollars for the first hours, more where a machine may fail and be rented again."""
+    hours = offer.price_usd_h * _HOURS
+    traffic = offer.traffic_usd_gib * restored_bytes / GIB
+    return (hours + traffic) / max(offer.reliability or 1.0, 0.01)
+
+
+def _no_offer(
+    providers: Sequence[Provider],
+    want: Want,
+    refused: Sequence[Tried],
+    answers: Sequence[object],
+) -> TorporError:
+    if len(providers) == 1 and isinstance(answers[0], TorporError):
+        return answers[0]
+    wishes = msgspec.to_builtins(want)
+    wish = ", ".join(f"{name} {value}" for name, value in wishes.items() if value) or "anything"
+    reasons = dict.fromkeys(f"{one.provider} {one.offer}: {one.outcome}" for one in refused)
+    return NoOffer(
+        f"{', '.join(provider.identity for provider in providers)} has no offer for {wish} "
+        f"({'; '.join([*reasons][:5])}): ask for less in the workspace block, raise its price "
+        "limit, or add a provider"
+    )
