@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.servers import server_in
+from tests.fixtures.shared import Known, shared
 from tests.fixtures.sshd import make_sshd
 
 
@@ -42,3 +43,30 @@ def test_a_test_without_a_server_is_not_marked(request: pytest.FixtureRequest) -
 @pytest.mark.usefixtures("needs_server")
 def test_a_test_that_says_so_is_marked(request: pytest.FixtureRequest) -> None:
     assert request.node.get_closest_marker("server") is not None
+
+
+def test_the_first_user_starts_what_workers_share_and_the_last_one_ends_it(tmp_path: Path) -> None:
+    started: list[Known] = []
+    ended: list[Known] = []
+
+    def start() -> Known:
+        started.append({"number": str(len(started))})
+        return started[-1]
+
+    for number in range(2):  # whoever comes after the last one starts it again
+        with shared(tmp_path / "it", start, ended.append) as first:
+            with shared(tmp_path / "it", start, ended.append) as second:
+                assert first == second == {"number": str(number)}
+            assert len(ended) == number
+        assert ended == started
+    assert len(started) == 2
+
+
+def test_a_start_that_fails_is_tried_by_the_next(tmp_path: Path) -> None:
+    def fails() -> Known:
+        raise OSError("no port is free")
+
+    with pytest.raises(OSError, match="no port"), shared(tmp_path / "it", fails, dict):
+        pass
+    with shared(tmp_path / "it", lambda: {"port": "1"}, dict) as known:
+        assert known == {"port": "1"}
