@@ -37,6 +37,7 @@ class FakeVast(FakeMarket):
     """Machine ids are whole numbers. What a create makes is shown by the v1 list only."""
 
     account: int = 4242
+    unknown_is_null: bool = False  # their own client expects it of GET; of DELETE a 404 is written
 
     def action_of(self, request: Request) -> Action:
         path = request.path.rstrip("/")
@@ -218,6 +219,8 @@ class FakeVast(FakeMarket):
     def _instance(self, number: int, request: Request) -> Answer:
         machine = next((m for m in self.market.alive() if m.id == str(number)), None)
         if machine is None or request.has("not found") or machine.hidden_looks > 0:
+            if self.unknown_is_null and request.method == "GET":
+                return Answer(200, {"instances": None})
             return _error(404, "not_found", "Instance not found")
         if request.method == "DELETE":
             if not request.has("lives"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import msgspec
 import pytest
 
 from tests.control.providers.market_contract import MarketContract, label
@@ -45,8 +46,6 @@ class TestLambda(MarketContract):
     def test_the_login_key_is_registered_once(
         self, plain: Provider, fake: FakeMarket, order: Order
     ) -> None:
-        import msgspec
-
         plain.create(order)
         plain.create(msgspec.structs.replace(order, label=label()))
         assert isinstance(fake, FakeLambda)

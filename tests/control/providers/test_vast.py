@@ -7,11 +7,12 @@ import msgspec
 import pytest
 
 from tests.control.providers.market_contract import MarketContract, label, of_model
+from tests.markets.faults import Fault
 from tests.markets.market import Market
 from tests.markets.server import FakeMarket
 from tests.markets.shop import vast_wares
 from tests.markets.vast import FIRST_INSTANCE, FakeVast
-from torpor.control.providers.seam import Order, Provider
+from torpor.control.providers.seam import Absent, Order, Provider
 from torpor.control.providers.vast import VastProvider
 from torpor.shared.errors import CreateUncertain, ProviderDenied
 from torpor.shared.values import MachineId, Want
@@ -63,8 +64,6 @@ class TestVast(MarketContract):
     def test_a_refusal_that_names_an_instance_is_uncertain(
         self, plain: Provider, fake: FakeMarket, order: Order
     ) -> None:
-        from tests.markets.faults import Fault
-
         fake.faults.arm(Fault("error that created", "create"))
         with pytest.raises(CreateUncertain, match=str(FIRST_INSTANCE + 1)):
             plain.create(order)
@@ -82,3 +81,23 @@ class TestVast(MarketContract):
         machine = plain.create(order)
         states = [getattr(plain.find(machine.id), "state", None) for _ in range(2)]
         assert states == ["starting", "running"]
+
+    @pytest.mark.parametrize("null", [False, True])
+    def test_an_instance_is_proved_gone_by_its_id_and_by_the_list(
+        self, plain: Provider, fake: FakeMarket, null: bool
+    ) -> None:
+        assert isinstance(fake, FakeVast)
+        fake.unknown_is_null = null
+        found = plain.find(MachineId(str(FIRST_INSTANCE + 9)))
+        assert isinstance(found, Absent)
+        assert found.proof
+        asked = {path for _, path in fake.calls}
+        assert asked == {"/api/v1/instances/", f"/api/v0/instances/{FIRST_INSTANCE + 9}/"}
+
+    def test_the_retired_list_is_never_read(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        """It shows no instance, whatever there is."""
+        plain.create(order)
+        assert plain.list_own()
+        assert ("GET", "/api/v0/instances/") not in fake.calls
