@@ -173,12 +173,15 @@ def create_machine(
 
 
 def show_offers(opened: OpenWorkspace, held: Renting, offers: Offers) -> None:
-    """A table of the offers that were tried, and of those that were refused with the reason."""
-    runner().table(
-        key=f"offers-{opened.spec.name}",
-        rows=[one.row() for one in (*held.tried, *offers.refused[:MOST_REFUSED])],
-        description=f"Offers for workspace {opened.spec.name}, tried and refused",
-    )
+    """A table of the offers that were tried, and of those that were refused with the reason; none
+    where there was only one offer."""
+    rows = [one.row() for one in (*held.tried, *offers.refused[:MOST_REFUSED])]
+    if len(rows) > 1:
+        runner().table(
+            key=f"offers-{opened.spec.name}",
+            rows=rows,
+            description=f"Offers for workspace {opened.spec.name}, tried and refused",
+        )
 
 
 @step("destroy machine")
