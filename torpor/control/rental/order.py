@@ -3,12 +3,15 @@ there is a machine."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import textwrap
+
 import asyncssh
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Order
@@ -26,16 +29,15 @@ class HostKey(msgspec.Struct, frozen=True):
 
 
 def host_key_of(identity: asyncssh.SSHKey, label: Label) -> HostKey:
-    """The key of the rental with this label. Who knows it learns nothing of ``identity``, nor of
-    another rental's key."""
+    """The key of the rental with this label, the same bytes each time: an idempotency token is
+    refused with another start script. Who knows it learns nothing of ``identity``, nor of another
+    rental's key."""
     secret = identity.export_private_key("pkcs8-der")
     told = msgspec.json.encode(["torpor host key", label.owner, label.workspace, label.rental])
     seed = HKDF(algorithm=SHA256(), length=32, salt=None, info=told).derive(secret)
-    private = Ed25519PrivateKey.from_private_bytes(seed).private_bytes(
-        Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()
-    )
+    private = _openssh_private_key(seed)
     key = asyncssh.import_private_key(private)
-    return HostKey(private.decode(), key.export_public_key().decode().strip())
+    return HostKey(private, key.export_public_key().decode().strip())
 
 
 def order_for(
@@ -53,3 +55,23 @@ def order_for(
         bid_usd_h=want.max_price_usd_h if offer.spot else None,
         cuda=want.cuda,
     )
+
+
+def _openssh_private_key(seed: bytes) -> str:
+    """Ed25519 in OpenSSH's own format (its file PROTOCOL.key), not encrypted. Libraries write a
+    random number where this writes a digest: both only show that the key was decrypted."""
+    public = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+    check = hashlib.sha256(seed).digest()[:4]
+    shown = _string(b"ssh-ed25519") + _string(public)
+    hidden = 2 * check + shown + _string(seed + public) + _string(b"")
+    hidden += bytes(range(1, 1 + -len(hidden) % 8))
+    one_key = (1).to_bytes(4, "big")
+    plain = _string(b"none") + _string(b"none") + _string(b"")
+    blob = b"openssh-key-v1\0" + plain + one_key + _string(shown) + _string(hidden)
+    lines = textwrap.wrap(base64.b64encode(blob).decode(), 70)
+    kind = "OPENSSH PRIVATE KEY"
+    return "\n".join([f"-----BEGIN {kind}-----", *lines, f"-----END {kind}-----", ""])
+
+
+def _string(content: bytes) -> bytes:
+    return len(content).to_bytes(4, "big") + content
