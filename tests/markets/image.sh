@@ -73,11 +73,19 @@ case "$*" in
 *restart*ssh*) ;;
 *) exit 1 ;;
 esac
-[ ! -s /run/sshd.pid ] || kill "$(cat /run/sshd.pid)"
-rm -f /run/sshd.pid
+wait_until() { # sshd goes on behind its own return, both when it starts and when it is told to end
+    n=0
+    until "$@"; do [ $((n += 1)) -lt 1000 ] || exit 1; sleep 0.02; done
+}
+if [ -s /run/sshd.pid ]; then
+    old=$(cat /run/sshd.pid)
+    kill "$old"
+    wait_until [ ! -e "/proc/$old/exe" ] # not even as a zombie
+    rm -f /run/sshd.pid
+fi
 mkdir -p /run/sshd
-n=0
-until /usr/sbin/sshd || [ $n -ge 50 ]; do n=$((n + 1)); sleep 0.02; done
+/usr/sbin/sshd
+wait_until [ -s /run/sshd.pid ]
 SYSTEMCTL
     chmod 755 usr/bin/systemctl
     chroot . /usr/bin/systemctl restart ssh

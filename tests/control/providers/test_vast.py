@@ -94,6 +94,15 @@ class TestVast(MarketContract):
         asked = {path for _, path in fake.calls}
         assert asked == {"/api/v1/instances/", f"/api/v0/instances/{FIRST_INSTANCE + 9}/"}
 
+    def test_a_listed_instance_is_not_gone_whatever_a_look_at_its_id_says(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        machine = plain.create(order)
+        fake.faults.arm(Fault("not found", "find", count=9))
+        found = plain.find(machine.id)
+        assert not isinstance(found, Absent)
+        assert found.label == order.label
+
     def test_the_retired_list_is_never_read(
         self, plain: Provider, fake: FakeMarket, order: Order
     ) -> None:

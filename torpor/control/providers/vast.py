@@ -187,9 +187,10 @@ class VastProvider:
     def find(self, machine: MachineId) -> Machine | Absent:
         if not machine.isdecimal():
             return Absent()
-        listed = self._pages({"id": {"eq": int(machine)}})
-        if any(row.id == int(machine) for row in listed):
-            return self._machine(next(row for row in listed if row.id == int(machine)))
+        # The whole list: a filter that Vast.ai reads otherwise shows none, and proves nothing.
+        for row in self._pages({}):
+            if row.id == int(machine):
+                return self._machine(row)
         answer = self._client.ask("GET", f"/api/v0/instances/{machine}/", _One)
         if isinstance(answer, Refusal):
             if answer.status in (401, 402, 403):
