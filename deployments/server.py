@@ -20,7 +20,7 @@ from torpor.shared.errors import InvalidInput, TorporError
 
 HOST: Final = "127.0.0.1"
 USUAL_PORT: Final = 4200
-READY_S: Final = 180.0
+READY_S: Final = 300.0
 """6 to 19 s, measured; a small machine that is busy took 60 s."""
 STOP_S: Final = 15.0
 _POLL_S: Final = 0.2

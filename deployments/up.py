@@ -19,7 +19,7 @@ from deployments.processes import last_words, mark
 from deployments.server import Server
 from torpor.shared.errors import TorporError
 
-REGISTER_S: Final = 600.0
+REGISTER_S: Final = 1200.0
 """20 to 60 s, measured; the first time it fetches the agent's wheels."""
 
 

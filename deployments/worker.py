@@ -14,7 +14,7 @@ from torpor.control.processes import is_alive
 from torpor.shared.errors import TorporError
 
 POOL: Final = "torpor"
-READY_S: Final = 120.0
+READY_S: Final = 300.0
 """3 to 10 s, measured."""
 STOP_S: Final = 20.0
 """A flow run that is cancelled first cancels the agent's work."""

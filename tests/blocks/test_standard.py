@@ -20,6 +20,7 @@ import blocks
 from blocks.workspace import PROVIDERS
 from deployments.installation import CHECKOUT
 from deployments.server import Server
+from tests.fixtures.waiting import PATIENCE_S
 
 KINDS: list[type[Block]] = [getattr(blocks, name) for name in blocks.__all__]
 
@@ -67,7 +68,7 @@ def test_register_adds_the_types_to_a_server(prefect_server: Server) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -16,10 +16,10 @@ from tests.campaign.controls import Control, Controls
 from tests.campaign.judge import Judge
 from tests.campaign.strike import Strike, carry_out, choose
 from tests.fixtures.trees import fill, mutate
+from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import OwnStore, World, make_world, own_store
 from torpor.shared.values import Machine
 
-RUN_S: Final = 240.0
 """A control side that takes longer hangs, which is a violation."""
 _TRIES: Final = 3
 _MISSES: Final = 20
@@ -171,13 +171,13 @@ class Campaign:
 
     def _undisturbed(self, flow: str) -> Outcome | None:
         control = self._controls.start(flow, {}, self._by_prefect)
-        if not _within(RUN_S, control.ended):
+        if not _within(PATIENCE_S, control.ended):
             control.kill()
         return control.outcome()
 
     def _await_end(self, run: Run, control: Control) -> None:
-        if not _within(RUN_S, control.ended):
-            run.violations.append(f"{run.flow} did not end within {RUN_S:.0f} s")
+        if not _within(PATIENCE_S, control.ended):
+            run.violations.append(f"{run.flow} did not end within {PATIENCE_S:.0f} s")
             control.kill()
 
 

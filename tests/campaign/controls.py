@@ -9,7 +9,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,11 @@ import msgspec
 import torpor
 from tests.campaign.control import Moment, Order, Outcome
 from tests.fixtures.short_agent import SMALL_PARTS, SOON_ABANDONED, Change, copy_agent
+from tests.fixtures.waiting import until
 from tests.fixtures.world import Access
 from torpor.control.ports import free_ports
 
 _REPOSITORY = Path(torpor.__file__).resolve().parents[1]
-_SERVER_S = 120.0
 _MARK = "TORPOR_TESTS_CONTROL"
 """In the environment of every process of a control side; machines do not inherit it."""
 
@@ -113,12 +112,7 @@ class Controls:
                 env=self._environment(),
                 start_new_session=True,
             )
-        end = time.monotonic() + _SERVER_S
-        while True:
-            if _answers(port):
-                break
-            assert time.monotonic() < end, "the Prefect server does not answer"
-            time.sleep(0.2)
+        until(lambda: _answers(port), "the Prefect server answers", every_s=0.2)
         self._save_blocks()
 
     def start(

@@ -6,17 +6,15 @@ import secrets
 import shutil
 import time
 from pathlib import Path
-from typing import Final
 
 from tests.fixtures.engine import Engine
 from tests.fixtures.trees import Tree, differences, facts
+from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import World
 from torpor.control.providers.local_folder import MARK
 from torpor.control.rental.records import Rentals
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Machine, SnapshotId
-
-_SETTLE_S: Final = 10.0
 
 
 class Judge:
@@ -89,7 +87,7 @@ class Judge:
             for rental in Rentals(self._world.direct, self._world.access.spec.name).open()
             if rental.state in ("standing", "abandoned")
         ]
-        end = time.monotonic() + _SETTLE_S
+        end = time.monotonic() + PATIENCE_S
         while strays := self._strays():
             if time.monotonic() > end:
                 found.append(f"processes {strays} of machines that are gone")

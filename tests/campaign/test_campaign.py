@@ -9,8 +9,6 @@ import pytest
 
 from tests.campaign.__main__ import main, share_out
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.mark.usefixtures("needs_server")
 def test_a_short_campaign_finds_no_violation(

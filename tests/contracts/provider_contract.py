@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from tests.fixtures.machines import KeyPair
-from tests.fixtures.sshd import until
+from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.providers.offers import misfit
 from torpor.control.providers.seam import Absent, Order, Provider
 from torpor.control.providers.waiting import wait_until_reachable
@@ -37,7 +37,6 @@ class ProviderContract:
     kind, another account), ``want`` (what it sells), ``unlabelled`` (the id of a machine at
     ``provider`` that we do not own) and ``killed_create``."""
 
-    timeout_s = 30.0
     kill_stride = 1  # how many steps lie between the kills
     reach_stride = 1  # how many kills lie between two whose machine is waited for until it answers
 
@@ -115,7 +114,7 @@ class ProviderContract:
         order, together = ordered(), Barrier(4)
 
         def create(_: int) -> MachineId:
-            together.wait(self.timeout_s)
+            together.wait(PATIENCE_S)
             return provider.create(order).id
 
         with ThreadPoolExecutor(4) as pool:
@@ -155,7 +154,7 @@ class ProviderContract:
                 return False  # the image's own sshd, which the start script restarts
             return True
 
-        until(shows_it, "the machine shows the key that was ordered", self.timeout_s)
+        until(shows_it, "the machine shows the key that was ordered")
         with pytest.raises(HostKeyChanged):
             asyncio.run(login(wrong))
 
@@ -259,7 +258,7 @@ class ProviderContract:
             assert step < _MOST_STEPS
 
     def _reach(self, provider: Provider, machine: Machine) -> Machine:
-        return wait_until_reachable(provider, machine.id, timeout_s=self.timeout_s)
+        return wait_until_reachable(provider, machine.id, timeout_s=PATIENCE_S)
 
     def _destroy(self, provider: Provider, machine: Machine) -> None:
         for _ in range(100):

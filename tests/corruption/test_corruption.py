@@ -10,8 +10,6 @@ import pytest
 from tests.corruption.__main__ import run
 from tests.fixtures.stores import Server
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
 def test_every_corruption_is_found_and_the_right_files_are_blamed(

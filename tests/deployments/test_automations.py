@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -17,6 +16,7 @@ from deployments.installation import Installation
 from tasks.events import BackupFinished, BackupMissed, SnapshotDeleted, VerificationFailed, emit
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.prefect_server import make
+from tests.fixtures.waiting import until
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import SnapshotId, WorkspaceName
 
@@ -25,7 +25,6 @@ pytestmark = pytest.mark.together("automations and make up")
 NAME = WorkspaceName("heard")
 SNAPSHOT = SnapshotId("20261120T234913Z-1f0c9ab2")
 BLOCK = "custom-webhook/tests"
-WAIT_S = 120.0
 """The server looks for what did not happen each few seconds; the machine may be busy."""
 
 
@@ -73,12 +72,8 @@ def inbox(deployed: Deployed) -> Iterator[Inbox]:
         made.server.server_close()
 
 
-def _until(happened: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while not (found := happened()):
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.2)
-    return found
+def _told(inbox: Inbox, *words: str) -> list[dict[str, Any]]:
+    return until(lambda: inbox.of(*words), f"a message says {words}", every_s=0.2)
 
 
 def _ours(deployed: Deployed) -> dict[str, dict[str, Any]]:
@@ -97,24 +92,26 @@ def test_events_notify_and_pause(
     emit(SnapshotDeleted(workspace=NAME, snapshot=SNAPSHOT, reason="retention"))
     emit(BackupMissed(workspace=NAME, expected_hours=26, message="none since Monday"))
     wanted = {"filter": {"event": {"name": ["torpor.snapshot.deleted"]}}}
-    event = _until(
+    event = until(
         lambda: [
             one
             for one in deployed.ask("events/filter", wanted)["events"]
             if one["resource"]["prefect.resource.id"] == f"torpor.snapshot.{NAME}.{SNAPSHOT}"
-        ]
+        ],
+        "the event has arrived",
+        every_s=0.2,
     )[0]
     assert event["payload"] == {"workspace": NAME, "snapshot": SNAPSHOT, "reason": "retention"}
     assert {one["prefect.resource.id"] for one in event["related"]} == {f"torpor.workspace.{NAME}"}
-    (missed,) = _until(lambda: inbox.of(f"torpor.backup.missed torpor.workspace.{NAME}"))
+    (missed,) = _told(inbox, f"torpor.backup.missed torpor.workspace.{NAME}")
     assert "message: none since Monday" in missed["body"]
 
     # a failed verification pauses prune and notifies
     prune = {"deployments": {"name": {"any_": ["prune"]}}}
     assert not deployed.ask("deployments/filter", prune)[0]["paused"]
     emit(VerificationFailed(workspace=NAME, snapshots=[SNAPSHOT], problems=1, message="damaged"))
-    _until(lambda: deployed.ask("deployments/filter", prune)[0]["paused"])
-    _until(lambda: inbox.of("torpor.verification.failed"))
+    until(lambda: deployed.ask("deployments/filter", prune)[0]["paused"], "prune is paused")
+    _told(inbox, "torpor.verification.failed")
     deployment = deployed.ask("deployments/filter", prune)[0]["id"]
     deployed.resume(deployment)
 
@@ -123,14 +120,14 @@ def test_events_notify_and_pause(
     run = deployed.end(deployed.start("check-backup", {"workspace": NAME}))
     assert run["state_type"] == "FAILED"
     assert "has no snapshot at all" in run["state"]["message"]
-    _until(lambda: inbox.of("torpor.backup.missed", "has no snapshot at all"))
-    _until(lambda: inbox.of("prefect.flow-run.Failed", run["name"]))
+    _told(inbox, "torpor.backup.missed", "has no snapshot at all")
+    _told(inbox, "prefect.flow-run.Failed", run["name"])
 
 
 def test_the_server_alone_notices_missing_backups(deployed: Deployed, inbox: Inbox) -> None:
     install(BLOCK, silent_hours=10 / 3600)
     emit(BackupFinished(workspace=NAME, snapshot=SNAPSHOT, deleted=[]))
-    _until(lambda: inbox.of("no backup was heard of"))
+    _told(inbox, "no backup was heard of")
 
 
 def test_installing_again_renews_and_leaves_off_what_is_off(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from flows import create, hibernate, list_machines, list_snapshots, wake
 from tasks.opening import open_workspace
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.fault_proxy import Fault, FaultProxy
+from tests.fixtures.waiting import until
 from torpor.control.measure.scratch import machines_name
 from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.local_folder import folder_of
@@ -23,7 +23,6 @@ from torpor.shared.values import BENCHMARK, Machine, WorkspaceName
 
 NAME = "cancelled"
 MEASURED = machines_name(WorkspaceName(NAME))
-WAIT_S = 120.0
 SMALL = {"machines": [2], "rounds": 1, "content_mib": 8, "other_tools": False}
 """A benchmark that rents two machines and would not take long."""
 
@@ -65,24 +64,24 @@ def test_a_cancelled_run_destroys_only_what_it_created(
     _hold(slow_store, ("GET", "/packs/"))
     _cancel_when(deployed, "wake", lambda: _asked(slow_store, "GET", "/packs/"))
     slow_store.clear()
-    _until(lambda: list_machines(NAME) == [], "the machine of the cancelled wake is destroyed")
+    until(lambda: list_machines(NAME) == [], "the machine of the cancelled wake is destroyed")
     assert [stored.snapshot for stored in list_snapshots(NAME)] == [report.snapshot]
 
     _hold(slow_store, ("GET", "/packs/"), ("PUT", "/storage/"))
     fleet = deployed.start("replicate", {"workspace": NAME, "count": 2})
     measuring = deployed.start("benchmark", {"workspace": NAME, "folder": str(tmp_path), **SMALL})
-    _until(
+    until(
         lambda: len(_rented(installation, NAME)) == 2 and _asked(slow_store, "GET", "/packs/"),
         "the replicate is in the middle",
     )
-    _until(lambda: _asked(slow_store, "PUT", "/storage/"), "the benchmark is in the middle")
+    until(lambda: _asked(slow_store, "PUT", "/storage/"), "the benchmark is in the middle")
     assert len(_rented(installation, MEASURED)) == 2
     deployed.cancel(fleet)
     deployed.cancel(measuring)
     _see_cancelled(deployed, fleet)
     _see_cancelled(deployed, measuring)
     slow_store.clear()
-    _until(lambda: _left(installation) == [], "both leave nothing")
+    until(lambda: _left(installation) == [], "both leave nothing")
     assert [stored.snapshot for stored in list_snapshots(NAME)] == [report.snapshot]
 
     wake(NAME)
@@ -136,7 +135,7 @@ def _asked(proxy: FaultProxy, verb: str, path: str) -> bool:
 def _cancel_when(deployed: Deployed, deployment: str, ready: Callable[[], bool]) -> None:
     """Start a deployment, cancel it once it is in the middle, see it end."""
     run = deployed.start(deployment, {"workspace": NAME})
-    _until(ready, f"the run of {deployment} is in the middle")
+    until(ready, f"the run of {deployment} is in the middle")
     deployed.cancel(run)
     _see_cancelled(deployed, run)
 
@@ -144,10 +143,3 @@ def _cancel_when(deployed: Deployed, deployment: str, ready: Callable[[], bool])
 def _see_cancelled(deployed: Deployed, run: str) -> None:
     ended = deployed.end(run)
     assert ended["state_type"] == "CANCELLED", ended["state"]
-
-
-def _until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:.0f} s: {what}"
-        time.sleep(0.2)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from deployments.installation import CHECKOUT
+from tests.fixtures.waiting import PATIENCE_S
 
 ARGV = [sys.executable, "-m", "deployments.demo"]
 TOLD_S = 240
@@ -72,7 +73,7 @@ def test_stopped_half_way_it_clears_up(number: signal.Signals, scratch: Path) ->
             break
     assert _ours(scratch)
     running.send_signal(number)
-    _, errors = running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130
     assert "was stopped by" in errors
     assert "Traceback" not in errors
@@ -96,7 +97,7 @@ def test_a_killed_story_is_a_failure_and_is_cleared_up(scratch: Path) -> None:
     for pid in _ours(scratch):
         if b"deployments.demo_story" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
-    running.communicate(timeout=60)
+    running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 1
     _nothing_is_left(scratch)
 

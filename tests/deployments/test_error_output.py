@@ -16,6 +16,7 @@ from deployments.installation import CHECKOUT
 from deployments.server import Server
 from flows import error_output
 from tests.fixtures.deployed import Deployed
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.shared.errors import StoreDenied
 
 NO_BLOCK = "there is no block workspace/nosuch"
@@ -123,7 +124,7 @@ def _script(text: str) -> tuple[int, str]:
         env=dict(os.environ),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_S,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr

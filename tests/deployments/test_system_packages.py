@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from deployments.installation import CHECKOUT
+from tests.fixtures.waiting import PATIENCE_S
 
 SCRIPT = CHECKOUT / "deployments" / "system_packages.sh"
 COMMAND = "    apt-get update && apt-get install --no-install-recommends "
@@ -68,7 +69,7 @@ def _run(target: str, folder: Path, *programs: str) -> tuple[int, str]:
         env={"PATH": str(folder)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr

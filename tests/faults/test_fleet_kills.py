@@ -16,15 +16,13 @@ from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly
 from tests.fixtures.short_agent import SOON_ABANDONED
-from tests.fixtures.sshd import until
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import Tree, differences, facts, fill
+from tests.fixtures.waiting import until
 from tests.fixtures.world import World, make_world
 from torpor.control.rental.records import Rentals
 from torpor.shared.values import MIB, Machine, MachineId
 
-RUN_S: Final = 120.0
-SETTLE_S: Final = 20.0
 COUNT: Final = 2
 AT_ONCE: Final = (*SOON_ABANDONED[:2], "abandon_s: float = 1.0")
 """No connection is lost here but by a death, so its runs need not be waited for."""
@@ -67,7 +65,7 @@ class Fleets:
 
     def end(self, control: Control) -> Outcome | None:
         """What a run came to, None where it was killed; no process of it is left."""
-        until(control.ended, "the control side ends", RUN_S)
+        until(control.ended, "the control side ends")
         outcome = control.outcome()
         assert self.controls.left() == []
         return outcome
@@ -100,7 +98,7 @@ class Fleets:
         assert len(more) == COUNT or (len(more) > COUNT and whole <= more)
         assert len(more) <= COUNT + len(whole)
         assert self._judge.leaks() == []
-        until(lambda: self.world.leaks() == [], "the killed run's agents give up", SETTLE_S)
+        until(lambda: self.world.leaks() == [], "the killed run's agents give up")
 
     @property
     def _rentals(self) -> Rentals:

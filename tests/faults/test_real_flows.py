@@ -17,10 +17,10 @@ from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.short_agent import installing
-from tests.fixtures.sshd import until
 from tests.fixtures.standing import gets, lists, puts
 from tests.fixtures.stores import Server as StoreServer
 from tests.fixtures.trees import Tree, differences, facts, fill
+from tests.fixtures.waiting import until
 from tests.fixtures.world import World, make_world
 from torpor.control.remote.session import Session
 from torpor.control.remote.snapshot import RemoteSnapshot
@@ -154,7 +154,7 @@ def test_a_workspace_that_another_run_holds_is_waited_for(world: World, truth: T
         other.begin()
 
         def end_soon() -> None:
-            until(lambda: len(world.sessions(machine.id)) > 1, "the flow is attached", 60)
+            until(lambda: len(world.sessions(machine.id)) > 1, "the flow is attached")
             other.end(committed=False)
             ended.set()
 

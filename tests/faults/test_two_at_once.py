@@ -12,9 +12,9 @@ import pytest
 
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.plain_flows import hibernate_plainly
-from tests.fixtures.sshd import until
 from tests.fixtures.standing import raises
 from tests.fixtures.trees import differences, facts
+from tests.fixtures.waiting import until
 from tests.fixtures.world import World
 from torpor.control.reports import HibernateReport
 from torpor.shared.errors import InvalidInput, WorkspaceBusy

@@ -30,9 +30,6 @@ from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key, packs_prefix
 from torpor.shared.values import SnapshotId, new_snapshot_id
 
-pytestmark = pytest.mark.timeout(300)
-
-
 Told = deque[dict[str, Any]]
 
 

@@ -27,6 +27,7 @@ from tests.fixtures.short_agent import installing
 from tests.fixtures.standing import gets, raises
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import Tree, differences, facts, fill
+from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import World, make_world
 from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.seam import Order
@@ -110,7 +111,7 @@ def kept(world: Kept, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
 def test_every_machine_gets_the_same_and_the_store_is_asked_once(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    all_there = threading.Barrier(3, timeout=120)
+    all_there = threading.Barrier(3, timeout=PATIENCE_S)
     join = Exchange.join
 
     def joins(self: Exchange, plan: RestorePlan, peer: Peer | None) -> Member:
@@ -384,7 +385,7 @@ def test_machines_restore_at_the_same_time_each_from_the_store(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`python -m tests.benchmarks.replicate links` measures eight machines' time over one's."""
-    both_restore = threading.Barrier(2, timeout=120)
+    both_restore = threading.Barrier(2, timeout=PATIENCE_S)
     restore_part = RemoteRestore.restore_part
     begun: list[RemoteRestore] = []
     lock = threading.Lock()

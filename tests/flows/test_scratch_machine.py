@@ -24,6 +24,7 @@ from tasks.step import Step
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.plain_flows import plain
 from tests.fixtures.rentals import standing
+from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import WORKSPACE, Access, World
 from torpor.control.measure.scratch import Claim, machines_name, scratch_name
 from torpor.control.processes import ProcessRecord
@@ -196,7 +197,7 @@ def test_the_next_benchmark_clears_what_a_killed_one_left(world: World, tmp_path
             _begin(stack, world.access)
         assert len(world.machines()) == 2, "a benchmark ended the machines of a live one"
         child.send_signal(signal.SIGKILL)
-        child.wait(10)
+        child.wait(PATIENCE_S)
     finally:
         child.kill()
         child.communicate()

@@ -27,8 +27,6 @@ from torpor.shared.errors import InvalidInput, SnapshotKept, SnapshotMissing
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import SnapshotId
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def history(standing: World) -> Iterator[list[SnapshotId]]:

@@ -16,8 +16,6 @@ from torpor.control.reports import SyncReport
 from torpor.shared.errors import InvalidInput, UnsavedWork
 from torpor.shared.values import MIB
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def root(sealed_world: World) -> Path:

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 import pytest
 
-from tests.fixtures.sshd import until
+from tests.fixtures.waiting import until
 
 _IMAGE: Final = Path(__file__).with_name("image.sh")
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from tests.fixtures.machines import new_key_pair
-from tests.fixtures.sshd import until
+from tests.fixtures.waiting import PATIENCE_S, until
 from tests.markets.faults import Fault
 from tests.markets.lambda_cloud import FakeLambda
 from tests.markets.market import Market, Ware
@@ -154,7 +154,7 @@ def started(
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         try:
             ready = "Prism is listening"
-            until(lambda: ready in log.read_text() or process.poll() is not None, ready, 120.0)
+            until(lambda: ready in log.read_text() or process.poll() is not None, ready)
             assert process.poll() is None, log.read_text()
             yield Prism(oracle, fake, f"http://127.0.0.1:{port}", log)
         finally:
@@ -252,7 +252,7 @@ def test_the_client_of_vast_rents_and_ends_at_the_fake() -> None:
     fake = FakeVast(Market(wares=vast_wares()))
     try:
         argv = [str(TOOLS / "bin/python"), "-c", VENDOR_CLIENT, KEY, fake.url, str(FIRST_OFFER)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == 0, done.stdout + done.stderr + str(fake.calls)
         told = json.loads(done.stdout.splitlines()[-1])
         machine = fake.market.rented[0]

@@ -9,7 +9,7 @@ import asyncssh
 import pytest
 
 from tests.fixtures.machines import KeyPair
-from tests.fixtures.sshd import until
+from tests.fixtures.waiting import until
 from tests.markets.boot import BootedMachine, Kind, Machines
 
 SCRIPT = """set -eu

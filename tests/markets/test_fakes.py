@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fixtures.waiting import PATIENCE_S
 from tests.markets.faults import Fault
 from tests.markets.lambda_cloud import FakeLambda
 from tests.markets.market import Market, Rented
@@ -31,7 +32,9 @@ class Rig:
 
     def client(self, key: str = KEY) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx.Client(base_url=self.fake.url, headers=headers, timeout=2, trust_env=False)
+        return httpx.Client(
+            base_url=self.fake.url, headers=headers, timeout=PATIENCE_S, trust_env=False
+        )
 
 
 def _vast() -> Rig:

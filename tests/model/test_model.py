@@ -15,8 +15,6 @@ from tests.model.__main__ import run
 from torpor.control.store.seam import ObjectStore
 from torpor.control.upkeep.prune import PackShare, Pruned, PrunePlan, carry_out
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def test_random_actions_lose_nothing(
     seaweed: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -8,9 +8,9 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ from playwright.sync_api import Page, expect
 
 from deployments.installation import CHECKOUT
 from deployments.inventory import Inventory
+from tests.fixtures.deployed import ENDED
 from tests.fixtures.ordinary_user import as_nobody
+from tests.fixtures.waiting import PATIENCE_S, until
 from tests.ui.conftest import WAIT_MS, press
 
-pytestmark = pytest.mark.timeout(1200)
-
-RUN_S = 240.0
 WORKSPACE = "machines/*/home/workspace"
 USERS = ["root", "ordinary"] if os.geteuid() == 0 else ["ordinary"]
 ANOTHER_UID = 65533
@@ -70,7 +69,7 @@ class Newcomer:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=PATIENCE_S,
             check=False,
         )
 
@@ -90,7 +89,9 @@ class Newcomer:
 
     def ask(self, path: str, wanted: dict[str, Any]) -> Any:
         user, _, password = self.login.strip().partition(":")
-        answer = httpx.post(f"{self.ui}/api/{path}", json=wanted, auth=(user, password), timeout=60)
+        answer = httpx.post(
+            f"{self.ui}/api/{path}", json=wanted, auth=(user, password), timeout=PATIENCE_S
+        )
         assert answer.is_success, answer.text
         return answer.json()
 
@@ -175,7 +176,9 @@ def _see_that_only_this_account_is_let_in(newcomer: Newcomer) -> None:
     """A request without the login is refused, and no other account can read the login."""
     for path in ("block_documents/filter", "flow_runs/filter"):
         for auth in (None, ("torpor", "wrong")):
-            refused = httpx.post(f"{newcomer.ui}/api/{path}", json={}, auth=auth, timeout=60)
+            refused = httpx.post(
+                f"{newcomer.ui}/api/{path}", json={}, auth=auth, timeout=PATIENCE_S
+            )
             assert refused.status_code == httpx.codes.UNAUTHORIZED
     assert newcomer.ask("block_documents/filter", {})
     file = newcomer.state / "login"
@@ -222,17 +225,17 @@ def _run(newcomer: Newcomer, page: Page, name: str, picture: Any) -> None:
     press(page, "Submit", "/create_flow_run")
     page.wait_for_url("**?tab=Runs", timeout=WAIT_MS)
     wanted = {"deployments": {"name": {"any_": [name]}}}
-    deadline = time.monotonic() + RUN_S
-    while True:
-        (run,) = newcomer.ask("flow_runs/filter", wanted)
-        if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
-            break
-        assert time.monotonic() < deadline, f"{name} is still {run['state_type']}"
-        time.sleep(0.5)
+    run = until(partial(_ended, newcomer, wanted), f"{name} has ended", every_s=0.5)
     page.get_by_role("link", name=run["name"]).first.click()
     expect(page.get_by_text("Finished in state").first).to_be_visible(timeout=WAIT_MS)
     picture(f"{name}-run")
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
+
+
+def _ended(newcomer: Newcomer, wanted: dict[str, Any]) -> dict[str, Any] | None:
+    run: dict[str, Any]
+    (run,) = newcomer.ask("flow_runs/filter", wanted)
+    return run if run["state_type"] in ENDED else None
 
 
 def _processes(newcomer: Newcomer) -> list[int]:

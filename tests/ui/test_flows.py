@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from deployments.first_machine import fill
 from deployments.installation import Installation
 from deployments.server import Server
 from flows import list_machines, list_snapshots
+from tests.fixtures.deployed import ENDED
 from tests.fixtures.prefect_api import ask
+from tests.fixtures.waiting import until
 from tests.ui.conftest import WAIT_MS, press
 from torpor.control.providers.local_folder import folder_of
 
-RUN_S = 240.0
 NAME = "ui-forms"
 
 FIELDS = {
@@ -99,13 +100,11 @@ class Deployments:
         self.page.wait_for_url("**?tab=Runs", timeout=WAIT_MS)
         self.page.unroute("**/create_flow_run")
         wanted = {"flow_runs": {"id": {"any_": [made[-1]["id"]]}}}
-        deadline = time.monotonic() + RUN_S
-        while True:
-            run = self._one("flow_runs/filter", wanted)
-            if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
-                return run
-            assert time.monotonic() < deadline, f"{run['name']} is still {run['state_type']}"
-            time.sleep(0.5)
+        return until(partial(self._ended, wanted), "the run has ended", every_s=0.5)
+
+    def _ended(self, wanted: dict[str, Any]) -> dict[str, Any] | None:
+        run = self._one("flow_runs/filter", wanted)
+        return run if run["state_type"] in ENDED else None
 
     def artifacts(self, run: dict[str, Any], name: str) -> None:
         """Open the run's page, its artifacts, and the table among them."""

@@ -8,10 +8,9 @@ import shlex
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import asyncssh
@@ -21,6 +20,7 @@ import pytest
 
 from tests.fixtures.kill_points import killed_at
 from tests.fixtures.machines import KeyPair, destroy_all, new_key_pair
+from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.processes import ProcessRecord, boot_id, identify, is_alive, is_running
 from torpor.control.providers import local, local_server
 from torpor.control.providers.gpus import Gpu
@@ -34,7 +34,6 @@ from torpor.control.safety import never_handed_over
 from torpor.shared.errors import CreateFailed, InvalidInput, NotOurs, ProviderError, UnsafeDestroy
 from torpor.shared.values import Label, Machine, Want, workspace_name
 
-T = TypeVar("T")
 LABEL = Label("tests", workspace_name("sessions"), "lease-1")
 OTHER = Label("tests", workspace_name("sessions"), "lease-2")
 _SLEEP = "sleep 600 </dev/null >/dev/null 2>&1"
@@ -72,7 +71,11 @@ class Client:
         self, command: str, body: bytes = b"", user: str | None = None
     ) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            self.argv(command, user), input=body, capture_output=True, timeout=60, check=False
+            self.argv(command, user),
+            input=body,
+            capture_output=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
 
     def say(self, command: str) -> str:
@@ -84,7 +87,7 @@ class Client:
         where = f"{self._at.user}@{self._at.host}"
         argv = ["sftp", "-q", *self._options, "-P", str(self._at.port), "-b", "-", where]
         return subprocess.run(
-            argv, input=batch.encode(), capture_output=True, timeout=60, check=False
+            argv, input=batch.encode(), capture_output=True, timeout=PATIENCE_S, check=False
         )
 
 
@@ -137,12 +140,12 @@ def test_a_program_outlives_a_client_that_is_killed(
         with subprocess.Popen(
             client.argv(command), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         ) as session:
-            _until((place.home / named).exists)
+            until((place.home / named).exists, f"{named} was written")
             session.kill()
-    _until((place.home / "mark").exists)
+    until((place.home / "mark").exists, "the command went on")
     # What it writes goes nowhere, and it is told so: nothing spins on for a client that is gone.
     chatty = int((place.home / "chatty").read_text())
-    _until(lambda: identify(chatty) is None)
+    until(lambda: identify(chatty) is None, "what wrote has ended")
     assert _state(provider, machine) == "running"
 
 
@@ -152,7 +155,7 @@ def test_a_terminal_is_one(client: Client) -> None:
         [argv[0], "-tt", *argv[1:]],
         input=b"typed\n",
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         env={**os.environ, "TERM": "xterm"},
     )
@@ -196,12 +199,13 @@ def test_a_detached_process_lives_on_until_destroy_and_nothing_else_dies(
     with subprocess.Popen(
         client.argv("env -i sleep 600"), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as session:
-        processes = _until(
+        processes = until(
             lambda: [
                 p
                 for p in _machine(provider, machine)
                 if _is(p, b"sleep\x00600") and MARK not in _environ(p)
-            ]
+            ],
+            "a process has left its environment",
         )
         outsider = subprocess.Popen(["sleep", "600"])
         try:
@@ -213,7 +217,7 @@ def test_a_detached_process_lives_on_until_destroy_and_nothing_else_dies(
             assert isinstance(provider.find(machine.id), Absent)
             assert identify(neighbour) is not None
             assert outsider.poll() is None
-            assert session.wait(30) == 255
+            assert session.wait(PATIENCE_S) == 255
         finally:
             outsider.kill()
             outsider.wait()
@@ -233,7 +237,7 @@ def test_a_machine_whose_server_died_is_stopped_and_create_starts_it_again(
     assert record is not None
     assert record.process is not None
     os.kill(record.process.pid, signal.SIGKILL)
-    _until(lambda: not is_alive(record.process) if record.process else None)
+    until(lambda: record.process and not is_alive(record.process), "the server is gone")
     stopped = provider.find(machine.id)
     assert isinstance(stopped, Machine)
     assert (stopped.state, stopped.endpoint, stopped.label) == ("stopped", None, LABEL)
@@ -555,11 +559,3 @@ def _is(process: psutil.Process, cmdline: bytes) -> bool:
 
 def _environ(process: psutil.Process) -> str:
     return Path(f"/proc/{process.pid}/environ").read_text()
-
-
-def _until(look: Callable[[], T]) -> T:
-    end = time.monotonic() + 20
-    while not (seen := look()):
-        assert time.monotonic() < end, "it did not happen within 20 s"
-        time.sleep(0.02)
-    return seen

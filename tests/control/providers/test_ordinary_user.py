@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.waiting import PATIENCE_S
+
 _PROJECT = Path(__file__).resolve().parents[3]
 _TESTS = "tests/control/providers/test_local_contract.py"
 
@@ -48,7 +50,13 @@ def test_the_contract_holds_for_an_ordinary_user(nobodys: Path) -> None:
         "TMPDIR": str(nobodys),
     }
     done = subprocess.run(
-        argv, cwd=_PROJECT, env=environ, capture_output=True, text=True, timeout=240, check=False
+        argv,
+        cwd=_PROJECT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

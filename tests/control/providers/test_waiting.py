@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.seam import Absent
 from torpor.control.providers.waiting import ssh_banner_fault, wait_until_reachable
@@ -123,7 +124,7 @@ def saying() -> Iterator[Callable[[bytes], Endpoint]]:
 
     yield serve
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
     for listener in listeners:
         listener.close()
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.remote.exchange import TRIALS, UPLOADS, Errand, Exchange, Member, PeerMode
 from torpor.shared.errors import InvalidInput, RunCancelled
 from torpor.shared.values import MIB, ObjectKey
@@ -81,7 +82,7 @@ def test_the_first_machine_leaves_the_others_their_share() -> None:
     assert {e.part.part for e in first} | {e.part.part for e in theirs} == set(range(6))
     assert not waited
     _done(other, theirs[0])
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert waited[0].holder is other
 
 
@@ -187,7 +188,7 @@ def test_no_member_uploads_more_than_its_share() -> None:
     thread.start()
     assert not waited
     _done(other, errands[0])
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert waited[0].holder is holder
 
 
@@ -235,6 +236,6 @@ def test_stop_ends_all_waiting() -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     exchange.stop()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert len(caught) == 1
     exchange.linger(other)

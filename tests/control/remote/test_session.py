@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.fixtures.agent_operations import Big, Echo, Fail, Odd, Wait
-from tests.fixtures.sshd import Sshd, argv_of, until
+from tests.fixtures.sshd import Sshd, argv_of
+from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.remote import session as session_module
 from torpor.control.remote.session import Session
 from torpor.shared.errors import AgentLost, InvalidInput, MachineError, RunCancelled
@@ -70,7 +71,7 @@ def test_thirty_two_calls_at_once_over_one_connection(
         ]
         until(lambda: all((agent_home / f"n{i}").exists() for i in range(32)), "all 32 run")
         (agent_home / "go").touch()
-        assert [answer.result(30).starts for answer in answers] == [1] * 32
+        assert [answer.result(PATIENCE_S).starts for answer in answers] == [1] * 32
     assert sshd.log.read_text().count("Accepted publickey") == 1
 
 
@@ -93,7 +94,7 @@ def test_a_dropped_connection_repeats_nothing(opened: Opener, agent_home: Path, 
         assert sshd.drop_connections() >= 1
         until(lambda: sshd.log.read_text().count("Accepted publickey") == 2, "it is back")
         (agent_home / "go").touch()
-        assert answer.result(30).starts == 1
+        assert answer.result(PATIENCE_S).starts == 1
 
 
 def test_an_answer_that_fell_into_the_drop_is_had_afterwards(
@@ -106,7 +107,7 @@ def test_an_answer_that_fell_into_the_drop_is_had_afterwards(
         sshd.stop()
         (agent_home / "go").touch()
         sshd.start()
-        assert answer.result(30).starts == 1
+        assert answer.result(PATIENCE_S).starts == 1
 
 
 def test_a_killed_agent_is_started_again_and_asked_again(
@@ -120,7 +121,7 @@ def test_a_killed_agent_is_started_again_and_asked_again(
         assert sshd.kill_agents() == [before]
         until(lambda: (agent_home / "n").read_text() == "11", "the request runs again")
         (agent_home / "go").touch()
-        assert answer.result(30).starts == 2
+        assert answer.result(PATIENCE_S).starts == 2
         assert answer.result().pid != before
 
 
@@ -135,7 +136,7 @@ def test_a_request_that_kills_every_agent_is_given_up(
             until(partial(_holds, agent_home / "n", starts), f"start {len(starts)}")
             sshd.kill_agents()
         with pytest.raises(AgentLost, match="asked for 2 times"):
-            answer.result(30)
+            answer.result(PATIENCE_S)
     assert session.call(Echo(), request_id="e").pid
 
 
@@ -149,7 +150,7 @@ def test_a_server_that_stays_away_ends_in_agent_lost_and_the_session_mends_later
         until((agent_home / "n").exists, "the request runs")
         sshd.stop()
         with pytest.raises(AgentLost, match=f"port {sshd.port} stays away after 5 attempts"):
-            answer.result(30)
+            answer.result(PATIENCE_S)
     sshd.start()
     (agent_home / "go").touch()
     again = session.call(Wait("n", "go"), request_id="r")
@@ -163,7 +164,7 @@ def test_two_control_sides_share_one_agent(opened: Opener, agent_home: Path) -> 
         answers = [pool.submit(s.call, args, request_id="same") for s in (one, two)]
         until((agent_home / "n").exists, "the request runs")
         (agent_home / "go").touch()
-        assert [answer.result(30).starts for answer in answers] == [1, 1]
+        assert [answer.result(PATIENCE_S).starts for answer in answers] == [1, 1]
 
 
 def test_cancel_ends_a_call(opened: Opener, agent_home: Path) -> None:
@@ -173,7 +174,7 @@ def test_cancel_ends_a_call(opened: Opener, agent_home: Path) -> None:
         until((agent_home / "n").exists, "the request runs")
         session.cancel("r")
         with pytest.raises(RunCancelled):
-            answer.result(30)
+            answer.result(PATIENCE_S)
 
 
 def test_a_wait_that_is_broken_off_cancels_on_the_machine(opened: Opener) -> None:
@@ -218,7 +219,7 @@ def test_a_closed_session_says_so_and_ends_open_calls(opened: Opener, agent_home
         until((agent_home / "n").exists, "the request runs")
         session.close()
         with pytest.raises(AgentLost, match="closed"):
-            answer.result(30)
+            answer.result(PATIENCE_S)
     with pytest.raises(AgentLost, match="closed"):
         session.call(Echo(), request_id="e")
     session.cancel("r")

@@ -15,14 +15,13 @@ import torpor.machine.agent.snapshot as snapshot_module
 from tests.fixtures.engine import Engine
 from tests.fixtures.snapshots import commit, scan_and_store
 from tests.fixtures.trees import Facts, differences, facts, kept, let_settle
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.machine.tree.apply import TreeChanger
 from torpor.machine.tree.staging import Staging
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import RunCancelled, WorkspaceInvalid
 from torpor.shared.values import SnapshotId
 from torpor.shared.wire.restore import Checked
-
-_WAIT_S = 20
 
 Ask = Callable[[], Any]
 
@@ -38,19 +37,19 @@ def _one_at_a_time(
 
     def slow(*args: Any, **options: Any) -> Any:
         begun.release()
-        go_on.wait(_WAIT_S)
+        go_on.wait(PATIENCE_S)
         return inner(*args, **options)
 
     monkeypatch.setattr(owner, name, slow)
     with ThreadPoolExecutor(2) as threads:
         answers: list[Future[Any]] = [threads.submit(first)]
         try:
-            assert begun.acquire(timeout=_WAIT_S)
+            assert begun.acquire(timeout=PATIENCE_S)
             answers.append(threads.submit(second))
             assert not begun.acquire(timeout=0.5), "two were at it at once"
         finally:
             go_on.set()
-        done = [answer.result(_WAIT_S) for answer in answers]
+        done = [answer.result(PATIENCE_S) for answer in answers]
     monkeypatch.setattr(owner, name, inner)
     yield done[0], done[1]
 
@@ -132,14 +131,14 @@ def _first_hangs_in(
     def hangs_once(*args: Any) -> Any:
         if not begun.is_set():
             begun.set()
-            go_on.wait(_WAIT_S)
+            go_on.wait(PATIENCE_S)
         return inner(*args)
 
     with monkeypatch.context() as patched, ThreadPoolExecutor(1) as threads:
         patched.setattr(owner, name, hangs_once)
         answer = threads.submit(first)
         try:
-            assert begun.wait(_WAIT_S)
+            assert begun.wait(PATIENCE_S)
             yield answer, go_on
         finally:
             go_on.set()
@@ -165,9 +164,9 @@ def test_a_restore_is_finished_behind_a_part_that_was_asked_for_twice(
             finished.result(0.5)
         late = threads.submit(run.restore_part, part)
         go_on.set()
-        cut_off.result(_WAIT_S)
-        finished.result(_WAIT_S)
-        assert late.result(_WAIT_S).stored_bytes == 0
+        cut_off.result(PATIENCE_S)
+        finished.result(PATIENCE_S)
+        assert late.result(PATIENCE_S).stored_bytes == 0
     assert run.check(full=True).differences == []
     assert differences(kept(was), facts(tmp_path / "new")) == []
 
@@ -191,8 +190,8 @@ def test_a_sync_changes_nothing_before_its_last_part_is_written(
         with pytest.raises(TimeoutError):
             finished.result(0.5)
         go_on.set()
-        cut_off.result(_WAIT_S)
-        finished.result(_WAIT_S)
+        cut_off.result(PATIENCE_S)
+        finished.result(PATIENCE_S)
     assert run.check(full=True).differences == []
     run.end()
     assert differences(after, facts(was)) == []

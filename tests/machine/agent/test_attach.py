@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.sshd import argv_of, until
+from tests.fixtures.sshd import argv_of
+from tests.fixtures.waiting import PATIENCE_S, until
 
 
 class Attached:
@@ -38,7 +39,7 @@ class Attached:
         return self.read()
 
     def close(self) -> int:
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode
 
 
@@ -95,7 +96,7 @@ def test_many_at_once_start_one_agent(bundle: Path, home: Path) -> None:
         hello, answer = (json.loads(peer.stdout.readline()) for _ in range(2))
         assert "hello" in hello
         pids.add(answer["result"]["pid"])
-        peer.communicate(timeout=20)
+        peer.communicate(timeout=PATIENCE_S)
     assert pids == {agent_of(home)}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.agent_operations import RunRegistry, operations
-from tests.fixtures.sshd import until
+from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.agent.daemon import KEPT_RESULTS, Daemon, Patience
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, encode_line
 
@@ -179,7 +179,7 @@ def test_a_line_over_sixteen_mib_ends_the_connection_with_a_word(agent: Agent) -
     sender = threading.Thread(target=_send_all, args=(peer.socket, b"x" * (MAX_LINE_BYTES + 1)))
     sender.start()
     assert "over the limit" in peer.read()["error"]["message"]
-    sender.join(10)
+    sender.join(PATIENCE_S)
     peer.close()
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gpu_kernels.worker import CHUNK_MAX, FREE_LEAST, SLOT_BYTES, SLOTS
 from tests.fixtures.gpu import MakePython
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.machine.agent import gpu_worker
 from torpor.machine.agent.gpu_worker import GpuWorker, NotHere
 from torpor.shared.codecs import gpu as gpu_module
@@ -234,4 +235,4 @@ def test_closing_ends_the_process_and_what_is_at_work(make_python: MakePython) -
 def test_a_worker_ends_with_its_agent(worker: GpuWorker) -> None:
     """Whatever its threads wait for: the kernel closes a dead agent's sockets."""
     worker._life.close()
-    assert worker._process.wait(30) == 0
+    assert worker._process.wait(PATIENCE_S) == 0

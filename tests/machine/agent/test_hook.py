@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.sshd import argv_of, until
+from tests.fixtures.sshd import argv_of
+from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.agent.hook import run_hook
 from torpor.shared.errors import HookFailed, InvalidInput, RunCancelled
 
@@ -80,7 +81,10 @@ def test_a_server_that_it_starts_is_not_waited_for_and_may_go_on_talking(tmp_pat
         "print(json.dumps(done))"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", agent, json.dumps(argv)], capture_output=True, check=True, timeout=30
+        [sys.executable, "-c", agent, json.dumps(argv)],
+        capture_output=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     tail = json.loads(ran.stdout)
     assert not said.exists()

@@ -6,7 +6,6 @@ import os
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.fixtures.fault_proxy import FaultProxy
 from tests.fixtures.snapshots import Machines
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import differences, facts, kept
+from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.agent import pack_server
 from torpor.machine.agent.kept_packs import KeptPacks
 from torpor.machine.agent.pack_server import PackServer, trusting
@@ -198,7 +198,7 @@ def test_the_server_answers_ranges_of_what_is_kept_and_nothing_else(pair: Pair) 
     context = trusting(pair.peer.certificate)
 
     def asked(method: str, path: str, wanted: str | None = "bytes=0-99") -> int:
-        connection = HTTPSConnection(place, context=context, timeout=5)
+        connection = HTTPSConnection(place, context=context, timeout=PATIENCE_S)
         try:
             connection.request(method, path, headers={"Range": wanted} if wanted else {})
             answer = connection.getresponse()
@@ -218,7 +218,7 @@ def test_the_server_answers_ranges_of_what_is_kept_and_nothing_else(pair: Pair) 
     assert asked("PUT", f"/{token}/{pack}") == 501
     assert asked("DELETE", f"/{token}/{pack}") == 501
     with pytest.raises(ssl.SSLCertVerificationError):
-        HTTPSConnection(place, context=ssl.create_default_context(), timeout=5).connect()
+        HTTPSConnection(place, context=ssl.create_default_context(), timeout=PATIENCE_S).connect()
 
 
 def test_a_client_that_does_not_speak_tls_blocks_no_other(pair: Pair) -> None:
@@ -239,7 +239,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackServ
 
 
 def _secured(server: PackServer) -> ssl.SSLSocket:
-    link = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+    link = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
     try:
         return trusting(server.certificate).wrap_socket(link)
     except OSError:
@@ -248,14 +248,12 @@ def _secured(server: PackServer) -> ssl.SSLSocket:
 
 
 def _until_known(server: PackServer) -> None:
-    until = time.monotonic() + 5
-    while not any(isinstance(one, ssl.SSLSocket) for one in server._server._open):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    known = server._server._open
+    until(lambda: any(isinstance(one, ssl.SSLSocket) for one in known), "its peer is known")
 
 
 def test_a_client_in_its_handshake_is_disconnected_at_the_end(server: PackServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as silent:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as silent:
         _until_known(server)
         server._server.drop_all()
         assert silent.recv(1) == b""

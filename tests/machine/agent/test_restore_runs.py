@@ -16,6 +16,7 @@ from tests.fixtures.manifests import PLAIN, entry, honest
 from tests.fixtures.snapshots import begin_from, put_manifest
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import content, differences, facts, kept, let_settle
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.store.s3 import S3Store
 from torpor.machine.agent.call import Call
@@ -446,7 +447,7 @@ def test_an_ordinary_user_has_all_but_the_owners(seaweed: Server, tmp_path: Path
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     warnings = json.loads(done.stdout)

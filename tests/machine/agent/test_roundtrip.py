@@ -24,7 +24,6 @@ from tests.fixtures.trees import (
 )
 from torpor.control.store.s3 import S3Store
 
-pytestmark = pytest.mark.timeout(300)
 KEY = bytes(range(32))
 sealed_or_not = pytest.mark.parametrize("key", [None, KEY], ids=["plain", "sealed"])
 

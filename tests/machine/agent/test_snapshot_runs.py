@@ -26,6 +26,7 @@ from tests.fixtures.snapshots import (
     store_parts,
 )
 from tests.fixtures.trees import content, let_settle
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.machine.agent.call import Call
 from torpor.shared.errors import (
     AgentLost,
@@ -460,7 +461,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, was: Path, unreadable: str
     for folder in (home, *tmp_path.parents[:3], tmp_path):
         folder.chmod(0o777 if folder == home else 0o755)
     argv = [sys.executable, "-c", _AS_NOBODY, str(home), str(was)]
-    done = subprocess.run(argv, capture_output=True, check=False, timeout=60, text=True)
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=PATIENCE_S, text=True)
     assert done.returncode == 0, done.stderr
     error = json.loads(done.stdout)
     assert error["type"] == "WorkspaceInvalid"

@@ -18,8 +18,6 @@ from torpor.machine.agent.state import WorkspaceState
 from torpor.shared.errors import WorkspaceInvalid
 from torpor.shared.values import MIB, SnapshotId
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def _plant(root: Path) -> None:
     (root / "d/deep").mkdir(parents=True)

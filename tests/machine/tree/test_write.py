@@ -12,6 +12,7 @@ import pytest
 
 from tests.fixtures.manifests import entry
 from tests.fixtures.trees import differences, facts
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.machine.pipeline.download import in_pieces
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import InvalidInput
@@ -237,7 +238,7 @@ except DiskFull as full:
     argv = ["unshare", "--mount", "sh", "-c", mount, sys.executable, str(tmp_path), script]
     if os.geteuid() != 0:
         argv.insert(1, "--map-root-user")
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert "the machine's disk is full" in done.stdout
     assert "'big'" in done.stdout

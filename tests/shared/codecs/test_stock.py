@@ -13,6 +13,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.shared.codecs.codec import Codec
 from torpor.shared.codecs.stock import LZ4, RAW, ZSTD
 from torpor.shared.errors import SnapshotDamaged
@@ -109,7 +110,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 )
 def test_a_bomb_is_refused_in_the_room_that_was_promised(codec: str, bomb: bytes) -> None:
     argv = [sys.executable, "-c", _IN_LITTLE_ROOM, codec]
-    done = subprocess.run(argv, input=bomb, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(argv, input=bomb, capture_output=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 40 * 1024  # KiB; the largest promise was 16 MiB
 

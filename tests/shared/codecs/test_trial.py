@@ -11,6 +11,7 @@ import pytest
 
 from gpu_kernels import twin
 from gpu_kernels.worker import CHUNK_MAX
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.effort import Effort, Pace
@@ -24,7 +25,6 @@ from torpor.shared.values import MIB
 
 SIZE = MIB
 RUNS = [Run(SIZE, Element.BF16)]
-WAIT_S = 60.0
 ALL_CORES = 1_000_000
 """No GPU is faster; 0 cores are slower than any."""
 
@@ -120,7 +120,7 @@ def decoded(trial: GpuTrial) -> None:
 
 
 def settled(trial: GpuTrial) -> GpuTrial:
-    trial.settle(WAIT_S)
+    trial.settle(PATIENCE_S)
     return trial
 
 
@@ -285,7 +285,7 @@ def test_a_run_that_ends_while_the_gpu_is_opened_stops_that(bench: Bench) -> Non
 
     trial = GpuTrial(slowly, 0, bench.said.append)
     fed(trial)
-    assert begun.wait(WAIT_S)
+    assert begun.wait(PATIENCE_S)
     assert trial.words == "GPU not used: the run ended while it was measured"
     trial.close()
     assert bench.said == ["GPU not used: the run ended while it was measured"]

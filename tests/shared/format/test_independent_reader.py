@@ -19,6 +19,7 @@ from tests.fixtures.manifests import LIES, MISNAMED, PLAIN, Lie, honest
 from tests.fixtures.snapshots import manifest_of
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import content, differences, facts, kept, let_settle, plant_every_kind
+from tests.fixtures.waiting import PATIENCE_S
 from tests.shared.format.test_refusals import (
     CHUNKS,
     OBJECTS,
@@ -111,7 +112,9 @@ def test_the_trees_come_back(
         path.write_bytes(engine.store.get(found.key, max_bytes=1 << 30))
     engine.runs.close()
     argv = [sys.executable, reader.__file__, objects, WORKSPACE, snapshot, *backs]
-    done = subprocess.run(argv, input=key or b"", capture_output=True, check=False, timeout=600)
+    done = subprocess.run(
+        argv, input=key or b"", capture_output=True, check=False, timeout=PATIENCE_S
+    )
     assert (done.returncode, done.stderr) == (0, b"")
     for was, back in zip(before, backs, strict=True):
         assert differences(was, facts(back)) == []

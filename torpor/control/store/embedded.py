@@ -19,7 +19,7 @@ from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.shared.errors import StoreError, StoreUnavailable, TorporError
 from torpor.shared.values import object_key
 
-READY_S = 60.0  # about 2 s on an idle machine; a busy two-core one took 15 s
+READY_S = 180.0  # about 2 s on an idle machine; a busy two-core one took 15 s
 STOP_S = 10.0
 TRIES = 3  # another program may take a free port before the server does
 _PORTS = ("s3", "master", "filer", "volume", "admin")
