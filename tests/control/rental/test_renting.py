@@ -509,3 +509,50 @@ def test_a_wake_goes_on_from_market_to_market_until_a_machine_is_ready(
         "good": 1,
     }
     assert _states(rentals) == ["ended", "ended", "ended", "handed over"]
+
+
+@pytest.mark.parametrize("error", [ProviderUnavailable("down"), CreateUncertain("no answer")])
+def test_a_market_that_does_not_answer_is_asked_again_after_all_others(
+    error: TorporError, rentals: Rentals, identity: asyncssh.SSHKey
+) -> None:
+    """Each question to a market that hangs takes minutes, and it may have many cheap offers."""
+    silent, good = Market("vast:1"), Market("lambda:2")
+    silent.faults, good.faults = [error], [CreateFailed("no")]
+    renter = Renter(rentals, Markets([silent, good]), "me", Want(), identity, Hears())
+    cheap = [replace(silent.on_sale[0], id=name, domain=name) for name in ("a", "b")]
+    with Renting(renter) as held:
+        tenancy = held.rent([*cheap, *good.on_sale])
+        tenancy.hand_over()
+    assert [(one.provider, one.offer) for one in held.tried] == [
+        ("vast:1", "a"),
+        ("lambda:2", "1"),
+        ("vast:1", "b"),
+    ]
+
+
+def test_a_lost_answer_of_a_market_that_stays_silent_fails_no_run(
+    rentals: Rentals, identity: asyncssh.SSHKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent, good = Market("vast:1"), Market("lambda:2")
+    silent.faults, silent.after = [CreateUncertain("the connection was reset")], True
+    silent.away = ProviderUnavailable("down")
+    monkeypatch.setattr(renting, "AT_ONCE_S", 0.0)
+    monkeypatch.setattr(ending, "GONE_S", 0.0)
+    told = Hears()
+    renter = Renter(rentals, Markets([silent, good]), "me", Want(), identity, told)
+    with Renting(renter) as held:
+        held.rent([*silent.on_sale, *good.on_sale]).hand_over()
+    assert {one.provider: one.state for one in rentals.open()} == {
+        "vast:1": "abandoned",
+        "lambda:2": "handed over",
+    }
+    assert "down" in told.warnings[-1]
+    with pytest.raises(KeyError), Renting(renter) as held:
+        silent.faults = [CreateUncertain("the connection was reset")]
+        held.rent([*silent.on_sale, *good.on_sale])
+        raise KeyError("the restore failed")
+    assert [one.state for one in rentals.open()].count("abandoned") == 2
+    silent.away = None
+    Renting(renter).end_abandoned()
+    assert silent.alive == {}
+    assert len(good.alive) == 1

@@ -24,6 +24,7 @@ from torpor.control.rental.search import Tried
 from torpor.control.safety import Warrant, never_handed_over
 from torpor.shared.errors import (
     CreateFailed,
+    CreateUncertain,
     HandedOver,
     InvalidInput,
     MachineUnreachable,
@@ -46,6 +47,7 @@ _PAUSES: Final = 3  # waits for one offer's provider that is busy (429)
 _PAUSE_S: Final = 60.0  # the longest of them
 _NOTHING_RENTED: Final = (CreateFailed, ProviderDenied, ProviderUnavailable, InvalidInput)
 _NEXT_OFFER: Final = (ProviderError, MachineUnreachable)
+_SILENT: Final = (ProviderUnavailable, CreateUncertain)
 
 
 class Told(Protocol):
@@ -193,14 +195,15 @@ class Renting:
     def rent(self, offers: Sequence[Offer], nap: Callable[[float], None] = time.sleep) -> Tenancy:
         """A machine of the first offer that becomes one; SSH answers there.
 
-        Each attempt is a rental of its own. ``nap`` sleeps between two looks, and may raise to stop
-        waiting. CreateFailed names what was tried.
+        Each attempt is a rental of its own. A provider that does not answer is asked again after
+        all others. ``nap`` sleeps between two looks, and may raise to stop waiting. CreateFailed
+        names what was tried.
         """
         failed: list[tuple[TorporError, Offer]] = []
+        left = list(offers)
         until = time.monotonic() + RENT_S
-        for offer in offers:
-            if len(failed) >= MOST_ATTEMPTS or time.monotonic() > until:
-                break
+        while left and len(failed) < MOST_ATTEMPTS and time.monotonic() <= until:
+            offer = left.pop(0)
             blocked = next((error for error, other in failed if blocks(error, other, offer)), None)
             if blocked is not None:
                 self._note(offer, f"not tried: {blocked}")
@@ -213,6 +216,8 @@ class Renting:
                 self._by.told.warn(f"offer {offer.id} failed, trying the next: {error}")
                 self._note(offer, str(error))
                 failed.append((error, offer))
+                if isinstance(error, _SILENT):
+                    left = _last(left, offer.provider)
             else:
                 self._note(offer, f"machine {tenancy.machine.id}")
                 return tenancy
@@ -284,7 +289,8 @@ class Renting:
 
     def end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:
         """End those that this run may end. If one cannot be ended, an error of ours names both
-        causes; a cancellation stays a cancellation."""
+        causes; a cancellation stays a cancellation. A failed attempt that cannot be ended fails no
+        run that went well: it stays abandoned, for reconcile and the next run."""
         faults: list[TorporError] = []
         for rental in rentals:
             if rental.label not in self._ours:
@@ -297,7 +303,8 @@ class Renting:
             except TorporError as error:
                 self.leave(rental)  # for reconcile and the next run
                 self._by.told.warn(str(error))
-                faults.append(error)
+                if cause is not None or rental.state != "abandoned":
+                    faults.append(error)
                 with suppress(TorporError):
                     self._rentals.change(rental, state="abandoned", why=str(error))
         if faults and cause is None:
@@ -446,3 +453,7 @@ class Renting:
         """Whether it may still be ended; a machine under a reserved name always may."""
         if not label.workspace.startswith(RESERVED):
             self._rentals.see_unclaimed(label)
+
+
+def _last(offers: Sequence[Offer], provider: str) -> list[Offer]:
+    return sorted(offers, key=lambda offer: offer.provider == provider)

@@ -1,0 +1,165 @@
+"""A workspace moves from any market to any other; a wake goes on until a machine is ready."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flows import create, reconcile
+from tasks.workspace import OpenWorkspace
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown, wake_plainly
+from tests.fixtures.trees import differences, kept, let_settle, plant_every_kind
+from tests.markets.ec2 import REGION
+from tests.markets.faults import Fault
+from tests.markets.four import NAMES, FourMarkets
+from tests.markets.market import Ware
+from tests.markets.server import HELD_S, FakeMarket
+from tests.markets.shop import lambda_wares
+from torpor.control.providers.seam import Provider
+from torpor.control.rental import renting
+from torpor.control.reports import Row
+
+WALK = [
+    *("vast", "runpod", "vast", "lambda", "vast", "ec2", "runpod"),
+    *("lambda", "runpod", "ec2", "lambda", "ec2", "vast"),
+]
+OUTCOMES = [
+    ("ec2", r"AWS refused p5.48xlarge/us-east-1a: InsufficientInstanceCapacity: .*"),
+    ("ec2", r"AWS refused p5.48xlarge/us-east-1b: VcpuLimitExceeded: .*"),
+    ("ec2", r"not tried: AWS refused p5.48xlarge/us-east-1b: VcpuLimitExceeded: .*"),
+    ("runpod", r".* may have rented a machine: .* ReadTimeout .* The attempt is abandoned; .*"),
+    ("lambda", r"machine \d+ at .* was not reachable by SSH within 3 s: .* Connection refused"),
+    ("vast", r"machine 500002"),
+    ("runpod", r"its GPU is RTX 4090, H100 is wanted"),
+    ("lambda", r"its GPU is A10 PCIe, H100 is wanted"),
+    ("vast", r"its GPU is RTX 4090, H100 is wanted"),
+]
+"""In the order of the report; an outcome may stand on several lines."""
+
+
+def test_from_each_market_to_each_other(
+    four_markets: FourMarkets, rented_workspace: OpenWorkspace
+) -> None:
+    """One walk over all pairs. The workspace names only the market that it wakes at: where it is,
+    the open rental says."""
+    assert sorted(itertools.pairwise(WALK)) == sorted(itertools.permutations(NAMES, 2))
+    providers = {name: four_markets.provider(name) for name in NAMES}
+
+    def at(name: str) -> OpenWorkspace:
+        others = tuple(providers.values())
+        return replace(rented_workspace, providers=(providers[name],), others=lambda: others)
+
+    run_plainly(at(WALK[0]), create)
+    _plant(four_markets.workspace(WALK[0]))
+    truth = kept(four_markets.workspace(WALK[0]))
+    let_settle()
+    for here, there in itertools.pairwise(WALK):
+        stored = hibernate_plainly(at(there))
+        assert stored.destroyed
+        assert four_markets.alive() == []
+        report = wake_plainly(at(there))
+        assert report.snapshot == stored.snapshot
+        assert four_markets.alive() == [there]
+        assert not differences(truth, kept(four_markets.workspace(there))), (here, there)
+    hibernate_plainly(at(WALK[-1]))
+    assert four_markets.alive() == []
+    for name, provider in providers.items():
+        assert provider.residue() == [], name
+        assert provider.list_own() == [], name
+    assert rented_workspace.rentals.open() == []
+    machines = [one for one in rented_workspace.rentals.history() if one.machine is not None]
+    assert Counter(one.provider for one in machines) == Counter(
+        providers[name].identity for name in WALK
+    )
+    assert all(one.why for one in machines)
+
+
+def test_a_wake_goes_on_until_a_machine_is_ready(
+    four_markets: FourMarkets,
+    rented_workspace: OpenWorkspace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No capacity, then a quota, then a market that hangs, then a machine without SSH."""
+    vast = four_markets.provider("vast")
+    first = replace(rented_workspace, providers=(vast,))
+    run_plainly(first, create)
+    _plant(four_markets.workspace("vast"))
+    truth = kept(four_markets.workspace("vast"))
+    let_settle()
+    hibernate_plainly(first)
+
+    fakes = four_markets.fakes
+    p5 = [Ware("H100", 8, 80, 55.04, f"{REGION}{zone}", name="p5.48xlarge") for zone in "ab"]
+    fakes["ec2"].market.wares = p5
+    fakes["ec2"].faults.arm(Fault("no capacity", "create"))
+    fakes["ec2"].faults.arm(Fault("quota", "create"))
+    _hang_from_the_create_on(fakes["runpod"])
+    fakes["lambda"].market.wares = lambda_wares()[:2]  # one H100
+    fakes["lambda"].market.boot = lambda _: four_markets.machines.boot(["sleep", "1000"])
+    runpod = four_markets.provider("runpod", timeout_s=0.5)
+    ec2, deaf = four_markets.provider("ec2"), four_markets.provider("lambda")
+    _set(monkeypatch, deaf, ready_s=3.0)
+    _set(monkeypatch, runpod, settling_s=0.0)
+    monkeypatch.setattr(renting, "AT_ONCE_S", 1.0)
+    spec = rented_workspace.spec
+    in_order = msgspec.structs.replace(spec.want, rank="order")
+    opened = replace(
+        rented_workspace,
+        spec=msgspec.structs.replace(spec, want=in_order),
+        providers=(ec2, runpod, deaf, vast),
+    )
+    shown.clear()
+    report = wake_plainly(opened)
+
+    assert four_markets.alive() == ["vast"]
+    assert not differences(truth, kept(four_markets.workspace("vast")))
+    rows = dict(shown)["offers-demo"]
+    with capsys.disabled():
+        print("", _as_text(rows), _as_text(report.rows()), sep="\n\n")
+    outcomes = itertools.groupby(rows, key=lambda row: _outcome(row, opened.providers))
+    assert [outcome for outcome, _ in outcomes] == OUTCOMES
+
+    fakes["runpod"].step = lambda: True
+    reconciled = run_plainly(opened, reconcile, abandoned=True)
+    assert [finding.kind for finding in reconciled.findings] == ["in use"]
+    (kept_rental,) = rented_workspace.rentals.open()
+    assert kept_rental.state == "handed over"
+    hibernate_plainly(opened)
+    assert four_markets.alive() == []
+
+
+def _plant(workspace: Path) -> None:
+    plant_every_kind(workspace)
+    (workspace / "sparse/vast").unlink()  # of a TiB, which no disk on sale has
+
+
+def _hang_from_the_create_on(fake: FakeMarket) -> None:
+    """Nothing is answered any more, until the fake closes."""
+    fake.step = lambda: ("POST", "/v2/pods") not in fake.calls or not fake.closing.wait(HELD_S)
+
+
+def _set(monkeypatch: pytest.MonkeyPatch, provider: Provider, **abilities: float) -> None:
+    changed = msgspec.structs.replace(provider.abilities, **abilities)
+    monkeypatch.setattr(provider, "abilities", changed)
+
+
+def _outcome(row: Row, providers: Sequence[Provider]) -> tuple[str, str]:
+    """That of OUTCOMES which the row tells, or what it tells."""
+    (market,) = (p.identity.split(":")[0] for p in providers if p.identity == row["provider"])
+    told = row["outcome"]
+    return next(
+        (one for one in OUTCOMES if one[0] == market and re.fullmatch(one[1], told)), (market, told)
+    )
+
+
+def _as_text(rows: Sequence[Row]) -> str:
+    """A table as a person reads it."""
+    return "\n".join(" | ".join(row.values()) for row in rows)
