@@ -10,9 +10,10 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Final, TypeVar
 
+import httpx
 from prefect.blocks.core import Block
 from prefect.client.orchestration import get_client
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import PrefectHTTPStatusError
 from pydantic import BeforeValidator, ValidationError
 
 from torpor.shared.errors import InvalidInput
@@ -78,8 +79,10 @@ def load_all(kind: type[BlockT]) -> list[BlockT]:
             documents = client.read_block_documents_by_type(
                 kind.get_block_type_slug(), limit=MOST_BLOCKS, include_secrets=False
             )
-        except ObjectNotFound:  # no block of it was ever saved
-            return []
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code != httpx.codes.NOT_FOUND:
+                raise
+            return []  # a server that no block of this type was ever saved at
     names = [document.name for document in documents if document.name]
     return [load_named(kind, name, of="this installation") for name in names]
 

@@ -13,7 +13,7 @@ from prefect_aws.credentials import AwsCredentials
 from pydantic import Field, SecretStr, ValidationError
 
 from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
-from blocks.reference import load
+from blocks.reference import load, load_all
 from deployments.server import Server
 from tests.fixtures.prefect_api import ask
 from torpor.control.providers.local import LocalProvider as LocalMachines
@@ -30,6 +30,10 @@ class Lookalike(Block):
     folder: str = Field(default="/lookalike", description="A folder.")
     price_usd_h: float = Field(default=9.0, description="A price.")
     server: str = Field(default="auto", description="A server.")
+
+
+class NeverSaved(LocalProvider):
+    _block_type_slug = "never-saved"
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +220,8 @@ def test_a_block_object_as_a_deployment_parameter_arrives_whole(prefect_server: 
     taken = takes_one.validate_parameters(run.parameters)["workspace"]
     assert isinstance(taken, Workspace)
     assert taken.open_store().address == "http://localhost:1/bucket"
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_server_may_not_know_a_type_of_which_nothing_was_saved() -> None:
+    assert load_all(NeverSaved) == []
