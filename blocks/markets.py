@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, SecretStr, field_validator
+from pydantic import AfterValidator, Field, HttpUrl, SecretStr
 
 from blocks.reference import LOGOS
 from torpor.control.providers import lambda_cloud, runpod, vast
@@ -13,6 +14,32 @@ from torpor.control.providers import lambda_cloud, runpod, vast
 _ROTATION: Final = (
     "torpor names the account by a hash of this key, so end all rentals before you change it."
 )
+_ADDRESS: Final = (
+    "Where the market's API answers. Leave it as it is, unless your requests go through a gateway. "
+    "The key is sent there."
+)
+
+
+def _trimmed(key: SecretStr) -> SecretStr:
+    text = key.get_secret_value().strip()
+    if not text.isascii() or not text.isprintable() or not text or " " in text:
+        raise ValueError("an API key is one word of printable characters; this is not")
+    return SecretStr(text)
+
+
+def _safe(url: str) -> str:
+    parts = urlsplit(url.strip())
+    here = parts.hostname in ("127.0.0.1", "localhost", "::1")
+    if not parts.hostname or (parts.scheme != "https" and not (here and parts.scheme == "http")):
+        raise ValueError(
+            f"{url!r} is not where a key may be sent: begin with https://, or with http:// on this "
+            "host"
+        )
+    return url.strip().rstrip("/")
+
+
+ApiKey = Annotated[SecretStr, AfterValidator(_trimmed)]
+ApiUrl = Annotated[str, AfterValidator(_safe)]
 
 
 class VastProvider(Block):
@@ -20,6 +47,7 @@ class VastProvider(Block):
 
     Args:
         api_key: The account's API key.
+        url: The address of the market's API.
 
     Example:
         List what is on sale:
@@ -37,19 +65,16 @@ class VastProvider(Block):
     _logo_url = HttpUrl(f"{LOGOS}/process.png")
     _documentation_url = HttpUrl("https://docs.vast.ai/api-reference")
 
-    api_key: SecretStr = Field(
+    api_key: ApiKey = Field(
         title="API key",
         description=f"An API key that may read the account and manage instances. {_ROTATION}",
     )
 
-    @field_validator("api_key", mode="after")
-    @classmethod
-    def _given(cls, value: SecretStr) -> SecretStr:
-        return _trimmed(value)
+    url: ApiUrl = Field(default=vast.URL, title="API address", description=_ADDRESS)
 
     def open(self) -> vast.VastProvider:
         """The provider, ready to use. Nothing is sent."""
-        return vast.VastProvider(self.api_key.get_secret_value())
+        return vast.VastProvider(self.api_key.get_secret_value(), url=self.url)
 
 
 class RunpodProvider(Block):
@@ -57,6 +82,7 @@ class RunpodProvider(Block):
 
     Args:
         api_key: The account's API key.
+        url: The address of the market's API.
 
     Example:
         List what is on sale:
@@ -74,18 +100,15 @@ class RunpodProvider(Block):
     _logo_url = HttpUrl(f"{LOGOS}/process.png")
     _documentation_url = HttpUrl("https://docs.runpod.io/api-reference-v2")
 
-    api_key: SecretStr = Field(
+    api_key: ApiKey = Field(
         title="API key", description=f"An API key that may read and write pods. {_ROTATION}"
     )
 
-    @field_validator("api_key", mode="after")
-    @classmethod
-    def _given(cls, value: SecretStr) -> SecretStr:
-        return _trimmed(value)
+    url: ApiUrl = Field(default=runpod.URL, title="API address", description=_ADDRESS)
 
     def open(self) -> runpod.RunpodProvider:
         """The provider, ready to use. Nothing is sent."""
-        return runpod.RunpodProvider(self.api_key.get_secret_value())
+        return runpod.RunpodProvider(self.api_key.get_secret_value(), url=self.url)
 
 
 class LambdaProvider(Block):
@@ -93,6 +116,7 @@ class LambdaProvider(Block):
 
     Args:
         api_key: The account's API key.
+        url: The address of the market's API.
 
     Example:
         List what is on sale:
@@ -110,23 +134,13 @@ class LambdaProvider(Block):
     _logo_url = HttpUrl(f"{LOGOS}/process.png")
     _documentation_url = HttpUrl("https://docs.lambda.ai/api/cloud")
 
-    api_key: SecretStr = Field(
+    api_key: ApiKey = Field(
         title="API key",
         description=f"An API key of the account. {_ROTATION}",
     )
 
-    @field_validator("api_key", mode="after")
-    @classmethod
-    def _given(cls, value: SecretStr) -> SecretStr:
-        return _trimmed(value)
+    url: ApiUrl = Field(default=lambda_cloud.URL, title="API address", description=_ADDRESS)
 
     def open(self) -> lambda_cloud.LambdaProvider:
         """The provider, ready to use. Nothing is sent."""
-        return lambda_cloud.LambdaProvider(self.api_key.get_secret_value())
-
-
-def _trimmed(key: SecretStr) -> SecretStr:
-    text = key.get_secret_value().strip()
-    if not text.isascii() or not text.isprintable() or not text or " " in text:
-        raise ValueError("an API key is one word of printable characters; this is not")
-    return SecretStr(text)
+        return lambda_cloud.LambdaProvider(self.api_key.get_secret_value(), url=self.url)

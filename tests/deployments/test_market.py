@@ -53,3 +53,16 @@ def test_keys_are_secret_and_accounts_differ_by_key(
     assert block.open().identity != kind(api_key=SecretStr("abc124")).open().identity
     with pytest.raises(ValidationError):
         kind(api_key=SecretStr("two words"))
+
+
+@pytest.mark.parametrize("kind", [LambdaProvider, RunpodProvider, VastProvider])
+def test_a_key_is_sent_to_the_market_or_through_a_gateway_but_never_in_the_clear(
+    kind: type[LambdaProvider | RunpodProvider | VastProvider],
+) -> None:
+    key = SecretStr("abc123")
+    assert kind(api_key=key).url.startswith("https://")
+    assert kind(api_key=key, url=" https://gateway.example/vast/ ").url.endswith("/vast")
+    assert kind(api_key=key, url="http://127.0.0.1:80").open()
+    for url in ("http://vast.example", "vast.example", "https://", "ftp://127.0.0.1", ""):
+        with pytest.raises(ValidationError, match="where a key may be sent"):
+            kind(api_key=key, url=url)
