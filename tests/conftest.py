@@ -18,6 +18,7 @@ pytest_plugins = [
     "tests.fixtures.fault_proxy",
     "tests.fixtures.world",
     "tests.fixtures.gpu",
+    "tests.fixtures.nvml",
     "tests.fixtures.short_agent",
     "tests.fixtures.standing",
     "tests.fixtures.prefect_server",

@@ -30,7 +30,8 @@ FLOORS: dict[str, dict[str, set[str]]] = {
     "machine": {  # runs on the rented machine
         "tree": set(),
         "pipeline": {"tree"},
-        "agent": {"pipeline", "tree"},
+        "sampler": set(),
+        "agent": {"pipeline", "sampler", "tree"},
     },
     "control": {  # runs beside the flows; no machine gets it
         "ports": set(),
@@ -38,6 +39,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "reports": set(),
         "store": {"ports"},
         "hosts": {"store"},
+        "idleness": set(),
         "safety": {"store"},
         "reconciliation": {"providers", "rental", "reports"},
         "upkeep": {"safety", "reports", "store"},
@@ -62,7 +64,7 @@ ABOVE: dict[str, set[str]] = {
 }
 """Which of our packages a package may import."""
 
-SHIPPED = {"blake3", "zstandard", "lz4", "msgspec", "cryptography", "certifi"}
+SHIPPED = {"blake3", "zstandard", "lz4", "msgspec", "cryptography", "certifi", "pynvml"}
 """What the agent's bundle brings to a machine, besides Python itself."""
 
 BANNED = {"utils", "util", "base", "manager", "service", "helper", "helpers", "common", "misc"}
@@ -253,7 +255,8 @@ def test_the_agent_never_loads_cupy_and_with_it_the_driver() -> None:
 
 def test_the_bundle_brings_what_the_agent_imports() -> None:
     wheels = (ROOT / "torpor/machine/wheels.txt").read_text()
-    brought = set(re.findall(r"^(\w+)==", wheels, re.MULTILINE))
+    brought = set(re.findall(r"^([\w-]+)==", wheels, re.MULTILINE))
+    brought = {"pynvml" if name == "nvidia-ml-py" else name for name in brought}
     assert brought >= SHIPPED
     assert brought - SHIPPED == {"cffi", "pycparser"}  # of cryptography
 

@@ -179,6 +179,19 @@ class Compression(msgspec.Struct, frozen=True):
     gpu: GpuUse | None = None
 
 
+class IdleRules(msgspec.Struct, frozen=True):
+    """When a machine counts as idle: in ``share`` of the seconds of the last ``minutes``, no figure
+    was higher than these. 0 of CPU, network and disk: do not look at it."""
+
+    minutes: float = 30.0
+    gpu_percent: float = 5.0  # of the busiest GPU
+    share: float = 0.95
+    cpu_percent: float = 50.0  # of one core
+    network_kib_s: float = 100.0
+    disk_kib_s: float = 1024.0
+    people: bool = True  # the use of SSH and of Jupyter is work
+
+
 class WorkspaceSpec(msgspec.Struct, frozen=True):
     """What a user keeps, and what it needs: the workspace block without Prefect."""
 
@@ -193,6 +206,7 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     part_bytes: int = 64 * MIB
     """The least that a part moves: a small workspace is cut into fewer parts."""
     compression: Compression = Compression()
+    idle: IdleRules = IdleRules()
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True):

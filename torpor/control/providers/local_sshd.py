@@ -124,6 +124,7 @@ def main(argv: list[str]) -> None:
         raise SystemExit(f"there is no machine in {folder.root}")
     os.chdir(folder.home)
     os.umask(0o022)
+    Path("/proc/self/comm").write_text("torpor-sshd")  # by which the sampler knows its sessions
     connections: set[int] = set()
 
     def reap(*_: object) -> None:

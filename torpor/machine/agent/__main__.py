@@ -1,4 +1,4 @@
-"""``python3 BUNDLE attach --home HOME`` and ``python3 BUNDLE daemon --home HOME``."""
+"""``python3 BUNDLE COMMAND --home HOME``: ``attach``, ``daemon``, and ``sample --lock FD``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from typing import Final
 from torpor.shared.errors import DiskFull, MachineError, TorporError
 
 COMPLETE: Final = ".complete"  # in a bundle: its content hash, written when all is there
+_COMMANDS: Final = ("attach", "daemon", "sample")
 _STALE_S: Final = 3600.0  # a half-installed bundle of this age is stale: remove it
 
 
 def main(argv: list[str]) -> int:
-    """Run one of the two commands. ``attach`` says what went wrong as one JSON line on stdout."""
-    if len(argv) != 4 or argv[1] not in ("attach", "daemon") or argv[2] != "--home":
-        sys.stderr.write("usage: BUNDLE (attach|daemon) --home HOME\n")
+    """Run one of the commands. ``attach`` says what went wrong as one JSON line on stdout."""
+    command, options = argv[1:2], argv[2::2]
+    wanted = ["--home", "--lock"] if command == ["sample"] else ["--home"]
+    if len(argv) != 2 + 2 * len(wanted) or options != wanted or command[0] not in _COMMANDS:
+        sys.stderr.write("usage: BUNDLE (attach|daemon|sample) --home HOME [--lock FD]\n")
         return 2
     bundle, home = Path(argv[0]).absolute(), Path(argv[3])
+    if command == ["sample"]:
+        return _sample(bundle, home, int(argv[5]))
     if argv[1] == "daemon":
         return _daemon(bundle, home)
     try:
@@ -40,7 +45,16 @@ def main(argv: list[str]) -> int:
 def _attach(bundle: Path, home: Path) -> None:
     from torpor.machine.agent.attach import attach, own_command  # the daemon does not need it
 
-    attach(home, version(bundle), own_command(bundle, home))
+    sampler = own_command(bundle, home, "sample")
+    attach(home, version(bundle), own_command(bundle, home, "daemon"), sampler)
+
+
+def _sample(bundle: Path, home: Path, lock: int) -> int:
+    from torpor.machine.agent.home import LIFE_LOCK, MARKER
+    from torpor.machine.sampler.process import sample  # attach need not load it
+
+    sample(home, version(bundle), lock, MARKER, LIFE_LOCK)
+    return 0
 
 
 def _daemon(bundle: Path, home: Path) -> int:

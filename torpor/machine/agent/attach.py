@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from torpor.machine.agent.home import SOCKET, agent_alive, enter_home, start_lock
-from torpor.machine.agent.log import LOG_FILE
+from torpor.machine.agent.log import LOG_FILE, Log
+from torpor.machine.sampler.process import ensure_sampler
 from torpor.shared.errors import AgentLost, MachineUnfit
 from torpor.shared.values import KIB
 
@@ -23,13 +24,18 @@ _HELLO_BYTES: Final = 64 * KIB
 _PUMP_BYTES: Final = 256 * KIB
 
 
-def attach(home: Path, agent: str, start: list[str]) -> None:
+def attach(home: Path, agent: str, start: list[str], sampler: list[str]) -> None:
     """Pump bytes between this process's stdin and stdout and the agent until either side ends.
 
-    ``agent`` is the version that must answer; ``start`` is the argv that starts it.
+    ``agent`` is the version that must answer; ``start`` is the argv that starts it, and ``sampler``
+    that of the sampler, which is started too. Without a sampler nothing but its verdict is missing.
     """
     home = enter_home(home)
     peer, hello = _connect_or_start(home, agent, start)
+    try:
+        ensure_sampler(home, agent, sampler, LOG_FILE)
+    except OSError as error:
+        Log(home / LOG_FILE).write(f"the sampler cannot be started: {error}")
     _write_all(1, hello)
     threading.Thread(target=_pump_in, args=(peer,), name="attach-in", daemon=True).start()
     _pump_out(peer)
@@ -185,6 +191,6 @@ def _facts(hello: bytes) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def own_command(bundle: Path, home: Path) -> list[str]:
-    """The argv that starts the agent out of ``bundle``, with the Python that runs now."""
-    return [sys.executable, "-s", "-E", "-X", "utf8", str(bundle), "daemon", "--home", str(home)]
+def own_command(bundle: Path, home: Path, command: str) -> list[str]:
+    """The argv that starts ``command`` of ``bundle``, with the Python that runs now."""
+    return [sys.executable, "-s", "-E", "-X", "utf8", str(bundle), command, "--home", str(home)]

@@ -17,8 +17,10 @@ from typing import Final
 from torpor.machine.agent import machine
 from torpor.machine.agent.call import Call, Operations, Runs
 from torpor.machine.agent.connection import Connection
+from torpor.machine.agent.home import note_busy
 from torpor.machine.agent.log import LOG_FILE, Log, scrub
 from torpor.machine.agent.orphans import Orphans
+from torpor.machine.sampler.process import dismiss
 from torpor.shared.errors import DiskFull, InvalidInput, MachineError, TorporError, WorkspaceBusy
 from torpor.shared.values import MIB
 from torpor.shared.wire.machine import Bye, Forget
@@ -72,12 +74,14 @@ class Daemon:
         self._leaving = False
         self._forget = False
         self._stopping = False
+        self._noted = False
 
     def serve(self, listener: socket.socket) -> None:
         """Serve until ``bye`` or ``forget`` comes, or until idle for ``leave_s``."""
         listener.setblocking(False)
         try:
             while not self._should_leave():
+                self._note_busy()
                 if select.select([listener], [], [], self._patience.tick_s)[0]:
                     self._accept(listener)
         finally:
@@ -242,6 +246,15 @@ class Daemon:
 
     # -- time to leave
 
+    def _note_busy(self) -> None:
+        busy = self._runs.active()
+        if busy != self._noted:
+            self._noted = busy
+            try:
+                note_busy(self._home, busy)
+            except OSError as error:  # a full disk: the run counts as the user's work
+                self._log.write(f"whether a run is active cannot be noted: {error}")
+
     def _busy(self) -> bool:
         with self._lock:
             at_work = [s.op for s in self._requests.values() if s.answer is None]
@@ -282,6 +295,7 @@ class Daemon:
             connection.flush(FLUSH_S)
             connection.close()
         if self._forget:
+            dismiss(self._home)
             shutil.rmtree(self._home)
         else:
             self._log.write("the agent leaves")

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from torpor.machine.agent.gpu_worker import GpuWorker, NotHere
+from torpor.machine.sampler.gpus import DEVICES
 from torpor.shared.codecs.gpu import GpuError
 from torpor.shared.values import GpuUse
 
-DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")
-"""One of them is there wherever a driver for an NVIDIA GPU is: on Linux, and in WSL."""
 CUPY: Final = ("cupy-cuda12x==14.2.0", "numpy>=2,<3")
 """What an install brings: about 150 MB of wheels."""
 INSTALL_S: Final = 600.0

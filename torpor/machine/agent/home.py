@@ -16,7 +16,8 @@ from torpor.shared.errors import AgentLost, InvalidInput, MachineUnfit
 SOCKET: Final = "agent.sock"  # connected to by its relative name: sun_path holds 108 bytes
 MARKER: Final = ".torpor-home"  # without it a folder is not ours, and is not removed
 START_LOCK: Final = "agent.start"
-LIFE_LOCK: Final = "agent.alive"  # held, and holding the process id, as long as the agent lives
+LIFE_LOCK: Final = "agent.alive"
+"""Held as long as the agent lives. It holds the process id, and ``busy`` while a run is active."""
 BUNDLES: Final = "bundles"
 
 
@@ -70,8 +71,18 @@ def hold_life_lock(home: Path) -> int | None:
         os.close(fd)
         return None
     os.ftruncate(fd, 0)
-    os.write(fd, f"{os.getpid()}\n".encode("ascii"))
+    note_busy(home, False)
     return fd
+
+
+def note_busy(home: Path, busy: bool) -> None:
+    """Say in the agent's file whether a run is active. The sampler reads it: what a run of torpor
+    does is not the user's work."""
+    fd = os.open(home / LIFE_LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(fd, f"{os.getpid()} {'busy' if busy else '    '}\n".encode("ascii"), 0)
+    finally:
+        os.close(fd)
 
 
 def agent_alive(home: Path) -> bool:

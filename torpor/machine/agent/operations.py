@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from torpor.machine.agent.activity import read_activity
 from torpor.machine.agent.call import Call, Operations
 from torpor.machine.agent.examine import examine
 from torpor.machine.agent.paths import PathRun
@@ -16,6 +17,7 @@ from torpor.machine.agent.snapshot import SnapshotRun
 from torpor.machine.agent.sync import SyncRun
 from torpor.shared import content
 from torpor.shared.transfer import line
+from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.machine import (
     ExaminePacks,
     LineRate,
@@ -69,6 +71,7 @@ def operations(runs: RunRegistry) -> Operations:
     table.add(RemoveContent, _remove_content)
     table.add(MeasureLine, _measure_line)
     table.add(ExaminePacks, lambda request, call: examine(request, call, runs))
+    table.add(ReadActivity, lambda request, call: read_activity(request, call, runs))
 
     def worker(run: AgentRun, call: Call) -> AbstractContextManager[None]:
         return runs.worker(partial(run.check, call))

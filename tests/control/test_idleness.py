@@ -1,0 +1,220 @@
+"""Busy, Idle, Unknown: what a verdict needs, and what never makes a machine idle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.activity import NOW_S, activity, quiet, sample
+from torpor.control.idleness import Verdict, judge
+from torpor.shared.values import IdleRules
+from torpor.shared.wire.activity import (
+    GPU_LOST,
+    GPUS_FINE,
+    GPUS_UNREADABLE,
+    JUPYTER_SILENT,
+    NO_GPU,
+    OWN_RUN,
+    PERSON,
+    UNKNOWN,
+    Sample,
+)
+
+RULES = IdleRules(minutes=5)
+WINDOW = 300
+
+
+def _with(at: range, samples: list[Sample], **changes: Any) -> list[Sample]:
+    return [
+        msgspec.structs.replace(one, **changes) if number in at else one
+        for number, one in enumerate(samples)
+    ]
+
+
+def _verdict(samples: list[Sample], rules: IdleRules = RULES, **changes: Any) -> Verdict:
+    return judge(activity(samples, **changes), rules)
+
+
+def test_a_quiet_machine_that_worked_before_is_idle() -> None:
+    assert _verdict(quiet(WINDOW)).kind == "idle"
+    assert _verdict(quiet(2 * WINDOW)) == _verdict(quiet(WINDOW))
+
+
+def test_a_machine_without_a_gpu_can_be_idle() -> None:
+    cpu_only = quiet(WINDOW, gpus=0, gpu_state=NO_GPU, gpu=UNKNOWN, gpu_peak=0)
+    assert _verdict(cpu_only).kind == "idle"
+    assert judge(activity(cpu_only), RULES, gpus=1).reason == "1 of 1 GPUs are missing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpu": 6}, "a GPU above 5 %"),
+        ({"cpu": 51}, "CPU above 50 % of a core"),
+        ({"network": 101}, "network above 100 KiB/s"),
+        ({"disk": 1025}, "disk above 1024 KiB/s"),
+    ],
+)
+def test_work_in_over_five_percent_of_the_seconds_is_busy(
+    changes: dict[str, int], words: str
+) -> None:
+    busy = _verdict(_with(range(100, 116), quiet(WINDOW), **changes))
+    assert (busy.kind, words in busy.reason) == ("busy", True)
+    assert _verdict(_with(range(100, 115), quiet(WINDOW), **changes)).kind == "idle"
+
+
+def test_different_causes_add_up() -> None:
+    mixed = _with(range(10), quiet(WINDOW), gpu=50)
+    mixed = _with(range(20, 30), mixed, cpu=90)
+    assert _verdict(mixed).kind == "busy"
+
+
+@pytest.mark.parametrize("person", [{"ssh_s": 100}, {"jupyter_s": 0}])
+def test_one_second_of_a_person_is_busy(person: dict[str, int]) -> None:
+    samples = _with(range(250, 251), quiet(WINDOW), **person)
+    assert _verdict(samples).kind == "busy"
+    alone = msgspec.structs.replace(RULES, people=False)
+    assert _verdict(samples, alone).kind == "idle"
+
+
+def test_an_open_terminal_without_input_is_not_a_person() -> None:
+    assert _verdict(quiet(WINDOW, ssh_s=WINDOW)).kind == "idle"
+
+
+def test_a_jupyter_server_that_does_not_answer_is_unknown() -> None:
+    assert _verdict(quiet(WINDOW, flags=JUPYTER_SILENT)).kind == "unknown"
+
+
+def test_torpors_own_run_is_busy_and_its_past_is_not_work() -> None:
+    assert _verdict(quiet(WINDOW), runs=True).reason == "torpor works on it"
+    past = _with(range(200), quiet(WINDOW), flags=OWN_RUN, cpu=400, network=9999, disk=9999)
+    assert _verdict(past).kind == "idle"
+    assert _verdict(_with(range(50), past, gpu=50)).kind == "busy"  # a GPU is never torpor's
+
+
+def test_a_machine_on_which_nothing_ran_yet_is_unknown() -> None:
+    fresh = quiet(WINDOW, gpu_peak=5, cpu_peak=50)
+    assert "nothing has run on it yet" in _verdict(fresh).reason
+    assert _verdict(quiet(WINDOW, gpu_peak=5, cpu_peak=50, flags=PERSON)).kind == "idle"
+    assert _verdict(quiet(WINDOW, gpu_peak=5, cpu_peak=51)).kind == "idle"
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ([], "no sampler has written anything"),
+        ([sample(int(NOW_S) - 61)], "the sampler is dead"),
+        ([sample(int(NOW_S) + 60)], "the sampler is dead"),
+        (quiet(WINDOW, boot="a" * 32), "has started again"),
+        (quiet(WINDOW, gpu_state=GPU_LOST), "a GPU is lost"),
+        (_with(range(50), quiet(WINDOW), gpus=8), "7 of 8 GPUs are missing"),
+        (quiet(WINDOW, gpu_state=GPUS_UNREADABLE, gpu=UNKNOWN), "its GPU activity cannot be read"),
+        (quiet(WINDOW, cpu=UNKNOWN, disk=UNKNOWN), "its CPU and disk activity cannot be read"),
+        (quiet(WINDOW // 2), "were sampled"),
+        (quiet(WINDOW)[:100] + quiet(WINDOW)[120:], "were sampled"),
+        (quiet(WINDOW, boot="a" * 32)[:200] + quiet(WINDOW)[200:], "were sampled"),
+    ],
+)
+def test_what_cannot_be_known_is_unknown(samples: list[Sample], words: str) -> None:
+    verdict = _verdict(samples)
+    assert (verdict.kind, words in verdict.reason) == ("unknown", True), verdict
+
+
+def test_a_figure_that_is_not_looked_at_may_be_missing() -> None:
+    rules = msgspec.structs.replace(RULES, disk_kib_s=0)
+    assert _verdict(quiet(WINDOW, disk=UNKNOWN), rules).kind == "idle"
+
+
+def test_the_time_since_a_first_verdict_is_judged_alone() -> None:
+    since_s = NOW_S - 20
+    own = _with(range(WINDOW - 20, WINDOW), quiet(WINDOW), flags=OWN_RUN, cpu=900, network=9999)
+    asked = activity(own, runs=True)
+    assert judge(asked, RULES, since_s=since_s).kind == "idle"
+    for change in ({"gpu": 80}, {"ssh_s": 0}):
+        used = activity(_with(range(WINDOW - 5, WINDOW), own, **change), runs=True)
+        assert judge(used, RULES, since_s=since_s).kind == "busy"
+    dead = activity(own[:-15], runs=True)
+    assert judge(dead, RULES, since_s=since_s).kind == "unknown"
+
+
+_CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "gpu": st.integers(-1, 100),
+        "gpu_state": st.sampled_from([GPUS_FINE, GPUS_UNREADABLE, GPU_LOST]),
+        "gpus": st.integers(0, 8),
+        "cpu": st.integers(-1, 200),
+        "network": st.integers(-1, 300),
+        "disk": st.integers(-1, 3000),
+        "ssh_s": st.integers(-1, 400),
+        "jupyter_s": st.integers(-1, 400),
+        "flags": st.integers(0, 7),
+        "boot": st.sampled_from(["a" * 32, "b" * 32]),
+    },
+)
+_SPELLS = st.lists(st.tuples(st.integers(0, 299), st.integers(1, 40), _CHANGES), max_size=3)
+
+
+def _machine(spells: list[tuple[int, int, dict[str, Any]]]) -> list[Sample]:
+    samples = quiet(WINDOW)
+    for begin, length, changes in spells:
+        samples = _with(range(begin, begin + length), samples, **changes)
+    return samples
+
+
+@settings(deadline=None)
+@given(_SPELLS)
+def test_idle_means_that_every_rule_was_kept(
+    spells: list[tuple[int, int, dict[str, Any]]],
+) -> None:
+    samples = _machine(spells)
+    if _verdict(samples).kind != "idle":
+        return
+    newest = samples[-1]
+    kept = [
+        one
+        for one in samples
+        if one.boot == newest.boot
+        and one.gpu <= RULES.gpu_percent
+        and one.gpu_state == GPUS_FINE
+        and (one.flags & OWN_RUN or (0 <= one.cpu <= 50 and 0 <= one.network <= 100))
+        and (one.flags & OWN_RUN or 0 <= one.disk <= 1024)
+    ]
+    assert len(kept) >= 0.95 * WINDOW
+    assert newest.gpu_state == GPUS_FINE
+    for one in samples:
+        if one.boot == newest.boot:
+            ago = newest.number - one.number
+            assert not 0 <= one.ssh_s < WINDOW - ago
+            assert not 0 <= one.jupyter_s < WINDOW - ago
+            assert one.gpus <= newest.gpus
+
+
+@settings(deadline=None)
+@given(_SPELLS, st.sets(st.integers(0, WINDOW - 1), max_size=60))
+def test_less_knowledge_never_makes_a_machine_idle(
+    spells: list[tuple[int, int, dict[str, Any]]], lost: set[int]
+) -> None:
+    """Samples of activity may be lost with the others, except those of people and of GPUs that are
+    gone: without them the same figures are judged."""
+    samples = _machine(spells)
+    if any(one.ssh_s >= 0 or one.jupyter_s >= 0 or one.gpus != 1 for one in samples):
+        return
+    if any(one.flags or one.gpu_state == GPU_LOST for one in samples):
+        return
+    left = [one for number, one in enumerate(samples) if number not in lost]
+    if _verdict(samples).kind != "idle" and samples[-1] in left:
+        assert _verdict(left).kind != "idle"
+
+
+@settings(deadline=None)
+@given(_SPELLS, st.integers(16, WINDOW))
+def test_a_busy_gpu_is_never_idle(
+    spells: list[tuple[int, int, dict[str, Any]]], seconds: int
+) -> None:
+    samples = _with(range(WINDOW - seconds, WINDOW), _machine(spells), gpu=50)
+    assert _verdict(samples).kind != "idle"

@@ -1,0 +1,117 @@
+"""The sampler's look at GPUs: the real nvidia-ml-py over our stand-in for libnvidia-ml."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.fixtures.nvml import StandIn
+from torpor.machine.sampler.gpus import Gpus
+from torpor.shared.wire.activity import GPU_LOST, GPUS_FINE, GPUS_UNREADABLE, NO_GPU, UNKNOWN
+
+_LOOKER = """
+import sys
+from torpor.machine.sampler.gpus import Gpus
+clock = [0.0]
+gpus = Gpus(lambda: clock[0])
+for line in sys.stdin:
+    clock[0] += float(line)
+    print(*gpus.look(), flush=True)
+"""
+
+Look = Callable[..., tuple[int, ...]]
+
+
+@pytest.fixture
+def look(stand_in_gpus: StandIn) -> Iterator[Look]:
+    """Look once, ``after_s``, in a process that loads the stand-in."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _LOOKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None and process.stdout is not None
+
+    def look(after_s: float = 1.0) -> tuple[int, ...]:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(f"{after_s}\n")
+        process.stdin.flush()
+        return tuple(map(int, process.stdout.readline().split()))
+
+    yield look
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def test_idle_and_busy(stand_in_gpus: StandIn, look: Look) -> None:
+    stand_in_gpus.are("samples=0,0,0 rate=0")
+    assert look() == (1, GPUS_FINE, 0)
+    stand_in_gpus.are("samples=0,97,0 rate=0")
+    assert look() == (1, GPUS_FINE, 97)  # a burst between two looks, which a rate of now misses
+
+
+def test_one_of_eight_busy(stand_in_gpus: StandIn, look: Look) -> None:
+    stand_in_gpus.are(*["samples=0,0 rate=0"] * 7, "samples=40,60 rate=50")
+    assert look() == (8, GPUS_FINE, 60)
+
+
+def test_without_a_sample_buffer_the_rate_of_now_counts(stand_in_gpus: StandIn, look: Look) -> None:
+    stand_in_gpus.are("rate=33")
+    assert look() == (1, GPUS_FINE, 33)
+
+
+def test_a_value_over_a_hundred_is_not_believed(stand_in_gpus: StandIn, look: Look) -> None:
+    stand_in_gpus.are("samples=4294967295 rate=7")
+    assert look() == (1, GPUS_FINE, 7)
+
+
+def test_a_lost_gpu(stand_in_gpus: StandIn, look: Look) -> None:
+    stand_in_gpus.are("samples=10", "samples=20")
+    assert look() == (2, GPUS_FINE, 20)
+    stand_in_gpus.are("samples=10", "lost")
+    assert look() == (2, GPU_LOST, 10)
+    assert look(60.0) == (2, GPU_LOST, 10)  # and NVML was opened again
+    assert look() == (2, GPU_LOST, 10)
+    stand_in_gpus.are("samples=10", "samples=30")
+    assert look() == (2, GPUS_FINE, 30)
+
+
+def test_mig_is_read_from_its_instances(stand_in_gpus: StandIn, look: Look) -> None:
+    stand_in_gpus.are("mig=2 gpm=0")
+    assert look() == (1, GPUS_UNREADABLE, UNKNOWN)  # a rate needs two looks
+    assert look() == (1, GPUS_FINE, 0)
+    stand_in_gpus.are("mig=2 gpm=55")
+    assert look() == (1, GPUS_FINE, 55)
+    stand_in_gpus.are("mig=3 gpm=55")
+    assert look() == (1, GPUS_UNREADABLE, UNKNOWN)  # one of them is new
+    assert look() == (1, GPUS_FINE, 55)
+    stand_in_gpus.are("mig=0")
+    assert look() == (1, GPUS_FINE, 0)  # no instance: nothing can run
+
+
+def test_mig_without_gpm_is_unknown(stand_in_gpus: StandIn, look: Look) -> None:
+    stand_in_gpus.are("mig=2", "samples=80")
+    for _ in range(3):
+        assert look() == (2, GPUS_UNREADABLE, 80)
+
+
+def test_a_gpu_without_any_figure_is_unknown(stand_in_gpus: StandIn, look: Look) -> None:
+    stand_in_gpus.are("nothing")
+    assert look() == (1, GPUS_UNREADABLE, UNKNOWN)
+
+
+def test_a_driver_that_comes_later_is_noticed(stand_in_gpus: StandIn, look: Look) -> None:
+    stand_in_gpus.are("dead")
+    assert look() == (0, NO_GPU, UNKNOWN)
+    stand_in_gpus.are("rate=1")
+    assert look() == (0, NO_GPU, UNKNOWN)
+    assert look(60.0) == (1, GPUS_FINE, 1)
+
+
+def test_devices_without_a_library_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr("torpor.machine.sampler.gpus.DEVICES", ("/dev/none",))
+    assert Gpus().look() == (0, NO_GPU, UNKNOWN)
+    monkeypatch.setattr("torpor.machine.sampler.gpus.DEVICES", ("/dev/null",))
+    assert Gpus().look() == (0, GPUS_UNREADABLE, UNKNOWN)

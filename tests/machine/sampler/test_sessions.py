@@ -1,0 +1,85 @@
+"""SSH sessions: people are seen, torpor's own connections are not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from torpor.machine.sampler.sessions import look
+from torpor.shared.wire.activity import NOBODY
+
+NOW = 1_000_000.0
+_PTS_3 = 136 << 8 | 3
+
+
+class Processes:
+    """A /proc of our own making."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "dev/pts").mkdir(parents=True)
+        self.add(1, 0, "init")
+        self.add(10, 1, "sshd")
+
+    def add(self, pid: int, parent: int, name: str, argv: str = "", terminal: int = 0) -> None:
+        folder = self.root / "proc" / str(pid)
+        folder.mkdir(parents=True)
+        (folder / "stat").write_text(f"{pid} ({name}) S {parent} {pid} {pid} {terminal} -1 0\n")
+        (folder / "cmdline").write_bytes(argv.replace(" ", "\0").encode())
+
+    def typed(self, ago_s: float) -> None:
+        terminal = self.root / "dev/pts/3"
+        terminal.touch()
+        os.utime(terminal, (NOW - ago_s, NOW))
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Processes:
+    return Processes(tmp_path)
+
+
+def _look(processes: Processes) -> tuple[int, bool]:
+    return look(processes.root, lambda: NOW)
+
+
+def test_nobody_is_there(processes: Processes) -> None:
+    processes.add(20, 10, "sshd")  # a connection without a program
+    processes.add(30, 1, "python3", "python3 train.py", _PTS_3)  # not under an SSH server
+    assert _look(processes) == (NOBODY, False)
+
+
+@pytest.mark.parametrize("server", ["sshd", "sshd-session", "dropbear", "torpor-sshd"])
+def test_a_terminal_counts_by_its_last_input(processes: Processes, server: str) -> None:
+    processes.add(20, 10, server)
+    processes.add(21, 20, "bash", "-bash", _PTS_3)
+    processes.typed(500)
+    assert _look(processes) == (500, False)
+    processes.add(22, 20, "sftp-server")  # and someone copies files
+    assert _look(processes) == (0, False)
+
+
+def test_torpors_own_connections_are_left_out(processes: Processes) -> None:
+    attach = "/root/.torpor/bundles/abc attach --home /root/.torpor"
+    processes.add(20, 10, "sshd")
+    processes.add(21, 20, "bash", f"bash -c python3 -s -E -X utf8 {attach}")
+    processes.add(22, 21, "python3", f"python3 -s -E -X utf8 {attach}")
+    processes.add(30, 10, "sshd")
+    processes.add(31, 30, "sh", "")
+    processes.add(32, 31, "python3", "python3 -s -E -c ...torpor-probe... ~/.torpor")
+    assert _look(processes) == (NOBODY, False)
+    processes.add(33, 31, "bash", "bash")
+    assert _look(processes) == (0, False)
+
+
+def test_a_name_in_parentheses_and_a_process_that_ends(processes: Processes) -> None:
+    processes.add(20, 10, "sshd")
+    processes.add(21, 20, "a) S 1 (b", "x")
+    (processes.root / "proc/40").mkdir()  # its stat is gone
+    assert _look(processes) == (0, False)
+
+
+def test_a_jupyter_server_is_seen(processes: Processes) -> None:
+    processes.add(50, 1, "jupyter-lab")
+    assert _look(processes) == (NOBODY, True)

@@ -1,0 +1,177 @@
+"""Whether a machine is idle: a pure function of what its sampler saw, and of the rules.
+
+Unknown is not idle, and missing is not zero: a second without a sample counts as work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import msgspec
+
+from torpor.shared.values import IdleRules
+from torpor.shared.wire.activity import (
+    GPU_LOST,
+    GPUS_UNREADABLE,
+    JUPYTER_SILENT,
+    NOBODY,
+    OWN_RUN,
+    PERSON,
+    UNKNOWN,
+    Activity,
+    Sample,
+)
+
+STALE_S: Final = 60.0
+"""A sampler that has written nothing for so long is dead, or its machine hangs."""
+_AHEAD_S: Final = 5.0  # by which a sample may be younger than the answer that brings it
+_UNREADABLE: Final = "unreadable"
+
+Kind = Literal["busy", "idle", "unknown"]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """``reason`` is a phrase for people."""
+
+    kind: Kind
+    reason: str
+
+
+def judge(
+    activity: Activity, rules: IdleRules, gpus: int = 0, *, since_s: float | None = None
+) -> Verdict:
+    """Idle only if every rule was kept during the whole window; Unknown where that cannot be said.
+
+    ``gpus``: how many the machine was rented with. ``since_s``: judge only the time from there, on
+    the machine's clock, and let torpor's own run be; for a machine that was idle before.
+    """
+    window_s = rules.minutes * 60
+    if since_s is not None:
+        window_s = min(window_s, max(0.0, activity.now_s - since_s))
+    newest = activity.samples[-1] if activity.samples else None
+    fault = _fault(activity, newest)
+    if fault or newest is None:
+        return Verdict("unknown", fault)
+    seen = [
+        one
+        for one in activity.samples
+        if one.boot == activity.boot and -_AHEAD_S <= activity.now_s - one.at_s <= window_s
+    ]
+    lost = _lost(newest, max((one.gpus for one in seen), default=0), gpus)
+    if lost:
+        return Verdict("unknown", lost)
+    if activity.runs and since_s is None:
+        return Verdict("busy", "torpor works on it")
+    person = _person(activity, seen, window_s) if rules.people else ""
+    if person:
+        return Verdict("busy", person)
+    return _by_seconds(newest, seen, window_s, rules, since_s is None)
+
+
+def _fault(activity: Activity, newest: Sample | None) -> str:
+    """Why nothing can be said about now; empty if something can."""
+    if newest is None:
+        return "no sampler has written anything"
+    if newest.boot != activity.boot:
+        return "the machine has started again, and no sampler has written anything since"
+    age_s = activity.now_s - newest.at_s
+    if age_s > STALE_S or age_s < -_AHEAD_S:
+        return f"the sampler is dead: its newest sample is {_span(age_s)} old"
+    return ""
+
+
+def _lost(newest: Sample, seen: int, rented: int) -> str:
+    if newest.gpu_state == GPU_LOST:
+        return "a GPU is lost: its driver no longer reaches it"
+    there, expected = newest.gpus, max(seen, rented)
+    if there < expected and newest.gpu_state != GPUS_UNREADABLE:
+        return f"{expected - there} of {expected} GPUs are missing"
+    return ""
+
+
+def _person(activity: Activity, seen: list[Sample], window_s: float) -> str:
+    for one in reversed(seen):
+        ago_s = activity.now_s - one.at_s
+        for quiet_s, what in ((one.ssh_s, "an SSH session"), (one.jupyter_s, "Jupyter")):
+            if quiet_s != NOBODY and quiet_s + ago_s < window_s:
+                return f"{what} was used {_span(quiet_s + ago_s)} ago"
+    return ""
+
+
+def _by_seconds(
+    newest: Sample, seen: list[Sample], window_s: float, rules: IdleRules, must_have_worked: bool
+) -> Verdict:
+    """Count the seconds of each cause. ``seen`` is ordered by time."""
+    spent: dict[str, float] = {}
+    quiet_s = active_s = unread_s = 0.0
+    before_s = -1.0
+    for one in seen:
+        covered_s = min(1.0, one.at_s - before_s) if before_s >= 0 else 1.0
+        before_s = one.at_s
+        causes = set(_causes(one, rules))
+        for cause in causes:
+            spent[cause] = spent.get(cause, 0.0) + covered_s
+        active_s += covered_s * bool(causes - {_UNREADABLE})
+        unread_s += covered_s * (causes == {_UNREADABLE})
+        quiet_s += covered_s * (not causes)
+    spare_s = (1 - rules.share) * window_s
+    if active_s > spare_s:
+        named = sorted((c for c in spent if c != _UNREADABLE), key=lambda c: -spent[c])
+        words = ", ".join(f"{c} in {_percent(spent[c], window_s)}" for c in named)
+        return Verdict("busy", f"{words} of {_span(window_s)}")
+    if unread_s > spare_s or _UNREADABLE in _causes(newest, rules):
+        return Verdict("unknown", _unread(newest, rules))
+    if quiet_s < rules.share * window_s:
+        reason = f"only {_span(quiet_s + active_s + unread_s)} of {_span(window_s)} were sampled"
+        return Verdict("unknown", reason)
+    if rules.people and newest.flags & JUPYTER_SILENT:
+        return Verdict("unknown", "a Jupyter server runs and does not say what it does")
+    worked = newest.gpu_peak > rules.gpu_percent or newest.flags & PERSON
+    worked = worked or 0 < rules.cpu_percent < newest.cpu_peak
+    if must_have_worked and not worked:
+        return Verdict("unknown", "nothing has run on it yet: it may wait for its user")
+    return Verdict("idle", f"nothing ran for {_span(window_s)}")
+
+
+def _causes(one: Sample, rules: IdleRules) -> Iterator[str]:
+    """What a second was used for; a rule of 0 is not looked at."""
+    if one.gpu > rules.gpu_percent:
+        yield f"a GPU above {rules.gpu_percent:g} %"
+    if one.gpu_state in (GPUS_UNREADABLE, GPU_LOST):
+        yield _UNREADABLE
+    if one.flags & OWN_RUN:
+        return
+    for value, most, what in (
+        (one.cpu, rules.cpu_percent, f"CPU above {rules.cpu_percent:g} % of a core"),
+        (one.network, rules.network_kib_s, f"network above {rules.network_kib_s:g} KiB/s"),
+        (one.disk, rules.disk_kib_s, f"disk above {rules.disk_kib_s:g} KiB/s"),
+    ):
+        if most and value > most:
+            yield what
+        if most and value == UNKNOWN:
+            yield _UNREADABLE
+
+
+def _unread(newest: Sample, rules: IdleRules) -> str:
+    figures = [
+        what
+        for value, most, what in (
+            (newest.cpu, rules.cpu_percent, "CPU"),
+            (newest.network, rules.network_kib_s, "network"),
+            (newest.disk, rules.disk_kib_s, "disk"),
+        )
+        if most and value == UNKNOWN
+    ]
+    if newest.gpu_state == GPUS_UNREADABLE:
+        figures.insert(0, "GPU")
+    named = " and ".join(figures) or "some"
+    return f"its {named} activity cannot be read"
+
+
+def _percent(part_s: float, whole_s: float) -> str:
+    return f"{100 * part_s / whole_s:.0f} %" if whole_s else "100 %"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if abs(seconds) >= 120 else f"{seconds:.0f} s"

@@ -1,0 +1,20 @@
+"""What the sampler wrote, for the control side, which decides (torpor/control/idleness.py)."""
+
+from __future__ import annotations
+
+from torpor.machine.agent.call import Call
+from torpor.machine.agent.runs import RunRegistry
+from torpor.machine.sampler import ring
+from torpor.shared.wire.activity import Activity, ReadActivity
+
+
+def read_activity(request: ReadActivity, call: Call, runs: RunRegistry) -> Activity:
+    """The samples that were asked for; none where no sampler has written any."""
+    samples = ring.read(call.home / ring.RING)
+    boot, now_s = ring.boot_id(), ring.boot_clock_s()
+    asked = [
+        one
+        for one in samples
+        if one is samples[-1] or (one.boot == boot and one.at_s >= now_s - request.seconds)
+    ]
+    return Activity(now_s, boot, runs.active(), asked)

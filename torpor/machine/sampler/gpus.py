@@ -1,0 +1,179 @@
+"""How busy the machine's GPUs are, by NVML: its buffer of samples, or its rate of now.
+
+NVML's rate is the share of the last 1/6 to 1 s in which some kernel ran. The buffer holds several
+of them a second, so that a burst between two looks is not missed. A GPU in MIG mode has neither:
+its instances are read by GPM, which needs Hopper or newer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from torpor.shared.wire.activity import GPU_LOST, GPUS_FINE, GPUS_UNREADABLE, NO_GPU, UNKNOWN
+
+DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")
+"""One of them is there wherever a driver for an NVIDIA GPU is: on Linux, and in WSL."""
+AGAIN_S: Final = 30.0
+"""How long a driver that failed is left alone."""
+
+
+class GpuLook(NamedTuple):
+    """``percent`` of the busiest GPU whose activity could be read."""
+
+    number: int
+    state: int
+    percent: int
+
+
+class Gpus:
+    """The GPUs of this machine; ``look`` never raises what NVML may answer."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._nvml: Any = None
+        self._devices: list[_Device] = []
+        self._failed = GpuLook(0, NO_GPU, UNKNOWN)
+        self._again_s = -math.inf
+
+    def look(self) -> GpuLook:
+        """Their activity since the last look."""
+        if self._nvml is None and self._clock() >= self._again_s:
+            self._open()
+        nvml = self._nvml
+        if nvml is None:
+            return self._failed
+        state, percents = GPUS_FINE, []
+        for device in self._devices:
+            try:
+                percents.append(device.percent())
+            except nvml.NVMLError as error:
+                lost = error.value == nvml.NVML_ERROR_GPU_IS_LOST
+                state = max(state, GPU_LOST if lost else GPUS_UNREADABLE)
+        look = GpuLook(len(self._devices), state, max(percents, default=UNKNOWN))
+        if state != GPUS_FINE and self._clock() >= self._again_s:
+            self._close(nvml)  # a handle does not come back to life
+            self._open()
+        return look
+
+    def _open(self) -> None:
+        self._again_s = self._clock() + AGAIN_S
+        self._failed = self._without_nvml()
+        try:
+            import pynvml as nvml  # only here: a machine without a driver does not load it
+        except ImportError:
+            return
+        try:
+            nvml.nvmlInit()
+            count = nvml.nvmlDeviceGetCount()
+            handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(count)]
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+                self._failed = GpuLook(0, GPU_LOST, UNKNOWN)
+        else:
+            self._nvml = nvml
+            self._devices = [_Device(nvml, handle) for handle in handles]
+
+    def _close(self, nvml: Any) -> None:
+        self._nvml, self._devices = None, []
+        with suppress(nvml.NVMLError):  # nvmlInit says what is wrong
+            nvml.nvmlShutdown()
+
+    def _without_nvml(self) -> GpuLook:
+        there = any(map(os.path.exists, DEVICES))
+        return GpuLook(0, GPUS_UNREADABLE if there else NO_GPU, UNKNOWN)
+
+
+class _Device:
+    """One GPU. ``percent`` raises NVMLError where its activity cannot be known."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._seen_us = 0
+        self._instances: dict[int, Any] = {}  # of MIG: the GPM sample of the last look
+
+    def percent(self) -> int:
+        if self._in_mig_mode():
+            return self._instances_percent()
+        nvml = self._nvml
+        try:
+            _, samples = nvml.nvmlDeviceGetSamples(
+                self._handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, self._seen_us
+            )
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+                raise
+            samples = []  # not supported, no such function, or nothing new
+        known = [
+            one.sampleValue.uiVal
+            for one in samples
+            if one.timeStamp > self._seen_us and one.sampleValue.uiVal <= 100
+        ]
+        if not known:
+            return int(nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+        self._seen_us = max(one.timeStamp for one in samples)
+        return int(max(known))
+
+    def _in_mig_mode(self) -> bool:
+        nvml = self._nvml
+        try:
+            current, _ = nvml.nvmlDeviceGetMigMode(self._handle)
+        except nvml.NVMLError as error:
+            if error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+                return False  # a GPU or a driver from before MIG
+            raise
+        return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
+
+    def _instances_percent(self) -> int:
+        """Of the busiest instance; an instance that is new is unknown until the next look."""
+        nvml = self._nvml
+        before, self._instances = self._instances, {}
+        percents = []
+        try:
+            for number in self._instance_numbers():
+                self._instances[number] = now = nvml.nvmlGpmSampleAlloc()
+                nvml.nvmlGpmMigSampleGet(self._handle, number, now)
+                if number in before:
+                    percents.append(self._gpm_percent(before[number], now))
+        finally:
+            for sample in before.values():
+                nvml.nvmlGpmSampleFree(sample)
+        if len(percents) < len(self._instances):
+            raise nvml.NVMLError(nvml.NVML_ERROR_NO_DATA)
+        return int(max(percents, default=0))  # without an instance nothing can run
+
+    def _instance_numbers(self) -> list[int]:
+        nvml = self._nvml
+        found = set()
+        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle)):
+            try:
+                mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(self._handle, index)
+            except nvml.NVMLError as error:
+                if error.value != nvml.NVML_ERROR_NOT_FOUND:
+                    raise
+                continue  # no instance has this index
+            found.add(nvml.nvmlDeviceGetGpuInstanceId(mig))
+        return sorted(found)
+
+    def _gpm_percent(self, before: Any, now: Any) -> int:
+        """The higher of two: GRAPHICS_UTIL has read 0 under full load (dcgm-exporter #662)."""
+        nvml = self._nvml
+        asked = nvml.c_nvmlGpmMetricsGet_t()
+        asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        wanted = (nvml.NVML_GPM_METRIC_GRAPHICS_UTIL, nvml.NVML_GPM_METRIC_SM_UTIL)
+        asked.numMetrics = len(wanted)
+        asked.sample1, asked.sample2 = before, now
+        for place, metric in enumerate(wanted):
+            asked.metrics[place].metricId = metric
+        nvml.nvmlGpmMetricsGet(asked)
+        answers = [asked.metrics[place] for place in range(len(wanted))]
+        fine = [one.value for one in answers if one.nvmlReturn == nvml.NVML_SUCCESS]
+        if not fine:
+            raise nvml.NVMLError(answers[0].nvmlReturn)
+        percent: float = max(fine)
+        return round(percent)
