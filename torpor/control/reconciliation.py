@@ -36,8 +36,9 @@ _ADVICE: Final[dict[Kind, str]] = {
     "store block that it was created with, or check the provider's console",
     "residue": "it outlived its machine and may cost money: look at it in the provider's console",
     "lost": "the provider does not list this machine: it was ended there, or was lost, or a "
-    "hibernate was killed in its last step. Wake restores the newest snapshot. To remove "
-    "this row, delete {key} in the bucket",
+    "hibernate was killed in its last step. Wake restores the newest snapshot. The next wake, or "
+    "reconcile with `abandoned`, closes the rental once the provider proves that it is gone; "
+    "otherwise delete {key} in the bucket",
     "in use": "yours to work on; hibernate ends it while it runs",
     "asked for": "there is no machine: a run is about to create it, or was killed before that. "
     "A later run closes the rental",

@@ -149,6 +149,32 @@ def test_a_lost_answer_without_a_machine_closes_after_two_listings_once_settled(
     assert "two listings" in ended.why
 
 
+def test_a_machine_that_goes_without_us_closes_its_rental_by_the_proof(
+    rentals: Rentals, identity: asyncssh.SSHKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spot machine that was taken back. Nothing is destroyed; while it may live, nothing ends."""
+    market, now = Market(settling_s=600.0), time.time()
+    with Renting(Renter(rentals, Markets([market]), "me", Want(), identity, Hears())) as held:
+        held.rent(market.on_sale).hand_over()
+
+    def look(later_s: float) -> list[str]:
+        monkeypatch.setattr(time, "time", lambda: now + later_s)
+        heard = Hears()
+        Renting(Renter(rentals, Markets([market]), "me", Want(), identity, heard)).end_abandoned()
+        assert heard.events == []
+        return _states(rentals)
+
+    assert look(900) == ["handed over"]  # it is listed
+    market.alive.clear()
+    assert look(300) == ["handed over"]  # it may be missing from answers still
+    market.proofs = False
+    assert look(900) == ["handed over"]  # absent is not gone
+    market.proofs = True
+    assert look(1000) == ["ended"]
+    (ended,) = rentals.history()
+    assert ended.why.startswith("it was gone: ")
+
+
 def test_a_machine_that_appears_between_the_two_listings_is_ended(
     rentals: Rentals, identity: asyncssh.SSHKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:

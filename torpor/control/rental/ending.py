@@ -49,7 +49,9 @@ def destroy(
             if isinstance(live, Machine):
                 settled_unix = 0.0  # it shows
                 provider.destroy(live, warrant)
-            elif not live.proof or time.time() < settled_unix or _residue(provider, machine.label):
+            elif (
+                not live.proof or time.time() < settled_unix or residue_of(provider, machine.label)
+            ):
                 provider.destroy(machine, warrant)
             else:
                 return live.proof
@@ -83,9 +85,10 @@ def close_unseen(rentals: Rentals, provider: Provider, rental: Rental) -> None:
         rental = rentals.change(rental, state="abandoned", why=why, unseen_unix=unseen)
     if unseen is None or now < unseen + settling_s:
         return
-    if listed(provider, rental.label) is None and not _residue(provider, rental.label):
+    if listed(provider, rental.label) is None and not residue_of(provider, rental.label):
         rentals.change(rental, state="ended", why="no machine was seen in two listings")
 
 
-def _residue(provider: Provider, label: Label | None) -> list[str]:
+def residue_of(provider: Provider, label: Label | None) -> list[str]:
+    """What there is beside a machine of this label, or after it."""
     return [one.id for one in provider.residue() if one.label == label]

@@ -15,7 +15,7 @@ import msgspec
 from torpor.control.providers.offers import Offer, blocks
 from torpor.control.providers.seam import Absent
 from torpor.control.providers.waiting import wait_until_reachable
-from torpor.control.rental.ending import GONE_S, close_unseen, destroy, machine_of
+from torpor.control.rental.ending import GONE_S, close_unseen, destroy, machine_of, residue_of
 from torpor.control.rental.greeting import greeting_fault
 from torpor.control.rental.markets import Markets, ask_all, machines_at
 from torpor.control.rental.order import host_key_of, order_for
@@ -316,19 +316,21 @@ class Renting:
 
     def end_abandoned(self) -> list[Rental]:
         """End what nobody will use: abandoned rentals, old requests that never became a machine,
-        and unfinished ones whose machine has provably gone. Returns those that have ended."""
+        and unfinished ones whose machine has provably gone. Close the rentals of machines that were
+        handed over and have provably gone without us. Returns those that have ended."""
         ended = []
         rentals, machines = self._look()
         shown = {machine.label for machine in machines}
         for rental in rentals:
-            if rental.label in self._ours or rental.state == "handed over":
+            if rental.label in self._ours:
                 continue
-            if rental.unfinished and rental.label in shown:
+            if rental.state != "abandoned" and rental.label in shown:
                 continue
             try:
-                if rental.unfinished and not self._is_over(rental):
-                    continue  # the next run takes it up
-                self.end(rental)
+                if rental.state == "handed over":
+                    self._close_lost(rental)
+                elif rental.state == "abandoned" or self._is_over(rental):
+                    self.end(rental)  # otherwise the next run takes it up
             except TorporError as error:
                 self._by.told.warn(f"rental {rental.label.rental} was not ended: {error}")
             if self._rentals.of(rental.label) is None:
@@ -437,13 +439,28 @@ class Renting:
             self._by.told.warn(f"rental {rental.label.rental} is not ended yet: {error}")
 
     def _is_over(self, rental: Rental) -> bool:
-        provider = self._by.markets.of(rental.provider)
-        age_s = time.time() - rental.created_unix
         if rental.machine is None:
-            return age_s > ASKED_S
+            return time.time() - rental.created_unix > ASKED_S
+        return bool(self._proof(rental))
+
+    def _close_lost(self, rental: Rental) -> None:
+        """A spot machine was taken back, or somebody used the console. Nothing is destroyed."""
+        proof = self._proof(rental)
+        provider = self._by.markets.of(rental.provider)
+        if proof and not residue_of(provider, rental.label):
+            self._rentals.change(rental, state="ended", why=f"it was gone: {proof}")
+            self._by.told.warn(f"machine {rental.machine} at {rental.provider} is gone: {proof}")
+
+    def _proof(self, rental: Rental) -> str:
+        """The provider's, once it has settled, that the machine is gone; empty if there is none."""
+        provider = self._by.markets.of(rental.provider)
+        if (
+            rental.machine is None
+            or time.time() < rental.created_unix + provider.abilities.settling_s
+        ):
+            return ""
         found = provider.find(rental.machine)
-        proven = isinstance(found, Absent) and bool(found.proof)
-        return proven and age_s >= provider.abilities.settling_s
+        return found.proof if isinstance(found, Absent) else ""
 
     def _note(self, offer: Offer, outcome: str) -> None:
         with self._lock:
