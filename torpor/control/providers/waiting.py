@@ -11,9 +11,10 @@ from torpor.control.providers.seam import Absent, Provider
 from torpor.shared.errors import CreateFailed, MachineUnreachable, ProviderError
 from torpor.shared.values import Endpoint, Machine, MachineId
 
-_FIRST_WAIT_S = 0.05
-_LONGEST_WAIT_S = 10.0
+_FIRST_WAIT_S = 0.05  # between two questions to the provider
+_LONGEST_WAIT_S = 4.0  # markets limit requests
 _GROWTH = 1.6
+_GREETING_WAIT_S = 0.5  # between two tries at SSH, which no market counts
 _BANNER_S = 5.0
 _BANNER_BYTES = 8 << 10  # RFC 4253 lets a server say other lines before its version
 
@@ -38,16 +39,25 @@ def wait_until_reachable(
     settled = clock() + provider.abilities.settling_s
     wait_s = _FIRST_WAIT_S
     while True:
-        seen = _look(provider, machine, greets, clock() < settled)
-        if isinstance(seen, Machine):
-            return seen
-        if clock() >= end:
-            raise MachineUnreachable(
-                f"machine {machine} at {provider.identity} was not reachable by SSH within "
-                f"{timeout_s:.0f} s: {seen}"
-            )
-        sleep(min(wait_s * random.uniform(0.75, 1.25), max(0.0, end - clock())))  # noqa: S311
+        seen = _look(provider, machine, clock() < settled)
+        look_again = min(clock() + wait_s * random.uniform(0.75, 1.25), end)  # noqa: S311
         wait_s = min(wait_s * _GROWTH, _LONGEST_WAIT_S)
+        while True:
+            if isinstance(seen, Machine) and seen.endpoint is not None:
+                fault = greets(seen.endpoint)
+                if fault is None:
+                    return seen
+            else:
+                fault = str(seen)
+            if clock() >= end:
+                raise MachineUnreachable(
+                    f"machine {machine} at {provider.identity} was not reachable by SSH within "
+                    f"{timeout_s:.0f} s: {fault}"
+                )
+            if clock() >= look_again:
+                break
+            most_s = _GREETING_WAIT_S if isinstance(seen, Machine) else _LONGEST_WAIT_S
+            sleep(max(0.0, min(most_s, look_again - clock())))
 
 
 def ssh_banner_fault(endpoint: Endpoint) -> str | None:
@@ -69,13 +79,8 @@ def ssh_banner_fault(endpoint: Endpoint) -> str | None:
     return f"{told} does not speak SSH: it said {heard[:80]!r}"
 
 
-def _look(
-    provider: Provider,
-    machine: MachineId,
-    greets: Callable[[Endpoint], str | None],
-    in_settling: bool,
-) -> Machine | str:
-    """The machine when all is well, else what is missing; CreateFailed when it is in vain."""
+def _look(provider: Provider, machine: MachineId, in_settling: bool) -> Machine | str:
+    """The machine once it has an address, else what is missing; CreateFailed when it is in vain."""
     try:
         live = provider.find(machine)
     except MachineUnreachable as cause:
@@ -95,4 +100,4 @@ def _look(
         )
     if live.state != "running" or live.endpoint is None:
         return f"it is {live.state} {live.note}".strip()
-    return greets(live.endpoint) or live
+    return live
