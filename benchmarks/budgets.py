@@ -113,6 +113,13 @@ def _unchanged_s() -> float:
     return float(_result("unchanged")["unchanged_agent_cpu_s"])
 
 
+def _wake_to_ssh_s() -> float:
+    """The slower case's."""
+    result = _result("renting")
+    cases = ("address first", "address last")
+    return max(float(result[case]["added_s"]["median"]) for case in cases)
+
+
 _LINE: Final = "peers-line-50"
 
 BUDGETS: Final = (
@@ -138,6 +145,7 @@ BUDGETS: Final = (
     Budget("restore, time / tar's", "≤", 0.45, _against(TAR, "restore")),
     Budget("agent's memory, 8 GiB file", "≤", 1.0, _agent_peak_gib, " GiB"),
     Budget("replicate to 8 / to 1, own links", "≤", 1.2, _many_over_one),
+    Budget("wake to SSH, beyond the market's", "≤", 3.0, _wake_to_ssh_s, " s"),
     Budget("Prefect and SSH per flow", "≤", 2.0, None, " s"),
 )
 
