@@ -16,7 +16,7 @@ PACKAGES := packages-demo packages-test packages-bench
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test oracles check lint up automations down campaign model corruption gpu bench lines clean
+.PHONY: setup demo test oracles check lint up automations down campaign rentals model corruption gpu bench lines clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -86,6 +86,9 @@ lines:
 
 campaign: setup
 	$(BIN)/python -m tests.campaign
+
+rentals: setup
+	$(BIN)/python -m tests.markets.campaign
 
 model: setup
 	$(BIN)/python -m tests.model

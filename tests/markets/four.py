@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -33,7 +34,7 @@ from torpor.shared.values import Want, WorkspaceName, WorkspaceSpec
 
 DEMO: Final = WorkspaceName("demo")
 NAMES: Final = ("vast", "runpod", "lambda", "ec2")
-_BODIES: Final[dict[str, Kind]] = {
+BODIES: Final[dict[str, Kind]] = {
     "vast": "container", "runpod": "container", "lambda": "vm", "ec2": "vm"
 }  # fmt: skip
 
@@ -101,15 +102,22 @@ class FourMarkets:
         return self.body(name).root / "root/workspace"
 
 
-@pytest.fixture
-def four_markets(booted_machines: Machines) -> Iterator[FourMarkets]:
+@contextmanager
+def opened_four(machines: Machines) -> Iterator[FourMarkets]:
+    """The four, until the context ends; their machines boot."""
     fakes = new_fakes()
     for name, fake in fakes.items():
-        kind = _BODIES[name]
-        fake.market.boot = lambda command, kind=kind: booted_machines.boot(command, kind)
-    yield FourMarkets(fakes, booted_machines)
+        kind = BODIES[name]
+        fake.market.boot = lambda command, kind=kind: machines.boot(command, kind)
+    yield FourMarkets(fakes, machines)
     for fake in fakes.values():
         fake.close()
+
+
+@pytest.fixture
+def four_markets(booted_machines: Machines) -> Iterator[FourMarkets]:
+    with opened_four(booted_machines) as four:
+        yield four
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Killing a client of a fake market at every HTTP request: before it is done, and after."""
+"""Killing a client of fake markets at every HTTP request: before it is done, and after."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from tests.fixtures.kill_points import killed_in_a_child
 from tests.markets.server import FakeMarket
 
 
-def killed_at_request(fake: FakeMarket, step: int, work: Callable[[], object]) -> bool:
-    """Run ``work`` in a forked child that dies at its ``step``-th step: of odd number before a
-    request is carried out, of even number after. False when it ended before."""
+@contextmanager
+def killing_at_request(fakes: Sequence[FakeMarket], step: int) -> Iterator[Callable[[], None]]:
+    """Kill the process that called what this yields, at its ``step``-th step over all ``fakes``:
+    of odd number before a request is carried out, of even number after. At 0, never."""
     heard, speak = os.pipe()
     counted = itertools.count(1)
     lock = threading.Lock()
 
-    def announced() -> None:
+    def announce() -> None:
         os.write(speak, os.getpid().to_bytes(8, "big"))
-        work()
 
     def at_step() -> bool:
         with lock:
@@ -30,10 +31,19 @@ def killed_at_request(fake: FakeMarket, step: int, work: Callable[[], object]) -
             os.kill(int.from_bytes(os.read(heard, 8), "big"), signal.SIGKILL)
             return False
 
-    fake.step = at_step
+    for fake in fakes:
+        fake.step = at_step
     try:
-        return killed_in_a_child(announced)
+        yield announce
     finally:
-        fake.step = lambda: True
+        for fake in fakes:
+            fake.step = lambda: True
         os.close(heard)
         os.close(speak)
+
+
+def killed_at_request(fake: FakeMarket, step: int, work: Callable[[], object]) -> bool:
+    """Run ``work`` in a forked child that dies at its ``step``-th step. False when it ended
+    before."""
+    with killing_at_request([fake], step) as announce:
+        return killed_in_a_child(lambda: (announce(), work()))

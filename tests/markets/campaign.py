@@ -1,0 +1,446 @@
+"""The campaign of rentals: wakes over the four fake markets with faults and kills, hibernations
+between them, then reconcile.
+
+    python -m tests.markets.campaign --wakes 500 --seed 1
+
+Exits with 1 on any violation. Each flow runs in a process of its own. Hours pass between two flows,
+for the markets and for the flows alike: what a machine costs does not depend on this host's speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import random
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+
+from flows import create, hibernate, reconcile, wake
+from tasks.plain_runner import PlainRunner
+from tasks.workspace import OpenWorkspace
+from tests.fixtures.kill_points import killed_in_a_child
+from tests.fixtures.machines import new_key_pair
+from tests.fixtures.short_agent import SOON_ABANDONED, copy_agent, installing
+from tests.fixtures.stores import Server
+from tests.fixtures.trees import Tree, differences, facts, let_settle
+from tests.fixtures.world import BUCKET, own_store
+from tests.markets.boot import Machines
+from tests.markets.disturbance import Plan, calm, disturbed
+from tests.markets.four import BODIES, DEMO, NAMES, FourMarkets, opened_four
+from tests.markets.kills import killing_at_request
+from tests.markets.market import Clock, Rented
+from torpor.control.providers.seam import Provider
+from torpor.control.remote.ssh import Identity
+from torpor.control.rental.records import Rental
+from torpor.control.reports import HibernateReport, WakeReport
+from torpor.control.store.s3 import S3Store
+from torpor.shared.errors import TorporError
+from torpor.shared.values import Want, WorkspaceSpec
+
+SETTLING_S: Final = 2.0
+READY_S: Final = 30.0
+DEAF_S: Final = 3.0
+TIMEOUT_S: Final = 2.0
+HOUR_S: Final = 3600.0
+ROUNDS_TO_RECONCILE: Final = 20
+SPEND_SLACK: Final = 0.01
+
+_real_time = time.time
+
+
+class AheadClock(Clock):
+    """The time of this host, and the hours that have passed at once."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    @property
+    def now_unix(self) -> float:  # type: ignore[override]
+        return _real_time() + self.ahead_s
+
+    def advance(self, seconds: float) -> None:
+        self.ahead_s += seconds
+
+
+@dataclass
+class Told:
+    """How a flow's process ended."""
+
+    killed: bool
+    report: dict[str, Any] | None = None
+    error: str = ""
+
+    def __str__(self) -> str:
+        return "killed" if self.killed else self.error or "completed"
+
+
+@dataclass
+class Campaign:
+    """One workspace that is woken, used and hibernated again and again."""
+
+    four: FourMarkets
+    opened: OpenWorkspace
+    clock: AheadClock
+    rng: random.Random
+    violations: list[str] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    wakes: int = 0
+    mine: Rented | None = None  # the machine that was handed over and not hibernated since
+    truth: Tree = field(default_factory=dict)  # the workspace on that machine
+    stored: list[Tree] = field(default_factory=list)  # what the newest snapshot may hold
+    taken: list[Rented] = field(default_factory=list)  # back, by their market
+    spend: tuple[float, float] = (0.0, 0.0)
+    foreign: list[Rented] = field(default_factory=list)
+
+    # -- the story
+
+    def begin(self) -> None:
+        """Create the first machine, and machines that are not ours beside it."""
+        for name in NAMES:
+            market = self.four.fakes[name].market
+            if name == "ec2":
+                continue  # its listing comes from moto, which knows instances only by their create
+            ware = market.wares[0]
+            self.foreign.append(
+                market.rent(ware, "by hand", {}, id_of=lambda n, of=name: _foreign_id(of, n))
+            )
+        told = self._flow(calm(self.rng), lambda opened: create.fn(opened.spec.name))
+        assert told.report is not None, told
+        self._settle_mine(f"create ({told})")
+        self._work()
+
+    def round(self, number: int) -> str:
+        """Hibernate, then wake until the workspace is awake; returns what happened."""
+        said = []
+        if self.mine is not None:
+            plan = calm(self.rng) if self.rng.random() < 0.6 else disturbed(self.rng, of_wake=False)
+            told = self._flow(plan, lambda opened: hibernate.fn(opened.spec.name))
+            said.append(f"hibernate [{plan}] {told}")
+            self._pass()
+            if told.report is not None:
+                self._see_gone(str(plan))
+            self._settle_mine(f"hibernate [{plan}] {told}")
+            ended = self.mine is None
+            self.stored = [self.truth] if ended else [*self.stored, self.truth]
+            if not ended:
+                return "; ".join(said)
+        self.wakes += 1
+        plan = calm(self.rng) if self.rng.random() < 0.15 else disturbed(self.rng, of_wake=True)
+        told = self._flow(plan, lambda opened: wake.fn(opened.spec.name))
+        said.append(f"wake [{plan}] {told}")
+        self.outcomes[_short(told)] += 1
+        self._settle_mine(f"wake [{plan}] {told}")
+        if told.report is not None:
+            self._see_woken(str(plan))
+            self._work()
+        self._pass()
+        if self.mine is not None and self.rng.random() < 0.1:
+            said.append(self._take_back(self.mine))
+        if (number + 1) % ROUNDS_TO_RECONCILE == 0:
+            self.reconcile()
+        return "; ".join(said)
+
+    def reconcile(self) -> None:
+        """Wake calmly, let all settle, reconcile: nothing is left but what was handed over."""
+        if self.mine is None:
+            told = self._flow(calm(self.rng), lambda opened: wake.fn(opened.spec.name))
+            self._settle_mine(f"calm wake {told}")
+            if told.report is None:
+                self._violate(f"an undisturbed wake failed: {told}")
+        for _ in range(3):
+            self._pass()
+            told = self._flow(
+                calm(self.rng), lambda opened: reconcile.fn(opened.spec.name, abandoned=True)
+            )
+            if told.report is None:
+                self._violate(f"an undisturbed reconcile failed: {told}")
+        for name, machine in self._alive():
+            if machine is not self.mine:
+                self._violate(f"machine {machine.id} at {name} is alive after reconcile")
+        left = [one for one in self.opened.rentals.open() if one.state != "handed over"]
+        for rental in left:
+            self._violate(f"rental {rental.label.rental} is {rental.state} after reconcile")
+        self._see_spend()
+
+    def end(self) -> None:
+        """Hibernate at last; nothing alive, nothing left over."""
+        self.reconcile()
+        told = self._flow(calm(self.rng), lambda opened: hibernate.fn(opened.spec.name))
+        if told.report is None:
+            self._violate(f"the last hibernate failed: {told}")
+        self.mine = None
+        for name, machine in self._alive():
+            self._violate(f"machine {machine.id} at {name} is alive at the end")
+        for name in NAMES:
+            for one in self._provider(name, "").residue():
+                self._violate(f"{one.kind} {one.id} at {name} is left at the end")
+        for rental in self.opened.rentals.open():
+            self._violate(f"rental {rental.label.rental} is {rental.state} at the end")
+        for machine in self.foreign:
+            if not machine.alive:
+                self._violate(f"the foreign machine {machine.id} was ended")
+        self._see_spend()
+
+    # -- what must hold
+
+    def _settle_mine(self, after: str) -> None:
+        """Which machine is the user's now; never two, and none of ours is gone."""
+        over = [one for one in self.opened.rentals.open() if one.state == "handed over"]
+        alive = {(name, m.id): m for name, m in self._alive()}
+        by_market = {self._provider(name, "").identity: name for name in NAMES}
+        live = [(by_market[one.provider], str(one.machine)) for one in over]
+        held = [alive[one] for one in live if one in alive]
+        if len(held) > 1:
+            self._violate(f"{len(held)} machines are handed over after {after}")
+        was = self.mine
+        if was is not None and not was.alive and "hibernate" not in after:
+            self._violate(f"machine {was.id} was ended though it was handed over: {after}")
+        self.mine = held[0] if held else None
+        if was is not None and was.alive and self.mine is not was:
+            self._violate(f"machine {was.id} is alive and not handed over any more: {after}")
+
+    def _see_gone(self, plan: str) -> None:
+        for name, machine in self._alive():
+            if machine is self.mine:
+                self._violate(f"{machine.id} at {name} lives after a hibernate ({plan})")
+
+    def _see_woken(self, plan: str) -> None:
+        if self.mine is None:
+            self._violate(f"a wake completed and no machine is handed over ({plan})")
+            return
+        now = facts(self._workspace(self.mine))
+        if now not in self.stored:
+            found = differences(self.stored[-1], now)
+            self._violate(f"the woken workspace differs ({plan}): {found[:3]}")
+
+    def _see_spend(self) -> None:
+        """What the records say was spent, and what the markets count."""
+        rentals = [*self.opened.rentals.open(), *self.opened.rentals.history()]
+        now_unix = self.clock.now_unix
+        taken = {one.id for one in self.taken}  # when, only their market knows
+        recorded = sum(_cost_usd(one, now_unix) for one in rentals if one.machine not in taken)
+        counted = sum(
+            ((one.ended_unix or now_unix) - one.created_unix) / HOUR_S * one.usd_h
+            for name in NAMES
+            for one in self.four.fakes[name].market.rented
+            if one not in self.foreign and one not in self.taken
+        )
+        self.spend = (recorded, counted)
+        if abs(recorded - counted) > SPEND_SLACK * counted:
+            self._violate(f"the records say {recorded:.2f} USD, the markets {counted:.2f} USD")
+
+    # -- one flow
+
+    def _flow(self, plan: Plan, work: Callable[[OpenWorkspace], Any]) -> Told:
+        heard, speak = os.pipe()
+        for name, fault in plan.faults:
+            self.four.fakes[name].faults.arm(fault)
+        for name in NAMES:
+            market = self.four.fakes[name].market
+            market.next_hidden_looks = plan.hidden_looks
+            self._boot(name, deaf=name == plan.deaf)
+
+        def child() -> None:
+            time.time = lambda: _real_time() + self.clock.ahead_s
+            told: dict[str, Any]
+            try:
+                told = {"report": self._run(plan, work)}
+            except TorporError as error:
+                told = {"error": f"{type(error).__name__}: {error}"}
+            except Exception:  # noqa: BLE001 - an error that is not ours is a finding
+                told = {"error": f"TRACEBACK {traceback.format_exc()}"}
+            os.write(speak, json.dumps(told).encode()[:60_000])
+
+        fakes = [self.four.fakes[name] for name in NAMES]
+        try:
+            with killing_at_request(fakes, plan.at_request) as announced:
+                killed = killed_in_a_child(lambda: (announced(), child()))
+        finally:
+            os.close(speak)
+            with os.fdopen(heard, "rb") as pipe:
+                said = pipe.read()
+            for fake in fakes:
+                fake.faults.clear()
+                for machine in fake.market.rented:
+                    machine.hidden_looks = 0
+        if killed:
+            return Told(killed=True)
+        told = Told(killed=False, **json.loads(said))
+        if told.error.startswith("TRACEBACK"):
+            self._violate(told.error)
+        return told
+
+    def _run(self, plan: Plan, work: Callable[[OpenWorkspace], Any]) -> dict[str, Any]:
+        """In the flow's own process."""
+        steps = 0
+
+        def before(label: str) -> None:
+            nonlocal steps
+            steps += 1
+            if steps == plan.at_step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        known = {name: self._provider(name, plan.deaf) for name in NAMES}
+        spec = msgspec.structs.replace(
+            self.opened.spec,
+            want=msgspec.structs.replace(self.opened.spec.want, rank=plan.rank, spot=plan.spot),
+        )
+        opened = replace(
+            self.opened,
+            spec=spec,
+            providers=tuple(known[name] for name in plan.named),
+            others=lambda: tuple(known.values()),
+        )
+        with PlainRunner(opened, wait_factor=0.1, before=before):
+            report = work(opened)
+        if isinstance(report, WakeReport | HibernateReport):
+            return {"snapshot": report.snapshot}
+        return {}
+
+    def _provider(self, name: str, deaf: str) -> Provider:
+        provider = self.four.provider(name, timeout_s=TIMEOUT_S)
+        ready_s = DEAF_S if name == deaf else READY_S
+        provider.__dict__["abilities"] = msgspec.structs.replace(
+            provider.abilities, settling_s=SETTLING_S, ready_s=ready_s
+        )
+        return provider
+
+    def _boot(self, name: str, *, deaf: bool) -> None:
+        market, body = self.four.fakes[name].market, BODIES[name]
+        boot = self.four.machines.boot
+        if deaf:
+            market.boot = lambda command: boot(["sleep", "1000000"])
+        else:
+            market.boot = lambda command: boot(command, body)
+
+    # -- the world
+
+    def _alive(self) -> Iterator[tuple[str, Rented]]:
+        for name in NAMES:
+            for machine in self.four.fakes[name].market.alive():
+                if machine not in self.foreign:
+                    yield name, machine
+
+    def _workspace(self, machine: Rented) -> Path:
+        return cast("Any", machine.body).root / "root/workspace"
+
+    def _work(self) -> None:
+        """The user changes something."""
+        if self.mine is None:
+            return
+        place = self._workspace(self.mine)
+        (place / "sub").mkdir(parents=True, exist_ok=True)
+        (place / f"sub/{self.rng.randrange(5)}").write_bytes(self.rng.randbytes(2000))
+        (place / "count").write_text(f"{self.wakes}\n")
+        let_settle()
+        self.truth = facts(place)
+
+    def _take_back(self, machine: Rented) -> str:
+        """Its market ends it, as markets do with spot machines; what was not stored is lost."""
+        name = next(name for name, one in self._alive() if one is machine)
+        if name == "ec2" or not self.stored:  # moto's instances end by requests only
+            return ""
+        self.four.fakes[name].market.end(machine)
+        self.taken.append(machine)
+        self.mine = None
+        return f"{name} took {machine.id} back"
+
+    def _pass(self) -> None:
+        self.clock.advance(HOUR_S * self.rng.uniform(5, 40))
+
+    def _violate(self, what: str) -> None:
+        self.violations.append(what)
+        print(f"     VIOLATION: {what}", flush=True)
+
+
+def _cost_usd(rental: Rental, now_unix: float) -> float:
+    """What a machine of this rental cost; nothing where there was none."""
+    if rental.machine is None:
+        return 0.0
+    ended = rental.ended_unix or now_unix
+    return (ended - rental.created_unix) / HOUR_S * rental.price_usd_h
+
+
+def _foreign_id(market: str, number: int) -> str:
+    return str(900_000 + number) if market == "vast" else f"{900_000 + number:032x}"
+
+
+def _short(told: Told) -> str:
+    return "killed" if told.killed else told.error.split(":")[0] or "completed"
+
+
+@contextlib.contextmanager
+def open_campaign(seed: int) -> Iterator[Campaign]:
+    folder = Path(tempfile.mkdtemp(prefix="torpor-market-"))
+    clock = AheadClock()
+    keys = new_key_pair()
+    with own_store(folder / "store") as store:
+        server: Server = store.server
+        machines_folder = folder / "machines"
+        machines_folder.mkdir()
+        machines = Machines(machines_folder)
+        agent = copy_agent(folder / "agent", SOON_ABANDONED)
+        with opened_four(machines) as four, installing(agent):
+            for fake in four.fakes.values():
+                fake.market.clock = clock
+                fake.market.page = 2
+            settings = server.settings(BUCKET, "kept")
+            opened = OpenWorkspace(
+                spec=WorkspaceSpec(
+                    DEMO, ["~/workspace"], want=Want(gpu="H100", disk_gib=20), parts=2
+                ),
+                store=S3Store.connect(settings),
+                providers=(),
+                identity=Identity(keys.private),
+                owner="tests",
+                key=secrets.token_bytes(32),
+            )
+            try:
+                yield Campaign(four, opened, clock, random.Random(seed))
+            finally:
+                machines.end()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.markets.campaign")
+    parser.add_argument("--wakes", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    given = parser.parse_args(argv)
+    print(f"market campaign: {given.wakes} wakes, seed {given.seed}", flush=True)
+    began, number = time.monotonic(), 0
+    with open_campaign(given.seed) as campaign:
+        campaign.begin()
+        while campaign.wakes < given.wakes:
+            said = campaign.round(number)
+            print(f"{campaign.wakes:4} {time.monotonic() - began:6.0f} s  {said[:230]}", flush=True)
+            number += 1
+        campaign.end()
+        outcomes = ", ".join(f"{n} {what}" for what, n in campaign.outcomes.most_common())
+        recorded, counted = campaign.spend
+        print(
+            f"{campaign.wakes} wakes in {time.monotonic() - began:.0f} s ({outcomes}); "
+            f"{len(campaign.opened.rentals.history())} rentals; {recorded:.2f} USD by the records, "
+            f"{counted:.2f} USD by the markets; {len(campaign.violations)} violations"
+        )
+        return 1 if campaign.violations else 0
+
+
+if __name__ == "__main__":
+    logging.getLogger("torpor.plain").setLevel(logging.CRITICAL)
+    sys.exit(main())
