@@ -110,7 +110,11 @@ def test_events_notify_and_pause(
     prune = {"deployments": {"name": {"any_": ["prune"]}}}
     assert not deployed.ask("deployments/filter", prune)[0]["paused"]
     emit(VerificationFailed(workspace=NAME, snapshots=[SNAPSHOT], problems=1, message="damaged"))
-    until(lambda: deployed.ask("deployments/filter", prune)[0]["paused"], "prune is paused")
+    until(
+        lambda: deployed.ask("deployments/filter", prune)[0]["paused"],
+        "prune is paused",
+        every_s=0.2,
+    )
     _told(inbox, "torpor.verification.failed")
     deployment = deployed.ask("deployments/filter", prune)[0]["id"]
     deployed.resume(deployment)

@@ -64,7 +64,11 @@ def test_a_cancelled_run_destroys_only_what_it_created(
     _hold(slow_store, ("GET", "/packs/"))
     _cancel_when(deployed, "wake", lambda: _asked(slow_store, "GET", "/packs/"))
     slow_store.clear()
-    until(lambda: list_machines(NAME) == [], "the machine of the cancelled wake is destroyed")
+    until(
+        lambda: list_machines(NAME) == [],
+        "the machine of the cancelled wake is destroyed",
+        every_s=0.2,
+    )
     assert [stored.snapshot for stored in list_snapshots(NAME)] == [report.snapshot]
 
     _hold(slow_store, ("GET", "/packs/"), ("PUT", "/storage/"))
@@ -73,15 +77,20 @@ def test_a_cancelled_run_destroys_only_what_it_created(
     until(
         lambda: len(_rented(installation, NAME)) == 2 and _asked(slow_store, "GET", "/packs/"),
         "the replicate is in the middle",
+        every_s=0.2,
     )
-    until(lambda: _asked(slow_store, "PUT", "/storage/"), "the benchmark is in the middle")
+    until(
+        lambda: _asked(slow_store, "PUT", "/storage/"),
+        "the benchmark is in the middle",
+        every_s=0.2,
+    )
     assert len(_rented(installation, MEASURED)) == 2
     deployed.cancel(fleet)
     deployed.cancel(measuring)
     _see_cancelled(deployed, fleet)
     _see_cancelled(deployed, measuring)
     slow_store.clear()
-    until(lambda: _left(installation) == [], "both leave nothing")
+    until(lambda: _left(installation) == [], "both leave nothing", every_s=0.2)
     assert [stored.snapshot for stored in list_snapshots(NAME)] == [report.snapshot]
 
     wake(NAME)
@@ -135,7 +144,7 @@ def _asked(proxy: FaultProxy, verb: str, path: str) -> bool:
 def _cancel_when(deployed: Deployed, deployment: str, ready: Callable[[], bool]) -> None:
     """Start a deployment, cancel it once it is in the middle, see it end."""
     run = deployed.start(deployment, {"workspace": NAME})
-    until(ready, f"the run of {deployment} is in the middle")
+    until(ready, f"the run of {deployment} is in the middle", every_s=0.2)
     deployed.cancel(run)
     _see_cancelled(deployed, run)
 

@@ -6,6 +6,7 @@ import base64
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -63,9 +64,8 @@ def browser(needs_server: None, chromium: str) -> Iterator[Browser]:
             opened.close()
 
 
-@pytest.fixture
-def blank_page(browser: Browser) -> Iterator[Page]:
-    """A page without cookies, storage or cache, as of a browser that has never been anywhere."""
+@contextmanager
+def _page_of(browser: Browser) -> Iterator[Page]:
     with browser.new_context(viewport={"width": 1280, "height": 1400}) as context:
         opened = context.new_page()
         opened.set_default_timeout(WAIT_MS)
@@ -73,8 +73,17 @@ def blank_page(browser: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture
-def page(blank_page: Page, prefect_server: Server) -> Page:
-    """A page that is logged in at the session's server, as test_first_click.py does by hand."""
+def blank_page(browser: Browser) -> Iterator[Page]:
+    """A page without cookies, storage or cache, as of a browser that has never been anywhere."""
+    with _page_of(browser) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, prefect_server: Server) -> Iterator[Page]:
+    """A page that is logged in at the session's server, as test_first_click.py does by hand. One
+    for a file's tests: each fresh one fetches and compiles the whole UI again."""
     kept = base64.b64encode(":".join(login()).encode()).decode()
-    blank_page.add_init_script(f"localStorage.setItem('prefect-password', '{kept}')")
-    return blank_page
+    with _page_of(browser) as opened:
+        opened.add_init_script(f"localStorage.setItem('prefect-password', '{kept}')")
+        yield opened
