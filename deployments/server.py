@@ -11,10 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
-
-import certifi
 
 from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.processes import end, last_words, launch, running
@@ -74,7 +71,6 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
             "XDG_CACHE_HOME": str(cache_folder(installation.folder / "cache")),
             "PREFECT_HOME": str(installation.prefect_home),
             "PREFECT_PROFILES_PATH": str(installation.prefect_home / "profiles.toml"),
-            "PREFECT_API_SSL_CERT_FILE": str(_one_authority(installation)),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
             # The default is inside Prefect's package, which may belong to another account.
@@ -85,22 +81,6 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
             "NO_PROXY": ",".join(part for part in (HOST, os.environ.get("NO_PROXY")) if part),
         }
     return env
-
-
-def _one_authority(installation: Installation) -> Path:
-    """The certificate authorities for our own server's clients: one, because a file needs one.
-
-    The server speaks plain HTTP on loopback. Each of Prefect's clients reads this file, and a flow
-    run makes about ten: with all authorities of certifi each takes 50 ms of CPU.
-    """
-    file = installation.prefect_home / "authority.pem"
-    if not file.exists():
-        installation.prefect_home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        first, end_mark, _ = certifi.contents().partition("-----END CERTIFICATE-----")
-        unfinished = file.with_suffix(".new")
-        unfinished.write_text(f"{first}{end_mark}\n")
-        unfinished.rename(file)
-    return file
 
 
 def start(installation: Installation, server: Server) -> bool:
