@@ -32,11 +32,11 @@ def page(
           for one in said),
     ]  # fmt: skip
     tail = [
-        *_section("Stores", _stores(figures, prices)),
-        *_section("Hibernate and wake", _flows(figures)),
-        *_section("Beside other tools, on the same content", _peers(figures)),
-        *_section("Encodings", _codecs(figures)),
-        *_section(
+        *section("Stores", _stores(figures, prices)),
+        *section("Hibernate and wake", _flows(figures)),
+        *section("Beside other tools, on the same content", _peers(figures)),
+        *section("Encodings", _codecs(figures)),
+        *section(
             "What it was measured on", ({"what": k, "value": str(v)} for k, v in facts.items())
         ),
         *(f"* {note}" for note in notes),
@@ -56,7 +56,8 @@ def page(
     return "\n".join([*head, *images, "", *tail])
 
 
-def _section(title: str, rows: Iterable[Mapping[str, str]]) -> list[str]:
+def section(title: str, rows: Iterable[Mapping[str, str]]) -> list[str]:
+    """A heading and a table in Markdown; nothing where there are no rows."""
     rows = list(rows)
     if not rows:
         return []
@@ -78,7 +79,7 @@ def _stores(
             "line rate down": shown(down[0]) if down else "",
             "a TB kept for a month": f"{1000 * price.gb_month_usd:.2f} $" if price else "no price",
             "a TB read": f"{1000 * price.egress_gb_usd:.2f} $" if price else "no price",
-            "price of": _dated(price),
+            "price of": dated(price),
         }
 
 
@@ -127,7 +128,8 @@ def _flag(figure: Figure) -> str:
     return " **cached: above the line rate**" if figure.cached else ""
 
 
-def _dated(price: StorePrice | None) -> str:
+def dated(price: StorePrice | None) -> str:
+    """When and where a price was true, in Markdown."""
     if price is None:
         return ""
     linked = price.source.startswith("https://")

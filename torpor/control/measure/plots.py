@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
+from torpor.control.drawing import COLOURS, INK, canvas, svg
 from torpor.control.measure.figures import Figure, find
 from torpor.shared.values import MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
-
-_WIDE: Final = 7.2  # inches; the UI's column is 584 px wide
-_COLOURS: Final = ("#2f6fb0", "#e08a1e", "#4c9a57", "#b8474b", "#7d62a8", "#8a6d5a", "#6f7782")
-_INK: Final = "#2b2f36"
-_STYLE: Final[Any] = {
-    "svg.hashsalt": "torpor",
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.edgecolor": "#8b919b",
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-}
 
 
 def pictures(figures: Sequence[Figure], store: str) -> dict[str, bytes]:
@@ -36,7 +20,7 @@ def pictures(figures: Sequence[Figure], store: str) -> dict[str, bytes]:
         "Time by phase": time_by_phase(figures),
         "Bytes stored by encoding": bytes_by_codec(figures),
     }
-    return {title: svg for title, svg in drawn.items() if svg is not None}
+    return {title: picture for title, picture in drawn.items() if picture is not None}
 
 
 def rate_by_parts(figures: Sequence[Figure], store: str) -> bytes | None:
@@ -44,19 +28,19 @@ def rate_by_parts(figures: Sequence[Figure], store: str) -> bytes | None:
     of_store = [f for f in find(figures, "storage") if f.name == store]
     if not of_store:
         return None
-    canvas, panels = _canvas(3.5, 2, share_y=False)
+    drawn, panels = canvas(3.5, 2, share_y=False)
     for axes, direction in zip(panels, ("up", "down"), strict=True):
         shown = [f for f in of_store if f.direction == direction]
         sizes = sorted({f.object_bytes or 0 for f in shown})
-        for colour, size in zip(_COLOURS, sizes, strict=False):
+        for colour, size in zip(COLOURS, sizes, strict=False):
             cells = sorted((f for f in shown if f.object_bytes == size), key=_by_parts)
             _with_spread(axes, cells, colour, f"objects of {size / MIB:g} MiB")
         line = find(figures, "line", name=store, direction=direction)
         if line:
-            axes.axhline(line[0].median, color=_INK, linestyle="--", linewidth=1)
+            axes.axhline(line[0].median, color=INK, linestyle="--", linewidth=1)
             axes.annotate(
                 "line rate", (1, line[0].median), xycoords=("axes fraction", "data"),
-                xytext=(-3, 3), textcoords="offset points", ha="right", color=_INK, fontsize=8,
+                xytext=(-3, 3), textcoords="offset points", ha="right", color=INK, fontsize=8,
             )  # fmt: skip
         _parts_axis(axes, sorted({f.parts or 0 for f in of_store}))
         axes.set_title("up" if direction == "up" else "down", loc="left")
@@ -64,7 +48,7 @@ def rate_by_parts(figures: Sequence[Figure], store: str) -> bytes | None:
         axes.set_ylabel("MB/s")
         axes.set_ylim(bottom=0)
     panels[0].legend(loc="lower right", frameon=False, fontsize=8)
-    return _svg(canvas)
+    return svg(drawn)
 
 
 def time_by_phase(figures: Sequence[Figure]) -> bytes | None:
@@ -72,7 +56,7 @@ def time_by_phase(figures: Sequence[Figure]) -> bytes | None:
     flows = [what for what in ("hibernate", "wake") if any(f.what == what for f in figures)]
     if not flows:
         return None
-    canvas, panels = _canvas(3.9, len(flows), share_y=True)
+    drawn, panels = canvas(3.9, len(flows), share_y=True)
     for axes, what in zip(panels, flows, strict=True):
         whole = sorted(
             (f for f in figures if f.what == what and not f.phase and f.unit == "s"), key=_by_parts
@@ -83,20 +67,20 @@ def time_by_phase(figures: Sequence[Figure]) -> bytes | None:
         for number, phase in enumerate(phases):
             by_parts = {f.parts: f.median for f in figures if (f.what, f.phase) == (what, phase)}
             heights = [by_parts.get(count, 0.0) for count in parts]
-            colour = _COLOURS[number % len(_COLOURS)]
+            colour = COLOURS[number % len(COLOURS)]
             axes.bar(range(len(parts)), heights, 0.66, under, color=colour, label=phase)
             under = [a + b for a, b in zip(under, heights, strict=True)]
         rest = [max(0.0, f.median - low) for f, low in zip(whole, under, strict=True)]
         axes.bar(range(len(parts)), rest, 0.66, under, color="#d4d8de", label="the rest")
         for at, figure in enumerate(whole):
-            axes.plot([at, at], [figure.low, figure.high], color=_INK, linewidth=1.2)
+            axes.plot([at, at], [figure.low, figure.high], color=INK, linewidth=1.2)
         axes.set_xticks(range(len(parts)), [str(count) for count in parts])
         axes.set_title(what, loc="left")
         axes.set_xlabel("parts")
         axes.legend(frameon=False, fontsize=7.5, ncols=3, loc="upper center",
                     bbox_to_anchor=(0.5, -0.2))  # fmt: skip
     panels[0].set_ylabel("seconds")
-    return _svg(canvas)
+    return svg(drawn)
 
 
 def bytes_by_codec(figures: Sequence[Figure]) -> bytes | None:
@@ -106,18 +90,18 @@ def bytes_by_codec(figures: Sequence[Figure]) -> bytes | None:
         return None
     kinds = list(dict.fromkeys(f.data for f in shares))
     codecs = list(dict.fromkeys(f.name for f in shares))
-    canvas, (axes,) = _canvas(0.9 + 0.72 * len(kinds), 1, share_y=False)
+    drawn, (axes,) = canvas(0.9 + 0.72 * len(kinds), 1, share_y=False)
     height = 0.8 / len(codecs)
     for number, codec in enumerate(codecs):
         by_kind = {f.data: f.median for f in shares if f.name == codec}
         at = [row + (number - (len(codecs) - 1) / 2) * height for row in range(len(kinds))]
         pairs = [(y, by_kind[k]) for y, k in zip(at, kinds, strict=True) if k in by_kind]
-        colour = "#c3c8d0" if codec == "raw" else _COLOURS[number % len(_COLOURS)]
+        colour = "#c3c8d0" if codec == "raw" else COLOURS[number % len(COLOURS)]
         axes.barh([y for y, _ in pairs], [v for _, v in pairs], height * 0.9, color=colour,
                   label=codec)  # fmt: skip
         for y, value in pairs:
             axes.annotate(f"{100 * value:.0f} %", (value, y), xytext=(3, 0), va="center",
-                          textcoords="offset points", fontsize=7, color=_INK)  # fmt: skip
+                          textcoords="offset points", fontsize=7, color=INK)  # fmt: skip
     axes.set_yticks(range(len(kinds)), kinds)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.1)
@@ -127,7 +111,7 @@ def bytes_by_codec(figures: Sequence[Figure]) -> bytes | None:
     axes.grid(axis="y", visible=False)
     axes.legend(frameon=False, fontsize=8, ncols=len(codecs), loc="lower left",
                 bbox_to_anchor=(0, 1.0))  # fmt: skip
-    return _svg(canvas)
+    return svg(drawn)
 
 
 def _with_spread(axes: Axes, cells: Sequence[Figure], colour: str, label: str) -> None:
@@ -148,27 +132,3 @@ def _parts_axis(axes: Axes, parts: Sequence[int]) -> None:
 
 def _by_parts(figure: Figure) -> int:
     return figure.parts or 0
-
-
-def _canvas(height: float, columns: int, *, share_y: bool) -> tuple[Canvas, list[Any]]:
-    import matplotlib
-    from matplotlib.figure import Figure as Canvas  # without pyplot: no state, no window
-
-    with matplotlib.rc_context(_STYLE):
-        canvas = Canvas(figsize=(_WIDE, height), layout="constrained")
-        panels = list(canvas.subplots(1, columns, sharey=share_y, squeeze=False)[0])
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#e7e9ed")
-        axes.set_axisbelow(True)
-    return canvas, panels
-
-
-def _svg(canvas: Canvas) -> bytes:
-    import matplotlib
-
-    written = io.BytesIO()
-    # Text as paths looks the same everywhere; no date, so that equal figures give equal bytes.
-    with matplotlib.rc_context(_STYLE):
-        canvas.savefig(written, format="svg", metadata={"Date": None})
-    return written.getvalue()

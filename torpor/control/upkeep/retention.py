@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 import msgspec
 
+from torpor.control.zones import zone_named
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import SnapshotId
 
@@ -53,13 +54,7 @@ class Retention(msgspec.Struct, frozen=True):
 
     def zone(self) -> ZoneInfo:
         """The time zone of days; InvalidInput for a name that this host does not know."""
-        try:
-            return ZoneInfo(self.timezone)
-        except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise InvalidInput(
-                f"{self.timezone!r} is not a time zone that this host knows: write UTC or a name "
-                "like Europe/Berlin"
-            ) from None
+        return zone_named(self.timezone)
 
 
 class Verdict(msgspec.Struct, frozen=True):
