@@ -8,14 +8,13 @@ from tasks.machines import open_session, renting
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.measure.scratch import machines_name
 from torpor.control.providers.seam import Residue
 from torpor.control.providers.waiting import ssh_banner_fault
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.rental.markets import ask_all
 from torpor.control.rental.records import Rental
 from torpor.shared.errors import MachineError, MachineUnreachable, UnsafeDestroy
-from torpor.shared.values import DRILL, Machine, MachineId, WorkspaceName, reserved_name
+from torpor.shared.values import Machine, MachineId, names_of
 
 
 @step("compare with rentals")
@@ -24,12 +23,14 @@ def compare_with_rentals(opened: OpenWorkspace) -> list[Finding]:
     and drills. Changes nothing. A provider of the workspace that does not answer is an error;
     another one is left out with a warning."""
     before = _listed(opened)
-    rentals = [one for name in _names(opened) for one in opened.under(name).rentals.open()]
+    rentals = [
+        one for name in names_of(opened.spec.name) for one in opened.under(name).rentals.open()
+    ]
     after = _listed(opened)
     residue = [one for found in after.values() for one in found[1]]
     found = compare(
         after.keys(),
-        _names(opened),
+        names_of(opened.spec.name),
         rentals,
         [machine for machines, _ in before.values() for machine in machines],
         [machine for machines, _ in after.values() for machine in machines],
@@ -77,14 +78,11 @@ def end_unfinished(opened: OpenWorkspace, machine: Machine, rental: Rental) -> N
 def end_abandoned(opened: OpenWorkspace) -> list[MachineId]:
     """End the attempts that nobody uses; the machines that went with them."""
     ended = [
-        rental for name in _names(opened) for rental in renting(opened.under(name)).end_abandoned()
+        rental
+        for name in names_of(opened.spec.name)
+        for rental in renting(opened.under(name)).end_abandoned()
     ]
     return [rental.machine for rental in ended if rental.machine is not None]
-
-
-def _names(opened: OpenWorkspace) -> list[WorkspaceName]:
-    name = opened.spec.name
-    return [name, machines_name(name), reserved_name(DRILL, name)]
 
 
 def _listed(opened: OpenWorkspace) -> dict[str, tuple[list[Machine], list[Residue]]]:

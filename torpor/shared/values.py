@@ -54,6 +54,12 @@ def reserved_name(prefix: str, workspace: WorkspaceName) -> WorkspaceName:
     return workspace_name((prefix + workspace)[: _LONGEST_NAME - len(mark)] + mark)
 
 
+def names_of(workspace: WorkspaceName) -> list[WorkspaceName]:
+    """Every name that machines of ``workspace`` are rented under: its own, and those of its drills
+    and benchmarks."""
+    return [workspace, *(reserved_name(prefix, workspace) for prefix in RESERVED)]
+
+
 def snapshot_id(text: str) -> SnapshotId:
     """Check a snapshot's id; raises InvalidInput."""
     if not _SNAPSHOT.fullmatch(text):

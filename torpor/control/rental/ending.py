@@ -22,11 +22,11 @@ def listed(provider: Provider, label: Label) -> Machine | None:
     return next((machine for machine in provider.list_own() if machine.label == label), None)
 
 
-def machine_of(provider: Provider, rental: Rental) -> Machine | None:
-    """The machine as the provider lists it, or as it was known; None if it was never seen."""
-    found = listed(provider, rental.label)
-    if found is not None or rental.machine is None:
-        return found
+def last_known(provider: Provider, rental: Rental) -> Machine | None:
+    """The machine as it was known, for one that its provider does not list; None if it was never
+    seen."""
+    if rental.machine is None:
+        return None
     return Machine(rental.machine, provider.identity, rental.label, "stopped", None)
 
 

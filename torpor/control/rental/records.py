@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -32,6 +32,7 @@ NEXT: Final[dict[State, tuple[State, ...]]] = {
 and that an end is the end."""
 
 _MOST_BYTES: Final = 64 * 1024
+_CLOCKS_S: Final = 24 * 3600.0  # what the clocks of the store and of a control side may differ by
 
 
 class Rental(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +54,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     unseen_unix: float | None = None  # abandoned: since when its provider has shown no machine
     ended_unix: float | None = None  # when the end was proven; it may have been earlier
     why: str = ""  # of abandoned and ended: the reason or the proof
+    project: str = ""  # the workspace's when the machine was asked for
 
     @property
     def unfinished(self) -> bool:
@@ -75,6 +77,9 @@ class _Lease(msgspec.Struct, frozen=True):
         )
 
 
+Record = TypeVar("Record")
+
+
 class Rentals:
     """The rentals of one workspace in one store."""
 
@@ -86,7 +91,7 @@ class Rentals:
         """A label that no other attempt has."""
         return Label(owner, self.workspace, secrets.token_hex(8))
 
-    def begin(self, label: Label, offer: Offer, host_key: str | None) -> Rental:
+    def begin(self, label: Label, offer: Offer, host_key: str | None, project: str = "") -> Rental:
         """Record that a machine is about to be asked for, with the key that it must show."""
         rental = Rental(
             label=label,
@@ -100,6 +105,7 @@ class Rentals:
             spot=offer.spot,
             price_usd_h=offer.price_usd_h,
             host_key=host_key,
+            project=project,
         )
         self._store.put(self.key(label), msgspec.json.encode(rental))
         return rental
@@ -115,12 +121,11 @@ class Rentals:
         read = [self._read(name) for name in dict.fromkeys(names) if name not in ended]
         return [rental for rental in read if rental is not None]
 
-    def history(self) -> list[Rental]:
-        """Every rental that has ended."""
-        return [
-            msgspec.json.decode(self._store.get(found.key, max_bytes=_MOST_BYTES), type=Rental)
-            for found in self._store.list(self._prefix("rentals/ended/"))
-        ]
+    def history(self, since_unix: float = 0.0) -> list[Rental]:
+        """Every rental that has ended, at least those that ended after ``since_unix``."""
+        found = self._store.list(self._prefix("rentals/ended/"))
+        late = [one.key for one in found if one.modified_unix > since_unix - _CLOCKS_S]
+        return [rental for key in late if (rental := self._decoded(key, Rental)) is not None]
 
     def of(self, label: Label) -> Rental | None:
         """The rental of this label while it is open."""
@@ -177,17 +182,21 @@ class Rentals:
             (self._lease_key(label), _Lease),
         )
         for key, kind in kinds:
-            try:
-                found = msgspec.json.decode(self._store.get(key, max_bytes=_MOST_BYTES), type=kind)
-            except StoreMissing:
-                continue
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise StoreError(
-                    f"{key} in {self._store.address} is not what torpor wrote ({error}): check the "
-                    "machine that it may belong to, then delete the object"
-                ) from None
-            return found.rental() if isinstance(found, _Lease) else found
+            found = self._decoded(key, kind)
+            if found is not None:
+                return found.rental() if isinstance(found, _Lease) else found
         return None
+
+    def _decoded(self, key: ObjectKey, kind: type[Record]) -> Record | None:
+        try:
+            return msgspec.json.decode(self._store.get(key, max_bytes=_MOST_BYTES), type=kind)
+        except StoreMissing:
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise StoreError(
+                f"{key} in {self._store.address} is not what torpor wrote ({error}): check the "
+                "machine that it may belong to, then delete the object"
+            ) from None
 
     def _prefix(self, rest: str) -> str:
         return f"workspaces/{self.workspace}/{rest}"
