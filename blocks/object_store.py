@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from blocks.flavour import Flavour, region_and_endpoint
 from blocks.reference import LOGOS, Reference, load
+from torpor.control.measure.prices import StorePrice, price_of
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.shared.errors import InvalidInput
 
@@ -104,7 +105,7 @@ class ObjectStore(Block):
         ge=0,
         title="Price per GB and month",
         description=(
-            "What you pay to store one GB for a month, in dollars, for the benchmark's comparison. "
+            "What you pay to store one GB for a month, in dollars, for `benchmark` and `spend`. "
             "None: the flavour's list price, if it has one."
         ),
     )
@@ -156,6 +157,10 @@ class ObjectStore(Block):
             prefix=self.prefix,
             verify_tls=verify,
         )
+
+    def price(self) -> StorePrice | None:
+        """What it costs: its own prices, where it has none its flavour's; None if unknown."""
+        return price_of(self.flavour, self.price_gb_month_usd, self.price_egress_gb_usd)
 
     def key(self) -> bytes | None:
         """The key that seals snapshots; None if they stay plain."""

@@ -26,6 +26,7 @@ tests="$peers"
 has sshd || tests="$tests openssh-server"
 has chromium || tests="$tests chromium"
 has g++ || tests="$tests g++"
+has hledger || tests="$tests hledger"
 
 case "${1:-demo}" in
     demo) needed="$basic$better" ;;

@@ -19,7 +19,7 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.measure import codecs, peers, scratch, storage
 from torpor.control.measure.figures import MB, Figure
-from torpor.control.measure.prices import StorePrice, price_of
+from torpor.control.measure.prices import StorePrice
 from torpor.control.measure.rounds import Rounds
 from torpor.control.remote.measuring import line_of, make_content, remove_content
 from torpor.control.remote.session import Session
@@ -158,8 +158,7 @@ def rate(stored_bytes: float, seconds: float) -> float:
 
 def _opened(name: str) -> MeasuredStore:
     block = load(name, (ObjectStore,), of="the benchmark")
-    price = price_of(block.flavour, block.price_gb_month_usd, block.price_egress_gb_usd)
-    return MeasuredStore(name, block.open(), block.settings(), price)
+    return MeasuredStore(name, block.open(), block.settings(), block.price())
 
 
 def _saved() -> list[str]:

@@ -57,7 +57,7 @@ class HibernateReport(msgspec.Struct, frozen=True):
             _row("sealed", "yes, AES-256-GCM" if self.sealed else "no: the store block has no key"),
             _row("changed while read", ", ".join(self.changed) or "nothing"),
             _row("seconds by phase", _phases(self.seconds)),
-            _row("saved", f"{self.saved_usd_h:.2f} $ an hour"),
+            _row("saved", f"{self.saved_usd_h:.2f} $ an hour, next to keeping the machine"),
         ]
 
 
@@ -80,6 +80,7 @@ class WakeReport(msgspec.Struct, frozen=True):
     seconds: dict[str, float]
     price_usd_h: float
     decoding: str = ""
+    budgets: list[str] = []  # what is left of them
 
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""
@@ -92,6 +93,7 @@ class WakeReport(msgspec.Struct, frozen=True):
             _row("bytes", f"{self.bytes:,}, fetched as {self.stored_bytes:,}"),
             _row("checked", self.checked),
             *([_row("decoding", self.decoding)] if self.decoding else []),
+            *(_row("budget", words) for words in self.budgets),
             _row("warnings", "; ".join(self.warnings) or "none"),
             _row("seconds by phase", _phases(self.seconds)),
         ]
@@ -151,6 +153,7 @@ class ReplicateReport(msgspec.Struct, frozen=True):
     source: str
     replicas: list[Replica]
     seconds: dict[str, float]
+    budgets: list[str] = []  # what is left of them
 
     @property
     def ready(self) -> list[Replica]:
@@ -177,6 +180,7 @@ class ReplicateReport(msgspec.Struct, frozen=True):
             f"workspace {self.workspace}, {price:.2f} $ an hour together; "
             f"{len(self.failed)} failed, {self.replaced} replaced; {self.source}; "
             f"seconds by phase: {_phases(self.seconds)}"
+            f"{''.join(f'; {words}' for words in self.budgets)}"
         )
 
 

@@ -40,6 +40,7 @@
     │   ├── UnexpectedAnswer    an answer of a shape that we do not know; never an empty list
     │   └── NotOurs             the machine does not carry our label and rental
     │       └── HandedOver      another run has handed it to its user meanwhile
+    ├── BudgetExceeded          what was to be rented would cost more than a budget allows
     ├── UnsafeDestroy           a destroy without a proof that fits the live machine
     └── RunCancelled            the user or the control side stopped the run
 
@@ -219,6 +220,10 @@ class NotOurs(ProviderError):
 
 
 class HandedOver(NotOurs):
+    pass
+
+
+class BudgetExceeded(TorporError):
     pass
 
 

@@ -15,7 +15,14 @@ import msgspec
 from torpor.control.providers.offers import Offer, blocks
 from torpor.control.providers.seam import Absent
 from torpor.control.providers.waiting import wait_until_reachable
-from torpor.control.rental.ending import GONE_S, close_unseen, destroy, machine_of, residue_of
+from torpor.control.rental.ending import (
+    GONE_S,
+    close_unseen,
+    destroy,
+    last_known,
+    listed,
+    residue_of,
+)
 from torpor.control.rental.greeting import greeting_fault
 from torpor.control.rental.markets import Markets, ask_all, machines_at
 from torpor.control.rental.order import host_key_of, order_for
@@ -68,6 +75,10 @@ class Renter(msgspec.Struct, frozen=True):
     want: Want
     identity: asyncssh.SSHKey
     told: Told
+    project: str = ""
+    afford: Callable[[], None] = lambda: None
+    """Called between the record of a rental and the request for its machine: raises
+    BudgetExceeded if the budgets do not allow what is recorded by now."""
 
 
 class Tenancy:
@@ -276,7 +287,9 @@ class Renting:
         if warrant is None:
             self._ask(label)
         provider = self._by.markets.of(rental.provider)
-        machine = machine_of(provider, rental)
+        shown = listed(provider, label)
+        seen = {} if shown is None else {"seen_unix": time.time()}
+        machine = shown or last_known(provider, rental)
         if machine is None:
             close_unseen(self._rentals, provider, rental)
             self.leave(rental)
@@ -285,7 +298,7 @@ class Renting:
         why = destroy(provider, machine, warrant, rental.created_unix, within_s)
         self.leave(rental)
         self._by.told.ended(machine, warrant.reason)
-        self._rentals.change(rental, state="ended", machine=machine.id, why=why)
+        self._rentals.change(rental, state="ended", machine=machine.id, why=why, **seen)
 
     def end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:
         """End those that this run may end. If one cannot be ended, an error of ours names both
@@ -384,12 +397,17 @@ class Renting:
         order = order_for(offer, label, self._by.identity, self._by.want)
         installed = able.host_key == "installed"
         host_key = host_key_of(self._by.identity, label).public if installed else None
-        rental = self._rentals.begin(label, offer, host_key)
+        rental = self._rentals.begin(label, offer, host_key, self._by.project)
         self.claim(rental)
         try:
+            asked = False
             try:
+                self._by.afford()
+                asked = True
                 machine = provider.create(order)
-            except _NOTHING_RENTED as error:
+            except TorporError as error:
+                if asked and not isinstance(error, _NOTHING_RENTED):
+                    raise
                 self._rentals.change(rental, state="ended", why=f"nothing was rented: {error}")
                 self.leave(rental)
                 raise

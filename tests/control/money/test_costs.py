@@ -1,0 +1,211 @@
+"""Months, intervals and exact sums."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from tests.fixtures.market import H100
+from tests.fixtures.memory_store import MemoryStore
+from torpor.control.measure.prices import StorePrice
+from torpor.control.money.costs import HOUR_US, charge, costs, dollars, read, shown_now
+from torpor.control.money.months import Month, microseconds, split
+from torpor.control.money.spending import frame, lines, rows
+from torpor.control.money.storage import look, stored, workspaces
+from torpor.control.rental.records import Rental, Rentals
+from torpor.shared.values import (
+    BENCHMARK_MACHINES,
+    DRILL,
+    Label,
+    MachineId,
+    ObjectKey,
+    WorkspaceName,
+    reserved_name,
+)
+
+BERLIN, UTC = ZoneInfo("Europe/Berlin"), ZoneInfo("UTC")
+DEMO, OTHER = WorkspaceName("demo"), WorkspaceName("other")
+BEGIN = datetime(2026, 11, 1, 12, tzinfo=UTC).timestamp()
+replace = msgspec.structs.replace
+
+
+def rental(**changes: Any) -> Rental:
+    """Handed over at BEGIN, and last seen an hour later; 2 $ an hour."""
+    given: dict[str, Any] = {
+        "label": Label("me", DEMO, "r1"),
+        "provider": "vast:1",
+        "state": "handed over",
+        "created_unix": BEGIN,
+        "machine": MachineId("m1"),
+        "seen_unix": BEGIN + 3600,
+        "price_usd_h": 2.0,
+        "gpu": "H100 SXM",
+        "gpu_count": 2,
+    }
+    return Rental(**{**given, **changes})
+
+
+def hours(one: Rental, now_h: float = 10) -> tuple[float, float]:
+    """At least and at most, ``now_h`` hours after BEGIN."""
+    found = costs([one], BEGIN + 3600 * now_h, UTC)
+    return sum(c.low_us for c in found) / HOUR_US, sum(c.high_us for c in found) / HOUR_US
+
+
+def test_months_begin_when_the_zone_s_clocks_say_so() -> None:
+    march = Month(2026, 3)
+    assert [str(march.plus(n)) for n in (-3, 0, 9, 10)] == [
+        "2025-12", "2026-03", "2026-12", "2027-01",
+    ]  # fmt: skip
+    span = march.begin_us(BERLIN), march.plus(1).begin_us(BERLIN)
+    assert (span[1] - span[0]) / HOUR_US == 31 * 24 - 1
+    assert march.begin_us(BERLIN) == march.begin_us(UTC) - HOUR_US
+
+
+@settings(deadline=None)
+@given(
+    begin=some.integers(1_400_000_000, 2_000_000_000),
+    length_s=some.integers(0, 10**8),
+    zone=some.sampled_from(["UTC", "Europe/Berlin", "America/Havana", "Pacific/Auckland"]),
+)
+def test_no_microsecond_of_a_span_is_lost_or_counted_twice(
+    begin: int, length_s: int, zone: str
+) -> None:
+    end = begin + length_s
+    found = list(split(microseconds(begin), microseconds(end), ZoneInfo(zone)))
+    assert sum(us for _, us in found) == 10**6 * length_s
+    months = [month for month, _ in found]
+    assert months == sorted(set(months))
+
+
+def test_an_open_rental_costs_until_it_was_last_seen_at_least_and_until_now_at_most() -> None:
+    assert hours(rental()) == (1, 10)
+    (seen,) = shown_now([rental()], {rental().label: None}, BEGIN + 36_000)
+    assert hours(seen) == (10, 10)
+    assert shown_now([rental()], {}, BEGIN + 36_000) == [rental()]
+
+
+def test_an_ended_rental_ended_between_its_last_sight_and_the_proof() -> None:
+    assert hours(rental(state="ended", ended_unix=BEGIN + 5 * 3600)) == (1, 5)
+    seen = rental(state="ended", seen_unix=BEGIN + 5 * 3600, ended_unix=BEGIN + 5 * 3600)
+    assert hours(seen) == (5, 5)
+    assert shown_now([seen], {seen.label: None}, BEGIN + 36_000) == [seen]
+
+
+def test_where_no_machine_was_seen_an_end_costs_nothing_and_no_end_costs_until_now() -> None:
+    unseen = rental(machine=None, seen_unix=None)
+    assert hours(replace(unseen, state="ended", ended_unix=BEGIN + 3600)) == (0, 0)
+    for state in ("asked", "abandoned"):
+        assert hours(replace(unseen, state=state)) == (0, 10)
+
+
+def test_clocks_that_differ_make_no_negative_cost() -> None:
+    assert hours(rental(), now_h=-1) == (0, 0)
+    assert hours(rental(seen_unix=BEGIN + 11 * 3600)) == (10, 10)
+    assert hours(rental(seen_unix=BEGIN - 1)) == (0, 10)
+
+
+def test_an_unknown_price_is_hours_and_no_money() -> None:
+    (cost,) = costs([rental(price_usd_h=0.0)], BEGIN + 3600, UTC)
+    assert (cost.low, cost.high, cost.unpriced_us) == (0, 0, HOUR_US)
+    (cost,) = costs([rental()], BEGIN + 3600, UTC)
+    assert (cost.low, cost.high, cost.unpriced_us) == (2_000_000, 2_000_000, 0)
+
+
+def test_money_is_exact_to_the_micro_dollar() -> None:
+    assert charge(0.1, 3 * HOUR_US) == 300_000  # 0.30000000000000004 in floats
+    assert charge(1.0, HOUR_US // 3) == 333_333
+    assert dollars(123_456_789_012) == Decimal("123456.789012")
+
+
+def test_a_rental_that_ends_while_records_are_read_is_counted_once(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rentals = Rentals(memory_store, DEMO)
+    first = rentals.begin(rentals.new_label("me"), H100, None, "p")
+    begin = Rentals.open
+
+    def ends(self: Rentals) -> list[Rental]:
+        found = begin(self)
+        for one in found:
+            self.change(one, state="ended")
+        return found
+
+    monkeypatch.setattr(Rentals, "open", ends)
+    (only,) = read([rentals])
+    assert (only.label, only.state, only.project) == (first.label, "ended", "p")
+
+
+def test_history_reads_only_what_ended_since(memory_store: MemoryStore) -> None:
+    """By the store's clock, and a day more."""
+    rentals = Rentals(memory_store, DEMO)
+    ended = rentals.change(rentals.begin(rentals.new_label("me"), H100, None), state="ended")
+    at = ended.ended_unix or 0
+    assert read([rentals], at) == [ended]
+    assert read([rentals], at + 23 * 3600) == [ended]
+    assert read([rentals], at + 25 * 3600) == []
+    assert read([], at) == []
+
+
+def test_lines_are_by_month_project_workspace_provider_and_gpu() -> None:
+    end = datetime(2026, 12, 1, 6, tzinfo=UTC).timestamp()
+    ended = {"state": "ended", "seen_unix": end, "ended_unix": end}
+    found = [
+        rental(project="p", **ended),
+        rental(project="p", spot=True, created_unix=end - 3600, **ended),
+        rental(
+            label=Label("me", reserved_name(DRILL, DEMO), "r2"), gpu="", created_unix=end - 36,
+            price_usd_h=0.0, **ended,
+        ),
+    ]  # fmt: skip
+    of = workspaces({DEMO: 1, reserved_name(DRILL, DEMO): 1})
+    counted = costs(found, end + 5, UTC)
+    month = Month(2026, 12)
+    kept = stored({DEMO: 2 * 10**9}, StorePrice(0.015, 0, "", ""))
+    made = lines(counted, of, kept, "s3://b", month)
+    table = frame(made)
+    assert list(zip(table.month, table.kind, table.project, table.gpu, strict=True)) == [
+        ("2026-12", "machines", "", ""),
+        ("2026-12", "storage", "", ""),
+        ("2026-12", "machines", "p", "2 x H100 SXM"),
+        ("2026-11", "machines", "p", "2 x H100 SXM"),
+    ]
+    assert set(table.workspace) == {DEMO}
+    assert list(table.low_usd) == [Decimal(0), Decimal(0), Decimal(14), Decimal(1416)]
+    assert list(table.unpriced_hours) == [0.01, 0, 0, 0]
+    assert table.spot_share.tolist()[2:] == [pytest.approx(1 / 7), 0]
+    assert list(table.rentals) == [1, 0, 2, 1]
+    assert table.stored_usd_month[1] == Decimal("0.03")
+    shown = rows(made)
+    assert shown[0]["of unknown price"] == "0.01"
+    assert shown[1]["cost"] == "0.03 $ a month, as it is now"
+    assert (shown[2]["cost"], shown[2]["hours"], shown[2]["spot"]) == ("14.00 $", "7.00", "14 %")
+    assert rows([]) == [{"result": "nothing was rented or stored"}]
+    assert list(frame([]).columns) == list(table.columns)
+    many = rows(made * 100)
+    assert (len(many), many[-1]["month"]) == (
+        201,
+        "and 200 more: in Python, spend returns them all",
+    )
+
+
+def test_an_interval_is_shown_as_one() -> None:
+    (line,) = lines(costs([rental()], BEGIN + 36_000, UTC), {})
+    assert (line.row()["cost"], line.row()["hours"]) == ("2.00 to 20.00 $", "1.00 to 10.00")
+
+
+def test_storage_is_by_workspace_with_its_benchmarks_and_drills(memory_store: MemoryStore) -> None:
+    for name in (DEMO, OTHER, reserved_name(DRILL, DEMO), reserved_name(BENCHMARK_MACHINES, DEMO)):
+        memory_store.put(ObjectKey(f"workspaces/{name}/x"), b"12345")
+    memory_store.put(ObjectKey("elsewhere"), b"1")
+    names = look(memory_store)
+    assert [(one.workspace, one.bytes) for one in stored(names, None)] == [(DEMO, 15), (OTHER, 5)]
+    assert {one.usd_month for one in stored(names, None)} == {None}
+    long = WorkspaceName("a" * 63)
+    assert workspaces({reserved_name(DRILL, long): 1, long: 1})[reserved_name(DRILL, long)] == long

@@ -1,0 +1,1 @@
+"""What rentals and storage cost, and budgets."""

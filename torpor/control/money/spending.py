@@ -1,0 +1,163 @@
+"""What was spent, as a table: one line for each month, project, workspace, provider and GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from torpor.control.money.budgets import between
+from torpor.control.money.costs import HOUR_US, Cost, dollars
+from torpor.control.money.months import Month
+from torpor.control.money.storage import Stored
+from torpor.control.reports import Row
+from torpor.shared.values import WorkspaceName
+
+if TYPE_CHECKING:
+    import pandas
+
+MACHINES: Final = "machines"
+STORAGE: Final = "storage"
+MOST_ROWS: Final = 200
+"""The rows that the UI shows; Python gets all."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kind of machine cost one workspace in one month, or what its storage costs.
+
+    Of machines: hours and micro-dollars, at least and at most; ``spot_us`` and ``unpriced_us`` are
+    parts of ``high_us``. Of storage: bytes now, and what they cost in a month.
+    """
+
+    month: Month
+    kind: str = MACHINES
+    project: str = ""
+    workspace: str
+    provider: str
+    gpu: str = ""
+    rentals: int = 0
+    low_us: int = 0
+    high_us: int = 0
+    low: int = 0
+    high: int = 0
+    unpriced_us: int = 0
+    spot_us: int = 0
+    stored_bytes: int = 0
+    stored_usd_month: Decimal | None = None
+
+    @property
+    def spot_share(self) -> float | None:
+        """Of the hours; None where there are none."""
+        return self.spot_us / self.high_us if self.high_us else None
+
+    def record(self) -> dict[str, Any]:
+        """As a line of the DataFrame: dollars as exact decimals, hours as floats."""
+        return {
+            "month": str(self.month),
+            "kind": self.kind,
+            "project": self.project,
+            "workspace": self.workspace,
+            "provider": self.provider,
+            "gpu": self.gpu,
+            "rentals": self.rentals,
+            "hours_low": self.low_us / HOUR_US,
+            "hours_high": self.high_us / HOUR_US,
+            "low_usd": dollars(self.low),
+            "high_usd": dollars(self.high),
+            "unpriced_hours": self.unpriced_us / HOUR_US,
+            "spot_share": self.spot_share,
+            "stored_bytes": self.stored_bytes,
+            "stored_usd_month": self.stored_usd_month,
+        }
+
+    def row(self) -> Row:
+        """As a line of the UI's table."""
+        if self.kind == STORAGE:
+            usd = self.stored_usd_month
+            cost = "no price known" if usd is None else f"{usd:,.2f} $ a month, as it is now"
+            hours, spot, unpriced = f"{self.stored_bytes:,} bytes", "", ""
+        else:
+            cost = between(self.low, self.high)
+            low, high = (f"{us / HOUR_US:,.2f}" for us in (self.low_us, self.high_us))
+            hours = low if low == high else f"{low} to {high}"
+            spot = f"{100 * (self.spot_share or 0):.0f} %"
+            unpriced = f"{self.unpriced_us / HOUR_US:,.2f}" if self.unpriced_us else ""
+        return {
+            "month": str(self.month),
+            "project": self.project,
+            "workspace": self.workspace,
+            "provider": self.provider,
+            "GPU": self.gpu or self.kind,
+            "cost": cost,
+            "hours": hours,
+            "of unknown price": unpriced,
+            "spot": spot,
+        }
+
+
+def lines(
+    costs: Sequence[Cost],
+    of: Mapping[WorkspaceName, WorkspaceName],
+    stored: Sequence[Stored] = (),
+    store: str = "",
+    now: Month | None = None,
+) -> list[Line]:
+    """All lines, the newest month first. ``of``: the workspace of each name that machines are
+    rented under."""
+    groups: dict[tuple[Month, str, str, str, str], list[Cost]] = {}
+    for cost in costs:
+        rental = cost.rental
+        name = of.get(rental.label.workspace, rental.label.workspace)
+        gpu = f"{rental.gpu_count} x {rental.gpu}" if rental.gpu else ""
+        groups.setdefault((cost.month, rental.project, name, rental.provider, gpu), []).append(cost)
+    found = [
+        Line(
+            month=month,
+            project=project,
+            workspace=workspace,
+            provider=provider,
+            gpu=gpu,
+            rentals=len(group),
+            low_us=sum(one.low_us for one in group),
+            high_us=sum(one.high_us for one in group),
+            low=sum(one.low for one in group),
+            high=sum(one.high for one in group),
+            unpriced_us=sum(one.unpriced_us for one in group),
+            spot_us=sum(one.high_us for one in group if one.rental.spot),
+        )
+        for (month, project, workspace, provider, gpu), group in groups.items()
+    ]
+    if now is not None:
+        found += [
+            Line(
+                month=now,
+                kind=STORAGE,
+                workspace=one.workspace,
+                provider=store,
+                stored_bytes=one.bytes,
+                stored_usd_month=one.usd_month,
+            )
+            for one in stored
+        ]
+    found.sort(key=lambda one: (one.project, one.workspace, one.kind, one.provider, one.gpu))
+    found.sort(key=lambda one: one.month, reverse=True)
+    return found
+
+
+def frame(found: Sequence[Line]) -> pandas.DataFrame:
+    """The lines as a table."""
+    import pandas  # a second of import that other flows need not spend
+
+    columns = list(Line(month=Month(1970, 1), workspace="", provider="").record())
+    return pandas.DataFrame([line.record() for line in found], columns=columns)
+
+
+def rows(found: Sequence[Line]) -> list[Row]:
+    """The UI's table; its last row says how much is left out."""
+    shown = [line.row() for line in found[:MOST_ROWS]]
+    if len(found) > MOST_ROWS:
+        more = f"and {len(found) - MOST_ROWS:,} more: in Python, spend returns them all"
+        shown.append({**dict.fromkeys(shown[0], ""), "month": more})
+    return shown or [{"result": "nothing was rented or stored"}]

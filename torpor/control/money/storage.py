@@ -1,0 +1,58 @@
+"""What the workspaces of a store keep there now, and what it costs a month."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Final
+
+import msgspec
+
+from torpor.control.measure.prices import StorePrice
+from torpor.control.store.seam import ObjectStore
+from torpor.shared.values import RESERVED, WorkspaceName, names_of
+
+_GB: Final = 10**9
+_PREFIX: Final = "workspaces/"
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """The bytes of one workspace, with those of its benchmarks and drills. ``usd_month``: what so
+    many bytes cost in a month; None if the store's price is unknown."""
+
+    workspace: WorkspaceName
+    bytes: int
+    usd_month: Decimal | None
+
+
+def look(store: ObjectStore) -> dict[WorkspaceName, int]:
+    """The bytes under each name that the store keeps anything under. Lists every object."""
+    found: dict[WorkspaceName, int] = {}
+    for one in store.list(_PREFIX):
+        name = WorkspaceName(one.key.removeprefix(_PREFIX).partition("/")[0])
+        found[name] = found.get(name, 0) + one.bytes
+    return found
+
+
+def workspaces(names: dict[WorkspaceName, int]) -> dict[WorkspaceName, WorkspaceName]:
+    """The workspace that each of these names belongs to: its own, its drills' and benchmarks'."""
+    known = {name: name for name in names}
+    for name in [*names]:
+        if not name.startswith(RESERVED):
+            known |= dict.fromkeys(names_of(name), name)
+    return known
+
+
+def stored(names: dict[WorkspaceName, int], price: StorePrice | None) -> list[Stored]:
+    """What each workspace keeps, by name."""
+    known, sizes = workspaces(names), dict[WorkspaceName, int]()
+    for name, size in names.items():
+        sizes[known[name]] = sizes.get(known[name], 0) + size
+    gb_usd = None if price is None else Decimal(str(price.gb_month_usd))
+    return [
+        Stored(name, size, None if gb_usd is None else _rounded(gb_usd * size / _GB))
+        for name, size in sorted(sizes.items())
+    ]
+
+
+def _rounded(usd: Decimal) -> Decimal:
+    return usd.quantize(Decimal("0.000001"))
