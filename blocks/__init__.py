@@ -1,8 +1,10 @@
-"""Configuration and secrets, kept by Prefect: stores, providers, SSH identities, workspaces.
+"""Configuration and secrets, kept by Prefect: stores, providers, SSH identities, workspaces,
+budgets.
 
 ``prefect block register -m blocks`` adds the block types to a server.
 """
 
+from blocks.budget import Budget
 from blocks.ec2_provider import Ec2Provider
 from blocks.local_provider import LocalProvider
 from blocks.markets import LambdaProvider, RunpodProvider, VastProvider
@@ -11,6 +13,7 @@ from blocks.ssh_identity import SSHIdentity
 from blocks.workspace import Workspace
 
 __all__ = [
+    "Budget",
     "Ec2Provider",
     "LambdaProvider",
     "LocalProvider",

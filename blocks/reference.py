@@ -26,8 +26,6 @@ LOGOS: Final = (
 )
 """The pictures of Prefect's own blocks, at one commit, so they cannot change or move."""
 
-MOST_BLOCKS: Final = 200  # of one answer of Prefect's API
-
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,253}[a-z0-9])?")
 
 
@@ -72,19 +70,19 @@ def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
     return block
 
 
-def load_all(kind: type[BlockT]) -> list[BlockT]:
+def load_all(kind: type[BlockT], *, of: str = "this installation") -> list[BlockT]:
     """Every saved block of this type; InvalidInput if one of them is damaged."""
     with get_client(sync_client=True) as client:
         try:
+            # A Prefect server answers with all of them, whatever limit or offset it is asked for.
             documents = client.read_block_documents_by_type(
-                kind.get_block_type_slug(), limit=MOST_BLOCKS, include_secrets=False
+                kind.get_block_type_slug(), include_secrets=False
             )
         except PrefectHTTPStatusError as error:
             if error.response.status_code != httpx.codes.NOT_FOUND:
                 raise
             return []  # a server that no block of this type was ever saved at
-    names = [document.name for document in documents if document.name]
-    return [load_named(kind, name, of="this installation") for name in names]
+    return [load_named(kind, one.name, of=of) for one in documents if one.name]
 
 
 def _as_reference(value: object) -> object:

@@ -13,6 +13,7 @@ from blocks.markets import LambdaProvider, RunpodProvider, VastProvider
 from blocks.object_store import ObjectStore
 from blocks.reference import LOGOS, Reference, load, load_all
 from blocks.ssh_identity import SSHIdentity
+from torpor.control.measure.prices import StorePrice
 from torpor.control.providers.seam import Provider
 from torpor.control.store.s3 import S3Store
 from torpor.shared.errors import InvalidInput
@@ -74,6 +75,7 @@ class Workspace(Block):
         gpu_python: A Python on the machine that can import CuPy.
         gpu_install: Allow an install of CuPy into the agent's folder.
         owner: The owner in the label of each machine.
+        project: The project that its machines are paid for.
 
     Example:
         Describe a workspace, and put it to sleep:
@@ -249,6 +251,14 @@ class Workspace(Block):
         ),
     )
 
+    project: str = Field(
+        default="",
+        description=(
+            "The project that its machines are paid for, in `spend` and in budgets. Each rental "
+            "keeps the project of its first moment. May stay empty."
+        ),
+    )
+
     @classmethod
     def of(cls, value: Workspace | str) -> Workspace:
         """The block itself, or the saved block of that name; raises InvalidInput."""
@@ -301,6 +311,10 @@ class Workspace(Block):
     def open_store(self) -> S3Store:
         """Its object store, ready to use; raises InvalidInput."""
         return self._store().open()
+
+    def store_price(self) -> StorePrice | None:
+        """What its object store costs; None if unknown."""
+        return self._store().price()
 
     def store_key(self) -> bytes | None:
         """The key that seals its snapshots; None if they stay plain."""
@@ -364,7 +378,7 @@ class Workspace(Block):
             raise ValueError(f"{value!r} is not a program on a machine: give its whole path")
         return value
 
-    @field_validator("gpu", mode="after")
+    @field_validator("gpu", "project", mode="after")
     @classmethod
     def _trimmed(cls, value: str) -> str:
         return value.strip()

@@ -28,14 +28,25 @@ from prefect.settings import (
 
 from deployments.installation import Installation
 from deployments.server import answers, server_of
-from tasks.events import BackupFailed, BackupFinished, BackupMissed, VerificationFailed
+from tasks.events import (
+    BackupFailed,
+    BackupFinished,
+    BackupMissed,
+    BudgetReached,
+    VerificationFailed,
+)
 from torpor.shared.errors import InvalidInput, TorporError
 
 MARK: Final = "torpor: "
 """The prefix of our automations' names; others are left alone."""
 SILENT_HOURS: Final = 26.0
 """A day between backups, and two hours more."""
-TROUBLE: Final = {BackupFailed.event, BackupMissed.event, VerificationFailed.event}
+TROUBLE: Final = {
+    BackupFailed.event,
+    BackupMissed.event,
+    BudgetReached.event,
+    VerificationFailed.event,
+}
 _SUBJECT: Final = "torpor: {{ event.event }} {{ event.resource.id }}"
 _BODY: Final = """\
 {{ event.event }} at {{ event.occurred }}
@@ -119,7 +130,8 @@ def _notifications(block: UUID, silent_hours: float) -> list[AutomationCore]:
     return [
         AutomationCore(
             name=f"{MARK}tell of trouble",
-            description="A backup failed or was missed, or a verification failed.",
+            description="A backup failed or was missed, a verification failed, or four fifths "
+            "of a budget are spent.",
             trigger=EventTrigger(expect=TROUBLE, posture=Posture.Reactive),
             actions=[tell],
         ),

@@ -21,7 +21,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect_aws.credentials import AwsCredentials
 from pydantic import SecretStr
 
-from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
+from blocks import Budget, LocalProvider, ObjectStore, SSHIdentity, Workspace
 from blocks.reference import load_named
 from blocks.workspace import PROVIDERS
 from deployments.first_machine import make_demo, revive
@@ -58,7 +58,14 @@ def main() -> int:
 
 def register_types() -> None:
     """Add or update the block types, so that the UI offers them."""
-    kinds: list[type[Block]] = [ObjectStore, SSHIdentity, *PROVIDERS, Workspace, AwsCredentials]
+    kinds: list[type[Block]] = [
+        ObjectStore,
+        SSHIdentity,
+        *PROVIDERS,
+        Workspace,
+        Budget,
+        AwsCredentials,
+    ]
     for kind in kinds:
         kind.register_type_and_schema()
 

@@ -22,6 +22,7 @@ from flows.reconcile import reconcile
 from flows.replicate import replicate
 from flows.restore_path import restore_path
 from flows.snapshots import delete_snapshots, diff, find, pin, snapshots, unpin
+from flows.spend import spend
 from flows.sync import sync
 from flows.verify import verify
 from flows.wake import wake
@@ -50,6 +51,7 @@ __all__ = [
     "replicate",
     "restore_path",
     "snapshots",
+    "spend",
     "sync",
     "unpin",
     "verify",

@@ -10,6 +10,7 @@ from blocks import Workspace
 from flows.fleet import MOST_MACHINES, MOST_TASKS, Fleet
 from flows.flow import flow
 from flows.phases import Phases
+from tasks.budgets import what_is_left
 from tasks.machines import (
     endpoint_of,
     left_unfinished,
@@ -65,7 +66,8 @@ def replicate(
     with renting(opened) as held:
         with phases.phase("prepare"):
             left = left_unfinished(opened, held, alone=False) if count else []
-            offers = look_for_offers(opened) if count else Offers([], [])
+            new = max(0, count + spares - len(left))
+            offers = look_for_offers(opened, new) if count else Offers([], [])
         fleet = Fleet(
             opened, wanted, held, offers, count, spares, exchange, runner().run, full_check, total
         )
@@ -82,6 +84,7 @@ def replicate(
         source=exchange.decision,
         replicas=fleet.replicas,
         seconds=phases.seconds,
+        budgets=what_is_left(opened) if count else [],
     )
     runner().table(
         key=f"replicate-{opened.spec.name}", rows=report.rows(), description=report.summary()

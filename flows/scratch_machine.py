@@ -75,7 +75,7 @@ def scratch_machines(
     mine = opened.under(machines_name(workspace))
     with ExitStack() as stack:
         with phases.phase("machines"):
-            offers = look_for_offers(mine)
+            offers = look_for_offers(mine, count)
             held = stack.enter_context(renting(mine))
             # Left before any machine is ended: a thread that still creates would rent once more.
             threads = stack.enter_context(ThreadPoolExecutor(count, thread_name_prefix="scratch"))

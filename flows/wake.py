@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from blocks import Workspace
 from flows.flow import flow
 from flows.phases import Phases
 from flows.restoration import Arrival
 from flows.tenancy import only_machine
+from tasks.budgets import what_is_left
 from tasks.machines import open_session, own_machine
 from tasks.opening import open_workspace, probe_store
 from tasks.restore import NEWEST, pick_snapshot_to_wake
@@ -50,6 +53,8 @@ def wake(
             raise
         runner().log.warning("%s; another machine is rented instead", left)
         report = _bring(opened, wanted, machine, full_check, phases)
+    if not machine:
+        report = msgspec.structs.replace(report, budgets=what_is_left(opened))
     runner().table(
         key=f"wake-{opened.spec.name}",
         rows=report.rows(),

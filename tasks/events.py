@@ -3,8 +3,9 @@
 An event only repeats what the store and the provider know; torpor decides nothing by events
 (docs/safety.md). A failure to send an event is a warning. No event holds a secret.
 
-Names are ``torpor.NOUN.VERB``, resources ``torpor.workspace.NAME``, ``torpor.snapshot.NAME.ID`` and
-``torpor.machine.NAME.ID``; every event is related to its workspace. See deployments/automations.py.
+Names are ``torpor.NOUN.VERB``, resources ``torpor.workspace.NAME``, ``torpor.snapshot.NAME.ID``,
+``torpor.machine.NAME.ID`` and ``torpor.budget.NAME``; every event is related to its workspace. See
+deployments/automations.py.
 """
 
 from __future__ import annotations
@@ -130,6 +131,19 @@ class PacksPruned(WorkspaceEvent, frozen=True, kw_only=True):
     event: ClassVar[str] = "torpor.packs.pruned"
     packs: int
     bytes: int
+
+
+class BudgetReached(WorkspaceEvent, frozen=True, kw_only=True):
+    """This share of a budget is spent, in the month of a calendar; once a month and budget."""
+
+    event: ClassVar[str] = "torpor.budget.reached"
+    budget: str
+    percent: int
+    month: str
+    message: str
+
+    def resource(self) -> str:
+        return f"torpor.budget.{self.budget}"
 
 
 def emit(happened: WorkspaceEvent) -> None:

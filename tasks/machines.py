@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from tasks.budgets import see_that_budgets_allow, within_budgets
 from tasks.events import MachineCreated, MachineDestroyed, MachineHandedOver, emit
 from tasks.retrying import ONCE
 from tasks.runner import runner
@@ -70,6 +71,8 @@ def renting(opened: OpenWorkspace) -> Renting:
             opened.spec.want,
             opened.identity.load(),
             _Told(opened.spec.name),
+            opened.project,
+            lambda: see_that_budgets_allow(opened),
         )
     )
 
@@ -125,9 +128,10 @@ def open_session(opened: OpenWorkspace, machine: Machine) -> Session:
 
 
 @step("find offers")
-def look_for_offers(opened: OpenWorkspace, restored_bytes: int = 0) -> Offers:
-    """The offers of all providers that fit the workspace, best first; NoOffer if there is none."""
-    return find_offers(opened.providers, opened.spec.want, restored_bytes)
+def look_for_offers(opened: OpenWorkspace, count: int = 1) -> Offers:
+    """The offers of all providers that fit the workspace and its budgets, best first; NoOffer or
+    BudgetExceeded if there is none. ``count``: how many machines are to be rented."""
+    return within_budgets(opened, find_offers(opened.providers, opened.spec.want), count)
 
 
 @step("find what was left")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TypeVar
 
 import msgspec
 
 from blocks import Workspace
+from blocks.budget import open_all_budgets
 from blocks.workspace import open_all_providers
 from torpor.control.hosts import KnownHosts
+from torpor.control.measure.prices import StorePrice
+from torpor.control.money.budgets import OpenBudget
 from torpor.control.providers.seam import Provider
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.markets import Markets
@@ -57,6 +61,11 @@ class OpenWorkspace(StoredWorkspace):
     owner: str
     others: Callable[[], Sequence[Provider]] = field(default=tuple, repr=False)
     """Opens all provider blocks of the installation."""
+    project: str = ""
+    budgets: Callable[[], Sequence[OpenBudget]] = field(default=tuple, repr=False)
+    """Opens all budgets of the installation, also those of other workspaces."""
+    store_price: Callable[[], StorePrice | None] = field(default=lambda: None, repr=False)
+    """Loads what the store costs; None if unknown."""
 
     @property
     def markets(self) -> Markets:
@@ -77,5 +86,8 @@ class OpenWorkspace(StoredWorkspace):
             identity=identity.identity(),
             owner=block.owner,
             others=open_all_providers,
+            project=block.project,
+            budgets=cache(open_all_budgets),
+            store_price=block.store_price,
             key=None if store_key is None else workspace_key(store_key, spec.name),
         )

@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.fixtures.world",
     "tests.fixtures.gpu",
     "tests.fixtures.nvml",
+    "tests.fixtures.lab",
     "tests.fixtures.short_agent",
     "tests.fixtures.standing",
     "tests.fixtures.prefect_server",

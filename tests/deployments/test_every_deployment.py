@@ -61,6 +61,7 @@ STAGES: list[dict[str, Parameters]] = [
         "verify": _nothing_more,
         "prune": _nothing_more,
         "reconcile": _nothing_more,
+        "spend": lambda: {"timezone": "Europe/Berlin"},
     },
     {"hibernate": _nothing_more},
     {"wake": _nothing_more, "unpin": _oldest},

@@ -6,7 +6,7 @@ import re
 
 from playwright.sync_api import Page, expect
 
-from blocks import ObjectStore, SSHIdentity, Workspace
+from blocks import Budget, ObjectStore, SSHIdentity, Workspace
 from blocks.reference import load_named
 from deployments.server import Server
 from tests.fixtures.prefect_api import ask
@@ -85,6 +85,18 @@ def test_a_store_edited_keeps_its_key_and_its_credentials(
     assert after.key() == before.key() is not None
     assert after.settings().secret_key == before.settings().secret_key
     after.open().probe()
+
+
+def test_a_budget_made(torpor_up: Server, page: Page, pictures: object) -> None:
+    _create(page, torpor_up, "budget", "ui-budget")
+    page.get_by_label("Dollars a month").fill("12.5")
+    page.get_by_label("Project (Optional)").fill("vision")
+    page.screenshot(path=f"{pictures}/block-budget.png", full_page=True)
+    _save(page)
+    made = load_named(Budget, "ui-budget", of="test")
+    assert (made.usd_month, made.project, made.workspaces, made.timezone) == (
+        12.5, "vision", [], "UTC",
+    )  # fmt: skip
 
 
 def test_a_private_key_pasted_into_the_form(

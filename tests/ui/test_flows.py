@@ -55,6 +55,11 @@ FIELDS = {
         "snapshot (Optional)": "The snapshot's id, or newest.",
         "move_aside (Optional)": "If the directory already has that name",
     },
+    "spend": {
+        "workspace": "A Workspace block in whose store to look, or its name.",
+        "months (Optional)": "How many months to show, with this one, 1 to 120.",
+        "timezone (Optional)": "The time zone of months, such as Europe/Berlin.",
+    },
     "wake": {
         "workspace": "The Workspace block to wake, or its name.",
         "snapshot (Optional)": "The snapshot's id, or newest.",

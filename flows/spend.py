@@ -1,0 +1,64 @@
+"""Spend: what rentals and storage cost."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from blocks import Workspace
+from flows.flow import flow
+from tasks.budgets import what_is_left
+from tasks.opening import open_workspace
+from tasks.runner import runner
+from tasks.spending import read_books
+from torpor.control.money.costs import costs
+from torpor.control.money.months import Month, microseconds
+from torpor.control.money.page import page, picture
+from torpor.control.money.spending import frame, lines, rows
+from torpor.control.zones import zone_named
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+else:
+    DataFrame = object  # Prefect evaluates the annotations, and pandas takes a second to import
+
+
+@flow("spend")
+def spend(
+    workspace: Workspace | str,
+    months: Annotated[int, Field(ge=1, le=120)] = 12,
+    timezone: str = "UTC",
+) -> DataFrame:
+    """Show what machines cost, by month, project, workspace, provider and GPU, and what storage
+    costs.
+
+    All workspaces in the store are counted. Changes nothing.
+
+    Args:
+        workspace: A Workspace block in whose store to look, or its name.
+        months: How many months to show, with this one, 1 to 120.
+        timezone: The time zone of months, such as Europe/Berlin.
+    """
+    zone = zone_named(timezone)
+    opened = open_workspace(workspace)
+    now = Month.of(microseconds(time.time()), zone)
+    since = now.plus(1 - months)
+    books = read_books(opened, since, timezone)
+    counted = costs(books.rentals, books.now_unix, zone)
+    found = lines(
+        [cost for cost in counted if cost.month >= since],
+        books.of,
+        books.stored,
+        opened.store.address,
+        now,
+    )
+    title = f"What the workspaces in {opened.store.address} cost, since {since} ({timezone})"
+    runner().table(key=f"spend-{opened.spec.name}", rows=rows(found), description=title)
+    runner().page(
+        key=f"spend-{opened.spec.name}-page",
+        markdown=page(found, picture(found), what_is_left(opened), books.store_price, timezone),
+        description=title,
+    )
+    return frame(found)

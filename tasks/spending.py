@@ -1,0 +1,64 @@
+"""Reads what `spend` counts: rentals of a store's workspaces, and what they keep there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tasks.runner import runner
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
+from torpor.control.measure.prices import StorePrice
+from torpor.control.money.costs import read, shown_now
+from torpor.control.money.months import Month
+from torpor.control.money.storage import Stored, look, stored, workspaces
+from torpor.control.rental.markets import ask_all
+from torpor.control.rental.records import Rental, Rentals
+from torpor.control.zones import zone_named
+from torpor.shared.errors import TorporError
+from torpor.shared.values import Label, WorkspaceName
+
+
+@dataclass(frozen=True)
+class Books:
+    """Everything that a store knows of money. ``of``: the workspace of each name that machines
+    were rented under."""
+
+    rentals: Sequence[Rental]
+    of: Mapping[WorkspaceName, WorkspaceName]
+    stored: Sequence[Stored]
+    store_price: StorePrice | None
+    now_unix: float
+
+
+@step("read rentals")
+def read_books(opened: OpenWorkspace, since: Month, timezone: str) -> Books:
+    """The rentals of all workspaces in the store, from ``since`` on, and what each workspace
+    keeps. Lists the whole store; changes nothing."""
+    names = look(opened.store)
+    ledgers = [Rentals(opened.store, name) for name in names]
+    found = read(ledgers, since.begin_us(zone_named(timezone)) / 1e6)
+    now_unix = time.time()
+    rentals = shown_now(found, _shown(opened, found), now_unix)
+    price = opened.store_price()
+    return Books(rentals, workspaces(names), stored(names, price), price, now_unix)
+
+
+def _shown(opened: OpenWorkspace, rentals: Sequence[Rental]) -> dict[Label, str]:
+    """The labels of machines that providers show now. One that does not answer is a warning: its
+    machines then count as seen when they were seen last."""
+    still_open = [rental for rental in rentals if rental.state != "ended"]
+    try:
+        providers = opened.markets.concerned(still_open) if still_open else []
+    except TorporError as error:
+        runner().log.warning("no provider was asked for machines: %s", error)
+        return {}
+    found: dict[Label, str] = {}
+    answers = ask_all(providers, lambda one: one.list_own())
+    for provider, answer in zip(providers, answers, strict=True):
+        if isinstance(answer, TorporError):
+            runner().log.warning("%s was not asked: %s", provider.identity, answer)
+        else:
+            found |= {machine.label: machine.id for machine in answer if machine.label}
+    return found
