@@ -72,6 +72,11 @@ def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
 
 def load_all(kind: type[BlockT], *, of: str = "this installation") -> list[BlockT]:
     """Every saved block of this type; InvalidInput if one of them is damaged."""
+    return [load_named(kind, name, of=of) for name in saved_names(kind)]
+
+
+def saved_names(kind: type[Block]) -> list[str]:
+    """The name of every saved block of this type."""
     with get_client(sync_client=True) as client:
         try:
             # A Prefect server answers with all of them, whatever limit or offset it is asked for.
@@ -82,7 +87,7 @@ def load_all(kind: type[BlockT], *, of: str = "this installation") -> list[Block
             if error.response.status_code != httpx.codes.NOT_FOUND:
                 raise
             return []  # a server that no block of this type was ever saved at
-    return [load_named(kind, one.name, of=of) for one in documents if one.name]
+    return [one.name for one in documents if one.name]
 
 
 def _as_reference(value: object) -> object:

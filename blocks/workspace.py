@@ -22,6 +22,7 @@ from torpor.shared.values import (
     RESERVED,
     Compression,
     GpuUse,
+    IdleRules,
     Want,
     WorkspaceName,
     WorkspaceSpec,
@@ -74,6 +75,14 @@ class Workspace(Block):
         gpu_encodes: Allow the machine's GPU to encode and decode weights.
         gpu_python: A Python on the machine that can import CuPy.
         gpu_install: Allow an install of CuPy into the agent's folder.
+        when_idle: Whether the flow `watch` hibernates an idle machine or only reports it.
+        idle_minutes: How long a machine must have been idle, in minutes.
+        idle_share: The share of that time in which nothing ran, 0.5 to 0.99.
+        idle_gpu_percent: The highest activity of an idle GPU, in percent.
+        idle_cpu_percent: The highest CPU activity of an idle machine, in percent of one core.
+        idle_network_kib_s: The highest network activity of an idle machine, in KiB/s.
+        idle_disk_kib_s: The highest disk activity of an idle machine, in KiB/s.
+        idle_people: Whether the use of SSH and Jupyter counts as work.
         owner: The owner in the label of each machine.
         project: The project that its machines are paid for.
 
@@ -243,6 +252,56 @@ class Workspace(Block):
         ),
     )
 
+    when_idle: Literal["hibernate", "report"] = Field(
+        default="hibernate",
+        title="When idle",
+        description="What the flow `watch` does with an idle machine of this workspace.",
+    )
+    idle_minutes: float = Field(
+        default=30.0,
+        ge=5,
+        le=240,
+        title="Idle minutes",
+        description="A machine counts as idle after this many minutes without work, 5 to 240.",
+    )
+    idle_share: float = Field(
+        default=0.95,
+        ge=0.5,
+        le=0.99,
+        title="Idle share",
+        description="The share of the seconds of that time in which nothing ran, 0.5 to 0.99.",
+    )
+    idle_gpu_percent: float = Field(
+        default=5.0,
+        ge=0,
+        lt=100,
+        title="Idle GPU (percent)",
+        description="A GPU above this activity works. The busiest GPU counts.",
+    )
+    idle_cpu_percent: float = Field(
+        default=50.0,
+        ge=0,
+        title="Idle CPU (percent of one core)",
+        description="CPU activity above this is work. 0: do not look at the CPU.",
+    )
+    idle_network_kib_s: float = Field(
+        default=100.0,
+        ge=0,
+        title="Idle network (KiB/s)",
+        description="Network activity above this is work. 0: do not look at the network.",
+    )
+    idle_disk_kib_s: float = Field(
+        default=1024.0,
+        ge=0,
+        title="Idle disk (KiB/s)",
+        description="Disk activity above this is work. 0: do not look at the disk.",
+    )
+    idle_people: bool = Field(
+        default=True,
+        title="People are work",
+        description="The use of SSH sessions and of Jupyter counts as work.",
+    )
+
     owner: str = Field(
         default="torpor",
         description=(
@@ -295,6 +354,16 @@ class Workspace(Block):
             compression=Compression(
                 smallest=self.smallest,
                 gpu=GpuUse(self.gpu_python, self.gpu_install) if self.gpu_encodes else None,
+            ),
+            idle=IdleRules(
+                minutes=self.idle_minutes,
+                gpu_percent=self.idle_gpu_percent,
+                share=self.idle_share,
+                cpu_percent=self.idle_cpu_percent,
+                network_kib_s=self.idle_network_kib_s,
+                disk_kib_s=self.idle_disk_kib_s,
+                people=self.idle_people,
+                hibernate=self.when_idle == "hibernate",
             ),
         )
 

@@ -33,6 +33,7 @@ from tasks.events import (
     BackupFinished,
     BackupMissed,
     BudgetReached,
+    MachineUnknown,
     VerificationFailed,
 )
 from torpor.shared.errors import InvalidInput, TorporError
@@ -41,6 +42,8 @@ MARK: Final = "torpor: "
 """The prefix of our automations' names; others are left alone."""
 SILENT_HOURS: Final = 26.0
 """A day between backups, and two hours more."""
+UNKNOWN_LOOKS: Final = 15
+"""So many looks of `watch` within an hour, at one machine, could not say whether it is idle."""
 TROUBLE: Final = {
     BackupFailed.event,
     BackupMissed.event,
@@ -133,6 +136,18 @@ def _notifications(block: UUID, silent_hours: float) -> list[AutomationCore]:
             description="A backup failed or was missed, a verification failed, or four fifths "
             "of a budget are spent.",
             trigger=EventTrigger(expect=TROUBLE, posture=Posture.Reactive),
+            actions=[tell],
+        ),
+        AutomationCore(
+            name=f"{MARK}tell of machines that cannot be judged",
+            description="`watch` could not say for half an hour whether a machine is idle.",
+            trigger=EventTrigger(
+                expect={MachineUnknown.event},
+                for_each={"prefect.resource.id"},
+                posture=Posture.Reactive,
+                threshold=UNKNOWN_LOOKS,
+                within=timedelta(hours=1),
+            ),
             actions=[tell],
         ),
         AutomationCore(

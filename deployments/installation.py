@@ -48,6 +48,11 @@ class Installation:
         return self.folder / "machines"
 
     @property
+    def metrics(self) -> Path:
+        """What `watch` writes for Prometheus; node_exporter reads the folder."""
+        return self.folder / "metrics" / "torpor.prom"
+
+    @property
     def port_file(self) -> Path:
         """The server's port, kept so that bookmarks of the UI stay valid."""
         return self.folder / "server.port"

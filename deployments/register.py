@@ -48,7 +48,7 @@ def main() -> int:
         serve_store(installation)
         make_pool()
         deploy()
-        offer_schedules(DEMO)
+        offer_schedules(DEMO, installation.metrics)
         first_machine(installation)
     except TorporError as error:
         print(error, file=sys.stderr)

@@ -7,6 +7,7 @@ run.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect.client.orchestration import get_client
@@ -15,21 +16,26 @@ from prefect.client.schemas.schedules import CronSchedule
 
 
 class Offered(NamedTuple):
-    """A schedule of one deployment: when, in which time zone, and under which name."""
+    """A schedule of one deployment: its name, and when, in UTC. ``of_one``: it is for one
+    workspace; else for the whole installation."""
 
     deployment: str
     slug: str
     cron: str
+    of_one: bool = True
 
 
 OFFERED: Final = (
     Offered("backup/backup", "nightly", "0 3 * * *"),
     Offered("check-backup/check-backup", "hourly", "30 * * * *"),
+    Offered("watch/watch", "every-two-minutes", "*/2 * * * *", of_one=False),
 )
 
 
-def offer_schedules(workspace: str) -> None:
-    """Add the paused schedules, for ``workspace``, to deployments that have none at all."""
+def offer_schedules(workspace: str, metrics: Path) -> None:
+    """Add the paused schedules, for ``workspace``, to deployments that have none at all.
+    ``metrics`` is the file that `watch` writes."""
+    of_all = {"dry_run": False, "metrics": str(metrics)}
     with get_client(sync_client=True) as client:
         for offered in OFFERED:
             deployment = client.read_deployment_by_name(offered.deployment)
@@ -38,7 +44,7 @@ def offer_schedules(workspace: str) -> None:
             schedule = DeploymentScheduleCreate(
                 schedule=CronSchedule(cron=offered.cron, timezone="UTC"),
                 active=False,
-                parameters={"workspace": workspace},
+                parameters={"workspace": workspace} if offered.of_one else of_all,
                 slug=offered.slug,
             )
             client.create_deployment_schedules(deployment.id, [schedule])

@@ -27,6 +27,7 @@ has sshd || tests="$tests openssh-server"
 has chromium || tests="$tests chromium"
 has g++ || tests="$tests g++"
 has hledger || tests="$tests hledger"
+has promtool || tests="$tests prometheus"
 
 case "${1:-demo}" in
     demo) needed="$basic$better" ;;
@@ -51,15 +52,16 @@ fi
 
 echo "installing from Debian:$needed"
 export DEBIAN_FRONTEND=noninteractive
-# openssh-server would open port 22 of this host at once and at each boot. The tests run the program
-# themselves, on loopback, so the service stays off.
+# openssh-server and prometheus would open ports of this host at once and at each boot. The tests run
+# the programs themselves, so the services stay off.
 policy=/usr/sbin/policy-rc.d
 off=""
-if ! has sshd && [ ! -e "$policy" ]; then
+has sshd || off="$off ssh.service"
+has promtool || off="$off prometheus.service"
+if [ -n "$off" ] && [ ! -e "$policy" ]; then
     trap 'rm -f "$policy"' EXIT INT TERM HUP
     printf '#!/bin/sh\nexit 101\n' >"$policy"
     chmod 755 "$policy"
-    off=yes
 fi
 log="$(mktemp)"
 # shellcheck disable=SC2086 # a list of names
@@ -72,5 +74,6 @@ if ! { apt-get update -q && apt-get install -y -q --no-install-recommends $neede
 fi
 rm -f "$log"
 if [ -n "$off" ] && has systemctl; then
-    systemctl --quiet disable ssh.service >/dev/null 2>&1 || true
+    # shellcheck disable=SC2086 # a list of names
+    systemctl --quiet disable $off >/dev/null 2>&1 || true
 fi

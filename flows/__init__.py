@@ -26,6 +26,7 @@ from flows.spend import spend
 from flows.sync import sync
 from flows.verify import verify
 from flows.wake import wake
+from flows.watch import watch
 
 install()
 
@@ -56,4 +57,5 @@ __all__ = [
     "unpin",
     "verify",
     "wake",
+    "watch",
 ]

@@ -29,6 +29,7 @@ def flow(name: str, *, at_once: int = PARTS_AT_ONCE) -> Callable[[Callable[P, R]
 
 
 def _run_name() -> str:
-    """The name of a run: the flow and its workspace."""
+    """The name of a run: the flow and its workspace, if it is about one."""
     workspace = flow_run.parameters.get("workspace")
-    return f"{flow_run.flow_name}-{getattr(workspace, 'name', workspace)}"
+    of = f"-{getattr(workspace, 'name', workspace)}" if workspace else ""
+    return f"{flow_run.flow_name}{of}"

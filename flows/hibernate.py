@@ -15,6 +15,7 @@ from tasks.machines import chosen_machine, destroy_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
 from tasks.snapshot import confirm
+from tasks.watching import see_idle
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
@@ -28,6 +29,7 @@ def hibernate(
     destroy: bool = True,
     machine: str = "",
     accept_changed: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
+    only_if_idle: bool = False,
 ) -> HibernateReport:
     """Store a workspace, verify it, and destroy its machine.
 
@@ -40,11 +42,13 @@ def hibernate(
         machine: The machine, if the workspace is on several: its id, or user@host:port for a
             machine of your own, which is never destroyed. Empty: the workspace's only machine.
         accept_changed: Patterns of files that may change while they are read, such as *.log.
+        only_if_idle: Keep the machine unless it is idle by the rules of the Workspace block, now
+            and again right before it is destroyed.
     """
     phases = Phases()
     with phases.phase("prepare"):
         opened = open_workspace(workspace)
-    report, _ = store_workspace(opened, phases, destroy, machine, accept_changed)
+    report, _ = store_workspace(opened, phases, destroy, machine, accept_changed, only_if_idle)
     runner().table(
         key=f"hibernate-{report.workspace}",
         rows=report.rows(),
@@ -59,6 +63,7 @@ def store_workspace(
     destroy: bool = False,
     machine: str = "",
     accept_changed: Sequence[str] = (),
+    only_if_idle: bool = False,
 ) -> tuple[HibernateReport, Verified]:
     """Store the workspace as part of any flow; a backup continues with the proof."""
     with phases.phase("prepare"):
@@ -75,11 +80,14 @@ def store_workspace(
 
     def end(snapshot: RemoteSnapshot, verified: Verified) -> None:
         with phases.phase("confirm"):
+            if idle_since_s is not None:
+                see_idle(opened, live, session, idle_since_s)
             warrant = confirm(opened, snapshot, verified, live, session)
         with phases.phase("destroy"):
             destroy_machine(opened, live, warrant)
 
     with session:
+        idle_since_s = see_idle(opened, live, session, None) if only_if_idle else None
         report, verified = Storing(opened, session, live.id, phases, end if destroy else None).run()
     if destroy:
         report = msgspec.structs.replace(report, destroyed=True, saved_usd_h=live.price_usd_h)

@@ -92,6 +92,22 @@ class MachineDestroyed(_OfMachine, frozen=True, kw_only=True):
     reason: str
 
 
+class MachineIdle(_OfMachine, frozen=True, kw_only=True):
+    """Nothing has run on the machine for long enough; ``hibernates``: it is being hibernated."""
+
+    event: ClassVar[str] = "torpor.machine.idle"
+    reason: str
+    hibernates: bool
+
+
+class MachineUnknown(_OfMachine, frozen=True, kw_only=True):
+    """Nobody can tell whether the machine is idle, so it was kept, and costs money."""
+
+    event: ClassVar[str] = "torpor.machine.unknown"
+    reason: str
+    price_usd_h: float
+
+
 class BackupFinished(WorkspaceEvent, frozen=True, kw_only=True):
     """A new snapshot is verified, and retention has run."""
 

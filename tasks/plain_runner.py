@@ -25,6 +25,8 @@ from torpor.control.reports import Row
 from torpor.shared.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from prefect.flows import Flow
+
     from tasks.step import Step
 
 P = ParamSpec("P")
@@ -78,6 +80,13 @@ class PlainRunner:
             if known == name:
                 return opened
         raise InvalidInput(f"the plain runner knows {sorted(self._workspaces)}, and not {name!r}")
+
+    def workspaces(self) -> list[str]:
+        return [*self._workspaces]
+
+    def start(self, flow: Flow[..., Any], key: str, **parameters: Any) -> str:
+        flow.fn(**parameters)
+        return ""
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         for wait_s in step.retries.waits_s[: self._retries]:

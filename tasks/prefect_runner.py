@@ -15,15 +15,19 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
+from prefect.deployments import run_deployment
 from prefect.events import emit_event
 from prefect.exceptions import MissingContextError
+from prefect.flows import Flow
 from prefect.futures import PrefectFuture
 from prefect.logging import get_logger, get_run_logger
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.tasks import Task
 
 from blocks import Workspace
+from blocks.reference import saved_names
 from tasks.workspace import OpenWorkspace
 from torpor.control.reports import Row
 
@@ -50,6 +54,22 @@ class PrefectRunner:
 
     def open(self, workspace: Workspace | str) -> OpenWorkspace:
         return OpenWorkspace.of(workspace)
+
+    def workspaces(self) -> list[str]:
+        return saved_names(Workspace)
+
+    def start(self, flow: Flow[..., Any], key: str, **parameters: Any) -> str:
+        if not deployment.id:  # a call from Python: there may be no worker
+            flow(**parameters)
+            return ""
+        run = run_deployment(
+            f"{flow.name}/{flow.name}",
+            parameters=parameters,
+            timeout=0,
+            as_subflow=False,
+            idempotency_key=key,
+        )
+        return f"run {cast(FlowRun, run).name}"
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         return _task(step)(*args, **kwargs)

@@ -4,17 +4,22 @@ ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 from tasks.machines import open_session, renting
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.providers.seam import Residue
+from torpor.control.providers.seam import Provider, Residue
 from torpor.control.providers.waiting import ssh_banner_fault
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.rental.markets import ask_all
 from torpor.control.rental.records import Rental
-from torpor.shared.errors import MachineError, MachineUnreachable, UnsafeDestroy
+from torpor.shared.errors import MachineError, MachineUnreachable, TorporError, UnsafeDestroy
 from torpor.shared.values import Machine, MachineId, names_of
+
+Listing: TypeAlias = tuple[list[Machine], list[Residue]]
 
 
 @step("compare with rentals")
@@ -23,9 +28,7 @@ def compare_with_rentals(opened: OpenWorkspace) -> list[Finding]:
     and drills. Changes nothing. A provider of the workspace that does not answer is an error;
     another one is left out with a warning."""
     before = _listed(opened)
-    rentals = [
-        one for name in names_of(opened.spec.name) for one in opened.under(name).rentals.open()
-    ]
+    rentals = open_rentals(opened)
     after = _listed(opened)
     residue = [one for found in after.values() for one in found[1]]
     found = compare(
@@ -36,7 +39,7 @@ def compare_with_rentals(opened: OpenWorkspace) -> list[Finding]:
         [machine for machines, _ in after.values() for machine in machines],
         residue,
     )
-    return [finding for finding in found if not _just_ended(opened, finding)]
+    return [finding for finding in found if not just_ended(opened, finding)]
 
 
 def see_that_it_does_not_answer(opened: OpenWorkspace, machine: Machine) -> None:
@@ -85,18 +88,34 @@ def end_abandoned(opened: OpenWorkspace) -> list[MachineId]:
     return [rental.machine for rental in ended if rental.machine is not None]
 
 
-def _listed(opened: OpenWorkspace) -> dict[str, tuple[list[Machine], list[Residue]]]:
-    """The machines and the residue by the identity of each provider that answered."""
-    providers = opened.markets.every()
+def open_rentals(opened: OpenWorkspace) -> list[Rental]:
+    """The open rentals of the workspace, its benchmarks and drills."""
+    names = names_of(opened.spec.name)
+    return [one for name in names for one in opened.under(name).rentals.open()]
+
+
+def listed(
+    providers: Sequence[Provider],
+) -> tuple[dict[str, Listing], dict[str, TorporError]]:
+    """The machines and the residue by the identity of each provider that answered, and the error of
+    each that did not."""
     answers = ask_all(providers, lambda provider: (provider.list_own(), provider.residue()))
-    found = {}
+    found: dict[str, Listing] = {}
+    silent: dict[str, TorporError] = {}
     for provider, answer in zip(providers, answers, strict=True):
         if isinstance(answer, tuple):
             found[provider.identity] = answer
-        elif provider in opened.providers:
-            raise answer
         else:
-            runner().log.warning("%s was left out: %s", provider.identity, answer)
+            silent[provider.identity] = answer
+    return found, silent
+
+
+def _listed(opened: OpenWorkspace) -> dict[str, Listing]:
+    found, silent = listed(opened.markets.every())
+    for identity, error in silent.items():
+        if identity in {provider.identity for provider in opened.providers}:
+            raise error
+        runner().log.warning("%s was left out: %s", identity, error)
     return found
 
 
@@ -107,7 +126,7 @@ def _silence(machine: Machine) -> str:
     return ssh_banner_fault(machine.endpoint) or ""
 
 
-def _just_ended(opened: OpenWorkspace, finding: Finding) -> bool:
+def just_ended(opened: OpenWorkspace, finding: Finding) -> bool:
     """The machine looks lost, but its rental has ended by now: a hibernate has just ended it."""
     rental = finding.rental if finding.kind == "lost" else None
     return rental is not None and opened.rentals.of(rental.label) is None

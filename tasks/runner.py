@@ -12,6 +12,8 @@ from tasks.prefect_runner import PrefectRunner
 from torpor.control.reports import Row
 
 if TYPE_CHECKING:
+    from prefect.flows import Flow
+
     from blocks import Workspace
     from tasks.step import Step
     from tasks.workspace import OpenWorkspace
@@ -41,6 +43,13 @@ class Runner(Protocol):
 
     def open(self, workspace: Workspace | str) -> OpenWorkspace:
         """The workspace of that block or name, with its store, provider and identity."""
+
+    def workspaces(self) -> list[str]:
+        """The names by which ``open`` knows every workspace of the installation."""
+
+    def start(self, flow: Flow[..., Any], key: str, **parameters: Any) -> str:
+        """Run a flow of ours: beside this run where that is possible, and then not twice for the
+        same ``key``; else at once. Returns what runs now; empty if it has ended."""
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the step's function, with the step's retries."""

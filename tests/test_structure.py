@@ -42,6 +42,8 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "store": {"ports"},
         "hosts": {"store"},
         "idleness": set(),
+        "watching": {"idleness", "reconciliation", "reports"},
+        "metrics": {"watching"},
         "safety": {"store"},
         "reconciliation": {"providers", "rental", "reports"},
         "upkeep": {"safety", "reports", "store", "zones"},

@@ -137,8 +137,9 @@ def test_the_time_since_a_first_verdict_is_judged_alone() -> None:
     for change in ({"gpu": 80}, {"ssh_s": 0}):
         used = activity(_with(range(WINDOW - 5, WINDOW), own, **change), runs=True)
         assert judge(used, RULES, since_s=since_s).kind == "busy"
-    dead = activity(own[:-15], runs=True)
+    dead = activity(own[:-61], runs=True)
     assert judge(dead, RULES, since_s=since_s).kind == "unknown"
+    assert judge(activity(own[:-200] + own[-1:]), RULES, since_s=NOW_S - 200).kind == "unknown"
 
 
 _CHANGES = st.fixed_dictionaries(

@@ -62,6 +62,7 @@ STAGES: list[dict[str, Parameters]] = [
         "prune": _nothing_more,
         "reconcile": _nothing_more,
         "spend": lambda: {"timezone": "Europe/Berlin"},
+        "watch": _nothing_more,
     },
     {"hibernate": _nothing_more},
     {"wake": _nothing_more, "unpin": _oldest},
@@ -90,7 +91,8 @@ def test_every_deployment_is_run_by_a_worker(
     for number, stage in enumerate(STAGES):
         runs = {}
         for name, parameters in stage.items():
-            given = {"workspace": NAME, **parameters()}
+            of_all = name == "watch"
+            given = parameters() if of_all else {"workspace": NAME, **parameters()}
             if name == "benchmark":
                 given["folder"] = str(tmp_path)
             runs[name] = deployed.start(name, given)

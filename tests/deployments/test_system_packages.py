@@ -17,7 +17,7 @@ from tests.fixtures.waiting import PATIENCE_S
 SCRIPT = CHECKOUT / "deployments" / "system_packages.sh"
 COMMAND = "    apt-get update && apt-get install --no-install-recommends "
 LACKED_BY_ALL = {"python3.11", "python3.11-venv", "gcc", "libc6-dev"}
-LACKED_BY_TESTS = {"restic", "lz4", "chromium", "g++", "hledger"}
+LACKED_BY_TESTS = {"restic", "lz4", "chromium", "g++", "hledger", "prometheus"}
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ def test_the_demo_goes_on_without_a_compiler_and_the_tests_do_not(programs: Path
 
 def test_nothing_is_said_where_nothing_is_missing(programs: Path) -> None:
     every = ("id", "python3.11", "gcc", "g++", "restic", "lz4", "chromium", "sshd", "hledger")
+    every += ("promtool",)
     assert _run("test", programs, *every) == (0, "")
 
 

@@ -43,12 +43,13 @@ def judge(
 ) -> Verdict:
     """Idle only if every rule was kept during the whole window; Unknown where that cannot be said.
 
-    ``gpus``: how many the machine was rented with. ``since_s``: judge only the time from there, on
-    the machine's clock, and let torpor's own run be; for a machine that was idle before.
+    ``gpus``: how many the machine was rented with. ``since_s``: of a machine that was idle then, on
+    its clock, judge only the time since, in which torpor itself used CPU, network and disk.
     """
     window_s = rules.minutes * 60
     if since_s is not None:
         window_s = min(window_s, max(0.0, activity.now_s - since_s))
+        rules = msgspec.structs.replace(rules, cpu_percent=0, network_kib_s=0, disk_kib_s=0)
     newest = activity.samples[-1] if activity.samples else None
     fault = _fault(activity, newest)
     if fault or newest is None:
@@ -100,14 +101,15 @@ def _person(activity: Activity, seen: list[Sample], window_s: float) -> str:
 
 
 def _by_seconds(
-    newest: Sample, seen: list[Sample], window_s: float, rules: IdleRules, must_have_worked: bool
+    newest: Sample, seen: list[Sample], window_s: float, rules: IdleRules, whole: bool
 ) -> Verdict:
-    """Count the seconds of each cause. ``seen`` is ordered by time."""
+    """Count the seconds of each cause. ``seen`` is ordered by time. ``whole``: the window was not
+    cut short, so that each second of it must be known, and the machine must have worked before."""
     spent: dict[str, float] = {}
     quiet_s = active_s = unread_s = 0.0
     before_s = -1.0
     for one in seen:
-        covered_s = min(1.0, one.at_s - before_s) if before_s >= 0 else 1.0
+        covered_s = max(0.0, min(1.0, one.at_s - before_s)) if before_s >= 0 else 1.0
         before_s = one.at_s
         causes = set(_causes(one, rules))
         for cause in causes:
@@ -122,14 +124,14 @@ def _by_seconds(
         return Verdict("busy", f"{words} of {_span(window_s)}")
     if unread_s > spare_s or _UNREADABLE in _causes(newest, rules):
         return Verdict("unknown", _unread(newest, rules))
-    if quiet_s < rules.share * window_s:
+    if quiet_s < rules.share * window_s - (0 if whole else STALE_S):
         reason = f"only {_span(quiet_s + active_s + unread_s)} of {_span(window_s)} were sampled"
         return Verdict("unknown", reason)
     if rules.people and newest.flags & JUPYTER_SILENT:
         return Verdict("unknown", "a Jupyter server runs and does not say what it does")
     worked = newest.gpu_peak > rules.gpu_percent or newest.flags & PERSON
     worked = worked or 0 < rules.cpu_percent < newest.cpu_peak
-    if must_have_worked and not worked:
+    if whole and not worked:
         return Verdict("unknown", "nothing has run on it yet: it may wait for its user")
     return Verdict("idle", f"nothing ran for {_span(window_s)}")
 

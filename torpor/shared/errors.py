@@ -16,6 +16,7 @@
     │   ├── HostKeyChanged      the machine's host key is not the pinned one
     │   ├── MachineUnfit        the agent cannot run there: Python, platform, memory
     │   ├── DiskFull            no space or quota left
+    │   ├── MachineInUse        not idle, or not known to be; an idle hibernate leaves it alone
     │   ├── HookFailed          the user's own command on the machine failed
     │   └── AgentLost         * the agent or the connection to it went away
     ├── SnapshotError
@@ -123,6 +124,10 @@ class MachineUnfit(MachineError):
 
 
 class DiskFull(MachineError):
+    pass
+
+
+class MachineInUse(MachineError):
     pass
 
 

@@ -1,0 +1,229 @@
+"""Watch: look at all machines of the installation, and hibernate those that are idle."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import msgspec
+
+from flows.flow import flow
+from flows.hibernate import hibernate
+from tasks.events import MachineIdle, MachineUnknown, emit
+from tasks.opening import open_workspace
+from tasks.runner import runner
+from tasks.watching import Standing, list_all_machines, look_at, newest_made_unix
+from tasks.workspace import OpenWorkspace
+from torpor.control.idleness import Verdict
+from torpor.control.metrics import write_metrics
+from torpor.control.reconciliation import Finding
+from torpor.control.watching import Watched, WatchReport
+from torpor.shared.errors import TorporError
+from torpor.shared.values import MachineId, WorkspaceName
+
+AGAIN_S: Final = 900
+"""A hibernation that failed is started again after this time, and not at every look."""
+_NEXT: Final = {
+    "busy": "none: it works",
+    "unknown": "it is kept and costs money: log in, or hibernate it yourself",
+}
+
+
+@flow("watch")
+def watch(
+    workspaces: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
+    dry_run: bool = True,
+    metrics: str = "",
+) -> WatchReport:
+    """Look at all machines of the installation, and hibernate those that are idle.
+
+    A machine is idle by the rules of its Workspace block. One of which that cannot be said is kept,
+    with a warning and its reason. Nothing else is ended: what may be forgotten is only listed.
+
+    Args:
+        workspaces: The Workspace blocks to look at. Empty: all of them.
+        dry_run: Hibernate nothing. The table shows what would be hibernated.
+        metrics: A file for Prometheus to write, such as torpor.prom in the folder of
+            node_exporter's textfile collector. Empty: write none.
+    """
+    blocks, watched = _open_all(workspaces or runner().workspaces())
+    opened = {one.spec.name: one for one in blocks.values()}
+    standing = list_all_machines([*opened.values()])
+    newest, troubles = _newest(opened)
+    for name, why in {**standing.unread, **troubles}.items():
+        watched.append(Watched(name, "unknown", why, "see that its store answers"))
+    used = [one for one in standing.findings if one.kind == "in use" and one.machine and one.rental]
+    looks = [
+        (one, look_at.submit(opened[_name(one)], one.machine, one.rental))
+        for one in used
+        if one.machine and one.rental
+    ]
+    watched += [
+        _watched(opened[_name(one)], one, look.result(), newest, dry_run) for one, look in looks
+    ]
+    watched += _not_there(standing, opened, newest)
+    there = {one.workspace for one in watched}
+    watched += [
+        Watched(name, "off", "", "wake it to work on it", newest_unix=newest.get(name))
+        for name in opened
+        if name not in there
+    ]
+    _warn(watched)
+    faults: list[TorporError] = []
+    if not dry_run:
+        names = {one.spec.name: block for block, one in blocks.items()}
+        watched = [_act(one, names, faults) if one.idle else one for one in watched]
+    shown = {id(one) for one in used}
+    report = WatchReport(
+        time.time(),
+        sorted(watched, key=lambda one: (one.kind == "off", one.workspace)),
+        [one for one in standing.findings if id(one) not in shown and not _is_missing(one)],
+        [*standing.silent],
+    )
+    runner().log.info(report.message())
+    runner().table(key="watch", rows=report.rows(), description=report.message())
+    if metrics:
+        write_metrics(report, metrics)
+    if faults:
+        raise faults[-1]
+    return report
+
+
+def _open_all(names: list[str]) -> tuple[dict[str, OpenWorkspace], list[Watched]]:
+    """The workspaces by the names of their blocks, and a row for each that cannot be opened."""
+    opened: dict[str, OpenWorkspace] = {}
+    closed = []
+    for name in names:
+        try:
+            opened[name] = open_workspace(name)
+        except TorporError as error:
+            closed.append(
+                Watched(WorkspaceName(name), "unknown", str(error), "correct its Workspace block")
+            )
+    return opened, closed
+
+
+def _newest(
+    opened: dict[WorkspaceName, OpenWorkspace],
+) -> tuple[dict[WorkspaceName, float | None], dict[WorkspaceName, str]]:
+    found: dict[WorkspaceName, float | None] = {}
+    troubles: dict[WorkspaceName, str] = {}
+    looks = [(name, newest_made_unix.submit(one)) for name, one in opened.items()]
+    for name, look in looks:
+        try:
+            found[name] = look.result()
+        except TorporError as error:
+            troubles[name] = str(error)
+    return found, troubles
+
+
+def _watched(
+    opened: OpenWorkspace,
+    finding: Finding,
+    verdict: Verdict,
+    newest: dict[WorkspaceName, float | None],
+    dry_run: bool,
+) -> Watched:
+    name = opened.spec.name
+    idle = verdict.kind == "idle" and opened.spec.idle.hibernate
+    step = _NEXT.get(verdict.kind, "hibernate it" if idle else "none: its block says report")
+    if idle and dry_run:
+        step = "hibernate it: this was a dry run"
+    machine, rental = finding.machine, finding.rental
+    return Watched(
+        name,
+        verdict.kind,
+        verdict.reason,
+        step,
+        machine.id if machine else None,
+        machine.provider if machine else "",
+        rental.created_unix if rental else None,
+        finding.price_usd_h or (rental.price_usd_h if rental else 0.0) or None,
+        newest.get(name),
+        idle,
+    )
+
+
+def _not_there(
+    standing: Standing,
+    opened: dict[WorkspaceName, OpenWorkspace],
+    newest: dict[WorkspaceName, float | None],
+) -> list[Watched]:
+    """A row for each machine that was handed over and that its provider does not show."""
+    rows = []
+    for finding in standing.findings:
+        rental, name = finding.rental, _name(finding)
+        if not _is_missing(finding) or rental is None or name not in opened:
+            continue
+        silence = standing.silent.get(rental.provider, "")
+        rows.append(
+            Watched(
+                name,
+                "unknown",
+                silence or f"its machine is {finding.kind}",
+                finding.next_step,
+                rental.machine or MachineId("unnamed"),
+                rental.provider,
+                rental.created_unix,
+                rental.price_usd_h or None,
+                newest.get(name),
+            )
+        )
+    return rows
+
+
+def _is_missing(finding: Finding) -> bool:
+    return (
+        finding.rental is not None
+        and finding.machine is None
+        and (finding.rental.state == "handed over")
+    )
+
+
+def _warn(watched: list[Watched]) -> None:
+    for one in watched:
+        if one.kind != "unknown":
+            continue
+        runner().log.warning("workspace %s is unknown: %s", one.workspace, one.reason)
+        if one.machine is not None:
+            emit(
+                MachineUnknown(
+                    workspace=one.workspace,
+                    machine=one.machine,
+                    provider=one.provider,
+                    reason=one.reason,
+                    price_usd_h=one.price_usd_h or 0.0,
+                )
+            )
+
+
+def _act(one: Watched, names: dict[WorkspaceName, str], faults: list[TorporError]) -> Watched:
+    """Hibernate an idle machine. The hibernation asks for the verdict again, twice."""
+    machine = one.machine or MachineId("")
+    emit(
+        MachineIdle(
+            workspace=one.workspace,
+            machine=machine,
+            provider=one.provider,
+            reason=one.reason,
+            hibernates=True,
+        )
+    )
+    try:
+        runs = runner().start(
+            hibernate,
+            f"watch-{machine}-{int(time.time()) // AGAIN_S}",
+            workspace=names[one.workspace],
+            machine=machine,
+            only_if_idle=True,
+        )
+    except TorporError as error:
+        runner().log.error("machine %s was not hibernated: %s", machine, error)
+        faults.append(error)
+        return msgspec.structs.replace(one, next_step=f"it was not hibernated: {error}")
+    step = f"{runs} hibernates it" if runs else "it was hibernated: wake it to work on it"
+    return msgspec.structs.replace(one, next_step=step)
+
+
+def _name(finding: Finding) -> WorkspaceName:
+    return WorkspaceName(finding.workspace)

@@ -1,0 +1,117 @@
+"""The steps of watch: what stands where, and whether it is idle."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from tasks.machines import open_session
+from tasks.reconciliation import just_ended, listed, open_rentals
+from tasks.retrying import ONCE
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
+from torpor.control.idleness import Verdict, judge
+from torpor.control.reconciliation import Finding, compare
+from torpor.control.remote.seam import Agent
+from torpor.control.rental.records import Rental
+from torpor.control.store import snapshots
+from torpor.control.upkeep.retention import made_at
+from torpor.shared.errors import MachineInUse, TorporError
+from torpor.shared.values import Machine, WorkspaceName, names_of
+from torpor.shared.wire.activity import Activity, ReadActivity
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What the providers and the stores know. ``silent`` and ``unread``: the error of each provider
+    that did not answer, and of each workspace whose store did not."""
+
+    findings: list[Finding]
+    silent: dict[str, str]
+    unread: dict[WorkspaceName, str]
+
+
+@step("list machines")
+def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> Standing:
+    """All machines of the workspaces at all provider blocks, compared with their rentals, as
+    reconcile does for one. Changes nothing. What does not answer is left out and named."""
+    known = {p.identity: p for opened in workspaces for p in opened.markets.named}
+    for opened in workspaces[:1]:  # the same provider blocks for all of them
+        known |= {provider.identity: provider for provider in opened.markets.every()}
+    before, _ = listed([*known.values()])
+    rentals: list[Rental] = []
+    unread: dict[WorkspaceName, str] = {}
+    for opened in workspaces:
+        try:
+            rentals += open_rentals(opened)
+        except TorporError as error:
+            unread[opened.spec.name] = str(error)
+    after, silent = listed([*known.values()])
+    read = [opened for opened in workspaces if opened.spec.name not in unread]
+    found = compare(
+        after.keys(),
+        [name for opened in read for name in names_of(opened.spec.name)],
+        rentals,
+        [machine for machines, _ in before.values() for machine in machines],
+        [machine for machines, _ in after.values() for machine in machines],
+        [one for _, residue in after.values() for one in residue],
+    )
+    of = {name: opened for opened in read for name in names_of(opened.spec.name)}
+    return Standing(
+        [one for one in found if not _is_over(of, one)],
+        {identity: str(error) for identity, error in silent.items()},
+        unread,
+    )
+
+
+@step("look at machine", run_name="look at {machine.id}", retries=ONCE)
+def look_at(opened: OpenWorkspace, machine: Machine, rental: Rental) -> Verdict:
+    """The verdict on a machine that was handed over; Unknown, with the error, where it cannot be
+    had."""
+    try:
+        with open_session.function(opened, machine) as session:
+            return _judged(opened, _read(opened, session), rental)
+    except TorporError as error:
+        return Verdict("unknown", str(error))
+
+
+@step("see that it is idle", retries=ONCE)
+def see_idle(
+    opened: OpenWorkspace, machine: Machine, session: Agent, since_s: float | None
+) -> float:
+    """MachineInUse unless the machine is idle; returns the time on its boot clock. With that time
+    as ``since_s``, only what happened since is judged, and torpor's own run is no work."""
+    rental = None if machine.label is None else opened.rentals.of(machine.label)
+    activity = _read(opened, session)
+    verdict = _judged(opened, activity, rental, since_s)
+    if verdict.kind != "idle":
+        raise MachineInUse(
+            f"machine {machine.id} of workspace {opened.spec.name} is {verdict.kind}: "
+            f"{verdict.reason}. It was kept: hibernate it without `only_if_idle` to end it anyway"
+        )
+    return activity.now_s
+
+
+@step("find newest snapshot")
+def newest_made_unix(opened: OpenWorkspace) -> float | None:
+    """When the workspace's newest snapshot was made; None if it has none."""
+    ids = snapshots.snapshot_ids(opened.store, opened.spec.name)
+    return made_at(ids[-1]).timestamp() if ids else None
+
+
+def _read(opened: OpenWorkspace, session: Agent) -> Activity:
+    wanted = ReadActivity(opened.spec.idle.minutes * 60)
+    return session.call(wanted, request_id=f"activity:{secrets.token_hex(8)}")
+
+
+def _judged(
+    opened: OpenWorkspace, activity: Activity, rental: Rental | None, since_s: float | None = None
+) -> Verdict:
+    gpus = rental.gpu_count if rental is not None and rental.gpu else 0
+    return judge(activity, opened.spec.idle, gpus, since_s=since_s)
+
+
+def _is_over(of: Mapping[WorkspaceName, OpenWorkspace], finding: Finding) -> bool:
+    opened = of.get(WorkspaceName(finding.workspace))
+    return opened is not None and just_ended(opened.under(opened.spec.name), finding)

@@ -1,0 +1,76 @@
+"""The metrics of `watch`: what nobody knows has no sample, and the file is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from torpor.control.metrics import registry, write_metrics
+from torpor.control.reconciliation import Finding
+from torpor.control.watching import Watched, WatchReport
+from torpor.shared.errors import InvalidInput
+from torpor.shared.values import MachineId, WorkspaceName
+
+
+def _watched(**changes: Any) -> Watched:
+    facts: dict[str, Any] = {
+        "workspace": WorkspaceName("a"),
+        "kind": "busy",
+        "reason": "a GPU above 5 %",
+        "next_step": "none",
+        "machine": MachineId("m"),
+        "provider": "p",
+        "since_unix": 1000.0,
+        "price_usd_h": 2.5,
+        "newest_unix": 500.0,
+    }
+    return Watched(**facts | changes)
+
+
+def _report(*watched: Watched) -> WatchReport:
+    lost = Finding("residue", None, None)
+    return WatchReport(2000.0, [*watched], [lost, lost], ["q"])
+
+
+def test_a_report_as_metrics() -> None:
+    asleep = _watched(workspace=WorkspaceName("b"), kind="off", machine=None)
+    of = {"workspace": "a", "machine": "m", "provider": "p"}
+    found = registry(_report(_watched(), asleep))
+    value = found.get_sample_value
+    assert value("torpor_machine_verdict", of | {"verdict": "busy"}) == 1
+    assert value("torpor_machine_verdict", of | {"verdict": "idle"}) == 0
+    assert value("torpor_machine_cost_dollars_per_hour", of) == 2.5
+    assert value("torpor_machine_rented_timestamp_seconds", of) == 1000
+    assert value("torpor_newest_snapshot_timestamp_seconds", {"workspace": "b"}) == 500
+    assert value("torpor_findings", {"kind": "residue"}) == 2
+    assert value("torpor_providers_silent") == 1
+    assert value("torpor_watch_timestamp_seconds") == 2000
+
+
+def test_what_nobody_knows_has_no_sample(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "torpor.prom"
+    unknown = _watched(price_usd_h=None, since_unix=None, newest_unix=None)
+    write_metrics(_report(unknown), str(path))
+    families = {one.name: one.samples for one in text_string_to_metric_families(path.read_text())}
+    assert families["torpor_machine_cost_dollars_per_hour"] == []
+    assert families["torpor_newest_snapshot_timestamp_seconds"] == []
+    assert len(families["torpor_machine_verdict"]) == 3
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInput, match=r"torpor\.prom"):
+        write_metrics(_report(), str(tmp_path / "file" / "torpor.prom"))
+
+
+def test_the_table_says_what_a_person_wants_to_know() -> None:
+    report = _report(_watched(), _watched(workspace=WorkspaceName("b"), price_usd_h=None))
+    first, second, forgotten, _ = report.rows()
+    assert first["costs"] == "2.50 $/h" and second["costs"] == "unknown"
+    assert first["newest snapshot"] == "25 min"
+    assert forgotten["verdict"] == "residue"
+    assert report.message() == "2 busy, 2 residue; 2.50 $/h in all; no answer from q"

@@ -1,0 +1,188 @@
+"""Watch: an idle machine is hibernated, a busy one stays, one that nobody can judge stays and
+warns."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from flows import hibernate, watch
+from tasks.plain_runner import PlainRunner
+from tasks.workspace import OpenWorkspace
+from tests.fixtures.activity import sample
+from tests.fixtures.machines import destroy_all
+from tests.fixtures.rentals import standing
+from tests.fixtures.world import WORKSPACE, World, kill
+from torpor.control.store.snapshots import list_snapshots
+from torpor.control.watching import Watched, WatchReport
+from torpor.machine.agent.home import MARKER
+from torpor.machine.sampler.ring import RECORDS, Ring, boot_clock_s, boot_id
+from torpor.shared.errors import MachineInUse, StoreUnavailable
+from torpor.shared.values import IdleRules, MachineId
+from torpor.shared.wire.activity import NO_GPU, UNKNOWN
+
+_WINDOW_S = 300
+_RULES = IdleRules(minutes=5, share=0.5, cpu_percent=0, network_kib_s=0, disk_kib_s=0, people=False)
+"""Of a machine that shares its CPU, network, disk and SSH sessions with this test, and that may
+take a minute to start its sampler."""
+_CPU_ONLY = {"gpus": 0, "gpu_state": NO_GPU, "gpu": UNKNOWN}
+
+
+@pytest.fixture
+def opened(world: World) -> OpenWorkspace:
+    return replace(world.opened, spec=msgspec.structs.replace(world.opened.spec, idle=_RULES))
+
+
+def _rented(world: World, **seen: Any) -> MachineId:
+    """A machine with work on it, whose sampler has seen this in each second of the window; the
+    real sampler goes on with that ring."""
+    machine = world.rent().id
+    workspace = world.workspace(machine)
+    workspace.mkdir(exist_ok=True)
+    (workspace / "weights.bin").write_bytes(os.urandom(100_000))
+    if seen:
+        _seen(workspace.parent / ".torpor", 1, _WINDOW_S, **seen)
+    return machine
+
+
+def _seen(home: Path, number: int, seconds: int, **seen: Any) -> None:
+    home.mkdir(mode=0o700, exist_ok=True)
+    (home / MARKER).touch(mode=0o600)
+    ring, now_s, boot = Ring(home), boot_clock_s(), boot_id()
+    for n in range(seconds):
+        at_s = now_s - seconds + 1 + n
+        ring.append(sample(number + n, **{"at_s": at_s, "boot": boot, **_CPU_ONLY, **seen}))
+    ring.close()
+
+
+def _watch(
+    *workspaces: OpenWorkspace, events: list[dict[str, Any]] | None = None, **options: Any
+) -> WatchReport:
+    on_event = None if events is None else events.append
+    with PlainRunner(*workspaces, wait_factor=0.1, on_event=on_event):
+        report: WatchReport = watch.fn(**options)
+    return report
+
+
+def _of(report: WatchReport, machine: MachineId) -> Watched:
+    (found,) = [one for one in report.watched if one.machine == machine]
+    return found
+
+
+def test_idle_hibernates_busy_stays_and_unknown_stays_and_warns(
+    world: World, opened: OpenWorkspace, tmp_path: Path
+) -> None:
+    idle = _rented(world, gpu_peak=90)
+    busy = _rented(world, gpu=80)
+    fresh = _rented(world)
+    metrics = tmp_path / "metrics" / "torpor.prom"
+    looked = _watch(opened, metrics=str(metrics))  # a dry run
+    kinds = {machine: _of(looked, machine).kind for machine in (idle, busy, fresh)}
+    assert kinds == {idle: "idle", busy: "busy", fresh: "unknown"}
+    assert _of(looked, idle).next_step == "hibernate it: this was a dry run"
+    assert _of(looked, fresh).price_usd_h == 1.5
+    assert {machine.id for machine in world.machines()} == {idle, busy, fresh}
+    text = metrics.read_text()
+    assert f'machine="{idle}"' in text and 'verdict="idle",workspace="demo"} 1.0' in text
+
+    events: list[dict[str, Any]] = []
+    acted = _watch(opened, events=events, dry_run=False)
+    assert _of(acted, idle).next_step == "it was hibernated: wake it to work on it"
+    assert {machine.id for machine in world.machines()} == {busy, fresh}
+    assert len(list_snapshots(world.direct, WORKSPACE)) == 1
+    (warned,) = [one for one in events if one["event"] == "torpor.machine.unknown"]
+    assert warned["payload"]["machine"] == fresh
+    assert warned["payload"]["reason"] == _of(acted, fresh).reason
+    assert "were sampled" in warned["payload"]["reason"]
+    assert [
+        one["payload"]["machine"] for one in events if one["event"] == "torpor.machine.idle"
+    ] == [idle]
+    after = _watch(opened, dry_run=False)
+    assert {one.machine for one in after.watched} == {busy, fresh}
+    assert all(one.newest_unix for one in after.watched)
+
+
+def test_a_block_may_ask_for_a_report_only(world: World, opened: OpenWorkspace) -> None:
+    rules = msgspec.structs.replace(_RULES, hibernate=False)
+    machine = _rented(world, gpu_peak=90)
+    told = replace(opened, spec=msgspec.structs.replace(opened.spec, idle=rules))
+    report = _watch(told, dry_run=False)
+    assert _of(report, machine).next_step == "none: its block says report"
+    assert [one.id for one in world.machines()] == [machine]
+
+
+def test_a_machine_that_does_not_answer_is_kept_and_what_is_forgotten_is_listed(
+    world: World, opened: OpenWorkspace
+) -> None:
+    machine = _rented(world, gpu_peak=90)
+    left, _ = standing(opened)
+    kill(world.listener(machine))
+    report = _watch(opened, dry_run=False)
+    assert _of(report, machine).kind == "unknown"
+    assert [(one.kind, one.machine and one.machine.id) for one in report.findings] == [
+        ("unfinished", left.id)
+    ]
+    assert {one.id for one in world.machines()} == {machine, left.id}
+    assert len(report.rows()) == 2
+    assert "1.50 $/h" in report.message() or "3.00 $/h" in report.message()
+
+
+def test_a_machine_that_the_provider_no_longer_shows_is_unknown(
+    world: World, opened: OpenWorkspace
+) -> None:
+    _rented(world, gpu_peak=90)
+    destroy_all(world.provider)
+    (row,) = _watch(opened).watched
+    assert (row.kind, row.reason) == ("unknown", "its machine is lost")
+
+
+def test_one_workspace_whose_store_is_silent_does_not_stop_the_others(
+    world: World, opened: OpenWorkspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = _rented(world, gpu_peak=90)
+
+    class Silent:
+        address = "s3://silent"
+
+        def list(self, prefix: str) -> Any:
+            raise StoreUnavailable("s3://silent does not answer")
+
+    spec = msgspec.structs.replace(opened.spec, name="other")
+    other = replace(opened, spec=spec, store=Silent())  # type: ignore[arg-type]
+    report = _watch(other, opened)
+    assert _of(report, machine).kind == "idle"
+    assert {one.workspace: one.kind for one in report.watched}["other"] == "unknown"
+
+
+def test_a_hibernation_that_finds_the_machine_in_use_keeps_it(
+    world: World, opened: OpenWorkspace
+) -> None:
+    machine = _rented(world, gpu=80)
+    with PlainRunner(opened), pytest.raises(MachineInUse, match="a GPU above 5 %"):
+        hibernate.fn(opened.spec.name, only_if_idle=True)
+    assert not list_snapshots(world.direct, WORKSPACE)
+    assert [one.id for one in world.machines()] == [machine]
+
+
+def test_a_machine_that_is_used_during_its_hibernation_is_kept(
+    world: World, opened: OpenWorkspace
+) -> None:
+    machine = _rented(world, gpu_peak=90)
+    home = world.workspace(machine).parent / ".torpor"
+
+    def before(step: str) -> None:
+        if step == "commit":
+            _seen(home, RECORDS, _WINDOW_S, gpu=95, gpu_peak=90)
+
+    with (
+        PlainRunner(opened, before=before),
+        pytest.raises(MachineInUse, match="a GPU above 5 %"),
+    ):
+        hibernate.fn(opened.spec.name, only_if_idle=True)
+    assert len(list_snapshots(world.direct, WORKSPACE)) == 1  # the snapshot is whole all the same
+    assert [one.id for one in world.machines()] == [machine]

@@ -1,0 +1,72 @@
+"""What `watch` found, for Prometheus: a text file that node_exporter's textfile collector reads."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
+from torpor.control.watching import WatchReport
+from torpor.shared.errors import InvalidInput
+
+VERDICTS: Final = ("busy", "idle", "unknown")
+_OF_MACHINE: Final = ("workspace", "machine", "provider")
+
+
+def registry(report: WatchReport) -> CollectorRegistry:
+    """The report as metrics. What nobody knows has no sample: it is not 0."""
+    found = CollectorRegistry()
+    looked = Gauge("torpor_watch_timestamp_seconds", "When watch last looked", registry=found)
+    verdict = Gauge(
+        "torpor_machine_verdict",
+        "1 for the verdict on a workspace's machine",
+        (*_OF_MACHINE, "verdict"),
+        registry=found,
+    )
+    cost = Gauge("torpor_machine_cost_dollars_per_hour", "Its price", _OF_MACHINE, registry=found)
+    since = Gauge(
+        "torpor_machine_rented_timestamp_seconds", "When it was asked for", _OF_MACHINE,
+        registry=found,
+    )  # fmt: skip
+    snapshot = Gauge(
+        "torpor_newest_snapshot_timestamp_seconds",
+        "When the newest snapshot was made",
+        ("workspace",),
+        registry=found,
+    )
+    forgotten = Gauge(
+        "torpor_findings", "Machines, rentals and leftovers, as reconcile names them", ("kind",),
+        registry=found,
+    )  # fmt: skip
+    silent = Gauge("torpor_providers_silent", "Providers that did not answer", registry=found)
+    looked.set(report.at_unix)
+    silent.set(len(report.silent))
+    for one in report.watched:
+        if one.newest_unix is not None:
+            snapshot.labels(one.workspace).set(one.newest_unix)
+        if one.machine is None:
+            continue
+        machine = (one.workspace, one.machine, one.provider)
+        for kind in VERDICTS:
+            verdict.labels(*machine, kind).set(kind == one.kind)
+        if one.price_usd_h is not None:
+            cost.labels(*machine).set(one.price_usd_h)
+        if one.since_unix is not None:
+            since.labels(*machine).set(one.since_unix)
+    for finding in report.findings:
+        forgotten.labels(finding.kind).inc()
+    return found
+
+
+def write_metrics(report: WatchReport, path: str) -> None:
+    """Write the file whole or not at all; a reader never sees half of it."""
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        write_to_textfile(path, registry(report))
+    except OSError as error:
+        raise InvalidInput(
+            f"the metrics cannot be written to {path}: {error.strerror}. Name a file that this "
+            "worker may write"
+        ) from None

@@ -1,0 +1,90 @@
+"""What `watch` found: one row for each workspace's machine, and one for each forgotten thing."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Literal
+
+import msgspec
+
+from torpor.control.idleness import Kind
+from torpor.control.reconciliation import Finding
+from torpor.control.reports import Row
+from torpor.shared.values import MachineId, WorkspaceName
+
+_SHOWN_IN_MIN = 90  # an age above it is shown in hours
+
+
+class Watched(msgspec.Struct, frozen=True):
+    """A workspace and one machine of it; ``kind`` is "off" where it has none."""
+
+    workspace: WorkspaceName
+    kind: Kind | Literal["off"]
+    reason: str
+    next_step: str
+    machine: MachineId | None = None
+    provider: str = ""
+    since_unix: float | None = None
+    price_usd_h: float | None = None  # None: nobody knows
+    newest_unix: float | None = None  # of its newest snapshot
+    idle: bool = False  # it is to be hibernated
+
+    def row(self, now_unix: float) -> Row:
+        since = datetime.fromtimestamp(self.since_unix or 0, timezone.utc)
+        price = "unknown" if self.price_usd_h is None else f"{self.price_usd_h:.2f} $/h"
+        return {
+            "workspace": self.workspace,
+            "runs on": f"{self.machine} at {self.provider}" if self.machine else "no machine",
+            "since": since.strftime("%Y-%m-%d %H:%M UTC") if self.since_unix else "",
+            "costs": price if self.machine else "",
+            "verdict": self.kind,
+            "reason": self.reason,
+            "newest snapshot": _age(self.newest_unix, now_unix),
+            "next step": self.next_step,
+        }
+
+
+class WatchReport(msgspec.Struct, frozen=True):
+    """``findings``: what else stands at the providers, as reconcile names it. ``silent``: the
+    providers that did not answer."""
+
+    at_unix: float
+    watched: list[Watched]
+    findings: list[Finding]
+    silent: list[str]
+
+    def rows(self) -> list[Row]:
+        """One row for each machine and finding."""
+        rows = [one.row(self.at_unix) for one in self.watched]
+        for finding in self.findings:
+            row = finding.row(self.at_unix)
+            named = row["machine"] or row["rental"]
+            rows.append(
+                {
+                    "workspace": row["workspace"],
+                    "runs on": f"{named} at {row['provider']}",
+                    "since": row["since"],
+                    "costs": row["costs"],
+                    "verdict": finding.kind,
+                    "reason": row["state"],
+                    "newest snapshot": "",
+                    "next step": finding.next_step,
+                }
+            )
+        return rows
+
+    def message(self) -> str:
+        """In a sentence: how many of each, and what they cost together."""
+        kinds = [*(one.kind for one in self.watched), *(one.kind for one in self.findings)]
+        counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+        hourly = sum(one.price_usd_h or 0.0 for one in self.watched)
+        hourly += sum(one.price_usd_h for one in self.findings)
+        silent = f"; no answer from {', '.join(self.silent)}" if self.silent else ""
+        return f"{counts or 'no workspace'}; {hourly:.2f} $/h in all{silent}"
+
+
+def _age(then_unix: float | None, now_unix: float) -> str:
+    if then_unix is None:
+        return "none"
+    minutes = max(0.0, now_unix - then_unix) / 60
+    return f"{minutes:.0f} min" if minutes < _SHOWN_IN_MIN else f"{minutes / 60:.0f} h"
