@@ -77,6 +77,8 @@ def test_a_name_in_parentheses_and_a_process_that_ends(processes: Processes) -> 
     processes.add(20, 10, "sshd")
     processes.add(21, 20, "a) S 1 (b", "x")
     (processes.root / "proc/40").mkdir()  # its stat is gone
+    (processes.root / "proc/41").mkdir()
+    (processes.root / "proc/41/stat").touch()
     assert _look(processes) == (0, False)
 
 

@@ -51,14 +51,14 @@ def look(root: Path = Path("/"), now: Callable[[], float] = time.time) -> Sessio
 
 def _processes(proc: Path) -> list[_Process]:
     found = []
-    for name in os.listdir(proc):
-        if name.isdigit():
-            try:
-                text = (proc / name / "stat").read_text("utf-8", "replace")
-            except OSError:  # it has ended
-                continue
-            command, _, rest = text.partition("(")[2].rpartition(")")
-            facts = rest.split()
+    for name in filter(str.isdigit, os.listdir(proc)):
+        try:
+            text = (proc / name / "stat").read_text("utf-8", "replace")
+        except OSError:  # it has ended
+            continue
+        command, _, rest = text.partition("(")[2].rpartition(")")
+        facts = rest.split()
+        if len(facts) > 4:  # fewer: it ended meanwhile
             found.append(_Process(int(name), command, int(facts[1]), int(facts[4])))
     return found
 
