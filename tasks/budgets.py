@@ -78,7 +78,9 @@ def _tell_once(opened: OpenWorkspace, standing: Standing) -> None:
             return
         opened.store.put(key, msgspec.json.encode({"message": standing.message()}))
     except StoreError as error:
-        runner().log.warning("whether the event of budget %s was sent: %s", of.name, error)
+        runner().log.warning(
+            "whether the event of budget %s was sent before is not known: %s", of.name, error
+        )
     emit(
         BudgetReached(
             workspace=opened.spec.name,

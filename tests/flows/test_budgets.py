@@ -70,7 +70,7 @@ def test_what_it_can_pay_for_is_rented_and_counts_from_then_on(lab: Lab) -> None
     assert [machine.id] == [*lab.market.alive]
     (rental,) = opened.rentals.open()
     assert (rental.project, rental.price_usd_h) == ("research", 4.0)
-    with pytest.raises(BudgetExceeded, match="1 open rentals at 4 "), plain(opened):
+    with pytest.raises(BudgetExceeded, match="1 open rental at 4 "), plain(opened):
         look_for_offers(opened, 2)
     with plain(opened):
         assert look_for_offers(opened, 1).fitting == lab.market.on_sale
@@ -103,7 +103,7 @@ def test_other_workspaces_of_the_budget_count_and_no_others(lab: Lab) -> None:
 
 def test_a_drill_counts_for_its_workspace(lab: Lab) -> None:
     lab.record(reserved_name(DRILL, DEMO))
-    with pytest.raises(BudgetExceeded, match="1 open rentals"):
+    with pytest.raises(BudgetExceeded, match="1 open rental"):
         run_plainly(lab.limited(7.9), create)
 
 

@@ -68,7 +68,7 @@ def test_it_counts_what_may_have_been_spent_since_its_month_began() -> None:
     assert (now.running, now.usd_h, now.share) == (1, 2, 0.4)
     assert now.message() == (
         "budget lab: 2.00 to 4.00 $ of 10.00 $ spent in 2026-11 (Europe/Berlin), 6.00 $ left; "
-        "1 open rentals at 2 $/h"
+        "1 open rental at 2 $/h"
     )
     in_utc = standing(budget(10), [ran], begin + 2 * HOUR)
     assert (in_utc.high, str(in_utc.month)) == (2_000_000, "2026-11")

@@ -99,7 +99,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         return (
             f"budget {name}: {between(self.low, self.high)} of {self.budget.usd_month:.2f} $ spent "
             f"in {self.month} ({zone}), {dollars(max(0, self.left)):.2f} $ left; "
-            f"{self.running} open rentals at {float(self.usd_h):.4g} $/h{unknown}"
+            f"{self.running} open rental{'' if self.running == 1 else 's'} at "
+            f"{float(self.usd_h):.4g} $/h{unknown}"
         )
 
 

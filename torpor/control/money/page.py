@@ -76,6 +76,7 @@ def picture(found: Sequence[Line]) -> bytes | None:
     for place, month in zip(at, months, strict=True):
         axes.plot([place, place], _usd(found, month, set(names)), color=INK, linewidth=1.2)
     axes.set_xticks(at, [str(month) for month in months], rotation=45 if len(months) > 8 else 0)
+    axes.set_xlim(-0.6, max(len(months), 4) - 0.4)  # one month is no wall
     axes.set_ylabel("dollars")
     axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0))
     return svg(drawn)

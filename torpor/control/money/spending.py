@@ -86,14 +86,14 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
             unpriced = f"{self.unpriced_us / HOUR_US:,.2f}" if self.unpriced_us else ""
         return {
             "month": str(self.month),
-            "project": self.project,
             "workspace": self.workspace,
-            "provider": self.provider,
             "GPU": self.gpu or self.kind,
             "cost": cost,
             "hours": hours,
             "of unknown price": unpriced,
             "spot": spot,
+            "project": self.project,
+            "provider": self.provider,
         }
 
 
