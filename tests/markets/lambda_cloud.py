@@ -144,7 +144,7 @@ class FakeLambda(FakeMarket):
 
     def _instance(self, machine: Rented) -> dict[str, Any]:
         if not machine.alive:
-            left = self._ending[machine.id]
+            left = self._ending.get(machine.id, 0)  # Lambda itself ends machines at once
             self._ending[machine.id] = max(0, left - 1)
             status = "terminating" if left else "terminated"
         elif machine.stopped:  # Lambda stops no machine, it takes it away
