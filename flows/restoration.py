@@ -132,6 +132,7 @@ class Arrival(Restoration):
             seconds=self.phases.seconds,
             price_usd_h=machine.price_usd_h,
             decoding=finished.decoding,
+            provider=machine.provider,
         )
 
 

@@ -81,12 +81,14 @@ class WakeReport(msgspec.Struct, frozen=True):
     price_usd_h: float
     decoding: str = ""
     budgets: list[str] = []  # what is left of them
+    provider: str = "own"  # the user's own machine
 
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""
         return [
             _row("snapshot", self.snapshot),
-            _row("machine", f"{self.machine} at {self.price_usd_h:.2f} $ an hour"),
+            _row("machine", f"{self.machine}, {self.price_usd_h:.2f} $ an hour"),
+            _row("provider", self.provider),
             _row("log in", f"ssh -p {self.port} {self.user}@{self.host}"),
             _row("directories", ", ".join(self.roots)),
             _row("files", f"{self.files:,}"),

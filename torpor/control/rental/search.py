@@ -38,11 +38,12 @@ class Tried(msgspec.Struct, frozen=True):
         return cls(offer.provider, offer.id, outcome, gpu, offer.region, offer.price_usd_h)
 
     def row(self) -> Row:
-        """As a line of a table."""
+        """As a line of a table, whose first columns are what a narrow page shows."""
         price = "" if self.price_usd_h is None else f"{self.price_usd_h:.3f}"
         return {
-            "provider": self.provider, "offer": self.offer, "GPU": self.gpu, "$/h": price,
-            "region": self.region, "outcome": self.outcome,
+            "market": self.provider.partition("://")[0], "GPU": self.gpu, "$/h": price,
+            "outcome": self.outcome, "region": self.region, "offer": self.offer,
+            "provider": self.provider,
         }  # fmt: skip
 
 
