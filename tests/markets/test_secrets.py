@@ -1,0 +1,191 @@
+"""No account key is on a machine, in a start script, a log, an artifact, or Prefect's files."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from prefect_aws import AwsCredentials, MinIOCredentials
+from prefect_aws.client_parameters import AwsClientParameters
+from pydantic import SecretStr
+
+import blocks
+from blocks import LambdaProvider, ObjectStore, RunpodProvider, SSHIdentity, VastProvider, Workspace
+from deployments.installation import Installation
+from deployments.server import Server
+from flows import create, hibernate, reconcile, wake
+from tests.fixtures.machines import KeyPair
+from tests.fixtures.stores import Server as Store
+from tests.markets.boot import BootedMachine
+from tests.markets.ec2 import REGION, FakeEc2
+from tests.markets.faults import Fault
+from tests.markets.four import NAMES, FourMarkets
+from tests.markets.market import Ware
+from tests.markets.server import Answer, FakeMarket, Request
+from torpor.control.providers import ec2, lambda_cloud
+
+BLOCK = "keys"
+_OWN = ("etc", "home", "mnt", "opt", "root", "run", "tmp", "var")
+"""What of a machine's root is not this host's."""
+
+
+def _save(markets: FourMarkets, store: Store, identity: KeyPair) -> None:
+    """All blocks, as a user saves them; ``use`` chooses the market."""
+    fakes = markets.fakes
+    for kind, name in (
+        (VastProvider, "vast"), (RunpodProvider, "runpod"), (LambdaProvider, "lambda")
+    ):  # fmt: skip
+        kind(api_key=SecretStr(fakes[name].key), url=fakes[name].url).save(BLOCK, overwrite=True)
+    aws = fakes["ec2"]
+    assert isinstance(aws, FakeEc2)
+    AwsCredentials(
+        aws_access_key_id=aws.key,
+        aws_secret_access_key=SecretStr(markets.aws_secret),
+        aws_client_parameters=AwsClientParameters(endpoint_url=aws.url),
+    ).save(BLOCK, overwrite=True)
+    blocks.Ec2Provider(
+        account=aws.account, credentials=f"aws-credentials/{BLOCK}", region=REGION
+    ).save(BLOCK, overwrite=True)
+    MinIOCredentials(
+        minio_root_user=store.access_key, minio_root_password=SecretStr(store.secret_key)
+    ).save(BLOCK, overwrite=True)
+    ObjectStore(
+        flavour="seaweedfs",
+        bucket=store.bucket(),
+        endpoint_url=store.endpoint_url,
+        credentials=f"minio-credentials/{BLOCK}",
+    ).save(BLOCK, overwrite=True)
+    SSHIdentity(private_key=SecretStr(identity.private)).save(BLOCK, overwrite=True)
+
+
+@pytest.fixture
+def saved_blocks(
+    prefect_server: Server, four_markets: FourMarkets, seaweed: Store, identity_key: KeyPair
+) -> Iterator[None]:
+    """In the end none of a market is left: others share the server, and reconcile looks at all."""
+    _save(four_markets, seaweed, identity_key)
+    yield
+    kinds = (VastProvider, RunpodProvider, LambdaProvider, blocks.Ec2Provider, AwsCredentials)
+    for kind in kinds:
+        kind.delete(BLOCK)
+
+
+def _use(name: str) -> None:
+    """The workspace names this market, and another one after it."""
+    order = [f"{one}-provider/{BLOCK}" for one in (name, *(n for n in NAMES if n != name))]
+    Workspace(
+        name=BLOCK,
+        store=BLOCK,
+        identity=BLOCK,
+        provider=order[0],
+        more_providers=order[1:2],
+        rank="order",
+        gpu="H100",
+        parts=2,
+    ).save(BLOCK, overwrite=True)
+
+
+def _heard(fake: FakeMarket, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every request but for its authorization."""
+    heard: list[str] = []
+    answer = fake.answer
+
+    def listening(request: Request, authorization: str) -> Answer | None:
+        heard.append(f"{request.method} {request.path} {request.query} {request.body}")
+        return answer(request, authorization)
+
+    monkeypatch.setattr(fake, "answer", listening)
+    return heard
+
+
+def _holding(words: dict[str, str], where: str, content: bytes) -> list[str]:
+    return [f"{name} in {where}" for name, word in words.items() if word.encode() in content]
+
+
+def _unpacked(text: str) -> bytes:
+    """With all that is base64 in it: markets take start scripts so."""
+    packed = re.findall(r"(?:[A-Za-z0-9+/]{4}){25,}(?:[A-Za-z0-9+/]{2,3}={1,2})?", unquote(text))
+    return b"\n".join([text.encode(), *(base64.b64decode(word) for word in packed)])
+
+
+def _on_the_machine(machine: BootedMachine, words: dict[str, str]) -> Iterator[str]:
+    """In its files and in what its processes were started with."""
+    processes = [path for path in (machine.root / "proc").iterdir() if path.name.isdecimal()]
+    assert processes
+    paths = [path / name for path in processes for name in ("cmdline", "environ")]
+    for name in _OWN:
+        paths += [path for path in (machine.root / name).rglob("*") if path.is_file()]
+    for path in paths:
+        try:
+            content = path.read_bytes()
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+        yield from _holding(words, str(path), content)
+
+
+def _in_files(folder: Path, words: dict[str, str]) -> Iterator[str]:
+    for where, _, names in os.walk(folder):
+        for name in names:
+            path = Path(where) / name
+            if path.is_file():
+                yield from _holding(words, str(path), path.read_bytes())
+
+
+@pytest.mark.usefixtures("saved_blocks")
+def test_no_account_key_is_anywhere_but_in_requests_authorizations(
+    four_markets: FourMarkets,
+    installation: Installation,
+    identity_key: KeyPair,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    for market in (lambda_cloud.LambdaProvider, ec2.Ec2Provider):  # a fake has no port 22
+        defaults = market.__init__.__kwdefaults__
+        monkeypatch.setitem(defaults, "ssh_port", four_markets.machines.port)
+    heard = {name: _heard(fake, monkeypatch) for name, fake in four_markets.fakes.items()}
+    keys = {f"{name}'s key": fake.key for name, fake in four_markets.fakes.items()}
+    aws_id = {"AWS's key id": keys.pop("ec2's key")}  # no secret: Prefect's events show it
+    keys["AWS's secret key"] = four_markets.aws_secret
+    zone = Ware("H100", 8, 80, 55.04, f"{REGION}a", name="p5.48xlarge")
+    four_markets.fakes["ec2"].market.wares.append(zone)
+    found: list[str] = []
+    for name in NAMES:
+        _use(name)
+        four_markets.fakes[name].faults.arm(Fault("no capacity", "create"))  # so it is in the log
+        if name == NAMES[0]:
+            create(BLOCK)
+            work = four_markets.workspace(name)
+            work.mkdir()
+            (work / "notes.txt").write_text("the work\n")
+        else:
+            wake(BLOCK)
+        assert four_markets.alive() == [name]
+        body = four_markets.body(name)
+        public = identity_key.public.split()[1]
+        assert list(_on_the_machine(body, {"login": public}))  # so the search finds what is there
+        found += _on_the_machine(body, keys | aws_id)
+        hibernate(BLOCK)
+    reconcile(BLOCK)
+    assert four_markets.alive() == []
+
+    for name in NAMES:
+        said = _unpacked("\n".join(heard[name]))
+        assert b"ssh_host_ed25519_key" in said  # of the start script
+        found += _holding(keys | aws_id, f"requests to {name}", said)
+    logged = "\n".join(caplog.handler.format(record) for record in caplog.records)
+    assert logged.count("failed, trying the next") == len(NAMES)
+    found += _holding(keys | aws_id, "logs", logged.encode())
+    assert list(_in_files(installation.prefect_home, {"artifact": f"hibernate-{BLOCK}"}))
+    found += _in_files(installation.folder, keys)
+    store = Workspace.of(BLOCK).open_store()
+    for listed in store.list(""):
+        found += _holding(keys, listed.key, store.get(listed.key, max_bytes=64 << 20))
+    assert found == []
+    assert VastProvider.load(BLOCK).api_key.get_secret_value() == four_markets.fakes["vast"].key
