@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from deployments.installation import CHECKOUT
 from deployments.server import Server
-from tests.fixtures.prefect_api import login
+from tests.fixtures.prefect_api import ask, login
 from tests.fixtures.waiting import PATIENCE_S
 
 OUTPUT_VARIABLE = "TORPOR_TEST_OUTPUT"
@@ -34,6 +35,24 @@ def press(page: Page, button: str, stores: str) -> None:
         if answer.status != httpx.codes.SERVICE_UNAVAILABLE:
             assert answer.ok, f"{answer.url}: {answer.status}: {answer.text()}"
             return
+
+
+def new_block(page: Page, server: Server, slug: str, name: str) -> None:
+    """Open the form of a new block, and name it."""
+    page.goto(f"{server.ui_url}/v2/blocks/catalog/{slug}/create")
+    page.get_by_label("Name", exact=True).first.fill(name)
+
+
+def save_block(page: Page) -> None:
+    press(page, "Save", "/block_documents/")
+    page.wait_for_url(re.compile(r"/blocks/block/[0-9a-f-]{36}$"), timeout=WAIT_MS)
+
+
+def edit_block(page: Page, server: Server, slug: str, name: str) -> None:
+    """Open the form of a saved block."""
+    url = f"{server.api_url}/block_types/slug/{slug}/block_documents/name/{name}"
+    page.goto(f"{server.ui_url}/v2/blocks/block/{ask('GET', url)['id']}/edit")
+    expect(page.get_by_text("Block names are not editable")).to_be_visible(timeout=WAIT_MS)
 
 
 @pytest.fixture(scope="session")

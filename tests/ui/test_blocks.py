@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import re
-
 from playwright.sync_api import Page, expect
 
 from blocks import Budget, ObjectStore, SSHIdentity, Workspace
 from blocks.reference import load_named
 from deployments.server import Server
-from tests.fixtures.prefect_api import ask
-from tests.ui.conftest import WAIT_MS, press
-
-
-def _create(page: Page, server: Server, slug: str, name: str) -> None:
-    page.goto(f"{server.ui_url}/v2/blocks/catalog/{slug}/create")
-    page.get_by_label("Name", exact=True).first.fill(name)
-
-
-def _save(page: Page) -> None:
-    press(page, "Save", "/block_documents/")
-    page.wait_for_url(re.compile(r"/blocks/block/[0-9a-f-]{36}$"), timeout=WAIT_MS)
-
-
-def _edit(page: Page, server: Server, slug: str, name: str) -> None:
-    url = f"{server.api_url}/block_types/slug/{slug}/block_documents/name/{name}"
-    page.goto(f"{server.ui_url}/v2/blocks/block/{ask('GET', url)['id']}/edit")
-    expect(page.get_by_text("Block names are not editable")).to_be_visible(timeout=WAIT_MS)
+from tests.ui.conftest import edit_block, new_block, save_block
 
 
 def test_a_workspace_made_and_edited(torpor_up: Server, page: Page, pictures: object) -> None:
-    _create(page, torpor_up, "workspace", "ui-made")
+    new_block(page, torpor_up, "workspace", "ui-made")
     page.get_by_label("Workspace name").fill("ui-made")
     page.get_by_role("button", name="Add item").first.click()
     page.locator("textarea").nth(2).fill("/data")
     page.get_by_label("GPU (Optional)").fill("RTX 4090")
     page.get_by_label("Parts (Optional)").fill("8")
     page.screenshot(path=f"{pictures}/block-workspace.png", full_page=True)
-    _save(page)
+    save_block(page)
     made = load_named(Workspace, "ui-made", of="test")
     assert (made.name, made.paths, made.gpu, made.parts) == (
         "ui-made",
@@ -53,9 +34,9 @@ def test_a_workspace_made_and_edited(torpor_up: Server, page: Page, pictures: ob
     assert made.max_price_usd_h is None
     made.open_store().probe()
 
-    _edit(page, torpor_up, "workspace", "ui-made")
+    edit_block(page, torpor_up, "workspace", "ui-made")
     page.get_by_label("Parts (Optional)").fill("9")
-    _save(page)
+    save_block(page)
     edited = load_named(Workspace, "ui-made", of="test")
     assert edited.model_dump(exclude={"parts"}) == made.model_dump(exclude={"parts"})
     assert edited.parts == 9
@@ -76,10 +57,10 @@ def test_a_store_edited_keeps_its_key_and_its_credentials(
         encryption_key=key,
     ).save("ui-sealed", overwrite=True, _sync=True)  # playwright keeps an event loop running
     before = load_named(ObjectStore, "ui-sealed", of="test")
-    _edit(page, torpor_up, "object-store", "ui-sealed")
+    edit_block(page, torpor_up, "object-store", "ui-sealed")
     page.get_by_label("Prefix (Optional)").fill("elsewhere")
     page.screenshot(path=f"{pictures}/block-object-store.png", full_page=True)
-    _save(page)
+    save_block(page)
     after = load_named(ObjectStore, "ui-sealed", of="test")
     assert after.prefix == "elsewhere"
     assert after.key() == before.key() is not None
@@ -103,12 +84,12 @@ def test_a_private_key_pasted_into_the_form(
     torpor_up: Server, page: Page, pictures: object
 ) -> None:
     made = SSHIdentity.generate()
-    _create(page, torpor_up, "ssh-identity", "ui-pasted")
+    new_block(page, torpor_up, "ssh-identity", "ui-pasted")
     box = page.locator("input[type=password]").first
     box.fill(made.private_key.get_secret_value())
     assert "\n" not in box.input_value(), "the box keeps line breaks now: see docs/forms.md"
     page.screenshot(path=f"{pictures}/block-ssh-identity.png", full_page=True)
-    _save(page)
+    save_block(page)
     assert (
         load_named(SSHIdentity, "ui-pasted", of="test").public_key.split()[:2]
         == (made.public_key.split()[:2])
@@ -119,7 +100,7 @@ def test_a_save_that_the_server_was_too_busy_for_can_be_pressed_again(
     torpor_up: Server, page: Page, pictures: object
 ) -> None:
     """SQLite's writers meet now and then; Prefect's client asks again, its UI leaves it to us."""
-    _create(page, torpor_up, "workspace", "ui-busy")
+    new_block(page, torpor_up, "workspace", "ui-busy")
     page.get_by_label("Workspace name").fill("ui-busy")
     busy = {"status": 503, "json": {"exception_message": "Service Unavailable"}}
     page.route("**/api/block_documents/", lambda route: route.fulfill(**busy), times=1)
@@ -127,5 +108,5 @@ def test_a_save_that_the_server_was_too_busy_for_can_be_pressed_again(
     expect(page.get_by_text("Unknown error while creating block")).to_be_visible()
     page.screenshot(path=f"{pictures}/block-busy.png", full_page=True)
     expect(page.get_by_label("Workspace name")).to_have_value("ui-busy")
-    _save(page)
+    save_block(page)
     assert load_named(Workspace, "ui-busy", of="test").name == "ui-busy"

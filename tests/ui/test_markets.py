@@ -1,0 +1,113 @@
+"""Markets in a real browser: their blocks, a workspace at two of them, a wake and its offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+from prefect_aws import AwsCredentials
+from prefect_aws.client_parameters import AwsClientParameters
+from pydantic import SecretStr
+
+import blocks
+from blocks import LambdaProvider, RunpodProvider, VastProvider, Workspace
+from deployments.server import Server
+from flows import create, hibernate
+from tests.markets.ec2 import REGION, FakeEc2
+from tests.markets.faults import Fault
+from tests.markets.four import FourMarkets
+from tests.ui.conftest import edit_block, new_block, save_block
+from tests.ui.test_flows import Deployments
+
+NAME = "ui-shop"
+
+
+@pytest.fixture
+def login(torpor_up: Server, four_markets: FourMarkets) -> Iterator[FakeEc2]:
+    """AWS, with the block of its login; in the end, no block of a fake is left."""
+    aws = four_markets.fakes["ec2"]
+    assert isinstance(aws, FakeEc2)
+    AwsCredentials(
+        aws_access_key_id=aws.key,
+        aws_secret_access_key=SecretStr(four_markets.aws_secret),
+        aws_client_parameters=AwsClientParameters(endpoint_url=aws.url),
+    ).save(NAME, overwrite=True, _sync=True)
+    yield aws
+    kinds = (VastProvider, RunpodProvider, LambdaProvider, blocks.Ec2Provider, AwsCredentials)
+    for kind in kinds:
+        kind.delete(NAME, _sync=True)
+
+
+def test_from_the_blocks_of_markets_to_the_report_of_a_wake(
+    torpor_up: Server, page: Page, pictures: Path, four_markets: FourMarkets, login: FakeEc2
+) -> None:
+    forms = Deployments(torpor_up, page, pictures)
+    fakes = four_markets.fakes
+
+    for slug, name in (("vast", "vast"), ("runpod", "runpod"), ("lambda", "lambda")):
+        new_block(page, torpor_up, f"{slug}-provider", NAME)
+        page.locator("input[type=password]").first.fill(fakes[name].key)
+        page.get_by_label("API address (Optional)").fill(fakes[name].url)
+        forms.picture(f"block-{slug}-provider")
+        save_block(page)
+    new_block(page, torpor_up, "ec2-provider", NAME)
+    page.get_by_label("Account").fill(login.account)
+    page.get_by_label("Credentials (Optional)").fill(f"aws-credentials/{NAME}")
+    forms.picture("block-ec2-provider")
+    save_block(page)
+    assert VastProvider.load(NAME, _sync=True).open().identity == (
+        four_markets.provider("vast").identity
+    )
+    for kind in (VastProvider, RunpodProvider, LambdaProvider, blocks.Ec2Provider):
+        kind.load(NAME, _sync=True).open().check()
+    assert blocks.Ec2Provider.load(NAME, _sync=True).region == REGION
+
+    Workspace(name=NAME, parts=2).save(NAME, overwrite=True, _sync=True)
+    edit_block(page, torpor_up, "workspace", NAME)
+    page.get_by_label("Provider (Optional)").fill(f"vast-provider/{NAME}")
+    page.get_by_role("button", name="Add item").nth(2).click()
+    page.locator("textarea").nth(4).fill(f"runpod-provider/{NAME}")  # below the provider
+    page.get_by_label("GPU (Optional)").fill("RTX 4090")
+    page.get_by_label("Lowest reliability (Optional)").fill("0.9")
+    forms.picture("block-workspace-two-providers")
+    save_block(page)
+    saved = Workspace.of(NAME)
+    assert (saved.provider, saved.more_providers, saved.gpu, saved.min_reliability) == (
+        f"vast-provider/{NAME}",
+        [f"runpod-provider/{NAME}"],
+        "RTX 4090",
+        0.9,
+    )
+
+    create(NAME)
+    (made,) = four_markets.alive()
+    (four_markets.workspace(made) / "code").mkdir(parents=True)
+    (four_markets.workspace(made) / "code" / "train.py").write_text("print('hello')\n")
+    hibernate(NAME)
+    assert four_markets.alive() == []
+
+    fakes["runpod"].faults.arm(Fault("no capacity", "create"))  # the cheapest
+    forms.open("wake")
+    forms.pick(NAME)
+    run = forms.submit("wake-market")
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    assert four_markets.alive() == ["vast"]
+    assert (four_markets.workspace("vast") / "code" / "train.py").read_text() == "print('hello')\n"
+
+    page.goto(f"{torpor_up.ui_url}/v2/runs/flow-run/{run['id']}")
+    page.get_by_role("tab", name="Artifacts").click()
+    expect(page.get_by_role("link").filter(has_text=f"wake-{NAME}").first).to_be_visible()
+    forms.picture("wake-market-artifacts")
+    page.get_by_role("link").filter(has_text=f"offers-{NAME}").first.click()
+    page.locator("a[href*='/artifacts/artifact/']").first.click()
+    (machine,) = fakes["vast"].market.alive()
+    expect(page.get_by_role("cell", name=f"machine {machine.id}", exact=True)).to_be_visible()
+    expect(page.get_by_role("cell", name="RunPod refused").first).to_be_visible()
+    expect(page.get_by_role("cell", name="RTX 4090 is wanted").first).to_be_visible()
+    box = page.get_by_role("cell", name=f"machine {machine.id}", exact=True).bounding_box()
+    assert box is not None
+    assert box["x"] + 100 < 850, "the outcome is not in the part of the table that a page shows"
+    forms.picture("wake-market-offers")
+    hibernate(NAME)
