@@ -69,11 +69,11 @@ def test_a_store_edited_keeps_its_key_and_its_credentials(
 
 
 def test_a_budget_made(torpor_up: Server, page: Page, pictures: object) -> None:
-    _create(page, torpor_up, "budget", "ui-budget")
+    new_block(page, torpor_up, "budget", "ui-budget")
     page.get_by_label("Dollars a month").fill("12.5")
     page.get_by_label("Project (Optional)").fill("vision")
     page.screenshot(path=f"{pictures}/block-budget.png", full_page=True)
-    _save(page)
+    save_block(page)
     made = load_named(Budget, "ui-budget", of="test")
     assert (made.usd_month, made.project, made.workspaces, made.timezone) == (
         12.5, "vision", [], "UTC",

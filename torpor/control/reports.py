@@ -85,10 +85,10 @@ class WakeReport(msgspec.Struct, frozen=True):
 
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""
+        at = "" if self.provider == "own" else f" at {self.provider}"
         return [
             _row("snapshot", self.snapshot),
-            _row("machine", f"{self.machine}, {self.price_usd_h:.2f} $ an hour"),
-            _row("provider", self.provider),
+            _row("machine", f"{self.machine}{at}, {self.price_usd_h:.2f} $ an hour"),
             _row("log in", f"ssh -p {self.port} {self.user}@{self.host}"),
             _row("directories", ", ".join(self.roots)),
             _row("files", f"{self.files:,}"),
