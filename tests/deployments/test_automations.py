@@ -85,8 +85,8 @@ def test_events_notify_and_pause(
     deployed: Deployed, inbox: Inbox, installation: Installation
 ) -> None:
     printed = make(installation, "automations", "--notify", BLOCK)
-    assert printed.count("installed  torpor: ") == 4
-    assert len(_ours(deployed)) == 4
+    assert printed.count("installed  torpor: ") == 5
+    assert len(_ours(deployed)) == 5
 
     # an event of this process arrives as it was sent, and notifies
     emit(SnapshotDeleted(workspace=NAME, snapshot=SNAPSHOT, reason="retention"))

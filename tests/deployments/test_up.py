@@ -55,6 +55,9 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     url, schedule = _schedule(torpor_up, "backup")
     assert not schedule["active"]  # until the user says so
     assert schedule["parameters"] == {"workspace": "demo"}
+    _, watching = _schedule(torpor_up, "watch")
+    assert not watching["active"]
+    assert watching["parameters"] == {"dry_run": False, "metrics": str(installation.metrics)}
     theirs = {"active": True, "schedule": {"cron": "0 5 29 2 *", "timezone": "Europe/Berlin"}}
     ask("PATCH", url, theirs)
     printed = make(installation, "up")
