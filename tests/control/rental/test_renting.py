@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -582,3 +583,13 @@ def test_a_lost_answer_of_a_market_that_stays_silent_fails_no_run(
     Renting(renter).end_abandoned()
     assert silent.alive == {}
     assert len(good.alive) == 1
+
+
+def test_no_further_offer_is_tried_once_the_time_is_over(
+    held: Renting, market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quarters = itertools.count(0, renting.RENT_S / 4)
+    market.faults = [CreateFailed("no")] * 50
+    monkeypatch.setattr(time, "monotonic", lambda: next(quarters))
+    with pytest.raises(CreateFailed, match=r"of 50 offers.* 4 were tried"):
+        held.rent([H100] * 50)
