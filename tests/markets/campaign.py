@@ -46,7 +46,6 @@ from tests.markets.kills import killing_at_request
 from tests.markets.market import Clock, Rented
 from torpor.control.providers.seam import Provider
 from torpor.control.remote.ssh import Identity
-from torpor.control.rental.records import Rental
 from torpor.control.reports import HibernateReport, WakeReport
 from torpor.control.store.s3 import S3Store
 from torpor.shared.errors import TorporError
@@ -59,6 +58,7 @@ TIMEOUT_S: Final = 2.0
 HOUR_S: Final = 3600.0
 ROUNDS_TO_RECONCILE: Final = 20
 SPEND_SLACK: Final = 0.01
+LATE_S: Final = 300.0  # hours pass between two flows
 
 _real_time = time.time
 
@@ -103,8 +103,8 @@ class Campaign:
     mine: Rented | None = None  # the machine that was handed over and not hibernated since
     truth: Tree = field(default_factory=dict)  # the workspace on that machine
     stored: list[Tree] = field(default_factory=list)  # what the newest snapshot may hold
-    taken: list[Rented] = field(default_factory=list)  # back, by their market
     spend: tuple[float, float] = (0.0, 0.0)
+    late: int = 0  # rentals whose end was found later
     foreign: list[Rented] = field(default_factory=list)
 
     # -- the story
@@ -229,17 +229,32 @@ class Campaign:
             self._violate(f"the woken workspace differs ({plan}): {found[:3]}")
 
     def _see_spend(self) -> None:
-        """What the records say was spent, and what the markets count."""
-        rentals = [*self.opened.rentals.open(), *self.opened.rentals.history()]
+        """What the records say was spent, and what the markets count.
+
+        A run that was killed right after the end of its machine left the record to a later run,
+        and only its market knows when it took a machine back: there the end must lie between the
+        last sight and the proof.
+        """
         now_unix = self.clock.now_unix
-        taken = {one.id for one in self.taken}  # when, only their market knows
-        recorded = sum(_cost_usd(one, now_unix) for one in rentals if one.machine not in taken)
-        counted = sum(
-            ((one.ended_unix or now_unix) - one.created_unix) / HOUR_S * one.usd_h
-            for name in NAMES
-            for one in self.four.fakes[name].market.rented
-            if one not in self.foreign and one not in self.taken
-        )
+        markets = [self.four.fakes[name].market for name in NAMES]
+        machines = {one.id: one for market in markets for one in market.rented}
+        recorded = counted = 0.0
+        self.late = 0
+        for rental in [*self.opened.rentals.open(), *self.opened.rentals.history()]:
+            machine = machines.pop(str(rental.machine), None)
+            if machine is None:
+                continue
+            ended, proven = machine.ended_unix or now_unix, rental.ended_unix or now_unix
+            if proven - ended > LATE_S:
+                self.late += 1
+                if ended < (rental.seen_unix or rental.created_unix):
+                    self._violate(f"machine {machine.id} was seen after its end")
+                continue
+            recorded += (proven - rental.created_unix) / HOUR_S * rental.price_usd_h
+            counted += (ended - machine.created_unix) / HOUR_S * machine.usd_h
+        for machine in machines.values():
+            if machine not in self.foreign:
+                self._violate(f"no rental has a record of machine {machine.id}")
         self.spend = (recorded, counted)
         if abs(recorded - counted) > SPEND_SLACK * counted:
             self._violate(f"the records say {recorded:.2f} USD, the markets {counted:.2f} USD")
@@ -356,7 +371,6 @@ class Campaign:
         if name == "ec2" or not self.stored:  # moto's instances end by requests only
             return ""
         self.four.fakes[name].market.end(machine)
-        self.taken.append(machine)
         self.mine = None
         return f"{name} took {machine.id} back"
 
@@ -366,14 +380,6 @@ class Campaign:
     def _violate(self, what: str) -> None:
         self.violations.append(what)
         print(f"     VIOLATION: {what}", flush=True)
-
-
-def _cost_usd(rental: Rental, now_unix: float) -> float:
-    """What a machine of this rental cost; nothing where there was none."""
-    if rental.machine is None:
-        return 0.0
-    ended = rental.ended_unix or now_unix
-    return (ended - rental.created_unix) / HOUR_S * rental.price_usd_h
 
 
 def _foreign_id(market: str, number: int) -> str:
@@ -435,8 +441,9 @@ def main(argv: list[str] | None = None) -> int:
         recorded, counted = campaign.spend
         print(
             f"{campaign.wakes} wakes in {time.monotonic() - began:.0f} s ({outcomes}); "
-            f"{len(campaign.opened.rentals.history())} rentals; {recorded:.2f} USD by the records, "
-            f"{counted:.2f} USD by the markets; {len(campaign.violations)} violations"
+            f"{len(campaign.opened.rentals.history())} rentals, {campaign.late} found ended later; "
+            f"of the others {recorded:.2f} USD by the records, {counted:.2f} USD by the markets; "
+            f"{len(campaign.violations)} violations"
         )
         return 1 if campaign.violations else 0
 
