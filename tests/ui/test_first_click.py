@@ -112,13 +112,9 @@ class Newcomer:
         return found[1]
 
 
-def _alone(user: str) -> Any:
-    """The users' tests take longest of all, so each has a worker of its own."""
-    return pytest.param(user, marks=pytest.mark.together(f"first click as {user}"))
-
-
-@pytest.fixture(params=[_alone(user) for user in USERS])
+@pytest.fixture(params=USERS)
 def newcomer(request: pytest.FixtureRequest) -> Iterator[Newcomer]:
+    """One after the other, on one worker: `make up` of both would choose the usual port."""
     folder = Path(tempfile.mkdtemp(prefix="torpor-"))  # short: it holds the names of Unix sockets
     folder.chmod(0o755)
     home, temporary = folder / "h", folder / "h-tmp"
