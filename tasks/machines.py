@@ -14,7 +14,7 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.session import Session
 from torpor.control.rental.records import Rental
-from torpor.control.rental.renting import Renter, Renting, Tenancy
+from torpor.control.rental.renting import AT_ONCE_S, Renter, Renting, Tenancy
 from torpor.control.rental.search import Offers, find_offers
 from torpor.control.safety import Warrant
 from torpor.shared.errors import InvalidInput, MachineUnreachable, NotOurs
@@ -80,8 +80,13 @@ def renting(opened: OpenWorkspace) -> Renting:
 @step("find machine")
 def find_machine(opened: OpenWorkspace, wanted: str) -> Machine:
     """The workspace's live machine, or the one with that id; never one without our label. It is
-    looked for at all providers that the workspace or an open rental names."""
-    mine = renting(opened).machines()
+    looked for at all providers that the workspace or an open rental names. A machine that nobody
+    will use is ended on the way."""
+    held = renting(opened)
+    mine = held.machines()
+    if any(_is_abandoned(rental) for _, rental in mine):  # a lost answer's machine shows by now
+        held.end_abandoned(within_s=AT_ONCE_S)
+        mine = [(machine, rental) for machine, rental in mine if not _is_abandoned(rental)]
     if wanted:
         mine = [(machine, rental) for machine, rental in mine if machine.id == wanted]
     if len(mine) == 1:
@@ -97,6 +102,10 @@ def find_machine(opened: OpenWorkspace, wanted: str) -> Machine:
         f"workspace {opened.spec.name} is on no machine at {at}"
         f"{f' called {wanted}' if wanted else ''}: wake it first, or check the provider block"
     )
+
+
+def _is_abandoned(rental: Rental | None) -> bool:
+    return rental is not None and rental.state == "abandoned"
 
 
 def chosen_machine(opened: OpenWorkspace, wanted: str) -> Machine:

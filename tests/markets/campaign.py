@@ -134,6 +134,8 @@ class Campaign:
             self._pass()
             if told.report is not None:
                 self._see_gone(str(plan))
+            elif plan.is_calm:
+                self._violate(f"an undisturbed hibernate failed: {told}")
             self._settle_mine(f"hibernate [{plan}] {told}")
             ended = self.mine is None
             self.stored = [self.truth] if ended else [*self.stored, self.truth]
@@ -148,6 +150,8 @@ class Campaign:
         if told.report is not None:
             self._see_woken(str(plan))
             self._work()
+        elif plan.is_calm:
+            self._violate(f"an undisturbed wake failed: {told}")
         self._pass()
         if self.mine is not None and self.rng.random() < 0.1:
             said.append(self._take_back(self.mine))

@@ -33,6 +33,11 @@ class Plan:
     at_request: int = 0  # killed there; 0: not
     at_step: int = 0
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing keeps the flow from its end."""
+        return not (self.faults or self.deaf or self.at_request or self.at_step)
+
     def __str__(self) -> str:
         faults = [f"{n}: {f.kind} at {f.action} x{f.count}" for n, f in self.faults]
         killed = f"killed at request {self.at_request}" if self.at_request else ""

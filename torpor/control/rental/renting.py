@@ -327,10 +327,11 @@ class Renting:
                 f"{cause}. Its machine could not be destroyed either: {faults[0]}"
             ) from cause
 
-    def end_abandoned(self) -> list[Rental]:
+    def end_abandoned(self, *, within_s: float = GONE_S) -> list[Rental]:
         """End what nobody will use: abandoned rentals, old requests that never became a machine,
         and unfinished ones whose machine has provably gone. Close the rentals of machines that were
-        handed over and have provably gone without us. Returns those that have ended."""
+        handed over and have provably gone without us. Returns those that have ended; each may take
+        ``within_s``."""
         ended = []
         rentals, machines = self._look()
         shown = {machine.label for machine in machines}
@@ -343,7 +344,7 @@ class Renting:
                 if rental.state == "handed over":
                     self._close_lost(rental)
                 elif rental.state == "abandoned" or self._is_over(rental):
-                    self.end(rental)  # otherwise the next run takes it up
+                    self.end(rental, within_s=within_s)  # else the next run takes it up
             except TorporError as error:
                 self._by.told.warn(f"rental {rental.label.rental} was not ended: {error}")
             if self._rentals.of(rental.label) is None:
