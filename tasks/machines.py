@@ -119,7 +119,8 @@ def open_session(opened: OpenWorkspace, machine: Machine) -> Session:
     """Connect to the machine, install the agent and attach to it.
 
     A rented machine may show its rental's host key and no other; the user's own, the key of the
-    first login at that address.
+    first login at that address. Only a rented machine has a sampler: nothing that torpor starts on
+    the user's own outlives the agent.
     """
     endpoint = endpoint_of(machine)
     if machine.label is None:
@@ -133,6 +134,7 @@ def open_session(opened: OpenWorkspace, machine: Machine) -> Session:
         endpoint_of(by.pinned(machine, opened.under(label.workspace).rentals.of(label))),
         opened.identity,
         pin=lambda host_key: by.pin(label, host_key),
+        sampled=True,
     )
 
 

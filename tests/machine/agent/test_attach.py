@@ -16,13 +16,15 @@ import pytest
 
 from tests.fixtures.sshd import argv_of
 from tests.fixtures.waiting import PATIENCE_S, until
+from torpor.machine.sampler.process import ALIVE, dismiss
+from torpor.machine.sampler.ring import RING, read
 
 
 class Attached:
     """One attach process, spoken to over its pipes."""
 
-    def __init__(self, bundle: Path, home: Path) -> None:
-        argv = [sys.executable, "-s", str(bundle), "attach", "--home", str(home)]
+    def __init__(self, bundle: Path, home: Path, command: str = "attach") -> None:
+        argv = [sys.executable, "-s", str(bundle), command, "--home", str(home)]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.first = self.read()
 
@@ -111,6 +113,14 @@ def test_home_is_private_and_the_agent_is_detached(bundle: Path, home: Path) -> 
     peer.process.kill()
     peer.close()
     assert agent_of(home) == pid
+
+
+def test_only_where_it_is_wanted_a_sampler_stays(bundle: Path, home: Path) -> None:
+    Attached(bundle, home).close()
+    assert not (home / ALIVE).exists()
+    Attached(bundle, home, "attach-and-sample").close()
+    until(lambda: read(home / RING), "it samples")
+    dismiss(home)
 
 
 def test_a_killed_agent_is_followed_by_a_new_one(bundle: Path, home: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.fixtures.nvml import StandIn
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.machine.sampler.gpus import Gpus
 from torpor.shared.wire.activity import GPU_LOST, GPUS_FINE, GPUS_UNREADABLE, NO_GPU, UNKNOWN
 
@@ -40,7 +41,7 @@ def look(stand_in_gpus: StandIn) -> Iterator[Look]:
         return tuple(map(int, process.stdout.readline().split()))
 
     yield look
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
 
 

@@ -35,6 +35,7 @@ class Route:
     candidates: Sequence[str] = PYTHON_CANDIDATES
     cache: Path | None = None
     source: Path | None = None
+    sampled: bool = False
 
     @property
     def where(self) -> str:
@@ -161,7 +162,8 @@ async def open_link(route: Route, pin: Callable[[str], None]) -> tuple[Link, Hel
 async def _attach(
     connection: asyncssh.SSHClientConnection, route: Route, machine: Probed, folder: str
 ) -> tuple[Link, Hello]:
-    argv = [machine.python, "-s", "-E", "-X", "utf8", folder, "attach", "--home", machine.home]
+    command = "attach-and-sample" if route.sampled else "attach"
+    argv = [machine.python, "-s", "-E", "-X", "utf8", folder, command, "--home", machine.home]
     process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
         shlex.join(argv), encoding=None
     )

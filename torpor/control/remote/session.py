@@ -70,14 +70,18 @@ class Session:
         cache: Path | None = None,
         candidates: Sequence[str] = PYTHON_CANDIDATES,
         source: Path | None = None,
+        sampled: bool = False,
     ) -> Session:
         """Connect, check the machine, install the agent where it is not there, and attach.
 
         ``pin`` gets the host key if ``endpoint`` has none, and must record it. ``cache`` holds
-        the bundles. Raises MachineUnreachable, MachineDenied, HostKeyChanged, MachineUnfit,
-        DiskFull or AgentLost; nothing is sent to a machine that cannot run the agent.
+        the bundles. ``sampled``: a sampler is to run on the machine from now on. Raises
+        MachineUnreachable, MachineDenied, HostKeyChanged, MachineUnfit, DiskFull or AgentLost;
+        nothing is sent to a machine that cannot run the agent.
         """
-        route = Route(endpoint, identity, home or DEFAULT_HOME, tuple(candidates), cache, source)
+        route = Route(
+            endpoint, identity, home or DEFAULT_HOME, tuple(candidates), cache, source, sampled
+        )
         session = cls(route, pin)
         try:
             session._await(session._connect(), OPEN_S)

@@ -1,4 +1,5 @@
-"""``python3 BUNDLE COMMAND --home HOME``: ``attach``, ``daemon``, and ``sample --lock FD``."""
+"""``python3 BUNDLE COMMAND --home HOME``: ``attach``, ``attach-and-sample``, ``daemon``, and
+``sample --lock FD``."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from typing import Final
 from torpor.shared.errors import DiskFull, MachineError, TorporError
 
 COMPLETE: Final = ".complete"  # in a bundle: its content hash, written when all is there
-_COMMANDS: Final = ("attach", "daemon", "sample")
+_COMMANDS: Final = ("attach", "attach-and-sample", "daemon", "sample")
 _STALE_S: Final = 3600.0  # a half-installed bundle of this age is stale: remove it
 
 
 def main(argv: list[str]) -> int:
-    """Run one of the commands. ``attach`` says what went wrong as one JSON line on stdout."""
+    """Run one of the commands. To attach says what went wrong as one JSON line on stdout."""
     command, options = argv[1:2], argv[2::2]
     wanted = ["--home", "--lock"] if command == ["sample"] else ["--home"]
     if len(argv) != 2 + 2 * len(wanted) or options != wanted or command[0] not in _COMMANDS:
-        sys.stderr.write("usage: BUNDLE (attach|daemon|sample) --home HOME [--lock FD]\n")
+        sys.stderr.write(f"usage: BUNDLE ({'|'.join(_COMMANDS)}) --home HOME [--lock FD]\n")
         return 2
     bundle, home = Path(argv[0]).absolute(), Path(argv[3])
     if command == ["sample"]:
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     if argv[1] == "daemon":
         return _daemon(bundle, home)
     try:
-        _attach(bundle, home)
+        _attach(bundle, home, sampled=argv[1] == "attach-and-sample")
     except TorporError as error:
         return _say(error)
     except OSError as error:
@@ -42,10 +43,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _attach(bundle: Path, home: Path) -> None:
+def _attach(bundle: Path, home: Path, *, sampled: bool) -> None:
     from torpor.machine.agent.attach import attach, own_command  # the daemon does not need it
 
-    sampler = own_command(bundle, home, "sample")
+    sampler = own_command(bundle, home, "sample") if sampled else None
     attach(home, version(bundle), own_command(bundle, home, "daemon"), sampler)
 
 

@@ -24,18 +24,19 @@ _HELLO_BYTES: Final = 64 * KIB
 _PUMP_BYTES: Final = 256 * KIB
 
 
-def attach(home: Path, agent: str, start: list[str], sampler: list[str]) -> None:
+def attach(home: Path, agent: str, start: list[str], sampler: list[str] | None = None) -> None:
     """Pump bytes between this process's stdin and stdout and the agent until either side ends.
 
     ``agent`` is the version that must answer; ``start`` is the argv that starts it, and ``sampler``
-    that of the sampler, which is started too. Without a sampler nothing but its verdict is missing.
+    that of the sampler, where one is wanted. Without it nothing but its verdict is missing.
     """
     home = enter_home(home)
     peer, hello = _connect_or_start(home, agent, start)
-    try:
-        ensure_sampler(home, agent, sampler, LOG_FILE)
-    except OSError as error:
-        Log(home / LOG_FILE).write(f"the sampler cannot be started: {error}")
+    if sampler is not None:
+        try:
+            ensure_sampler(home, agent, sampler, LOG_FILE)
+        except OSError as error:
+            Log(home / LOG_FILE).write(f"the sampler cannot be started: {error}")
     _write_all(1, hello)
     threading.Thread(target=_pump_in, args=(peer,), name="attach-in", daemon=True).start()
     _pump_out(peer)
