@@ -166,6 +166,8 @@ class Campaign:
             self._settle_mine(f"calm wake {told}")
             if told.report is None:
                 self._violate(f"an undisturbed wake failed: {told}")
+            else:
+                self._see_woken("undisturbed")
         for _ in range(3):
             self._pass()
             told = self._flow(
@@ -231,6 +233,7 @@ class Campaign:
         if now not in self.stored:
             found = differences(self.stored[-1], now)
             self._violate(f"the woken workspace differs ({plan}): {found[:3]}")
+        self.truth = now
 
     def _see_spend(self) -> None:
         """What the records say was spent, and what the markets count.

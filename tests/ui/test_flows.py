@@ -201,6 +201,7 @@ def test_forms_filled_and_submitted(
         "destroy": True,
         "machine": "",
         "accept_changed": ["*.log"],
+        "only_if_idle": False,
     }
     assert run["name"] == f"hibernate-{NAME}"
     assert list_machines(NAME) == []

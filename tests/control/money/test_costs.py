@@ -171,21 +171,21 @@ def test_lines_are_by_month_project_workspace_provider_and_gpu() -> None:
     made = lines(counted, of, kept, "s3://b", month)
     table = frame(made)
     assert list(zip(table.month, table.kind, table.project, table.gpu, strict=True)) == [
+        ("2026-12", "machines", "p", "2 x H100 SXM"),
         ("2026-12", "machines", "", ""),
         ("2026-12", "storage", "", ""),
-        ("2026-12", "machines", "p", "2 x H100 SXM"),
         ("2026-11", "machines", "p", "2 x H100 SXM"),
     ]
     assert set(table.workspace) == {DEMO}
-    assert list(table.low_usd) == [Decimal(0), Decimal(0), Decimal(14), Decimal(1416)]
-    assert list(table.unpriced_hours) == [0.01, 0, 0, 0]
-    assert table.spot_share.tolist()[2:] == [pytest.approx(1 / 7), 0]
-    assert list(table.rentals) == [1, 0, 2, 1]
-    assert table.stored_usd_month[1] == Decimal("0.03")
+    assert list(table.low_usd) == [Decimal(14), Decimal(0), Decimal(0), Decimal(1416)]
+    assert list(table.unpriced_hours) == [0, 0.01, 0, 0]
+    assert table.spot_share.tolist()[::3] == [pytest.approx(1 / 7), 0]
+    assert list(table.rentals) == [2, 1, 0, 1]
+    assert table.stored_usd_month[2] == Decimal("0.03")
     shown = rows(made)
-    assert shown[0]["of unknown price"] == "0.01"
-    assert shown[1]["cost"] == "0.03 $ a month, as it is now"
-    assert (shown[2]["cost"], shown[2]["hours"], shown[2]["spot"]) == ("14.00 $", "7.00", "14 %")
+    assert shown[1]["of unknown price"] == "0.01"
+    assert shown[2]["cost"] == "0.03 $ a month, as it is now"
+    assert (shown[0]["cost"], shown[0]["hours"], shown[0]["spot"]) == ("14.00 $", "7.00", "14 %")
     assert rows([]) == [{"result": "nothing was rented or stored"}]
     assert list(frame([]).columns) == list(table.columns)
     many = rows(made * 100)

@@ -104,8 +104,8 @@ def lines(
     store: str = "",
     now: Month | None = None,
 ) -> list[Line]:
-    """All lines, the newest month first. ``of``: the workspace of each name that machines are
-    rented under."""
+    """All lines, the newest month first, and in a month what cost most. ``of``: the workspace of
+    each name that machines are rented under."""
     groups: dict[tuple[Month, str, str, str, str], list[Cost]] = {}
     for cost in costs:
         rental = cost.rental
@@ -142,6 +142,7 @@ def lines(
             for one in stored
         ]
     found.sort(key=lambda one: (one.project, one.workspace, one.kind, one.provider, one.gpu))
+    found.sort(key=lambda one: one.high, reverse=True)
     found.sort(key=lambda one: one.month, reverse=True)
     return found
 
