@@ -32,9 +32,10 @@ def _safe(url: str) -> str:
     here = parts.hostname in ("127.0.0.1", "localhost", "::1")
     if not parts.hostname or (parts.scheme != "https" and not (here and parts.scheme == "http")):
         raise ValueError(
-            f"{url!r} is not where a key may be sent: begin with https://, or with http:// on this "
-            "host"
+            "this is not where a key may be sent: begin with https://, or with http:// on this host"
         )
+    if "@" in parts.netloc:
+        raise ValueError("an address holds no login: it is not kept secret")
     return url.strip().rstrip("/")
 
 

@@ -78,17 +78,22 @@ def store_workspace(
             )
         session = open_session(opened, live)
 
+    def still_idle() -> None:
+        if idle_since_s is not None:
+            see_idle(opened, live, session, idle_since_s)
+
     def end(snapshot: RemoteSnapshot, verified: Verified) -> None:
         with phases.phase("confirm"):
-            if idle_since_s is not None:
-                see_idle(opened, live, session, idle_since_s)
             warrant = confirm(opened, snapshot, verified, live, session)
+            still_idle()
         with phases.phase("destroy"):
             destroy_machine(opened, live, warrant)
 
     with session:
         idle_since_s = see_idle(opened, live, session, None) if only_if_idle else None
-        report, verified = Storing(opened, session, live.id, phases, end if destroy else None).run()
+        report, verified = Storing(
+            opened, session, live.id, phases, end if destroy else None, still_idle
+        ).run()
     if destroy:
         report = msgspec.structs.replace(report, destroyed=True, saved_usd_h=live.price_usd_h)
     return report, verified

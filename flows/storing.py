@@ -39,7 +39,8 @@ End: TypeAlias = Callable[[RemoteSnapshot, Verified], None]
 
 class Storing:
     """One snapshot over an open session. ``end`` ends the machine once the snapshot is verified,
-    or raises StillChanging where the disk has changed since; without it the machine is kept."""
+    or raises StillChanging where the disk has changed since; without it the machine is kept.
+    ``before_quiesce`` may raise to keep the user's programs as they are."""
 
     def __init__(
         self,
@@ -48,11 +49,13 @@ class Storing:
         machine: str,
         phases: Phases,
         end: End | None = None,
+        before_quiesce: Callable[[], None] = lambda: None,
     ) -> None:
         self._workspace = workspace
         self._machine = machine
         self._phases = phases
         self._end = end
+        self._before_quiesce = before_quiesce
         self._remote = RemoteSnapshot(
             session, workspace.store, workspace.spec, workspace.key, runner().run
         )
@@ -103,6 +106,7 @@ class Storing:
                 continue
             if not self._rested:
                 with self._phases.phase("quiesce"):
+                    self._before_quiesce()
                     quiesce(self._remote)
                 self._rested = True
                 continue

@@ -48,6 +48,7 @@ def watch(
     """
     blocks, watched = _open_all(workspaces or runner().workspaces())
     opened = {one.spec.name: one for one in blocks.values()}
+    named = {name: [b for b, one in blocks.items() if one.spec.name == name] for name in opened}
     standing = list_all_machines([*opened.values()])
     newest, troubles = _newest(opened)
     for name, why in {**standing.unread, **troubles}.items():
@@ -61,6 +62,7 @@ def watch(
     watched += [
         _watched(opened[_name(one)], one, look.result(), newest, dry_run) for one, look in looks
     ]
+    watched = [_undecided(one, named[one.workspace]) if one.idle else one for one in watched]
     watched += _not_there(standing, opened, newest)
     there = {one.workspace for one in watched}
     watched += [
@@ -69,10 +71,11 @@ def watch(
         if name not in there
     ]
     _warn(watched)
-    faults: list[TorporError] = []
+    faults: list[Exception] = []
     if not dry_run:
-        names = {one.spec.name: block for block, one in blocks.items()}
-        watched = [_act(one, names, faults) if one.idle else one for one in watched]
+        watched = [
+            _act(one, named[one.workspace][0], faults) if one.idle else one for one in watched
+        ]
     shown = {id(one) for one in used}
     report = WatchReport(
         time.time(),
@@ -197,8 +200,16 @@ def _warn(watched: list[Watched]) -> None:
             )
 
 
-def _act(one: Watched, names: dict[WorkspaceName, str], faults: list[TorporError]) -> Watched:
-    """Hibernate an idle machine. The hibernation asks for the verdict again, twice."""
+def _undecided(one: Watched, blocks: list[str]) -> Watched:
+    """Kept, where several blocks are for the workspace: they may store different folders."""
+    if len(blocks) == 1:
+        return one
+    step = f"hibernate it yourself: the blocks {', '.join(blocks)} are all for this workspace"
+    return msgspec.structs.replace(one, next_step=step, idle=False)
+
+
+def _act(one: Watched, block: str, faults: list[Exception]) -> Watched:
+    """Hibernate an idle machine. The hibernation asks for the verdict again."""
     machine = one.machine or MachineId("")
     emit(
         MachineIdle(
@@ -213,11 +224,11 @@ def _act(one: Watched, names: dict[WorkspaceName, str], faults: list[TorporError
         runs = runner().start(
             hibernate,
             f"watch-{machine}-{int(time.time()) // AGAIN_S}",
-            workspace=names[one.workspace],
+            workspace=block,
             machine=machine,
             only_if_idle=True,
         )
-    except TorporError as error:
+    except Exception as error:  # noqa: BLE001 - one that fails leaves the others to be looked at
         runner().log.error("machine %s was not hibernated: %s", machine, error)
         faults.append(error)
         return msgspec.structs.replace(one, next_step=f"it was not hibernated: {error}")

@@ -89,11 +89,24 @@ def test_a_jupyter_server_that_does_not_answer_is_unknown() -> None:
     assert _verdict(quiet(WINDOW, flags=JUPYTER_SILENT)).kind == "unknown"
 
 
-def test_torpors_own_run_is_busy_and_its_past_is_not_work() -> None:
+def test_torpors_own_run_is_busy_and_hides_no_other_work() -> None:
+    """Whose CPU it was, nobody knows."""
     assert _verdict(quiet(WINDOW), runs=True).reason == "torpor works on it"
-    past = _with(range(200), quiet(WINDOW), flags=OWN_RUN, cpu=400, network=9999, disk=9999)
-    assert _verdict(past).kind == "idle"
-    assert _verdict(_with(range(50), past, gpu=50)).kind == "busy"  # a GPU is never torpor's
+    past = _with(range(200), quiet(WINDOW), flags=OWN_RUN, cpu=400)
+    assert _verdict(past).kind == "busy"
+
+
+def test_work_that_goes_on_now_is_busy_however_quiet_it_was_before() -> None:
+    assert _verdict(_with(range(WINDOW - 3, WINDOW), quiet(WINDOW), gpu=50)).kind == "busy"
+    assert _verdict(_with(range(WINDOW - 2, WINDOW), quiet(WINDOW), gpu=50)).kind == "idle"
+
+
+def test_a_hibernation_that_took_longer_than_the_window_is_not_judged() -> None:
+    """Who came and went before the window is not seen."""
+    verdict = judge(activity(quiet(WINDOW)), RULES, since_s=NOW_S - WINDOW - 1)
+    assert (verdict.kind, "storing took" in verdict.reason) == ("unknown", True)
+    late = _with(range(WINDOW - 60, WINDOW - 54), quiet(WINDOW), gpu=100)
+    assert judge(activity(late), RULES, since_s=NOW_S - WINDOW).kind == "busy"
 
 
 def test_a_machine_on_which_nothing_ran_yet_is_unknown() -> None:
@@ -182,8 +195,9 @@ def test_idle_means_that_every_rule_was_kept(
         if one.boot == newest.boot
         and one.gpu <= RULES.gpu_percent
         and one.gpu_state == GPUS_FINE
-        and (one.flags & OWN_RUN or (0 <= one.cpu <= 50 and 0 <= one.network <= 100))
-        and (one.flags & OWN_RUN or 0 <= one.disk <= 1024)
+        and 0 <= one.cpu <= 50
+        and 0 <= one.network <= 100
+        and 0 <= one.disk <= 1024
     ]
     assert len(kept) >= 0.95 * WINDOW
     assert newest.gpu_state == GPUS_FINE

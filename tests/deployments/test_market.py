@@ -63,6 +63,13 @@ def test_a_key_is_sent_to_the_market_or_through_a_gateway_but_never_in_the_clear
     assert kind(api_key=key).url.startswith("https://")
     assert kind(api_key=key, url=" https://gateway.example/vast/ ").url.endswith("/vast")
     assert kind(api_key=key, url="http://127.0.0.1:80").open()
-    for url in ("http://vast.example", "vast.example", "https://", "ftp://127.0.0.1", ""):
+    for url in (
+        "http://vast.example",
+        "vast.example",
+        "https://",
+        "ftp://127.0.0.1",
+        "",
+        "https://me:secret@gate.example",
+    ):
         with pytest.raises(ValidationError, match="where a key may be sent"):
             kind(api_key=key, url=url)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from blocks import Workspace
 from flows import hibernate, watch
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
@@ -116,6 +117,44 @@ def test_a_block_may_ask_for_a_report_only(world: World, opened: OpenWorkspace) 
     assert [one.id for one in world.machines()] == [machine]
 
 
+def test_a_workspace_that_several_blocks_are_for_is_kept(
+    world: World, opened: OpenWorkspace
+) -> None:
+    """They may store different folders."""
+
+    class TwoBlocks(PlainRunner):
+        def workspaces(self) -> list[str]:
+            return ["one", "two"]
+
+        def open(self, workspace: Workspace | str) -> OpenWorkspace:
+            return opened
+
+    machine = _rented(world, gpu_peak=90)
+    with TwoBlocks(opened, wait_factor=0.1):
+        report = watch.fn(dry_run=False)
+    assert "the blocks one, two are all for this workspace" in _of(report, machine).next_step
+    assert [one.id for one in world.machines()] == [machine]
+
+
+def test_one_hibernation_that_cannot_be_started_leaves_the_others(
+    world: World, opened: OpenWorkspace
+) -> None:
+    tables: list[str] = []
+
+    class NoServer(PlainRunner):
+        def start(self, flow: Any, key: str, **parameters: Any) -> str:
+            raise LookupError("no deployment has this name")
+
+        def table(self, key: str, rows: Any, description: str) -> None:
+            tables.append(str(rows))
+
+    machines = [_rented(world, gpu_peak=90) for _ in range(2)]
+    with NoServer(opened, wait_factor=0.1), pytest.raises(LookupError):
+        watch.fn(dry_run=False)
+    assert sorted(one.id for one in world.machines()) == sorted(machines)
+    assert tables[0].count("it was not hibernated: no deployment has this name") == 2
+
+
 def test_a_machine_that_does_not_answer_is_kept_and_what_is_forgotten_is_listed(
     world: World, opened: OpenWorkspace
 ) -> None:
@@ -175,8 +214,11 @@ def test_a_machine_that_is_used_during_its_hibernation_is_kept(
     machine = _rented(world, gpu_peak=90)
     home = world.workspace(machine).parent / ".torpor"
 
+    looks = []
+
     def before(step: str) -> None:
-        if step == "commit":
+        looks.append(step == "see that it is idle")
+        if looks[-1] and sum(looks) == 2:
             _seen(home, RECORDS, _WINDOW_S, gpu=95, gpu_peak=90)
 
     with (

@@ -16,7 +16,6 @@ from torpor.shared.wire.activity import (
     GPUS_UNREADABLE,
     JUPYTER_SILENT,
     NOBODY,
-    OWN_RUN,
     PERSON,
     UNKNOWN,
     Activity,
@@ -27,6 +26,8 @@ STALE_S: Final = 60.0
 """A sampler that has written nothing for so long is dead, or its machine hangs."""
 _AHEAD_S: Final = 5.0  # by which a sample may be younger than the answer that brings it
 _UNREADABLE: Final = "unreadable"
+_NOW: Final = 3
+"""If the newest samples all show work, the machine works, however quiet it was before."""
 
 Kind = Literal["busy", "idle", "unknown"]
 
@@ -44,11 +45,15 @@ def judge(
     """Idle only if every rule was kept during the whole window; Unknown where that cannot be said.
 
     ``gpus``: how many the machine was rented with. ``since_s``: of a machine that was idle then, on
-    its clock, judge only the time since, in which torpor itself used CPU, network and disk.
+    its clock, judge only the time since, in which torpor itself used CPU, network and disk. It must
+    not be longer than the rules' window, and nothing is spared.
     """
-    window_s = rules.minutes * 60
+    window_s = rules.minutes * 60.0
     if since_s is not None:
-        window_s = min(window_s, max(0.0, activity.now_s - since_s))
+        passed_s = max(0.0, activity.now_s - since_s)
+        if passed_s > window_s:
+            return Verdict("unknown", f"storing took {_span(passed_s)}; the next time takes less")
+        window_s = passed_s
         rules = msgspec.structs.replace(rules, cpu_percent=0, network_kib_s=0, disk_kib_s=0)
     newest = activity.samples[-1] if activity.samples else None
     fault = _fault(activity, newest)
@@ -118,7 +123,9 @@ def _by_seconds(
         unread_s += covered_s * (causes == {_UNREADABLE})
         quiet_s += covered_s * (not causes)
     spare_s = (1 - rules.share) * window_s
-    if active_s > spare_s:
+    newest_few = [bool(set(_causes(one, rules)) - {_UNREADABLE}) for one in seen[-_NOW:]]
+    works_now = bool(newest_few) and all(newest_few)
+    if active_s > spare_s or works_now or (spent.keys() - {_UNREADABLE} and not whole):
         named = sorted((c for c in spent if c != _UNREADABLE), key=lambda c: -spent[c])
         words = ", ".join(f"{c} in {_percent(spent[c], window_s)}" for c in named)
         return Verdict("busy", f"{words} of {_span(window_s)}")
@@ -142,8 +149,6 @@ def _causes(one: Sample, rules: IdleRules) -> Iterator[str]:
         yield f"a GPU above {rules.gpu_percent:g} %"
     if one.gpu_state in (GPUS_UNREADABLE, GPU_LOST):
         yield _UNREADABLE
-    if one.flags & OWN_RUN:
-        return
     for value, most, what in (
         (one.cpu, rules.cpu_percent, f"CPU above {rules.cpu_percent:g} % of a core"),
         (one.network, rules.network_kib_s, f"network above {rules.network_kib_s:g} KiB/s"),

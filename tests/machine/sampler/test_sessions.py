@@ -17,10 +17,10 @@ _PTS_3 = 136 << 8 | 3
 class Processes:
     """A /proc of our own making."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, first: str = "init") -> None:
         self.root = root
         (root / "dev/pts").mkdir(parents=True)
-        self.add(1, 0, "init")
+        self.add(1, 0, first)
         self.add(10, 1, "sshd")
 
     def add(self, pid: int, parent: int, name: str, argv: str = "", terminal: int = 0) -> None:
@@ -60,8 +60,9 @@ def test_a_terminal_counts_by_its_last_input(processes: Processes, server: str) 
     assert _look(processes) == (0, False)
 
 
-def test_torpors_own_connections_are_left_out(processes: Processes) -> None:
-    attach = "/root/.torpor/bundles/abc attach --home /root/.torpor"
+@pytest.mark.parametrize("command", ["attach", "attach-and-sample"])
+def test_torpors_own_connections_are_left_out(processes: Processes, command: str) -> None:
+    attach = f"/root/.torpor/bundles/abc {command} --home /root/.torpor"
     processes.add(20, 10, "sshd")
     processes.add(21, 20, "bash", f"bash -c python3 -s -E -X utf8 {attach}")
     processes.add(22, 21, "python3", f"python3 -s -E -X utf8 {attach}")
@@ -79,6 +80,19 @@ def test_a_name_in_parentheses_and_a_process_that_ends(processes: Processes) -> 
     (processes.root / "proc/40").mkdir()  # its stat is gone
     (processes.root / "proc/41").mkdir()
     (processes.root / "proc/41/stat").touch()
+    assert _look(processes) == (0, False)
+
+
+def test_where_the_ssh_server_is_the_first_process_its_orphans_are_no_sessions(
+    tmp_path: Path,
+) -> None:
+    """As in a container whose start script ends in `exec sshd -D`."""
+    processes = Processes(tmp_path, first="sshd")
+    processes.add(30, 1, "python3", "python3 train.py")
+    processes.add(31, 1, "python3", "python3 /root/.torpor/bundles/abc sample --home /root/.torpor")
+    assert _look(processes) == (NOBODY, False)
+    processes.add(40, 1, "sshd")
+    processes.add(41, 40, "bash", "bash")
     assert _look(processes) == (0, False)
 
 

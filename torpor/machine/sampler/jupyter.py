@@ -47,14 +47,14 @@ def runtime_folders() -> list[Path]:
 
 
 def look(folders: list[Path], now: Callable[[], float] = time.time) -> tuple[int, bool]:
-    """Seconds since the last activity of any kernel or terminal, NOBODY without one; and whether a
-    server answered."""
+    """Seconds since the last activity of any kernel or terminal, NOBODY without one; and whether
+    there are servers and all of them answered."""
     servers = list(_servers(folders))
     kernels = [_ask(facts, "api/kernels") for facts in servers]
     terminals = [_ask(facts, "api/terminals") for facts in servers]
     every = [one for listed in (*kernels, *terminals) for one in listed or []]
     quiet = [_quiet_s(one, now()) for one in every if isinstance(one, dict)]
-    return min(quiet, default=NOBODY), any(listed is not None for listed in kernels)
+    return min(quiet, default=NOBODY), bool(kernels) and None not in kernels
 
 
 def _servers(folders: list[Path]) -> Iterator[dict[str, Any]]:

@@ -11,8 +11,11 @@ from typing import Final, NamedTuple
 from torpor.shared.wire.activity import NOBODY
 
 _SERVERS: Final = ("sshd", "sshd-session", "sshd-auth", "dropbear", "torpor-sshd")
-_OWN: Final = (b" attach --home ", b"torpor-probe", b"torpor-install")
-"""In the command lines of what torpor runs over SSH."""
+_OWN: Final = (
+    b" attach --home ", b" attach-and-sample --home ", b" daemon --home ", b" sample --home ",
+    b"torpor-probe", b"torpor-install",
+)  # fmt: skip
+"""In the command lines of what torpor runs over SSH, and starts from there."""
 _TERMINALS: Final = range(136, 144)  # major device numbers of /dev/pts
 
 
@@ -41,7 +44,7 @@ def look(root: Path = Path("/"), now: Callable[[], float] = time.time) -> Sessio
     servers = {one.pid for one in processes.values() if one.name in _SERVERS}
     quiet = [
         _quiet_s(root, processes[pid].terminal, now())
-        for server in servers
+        for server in servers - {1}  # to which a container's orphans fall
         for pid in children.get(server, [])
         if pid not in servers and not _is_own(root, pid, children)
     ]
