@@ -35,7 +35,7 @@ def _safe(url: str) -> str:
             "this is not where a key may be sent: begin with https://, or with http:// on this host"
         )
     if "@" in parts.netloc:
-        raise ValueError("an address holds no login: it is not kept secret")
+        raise ValueError("this is not where a key may be sent: no login may be in the address")
     return url.strip().rstrip("/")
 
 
