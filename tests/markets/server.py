@@ -6,6 +6,7 @@ import hmac
 import json
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,7 +41,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class FakeMarket:
+class FakeMarket(ABC):
     """A fake market that listens on loopback. Subclasses know the routes and the words.
 
     ``calls`` lists (method, path) as they came. ``step`` is called twice for each request: before
@@ -77,18 +78,21 @@ class FakeMarket:
 
     # -- what each market says in its own words
 
+    @abstractmethod
     def action_of(self, request: Request) -> Action:
-        raise NotImplementedError
+        """What the request does."""
 
+    @abstractmethod
     def handle(self, request: Request) -> Answer:
-        raise NotImplementedError
+        """Carry the request out."""
 
+    @abstractmethod
     def unauthorized(self) -> Answer:
-        raise NotImplementedError
+        """The answer to a wrong key."""
 
+    @abstractmethod
     def error_body(self, request: Request) -> Answer:
         """An error in a 200."""
-        raise NotImplementedError
 
     def failed(self) -> Answer:
         """A 500."""

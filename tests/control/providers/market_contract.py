@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,7 +36,7 @@ from torpor.shared.errors import (
 from torpor.shared.values import Label, Machine, MachineId, Want, workspace_name
 
 
-class MarketContract(ProviderContract):
+class MarketContract(ProviderContract, ABC):
     """Fixtures to give: ``fake`` (without bodies), ``want``, and ``connect``."""
 
     reach_stride = 1000
@@ -255,14 +256,17 @@ class MarketContract(ProviderContract):
     ssh_port = 22
     slept: list[float]
 
+    @abstractmethod
     def new_fake(self) -> FakeMarket:
-        raise NotImplementedError
+        """A fake of this market, with its wares."""
 
+    @abstractmethod
     def connect(self, fake: FakeMarket, key: str = "", timeout_s: float = 30.0) -> Provider:
-        raise NotImplementedError
+        """The adapter of an account at the fake."""
 
+    @abstractmethod
     def foreign(self, fake: FakeMarket) -> MachineId:
-        raise NotImplementedError
+        """Rent a machine by hand, without our label."""
 
 
 def label() -> Label:

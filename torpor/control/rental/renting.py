@@ -298,7 +298,8 @@ class Renting:
         why = destroy(provider, machine, warrant, rental.created_unix, within_s)
         self.leave(rental)
         self._by.told.ended(machine, warrant.reason)
-        self._rentals.change(rental, state="ended", machine=machine.id, why=why, **seen)
+        with suppress(HandedOver):  # another run has seen the end, and recorded it
+            self._rentals.change(rental, state="ended", machine=machine.id, why=why, **seen)
 
     def end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:
         """End those that this run may end. If one cannot be ended, an error of ours names both
