@@ -53,11 +53,11 @@ def within_budgets(opened: OpenWorkspace, offers: Offers, count: int) -> Offers:
     return Offers(fitting, [*refused, *offers.refused])
 
 
-def see_that_budgets_allow(opened: OpenWorkspace) -> None:
+def see_that_budgets_allow(opened: OpenWorkspace, usd_h: float) -> None:
     """Check once more what is recorded by now, with what other runs recorded meanwhile, right
-    before a machine is asked for; raises BudgetExceeded."""
+    before a machine of this price is asked for, which is recorded too; raises BudgetExceeded."""
     for one in standings(opened):
-        if reason := one.refusal():
+        if reason := one.refusal_of_price(usd_h) or one.refusal():
             raise BudgetExceeded(f"nothing was rented for workspace {opened.spec.name}: {reason}")
 
 

@@ -72,7 +72,7 @@ def renting(opened: OpenWorkspace) -> Renting:
             opened.identity.load(),
             _Told(opened.spec.name),
             opened.project,
-            lambda: see_that_budgets_allow(opened),
+            lambda usd_h: see_that_budgets_allow(opened, usd_h),
         )
     )
 

@@ -22,6 +22,7 @@ from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.manifests import PLAIN, SNAPSHOT, honest
 from tests.fixtures.market import H100
 from tests.fixtures.plain_flows import plain, run_plainly
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.rental.records import Rentals
 from torpor.shared.errors import BudgetExceeded, StoreUnavailable
 from torpor.shared.format.manifest import encode_manifest
@@ -124,6 +125,17 @@ def test_an_offer_without_a_price_is_refused_and_one_that_fits_is_taken(lab: Lab
         run_plainly(opened, create)
 
 
+def test_an_offer_that_no_budget_was_asked_about_is_refused_for_its_price(lab: Lab) -> None:
+    """A replicate that finds enough machines left by an earlier one asks about none, and may still
+    have to replace one."""
+    unknown = msgspec.structs.replace(H100, price_usd_h=0.0)
+    opened = lab.limited(500)
+    with plain(opened), pytest.raises(BudgetExceeded, match="its price is unknown"):
+        renting(opened).rent([unknown])
+    assert lab.market.orders == []
+    assert lab.states() == ["ended"]
+
+
 def test_a_run_that_recorded_its_rental_meanwhile_is_seen(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +147,7 @@ def test_a_run_that_recorded_its_rental_meanwhile_is_seen(
 
     def together(self: Rentals, *args: Any) -> Any:
         rental = begin(self, *args)
-        both.wait(10)
+        both.wait(PATIENCE_S)
         return rental
 
     monkeypatch.setattr(Rentals, "begin", together)

@@ -80,7 +80,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         no machine: whether what is rented already is too much."""
         more = price(usd_h)
         if count and more is None:
-            return f"its price is unknown, and budget {self.budget.name} allows known prices only"
+            return self.refusal_of_price(usd_h)
         needed = (self.usd_h + count * (more or 0)) * Fraction(RESERVE_S) / 3600
         if self.high + needed * 1_000_000 <= self.limit:
             return ""
@@ -89,6 +89,12 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.message()}; with {machines} an hour would exceed the budget: hibernate a "
             f"machine, raise the budget, or wait for {self.month.plus(1)}"
         )
+
+    def refusal_of_price(self, usd_h: float) -> str:
+        """Why a machine of this price may not be rented, whatever is left; empty if it may."""
+        if price(usd_h) is not None:
+            return ""
+        return f"its price is unknown, and budget {self.budget.name} allows known prices only"
 
     def message(self) -> str:
         """In a sentence: what is spent and what is left."""

@@ -76,8 +76,8 @@ class Renter(msgspec.Struct, frozen=True):
     identity: asyncssh.SSHKey
     told: Told
     project: str = ""
-    afford: Callable[[], None] = lambda: None
-    """Called between the record of a rental and the request for its machine: raises
+    afford: Callable[[float], None] = lambda usd_h: None
+    """Called with its price between the record of a rental and the request for its machine: raises
     BudgetExceeded if the budgets do not allow what is recorded by now."""
 
 
@@ -404,7 +404,7 @@ class Renting:
         try:
             asked = False
             try:
-                self._by.afford()
+                self._by.afford(offer.price_usd_h)
                 asked = True
                 machine = provider.create(order)
             except TorporError as error:
