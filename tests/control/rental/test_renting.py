@@ -20,7 +20,7 @@ from torpor.control.rental.markets import Markets
 from torpor.control.rental.order import order_for
 from torpor.control.rental.records import Rentals
 from torpor.control.rental.renting import Renter, Renting
-from torpor.control.safety import Warrant, never_handed_over
+from torpor.control.safety import never_handed_over
 from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,
@@ -38,7 +38,7 @@ from torpor.shared.errors import (
     UnexpectedAnswer,
     WorkspaceBusy,
 )
-from torpor.shared.values import DRILL, Endpoint, Machine, Want, WorkspaceName, reserved_name
+from torpor.shared.values import DRILL, Endpoint, Want, WorkspaceName, reserved_name
 
 DEMO = WorkspaceName("demo")
 replace = msgspec.structs.replace
@@ -174,26 +174,6 @@ def test_a_machine_that_goes_without_us_closes_its_rental_by_the_proof(
     assert look(1000) == ["ended"]
     (ended,) = rentals.history()
     assert ended.why.startswith("it was gone: ")
-
-
-def test_an_end_that_another_run_recorded_meanwhile_is_an_end(
-    held: Renting, market: Market, rentals: Rentals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It saw that the machine had gone, while this run destroyed it."""
-    with held:
-        held.rent(market.on_sale).hand_over()
-    (rental,) = rentals.open()
-    (machine,) = market.list_own()
-    destroy = market.destroy
-
-    def and_another_sees_it(machine: Machine, warrant: Warrant) -> None:
-        destroy(machine, warrant)
-        rentals.change(rental, state="ended", why="it was gone")
-
-    monkeypatch.setattr(market, "destroy", and_another_sees_it)
-    held.end(rental, never_handed_over(machine, rental.label))
-    assert market.alive == {}
-    assert _states(rentals) == ["ended"]
 
 
 def test_a_machine_that_appears_between_the_two_listings_is_ended(
