@@ -31,7 +31,8 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "tree": set(),
         "pipeline": {"tree"},
         "sampler": set(),
-        "agent": {"pipeline", "sampler", "tree"},
+        "agent": {"pipeline", "sampler", "supervisor", "tree"},
+        "supervisor": {"sampler"},
     },
     "control": {  # runs beside the flows; no machine gets it
         "ports": set(),
@@ -42,6 +43,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "store": {"ports"},
         "hosts": {"store"},
         "idleness": set(),
+        "jobs": {"store"},
         "watching": {"idleness", "reconciliation", "reports"},
         "metrics": {"watching"},
         "safety": {"store"},

@@ -1,0 +1,1 @@
+"""Jobs: their records in the store, and what becomes of them."""

@@ -1,0 +1,54 @@
+"""What becomes of a job after an attempt has ended: pure functions of its record.
+
+A machine that is lost after a newer save counts for nothing: the job made progress. Losses without
+one are counted from the last attempt that saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from torpor.control.jobs.records import Attempt, Job
+
+MOST_LOSSES: Final = 3
+"""Machines lost one after the other without a newer save: then the job ends as preempted."""
+LOSSES_TO_ON_DEMAND: Final = 2
+"""After these, ``allowed`` rents no spot machine for the next attempt."""
+WAITS_S: Final = (60.0, 120.0, 300.0, 600.0)
+"""Before the next look for a machine where none was on sale; the last one repeats."""
+
+Spot = Literal["never", "allowed", "only"]
+
+
+def losses(attempts: Sequence[Attempt]) -> int:
+    """Machines lost one after the other, up to now, without a newer save."""
+    count = 0
+    for attempt in reversed(attempts):
+        if attempt.end != "machine lost" or attempt.saved:
+            break
+        count += 1
+    return count
+
+
+def spot_for(job: Job) -> Spot:
+    """Which machines the next attempt may rent."""
+    if job.spot == "allowed" and losses(job.attempts) >= LOSSES_TO_ON_DEMAND:
+        return "never"
+    return job.spot
+
+
+def is_hopeless(job: Job) -> bool:
+    """Whether it lost too many machines without progress to be tried again."""
+    return losses(job.attempts) >= MOST_LOSSES
+
+
+def is_retried(job: Job) -> bool:
+    """Whether the command, which has failed, is started once more."""
+    failed = sum(one.end == "command ended" and one.status != 0 for one in job.attempts)
+    return failed <= job.retries
+
+
+def wait_s(refusals: int) -> float:
+    """Seconds before the next look, after so many in a row in which nothing was on sale."""
+    return WAITS_S[min(refusals, len(WAITS_S)) - 1]

@@ -1,0 +1,215 @@
+"""The records of jobs, in the store beside the snapshots of their workspace.
+
+``jobs/open/ID`` is the truth about a job: flow runs, workers and machines may die under it. Only
+the run that drives the job writes it; whoever wants it to stop writes ``jobs/stop/ID``. When the
+job has ended, the record moves to ``jobs/ended/ID``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, Literal
+
+import msgspec
+
+from torpor.control.store.seam import ObjectStore
+from torpor.shared.errors import HandedOver, InvalidInput, StoreError, StoreMissing, WorkspaceBusy
+from torpor.shared.values import MachineId, ObjectKey, SnapshotId, WorkspaceName
+
+DRIVEN_S: Final = 20.0
+"""How often the run that drives a job says so in its record."""
+LOST_S: Final = 120.0
+"""A run that has not said so for this long is gone: another one may continue the job."""
+MOST_ATTEMPTS: Final = 1000
+_MOST_BYTES: Final = 1024 * 1024
+_ID_CHARS: Final = 12
+
+State = Literal[
+    "waiting",  # for a machine
+    "running",
+    "hibernating",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "preempted",
+    "over budget",
+]
+ENDED: Final[tuple[State, ...]] = ("succeeded", "failed", "cancelled", "preempted", "over budget")
+End = Literal["", "command ended", "machine lost", "stopped", "supervisor lost"]
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of the command on one machine. ``saved``: a newer save was made during it."""
+
+    number: int
+    machine: MachineId
+    provider: str
+    rental: str
+    spot: bool
+    price_usd_h: float
+    began_unix: float
+    seen_unix: float  # when the command was last seen running
+    ended_unix: float | None = None
+    end: End = ""
+    status: int | None = None
+    saved: bool = False
+    lost_s: float = 0.0  # of work: from its newest save to when it was last seen
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that is to run to its end on the machines of a workspace."""
+
+    id: str
+    workspace: WorkspaceName
+    block: str  # the Workspace block's name: it says what is stored
+    command: list[str]
+    save: list[str] = []
+    save_minutes: float = 30.0
+    spot: Literal["never", "allowed", "only"] = "never"
+    retries: int = 0
+    on_cancel: Literal["hibernate", "keep"] = "hibernate"
+    created_unix: float
+    state: State = "waiting"
+    driver: str = ""  # the flow run that drives it
+    driven_unix: float = 0.0
+    attempts: list[Attempt] = []
+    saves: int = 0
+    newest: SnapshotId | None = None  # of its saves, or what it began with
+    newest_unix: float | None = None  # when the files of that save were read
+    log_offset: int = 0  # what the runs have shown of the log
+    why: str = ""  # of its state, for people
+    ended_unix: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def driven(self) -> bool:
+        """Whether a run drives it now, by the clock of this host."""
+        return bool(self.driver) and time.time() - self.driven_unix < LOST_S
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The attempt that has not ended."""
+        newest = self.attempts[-1] if self.attempts else None
+        return newest if newest is not None and not newest.end else None
+
+    def with_attempt(self, **changes: Any) -> Job:
+        """The same with changes to its newest attempt."""
+        newest = msgspec.structs.replace(self.attempts[-1], **changes)
+        return msgspec.structs.replace(self, attempts=[*self.attempts[:-1], newest])
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """That a job is to be stopped: ``state`` is how it will have ended."""
+
+    state: Literal["cancelled", "over budget"]
+    then: Literal["hibernate", "keep"]
+    why: str
+    asked_unix: float
+
+
+def new_job_id(run: str) -> str:
+    """The id of the job that a flow run begins: Prefect may start the same run again."""
+    return run.replace("-", "")[:_ID_CHARS]
+
+
+def job_id(text: str) -> str:
+    """Check a job's id; raises InvalidInput."""
+    if len(text) != _ID_CHARS or set(text) - set("0123456789abcdef"):
+        raise InvalidInput(f"{text!r} is not a job's id: they look like 3f2a9c81d04e")
+    return text
+
+
+class Jobs:
+    """The jobs of one workspace in one store."""
+
+    def __init__(self, store: ObjectStore, workspace: WorkspaceName) -> None:
+        self._store = store
+        self.workspace = workspace
+
+    def of(self, job: str) -> Job | None:
+        """The job, open or ended; None if there is none of this id."""
+        return self._read(self._key("ended", job)) or self._read(self._key("open", job))
+
+    def open(self) -> list[Job]:
+        """Every job that has not ended, oldest first."""
+        return self._listed("open", set(self._names("ended")))
+
+    def ended(self) -> list[Job]:
+        """Every job that has ended, oldest first."""
+        return self._listed("ended", set())
+
+    def take(self, job: Job, driver: str) -> Job:
+        """Make ``driver`` the run that drives the job, which may be new. WorkspaceBusy while
+        another run drives it."""
+        if job.driven and job.driver != driver:
+            raise WorkspaceBusy(
+                f"flow run {job.driver} works on job {job.id} of workspace {self.workspace}: wait "
+                f"until it has ended. A run that is gone is replaced after {LOST_S:.0f} s"
+            )
+        taken = msgspec.structs.replace(job, driver=driver, driven_unix=time.time())
+        self._write(taken)
+        return taken
+
+    def keep(self, job: Job) -> Job:
+        """Write what its driver knows. HandedOver if another run drives it by now."""
+        now = self._read(self._key("open", job.id))
+        if now is None or now.driver != job.driver:
+            by = "has ended" if now is None else f"is driven by flow run {now.driver}"
+            raise HandedOver(f"job {job.id} of workspace {self.workspace} {by}: this run stops")
+        kept = msgspec.structs.replace(job, driven_unix=time.time())
+        self._write(kept)
+        return kept
+
+    def leave(self, job: Job) -> None:
+        """Its driver stops and the job has not ended: any run may continue it at once."""
+        self._write(msgspec.structs.replace(self.keep(job), driver=""))
+
+    def end(self, job: Job) -> Job:
+        """Write how the job ended, for good. HandedOver if another run drives it by now."""
+        ended = self.keep(msgspec.structs.replace(job, ended_unix=time.time()))
+        self._put(self._key("ended", job.id), ended)
+        self._store.delete([self._key("open", job.id), self._key("stop", job.id)])
+        return ended
+
+    def ask_stop(self, job: str, stop: Stop) -> None:
+        """Ask whoever drives the job to stop it. A later request replaces an earlier one."""
+        self._put(self._key("stop", job), stop)
+
+    def stop_asked(self, job: str) -> Stop | None:
+        try:
+            text = self._store.get(self._key("stop", job), max_bytes=_MOST_BYTES)
+        except StoreMissing:
+            return None
+        return msgspec.json.decode(text, type=Stop)
+
+    def _write(self, job: Job) -> None:
+        self._put(self._key("open", job.id), job)
+
+    def _put(self, key: ObjectKey, value: Job | Stop) -> None:
+        self._store.put(key, msgspec.json.encode(value))
+
+    def _listed(self, kind: Literal["open", "ended"], without: set[str]) -> list[Job]:
+        names = [name for name in self._names(kind) if name not in without]
+        found = [self._read(self._key(kind, name)) for name in names]
+        return sorted((one for one in found if one), key=lambda one: (one.created_unix, one.id))
+
+    def _names(self, kind: Literal["open", "ended"]) -> list[str]:
+        prefix = f"workspaces/{self.workspace}/jobs/{kind}/"
+        return [found.key.rsplit("/", 1)[1] for found in self._store.list(prefix)]
+
+    def _read(self, key: ObjectKey) -> Job | None:
+        try:
+            return msgspec.json.decode(self._store.get(key, max_bytes=_MOST_BYTES), type=Job)
+        except StoreMissing:
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise StoreError(
+                f"{key} in {self._store.address} is not what torpor wrote ({error}): look at the "
+                "workspace's machine, then delete the object"
+            ) from None
+
+    def _key(self, kind: Literal["open", "ended", "stop"], job: str) -> ObjectKey:
+        return ObjectKey(f"workspaces/{self.workspace}/jobs/{kind}/{job_id(job)}")

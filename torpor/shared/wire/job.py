@@ -1,0 +1,131 @@
+"""Jobs: commands that a supervisor runs on a machine, and the saves that it makes by itself.
+
+These requests hold no workspace: a job runs while snapshots are taken.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId, WorkspaceName
+from torpor.shared.wire.request import Nothing, Request
+from torpor.shared.wire.snapshot import KnownSnapshot
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """The machine is about to be taken away. ``until_unix``: when, if its market says so."""
+
+    kind: Literal["aws-spot", "aws-rebalance", "gcp", "azure", "signal"]
+    words: str
+    at_unix: float
+    until_unix: float | None = None
+
+
+class OwnSave(msgspec.Struct, frozen=True):
+    """A snapshot that the supervisor stored after a notice, without the control side; not verified.
+    ``root`` in hex."""
+
+    snapshot: SnapshotId
+    root: str
+    manifest_bytes: int
+    made_unix: float
+
+
+class JobState(msgspec.Struct, frozen=True):
+    """The command of a job on this machine.
+
+    ``lost``: its supervisor ended without a word on how the command ended; whatever was left of the
+    command is ended before it is started again. ``status``: its exit status, negative for a signal.
+    """
+
+    job: str
+    attempt: int
+    state: Literal["none", "running", "ended", "lost"]
+    status: int | None = None
+    started_unix: float = 0.0
+    ended_unix: float | None = None
+    notice: Notice | None = None
+    saved: OwnSave | None = None
+    save_error: str = ""
+
+
+class NoticeSource(msgspec.Struct, frozen=True):
+    """Where the machine's market says that it will take the machine: the base URL of its metadata
+    service."""
+
+    kind: Literal["aws", "gcp", "azure"]
+    url: str
+
+
+class StartJob(Request[JobState], frozen=True):
+    """Start the command unless this attempt was started before, or an earlier one still runs.
+    ``folder`` and ``log`` may begin with ~/; the log is appended to."""
+
+    op = "job.start"
+    job: str
+    attempt: int
+    argv: list[str]
+    folder: str
+    log: str
+    notices: list[NoticeSource]
+
+
+class JobLook(msgspec.Struct, frozen=True):
+    """``text``: the log from the offset that was asked for; ``offset``: where it goes on."""
+
+    state: JobState
+    text: str
+    offset: int
+
+
+class LookAtJob(Request[JobLook], frozen=True):
+    """How the command stands, and the next ``most_bytes`` of its log from ``offset``. Text is cut
+    between characters."""
+
+    op = "job.look"
+    job: str
+    offset: int
+    most_bytes: int
+
+
+class StopJob(Request[JobState], frozen=True):
+    """End the command and everything in its session: SIGTERM, then SIGKILL after ``grace_s``. Also
+    ends what the command left in the background. Idempotent."""
+
+    op = "job.stop"
+    job: str
+    grace_s: float
+
+
+class SaveGrant(msgspec.Struct, frozen=True):
+    """Leave to write one manifest by the time that ``grant`` expires."""
+
+    snapshot: SnapshotId
+    created_unix: int
+    grant: Grant
+
+
+class StandBy(Request[Nothing], frozen=True):
+    """Hand the supervisor all it needs to save the workspace by itself. Replaces what it had.
+
+    ``saves``: one for each save, used in order. ``packs``: grants for new packs. ``lost``: packs of
+    the known snapshots that a manifest must not name. The key stays in memory.
+    """
+
+    op = "job.standby"
+    job: str
+    workspace: WorkspaceName
+    roots: list[str]
+    exclude: list[str]
+    accepted: list[str]
+    compression: Compression
+    key: str | None
+    known: list[KnownSnapshot]
+    parent: SnapshotId | None
+    lost: list[ObjectKey]
+    saves: list[SaveGrant]
+    packs: list[Grant]
+    save_argv: list[str]
+    save_timeout_s: float
