@@ -1,1 +1,1 @@
-"""The supervisor: a job's command on the machine, apart from the agent and from every connection."""
+"""The supervisor: a job's command on the machine, apart from the agent and all connections."""
