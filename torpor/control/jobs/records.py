@@ -14,7 +14,7 @@ import msgspec
 
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import HandedOver, InvalidInput, StoreError, StoreMissing, WorkspaceBusy
-from torpor.shared.values import MachineId, ObjectKey, SnapshotId, WorkspaceName
+from torpor.shared.values import MachineId, ObjectKey, SnapshotId, WorkspaceName, WorkspaceSpec
 
 DRIVEN_S: Final = 20.0
 """How often the run that drives a job says so in its record."""
@@ -113,6 +113,11 @@ class Stop(msgspec.Struct, frozen=True):
 def new_job_id(run: str) -> str:
     """The id of the job that a flow run begins: Prefect may start the same run again."""
     return run.replace("-", "")[:_ID_CHARS]
+
+
+def log_path(spec: WorkspaceSpec, job: str) -> str:
+    """Where the whole log of a job lies on its machine, and in the workspace's snapshots."""
+    return f"{spec.paths[0].rstrip('/')}/.torpor-jobs/{job_id(job)}.log"
 
 
 def job_id(text: str) -> str:
