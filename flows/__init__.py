@@ -8,6 +8,7 @@ from flows.benchmark import benchmark
 from flows.create import create
 from flows.error_output import install
 from flows.hibernate import hibernate
+from flows.job import job
 from flows.listing import (
     compare_snapshots,
     find_files,
@@ -42,6 +43,7 @@ __all__ = [
     "find_files",
     "frame",
     "hibernate",
+    "job",
     "list_entries",
     "list_kept",
     "list_machines",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -11,6 +11,7 @@ from blocks import Workspace
 from flows.flow import flow
 from flows.phases import Phases
 from flows.storing import Storing
+from tasks.jobs import refuse_during_job
 from tasks.machines import chosen_machine, destroy_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
@@ -48,6 +49,8 @@ def hibernate(
     phases = Phases()
     with phases.phase("prepare"):
         opened = open_workspace(workspace)
+        if destroy:
+            refuse_during_job(opened)
     report, _ = store_workspace(opened, phases, destroy, machine, accept_changed, only_if_idle)
     runner().table(
         key=f"hibernate-{report.workspace}",
@@ -64,8 +67,11 @@ def store_workspace(
     machine: str = "",
     accept_changed: Sequence[str] = (),
     only_if_idle: bool = False,
+    run: str = "",
+    proven: Callable[[Verified], None] = lambda verified: None,
 ) -> tuple[HibernateReport, Verified]:
-    """Store the workspace as part of any flow; a backup continues with the proof."""
+    """Store the workspace as part of any flow; a backup continues with the proof. ``proven`` is
+    called right before the machine is destroyed, and may raise to keep it."""
     with phases.phase("prepare"):
         patterns = [*opened.spec.accept_changed, *accept_changed]
         spec = msgspec.structs.replace(opened.spec, accept_changed=patterns)
@@ -86,13 +92,14 @@ def store_workspace(
         with phases.phase("confirm"):
             warrant = confirm(opened, snapshot, verified, live, session)
             still_idle()
+            proven(verified)
         with phases.phase("destroy"):
             destroy_machine(opened, live, warrant)
 
     with session:
         idle_since_s = see_idle(opened, live, session, None) if only_if_idle else None
         report, verified = Storing(
-            opened, session, live.id, phases, end if destroy else None, still_idle
+            opened, session, live.id, phases, end if destroy else None, still_idle, run
         ).run()
     if destroy:
         report = msgspec.structs.replace(report, destroyed=True, saved_usd_h=live.price_usd_h)

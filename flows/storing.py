@@ -40,7 +40,8 @@ End: TypeAlias = Callable[[RemoteSnapshot, Verified], None]
 class Storing:
     """One snapshot over an open session. ``end`` ends the machine once the snapshot is verified,
     or raises StillChanging where the disk has changed since; without it the machine is kept.
-    ``before_quiesce`` may raise to keep the user's programs as they are."""
+    ``before_quiesce`` may raise to keep the user's programs as they are. ``run`` names it to the
+    agent, where a flow run takes several snapshots of a machine."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Storing:
         phases: Phases,
         end: End | None = None,
         before_quiesce: Callable[[], None] = lambda: None,
+        run: str = "",
     ) -> None:
         self._workspace = workspace
         self._machine = machine
@@ -57,7 +59,7 @@ class Storing:
         self._end = end
         self._before_quiesce = before_quiesce
         self._remote = RemoteSnapshot(
-            session, workspace.store, workspace.spec, workspace.key, runner().run
+            session, workspace.store, workspace.spec, workspace.key, run or runner().run
         )
         self._verified: Verified | None = None
         self._passes = 0

@@ -45,6 +45,24 @@ def wake(
     with phases.phase("prepare"):
         opened = open_workspace(workspace)
         probe_store(opened)
+    report = wake_workspace(opened, phases, snapshot, machine, full_check)
+    runner().table(
+        key=f"wake-{opened.spec.name}",
+        rows=report.rows(),
+        description=f"Workspace {opened.spec.name} woken from {report.snapshot}",
+    )
+    return report
+
+
+def wake_workspace(
+    opened: OpenWorkspace,
+    phases: Phases,
+    snapshot: str = NEWEST,
+    machine: str = "",
+    full_check: bool = True,
+) -> WakeReport:
+    """Wake the workspace as part of any flow; a job continues on the machine."""
+    with phases.phase("prepare"):
         wanted, opened = pick_snapshot_to_wake(opened, snapshot)
     try:
         report = _bring(opened, wanted, machine, full_check, phases)
@@ -55,11 +73,6 @@ def wake(
         report = _bring(opened, wanted, machine, full_check, phases)
     if not machine:
         report = msgspec.structs.replace(report, budgets=what_is_left(opened))
-    runner().table(
-        key=f"wake-{opened.spec.name}",
-        rows=report.rows(),
-        description=f"Workspace {opened.spec.name} woken from {wanted.snapshot}",
-    )
     return report
 
 

@@ -13,6 +13,7 @@ from blocks import Workspace
 from blocks.budget import open_all_budgets
 from blocks.workspace import open_all_providers
 from torpor.control.hosts import KnownHosts
+from torpor.control.jobs.records import Jobs
 from torpor.control.measure.prices import StorePrice
 from torpor.control.money.budgets import OpenBudget
 from torpor.control.providers.seam import Provider
@@ -50,6 +51,10 @@ class StoredWorkspace:
     @property
     def rentals(self) -> Rentals:
         return Rentals(self.store, self.spec.name)
+
+    @property
+    def jobs(self) -> Jobs:
+        return Jobs(self.store, self.spec.name)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     saves: int = 0
     newest: SnapshotId | None = None  # of its saves, or what it began with
     newest_unix: float | None = None  # when the files of that save were read
+    final: SnapshotId | None = None  # holds the end of the command; its machine may be destroyed
     log_offset: int = 0  # what the runs have shown of the log
     why: str = ""  # of its state, for people
     ended_unix: float | None = None

@@ -1,0 +1,211 @@
+"""Attending: one attempt of a job on one machine, its log, its saves and its machine's loss."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from flows.phases import Phases
+from flows.storing import Storing
+from tasks.jobs import look_at_command, start_command, stop_command
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
+from torpor.control.jobs.driven import Driven
+from torpor.control.jobs.lines import Lines
+from torpor.control.jobs.records import Attempt, log_path
+from torpor.control.remote.session import Session
+from torpor.control.rental.records import Rental
+from torpor.control.safety import Verified
+from torpor.shared.errors import HookFailed, TorporError, WorkspaceBusy
+from torpor.shared.values import Machine
+from torpor.shared.wire.job import JobState, Notice, StartJob
+
+LOOK_S: Final = 2.0
+WATCH_S: Final = 15.0
+"""Between two looks at what the provider says of the machine; one that is not running in two of
+them is lost. So a loss is seen within a minute."""
+MOST_LOG_BYTES: Final = 64 * 1024
+"""Of the log, in one look."""
+SAVE_AGAIN_S: Final = 60.0
+"""After a save that failed."""
+
+
+class Attending:
+    """Starts the command unless it runs already, and stays with it."""
+
+    def __init__(
+        self,
+        opened: OpenWorkspace,
+        driven: Driven,
+        machine: Machine,
+        rental: Rental,
+        session: Session,
+    ) -> None:
+        self._opened = opened
+        self._driven = driven
+        self._machine = machine
+        self._rental = rental
+        self._session = session
+        self._log = log_path(opened.spec, driven.job.id)
+        self._lines = Lines(self._log)
+        self._saves = _Saves(opened, driven, machine, session)
+        self._notice: Notice | None = None
+        self._left = threading.Event()
+
+    def run(self) -> None:
+        """Until the command has ended or was stopped, or its supervisor is lost; AgentLost once the
+        machine does not answer any more."""
+        with ThreadPoolExecutor(2, thread_name_prefix="job") as threads:
+            threads.submit(self._watch_machine)
+            try:
+                self._start()
+                while not self._look(threads):
+                    self._driven.nap(LOOK_S)
+                self._saves.settle()
+            finally:
+                self._left.set()
+
+    def _start(self) -> None:
+        job = self._driven.job
+        attempt = job.attempt
+        if attempt is None:
+            attempt = self._new_attempt()
+            if self._driven.stop is not None:
+                self._driven.change_attempt(end="stopped", ended_unix=time.time())
+                return
+        folder = self._opened.spec.paths[0]
+        request = StartJob(job.id, attempt.number, job.command, folder, self._log, [])
+        try:
+            state = start_command(self._session, request)
+        except HookFailed as error:  # the user's mistake: the machine cannot start this command
+            runner().log.error("%s", error)
+            self._driven.change_attempt(end="command ended", status=127, ended_unix=time.time())
+            return
+        runner().log.info(
+            "attempt %d of job %s is %s on machine %s",
+            state.attempt,
+            job.id,
+            state.state,
+            self._machine.id,
+        )
+
+    def _new_attempt(self) -> Attempt:
+        price = self._machine.price_usd_h or self._rental.price_usd_h
+        return self._driven.begin_attempt(self._machine, self._rental.spot, price)
+
+    def _look(self, threads: ThreadPoolExecutor) -> bool:
+        """One look at the command; whether this attempt is over."""
+        job = self._driven.job
+        if job.attempt is None:
+            return True
+        look = look_at_command(self._session, job.id, job.log_offset, MOST_LOG_BYTES)
+        state = look.state
+        more = look.offset > job.log_offset
+        for line in self._lines.feed(look.text, end=state.state != "running" and not more):
+            runner().log.info("%s", line)
+        self._driven.see(look.offset)
+        self._hear(state)
+        if state.state == "ended" and more:
+            return False  # first the rest of its log
+        if state.state == "ended":
+            self._saves.settle()
+            stop_command(self._session, job.id)
+            self._driven.change_attempt(
+                end="command ended", status=state.status, ended_unix=time.time()
+            )
+            return True
+        if state.state in ("lost", "none"):
+            runner().log.warning("job %s lost its supervisor and starts again", job.id)
+            self._driven.change_attempt(end="supervisor lost", ended_unix=time.time())
+            return True
+        if self._driven.stop is not None:
+            runner().log.info("job %s is stopped: %s", job.id, self._driven.stop.why)
+            self._saves.settle()
+            stop_command(self._session, job.id)
+            self._driven.change_attempt(end="stopped", ended_unix=time.time())
+            return True
+        self._saves.go_on(threads, hurry=state.notice is not None and bool(state.save_error))
+        return False
+
+    def _hear(self, state: JobState) -> None:
+        """Log a notice, and what the machine did about it."""
+        if state.notice is not None and state.notice != self._notice:
+            self._notice = state.notice
+            runner().log.warning(
+                "machine %s will be taken away: %s", self._machine.id, state.notice.words
+            )
+
+    def _watch_machine(self) -> None:
+        """Close the session once the provider says that the machine does not run any more: its
+        calls would wait for the line."""
+        missing = 0
+        while missing < 2:
+            if self._left.wait(WATCH_S):
+                return
+            try:
+                provider = self._opened.markets.of(self._machine.provider)
+                found = provider.find(self._machine.id)
+            except TorporError:
+                continue  # unknown is not gone
+            there = isinstance(found, Machine) and found.state in ("running", "starting")
+            missing = 0 if there else missing + 1
+        self._session.close()
+
+
+class _Saves:
+    """Incremental snapshots beside the command, one at a time."""
+
+    def __init__(
+        self, opened: OpenWorkspace, driven: Driven, machine: Machine, session: Session
+    ) -> None:
+        job = driven.job
+        spec = msgspec.structs.replace(opened.spec, quiesce=job.save or opened.spec.quiesce)
+        self._opened = replace(opened, spec=spec)
+        self._driven = driven
+        self._machine = machine
+        self._session = session
+        self._every_s = 60.0 * job.save_minutes
+        self._due = time.monotonic() + self._every_s
+        self._running: Future[tuple[float, Verified]] | None = None
+        self._count = 0
+
+    def go_on(self, threads: ThreadPoolExecutor, *, hurry: bool) -> None:
+        """Begin a save that is due; see what became of the last one."""
+        if self._running is not None:
+            if self._running.done():
+                self.settle()
+            return
+        if hurry or time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._every_s
+            self._count += 1
+            self._running = threads.submit(copy_context().run, self._save)
+
+    def settle(self) -> None:
+        """Wait for the save that runs, and record it. A save that fails costs no work: the next one
+        comes soon."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        try:
+            read_unix, verified = running.result()
+        except TorporError as error:
+            words = "another run holds the workspace" if isinstance(error, WorkspaceBusy) else error
+            runner().log.warning("save %d failed, the command goes on: %s", self._count, words)
+            self._due = min(self._due, time.monotonic() + SAVE_AGAIN_S)
+            return
+        self._driven.saved(verified.snapshot, read_unix)
+        runner().log.info("save %d is snapshot %s", self._count, verified.snapshot)
+
+    def _save(self) -> tuple[float, Verified]:
+        read_unix = time.time()
+        run = f"{runner().run}-save-{len(self._driven.job.attempts)}-{time.time_ns()}"
+        _, verified = Storing(
+            self._opened, self._session, self._machine.id, Phases(), run=run
+        ).run()
+        return read_unix, verified

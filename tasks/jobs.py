@@ -1,0 +1,117 @@
+"""The steps of a job: its machine, its command there, and the snapshots that it continues from."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from tasks.machines import renting
+from tasks.retrying import ONCE
+from tasks.runner import runner
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
+from torpor.control.jobs.records import Job
+from torpor.control.money.budgets import between
+from torpor.control.money.costs import costs
+from torpor.control.remote.seam import Agent
+from torpor.control.rental.records import Rental
+from torpor.control.rental.renting import AT_ONCE_S
+from torpor.control.safety import verify_snapshot
+from torpor.control.store.snapshots import find_snapshot, newest_snapshot
+from torpor.control.zones import zone_named
+from torpor.shared.errors import InvalidInput, MachineInUse, SnapshotError, TorporError
+from torpor.shared.values import Machine, MachineId, SnapshotId
+from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJob
+
+GRACE_S = 30.0
+"""How long a command that is stopped may take to end by itself."""
+
+
+@step("find machine of job")
+def machine_in_use(
+    opened: OpenWorkspace, wanted: MachineId | None
+) -> tuple[Machine, Rental] | None:
+    """The workspace's machine that was handed over, of several the ``wanted`` one; None if it is on
+    none. Closes the rental of one that has provably gone."""
+    held = renting(opened)
+    held.end_abandoned(within_s=AT_ONCE_S)
+    over = [
+        (machine, rental)
+        for machine, rental in held.machines()
+        if rental is not None and rental.state == "handed over"
+    ]
+    if len(over) > 1:
+        names = ", ".join(machine.id for machine, _ in over)
+        over = [one for one in over if one[0].id == wanted]
+        if not over:
+            raise InvalidInput(
+                f"workspace {opened.spec.name} is on several machines: {names}. A job runs on one: "
+                "hibernate the others first"
+            )
+    return over[0] if over else None
+
+
+@step("start command", run_name="start attempt {request.attempt}", retries=ONCE)
+def start_command(session: Agent, request: StartJob) -> JobState:
+    """Start the command on the machine, unless this attempt was started before."""
+    return session.call(request, request_id=_request())
+
+
+@step("stop command")
+def stop_command(session: Agent, job: str) -> JobState:
+    """End the command and what it left in the background."""
+    return session.call(StopJob(job, GRACE_S), request_id=_request())
+
+
+def look_at_command(session: Agent, job: str, offset: int, most_bytes: int) -> JobLook:
+    """How the command stands, and more of its log. No step: a job is looked at thousands of
+    times."""
+    return session.call(LookAtJob(job, offset, most_bytes), request_id=_request())
+
+
+@step("find newest save")
+def newest_save(opened: OpenWorkspace, after: SnapshotId | None) -> SnapshotId | None:
+    """The newest snapshot if it came after ``after`` and is whole in the store; otherwise
+    ``after``."""
+    newest = newest_snapshot(opened.store, opened.spec.name)
+    if newest is None or newest == after:
+        return after
+    found = find_snapshot(opened.store, opened.spec.name, newest)
+    try:
+        verify_snapshot(opened.store, found, opened.seal)
+    except SnapshotError as error:
+        if after is None:
+            raise
+        runner().log.warning("the job goes on from snapshot %s: %s", after, error)
+        return after
+    return newest
+
+
+def refuse_during_job(opened: OpenWorkspace) -> None:
+    """MachineInUse while a job runs on the workspace's machine."""
+    for job in opened.jobs.open():
+        if job.driven or job.attempt is not None:
+            raise MachineInUse(
+                f"job {job.id} of workspace {opened.spec.name} is {job.state}: it hibernates the "
+                "machine when it has ended. Stop it with cancel-job, which saves its work"
+            )
+
+
+def cost_of(opened: OpenWorkspace, job: Job) -> str:
+    """What the machines of a job have cost, in words."""
+    names = {one.rental for one in job.attempts}
+    if not names:
+        return "no machine was rented"
+    try:
+        found = [*opened.rentals.open(), *opened.rentals.history(job.created_unix)]
+    except TorporError as error:  # the job is over; its bill can be read later
+        return f"not known: {error}"
+    mine = [one for one in found if one.label.rental in names]
+    each = costs(mine, time.time(), zone_named("UTC"))
+    words = between(sum(one.low for one in each), sum(one.high for one in each))
+    unknown = sum(not one.price_usd_h for one in mine)
+    return f"{words}, with {unknown} machines of unknown price" if unknown else words
+
+
+def _request() -> str:
+    return f"{runner().run}:job:{secrets.token_hex(8)}"

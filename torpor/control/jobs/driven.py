@@ -1,0 +1,147 @@
+"""A job that this run drives: its record, kept fresh in the store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final
+
+import msgspec
+
+from torpor.control.jobs.records import DRIVEN_S, Attempt, Job, Jobs, State, Stop
+from torpor.shared.errors import HandedOver, TorporError
+from torpor.shared.values import Machine, SnapshotId
+
+STOP_S: Final = 3.0
+"""How often it is asked whether somebody wants the job to stop."""
+
+
+class Driven:
+    """As a context: a thread says in the record that the job is driven, and looks for requests to
+    stop it. Thread-safe. Every method raises HandedOver once another run drives the job."""
+
+    def __init__(self, jobs: Jobs, job: Job, warn: Callable[[str], None]) -> None:
+        self._jobs = jobs
+        self._job = job
+        self._warn = warn
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._stop: Stop | None = None
+        self._taken: HandedOver | None = None
+        self._thread = threading.Thread(target=self._keep_fresh, name="job", daemon=True)
+
+    def __enter__(self) -> Driven:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        cause: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join(STOP_S)
+
+    @property
+    def job(self) -> Job:
+        return self._job
+
+    @property
+    def stop(self) -> Stop | None:
+        """The last request to stop it, as far as it is known here."""
+        return self._stop
+
+    def nap(self, seconds: float) -> None:
+        """Sleep; a new request to stop the job ends it early."""
+        until, known = time.monotonic() + seconds, self._stop
+        while self._stop is known and (left := until - time.monotonic()) > 0:
+            self.check()
+            time.sleep(min(left, 0.5))
+
+    def check(self) -> None:
+        if self._taken is not None:
+            raise self._taken
+
+    def change(self, **changes: Any) -> None:
+        """Change the record, and write it."""
+        with self._lock:
+            self._keep(msgspec.structs.replace(self._job, **changes))
+
+    def begin_attempt(self, machine: Machine, spot: bool, price_usd_h: float) -> Attempt:
+        """Record that the command is about to be started on the machine."""
+        now_unix = time.time()
+        attempt = Attempt(
+            number=len(self._job.attempts) + 1,
+            machine=machine.id,
+            provider=machine.provider,
+            rental="" if machine.label is None else machine.label.rental,
+            spot=spot,
+            price_usd_h=price_usd_h,
+            began_unix=now_unix,
+            seen_unix=now_unix,
+        )
+        self.change(state="running", why="", attempts=[*self._job.attempts, attempt])
+        return attempt
+
+    def change_attempt(self, **changes: Any) -> None:
+        """Change the newest attempt, and write the record."""
+        with self._lock:
+            self._keep(self._job.with_attempt(**changes))
+
+    def see(self, log_offset: int) -> None:
+        """The command runs, and its log was shown up to here; the thread writes it."""
+        with self._lock:
+            seen = self._job.with_attempt(seen_unix=time.time())
+            self._job = msgspec.structs.replace(seen, log_offset=log_offset)
+
+    def saved(self, snapshot: SnapshotId, read_unix: float) -> None:
+        """A verified snapshot of what the disk held at ``read_unix``."""
+        with self._lock:
+            job = self._job.with_attempt(saved=True) if self._job.attempt else self._job
+            self._keep(
+                msgspec.structs.replace(
+                    job, saves=job.saves + 1, newest=snapshot, newest_unix=read_unix
+                )
+            )
+
+    def end(self, state: State, why: str) -> None:
+        """Write how the job ended, for good."""
+        with self._lock:
+            self.check()
+            self._job = self._jobs.end(msgspec.structs.replace(self._job, state=state, why=why))
+        self._over.set()
+
+    def leave(self, why: str) -> None:
+        """This run stops and the job goes on: any run may continue it at once."""
+        self._over.set()
+        with self._lock:
+            self.check()
+            self._jobs.leave(msgspec.structs.replace(self._job, why=why))
+
+    def _keep(self, job: Job) -> None:
+        self.check()
+        try:
+            self._job = self._jobs.keep(job)
+        except HandedOver as taken:
+            self._taken = taken
+            raise
+
+    def _keep_fresh(self) -> None:
+        kept = time.monotonic()
+        while not self._over.wait(STOP_S):
+            try:
+                self._stop = self._jobs.stop_asked(self._job.id) or self._stop
+                if time.monotonic() - kept >= DRIVEN_S:
+                    with self._lock:
+                        if self._over.is_set():
+                            return
+                        self._keep(self._job)
+                    kept = time.monotonic()
+            except HandedOver as taken:
+                self._taken = taken
+                return
+            except TorporError as error:
+                self._warn(f"the record of job {self._job.id} could not be kept fresh: {error}")

@@ -1,0 +1,46 @@
+"""A job's log in a flow run's log: bounded in its rate and in its size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+MOST_LINES: Final = 40
+"""Lines of one look: Prefect keeps each as a record of its database."""
+MOST_CHARS: Final = 500
+"""Of one line."""
+MOST_SHOWN: Final = 20_000
+"""Lines of one run."""
+
+
+class Lines:
+    """Cuts text into lines. ``where``: the file with the whole log."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._rest = ""
+        self._shown = 0
+
+    def feed(self, text: str, *, end: bool = False) -> Iterator[str]:
+        """The lines to show of the next piece of the log; with ``end`` also an unfinished one."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        if end and self._rest:
+            lines.append(self._rest)
+            self._rest = ""
+        if len(self._rest) > MOST_CHARS:
+            lines.append(self._rest)
+            self._rest = ""
+        room = max(0, min(MOST_LINES, MOST_SHOWN - self._shown))
+        left_out = max(0, len(lines) - room)
+        if left_out and self._shown < MOST_SHOWN:
+            yield f"... {left_out} lines are left out here; all are in {self._where}"
+        for line in lines[left_out:]:
+            self._shown += 1
+            yield _short(line)
+        if room and self._shown >= MOST_SHOWN:
+            yield f"... no more lines of this run are shown here; all are in {self._where}"
+
+
+def _short(line: str) -> str:
+    line = line.rpartition("\r")[2] or line  # a progress bar draws over itself
+    return line if len(line) <= MOST_CHARS else f"{line[:MOST_CHARS]} ..."

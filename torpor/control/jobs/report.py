@@ -1,0 +1,43 @@
+"""What a job did, for people."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import msgspec
+
+from torpor.control.jobs.records import Attempt, Job
+from torpor.control.reports import Row
+
+
+class JobReport(msgspec.Struct, frozen=True):
+    """A job that has ended. ``cost``: of all its machines, from their rentals, in words."""
+
+    job: Job
+    cost: str
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds of work that were done and lost, in all attempts."""
+        return sum(one.lost_s for one in self.job.attempts)
+
+    def rows(self) -> list[Row]:
+        """The report as a table of two columns."""
+        job = self.job
+        machines = list(dict.fromkeys(one.machine for one in job.attempts))
+        return [
+            {"what": "job", "value": f"{job.id}: {' '.join(job.command)[:200]}"},
+            {"what": "outcome", "value": f"{job.state}: {job.why}"},
+            {"what": "attempts", "value": "; ".join(_attempt(one) for one in job.attempts[-20:])},
+            {"what": "machines", "value": f"{len(machines)}: {', '.join(machines[-20:])}"},
+            {"what": "cost", "value": self.cost},
+            {"what": "saves", "value": f"{job.saves}, newest {job.newest or 'none'}"},
+            {"what": "work lost", "value": f"{self.lost_s:.0f} s"},
+        ]
+
+
+def _attempt(attempt: Attempt) -> str:
+    began = datetime.fromtimestamp(attempt.began_unix, timezone.utc).strftime("%Y-%m-%d %H:%M")
+    status = "" if attempt.status is None else f" with status {attempt.status}"
+    kind = "spot" if attempt.spot else "on demand"
+    return f"{attempt.number} ({began} UTC, {kind}): {attempt.end or 'runs'}{status}"
