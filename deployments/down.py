@@ -31,10 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def down(installation: Installation, *, machines: bool = False) -> None:
-    """End worker, store and server, and local machines only with ``machines``: they hold work."""
+    """End workers, store and server, and local machines only with ``machines``: they hold work."""
     with installation.locked():
         ended = {
-            "worker": worker.stop(installation),  # first: its flow runs still report
+            "workers": worker.stop(installation),  # first: its flow runs still report
             "store": embedded.stop(installation.store),
             "Prefect server": server.stop(installation),
         }

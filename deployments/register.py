@@ -1,4 +1,4 @@
-"""What an installation needs on its Prefect server: block types, first blocks, pool, deployments.
+"""What an installation needs on its Prefect server: block types, blocks, pools, deployments.
 
 Run by ``make up`` as a process of its own, because Prefect reads its settings when it is imported.
 """
@@ -27,7 +27,7 @@ from blocks.workspace import PROVIDERS
 from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation
 from deployments.schedules import offer_schedules
-from deployments.worker import POOL
+from deployments.worker import POOLS
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.errors import StoreError, TorporError
 
@@ -46,7 +46,7 @@ def main() -> int:
         register_types()
         make_first_blocks(installation)
         serve_store(installation)
-        make_pool()
+        make_pools()
         deploy()
         offer_schedules(DEMO, installation.metrics)
         first_machine(installation)
@@ -115,17 +115,23 @@ def _knock(endpoint_url: str) -> None:
     socket.create_connection((where.hostname or "", where.port or 80), timeout=KNOCK_S).close()
 
 
-def make_pool() -> None:
-    """Create the process work pool that runs the deployments."""
+def make_pools() -> None:
+    """Create the process work pools that run the deployments, and their queues, if they are
+    missing. Limits and priorities of those that exist belong to the user."""
     with get_client(sync_client=True) as client:
-        try:
-            client.create_work_pool(
-                WorkPoolCreate(
-                    name=POOL, type="process", description="torpor's flows, as processes"
+        for pool in POOLS:
+            with contextlib.suppress(ObjectAlreadyExists):
+                client.create_work_pool(
+                    WorkPoolCreate(
+                        name=pool.name,
+                        type="process",
+                        description=pool.description,
+                        concurrency_limit=pool.limit,
+                    )
                 )
-            )
-        except ObjectAlreadyExists:
-            return
+            for priority, queue in enumerate(pool.queues, 1):
+                with contextlib.suppress(ObjectAlreadyExists):
+                    client.create_work_queue(queue, priority=priority, work_pool_name=pool.name)
 
 
 def deploy() -> None:

@@ -43,7 +43,7 @@ def up(installation: Installation, port: int | None = None) -> Server:
         server.start(installation, used)
         _say("blocks, store, flows", "registering (half a minute the first time)")
         notes = register(installation, used)
-        _say("worker", "starting")
+        _say("workers", "starting")
         worker.start(installation, used)
     print(
         _WELCOME.format(

@@ -1,19 +1,46 @@
-"""The worker of an installation: it runs each flow run of a deployment as a process."""
+"""The workers of an installation, one for each pool: each runs every flow run as a process."""
 
 from __future__ import annotations
 
 import socket
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
+
+import psutil
 
 from deployments.installation import Installation
 from deployments.processes import end, last_words, launch, running
 from deployments.server import LOGIN_VARIABLE, Server, environment
-from torpor.control.processes import is_alive
+from torpor.control.processes import ProcessRecord, is_alive
 from torpor.shared.errors import TorporError
 
-POOL: Final = "torpor"
+
+@dataclass(frozen=True)
+class Pool:
+    """A work pool, and the role of the process that works on it. ``limit``: the most runs at once,
+    until the user sets another. ``queues``: the first goes first."""
+
+    name: str
+    role: str
+    description: str
+    limit: int | None = None
+    queues: tuple[str, ...] = ()
+
+
+POOLS: Final = (
+    Pool("torpor", "worker", "torpor's flows, as processes"),
+    Pool(
+        "torpor-jobs",
+        "job-worker",
+        "Jobs, as processes; the limit is how many run at once. Each queue may have one too.",
+        limit=8,  # a run is a process of 0.2 GB here, besides the machine that it rents
+        queues=("critical", "high", "normal", "low"),
+    ),
+)
+ROLES: Final = tuple(pool.role for pool in POOLS)
 READY_S: Final = 300.0
 """3 to 10 s, measured."""
 STOP_S: Final = 20.0
@@ -25,33 +52,49 @@ _STARTED: Final = b"started!"
 
 
 def start(installation: Installation, server: Server) -> bool:
-    """Start a worker for the pool unless one runs; True if it was started."""
+    """Start a worker for each pool that has none; True if one was started."""
     env = environment(installation, server) | {
         "PREFECT_WORKER_QUERY_SECONDS": str(_LOOK_S),
         "TMPDIR": str(installation.temporary),  # Prefect leaves a folder in it for each worker
     }
     spoken = ("PREFECT_API_URL", LOGIN_VARIABLE)
-    if running(installation, "worker", having={name: env[name] for name in spoken if name in env}):
-        return False
-    stop(installation)
+    having = {name: env[name] for name in spoken if name in env}
     installation.temporary.mkdir(mode=0o700, exist_ok=True)
-    argv = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL]
-    argv += ["--type", "process", "--name", f"torpor-{socket.gethostname()}"]
-    argv += ["--no-create-pool-if-not-found", "--install-policy", "never"]
-    process = launch(installation, "worker", argv, env)
-    log = installation.log("worker")
+    started = {}
+    for pool in POOLS:
+        ours = running(installation, pool.role, having=having)
+        if not ours:
+            end(installation, pool.role, polite_s=STOP_S)  # one of another server
+        if not any(_is_worker(process) for process in ours):  # flow runs outlive a killed worker
+            started[pool.role] = _launch(installation, pool, env)
     deadline = time.monotonic() + READY_S
-    while _STARTED not in log.read_bytes():
-        if not is_alive(process) or time.monotonic() > deadline:
-            stop(installation)
-            raise TorporError(
-                f"the worker for {server.api_url} did not start within {READY_S:.0f} s; the last "
-                f"of {log}:\n{last_words(log)}"
-            )
-        time.sleep(_POLL_S)
-    return True
+    for role, process in started.items():
+        log = installation.log(role)
+        while _STARTED not in log.read_bytes():
+            if not is_alive(process) or time.monotonic() > deadline:
+                end(installation, *started, polite_s=STOP_S)
+                raise TorporError(
+                    f"the {role} for {server.api_url} did not start within {READY_S:.0f} s; the "
+                    f"last of {log}:\n{last_words(log)}"
+                )
+            time.sleep(_POLL_S)
+    return bool(started)
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "worker" in process.cmdline()
+    except psutil.Error:  # it has ended
+        return False
+
+
+def _launch(installation: Installation, pool: Pool, env: Mapping[str, str]) -> ProcessRecord:
+    argv = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool.name]
+    argv += ["--type", "process", "--name", f"{pool.name}-{socket.gethostname()}"]
+    argv += ["--no-create-pool-if-not-found", "--install-policy", "never"]
+    return launch(installation, pool.role, argv, env)
 
 
 def stop(installation: Installation) -> bool:
-    """End the worker and its flow runs; False if none ran."""
-    return end(installation, "worker", polite_s=STOP_S) > 0
+    """End the workers and their flow runs; False if none ran."""
+    return end(installation, *ROLES, polite_s=STOP_S) > 0

@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from deployments import worker
 from deployments.down import down
 from deployments.installation import Installation
 from deployments.processes import running
@@ -22,7 +23,7 @@ from torpor.control.providers.local import LocalProvider
 
 pytestmark = pytest.mark.together("automations and make up")
 
-ROLES = ("server", "worker", "register")
+ROLES = ("server", *worker.ROLES, "register")
 
 
 def test_up_brings_everything_that_a_first_click_needs(torpor_up: Server) -> None:
@@ -43,8 +44,12 @@ def test_up_brings_everything_that_a_first_click_needs(torpor_up: Server) -> Non
         "workspace/demo",
         "aws-credentials/embedded",
     } <= blocks
-    workers = _all(torpor_up, "work_pools/torpor/workers/filter")
-    assert [one["status"] for one in workers] == ["ONLINE"]
+    for pool in worker.POOLS:
+        workers = _all(torpor_up, f"work_pools/{pool.name}/workers/filter")
+        assert [one["status"] for one in workers] == ["ONLINE"]
+    queues = {one["name"]: one for one in _all(torpor_up, "work_pools/torpor-jobs/queues/filter")}
+    ranked = sorted(queues, key=lambda name: queues[name]["priority"])
+    assert ranked == ["critical", "high", "normal", "low", "default"]
 
 
 def test_up_again_changes_nothing(torpor_up: Server, installation: Installation) -> None:
@@ -78,8 +83,8 @@ def _of_the_demo(installation: Installation) -> set[str]:
 
 
 def _longest_running(installation: Installation) -> list[psutil.Process]:
-    """The server and the worker themselves; flow runs of the worker's come and go."""
-    roles = ("server", "worker")
+    """The server and the workers themselves; flow runs of the worker's come and go."""
+    roles = ("server", *worker.ROLES)
     return [min(running(installation, role), key=lambda one: one.create_time()) for role in roles]
 
 

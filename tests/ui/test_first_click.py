@@ -170,7 +170,7 @@ def test_the_first_click(
     assert (listed.stdout, listed.stderr) == ("1\n", "")
 
     identity = newcomer.identity()
-    assert "ended worker, store, Prefect server" in newcomer.make("down")
+    assert "ended workers, store, Prefect server" in newcomer.make("down")
     assert "ended" not in newcomer.make("down", "MACHINES=1").splitlines()[0]
     assert _processes(newcomer) == []
     if user == USERS[0]:

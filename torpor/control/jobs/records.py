@@ -70,7 +70,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     on_cancel: Literal["hibernate", "keep"] = "hibernate"
     created_unix: float
     state: State = "waiting"
-    driver: str = ""  # the flow run that drives it
+    driver: str = ""  # the flow run that drives it, or drove it last
     driven_unix: float = 0.0
     attempts: list[Attempt] = []
     saves: int = 0
@@ -170,8 +170,9 @@ class Jobs:
         return kept
 
     def leave(self, job: Job) -> None:
-        """Its driver stops and the job has not ended: any run may continue it at once."""
-        self._write(msgspec.structs.replace(self.keep(job), driver=""))
+        """Its driver stops and the job has not ended: any run may continue it at once. The record
+        goes on to name it: whether a person cancelled that run decides how the job goes on."""
+        self._write(msgspec.structs.replace(self.keep(job), driven_unix=0.0))
 
     def end(self, job: Job) -> Job:
         """Write how the job ended, for good. HandedOver if another run drives it by now."""
