@@ -1,0 +1,102 @@
+"""The records of jobs: one driver, an end that is the end, and requests to stop."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.fixtures.memory_store import MemoryStore
+from torpor.control.jobs.records import LOST_S, Job, Jobs, Stop, job_id, log_path, new_job_id
+from torpor.shared.errors import HandedOver, InvalidInput, StoreError, WorkspaceBusy
+from torpor.shared.values import ObjectKey, SnapshotId, WorkspaceName, WorkspaceSpec
+
+DEMO = WorkspaceName("demo")
+_ID = "3f2a9c81d04e"
+
+
+@pytest.fixture
+def jobs(memory_store: MemoryStore) -> Jobs:
+    return Jobs(memory_store, DEMO)
+
+
+def made(job: str = _ID, **changes: Any) -> Job:
+    fields = {"command": ["true"], "created_unix": 1.0, **changes}
+    return Job(id=job, workspace=DEMO, block="demo", **fields)
+
+
+def test_one_run_drives_a_job(jobs: Jobs) -> None:
+    mine = jobs.take(made(), "one")
+    assert jobs.of(_ID) == mine and mine.driven
+    with pytest.raises(WorkspaceBusy, match="flow run one works on job"):
+        jobs.take(mine, "two")
+    assert jobs.take(mine, "one").driver == "one"  # Prefect starts the same run again
+
+
+def test_a_silent_driver_is_replaced_and_stops(jobs: Jobs) -> None:
+    mine = jobs.take(made(), "one")
+    silent = msgspec.structs.replace(mine, driven_unix=time.time() - LOST_S - 1)
+    assert not silent.driven
+    theirs = jobs.take(silent, "two")
+    for write in (jobs.keep, jobs.end, jobs.leave):
+        with pytest.raises(HandedOver, match="driven by flow run two"):
+            write(mine)
+    assert jobs.of(_ID) == theirs
+
+
+def test_what_a_driver_leaves_is_continued_at_once(jobs: Jobs) -> None:
+    mine = jobs.take(made(), "one")
+    jobs.leave(msgspec.structs.replace(mine, why="the store refused"))
+    left = jobs.open()[0]
+    assert (left.driven, left.why) == (False, "the store refused")
+    assert jobs.take(left, "two").driver == "two"
+
+
+def test_an_end_is_the_end(jobs: Jobs) -> None:
+    mine = jobs.take(made(), "one")
+    jobs.ask_stop(_ID, Stop("cancelled", "keep", "enough", 2.0))
+    ended = jobs.end(msgspec.structs.replace(mine, state="succeeded"))
+    assert ended.ended_unix is not None and ended.ended
+    assert (jobs.open(), jobs.ended(), jobs.of(_ID)) == ([], [ended], ended)
+    assert jobs.stop_asked(_ID) is None
+    with pytest.raises(HandedOver, match="has ended"):
+        jobs.keep(mine)
+    assert jobs.of(_ID) == ended
+
+
+def test_a_record_of_an_end_that_was_cut_short_counts(
+    jobs: Jobs, memory_store: MemoryStore
+) -> None:
+    """The run was killed between writing the end and deleting the open record."""
+    mine = jobs.take(made(), "one")
+    ended = jobs.end(msgspec.structs.replace(mine, state="failed"))
+    key = ObjectKey(f"workspaces/demo/jobs/open/{_ID}")
+    memory_store.put(key, msgspec.json.encode(mine))
+    assert jobs.open() == [] and jobs.of(_ID) == ended
+
+
+def test_jobs_are_listed_oldest_first(jobs: Jobs) -> None:
+    for at, job in ((3.0, "c" * 12), (1.0, "b" * 12), (2.0, "a" * 12)):
+        jobs.take(made(job, created_unix=at), "one")
+    assert [one.id[0] for one in jobs.open()] == ["b", "a", "c"]
+
+
+def test_a_damaged_record_is_an_error_that_names_it(jobs: Jobs, memory_store: MemoryStore) -> None:
+    memory_store.put(ObjectKey(f"workspaces/demo/jobs/open/{_ID}"), b"{}")
+    with pytest.raises(StoreError, match=f"jobs/open/{_ID} .* is not what torpor wrote"):
+        jobs.open()
+
+
+def test_ids() -> None:
+    assert new_job_id("3f2a9c81-d04e-4000-8000-000000000000") == _ID
+    for wrong in ("", "3f2a9c81d04", "../../../../x", "3F2A9C81D04E"):
+        with pytest.raises(InvalidInput, match="is not a job's id"):
+            job_id(wrong)
+    assert log_path(WorkspaceSpec(DEMO, ["~/w/"]), _ID) == f"~/w/.torpor-jobs/{_ID}.log"
+
+
+def test_only_an_attempt_that_has_not_ended_is_the_attempt() -> None:
+    job = made(newest=SnapshotId("20261120T234913Z-1f0c9ab2"))
+    assert job.attempt is None
