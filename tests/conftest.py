@@ -12,6 +12,7 @@ pytest_plugins = [
     "tests.fixtures.shared",
     "tests.fixtures.stores",
     "tests.fixtures.memory_store",
+    "tests.fixtures.metadata",
     "tests.fixtures.machines",
     "tests.fixtures.sshd",
     "tests.fixtures.agent_bundle",
