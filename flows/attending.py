@@ -22,7 +22,7 @@ from torpor.control.jobs.records import Attempt, log_path
 from torpor.control.remote.session import Session
 from torpor.control.rental.records import Rental
 from torpor.control.safety import Verified
-from torpor.shared.errors import HookFailed, TorporError, WorkspaceBusy
+from torpor.shared.errors import InvalidInput, TorporError, WorkspaceBusy
 from torpor.shared.values import Machine
 from torpor.shared.wire.job import JobState, Notice, StartJob
 
@@ -32,6 +32,8 @@ WATCH_S: Final = 15.0
 them is lost. So a loss is seen within a minute."""
 MOST_LOG_BYTES: Final = 64 * 1024
 """Of the log, in one look."""
+NOT_STARTED: Final = 126
+"""What a shell gives as the status of a command that it cannot start."""
 SAVE_AGAIN_S: Final = 60.0
 """After a save that failed."""
 
@@ -83,9 +85,8 @@ class Attending:
         request = StartJob(job.id, attempt.number, job.command, folder, self._log, [])
         try:
             state = start_command(self._session, request)
-        except HookFailed as error:  # the user's mistake: the machine cannot start this command
-            runner().log.error("%s", error)
-            self._driven.change_attempt(end="command ended", status=127, ended_unix=time.time())
+        except InvalidInput as error:  # the user's mistake: this command can never be started
+            self._ended(NOT_STARTED, str(error))
             return
         runner().log.info(
             "attempt %d of job %s is %s on machine %s",
@@ -116,9 +117,7 @@ class Attending:
         if state.state == "ended":
             self._saves.settle()
             stop_command(self._session, job.id)
-            self._driven.change_attempt(
-                end="command ended", status=state.status, ended_unix=time.time()
-            )
+            self._ended(state.status, state.error)
             return True
         if state.state in ("lost", "none"):
             runner().log.warning("job %s lost its supervisor and starts again", job.id)
@@ -132,6 +131,11 @@ class Attending:
             return True
         self._saves.go_on(threads, hurry=state.notice is not None and bool(state.save_error))
         return False
+
+    def _ended(self, status: int | None, error: str) -> None:
+        self._driven.change_attempt(
+            end="command ended", status=status, error=error, ended_unix=time.time()
+        )
 
     def _hear(self, state: JobState) -> None:
         """Log a notice, and what the machine did about it."""

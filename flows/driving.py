@@ -23,19 +23,19 @@ from torpor.control.rental.records import Rental
 from torpor.control.safety import Verified
 from torpor.control.upkeep.retention import made_at
 from torpor.shared.errors import (
-    AgentLost,
     BudgetExceeded,
     CreateFailed,
-    MachineUnreachable,
     NoOffer,
+    TorporError,
 )
 from torpor.shared.values import Machine
 
 TURN_S: Final = 10.0
 """Between two looks at an older job of the workspace, which comes first."""
 AGAIN_S: Final = 5.0
-"""Before a machine that stopped answering is tried again; it is waited for as long as its provider
-says that it is there, because it may hold work."""
+LONGEST_S: Final = 60.0
+"""Between two tries where a machine, a provider or the store does not answer: the first wait, and
+the longest. A machine is waited for as long as its provider shows it: it may hold work."""
 STOPPED_S: Final = 60.0
 """Between two looks at a machine that its provider has stopped."""
 
@@ -47,7 +47,7 @@ class Driver:
     def __init__(self, opened: OpenWorkspace, driven: Driven) -> None:
         self._opened = opened
         self._driven = driven
-        self._refusals = 0
+        self._refusals = self._troubles = 0
 
     @property
     def job(self) -> Job:
@@ -61,9 +61,13 @@ class Driver:
             self._driven.check()
             try:
                 self._once()
-            except (AgentLost, MachineUnreachable) as error:
-                runner().log.warning("job %s lost its machine for now: %s", self.job.id, error)
-                self._driven.nap(AGAIN_S)
+                self._troubles = 0
+            except TorporError as error:
+                if not error.retryable:
+                    raise
+                self._troubles += 1
+                runner().log.warning("job %s tries again: %s", self.job.id, error)
+                self._driven.nap(min(LONGEST_S, AGAIN_S * self._troubles))
         return self.job
 
     def _once(self) -> None:
@@ -199,7 +203,7 @@ class Driver:
         state: State
         if newest.end == "command ended":
             state = "succeeded" if newest.status == 0 else "failed"
-            why = f"the command ended with status {newest.status}"
+            why = newest.error or f"the command ended with status {newest.status}"
         elif stop is not None:
             state, why = stop.state, stop.why
         else:

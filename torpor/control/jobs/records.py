@@ -52,6 +52,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ended_unix: float | None = None
     end: End = ""
     status: int | None = None
+    error: str = ""  # why the command could not be started
     saved: bool = False
     lost_s: float = 0.0  # of work: from its newest save to when it was last seen
 

@@ -1,0 +1,290 @@
+"""Jobs on real machines: a command runs to its end, whatever becomes of its machine or its run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from flows import driving, hibernate, job
+from tasks.plain_runner import PlainRunner
+from tests.fixtures.kill_points import killed_in_a_child
+from tests.fixtures.machines import destroy_all
+from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.waiting import until
+from tests.fixtures.world import WORKSPACE, World, argv_of, kill
+from tests.jobs import training
+from tests.jobs.campaign import hurried
+from torpor.control.jobs.records import Job, Jobs, Stop
+from torpor.control.jobs.report import JobReport
+from torpor.shared.errors import InvalidInput, MachineInUse, StoreDenied
+from torpor.shared.values import MachineId
+
+_STEPS = 30
+_FINE = ["python3", "training.py", str(_STEPS), "0.1"]
+_LONG = ["python3", "training.py", "100000", "0.1"]
+
+
+@pytest.fixture(autouse=True)
+def _hurried(short_agent: None) -> Iterator[None]:
+    with hurried():
+        yield
+
+
+@pytest.fixture
+def place(world: World) -> Path:
+    """The workspace on its machine, with the training program."""
+    place = world.workspace(world.rent().id)
+    place.mkdir()
+    (place / "training.py").write_text(Path(training.__file__).read_text())
+    return place
+
+
+def _jobs(world: World) -> Jobs:
+    return Jobs(world.direct, WORKSPACE)
+
+
+def _run(world: World, command: list[str], **options: Any) -> JobReport:
+    with PlainRunner(world.opened, wait_factor=0.1):
+        report: JobReport = job.fn(WORKSPACE, command, **options)
+    return report
+
+
+@contextmanager
+def _running(world: World, command: list[str], **options: Any) -> Iterator[Callable[[], JobReport]]:
+    """The job in a thread; what is yielded waits for its end."""
+    told: list[JobReport | BaseException] = []
+
+    def run() -> None:
+        try:
+            told.append(_run(world, command, **options))
+        except BaseException as error:  # noqa: BLE001 - raised below
+            told.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def ended() -> JobReport:
+        until(lambda: told, "the job has ended")
+        if isinstance(told[0], BaseException):
+            raise told[0]
+        return told[0]
+
+    yield ended
+    thread.join()
+
+
+def _open(world: World) -> Job:
+    """The job, once its command was started."""
+    return until(
+        lambda: next((one for one in _jobs(world).open() if one.attempt is not None), None),
+        "the command was started",
+    )
+
+
+def _step(place: Path) -> int:
+    try:
+        return int(json.loads((place / "state.json").read_text())["n"])
+    except (OSError, ValueError):
+        return 0
+
+
+def _woken(world: World) -> Path:
+    return world.workspace(MachineId(wake_plainly(world.opened).machine))
+
+
+def test_a_command_runs_to_its_end_and_the_machine_is_hibernated(world: World, place: Path) -> None:
+    report = _run(world, _FINE)
+    assert (report.job.state, report.job.why) == ("succeeded", "the command ended with status 0")
+    assert world.machines() == [] and _jobs(world).open() == []
+    assert report.job.final == world.snapshots()[0].snapshot
+    (attempt,) = report.job.attempts
+    assert (attempt.end, attempt.status, report.lost_s) == ("command ended", 0, 0.0)
+    assert "$" in report.cost and report.rows()[1]["value"].startswith("succeeded")
+    woken = _woken(world)
+    assert json.loads((woken / "state.json").read_text()) == training.uninterrupted(_STEPS)
+    log = (woken / f".torpor-jobs/{report.job.id}.log").read_text()
+    assert f"step {_STEPS}\n" in log and "goes on from step 0" in log
+
+
+def test_a_command_that_fails_hibernates_too_and_is_repeated_only_if_asked(
+    world: World, place: Path
+) -> None:
+    fails = ["python3", "training.py", "10", "0.01", "5"]
+    first = _run(world, fails).job
+    assert (first.state, first.why, len(first.attempts)) == (
+        "failed", "the command ended with status 3", 1
+    )  # fmt: skip
+    assert world.machines() == []
+    again = _run(world, fails, retries=2).job
+    assert (again.state, [one.status for one in again.attempts]) == ("failed", [3, 3, 3])
+    assert world.machines() == []
+
+
+def test_a_program_that_is_not_there_is_the_users_mistake(world: World, place: Path) -> None:
+    report = _run(world, ["no-such-program"])
+    assert report.job.state == "failed" and world.machines() == []
+    assert "no-such-program" in report.job.why and report.job.attempts[0].status == 127
+
+
+def test_a_lost_machine_costs_what_came_after_the_newest_save(world: World, place: Path) -> None:
+    hibernate_plainly(world.opened, destroy=False)
+    with _running(world, _FINE, save_minutes=0.01) as ended:
+        until(lambda: _open(world).saves >= 2, "it was saved")
+        saved = _open(world).newest
+        first = _open(world).attempts[-1].machine
+        destroy_all(world.provider)
+        report = ended()
+    job_ = report.job
+    assert job_.state == "succeeded"
+    assert [one.end for one in job_.attempts] == ["machine lost", "command ended"]
+    assert job_.attempts[0].machine == first != job_.attempts[1].machine
+    assert job_.attempts[0].saved and 0.0 <= report.lost_s < 60.0
+    assert saved is not None and world.machines() == []
+    woken = _woken(world)
+    assert json.loads((woken / "state.json").read_text()) == training.uninterrupted(_STEPS)
+
+
+def test_machines_that_are_lost_before_a_save_end_the_job(world: World, place: Path) -> None:
+    hibernate_plainly(world.opened)
+    with _running(world, _LONG, save_minutes=1000) as ended:
+        for number in (1, 2, 3):
+            until(lambda n=number: len(_open(world).attempts) == n, f"attempt {number} has begun")
+            destroy_all(world.provider)
+        report = ended()
+    assert report.job.state == "preempted" and "Save more often" in report.job.why
+    assert [one.end for one in report.job.attempts] == ["machine lost"] * 3
+    assert len(world.snapshots()) == 1  # what it began with
+
+
+@pytest.mark.parametrize("then", ["hibernate", "keep"])
+def test_a_job_that_is_stopped_saves_its_work(world: World, place: Path, then: Any) -> None:
+    with _running(world, _LONG) as ended:
+        job_ = _open(world)
+        until(lambda: _step(place) > 3, "it works")
+        _jobs(world).ask_stop(job_.id, Stop("cancelled", then, "enough", time.time()))
+        report = ended()
+    assert (report.job.state, report.job.why) == ("cancelled", "enough")
+    reached = _step(place) if then == "keep" else _step(_woken(world))
+    assert reached > 3
+    assert len(world.machines()) == 1
+    assert len(world.snapshots()) == (0 if then == "keep" else 1)
+
+
+def test_a_job_whose_run_is_killed_is_continued_and_its_command_not_started_twice(
+    world: World, place: Path
+) -> None:
+    def begin() -> None:
+        threading.Thread(target=lambda: _die_when(lambda: _step(place) > 5), daemon=True).start()
+        _run(world, _FINE)
+
+    assert killed_in_a_child(begin)
+    (left,) = _jobs(world).open()
+    assert left.attempt is not None
+    with pytest.raises(InvalidInput, match="has no job 000000000000"):
+        _run(world, [], job="0" * 12)
+    until(lambda: not _jobs(world).open()[0].driven, "its driver counts as gone")
+    report = _run(world, [], job=left.id)
+    assert (report.job.id, report.job.state) == (left.id, "succeeded")
+    assert len(report.job.attempts) == 1
+    woken = _woken(world)
+    log = (woken / f".torpor-jobs/{left.id}.log").read_text()
+    assert log.count("goes on from step") == 1
+    assert json.loads((woken / "state.json").read_text()) == training.uninterrupted(_STEPS)
+
+
+def test_the_agent_and_the_supervisor_may_be_killed(world: World, place: Path) -> None:
+    with _running(world, _FINE) as ended:
+        machine = _open(world).attempts[-1].machine
+        until(lambda: _step(place) > 3, "it works")
+        assert kill(world.agents(machine))
+        until(lambda: _step(place) > 10, "it works on")
+        supervisors = [p.pid for p in world.processes(machine) if "supervise" in argv_of(p.pid)]
+        assert kill(supervisors)
+        report = ended()
+    assert [one.end for one in report.job.attempts] == ["supervisor lost", "command ended"]
+    assert report.job.state == "succeeded" and world.machines() == []
+
+
+def test_an_end_that_was_stored_is_not_done_again(world: World, place: Path) -> None:
+    """The run was killed between the end of the machine and the end of the job."""
+    report = _run(world, _FINE)
+    half = msgspec.structs.replace(
+        report.job, state="hibernating", ended_unix=None, driver="", driven_unix=0.0
+    )
+    jobs = _jobs(world)
+    world.direct.delete([found.key for found in world.direct.list("workspaces/demo/jobs/")])
+    jobs.take(half, "")
+    again = _run(world, [], job=half.id)
+    assert again.job.state == "succeeded" and again.job.attempts == report.job.attempts
+    assert world.machines() == []
+
+
+def test_a_workspace_of_a_job_is_not_hibernated_by_others(world: World, place: Path) -> None:
+    with _running(world, _LONG) as ended:
+        job_ = _open(world)
+        with (
+            PlainRunner(world.opened),
+            pytest.raises(MachineInUse, match=f"job {job_.id} .*cancel"),
+        ):
+            hibernate.fn(WORKSPACE)
+        _jobs(world).ask_stop(job_.id, Stop("cancelled", "hibernate", "enough", time.time()))
+        ended()
+    assert world.machines() == []
+
+
+def test_jobs_of_one_workspace_run_one_after_the_other(world: World, place: Path) -> None:
+    with _running(world, _FINE) as first:
+        early = _open(world)
+        with _running(world, ["python3", "training.py", "40", "0.01"]) as second:
+            until(lambda: len(_jobs(world).open()) == 2, "the second one waits")
+            late = next(one for one in _jobs(world).open() if one.id != early.id)
+            until(
+                lambda: any("comes first" in one.why for one in _jobs(world).open()),
+                "it says that it waits",
+            )
+            assert late.attempts == []
+            assert first().job.state == "succeeded"
+            assert second().job.state == "succeeded"
+    ended = _jobs(world).ended()
+    assert [one.id for one in ended] == [early.id, late.id]
+    assert ended[0].ended_unix is not None
+    assert ended[1].attempts[0].began_unix > ended[0].ended_unix
+
+
+def test_an_error_leaves_the_job_to_the_next_run(
+    world: World, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise StoreDenied("the key was revoked")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(driving, "store_workspace", refuse)
+        with pytest.raises(StoreDenied, match="the key was revoked"):
+            _run(world, _FINE)
+    (left,) = _jobs(world).open()
+    assert (left.state, left.why, left.driven) == ("hibernating", "the key was revoked", False)
+    assert len(world.machines()) == 1
+    report = _run(world, [], job=left.id)
+    assert report.job.state == "succeeded" and len(report.job.attempts) == 1
+
+
+def test_a_job_needs_a_command(world: World) -> None:
+    for command in ([], [""]):
+        with pytest.raises(InvalidInput, match="the job has no command"):
+            _run(world, command)
+    assert _jobs(world).open() == []
+
+
+def _die_when(so: Callable[[], bool]) -> None:
+    until(so, "it is time to die")
+    os.kill(os.getpid(), signal.SIGKILL)
