@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.fixtures.fault_proxy",
     "tests.fixtures.world",
     "tests.fixtures.gpu",
+    "tests.fixtures.supervised",
     "tests.fixtures.nvml",
     "tests.fixtures.lab",
     "tests.fixtures.short_agent",

@@ -437,7 +437,7 @@ from torpor.machine.agent.call import Call
 from torpor.machine.agent.runs import RunRegistry
 from torpor.shared.errors import TorporError
 home, root = Path(sys.argv[1]), sys.argv[2]
-table = operations(RunRegistry(home))
+table = operations(RunRegistry(home), [])
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 def call(op, **args):
     return table.serve(table.parse(op, args), Call("id", home, lambda event: None))

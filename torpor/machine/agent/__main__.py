@@ -1,5 +1,5 @@
-"""``python3 BUNDLE COMMAND --home HOME``: ``attach``, ``attach-and-sample``, ``daemon``, and
-``sample --lock FD``."""
+"""``python3 BUNDLE COMMAND --home HOME``: ``attach``, ``attach-and-sample``, ``daemon``, and with
+``--lock FD`` also ``sample`` and ``supervise``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from typing import Final
 from torpor.shared.errors import DiskFull, MachineError, TorporError
 
 COMPLETE: Final = ".complete"  # in a bundle: its content hash, written when all is there
-_COMMANDS: Final = ("attach", "attach-and-sample", "daemon", "sample")
+_COMMANDS: Final = ("attach", "attach-and-sample", "daemon", "sample", "supervise")
+_LOCKED: Final = ("sample", "supervise")  # they are handed a lock that is held
 _STALE_S: Final = 3600.0  # a half-installed bundle of this age is stale: remove it
 
 
 def main(argv: list[str]) -> int:
-    """Run one of the commands. To attach says what went wrong as one JSON line on stdout."""
+    """Run one of the commands. To attach and to supervise say what went wrong as one JSON line on
+    stdout."""
     command, options = argv[1:2], argv[2::2]
-    wanted = ["--home", "--lock"] if command == ["sample"] else ["--home"]
+    wanted = ["--home", "--lock"] if command and command[0] in _LOCKED else ["--home"]
     if len(argv) != 2 + 2 * len(wanted) or options != wanted or command[0] not in _COMMANDS:
         sys.stderr.write(f"usage: BUNDLE ({'|'.join(_COMMANDS)}) --home HOME [--lock FD]\n")
         return 2
@@ -33,13 +35,17 @@ def main(argv: list[str]) -> int:
     if argv[1] == "daemon":
         return _daemon(bundle, home)
     try:
-        _attach(bundle, home, sampled=argv[1] == "attach-and-sample")
+        if argv[1] == "supervise":
+            _supervise(bundle, home, int(argv[5]))
+        else:
+            _attach(bundle, home, sampled=argv[1] == "attach-and-sample")
     except TorporError as error:
         return _say(error)
     except OSError as error:
         full = error.errno in (28, 122)  # ENOSPC, EDQUOT
         kind = DiskFull if full else MachineError
-        return _say(kind(f"the agent in {home} cannot be attached to: {error}"))
+        what = "supervisor" if argv[1] == "supervise" else "agent"
+        return _say(kind(f"the {what} in {home} cannot be started or reached: {error}"))
     return 0
 
 
@@ -58,8 +64,15 @@ def _sample(bundle: Path, home: Path, lock: int) -> int:
     return 0
 
 
+def _supervise(bundle: Path, home: Path, lock: int) -> None:
+    from torpor.machine.supervisor.process import supervise  # attach need not load it
+
+    supervise(home, lock, str(bundle))
+
+
 def _daemon(bundle: Path, home: Path) -> int:
     # Imported here: attach must be quick, and these take most of a start's time.
+    from torpor.machine.agent.attach import own_command
     from torpor.machine.agent.daemon import Daemon
     from torpor.machine.agent.home import SOCKET, enter_home, hold_life_lock
     from torpor.machine.agent.memory import keep_freed_chunks
@@ -79,10 +92,11 @@ def _daemon(bundle: Path, home: Path) -> int:
     os.chmod(SOCKET, 0o600)
     keep_freed_chunks()
     runs = RunRegistry(home)
-    daemon = Daemon(home, version(bundle), operations(runs), runs)
+    table = operations(runs, own_command(bundle, home, "supervise"))
+    daemon = Daemon(home, version(bundle), table, runs)
     signal.signal(signal.SIGTERM, lambda _number, _frame: daemon.stop())
     listener.listen(64)
-    _remove_other_bundles(bundle)
+    _remove_other_bundles(bundle, home)
     daemon.serve(listener)
     if os.path.lexists(SOCKET):
         os.unlink(SOCKET)
@@ -97,13 +111,21 @@ def version(bundle: Path) -> str:
         return "source"
 
 
-def _remove_other_bundles(bundle: Path) -> None:
-    """Only one agent lives in a HOME, so the other bundles there are old or half-installed."""
+def _remove_other_bundles(bundle: Path, home: Path) -> None:
+    """Only one agent lives in a HOME, so the other bundles there are old or half-installed, but for
+    those that supervisors run from. Where that cannot be known, all of them stay."""
+    from torpor.machine.supervisor.folder import supervised
+
     if not (bundle / COMPLETE).is_file():
+        return
+    try:
+        used = {Path(name) for name in supervised(home)}
+    except MachineError as error:
+        sys.stderr.write(f"old bundles stay: {error}\n")
         return
     for other in bundle.parent.iterdir():
         fresh = time.time() - other.lstat().st_mtime < _STALE_S
-        if other != bundle and not (other.name.startswith(".") and fresh):
+        if other != bundle and other not in used and not (other.name.startswith(".") and fresh):
             shutil.rmtree(other, ignore_errors=True)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from torpor.machine.agent.activity import read_activity
 from torpor.machine.agent.call import Call, Operations
 from torpor.machine.agent.examine import examine
+from torpor.machine.agent.jobs import look_at_job, start_job, stop_job
 from torpor.machine.agent.paths import PathRun
 from torpor.machine.agent.restore import RestoreRun
 from torpor.machine.agent.runs import AgentRun, RunRegistry
@@ -18,6 +19,7 @@ from torpor.machine.agent.sync import SyncRun
 from torpor.shared import content
 from torpor.shared.transfer import line
 from torpor.shared.wire.activity import ReadActivity
+from torpor.shared.wire.job import LookAtJob, StartJob, StopJob
 from torpor.shared.wire.machine import (
     ExaminePacks,
     LineRate,
@@ -64,14 +66,18 @@ Turn = Callable[[AgentRun, Call], AbstractContextManager[None]]
 """What a request waits for and holds while it is served: other requests of its run, or a worker."""
 
 
-def operations(runs: RunRegistry) -> Operations:
-    """Every operation of the agent except ``bye`` and ``forget``, over ``runs``."""
+def operations(runs: RunRegistry, supervise: list[str]) -> Operations:
+    """Every operation of the agent except ``bye`` and ``forget``, over ``runs``. ``supervise``: the
+    argv that starts a supervisor."""
     table = Operations()
     table.add(MakeContent, _make_content)
     table.add(RemoveContent, _remove_content)
     table.add(MeasureLine, _measure_line)
     table.add(ExaminePacks, lambda request, call: examine(request, call, runs))
     table.add(ReadActivity, lambda request, call: read_activity(request, call, runs))
+    table.add(StartJob, lambda request, call: start_job(request, call, supervise))
+    table.add(LookAtJob, look_at_job)
+    table.add(StopJob, stop_job)
 
     def worker(run: AgentRun, call: Call) -> AbstractContextManager[None]:
         return runs.worker(partial(run.check, call))

@@ -38,6 +38,9 @@ class JobState(msgspec.Struct, frozen=True):
 
     ``lost``: its supervisor ended without a word on how the command ended; whatever was left of the
     command is ended before it is started again. ``status``: its exit status, negative for a signal.
+    ``error``: why the command could not be started; its status is then 126 or 127, as a shell's.
+    ``log_from``: how long the log was when this attempt began; shorter than what an earlier machine
+    wrote, if that was not saved.
     """
 
     job: str
@@ -46,6 +49,8 @@ class JobState(msgspec.Struct, frozen=True):
     status: int | None = None
     started_unix: float = 0.0
     ended_unix: float | None = None
+    error: str = ""
+    log_from: int = 0
     notice: Notice | None = None
     saved: OwnSave | None = None
     save_error: str = ""

@@ -1,0 +1,165 @@
+"""job.look and job.stop: what the log holds, piece by piece, and an end that leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.supervised import JOB, Machine
+from tests.fixtures.waiting import until
+from torpor.machine.supervisor import log
+from torpor.shared.errors import InvalidInput
+from torpor.shared.wire.job import JobLook, JobState
+
+SLEEPS = [sys.executable, "-I", "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def machine(supervised: Machine) -> Machine:
+    return supervised
+
+
+def read_whole(path: Path, most_bytes: int) -> str:
+    """As a driver does: piece by piece, until no more comes."""
+    text, offset = "", 0
+    while (piece := log.read(str(path), offset, most_bytes, 0, whole=True)).offset > offset:
+        text, offset = text + piece.text, piece.offset
+    return text
+
+
+# -- the log
+
+
+@given(data=st.binary(max_size=60) | st.text(max_size=40).map(str.encode), most=st.integers(0, 9))
+def test_pieces_make_the_whole_text(
+    data: bytes, most: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    path.write_bytes(data)
+    assert read_whole(path, most) == data.decode(errors="replace")
+
+
+def test_a_character_that_is_half_written_waits(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes("a€".encode()[:-1])
+    assert log.read(str(path), 0, 100, 0, whole=False) == ("a", 1)
+    assert log.read(str(path), 1, 100, 0, whole=False) == ("", 1)
+    assert log.read(str(path), 1, 100, 0, whole=True) == ("\ufffd", 3)
+
+
+def test_a_log_that_became_shorter_is_read_from_where_the_attempt_began(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("old\nnew\n")
+    assert log.read(str(path), 500, 100, 4, whole=False) == ("new\n", 8)
+    assert log.read(str(path), 500, 100, 50, whole=False) == ("old\nnew\n", 8)
+    path.unlink()
+    assert log.read(str(path), 500, 100, 4, whole=False) == ("", 0)
+
+
+def test_a_log_that_is_cut_while_it_runs_goes_on(machine: Machine) -> None:
+    machine.shell("echo one; touch cut; while [ ! -e go ]; do sleep 0.02; done; echo two")
+    until((machine.work / "cut").exists, "it wrote")
+    os.truncate(machine.log, 0)
+    (machine.work / "go").touch()
+    ended = machine.ended()
+    assert ended.status == 0
+    text = machine.look(offset=10_000).text
+    assert text.startswith("two\ntorpor: attempt 1 ended with status 0")
+
+
+def test_a_log_that_is_moved_away_hinders_nothing(machine: Machine) -> None:
+    machine.shell("echo one; touch moved; while [ ! -e go ]; do sleep 0.02; done; echo two")
+    until((machine.work / "moved").exists, "it wrote")
+    machine.log.rename(machine.work / "old.log")
+    assert machine.look(offset=3) == JobLook(machine.state(), "", 0)
+    (machine.work / "go").touch()
+    assert machine.ended().status == 0
+    assert machine.look().text.startswith("torpor: attempt 1 ended")
+    assert machine.file("old.log").endswith("one\ntwo\n")
+
+
+def test_each_attempt_says_where_its_log_begins(machine: Machine) -> None:
+    machine.shell("printf 'no newline'; exit 1")
+    assert machine.ended().log_from == 0
+    size = machine.log.stat().st_size
+    machine.shell("echo again", attempt=2)
+    ended = machine.ended()
+    assert ended.log_from == size
+    text = machine.look(offset=ended.log_from).text
+    assert text.startswith("torpor: attempt 2 begins") and "\nagain\n" in text
+    assert "no newline\ntorpor: attempt 1 ended with status 1" in machine.look().text
+
+
+def test_where_nothing_was_started_there_is_nothing(machine: Machine) -> None:
+    nothing = JobState(JOB, 0, "none")
+    assert machine.look(offset=7) == JobLook(nothing, "", 7)
+    assert machine.stop() == nothing
+    assert not machine.folder.path.exists()
+
+
+# -- the end
+
+
+def test_a_stop_lets_the_command_end_by_itself(machine: Machine) -> None:
+    machine.shell("trap 'echo saved > saved; exit 5' TERM; touch up; while :; do sleep 0.02; done")
+    until((machine.work / "up").exists, "it runs")
+    state = machine.stop()
+    assert (state.state, state.status) == ("ended", 5)
+    assert machine.file("saved") == "saved\n"
+    assert machine.stop() == state
+    assert machine.shell("touch again") == state
+
+
+def test_what_does_not_listen_is_killed_with_all_that_it_began(machine: Machine) -> None:
+    machine.shell(
+        f"trap '' TERM; {' '.join(SLEEPS[:-1])} '{SLEEPS[-1]}' & echo $! > below; "
+        "setsid sh -c 'trap \"\" TERM; echo $$ > apart; while :; do sleep 0.02; done' & wait; wait"
+    )
+    below, apart = int(machine.file("below")), int(machine.file("apart"))
+    assert machine.stop(grace_s=0.2).status == -signal.SIGKILL
+    assert not any(os.path.exists(f"/proc/{pid}/exe") for pid in (below, apart))
+
+
+def test_a_stopped_process_is_ended_too(machine: Machine) -> None:
+    machine.start(*SLEEPS)
+    os.kill(machine.kept().command.pid, signal.SIGSTOP)
+    assert machine.stop().status == -signal.SIGTERM
+
+
+def test_a_stop_ends_what_an_ended_command_left_in_the_background(machine: Machine) -> None:
+    machine.shell(f"{' '.join(SLEEPS[:-1])} '{SLEEPS[-1]}' & echo $! > below")
+    assert machine.ended().status == 0
+    below = int(machine.file("below"))
+    assert os.path.exists(f"/proc/{below}/exe")
+    assert machine.stop().status == 0
+    assert not os.path.exists(f"/proc/{below}/exe")
+
+
+def test_a_stop_needs_no_supervisor(machine: Machine) -> None:
+    machine.start(*SLEEPS)
+    kept = machine.supervisor_dies()
+    assert machine.stop().state == "lost"
+    assert not kept.command.lives
+    assert machine.stop().state == "lost"
+
+
+def test_another_jobs_processes_are_left_alone(machine: Machine) -> None:
+    machine.start(*SLEEPS)
+    other = machine.home / "jobs" / "ffffffffffff"
+    with subprocess.Popen(SLEEPS, env={"TORPOR_JOB_FOLDER": str(other)}) as beside:
+        machine.stop()
+        assert beside.poll() is None
+        beside.kill()
+
+
+@pytest.mark.parametrize("grace_s", [-1.0, 1e6])
+def test_a_grace_is_bounded(machine: Machine, grace_s: float) -> None:
+    with pytest.raises(InvalidInput):
+        machine.stop(grace_s)

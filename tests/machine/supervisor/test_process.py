@@ -1,0 +1,274 @@
+"""The supervisor's process: one command at a time, whoever dies, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import torpor
+from tests.fixtures.supervised import JOB, Machine
+from tests.fixtures.waiting import until
+from torpor.machine.agent.operations import operations
+from torpor.shared.errors import AgentLost, InvalidInput
+
+
+@pytest.fixture
+def machine(supervised: Machine) -> Machine:
+    return supervised
+
+
+WAITS = "while [ ! -e go ]; do sleep 0.02; done"
+
+
+def test_a_command_runs_to_its_end_and_its_output_is_in_the_log(machine: Machine) -> None:
+    state = machine.shell("echo hello; echo oops >&2; exit 3")
+    assert (state.job, state.attempt) == (JOB, 1)
+    ended = machine.ended()
+    assert (ended.state, ended.status) == ("ended", 3)
+    assert ended.ended_unix is not None and ended.started_unix <= ended.ended_unix
+    first, *said, last = machine.log.read_text().splitlines()
+    assert first.startswith("torpor: attempt 1 begins")
+    assert said == ["hello", "oops"]
+    assert last.startswith("torpor: attempt 1 ended with status 3")
+    until(lambda: not machine.kept().supervisor.lives, "the supervisor leaves")
+
+
+def test_a_signal_is_a_negative_status(machine: Machine) -> None:
+    machine.shell("kill -9 $$")
+    assert machine.ended().status == -9
+    assert "ended by signal 9 (SIGKILL)" in machine.log.read_text()
+
+
+def test_the_command_has_a_session_the_folder_and_a_clean_environment(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_AGENT", "yes")
+    machine.shell(
+        "env > env; grep SigIgn /proc/self/status > ignored; ls /proc/self/fd > files; cat > stdin;"
+        "pwd > folder; echo $$ > pid; cut -d' ' -f6 /proc/$$/stat > session"
+    )
+    machine.ended()
+    pid = machine.kept().command.pid
+    assert [int(machine.file(name)) for name in ("pid", "session")] == [pid, pid]
+    assert machine.file("folder").strip() == str(machine.work)
+    assert machine.file("ignored").split()[1].strip("0") == ""
+    assert machine.file("files").split() == ["0", "1", "2", "3"]  # the last one is the folder's
+    assert (machine.work / "stdin").read_text() == ""
+    environment = dict(line.split("=", 1) for line in machine.file("env").splitlines())
+    assert (environment["TORPOR_JOB"], environment["TORPOR_ATTEMPT"]) == (JOB, "1")
+    assert environment["OF_THE_AGENT"] == "yes"
+    assert {n for n in environment if n.startswith("PYTHON")} == {
+        n for n in os.environ if n.startswith("PYTHON")
+    }
+
+
+def test_what_is_written_is_for_us_alone(machine: Machine) -> None:
+    machine.shell(WAITS)
+    modes = {
+        path.name: stat.S_IMODE(path.lstat().st_mode)
+        for path in [machine.home / "jobs", *(machine.home / "jobs").rglob("*")]
+    }
+    assert modes == {
+        "jobs": 0o700, JOB: 0o700, "alive": 0o600, "state": 0o600, "socket": 0o600
+    }  # fmt: skip
+    assert stat.S_IMODE(machine.log.stat().st_mode) == 0o600
+
+
+def test_it_outlives_the_agent_and_is_none_of_its_runs(machine: Machine) -> None:
+    machine.shell(WAITS)
+    machine.agent.restart()
+    assert not machine.agent.hello.busy
+    assert machine.state().state == "running"
+    kept = machine.kept()
+    assert os.getsid(kept.supervisor.pid) == kept.supervisor.pid != kept.command.pid
+    assert os.readlink(f"/proc/{kept.supervisor.pid}/fd/0") == os.devnull
+    (machine.work / "go").touch()
+    assert machine.ended().status == 0
+
+
+def test_an_attempt_is_started_once_however_often_it_is_asked_for(machine: Machine) -> None:
+    counts = f"echo 1 >> count; {WAITS}"
+    machine.shell(counts)
+    pid = machine.kept().command.pid
+    assert [machine.shell(counts, attempt).attempt for attempt in (1, 1, 2)] == [1, 1, 1]
+    assert machine.kept().command.pid == pid
+    (machine.work / "go").touch()
+    machine.ended()
+    assert machine.shell(counts).state == "ended"
+    machine.shell(counts, attempt=2)
+    assert machine.ended().attempt == 2
+    assert machine.shell(counts, attempt=1).attempt == 2
+    assert (machine.work / "count").read_text() == "1\n1\n"
+
+
+def test_many_starts_at_once_start_one(machine: Machine) -> None:
+    script = f"echo 1 >> count; {WAITS}"
+    with ThreadPoolExecutor(6) as pool:
+        states = list(pool.map(lambda attempt: machine.shell(script, attempt), [1, 1, 1, 2, 2, 2]))
+    assert {state.state for state in states} == {"running"}
+    assert len({state.attempt for state in states}) == 1
+    assert machine.file("count") == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "folder", "status", "words"),
+    [
+        (["no-such-program"], "", 127, "'no-such-program': No such file"),
+        (["./a-file"], "", 126, "'./a-file': Permission denied"),
+        (["true"], "missing", 127, "No such file or directory"),
+    ],
+)
+def test_what_cannot_be_started_ends_with_the_reason(
+    machine: Machine, argv: list[str], folder: str, status: int, words: str
+) -> None:
+    (machine.work / "a-file").write_text("no program")
+    machine.start(*argv, folder=str(machine.work / folder))
+    ended = machine.ended()
+    assert (ended.state, ended.status) == ("ended", status)
+    assert words in ended.error
+    assert f"attempt 1 could not start {ended.error}" in machine.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"argv": []},
+        {"argv": ["a\0b"]},
+        {"folder": "work"},
+        {"log": "job.log"},
+        {"log": "/proc/version/job.log"},
+        {"log": "/dev/null"},
+        {"job": "../../etc"},
+        {"attempt": 0},
+    ],
+)
+def test_what_can_never_be_started_is_refused(machine: Machine, wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput):
+        machine.start("true", **wrong)
+    assert machine.state().state == "none"
+
+
+def test_paths_may_begin_at_the_users_home(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(machine.work))
+    machine.shell("pwd", folder="~/", log="~/deep/er/job.log")
+    machine.ended()
+    assert str(machine.work) in (machine.work / "deep/er/job.log").read_text()
+
+
+# -- lost supervisors
+
+
+def test_a_lost_supervisors_command_is_ended_before_the_next_one_starts(machine: Machine) -> None:
+    alone = f"mkdir alone || touch two-at-once; trap 'rmdir alone; exit 1' TERM; {WAITS}"
+    machine.shell(alone)
+    until((machine.work / "alone").exists, "it runs")
+    kept = machine.supervisor_dies()
+    assert machine.state().state == "lost"
+    assert kept.command.lives
+    assert machine.shell(alone).state == "lost"  # the same attempt is not started again
+    assert kept.command.lives
+    assert machine.shell(alone, attempt=2).state == "running"
+    assert not kept.command.lives
+    until((machine.work / "alone").exists, "the second runs")
+    assert not (machine.work / "two-at-once").exists()
+
+
+def test_what_it_left_in_the_background_goes_too(machine: Machine) -> None:
+    sleeps = f"{sys.executable} -I -c 'import time; time.sleep(600)'"
+    script = (
+        f"setsid {sleeps} & echo $! >> pids; env -i {sleeps} & echo $! >> pids; "
+        f"trap '' TERM; {WAITS}"
+    )
+    machine.shell(script)
+    until(lambda: len(machine.file("pids").split()) == 2, "all have begun")
+    pids = [int(pid) for pid in machine.file("pids").split()]
+    machine.supervisor_dies()
+    machine.start("true", attempt=2)
+    assert [pid for pid in pids if os.path.exists(f"/proc/{pid}/exe")] == []
+
+
+def test_after_a_boot_no_process_is_taken_for_the_commands(machine: Machine) -> None:
+    """Of an earlier boot, and of a pid that another process has by now."""
+    machine.shell(WAITS)
+    kept = machine.supervisor_dies()
+    machine.stop(grace_s=0)
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as other:
+        for change in ({"boot": "0" * 32}, {"ticks": 1}):
+            stranger = msgspec.structs.replace(
+                msgspec.structs.replace(kept.command, pid=other.pid), **change
+            )
+            machine.folder.write(msgspec.structs.replace(kept, command=stranger))
+            assert machine.state().state == "lost"
+            machine.stop(grace_s=0)
+            assert other.poll() is None
+        other.kill()
+
+
+# -- killed at each step
+
+_STEPS = {
+    "it listens": "KILL; self._listener = self._folder.listen()",
+    "its log is open": "KILL; output = log.open_log(request.log)",
+    "the child waits": "KILL; os.close(output)",
+    "the child is on record": "KILL; self._written = True  # before it runs",
+    "the command runs": "error = self._command.go(); KILL",
+    "the command has ended": "KILL; how = f",
+}
+"""Where the supervisor is killed."""
+
+
+@pytest.mark.parametrize("step", _STEPS)
+def test_killed_at_any_step_it_leaves_one_command_at_most(
+    machine: Machine, step: str, tmp_path: Path
+) -> None:
+    own = machine.agent.table
+    killed = _killed_at(_STEPS[step], machine, tmp_path)
+    machine.agent.table = operations(machine.agent.runs, killed)
+    script = (
+        "mkdir alone || touch two-at-once; trap 'rmdir alone; exit 1' TERM; "
+        f"echo $TORPOR_ATTEMPT >> ran; {WAITS}; rmdir alone"
+    )
+    recorded = list(_STEPS).index(step) >= 3
+    if step == "the command has ended":
+        (machine.work / "go").touch()
+    try:
+        machine.shell(script)
+    except AgentLost:
+        assert not recorded
+    until(lambda: machine.state().state == ("lost" if recorded else "none"), "it has died")
+    if step in ("the command runs", "the command has ended"):
+        machine.file("ran")
+    machine.agent.table = own
+    (machine.work / "go").unlink(missing_ok=True)
+    assert machine.shell(script, attempt=2).state == "running"
+    until(lambda: "2" in machine.file("ran"), "the second runs")
+    (machine.work / "go").touch()
+    assert machine.ended().status == 0
+    assert not (machine.work / "two-at-once").exists()
+    first = ["1"] if step in ("the command runs", "the command has ended") else []
+    assert machine.file("ran").split() == [*first, "2"]
+
+
+def _killed_at(line: str, machine: Machine, folder: Path) -> list[str]:
+    """The argv of a supervisor that dies before that line."""
+    source = folder / "killed"
+    shutil.copytree(Path(torpor.__file__).parent, source / "torpor")
+    path = source / "torpor/machine/supervisor/process.py"
+    text = path.read_text()
+    was = line.replace("KILL; ", "").replace("; KILL", "")
+    assert text.count(was) == 1
+    path.write_text(text.replace(was, line.replace("KILL", "os.kill(os.getpid(), 9)")))
+    (source / "__main__.py").write_text(
+        "import sys\nfrom torpor.machine.agent.__main__ import main\nsys.exit(main(sys.argv))\n"
+    )
+    return [sys.executable, str(source), "supervise", "--home", str(machine.home)]

@@ -1,0 +1,187 @@
+"""The agent's half of jobs: it starts a supervisor, looks at what that wrote, and ends a command.
+
+Ending needs no supervisor: whoever asks finds the job's processes itself.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import msgspec
+
+from torpor.machine.agent.call import Call
+from torpor.machine.agent.log import LOG_FILE
+from torpor.machine.supervisor import log
+from torpor.machine.supervisor.folder import JobFolder
+from torpor.machine.supervisor.memory import in_memory
+from torpor.machine.supervisor.processes import end_processes
+from torpor.shared.errors import AgentLost, InvalidInput, MachineError, from_wire
+from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJob
+from torpor.shared.wire.machine import Bye
+from torpor.shared.wire.protocol import parse_said, request_line
+
+LEFT_GRACE_S: Final = 10.0
+"""What an earlier attempt left gets this long between SIGTERM and SIGKILL."""
+MOST_GRACE_S: Final = 3600.0
+SETTLE_S: Final = 60.0
+"""A supervisor starts, writes that its command has ended, or leaves, within this time."""
+_POLL_S: Final = 0.02
+
+
+def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
+    """``supervise`` is the argv that starts a supervisor."""
+    request = _resolved(request)
+    folder = JobFolder(call.home, request.job)
+    folder.make()
+    lock = _lock_to_start(folder, request.attempt, call)
+    if lock is None:
+        return folder.look()[0]
+    try:
+        state, kept = folder.look()
+        if state.attempt >= request.attempt and kept is not None:
+            return state
+        end_processes(lambda: folder.processes(kept), LEFT_GRACE_S, call.check)
+        _make_log(request.log)
+        _start(request, call, supervise, lock)
+    finally:
+        os.close(lock)  # the supervisor holds it by its own copy
+    state, _ = folder.look()
+    if state.attempt != request.attempt:
+        raise AgentLost(
+            f"the supervisor of job {request.job} ended as it started; the agent's log on the "
+            f"machine is {call.home / LOG_FILE}. Where that happens again, look for memory that "
+            "runs out"
+        )
+    return state
+
+
+def look_at_job(request: LookAtJob, call: Call) -> JobLook:
+    state, kept = JobFolder(call.home, request.job).look()
+    if kept is None:
+        return JobLook(state, "", request.offset)
+    ended = state.state == "ended"
+    piece = log.read(kept.log, request.offset, request.most_bytes, state.log_from, whole=ended)
+    return JobLook(state, piece.text, piece.offset)
+
+
+def stop_job(request: StopJob, call: Call) -> JobState:
+    folder = JobFolder(call.home, request.job)
+    if not 0 <= request.grace_s <= MOST_GRACE_S:
+        raise InvalidInput(f"the grace of a stop is 0 to {MOST_GRACE_S:.0f} s")
+    if folder.identity() is None:
+        return folder.look()[0]
+    with _none_starts(folder, call):
+        _, kept = folder.look()
+        end_processes(lambda: folder.processes(kept), request.grace_s, call.check)
+        if kept is not None:
+            _ask_to_leave(folder, kept.state.attempt)
+        give_up = time.monotonic() + SETTLE_S
+        while (state := folder.look()[0]).state == "running":
+            call.check()
+            _wait(give_up, f"job {request.job} was ended, and its supervisor does not notice")
+        return state
+
+
+def _resolved(request: StartJob) -> StartJob:
+    """With absolute paths; InvalidInput for what can never be started."""
+    if not request.argv or not request.argv[0]:
+        raise InvalidInput("a job's command is empty: give a program and its arguments")
+    paths = [os.path.expanduser(path) for path in (request.folder, request.log)]
+    for path in paths:
+        if not os.path.isabs(path):
+            raise InvalidInput(f"{path!r} must be an absolute path, or begin with ~/")
+    if any("\0" in text for text in (*request.argv, *paths)):
+        raise InvalidInput("a job's command and paths must not hold a zero byte")
+    if request.attempt < 1:
+        raise InvalidInput(f"attempts count from 1; this is {request.attempt}")
+    return msgspec.structs.replace(request, folder=paths[0], log=paths[1])
+
+
+def _lock_to_start(folder: JobFolder, attempt: int, call: Call) -> int | None:
+    """The lock; None where an attempt runs, or this one was started before."""
+    give_up = time.monotonic() + SETTLE_S
+    while (lock := folder.take()) is None:
+        state, kept = folder.look()
+        if kept is not None and kept.supervisor.lives:
+            if state.attempt >= attempt or state.state == "running":
+                return None
+            _ask_to_leave(folder, state.attempt)
+        call.check()
+        _wait(give_up, f"the supervisor of attempt {state.attempt} of job {folder.job} is at work")
+    return lock
+
+
+@contextmanager
+def _none_starts(folder: JobFolder, call: Call) -> Iterator[None]:
+    """Wait until no start is under way, and keep others out where no supervisor lives."""
+    give_up = time.monotonic() + SETTLE_S
+    while (lock := folder.take()) is None:
+        kept = folder.look()[1]
+        if kept is not None and kept.supervisor.lives:
+            break
+        call.check()
+        _wait(give_up, f"job {folder.job} is being started")
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _make_log(path: str) -> None:
+    try:
+        os.close(log.open_log(path))
+    except (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+        raise InvalidInput(
+            f"the log {path} cannot be written on the machine: {error.strerror}. Name a file in "
+            "the workspace"
+        ) from None
+
+
+def _start(request: StartJob, call: Call, supervise: list[str], lock: int) -> None:
+    """Start the supervisor, and wait until it has started the command or said why not."""
+    said, say = os.pipe()
+    with open(said, "rb") as answer:
+        try:
+            with (
+                in_memory(request_line(request.job, request)) as asked,
+                open(call.home / LOG_FILE, "ab") as words,
+            ):
+                process = subprocess.Popen(
+                    [*supervise, "--lock", str(lock)],
+                    stdin=asked,
+                    stdout=say,
+                    stderr=words,
+                    cwd=call.home,
+                    start_new_session=True,
+                    pass_fds=(lock,),
+                )
+        finally:
+            os.close(say)
+        threading.Thread(target=process.wait, name="agent-supervisor", daemon=True).start()
+        while not select.select([answer], [], [], 10 * _POLL_S)[0]:
+            call.check()
+        line = parse_said(answer.read())
+    if line is not None and line.error is not None:
+        raise from_wire(line.error)
+
+
+def _ask_to_leave(folder: JobFolder, attempt: int) -> None:
+    """Tell the supervisor of that attempt, if it lives, not to stay longer than its command."""
+    with suppress(OSError), folder.connect() as peer:
+        peer.settimeout(SETTLE_S)
+        peer.sendall(request_line(str(attempt), Bye()))
+        peer.recv(1)
+
+
+def _wait(give_up: float, words: str) -> None:
+    if time.monotonic() >= give_up:
+        raise MachineError(f"{words}: look at the machine's processes, then run it again")
+    time.sleep(_POLL_S)

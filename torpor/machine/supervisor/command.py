@@ -1,0 +1,88 @@
+"""The user's command: a child in a session of its own, which waits until it is on record.
+
+Between its fork and its record a supervisor may be killed. So the child runs the user's program
+only after a byte came through a pipe; if the supervisor dies before, it reads the end and leaves.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Mapping
+from typing import Final, NoReturn
+
+from torpor.machine.supervisor.processes import ProcessId, identify
+
+NOT_FOUND: Final = 127
+NOT_STARTED: Final = 126
+"""What a shell gives as the status of a command that it cannot start."""
+_GO: Final = b"g"
+_RESTORED: Final = (
+    signal.SIGPIPE,  # Python ignores these two, and a program would inherit that
+    signal.SIGXFSZ,
+    signal.SIGHUP,
+    signal.SIGTERM,
+    signal.SIGCHLD,
+    signal.SIGINT,
+)
+
+
+class Command:
+    """``argv`` in ``folder``, with its output in the file ``log``; started by ``go``."""
+
+    def __init__(
+        self, argv: list[str], folder: str, log: int, environment: Mapping[str, str]
+    ) -> None:
+        wait, self._gate = os.pipe()
+        self._said, say = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(self._gate)
+                _become(argv, folder, log, environment, wait, say)
+            finally:
+                os._exit(NOT_STARTED)
+        os.close(wait)
+        os.close(say)
+        self.id: Final[ProcessId] = identify(pid)
+
+    def go(self) -> str:
+        """Let it run. Returns why it could not be started; empty if it was."""
+        try:
+            os.write(self._gate, _GO)
+        except BrokenPipeError:  # someone has ended it: that is how it ended
+            return ""
+        finally:
+            os.close(self._gate)
+        with open(self._said, encoding="utf-8", errors="replace") as said:
+            return said.read()
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        pid, status = os.waitpid(self.id.pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+
+def _become(
+    argv: list[str], folder: str, log: int, environment: Mapping[str, str], wait: int, say: int
+) -> NoReturn:
+    """In the child: become the command, or say why not."""
+    signal.set_wakeup_fd(-1)
+    for number in _RESTORED:
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    if os.read(wait, 1) != _GO:
+        os._exit(0)
+    at_fault = f"its folder {folder}"
+    try:
+        os.chdir(folder)
+        at_fault = f"{argv[0]!r}"
+        os.execvpe(argv[0], argv, environment)  # noqa: S606 - no shell, as intended
+    except OSError as error:
+        words = f"{at_fault}: {error.strerror}"
+        os.write(say, words.encode("utf-8", "backslashreplace"))
+        os._exit(NOT_FOUND if error.errno in (errno.ENOENT, errno.ENOTDIR) else NOT_STARTED)

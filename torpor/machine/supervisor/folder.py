@@ -1,0 +1,164 @@
+"""What a machine keeps about one job: the folder ``HOME/jobs/JOB`` (mode 0700).
+
+``alive`` is locked as long as a supervisor of the job lives; whoever starts one takes the lock
+first and passes it on, so that there are never two. ``state`` says how the command stands; only the
+holder of the lock writes it. ``socket`` is the supervisor's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from torpor.machine.supervisor.processes import ProcessId, of_job
+from torpor.shared.errors import InvalidInput, MachineError
+from torpor.shared.wire.job import JobState
+from torpor.shared.wire.protocol import encode_line
+
+JOBS: Final = "jobs"
+_ID: Final = re.compile(r"[0-9a-f]{12}")
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """The file ``state``. ``state.state`` is running or ended; ``bundle`` is what the supervisor
+    was started from."""
+
+    state: JobState
+    supervisor: ProcessId
+    command: ProcessId
+    log: str
+    bundle: str
+
+    @property
+    def runs(self) -> bool:
+        """Whether the command runs, as far as its supervisor has said."""
+        return self.state.state == "running"
+
+
+class JobFolder:
+    """The folder of one job. InvalidInput for an id that is none."""
+
+    def __init__(self, home: Path, job: str) -> None:
+        if not _ID.fullmatch(job):
+            raise InvalidInput(f"{job[:80]!r} is not a job's id: they look like 3f2a9c81d04e")
+        self.job: Final = job
+        self.path: Final = home / JOBS / job
+        self._state: Final = self.path / "state"
+
+    def make(self) -> None:
+        self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        self.path.mkdir(mode=0o700, exist_ok=True)
+
+    def take(self) -> int | None:
+        """The lock; None while a supervisor holds it, or someone who starts one."""
+        fd = os.open(self.path / "alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return fd
+
+    def read(self) -> Kept | None:
+        """What the newest supervisor wrote; None where none has written anything."""
+        try:
+            text = self._state.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            return msgspec.convert(json.loads(text), Kept)
+        except ValueError as error:  # a ValidationError is one
+            raise MachineError(
+                f"{self._state} is not what torpor wrote ({error}): end the job's processes on the "
+                "machine and remove that file"
+            ) from None
+
+    def write(self, kept: Kept) -> None:
+        """Replace ``state`` in one step that outlives a crash of the machine."""
+        fresh = self.path / ".state"
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(encode_line(msgspec.to_builtins(kept)))
+            file.flush()
+            os.fsync(fd)
+        os.replace(fresh, self._state)
+        with self._opened() as folder:
+            os.fsync(folder)
+
+    def look(self) -> tuple[JobState, Kept | None]:
+        """How the command stands now, and what its supervisor wrote."""
+        kept = self.read()
+        if kept is None:
+            return JobState(self.job, 0, "none"), None
+        if kept.runs and not kept.supervisor.lives:
+            kept = self.read() or kept  # it may have written how the command ended, and then ended
+            if kept.runs and not kept.supervisor.lives:
+                return msgspec.structs.replace(kept.state, state="lost"), kept
+        return kept.state, kept
+
+    def processes(self, kept: Kept | None) -> list[int]:
+        """The live processes of the job: of its command, and what that left in the background."""
+        return of_job(self.path, None if kept is None else kept.command)
+
+    def listen(self) -> socket.socket:
+        """The supervisor's socket; only the holder of the lock may call this."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with self._opened() as folder:
+            name = f"/proc/self/fd/{folder}/socket"  # sun_path holds 108 bytes, HOME may have more
+            if os.path.lexists(name):
+                os.unlink(name)
+            listener.bind(name)
+            os.chmod(name, 0o600)
+        listener.listen(8)
+        return listener
+
+    def connect(self) -> socket.socket:
+        """A connection to the supervisor; OSError where none listens."""
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with self._opened() as folder:
+                peer.connect(f"/proc/self/fd/{folder}/socket")
+        except OSError:
+            peer.close()
+            raise
+        return peer
+
+    def identity(self) -> tuple[int, int] | None:
+        """Which folder it is; None once it is gone."""
+        try:
+            facts = self.path.stat()
+        except OSError:
+            return None
+        return facts.st_dev, facts.st_ino
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def supervised(home: Path) -> list[str]:
+    """The bundles from which the supervisors that live here were started."""
+    kept = [folder.look()[1] for folder in job_folders(home)]
+    return [one.bundle for one in kept if one is not None and one.supervisor.lives]
+
+
+def job_folders(home: Path) -> list[JobFolder]:
+    """The folder of every job that was ever started here."""
+    try:
+        names = sorted(os.listdir(home / JOBS))
+    except FileNotFoundError:
+        return []
+    return [JobFolder(home, name) for name in names if _ID.fullmatch(name)]

@@ -1,0 +1,76 @@
+"""The log of a job: a file in the workspace, written by the command and, a line here and there, by
+its supervisor. Users may cut it or move it away."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import time
+from typing import Final, NamedTuple
+
+from torpor.shared.errors import InvalidInput
+from torpor.shared.values import MIB
+
+MOST_BYTES: Final = 1 * MIB
+"""Read at once. A character may need six bytes on the wire, whose lines hold 16 MiB."""
+_LEAST_BYTES: Final = 4  # a character
+
+
+class Piece(NamedTuple):
+    text: str
+    offset: int  # where it goes on
+
+
+def open_log(path: str) -> int:
+    """Open the log to append, which makes it and its folder. InvalidInput where that cannot be."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise InvalidInput(f"the log {path} is no file: move it away, or name another one")
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def size_of(path: str) -> int:
+    """How long the log is; 0 where there is none."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def say(path: str, words: str) -> None:
+    """Append a line of ours, which begins a line."""
+    fd = open_log(path)
+    try:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        line = f"torpor: {words} ({stamp} UTC)\n".encode("utf-8", "backslashreplace")
+        os.write(fd, line if _at_line_start(path) else b"\n" + line)
+    finally:
+        os.close(fd)
+
+
+def read(path: str, offset: int, most_bytes: int, began: int, *, whole: bool) -> Piece:
+    """The log from ``offset``. A log that is shorter than that was cut or replaced: it is read from
+    ``began``, where this attempt began, or from its start if it is shorter than that too.
+
+    Text ends between characters; bytes that are none are replaced. ``whole``: nobody writes any
+    more, so that what stands at the end is no part of a character.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            begin = next(at for at in (offset, began, 0) if 0 <= at <= size)
+            file.seek(begin)
+            data = file.read(max(_LEAST_BYTES, min(most_bytes, MOST_BYTES)))
+    except FileNotFoundError:
+        return Piece("", 0)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data, final=whole and begin + len(data) >= size)
+    return Piece(text, begin + len(data) - len(decoder.getstate()[0]))
+
+
+def _at_line_start(path: str) -> bool:
+    with open(path, "rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

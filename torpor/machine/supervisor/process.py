@@ -1,0 +1,204 @@
+"""The supervisor's process: one for each job of a HOME, apart from the agent and from everyone who
+asks. It starts the command, waits for it, and writes how it ended.
+
+Only ``bye`` and the end of the command end it. A SIGTERM is the machine that shuts down.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from torpor.machine.supervisor import log
+from torpor.machine.supervisor.command import NOT_FOUND, NOT_STARTED, Command
+from torpor.machine.supervisor.folder import JobFolder, Kept
+from torpor.machine.supervisor.processes import MARK, identify
+from torpor.shared.errors import InvalidInput
+from torpor.shared.wire.job import JobState, StartJob
+from torpor.shared.wire.machine import Bye
+from torpor.shared.wire.protocol import (
+    MAX_LINE_BYTES,
+    Cancel,
+    Envelope,
+    Ping,
+    Said,
+    encode_line,
+    parse_line,
+)
+from torpor.shared.wire.request import Nothing, parse_request
+
+TICK_S: Final = 1.0
+ASKED_S: Final = 5.0
+"""Whoever connects says what it wants within this time: it is the agent, on the same machine."""
+
+
+def supervise(home: Path, lock: int, bundle: str) -> None:
+    """Start the command that stdin asks for, and wait for it. ``lock``: of the job's folder.
+
+    Closes stdout once the command runs, or could not be started and that is on record.
+    """
+    os.set_inheritable(lock, False)  # the command must not hold it when this process is gone
+    asked = parse_line(sys.stdin.buffer.read())
+    if not isinstance(asked, Envelope):
+        raise InvalidInput("a supervisor is started with a request")
+    supervisor = Supervisor(home, parse_request(StartJob, asked.args), bundle)
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):
+        os.dup2(null, stream)
+    os.close(null)
+    supervisor.run()
+
+
+class Supervisor:
+    """Begins the attempt as it is made."""
+
+    def __init__(self, home: Path, request: StartJob, bundle: str) -> None:
+        self._folder = JobFolder(home, request.job)
+        self._ours = self._folder.identity()
+        self._leaving = False
+        self._wake = _wake_by_signals()
+        self._listener = self._folder.listen()
+        self._begin(request, bundle)
+
+    def run(self) -> None:
+        """Until the command has ended and that is written, or there is nowhere to write it."""
+        while not self._done():
+            listener = self._listener.fileno()
+            ready, _, _ = select.select([listener, self._wake], [], [], TICK_S)
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+            if listener in ready:
+                self._answer()
+            self._look_at_command()
+
+    # -- the command
+
+    def _begin(self, request: StartJob, bundle: str) -> None:
+        began = log.size_of(request.log)
+        log.say(request.log, f"attempt {request.attempt} begins")
+        output = log.open_log(request.log)
+        environment = {
+            **os.environ,
+            "TORPOR_JOB": request.job,
+            "TORPOR_ATTEMPT": str(request.attempt),
+            MARK: str(self._folder.path),
+        }
+        self._command = Command(request.argv, request.folder, output, environment)
+        os.close(output)
+        state = JobState(
+            request.job,
+            request.attempt,
+            "running",
+            started_unix=time.time(),
+            log_from=began,
+        )
+        me = identify(os.getpid())
+        self._kept = Kept(state, me, self._command.id, request.log, bundle)
+        self._folder.write(self._kept)
+        self._written = True  # before it runs
+        error = self._command.go()
+        if error:
+            self._keep(error=error)
+        self._look_at_command()
+
+    def _look_at_command(self) -> None:
+        if self._kept.runs:
+            status = self._command.poll()
+            if status is not None:
+                self._ended(status)
+        elif not self._written:
+            self._keep()
+
+    def _ended(self, status: int) -> None:
+        state = self._kept.state
+        how = f"with status {status}" if status >= 0 else f"by {_signal_name(-status)}"
+        words = f"attempt {state.attempt} ended {how}"
+        if state.error and status in (NOT_FOUND, NOT_STARTED):
+            words = (
+                f"attempt {state.attempt} could not start {state.error}. Name a program that is on "
+                "the machine or in the workspace, and a folder that is there"
+            )
+        try:
+            log.say(self._kept.log, words)
+        except OSError as error:
+            _note(f"the log of job {state.job} cannot be written: {error}")
+        self._keep(state="ended", status=status, ended_unix=time.time())
+
+    def _keep(self, **changes: Any) -> None:
+        """Write what has changed; what cannot be written now is tried again at each tick."""
+        state = msgspec.structs.replace(self._kept.state, **changes)
+        self._kept = msgspec.structs.replace(self._kept, state=state)
+        failed_before = not self._written
+        try:
+            self._folder.write(self._kept)
+            self._written = True
+        except OSError as error:
+            self._written = False
+            if not failed_before:
+                _note(f"the state of job {state.job} cannot be written: {error}")
+
+    def _done(self) -> bool:
+        return not self._kept.runs and (self._written or self._folder.identity() != self._ours)
+
+    # -- requests
+
+    def _answer(self) -> None:
+        peer, _ = self._listener.accept()
+        with peer, suppress(OSError):  # who asked is gone, or says nothing
+            peer.settimeout(ASKED_S)
+            try:
+                self._serve(parse_line(_line(peer)))
+                said = Said(result=Nothing())
+            except InvalidInput as error:
+                said = Said(error=error.to_wire())
+            peer.sendall(encode_line(said))
+
+    def _serve(self, asked: Envelope | Cancel | Ping) -> None:
+        if not isinstance(asked, Envelope) or asked.op != Bye.op:
+            raise InvalidInput("this supervisor does not know what it is asked for")
+        if asked.id == str(self._kept.state.attempt):  # else it was meant for another one
+            self._leaving = True
+
+
+def _line(peer: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
+        data = peer.recv(1 << 16)
+        if not data:
+            break
+        line += data
+    return line
+
+
+def _wake_by_signals() -> int:
+    """Handle the signals; returns what becomes readable when one came."""
+    wake, write = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: None)
+    return wake
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _note(words: str) -> None:
+    """Into the agent's log, which is this process's standard error."""
+    sys.stderr.write(f"supervisor: {words}\n")
