@@ -360,7 +360,7 @@ def _kill_on(machine: Rented, what: str) -> bool:
     }
     hit = False
     with contextlib.suppress(psutil.Error, OSError, ValueError, IndexError):
-        first = psutil.Process(machine.body._process.pid).children()[0]
+        first = psutil.Process(machine.body.first())
         for process in first.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()

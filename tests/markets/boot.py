@@ -54,7 +54,7 @@ class BootedMachine:
     @property
     def root(self) -> Path:
         """The machine's / as this host sees it, from the start command on."""
-        return Path(f"/proc/{self._first()}/root")
+        return Path(f"/proc/{self.first()}/root")
 
     def end(self) -> None:
         """Idempotent. Every process of the machine is gone when this returns."""
@@ -69,7 +69,7 @@ class BootedMachine:
         with socket.socket() as link:
             return link.connect_ex((self.address, self.port)) == 0
 
-    def _first(self) -> int:
+    def first(self) -> int:
         """The machine's first process. Its root is the machine's from the start command on."""
         pid = self._process.pid
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
