@@ -14,7 +14,6 @@ import pytest
 import zstandard
 
 from tests.fixtures.manifests import LIES, MISNAMED, PLAIN, Lie, honest, object_of
-from torpor.machine.pipeline.opening import open_chunk
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.planes import RANS
 from torpor.shared.codecs.stock import LZ4, ZSTD
@@ -23,6 +22,7 @@ from torpor.shared.format import checks
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.keys import Seal, chunk_associated
 from torpor.shared.format.manifest import Chunk, decode_manifest, encode_manifest
+from torpor.shared.format.opening import open_chunk
 from torpor.shared.values import GIB, MIB
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,7 +13,6 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tests import independent_reader as reader
-from torpor.machine.pipeline.opening import open_chunk
 from torpor.shared.codecs.encodings import ENCODINGS, decode_chunk
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.keys import Seal, chunk_associated, workspace_key
@@ -27,6 +26,7 @@ from torpor.shared.format.manifest import (
     manifest_root,
 )
 from torpor.shared.format.names import manifest_key, pack_key
+from torpor.shared.format.opening import open_chunk
 from torpor.shared.values import WorkspaceName, snapshot_id, workspace_name
 
 ROOT = Path(__file__).resolve().parents[3]

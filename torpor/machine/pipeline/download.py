@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from torpor.machine.pipeline.opening import open_chunk
 from torpor.machine.tree.plan import part_ends
 from torpor.machine.tree.write import ContentWriter
 from torpor.shared.codecs.codec import Buffer
@@ -19,6 +18,7 @@ from torpor.shared.errors import InvalidInput, SnapshotDamaged, TorporError, Wro
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entry, Manifest
 from torpor.shared.format.names import pack_id_of
+from torpor.shared.format.opening import open_chunk
 from torpor.shared.format.sizes import PART_BYTES
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Grant

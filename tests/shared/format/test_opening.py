@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from gpu_kernels import cases, native
-from torpor.machine.pipeline.opening import open_chunk
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.planes import RANS
 from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.format.keys import Seal, chunk_associated
 from torpor.shared.format.manifest import Chunk
+from torpor.shared.format.opening import open_chunk
 
 PACK = b"p" * 16
 KEY = bytes(range(32))
@@ -27,7 +27,7 @@ from pathlib import Path
 from gpu_kernels import twin
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Chunk
-from torpor.machine.pipeline.opening import open_chunk
+from torpor.shared.format.opening import open_chunk
 assert twin.path() == "Python", twin.path()
 stored = Path(sys.argv[1]).read_bytes()
 chunk = Chunk(bytes.fromhex(sys.argv[2]), int(sys.argv[3]), 4, 0, 0, len(stored))
