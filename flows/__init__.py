@@ -9,6 +9,7 @@ from flows.create import create
 from flows.error_output import install
 from flows.hibernate import hibernate
 from flows.job import job
+from flows.jobs import cancel_job, job_log, job_status, list_jobs
 from flows.listing import (
     compare_snapshots,
     find_files,
@@ -34,6 +35,7 @@ install()
 __all__ = [
     "backup",
     "benchmark",
+    "cancel_job",
     "check_backup",
     "compare_snapshots",
     "create",
@@ -44,7 +46,10 @@ __all__ = [
     "frame",
     "hibernate",
     "job",
+    "job_log",
+    "job_status",
     "list_entries",
+    "list_jobs",
     "list_kept",
     "list_machines",
     "list_snapshots",

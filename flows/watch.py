@@ -1,4 +1,4 @@
-"""Watch: look at all machines of the installation, and hibernate those that are idle."""
+"""Watch: look at all machines and jobs, hibernate idle machines, and continue jobs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from flows.continuing import JobSeen, act_on, free_slots, see_jobs
 from flows.flow import flow
 from flows.hibernate import hibernate
 from tasks.events import MachineIdle, MachineUnknown, emit
@@ -17,7 +18,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.idleness import Verdict
 from torpor.control.metrics import write_metrics
 from torpor.control.reconciliation import Finding
-from torpor.control.watching import Watched, WatchReport
+from torpor.control.watching import Watched, WatchedJob, WatchReport
 from torpor.shared.errors import TorporError
 from torpor.shared.values import MachineId, WorkspaceName
 
@@ -35,14 +36,15 @@ def watch(
     dry_run: bool = True,
     metrics: str = "",
 ) -> WatchReport:
-    """Look at all machines of the installation, and hibernate those that are idle.
+    """Look at all machines of the installation, hibernate those that are idle, and continue jobs
+    whose run has gone.
 
     A machine is idle by the rules of its Workspace block. One of which that cannot be said is kept,
     with a warning and its reason. Nothing else is ended: what may be forgotten is only listed.
 
     Args:
         workspaces: The Workspace blocks to look at. Empty: all of them.
-        dry_run: Hibernate nothing. The table shows what would be hibernated.
+        dry_run: Hibernate and continue nothing. The table shows what would be done.
         metrics: A file for Prometheus to write, such as torpor.prom in the folder of
             node_exporter's textfile collector. Empty: write none.
     """
@@ -51,7 +53,12 @@ def watch(
     named = {name: [b for b, one in blocks.items() if one.spec.name == name] for name in opened}
     standing = list_all_machines([*opened.values()])
     newest, troubles = _newest(opened)
-    for name, why in {**standing.unread, **troubles}.items():
+    faults: list[Exception] = []
+    if not dry_run:
+        _free_slots(blocks, faults)  # first: a run that is stuck is not one that waits
+    jobs, unread_jobs = see_jobs(opened)
+    with_job = {seen.job.workspace for seen in jobs}
+    for name, why in {**standing.unread, **troubles, **unread_jobs}.items():
         watched.append(Watched(name, "unknown", why, "see that its store answers"))
     used = [one for one in standing.findings if one.kind == "in use" and one.machine and one.rental]
     looks = [
@@ -62,26 +69,37 @@ def watch(
     watched += [
         _watched(opened[_name(one)], one, look.result(), newest, dry_run) for one, look in looks
     ]
-    watched = [_undecided(one, named[one.workspace]) if one.idle else one for one in watched]
+    watched = [
+        _undecided(one, named[one.workspace], one.workspace in with_job) if one.idle else one
+        for one in watched
+    ]
     watched += _not_there(standing, opened, newest)
     there = {one.workspace for one in watched}
     watched += [
-        Watched(name, "off", "", "wake it to work on it", newest_unix=newest.get(name))
+        Watched(
+            name,
+            "off",
+            "",
+            "none: it has a job" if name in with_job else "wake it to work on it",
+            newest_unix=newest.get(name),
+        )
         for name in opened
         if name not in there
     ]
     _warn(watched)
-    faults: list[Exception] = []
+    seen_jobs = [seen.watched() for seen in jobs]
     if not dry_run:
         watched = [
             _act(one, named[one.workspace][0], faults) if one.idle else one for one in watched
         ]
+        seen_jobs = [_continue(seen, faults) for seen in jobs]
     shown = {id(one) for one in used}
     report = WatchReport(
         time.time(),
         sorted(watched, key=lambda one: (one.kind == "off", one.workspace)),
         [one for one in standing.findings if id(one) not in shown and not _is_missing(one)],
         [*standing.silent],
+        seen_jobs,
     )
     runner().log.info(report.message())
     runner().table(key="watch", rows=report.rows(), description=report.message())
@@ -200,8 +218,12 @@ def _warn(watched: list[Watched]) -> None:
             )
 
 
-def _undecided(one: Watched, blocks: list[str]) -> Watched:
-    """Kept, where several blocks are for the workspace: they may store different folders."""
+def _undecided(one: Watched, blocks: list[str], has_job: bool) -> Watched:
+    """Kept, where a job hibernates the workspace when it has ended, or where several blocks are for
+    the workspace: they may store different folders."""
+    if has_job:
+        step = "none: its job hibernates it when it has ended"
+        return msgspec.structs.replace(one, next_step=step, idle=False)
     if len(blocks) == 1:
         return one
     step = f"hibernate it yourself: the blocks {', '.join(blocks)} are all for this workspace"
@@ -234,6 +256,23 @@ def _act(one: Watched, block: str, faults: list[Exception]) -> Watched:
         return msgspec.structs.replace(one, next_step=f"it was not hibernated: {error}")
     step = f"{runs} hibernates it" if runs else "it was hibernated: wake it to work on it"
     return msgspec.structs.replace(one, next_step=step)
+
+
+def _free_slots(blocks: dict[str, OpenWorkspace], faults: list[Exception]) -> None:
+    try:
+        free_slots(blocks)
+    except Exception as error:  # noqa: BLE001 - the jobs that are open are continued all the same
+        runner().log.error("slots of lost runs were not freed: %s", error)
+        faults.append(error)
+
+
+def _continue(seen: JobSeen, faults: list[Exception]) -> WatchedJob:
+    try:
+        return act_on(seen)
+    except Exception as error:  # noqa: BLE001 - one that fails leaves the others to be continued
+        runner().log.error("job %s was not continued: %s", seen.job.id, error)
+        faults.append(error)
+        return seen.watched(f"it was not continued: {error}")
 
 
 def _name(finding: Finding) -> WorkspaceName:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from blocks import Workspace
 from tasks.runner import run_by
+from tasks.runs import OpenRun, RunState
 from tasks.workspace import OpenWorkspace
 from torpor.control.reports import Row
 from torpor.shared.errors import InvalidInput
@@ -84,9 +85,21 @@ class PlainRunner:
     def workspaces(self) -> list[str]:
         return [*self._workspaces]
 
-    def start(self, flow: Flow[..., Any], key: str, **parameters: Any) -> str:
+    def start(self, flow: Flow[..., Any], key: str, *, queue: str = "", **parameters: Any) -> str:
         flow.fn(**parameters)
         return ""
+
+    def runs(self, flow: str) -> list[OpenRun]:
+        return []
+
+    def state(self, run: str) -> RunState:
+        return "unknown"
+
+    def cancel(self, run: str) -> None:
+        """Nothing waits."""
+
+    def give_up(self, run: str, why: str) -> None:
+        """There are no slots."""
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         for wait_s in step.retries.waits_s[: self._retries]:

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
+from uuid import UUID
 
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -15,19 +16,30 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.context import FlowRunContext
 from prefect.deployments import run_deployment
 from prefect.events import emit_event
-from prefect.exceptions import MissingContextError
+from prefect.exceptions import MissingContextError, ObjectNotFound
 from prefect.flows import Flow
 from prefect.futures import PrefectFuture
 from prefect.logging import get_logger, get_run_logger
 from prefect.runtime import deployment, flow_run
+from prefect.states import Cancelled, Cancelling, Crashed
 from prefect.tasks import Task
 
 from blocks import Workspace
 from blocks.reference import saved_names
+from tasks.runs import OpenRun, RunState
 from tasks.workspace import OpenWorkspace
 from torpor.control.reports import Row
 
@@ -36,6 +48,20 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_MOST_RUNS: Final = 1000
+_PAGE: Final = 200  # the most that the API answers at once
+_STATES: Final[dict[StateType, RunState]] = {
+    StateType.SCHEDULED: "waiting",
+    StateType.PENDING: "taken",
+    StateType.RUNNING: "running",
+    StateType.PAUSED: "running",
+    StateType.CANCELLING: "cancelled",
+    StateType.CANCELLED: "cancelled",
+    StateType.COMPLETED: "ended",
+    StateType.FAILED: "ended",
+    StateType.CRASHED: "ended",
+}
 
 
 class PrefectRunner:
@@ -58,18 +84,56 @@ class PrefectRunner:
     def workspaces(self) -> list[str]:
         return saved_names(Workspace)
 
-    def start(self, flow: Flow[..., Any], key: str, **parameters: Any) -> str:
-        if not deployment.id:  # a call from Python: there may be no worker
+    def start(self, flow: Flow[..., Any], key: str, *, queue: str = "", **parameters: Any) -> str:
+        if not deployment.id and not queue:  # a call from Python: there may be no worker
             flow(**parameters)
             return ""
         run = run_deployment(
-            f"{flow.name}/{flow.name}",
+            f"{flow.name}/{queue or flow.name}",
             parameters=parameters,
             timeout=0,
             as_subflow=False,
             idempotency_key=key,
         )
         return f"run {cast(FlowRun, run).name}"
+
+    def runs(self, flow: str) -> list[OpenRun]:
+        not_ended = FlowRunFilterState(type=FlowRunFilterStateType(not_any_=[*TERMINAL_STATES]))
+        found: list[FlowRun] = []
+        with get_client(sync_client=True) as client:
+            while len(found) < _MOST_RUNS:
+                page = client.read_flow_runs(
+                    flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),
+                    flow_run_filter=FlowRunFilter(state=not_ended),
+                    sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+                    limit=_PAGE,
+                    offset=len(found),
+                )
+                found += page
+                if len(page) < _PAGE:
+                    break
+            blocks = _BlockNames(client)
+            return [_open_run(run, run.state, blocks) for run in found if run.state is not None]
+
+    def state(self, run: str) -> RunState:
+        with get_client(sync_client=True) as client:
+            try:
+                found = client.read_flow_run(UUID(run))
+            except (ObjectNotFound, ValueError):  # of another server, or of no server
+                return "unknown"
+        return "unknown" if found.state_type is None else _STATES[found.state_type]
+
+    def cancel(self, run: str) -> None:
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(UUID(run), Cancelling())
+
+    def give_up(self, run: str, why: str) -> None:
+        with get_client(sync_client=True) as client:
+            found = client.read_flow_run(UUID(run))
+            if found.state is None or found.state.is_final():
+                return
+            ended = Cancelled if found.state.is_cancelling() else Crashed
+            client.set_flow_run_state(found.id, ended(message=why))
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         return _task(step)(*args, **kwargs)
@@ -107,6 +171,42 @@ class PrefectRunner:
             yield
         except Exception as error:  # noqa: BLE001 - the server may fail in any way
             self.log.warning("%s is not shown in the UI; the run goes on: %s", what, error)
+
+
+def _open_run(run: FlowRun, state: State[Any], blocks: _BlockNames) -> OpenRun:
+    changed_unix = state.timestamp.timestamp()
+    return OpenRun(
+        str(run.id),
+        run.work_queue_name or "",
+        _STATES[state.type],
+        changed_unix,
+        run.created.timestamp() if run.created else changed_unix,
+        {name: blocks.in_place(value) for name, value in run.parameters.items()},
+    )
+
+
+class _BlockNames:
+    """The names of Workspace blocks that runs refer to by their ids."""
+
+    def __init__(self, client: SyncPrefectClient) -> None:
+        self._client = client
+        self._names: dict[str, str] = {}
+
+    def in_place(self, value: Any) -> Any:
+        """The block's name if ``value`` refers to a block; else ``value``."""
+        if not (isinstance(value, dict) and isinstance(value.get("$ref"), dict)):
+            return value
+        block = str(value["$ref"].get("block_document_id"))
+        if block not in self._names:
+            self._names[block] = self._read(block)
+        return self._names[block]
+
+    def _read(self, block: str) -> str:
+        try:
+            found = self._client.read_block_document(UUID(block), include_secrets=False)
+        except (ObjectNotFound, ValueError):
+            return f"a block that was deleted ({block})"
+        return found.name or block
 
 
 def _task(step: Step[P, R]) -> Task[P, R]:

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from tasks.prefect_runner import PrefectRunner
+from tasks.runs import OpenRun, RunState
 from torpor.control.reports import Row
 
 if TYPE_CHECKING:
@@ -47,9 +48,24 @@ class Runner(Protocol):
     def workspaces(self) -> list[str]:
         """The names by which ``open`` knows every workspace of the installation."""
 
-    def start(self, flow: Flow[..., Any], key: str, **parameters: Any) -> str:
+    def start(self, flow: Flow[..., Any], key: str, *, queue: str = "", **parameters: Any) -> str:
         """Run a flow of ours: beside this run where that is possible, and then not twice for the
-        same ``key``; else at once. Returns what runs now; empty if it has ended."""
+        same ``key``; else at once. Returns what runs now; empty if it has ended. With ``queue``, it
+        runs there, and never in this run."""
+
+    def runs(self, flow: str) -> list[OpenRun]:
+        """The runs of that flow of ours that have not ended, in the order of their submission; at
+        most 1,000."""
+
+    def state(self, run: str) -> RunState:
+        """How a run stands."""
+
+    def cancel(self, run: str) -> None:
+        """Cancel a run, as a person does in the UI."""
+
+    def give_up(self, run: str, why: str) -> None:
+        """Record that the process of a run is gone, so that it holds no slot of its pool; nothing
+        happens to one that has ended."""
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the step's function, with the step's retries."""

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from torpor.control.metrics import registry, write_metrics
 from torpor.control.reconciliation import Finding
-from torpor.control.watching import Watched, WatchReport
+from torpor.control.watching import Watched, WatchedJob, WatchReport
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import MachineId, WorkspaceName
 
@@ -32,7 +32,11 @@ def _watched(**changes: Any) -> Watched:
 
 def _report(*watched: Watched) -> WatchReport:
     lost = Finding("residue", None, None)
-    return WatchReport(2000.0, [*watched], [lost, lost], ["q"])
+    jobs = [
+        WatchedJob("j", WorkspaceName("a"), "running", True, "none"),
+        WatchedJob("k", WorkspaceName("a"), "waiting", False, "continue it"),
+    ]
+    return WatchReport(2000.0, [*watched], [lost, lost], ["q"], jobs)
 
 
 def test_a_report_as_metrics() -> None:
@@ -46,6 +50,8 @@ def test_a_report_as_metrics() -> None:
     assert value("torpor_machine_rented_timestamp_seconds", of) == 1000
     assert value("torpor_newest_snapshot_timestamp_seconds", {"workspace": "b"}) == 500
     assert value("torpor_findings", {"kind": "residue"}) == 2
+    assert value("torpor_job_driven", {"workspace": "a", "job": "j"}) == 1
+    assert value("torpor_job_driven", {"workspace": "a", "job": "k"}) == 0
     assert value("torpor_providers_silent") == 1
     assert value("torpor_watch_timestamp_seconds") == 2000
 
@@ -72,5 +78,7 @@ def test_the_table_says_what_a_person_wants_to_know() -> None:
     first, second, forgotten, _ = report.rows()
     assert first["costs"] == "2.50 $/h" and second["costs"] == "unknown"
     assert first["newest snapshot"] == "25 min"
+    assert first["jobs"] == "j is running: none; k is waiting: continue it"
+    assert (second["jobs"], forgotten["jobs"]) == ("", "")
     assert forgotten["verdict"] == "residue"
-    assert report.message() == "2 busy, 2 residue; 2.50 $/h in all; no answer from q"
+    assert report.message() == "2 busy, 2 residue; 2.50 $/h in all; 2 open jobs; no answer from q"

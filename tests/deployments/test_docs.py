@@ -24,7 +24,7 @@ SAFETY: Final = PROJECT / "docs" / "safety.md"
 PAGES: Final = sorted([README, *(PROJECT / "docs").glob("*.md")])
 
 README_WORDS: Final = 1000
-SUBJECTS: Final = {"machines", "snapshots", "upkeep", "measuring"}
+SUBJECTS: Final = {"machines", "jobs", "snapshots", "upkeep", "measuring"}
 """The tags of deployments; each has exactly one."""
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import re
+import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import yaml
 
 from blocks import Workspace
 from deployments.installation import CHECKOUT, Installation
 from flows import list_machines, list_snapshots
+from tasks.opening import open_workspace
 from tests.fixtures.deployed import Deployed
+from torpor.control.jobs.records import Job
 from torpor.control.providers.local_folder import folder_of
 
 pytestmark = pytest.mark.together("automations and make up")
@@ -50,6 +55,28 @@ def _small() -> dict[str, Any]:
     }
 
 
+def _job() -> Job:
+    """A job as the run that drives it has recorded it."""
+    jobs = open_workspace(NAME).jobs
+    made = Job(
+        id=secrets.token_hex(6),
+        workspace=jobs.workspace,
+        block=NAME,
+        command=["true"],
+        created_unix=time.time(),
+    )
+    return jobs.take(made, "another run")
+
+
+def _running() -> dict[str, Any]:
+    return {"job": _job().id}
+
+
+def _over() -> dict[str, Any]:
+    over = msgspec.structs.replace(_job(), state="succeeded")
+    return {"job": open_workspace(NAME).jobs.end(over).id}
+
+
 STAGES: list[dict[str, Parameters]] = [
     {"create": _nothing_more},
     {"backup": lambda: {"keep_last": 5}},
@@ -64,7 +91,16 @@ STAGES: list[dict[str, Parameters]] = [
         "spend": lambda: {"timezone": "Europe/Berlin"},
         "watch": _nothing_more,
     },
-    {"hibernate": _nothing_more},
+    {
+        "job/critical": _over,
+        "job/high": _over,
+        "job/normal": _over,
+        "job/low": _over,
+        "list-jobs": _nothing_more,
+        "job-status": _over,
+        "job-log": _over,
+    },
+    {"hibernate": _nothing_more},  # not beside an open job, which would refuse it
     {"wake": _nothing_more, "unpin": _oldest},
     {"sync": _oldest, "diff": _nothing_more},
     {
@@ -72,15 +108,17 @@ STAGES: list[dict[str, Parameters]] = [
         "delete-snapshots": lambda: {"snapshots": [_oldest()["snapshot"]]},
         "replicate": lambda: {"count": 1},
         "benchmark": _small,
+        "cancel-job": _running,
     },
 ]
 """What runs at the same time, one stage after the other, and with which parameters."""
 
 
 def test_every_deployment_has_a_run_here() -> None:
-    named = re.findall(r"^  - name: (\S+)$", (CHECKOUT / "prefect.yaml").read_text(), re.MULTILINE)
+    deployments = yaml.safe_load((CHECKOUT / "prefect.yaml").read_text())["deployments"]
+    named = [one["name"] for one in deployments]
     assert len(named) > 10
-    planned = [name for stage in STAGES for name in stage]
+    planned = [name.rpartition("/")[2] for stage in STAGES for name in stage]
     assert sorted(planned) == sorted(named), "give every deployment a run in STAGES"
 
 
@@ -91,7 +129,7 @@ def test_every_deployment_is_run_by_a_worker(
     for number, stage in enumerate(STAGES):
         runs = {}
         for name, parameters in stage.items():
-            of_all = name == "watch"
+            of_all = name in ("watch", "list-jobs")
             given = parameters() if of_all else {"workspace": NAME, **parameters()}
             if name == "benchmark":
                 given["folder"] = str(tmp_path)
@@ -99,7 +137,8 @@ def test_every_deployment_is_run_by_a_worker(
         for name, run in runs.items():
             ended = deployed.end(run)
             assert ended["state_type"] == "COMPLETED", f"{name}: {ended['state']['message']}"
-            assert ended["work_pool_name"] == "torpor"
+            pool, queue = ("torpor-jobs", name[4:]) if "/" in name else ("torpor", "default")
+            assert (ended["work_pool_name"], ended["work_queue_name"]) == (pool, queue)
             assert ended["infrastructure_pid"]  # a worker's process, not this one
             if name != "create":
                 assert deployed.pages(run), f"{name} tells nothing"
@@ -111,6 +150,8 @@ def test_every_deployment_is_run_by_a_worker(
             (home / "notes" / "a.txt").write_text("a note\n")
         elif number == 2:
             (home / "notes" / "b.txt").write_text("another\n")
+    for one in open_workspace(NAME).jobs.open():
+        open_workspace(NAME).jobs.end(msgspec.structs.replace(one, state="cancelled"))
     assert len(list_snapshots(NAME)) == 1
     machines = list_machines(NAME)
     assert len(machines) == 2  # the woken one and its replica

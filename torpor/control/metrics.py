@@ -39,6 +39,10 @@ def registry(report: WatchReport) -> CollectorRegistry:
         "torpor_findings", "Machines, rentals and leftovers, as reconcile names them", ("kind",),
         registry=found,
     )  # fmt: skip
+    driven = Gauge(
+        "torpor_job_driven", "1 while a flow run works on a job that has not ended",
+        ("workspace", "job"), registry=found,
+    )  # fmt: skip
     silent = Gauge("torpor_providers_silent", "Providers that did not answer", registry=found)
     looked.set(report.at_unix)
     silent.set(len(report.silent))
@@ -54,6 +58,8 @@ def registry(report: WatchReport) -> CollectorRegistry:
             cost.labels(*machine).set(one.price_usd_h)
         if one.since_unix is not None:
             since.labels(*machine).set(one.since_unix)
+    for job in report.jobs:
+        driven.labels(job.workspace, job.job).set(job.driven)
     for finding in report.findings:
         forgotten.labels(finding.kind).inc()
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Literal
 
@@ -12,7 +13,21 @@ from torpor.control.reconciliation import Finding
 from torpor.control.reports import Row
 from torpor.shared.values import MachineId, WorkspaceName
 
+_MOST_JOBS = 5  # of one workspace, in its row
 _SHOWN_IN_MIN = 90  # an age above it is shown in hours
+
+
+class WatchedJob(msgspec.Struct, frozen=True):
+    """A job that has not ended. ``next_step`` is a phrase for people."""
+
+    job: str
+    workspace: WorkspaceName
+    state: str
+    driven: bool  # a flow run works on it
+    next_step: str
+
+    def words(self) -> str:
+        return f"{self.job} is {self.state}: {self.next_step}"
 
 
 class Watched(msgspec.Struct, frozen=True):
@@ -29,7 +44,7 @@ class Watched(msgspec.Struct, frozen=True):
     newest_unix: float | None = None  # of its newest snapshot
     idle: bool = False  # it is to be hibernated
 
-    def row(self, now_unix: float) -> Row:
+    def row(self, now_unix: float, jobs: Sequence[WatchedJob] = ()) -> Row:
         since = datetime.fromtimestamp(self.since_unix or 0, timezone.utc)
         price = "unknown" if self.price_usd_h is None else f"{self.price_usd_h:.2f} $/h"
         return {
@@ -39,6 +54,7 @@ class Watched(msgspec.Struct, frozen=True):
             "costs": price if self.machine else "",
             "verdict": self.kind,
             "reason": self.reason,
+            "jobs": "; ".join(one.words() for one in jobs[:_MOST_JOBS]),
             "newest snapshot": _age(self.newest_unix, now_unix),
             "next step": self.next_step,
         }
@@ -52,10 +68,14 @@ class WatchReport(msgspec.Struct, frozen=True):
     watched: list[Watched]
     findings: list[Finding]
     silent: list[str]
+    jobs: list[WatchedJob] = []
 
     def rows(self) -> list[Row]:
         """One row for each machine and finding."""
-        rows = [one.row(self.at_unix) for one in self.watched]
+        of: dict[WorkspaceName, list[WatchedJob]] = {}
+        for job in self.jobs:
+            of.setdefault(job.workspace, []).append(job)
+        rows = [one.row(self.at_unix, of.get(one.workspace, ())) for one in self.watched]
         for finding in self.findings:
             row = finding.row(self.at_unix)
             named = row["machine"] or row["rental"]
@@ -67,6 +87,7 @@ class WatchReport(msgspec.Struct, frozen=True):
                     "costs": row["costs"],
                     "verdict": finding.kind,
                     "reason": row["state"],
+                    "jobs": "",
                     "newest snapshot": "",
                     "next step": finding.next_step,
                 }
@@ -79,8 +100,9 @@ class WatchReport(msgspec.Struct, frozen=True):
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         hourly = sum(one.price_usd_h or 0.0 for one in self.watched)
         hourly += sum(one.price_usd_h for one in self.findings)
+        jobs = f"; {len(self.jobs)} open jobs" if self.jobs else ""
         silent = f"; no answer from {', '.join(self.silent)}" if self.silent else ""
-        return f"{counts or 'no workspace'}; {hourly:.2f} $/h in all{silent}"
+        return f"{counts or 'no workspace'}; {hourly:.2f} $/h in all{jobs}{silent}"
 
 
 def _age(then_unix: float | None, now_unix: float) -> str:

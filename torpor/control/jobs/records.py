@@ -142,11 +142,17 @@ class Jobs:
 
     def open(self) -> list[Job]:
         """Every job that has not ended, oldest first."""
-        return self._listed("open", set(self._names("ended")))
+        ended = set(self._names("ended"))
+        names = [name for name in self._names("open") if name not in ended]
+        found = [self._read(self._key("open", name)) for name in names]
+        return sorted((one for one in found if one), key=lambda one: (one.created_unix, one.id))
 
-    def ended(self) -> list[Job]:
-        """Every job that has ended, oldest first."""
-        return self._listed("ended", set())
+    def ended(self, most: int) -> list[Job]:
+        """The jobs that ended last, at most so many, oldest first."""
+        prefix = f"workspaces/{self.workspace}/jobs/ended/"
+        found = sorted(self._store.list(prefix), key=lambda one: one.modified_unix)
+        jobs = [self._read(one.key) for one in found[-most:]] if most else []
+        return sorted((one for one in jobs if one), key=lambda one: one.ended_unix or 0.0)
 
     def take(self, job: Job, driver: str) -> Job:
         """Make ``driver`` the run that drives the job, which may be new. WorkspaceBusy while
@@ -198,11 +204,6 @@ class Jobs:
 
     def _put(self, key: ObjectKey, value: Job | Stop) -> None:
         self._store.put(key, msgspec.json.encode(value))
-
-    def _listed(self, kind: Literal["open", "ended"], without: set[str]) -> list[Job]:
-        names = [name for name in self._names(kind) if name not in without]
-        found = [self._read(self._key(kind, name)) for name in names]
-        return sorted((one for one in found if one), key=lambda one: (one.created_unix, one.id))
 
     def _names(self, kind: Literal["open", "ended"]) -> list[str]:
         prefix = f"workspaces/{self.workspace}/jobs/{kind}/"

@@ -1,0 +1,129 @@
+"""The steps that look at jobs: their records, the queues, and their logs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from blocks import Workspace
+from tasks.jobs import look_at_command
+from tasks.machines import open_session, renting
+from tasks.runner import runner
+from tasks.runs import OpenRun
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
+from torpor.control.jobs.listing import JobLog, QueuedJob
+from torpor.control.jobs.records import Job, job_id, log_path, new_job_id
+from torpor.control.store.files import find_file, read_end
+from torpor.control.store.snapshots import find_snapshot, read_manifest
+from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.values import Machine, SnapshotId
+
+FLOW = "job"
+_LOOK_BYTES = 64 * 1024
+_MOST_BYTES = 256 * 1024
+"""Of a log, in memory and on its page in the UI."""
+_MOST_LOOKS = 256  # 16 MiB of a log that its run has not read
+
+
+class JobsOf(msgspec.Struct, frozen=True):
+    """The jobs of one workspace, oldest first."""
+
+    open: list[Job]
+    ended: list[Job]
+
+
+@step("read jobs")
+def read_jobs(opened: OpenWorkspace, most_ended: int) -> JobsOf:
+    """The workspace's open jobs, and those that ended last."""
+    return JobsOf(opened.jobs.open(), opened.jobs.ended(most_ended))
+
+
+def job_of(run: OpenRun) -> str:
+    """The id of the job that a run of the flow `job` drives, or will."""
+    return str(run.parameters.get("job") or "").strip() or new_job_id(run.id)
+
+
+def queued_jobs() -> list[QueuedJob]:
+    """The runs of jobs that have not begun, in the order of their submission."""
+    return [
+        QueuedJob(
+            job=job_of(one),
+            workspace=str(one.parameters.get("workspace")),
+            queue=one.queue,
+            run=one.id,
+            since_unix=one.created_unix,
+            command=one.parameters.get("command") or [],
+            continues=bool(one.parameters.get("job")),
+        )
+        for one in runner().runs(FLOW)
+        if one.state in ("waiting", "taken")
+    ]
+
+
+def found_job(
+    opened: OpenWorkspace, workspace: Workspace | str, wanted: str
+) -> tuple[Job | None, QueuedJob | None]:
+    """The record of a job of the workspace and the run of it that waits; InvalidInput if there is
+    neither."""
+    wanted = job_id(wanted.strip())
+    block = workspace if isinstance(workspace, str) else workspace._block_document_name
+    names = {block, opened.spec.name}
+    queued = next(
+        (one for one in queued_jobs() if one.job == wanted and one.workspace in names), None
+    )
+    record = opened.jobs.of(wanted)  # last: a run that has begun meanwhile has written it
+    if record is None and queued is None:
+        raise InvalidInput(
+            f"workspace {opened.spec.name} has no job {wanted} in {opened.store.address}, and none "
+            "waits in a queue: `list-jobs` shows all jobs"
+        )
+    return record, queued
+
+
+@step("read log")
+def read_log(opened: OpenWorkspace, job: Job, lines: int) -> JobLog:
+    """The newest lines of the job's log: from its machine while that is there, else from the job's
+    newest snapshot."""
+    path = log_path(opened.spec, job.id)
+    text, source = "", ""
+    try:
+        machine = _machine(opened, job)
+        if machine is not None:
+            text, source = _from_machine(opened, job, machine), f"machine {machine.id}"
+    except TorporError as error:
+        runner().log.warning("the log cannot be read on the job's machine: %s", error)
+    if not source and job.newest is not None:
+        text, source = _from_snapshot(opened, path, job.newest), f"snapshot {job.newest}"
+    if not source:
+        source = "nowhere: the job is on no machine and has no snapshot"
+    newest = "\n".join(text.splitlines()[-lines:])
+    return JobLog(job.id, opened.spec.name, newest, source, path)
+
+
+def _machine(opened: OpenWorkspace, job: Job) -> Machine | None:
+    wanted = job.attempts[-1].machine if job.attempts else None
+    mine = [machine for machine, _ in renting(opened).machines() if machine.id == wanted]
+    return mine[0] if mine and mine[0].state == "running" else None
+
+
+def _from_machine(opened: OpenWorkspace, job: Job, machine: Machine) -> str:
+    offset, text = max(0, job.log_offset - _MOST_BYTES), ""
+    with open_session.function(opened, machine) as session:
+        for _ in range(_MOST_LOOKS):
+            look = look_at_command(session, job.id, offset, _LOOK_BYTES)
+            text = (text + look.text)[-_MOST_BYTES:]
+            if look.offset <= offset:
+                break
+            offset = look.offset
+    return text
+
+
+def _from_snapshot(opened: OpenWorkspace, path: str, snapshot: SnapshotId) -> str:
+    found = find_snapshot(opened.store, opened.spec.name, snapshot)
+    manifest = read_manifest(opened.store, found, opened.seal)
+    entry = find_file(manifest, path)
+    if entry is None:
+        return ""
+    return read_end(opened.store, manifest, entry, opened.seal, _MOST_BYTES).decode(
+        errors="replace"
+    )

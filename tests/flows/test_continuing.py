@@ -1,0 +1,229 @@
+"""`watch` continues jobs whose run has gone: records in memory, runs of the test's own."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from flows import watch
+from flows.continuing import STUCK_S
+from tasks.plain_runner import PlainRunner
+from tasks.runs import OpenRun, RunState
+from tasks.workspace import OpenWorkspace
+from tests.fixtures.lab import DEMO, Lab
+from torpor.control.jobs.records import LOST_S, Job, Stop, new_job_id
+from torpor.control.watching import WatchedJob, WatchReport
+from torpor.shared.errors import StoreUnavailable
+from torpor.shared.values import ObjectKey, WorkspaceName
+
+DRIVER = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
+RUN = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+class Prefect(PlainRunner):
+    """``states`` of runs that drove jobs, and ``open`` runs; what watch does is kept in order."""
+
+    def __init__(
+        self, *opened: OpenWorkspace, states: dict[str, RunState], open: list[OpenRun]
+    ) -> None:
+        super().__init__(*opened)
+        self._states = states
+        self._open = open
+        self.did: list[tuple[str, ...]] = []
+        self.keys: list[str] = []
+
+    def runs(self, flow: str) -> list[OpenRun]:
+        return self._open
+
+    def state(self, run: str) -> RunState:
+        return self._states.get(run, "unknown")
+
+    def give_up(self, run: str, why: str) -> None:
+        self.did.append(("give up", run))
+
+    def start(self, flow: Any, key: str, *, queue: str = "", **parameters: Any) -> str:
+        self.did.append(("start", queue, parameters["workspace"], parameters.get("job", "")))
+        self.keys.append(key)
+        return "run again"
+
+
+def _watch(
+    *opened: OpenWorkspace,
+    driver: RunState = "unknown",
+    runs: tuple[OpenRun, ...] = (),
+    dry_run: bool = False,
+) -> tuple[WatchReport, Prefect]:
+    with Prefect(*opened, states={DRIVER: driver}, open=[*runs]) as prefect:
+        return watch.fn(dry_run=dry_run), prefect
+
+
+def _job(opened: OpenWorkspace, silent_s: float = 0.0, **changes: Any) -> Job:
+    """A job whose run said so long ago that it drives it."""
+    facts: dict[str, Any] = {
+        "id": new_job_id(DRIVER),
+        "workspace": opened.spec.name,
+        "block": "a-block",
+        "command": ["python", "train.py"],
+        "created_unix": time.time() - 5000,
+        "state": "running",
+    }
+    job = opened.jobs.take(Job(**facts | changes), DRIVER)
+    job = msgspec.structs.replace(job, driven_unix=time.time() - silent_s)
+    key = ObjectKey(f"workspaces/{job.workspace}/jobs/open/{job.id}")
+    opened.store.put(key, msgspec.json.encode(job))
+    return job
+
+
+def _only(report: WatchReport) -> WatchedJob:
+    (job,) = report.jobs
+    return job
+
+
+def test_a_job_that_is_driven_is_left_alone(lab: Lab) -> None:
+    _job(lab.opened)
+    report, prefect = _watch(lab.opened, driver="running")
+    assert prefect.did == []
+    assert _only(report).driven
+    assert _only(report).next_step == "none: a run drives it"
+    (row,) = report.rows()
+    assert row["jobs"].startswith(f"{new_job_id(DRIVER)} is running: none")
+    assert row["next step"] == "none: it has a job"
+    assert "; 1 open jobs" in report.message()
+
+
+@pytest.mark.parametrize(
+    ("driver", "given_up"),
+    [("running", True), ("ended", False), ("unknown", False), ("taken", True)],
+)
+def test_a_job_whose_run_is_silent_is_continued_once_and_its_slot_is_freed(
+    lab: Lab, driver: RunState, given_up: bool
+) -> None:
+    job = _job(lab.opened, LOST_S + 1)
+    report, prefect = _watch(lab.opened, driver=driver)
+    again, other = _watch(lab.opened, driver=driver)
+    started = ("start", "critical", "a-block", job.id)
+    assert prefect.did == [*([("give up", DRIVER)] if given_up else []), started]
+    assert _only(report).next_step == "run again continued it"
+    assert not _only(report).driven
+    assert prefect.keys == other.keys  # Prefect starts one run for both
+    assert lab.opened.jobs.stop_asked(job.id) is None
+    assert again.jobs == report.jobs
+
+
+def test_a_run_that_has_just_ended_is_given_time_to_be_the_last_one(lab: Lab) -> None:
+    """Its process may still be ending."""
+    _job(lab.opened, LOST_S - 60)
+    report, prefect = _watch(lab.opened, driver="ended")
+    assert prefect.did == []
+    assert _only(report).next_step == "its run has gone: another one continues it soon"
+
+
+def test_a_job_that_its_run_left_is_continued_at_once(lab: Lab) -> None:
+    lab.opened.jobs.leave(_job(lab.opened))
+    _, prefect = _watch(lab.opened, driver="ended")
+    assert [one[0] for one in prefect.did] == ["start"]
+
+
+def test_a_dry_run_only_reports(lab: Lab) -> None:
+    job = _job(lab.opened, LOST_S + 1)
+    stuck = OpenRun(RUN, "low", "taken", time.time() - STUCK_S - 1, 0.0, {"workspace": DEMO})
+    report, prefect = _watch(lab.opened, driver="cancelled", runs=(stuck,), dry_run=True)
+    assert prefect.did == []
+    assert _only(report).next_step == "continue it: this was a dry run"
+    assert lab.opened.jobs.stop_asked(job.id) is None
+
+
+def test_a_job_whose_run_was_cancelled_is_continued_to_be_stopped(lab: Lab) -> None:
+    job = _job(lab.opened, LOST_S - 60, on_cancel="keep")
+    _, prefect = _watch(lab.opened, driver="cancelled")
+    stop = lab.opened.jobs.stop_asked(job.id)
+    assert stop is not None
+    assert (stop.state, stop.then) == ("cancelled", "keep")
+    assert prefect.did == []  # its process may still be ending
+    job = _job(lab.opened, LOST_S + 1, on_cancel="keep")
+    _, prefect = _watch(lab.opened, driver="cancelled")
+    assert prefect.did == [("give up", DRIVER), ("start", "critical", "a-block", job.id)]
+    assert lab.opened.jobs.stop_asked(job.id) == stop
+
+
+def test_a_stop_that_was_asked_before_stays(lab: Lab) -> None:
+    job = _job(lab.opened)
+    asked = Stop("over budget", "hibernate", "it costs", 60.0)
+    lab.opened.jobs.ask_stop(job.id, asked)
+    _watch(lab.opened, driver="cancelled")
+    assert lab.opened.jobs.stop_asked(job.id) == asked
+
+
+def test_a_run_that_waits_in_a_queue_continues_the_job(lab: Lab) -> None:
+    job = _job(lab.opened, LOST_S + 1)
+    waits = OpenRun(RUN, "critical", "waiting", 0.0, 0.0, {"workspace": DEMO, "job": job.id})
+    report, prefect = _watch(lab.opened, driver="ended", runs=(waits,))
+    assert prefect.did == []
+    assert _only(report).next_step == f"run {RUN} in queue critical continues it"
+
+
+def test_a_run_that_no_worker_started_is_submitted_again(lab: Lab) -> None:
+    now = time.time()
+    old, new = now - STUCK_S - 1, now - STUCK_S + 60
+    runs = (
+        OpenRun("stuck", "low", "taken", old, 0.0, {"workspace": DEMO, "command": ["a"]}),
+        OpenRun("fresh", "low", "taken", new, 0.0, {"workspace": DEMO, "command": ["a"]}),
+        OpenRun("queued", "low", "waiting", 0.0, 0.0, {"workspace": DEMO, "command": ["a"]}),
+    )
+    _, prefect = _watch(lab.opened, runs=runs)
+    assert prefect.did == [("give up", "stuck"), ("start", "low", DEMO, "")]
+
+
+def test_a_run_that_recorded_nothing_holds_no_slot_and_is_not_repeated(lab: Lab) -> None:
+    old = time.time() - STUCK_S - 1
+    _job(lab.opened)
+    runs = (
+        OpenRun(DRIVER, "low", "running", old, 0.0, {"workspace": DEMO}),  # it has a record
+        OpenRun(RUN, "low", "running", old, 0.0, {"workspace": DEMO}),
+        OpenRun("other", "low", "running", old, 0.0, {"workspace": "of another server"}),
+    )
+    _, prefect = _watch(lab.opened, driver="running", runs=runs)
+    assert prefect.did == [("give up", RUN)]
+
+
+def test_one_job_that_cannot_be_continued_leaves_the_others(lab: Lab) -> None:
+    class NoDeployment(Prefect):
+        def start(self, flow: Any, key: str, *, queue: str = "", **parameters: Any) -> str:
+            super().start(flow, key, queue=queue, **parameters)
+            if len(self.keys) == 1:
+                raise LookupError("no deployment has this name")
+            return "run again"
+
+        def table(self, key: str, rows: Any, description: str) -> None:
+            self.rows = rows
+
+    _job(lab.opened, LOST_S + 1)
+    _job(lab.opened, LOST_S + 1, id="a" * 12)
+    runner = NoDeployment(lab.opened, states={}, open=[])
+    with runner, pytest.raises(LookupError):
+        watch.fn(dry_run=False)
+    assert len(runner.keys) == 2
+    jobs = runner.rows[0]["jobs"]
+    assert "it was not continued: no deployment has this name" in jobs
+    assert "run again continued it" in jobs
+
+
+def test_a_workspace_whose_jobs_cannot_be_read_is_unknown(lab: Lab) -> None:
+    class Silent:
+        address = "s3://silent"
+
+        def list(self, prefix: str) -> Any:
+            if "/jobs/" in prefix:
+                raise StoreUnavailable("s3://silent does not answer")
+            return iter([])
+
+    spec = msgspec.structs.replace(lab.opened.spec, name=WorkspaceName("other"))
+    other = replace(lab.opened, spec=spec, store=Silent())  # type: ignore[arg-type]
+    _job(lab.opened, LOST_S + 1)
+    report, prefect = _watch(other, lab.opened)
+    assert {one.workspace: one.kind for one in report.watched}["other"] == "unknown"
+    assert [one[0] for one in prefect.did] == ["start"]

@@ -1,0 +1,135 @@
+"""Jobs in a list: open ones, those that wait in a queue, and those that ended last."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import msgspec
+
+from torpor.control.jobs.records import Job
+from torpor.control.reports import Row
+from torpor.shared.values import WorkspaceName
+
+_MOST_COMMAND = 120  # characters
+
+
+class QueuedJob(msgspec.Struct, frozen=True):
+    """A flow run that waits in a queue for its turn. ``continues``: the job has begun before."""
+
+    job: str
+    workspace: str  # as the run names it: the name of a block
+    queue: str
+    run: str
+    since_unix: float
+    command: list[str]
+    continues: bool
+
+
+class JobList(msgspec.Struct, frozen=True):
+    """``unread``: the workspaces that could not be looked at, with the reason."""
+
+    open: list[Job]
+    queued: list[QueuedJob]
+    ended: list[Job]
+    unread: dict[str, str]
+
+    def rows(self, most: int) -> list[Row]:
+        """The newest first: those that run, those that wait, those that have ended."""
+        waiting = {one.job: one for one in self.queued}
+        rows = [_row(one, waiting.get(one.id)) for one in reversed(self.open)]
+        begun = {one.id for one in (*self.open, *self.ended)}
+        rows += [_queued_row(one) for one in self.queued if one.job not in begun]
+        rows += [_row(one, None) for one in reversed(self.ended)]
+        left_out = len(rows) - most
+        rows = rows[:most]
+        if left_out > 0:
+            rows.append({name: f"and {left_out} more" if name == "job" else "" for name in rows[0]})
+        for name, why in self.unread.items():
+            rows.append({"job": "unknown", "workspace": name, "state": why})
+        return rows or [{"job": "none"}]
+
+    def message(self) -> str:
+        """In a sentence."""
+        return (
+            f"{len(self.open)} jobs are open, {len(self.queued)} runs wait in queues; "
+            f"{len(self.ended)} ended jobs are listed"
+        )
+
+
+class JobAnswer(msgspec.Struct, frozen=True):
+    """What is now so about one job, as rows of what and value."""
+
+    job: str
+    workspace: WorkspaceName
+    answer: dict[str, str]
+
+    def rows(self) -> list[Row]:
+        return [{"what": what, "value": value} for what, value in self.answer.items()]
+
+
+class JobLog(msgspec.Struct, frozen=True):
+    """The newest lines of a job's log. ``source`` and ``path``: where they were read, and where
+    all of it lies."""
+
+    job: str
+    workspace: WorkspaceName
+    text: str
+    source: str
+    path: str
+
+    def markdown(self) -> str:
+        lines = "\n".join(f"    {line}" for line in self.text.splitlines())
+        return f"From {self.source}. All of the log is in `{self.path}`.\n\n{lines}\n"
+
+
+def where(job: Job) -> str:
+    """The machine that the job runs on, in words; empty if it is on none."""
+    attempt = job.attempt
+    return f"{attempt.machine} at {attempt.provider}" if attempt else ""
+
+
+def driver(job: Job) -> str:
+    """Who drives a job that has not ended, in words."""
+    if job.driven:
+        return f"run {job.driver}"
+    return "nobody: `watch` continues it, or a run of `job` with its id"
+
+
+def moment(unix: float) -> str:
+    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def command_line(command: list[str]) -> str:
+    text = " ".join(command)
+    return text if len(text) <= _MOST_COMMAND else f"{text[:_MOST_COMMAND]} ..."
+
+
+def _row(job: Job, queued: QueuedJob | None) -> Row:
+    state: str = job.state
+    if not job.ended and not job.driven:
+        state += f", its run waits in {queued.queue}" if queued else ", driven by nobody"
+    return {
+        "job": job.id,
+        "workspace": job.workspace,
+        "state": state,
+        "command": command_line(job.command),
+        "began": moment(job.created_unix),
+        "runs on": where(job),
+        "attempts": str(len(job.attempts)),
+        "saves": str(job.saves),
+        "why": job.why,
+    }
+
+
+def _queued_row(one: QueuedJob) -> Row:
+    return {
+        "job": one.job,
+        "workspace": one.workspace,
+        "state": f"queued in {one.queue}",
+        "command": command_line(one.command),
+        "began": moment(one.since_unix),
+        "runs on": "",
+        "attempts": "",
+        "saves": "",
+        "why": "",
+    }
