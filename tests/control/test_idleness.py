@@ -96,6 +96,14 @@ def test_torpors_own_run_is_busy_and_hides_no_other_work() -> None:
     assert _verdict(past).kind == "busy"
 
 
+def test_a_machine_on_which_a_job_runs_is_busy_whatever_the_figures_say() -> None:
+    """A job may wait for a slow download: it uses no GPU and hardly any CPU meanwhile."""
+    for samples in (quiet(WINDOW), quiet(WINDOW)[:-61], [], quiet(WINDOW, gpu_state=GPU_LOST)):
+        seen = activity(samples, jobs=True)
+        assert judge(seen, RULES) == Verdict("busy", "a job runs on it")
+        assert judge(seen, RULES, since_s=NOW_S - 20).kind == "busy"
+
+
 def test_work_that_goes_on_now_is_busy_however_quiet_it_was_before() -> None:
     assert _verdict(_with(range(WINDOW - 3, WINDOW), quiet(WINDOW), gpu=50)).kind == "busy"
     assert _verdict(_with(range(WINDOW - 2, WINDOW), quiet(WINDOW), gpu=50)).kind == "idle"

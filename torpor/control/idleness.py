@@ -43,11 +43,14 @@ def judge(
     activity: Activity, rules: IdleRules, gpus: int = 0, *, since_s: float | None = None
 ) -> Verdict:
     """Idle only if every rule was kept during the whole window; Unknown where that cannot be said.
+    A machine on which a job's command runs is busy, whatever the figures say.
 
     ``gpus``: how many the machine was rented with. ``since_s``: of a machine that was idle then, on
     its clock, judge only the time since, in which torpor itself used CPU, network and disk. It must
     not be longer than the rules' window, and nothing is spared.
     """
+    if activity.jobs:
+        return Verdict("busy", "a job runs on it")
     window_s = rules.minutes * 60.0
     if since_s is not None:
         passed_s = max(0.0, activity.now_s - since_s)

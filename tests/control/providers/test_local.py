@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Absent, Order
 from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
+from torpor.machine.supervisor.folder import JobFolder
 from torpor.shared.errors import CreateFailed, InvalidInput, NotOurs, ProviderError, UnsafeDestroy
 from torpor.shared.values import Label, Machine, Want, workspace_name
 
@@ -226,6 +228,38 @@ def test_a_detached_process_lives_on_until_destroy_and_nothing_else_dies(
     assert [path.name for path in _place(provider, LABEL).root.parent.iterdir()] == [
         _place(provider, OTHER).root.name
     ]
+
+
+_STARTS_A_JOB = """
+import os, sys
+from pathlib import Path
+from torpor.machine.agent.home import enter_home
+from torpor.machine.agent.jobs import start_job
+from torpor.machine.agent.call import Call
+from torpor.shared.wire.job import StartJob
+home = enter_home(Path.home() / ".torpor")
+command = ["sh", "-c", "trap '' TERM; setsid sleep 600 & while :; do sleep 1; done"]
+asked = StartJob("0123456789ab", 1, command, "~/", "~/job.log", [])
+agent = [sys.executable, "-m", "torpor.machine.agent", "supervise", "--home", str(home)]
+print(start_job(asked, Call("r", home, lambda event: None), agent).state)
+"""
+
+
+def test_a_job_and_its_supervisor_end_with_their_machine(
+    client: Client, machine: Machine, provider: LocalProvider
+) -> None:
+    argv = [sys.executable, "-c", _STARTS_A_JOB]
+    assert client.say(shlex.join(argv)) == "running\n"
+    kept = JobFolder(provider.home(LABEL) / ".torpor", "0123456789ab").read()
+    assert kept is not None
+    job = [kept.supervisor.pid, kept.command.pid]
+    processes = until(
+        lambda: [p for p in _machine(provider, machine) if p.pid in job or _is(p, b"sleep\x00600")],
+        "the job runs",
+    )
+    assert {p.pid for p in processes} > set(job)
+    provider.destroy(machine, never_handed_over(machine, LABEL))
+    assert [p for p in processes if is_running(p)] == []
 
 
 def test_a_machine_whose_server_died_is_stopped_and_create_starts_it_again(

@@ -114,12 +114,12 @@ def version(bundle: Path) -> str:
 def _remove_other_bundles(bundle: Path, home: Path) -> None:
     """Only one agent lives in a HOME, so the other bundles there are old or half-installed, but for
     those that supervisors run from. Where that cannot be known, all of them stay."""
-    from torpor.machine.supervisor.folder import supervised
+    from torpor.machine.supervisor.folder import all_kept
 
     if not (bundle / COMPLETE).is_file():
         return
     try:
-        used = {Path(name) for name in supervised(home)}
+        used = {Path(kept.bundle) for _, kept in all_kept(home) if kept.supervisor.lives}
     except MachineError as error:
         sys.stderr.write(f"old bundles stay: {error}\n")
         return

@@ -1,10 +1,12 @@
-"""What the sampler wrote, for the control side, which decides (torpor/control/idleness.py)."""
+"""What the sampler wrote, and whether a job runs. The control side decides what follows
+(torpor/control/idleness.py)."""
 
 from __future__ import annotations
 
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.runs import RunRegistry
 from torpor.machine.sampler import ring
+from torpor.machine.supervisor.folder import all_kept
 from torpor.shared.wire.activity import Activity, ReadActivity
 
 
@@ -17,4 +19,5 @@ def read_activity(request: ReadActivity, call: Call, runs: RunRegistry) -> Activ
         for one in samples
         if one is samples[-1] or (one.boot == boot and one.at_s >= now_s - request.seconds)
     ]
-    return Activity(now_s, boot, runs.active(), asked)
+    jobs = any(kept.at_work for _, kept in all_kept(call.home))
+    return Activity(now_s, boot, runs.active(), asked, jobs)

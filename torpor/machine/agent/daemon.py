@@ -18,6 +18,7 @@ from torpor.machine.agent import machine
 from torpor.machine.agent.call import Call, Operations, Runs
 from torpor.machine.agent.connection import Connection
 from torpor.machine.agent.home import note_busy
+from torpor.machine.agent.jobs import dismiss_supervisors
 from torpor.machine.agent.log import LOG_FILE, Log, scrub
 from torpor.machine.agent.orphans import Orphans
 from torpor.machine.sampler.process import dismiss
@@ -201,6 +202,7 @@ class Daemon:
             raise WorkspaceBusy(
                 f"a run is active on this machine: end it before {self._home} is removed"
             )
+        dismiss_supervisors(self._home)
         self._leaving = self._forget = True
         return Nothing()
 

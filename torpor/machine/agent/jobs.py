@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -19,10 +20,16 @@ import msgspec
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.supervisor import log
-from torpor.machine.supervisor.folder import JobFolder
+from torpor.machine.supervisor.folder import JobFolder, all_kept
 from torpor.machine.supervisor.memory import in_memory
 from torpor.machine.supervisor.processes import end_processes
-from torpor.shared.errors import AgentLost, InvalidInput, MachineError, from_wire
+from torpor.shared.errors import (
+    AgentLost,
+    InvalidInput,
+    MachineError,
+    WorkspaceBusy,
+    from_wire,
+)
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJob
 from torpor.shared.wire.machine import Bye
 from torpor.shared.wire.protocol import parse_said, request_line
@@ -30,6 +37,8 @@ from torpor.shared.wire.protocol import parse_said, request_line
 LEFT_GRACE_S: Final = 10.0
 """What an earlier attempt left gets this long between SIGTERM and SIGKILL."""
 MOST_GRACE_S: Final = 3600.0
+LEAVE_S: Final = 5.0
+"""A supervisor that has nothing to do leaves within this time."""
 SETTLE_S: Final = 60.0
 """A supervisor starts, writes that its command has ended, or leaves, within this time."""
 _POLL_S: Final = 0.02
@@ -87,6 +96,26 @@ def stop_job(request: StopJob, call: Call) -> JobState:
             call.check()
             _wait(give_up, f"job {request.job} was ended, and its supervisor does not notice")
         return state
+
+
+def dismiss_supervisors(home: Path) -> None:
+    """Before HOME is removed. WorkspaceBusy while a command runs, or what its supervisor still has
+    to do."""
+    for folder, kept in all_kept(home):
+        if kept.at_work:
+            raise WorkspaceBusy(
+                f"the command of job {folder.job} runs on this machine: stop it before {home} is "
+                "removed"
+            )
+        give_up = time.monotonic() + LEAVE_S
+        while kept.supervisor.lives:
+            _ask_to_leave(folder, kept.state.attempt)
+            if time.monotonic() >= give_up:
+                raise WorkspaceBusy(
+                    f"the supervisor of job {folder.job} saves the workspace: wait until it has "
+                    f"ended, then remove {home}"
+                )
+            time.sleep(_POLL_S)
 
 
 def _resolved(request: StartJob) -> StartJob:

@@ -43,6 +43,11 @@ class Kept(msgspec.Struct, frozen=True):
         """Whether the command runs, as far as its supervisor has said."""
         return self.state.state == "running"
 
+    @property
+    def at_work(self) -> bool:
+        """Whether the command runs, also where its supervisor is lost."""
+        return self.runs and (self.command.lives or self.supervisor.lives)
+
 
 class JobFolder:
     """The folder of one job. InvalidInput for an id that is none."""
@@ -149,16 +154,11 @@ class JobFolder:
             os.close(fd)
 
 
-def supervised(home: Path) -> list[str]:
-    """The bundles from which the supervisors that live here were started."""
-    kept = [folder.look()[1] for folder in job_folders(home)]
-    return [one.bundle for one in kept if one is not None and one.supervisor.lives]
-
-
-def job_folders(home: Path) -> list[JobFolder]:
-    """The folder of every job that was ever started here."""
+def all_kept(home: Path) -> list[tuple[JobFolder, Kept]]:
+    """What the supervisors of every job that was ever started here wrote."""
     try:
         names = sorted(os.listdir(home / JOBS))
     except FileNotFoundError:
         return []
-    return [JobFolder(home, name) for name in names if _ID.fullmatch(name)]
+    folders = [JobFolder(home, name) for name in names if _ID.fullmatch(name)]
+    return [(folder, kept) for folder in folders if (kept := folder.look()[1]) is not None]

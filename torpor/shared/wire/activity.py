@@ -40,12 +40,13 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 class Activity(msgspec.Struct, frozen=True):
     """``samples``, oldest first. ``now_s`` and ``boot`` are the machine's, as in a sample.
-    ``runs``: the agent works on a workspace now."""
+    ``runs``: the agent works on a workspace now. ``jobs``: the command of a job runs."""
 
     now_s: float
     boot: str
     runs: bool
     samples: list[Sample]
+    jobs: bool = False
 
 
 class ReadActivity(Request[Activity], frozen=True):

@@ -1,0 +1,109 @@
+"""Supervisors and agents: a job outlives them, keeps its bundle, and keeps HOME from removal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torpor
+from tests.fixtures.sshd import argv_of
+from tests.fixtures.supervised import JOB, Machine, end_all_of
+from tests.fixtures.waiting import until
+from tests.machine.agent.test_attach import Attached, agent_of, make_bundle
+from tests.machine.agent.test_daemon import agent_in
+from torpor.machine.supervisor.folder import JobFolder
+from torpor.shared.wire.activity import ReadActivity
+
+WAITS = "while [ ! -e go ]; do sleep 0.02; done"
+
+
+def _jobs(machine: Machine) -> bool:
+    return machine.agent.call(ReadActivity(60)).jobs
+
+
+def test_a_machine_says_that_a_job_runs_also_without_its_supervisor(supervised: Machine) -> None:
+    assert not _jobs(supervised)
+    supervised.shell(WAITS)
+    assert _jobs(supervised)
+    supervised.supervisor_dies()
+    assert _jobs(supervised)
+    supervised.stop(grace_s=0)
+    assert not _jobs(supervised)
+
+
+def test_home_is_not_removed_under_a_command(supervised: Machine) -> None:
+    supervised.shell(WAITS)
+    with agent_in(supervised.home) as agent:
+        peer = agent.attach()
+        refused = peer.ask("f", "forget")["error"]
+        assert refused["type"] == "WorkspaceBusy" and JOB in refused["message"]
+        assert supervised.state().state == "running"
+        (supervised.work / "go").touch()
+        supervised.ended()
+        assert peer.ask("f2", "forget")["result"] == {}
+        assert agent.left()
+        peer.close()
+    assert not supervised.home.exists()
+
+
+# -- bundles
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "home"
+    pid = agent_of(tmp_path / "home")
+    if pid:
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not argv_of(pid), "the agent is gone")
+    end_all_of(tmp_path)
+
+
+def _bundle(home: Path, number: int) -> Path:
+    source = home.parent / "source"
+    if not source.exists():
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(torpor.__file__).parent, source / "torpor", ignore=ignored)
+    return make_bundle(source, home / "bundles" / str(number), str(number) * 64)
+
+
+def test_a_job_outlives_a_new_version_of_the_agent_and_keeps_its_own_bundle(home: Path) -> None:
+    work = home.parent / "work"
+    work.mkdir()
+    first = _bundle(home, 1)
+    peer = Attached(first, home)
+    job: dict[str, Any] = {
+        "job": JOB,
+        "attempt": 1,
+        "argv": ["/bin/sh", "-c", f"{WAITS}; exit 4"],
+        "folder": str(work),
+        "log": str(work / "job.log"),
+        "notices": [],
+    }
+    assert peer.ask("s", "job.start", **job)["result"]["state"] == "running"
+    peer.close()
+    second = Attached(_bundle(home, 2), home)
+    assert second.first["hello"]["agent"] == "2" * 64
+    assert second.ask("s", "job.start", **job)["result"]["state"] == "running"
+    assert (first / "__main__.py").exists()
+    (work / "go").touch()
+    look = {"job": JOB, "offset": 0, "most_bytes": 1000}
+
+    def state() -> dict[str, Any]:
+        found: dict[str, Any] = second.ask(os.urandom(4).hex(), "job.look", **look)["result"]
+        return found["state"]  # type: ignore[no-any-return]
+
+    until(lambda: state()["state"] == "ended", "it has ended")
+    assert state()["status"] == 4
+    second.close()
+    kept = JobFolder(home, JOB).read()
+    assert kept is not None and kept.bundle == str(first)
+    until(lambda: not kept.supervisor.lives, "the supervisor leaves")
+    Attached(_bundle(home, 3), home).close()
+    assert [found.name for found in (home / "bundles").iterdir()] == ["3"]
