@@ -12,16 +12,16 @@ from flows.attending import Attending
 from flows.hibernate import store_workspace
 from flows.phases import Phases
 from flows.wake import wake_workspace
-from tasks.jobs import machine_in_use, newest_save
+from tasks.jobs import machine_in_use
 from tasks.machines import open_session
 from tasks.runner import runner
+from tasks.standing_by import newest_save
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.policy import is_hopeless, is_retried, spot_for, wait_s
 from torpor.control.jobs.records import MOST_ATTEMPTS, Job, State
 from torpor.control.rental.records import Rental
 from torpor.control.safety import Verified
-from torpor.control.upkeep.retention import made_at
 from torpor.shared.errors import (
     BudgetExceeded,
     CreateFailed,
@@ -117,8 +117,8 @@ class Driver:
         """Record that the machine of the open attempt has gone, and what was lost with it."""
         attempt = self.job.attempt
         newest = newest_save(self._opened, self.job.newest)
-        if newest is not None and newest != self.job.newest:
-            self._driven.saved(newest, made_at(newest).timestamp())
+        if newest is not None and newest.snapshot != self.job.newest:
+            self._driven.saved(newest.snapshot, newest.modified_unix)
         if attempt is None:
             return
         saved_unix = max(attempt.began_unix, self.job.newest_unix or 0.0)

@@ -20,10 +20,16 @@ from torpor.control.upkeep import differences
 from torpor.control.upkeep.differences import Listed, SnapshotDiff, Version
 from torpor.control.upkeep.frames import frame
 from torpor.control.upkeep.pins import pinned
-from torpor.control.upkeep.retention import made_at
 from torpor.shared.errors import ManifestInvalid, SnapshotMissing, WrongKey
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.values import Machine, SnapshotId, StoredSnapshot, WorkspaceName, snapshot_id
+from torpor.shared.values import (
+    Machine,
+    SnapshotId,
+    StoredSnapshot,
+    WorkspaceName,
+    made_at,
+    snapshot_id,
+)
 
 __all__ = [
     "Found",

@@ -1,4 +1,4 @@
-"""The steps of a job: its machine, its command there, and the snapshots that it continues from."""
+"""The steps of a job: its machine, and its command there."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from torpor.control.money.costs import costs
 from torpor.control.remote.seam import Agent
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import AT_ONCE_S
-from torpor.control.safety import verify_snapshot
-from torpor.control.store.snapshots import find_snapshot, newest_snapshot
 from torpor.control.zones import zone_named
-from torpor.shared.errors import InvalidInput, MachineInUse, SnapshotError, TorporError
-from torpor.shared.values import Machine, MachineId, SnapshotId
+from torpor.shared.errors import InvalidInput, MachineInUse, TorporError
+from torpor.shared.values import Machine, MachineId
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJob
 
 GRACE_S = 30.0
@@ -67,24 +65,6 @@ def look_at_command(session: Agent, job: str, offset: int, most_bytes: int) -> J
     """How the command stands, and more of its log. No step: a job is looked at thousands of
     times."""
     return session.call(LookAtJob(job, offset, most_bytes), request_id=_request())
-
-
-@step("find newest save")
-def newest_save(opened: OpenWorkspace, after: SnapshotId | None) -> SnapshotId | None:
-    """The newest snapshot if it came after ``after`` and is whole in the store; otherwise
-    ``after``."""
-    newest = newest_snapshot(opened.store, opened.spec.name)
-    if newest is None or newest == after:
-        return after
-    found = find_snapshot(opened.store, opened.spec.name, newest)
-    try:
-        verify_snapshot(opened.store, found, opened.seal)
-    except SnapshotError as error:
-        if after is None:
-            raise
-        runner().log.warning("the job goes on from snapshot %s: %s", after, error)
-        return after
-    return newest
 
 
 def refuse_during_job(opened: OpenWorkspace) -> None:

@@ -14,9 +14,9 @@ from torpor.control.store.snapshots import newest_snapshot, snapshot_ids
 from torpor.control.upkeep.deletion import delete_snapshot, expire
 from torpor.control.upkeep.pins import pin, pinned, unpin
 from torpor.control.upkeep.reports import FreshnessReport
-from torpor.control.upkeep.retention import Retention, Verdict, judge, made_at
+from torpor.control.upkeep.retention import Retention, Verdict, judge
 from torpor.shared.errors import SnapshotMissing, SnapshotOverdue
-from torpor.shared.values import SnapshotId, new_snapshot_id
+from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
 
 _CLOCK_HOURS: Final = 1.0
 """A snapshot may seem to come from the future by so much; clocks of two control sides differ."""

@@ -17,9 +17,8 @@ from torpor.control.reconciliation import Finding, compare
 from torpor.control.remote.seam import Agent
 from torpor.control.rental.records import Rental
 from torpor.control.store import snapshots
-from torpor.control.upkeep.retention import made_at
 from torpor.shared.errors import MachineInUse, TorporError
-from torpor.shared.values import Machine, WorkspaceName, names_of
+from torpor.shared.values import Machine, WorkspaceName, made_at, names_of
 from torpor.shared.wire.activity import Activity, ReadActivity
 
 

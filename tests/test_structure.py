@@ -43,7 +43,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "store": {"ports"},
         "hosts": {"store"},
         "idleness": set(),
-        "jobs": {"reports", "store"},
+        "jobs": {"reports", "safety", "store"},
         "watching": {"idleness", "reconciliation", "reports"},
         "metrics": {"watching"},
         "safety": {"store"},

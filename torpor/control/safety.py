@@ -159,6 +159,22 @@ def verify_snapshot(
     return Verified(_MINT, manifest, wanted.root)
 
 
+def see_whole(store: ObjectStore, wanted: StoredSnapshot, seal: Seal) -> Manifest:
+    """The manifest; SnapshotDamaged unless every pack is there as far as the store shows it. For a
+    snapshot whose machine is gone: no pack is read back, so it proves nothing; a restore checks
+    each hash."""
+    manifest = read_manifest(store, wanted, seal)
+    missing, _ = compare_packs(store, manifest.workspace, manifest.packs)
+    if missing:
+        raise SnapshotDamaged(
+            f"snapshot {wanted.snapshot} of workspace {wanted.workspace} in {store.address} has "
+            f"{len(missing)} of {len(manifest.packs)} packs missing or changed: "
+            f"{', '.join(missing[:5])}. An older one is used; delete this one"
+        )
+    _check_not_late(store, manifest)
+    return manifest
+
+
 def compare_packs(
     store: ObjectStore, workspace: WorkspaceName, packs: Sequence[Pack]
 ) -> tuple[list[ObjectKey], list[ObjectKey]]:

@@ -87,6 +87,11 @@ def new_snapshot_id(now: datetime, after: SnapshotId | None = None) -> SnapshotI
     return SnapshotId(f"{stamp}-{secrets.token_hex(4)}")
 
 
+def made_at(snapshot: SnapshotId) -> datetime:
+    """When a snapshot was made, in UTC, from its id."""
+    return datetime.strptime(snapshot[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+
+
 class Grant(msgspec.Struct, frozen=True):
     """Leave to do one verb on one object until ``expires_unix`` (seconds, the signer's clock).
 

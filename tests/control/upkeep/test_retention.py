@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torpor.control.upkeep.retention import Retention, judge, made_at
+from torpor.control.upkeep.retention import Retention, judge
 from torpor.shared.errors import InvalidInput
-from torpor.shared.values import SnapshotId, new_snapshot_id
+from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
 
 
 def _at(text: str, mark: str = "00000000") -> SnapshotId:

@@ -35,6 +35,11 @@ def snapshot_ids(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotI
     return [snapshot_of(found.key) for found in _manifests(store, workspace)]
 
 
+def snapshot_times(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, float]:
+    """When each snapshot appeared in the store, by the store's clock; oldest id first."""
+    return {snapshot_of(one.key): one.modified_unix for one in _manifests(store, workspace)}
+
+
 def newest_snapshot(store: ObjectStore, workspace: WorkspaceName) -> SnapshotId | None:
     """The id that sorts last, or None."""
     return max(snapshot_ids(store, workspace), default=None)

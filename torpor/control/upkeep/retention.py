@@ -17,7 +17,7 @@ Periods begin where a clock in ``timezone`` says so; weeks begin on Monday (ISO 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -25,7 +25,7 @@ import msgspec
 
 from torpor.control.zones import zone_named
 from torpor.shared.errors import InvalidInput
-from torpor.shared.values import SnapshotId
+from torpor.shared.values import SnapshotId, made_at
 
 MOST_KEPT: Final = 10_000
 
@@ -66,11 +66,6 @@ class Verdict(msgspec.Struct, frozen=True):
     @property
     def kept(self) -> bool:
         return bool(self.reasons)
-
-
-def made_at(snapshot: SnapshotId) -> datetime:
-    """When a snapshot was made, in UTC, from its id."""
-    return datetime.strptime(snapshot[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
 
 
 def judge(

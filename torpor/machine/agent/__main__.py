@@ -1,5 +1,5 @@
-"""``python3 BUNDLE COMMAND --home HOME``: ``attach``, ``attach-and-sample``, ``daemon``, and with
-``--lock FD`` also ``sample`` and ``supervise``."""
+"""``python3 BUNDLE COMMAND --home HOME``: ``attach``, ``attach-and-sample``, ``daemon``,
+``rescue``, and with ``--lock FD`` also ``sample`` and ``supervise``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Final
 from torpor.shared.errors import DiskFull, MachineError, TorporError
 
 COMPLETE: Final = ".complete"  # in a bundle: its content hash, written when all is there
-_COMMANDS: Final = ("attach", "attach-and-sample", "daemon", "sample", "supervise")
+_COMMANDS: Final = ("attach", "attach-and-sample", "daemon", "rescue", "sample", "supervise")
 _LOCKED: Final = ("sample", "supervise")  # they are handed a lock that is held
 _STALE_S: Final = 3600.0  # a half-installed bundle of this age is stale: remove it
 
@@ -34,6 +34,10 @@ def main(argv: list[str]) -> int:
         return _sample(bundle, home, int(argv[5]))
     if argv[1] == "daemon":
         return _daemon(bundle, home)
+    if argv[1] == "rescue":
+        from torpor.machine.agent.rescue import rescue_by_stdin  # attach need not load it
+
+        return rescue_by_stdin(home)
     try:
         if argv[1] == "supervise":
             _supervise(bundle, home, int(argv[5]))

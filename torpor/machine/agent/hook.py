@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 from torpor.shared.errors import HookFailed, InvalidInput
 
@@ -20,26 +20,40 @@ _MOST_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.2
 
 
-def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> str:
-    """Run the quiesce hook and wait for it; what it leaves in the background may go on.
+class Hook(NamedTuple):
+    """What the command is called, and where it stands."""
+
+    name: str
+    setting: str
+
+
+QUIESCE: Final = Hook("quiesce hook", "`quiesce` in the workspace block")
+SAVE: Final = Hook("save command", "`save` of the job, or `quiesce` in the workspace block")
+
+
+def run_hook(
+    argv: list[str], timeout_s: float, check: Callable[[], None], hook: Hook = QUIESCE
+) -> str:
+    """Run the command and wait for it; what it leaves in the background may go on.
 
     Returns the end of what it printed. HookFailed where it cannot start, fails or takes too long;
     one that takes too long, or that runs when ``check`` raises, is ended with its process group.
     """
     if not argv:
-        raise InvalidInput("the quiesce hook is an empty list: give a program and its arguments")
+        raise InvalidInput(f"the {hook.name} is an empty list: give a program and its arguments")
+    named = f"the {hook.name} {argv[0]!r}"
     started = time.monotonic()
-    with _unnamed_file(argv[0]) as file:
+    with _unnamed_file(named) as file:
         words = _Words(file)
-        process = _start(argv, file)
+        process = _start(argv, file, named, hook)
         try:
             while process.poll() is None:
                 check()
                 words.trim()
                 if time.monotonic() - started > timeout_s:
                     raise HookFailed(
-                        f"the quiesce hook {argv[0]!r} took longer than {timeout_s:.0f} s and was "
-                        "ended: raise its time limit, or make it finish"
+                        f"{named} took longer than {timeout_s:.0f} s and was ended: raise its "
+                        "time limit, or make it finish"
                     )
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_S)
@@ -50,14 +64,13 @@ def run_hook(argv: list[str], timeout_s: float, check: Callable[[], None]) -> st
         tail = words.last()
     if process.returncode != 0:
         raise HookFailed(
-            f"the quiesce hook {argv[0]!r} ended with status {process.returncode} and "
-            f"printed: {tail.strip() or 'nothing'}. Fix it, or remove `quiesce` from the "
-            "workspace block"
+            f"{named} ended with status {process.returncode} and printed: "
+            f"{tail.strip() or 'nothing'}. Fix it, or remove {hook.setting}"
         )
     return tail
 
 
-def _start(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(argv: list[str], output: IO[bytes], named: str, hook: Hook) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             argv,
@@ -69,13 +82,12 @@ def _start(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise HookFailed(
-            f"the quiesce hook {argv[0]!r} cannot be started on the machine: {error.strerror}. "
-            "Correct `quiesce` in the workspace block: a program on the machine, and its "
-            "arguments"
+            f"{named} cannot be started on the machine: {error.strerror}. Correct {hook.setting}: "
+            "a program on the machine, and its arguments"
         ) from None
 
 
-def _unnamed_file(hook: str) -> IO[bytes]:
+def _unnamed_file(named: str) -> IO[bytes]:
     """A file for the hook's output. A pipe without a reader would block or end a server that the
     hook started. On disk, or in memory when the disk is full: hibernate must work then too."""
     with suppress(OSError):
@@ -84,8 +96,8 @@ def _unnamed_file(hook: str) -> IO[bytes]:
         return _with_room(_IN_MEMORY)
     except OSError as error:
         raise HookFailed(
-            f"the quiesce hook {hook!r} was not started: the machine has no room for its output, "
-            f"neither on the disk nor in {_IN_MEMORY} ({error.strerror}). Free some space"
+            f"{named} was not started: the machine has no room for its output, neither "
+            f"on the disk nor in {_IN_MEMORY} ({error.strerror}). Free some space"
         ) from None
 
 

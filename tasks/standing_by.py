@@ -1,0 +1,37 @@
+"""The steps of a job whose machine may have to save by itself."""
+
+from __future__ import annotations
+
+import secrets
+
+from tasks.runner import runner
+from tasks.step import step
+from tasks.workspace import StoredWorkspace
+from torpor.control.jobs.standby import book_for, newest_whole
+from torpor.control.remote.seam import Agent
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.values import SnapshotId, StoredSnapshot
+
+
+@step("stand by")
+def stand_by(
+    opened: StoredWorkspace,
+    session: Agent,
+    job: str,
+    basis: SnapshotId | None,
+    manifest: Manifest | None = None,
+) -> None:
+    """Hand the machine all it needs to save by itself for the next hour. ``basis``: the newest
+    snapshot of this machine, or what it was woken from; ``manifest``: its manifest, if at hand."""
+    book = book_for(opened.store, opened.spec, opened.key, job, basis, manifest)
+    session.call(book, request_id=f"{runner().run}:standby:{secrets.token_hex(8)}")
+
+
+@step("find newest save")
+def newest_save(opened: StoredWorkspace, verified: SnapshotId | None) -> StoredSnapshot | None:
+    """The newest snapshot that is whole in the store; a machine may have made it by itself after
+    the one that was ``verified``. None if there is none."""
+    found, refused = newest_whole(opened.store, opened.spec.name, opened.seal, verified)
+    for error in refused:
+        runner().log.warning("a newer snapshot is not used: %s", error)
+    return found

@@ -1,0 +1,256 @@
+"""What a machine gets to save by itself, prune beside such saves, and what they are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.control.upkeep.test_prune import delete, fill, packs, prune, restorable
+from tests.fixtures.engine import WORKSPACE, Engine
+from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.near_agent import ClockedStore, NearAgent
+from tests.fixtures.own_saves import JOB, book_of, saved, stored
+from tests.fixtures.trees import let_settle
+from torpor.control.jobs.standby import (
+    AGAIN_S,
+    FEWEST_PACKS,
+    MOST_PACKS,
+    OWN_SAVES,
+    newest_whole,
+)
+from torpor.control.safety import see_whole, verify_snapshot
+from torpor.control.store.marks import COMMIT_S, marked_packs
+from torpor.control.store.snapshots import find_snapshot, read_manifest
+from torpor.control.upkeep.prune import GRACE_S, YOUNG_S, PruneRules
+from torpor.shared.errors import GrantExpired, SnapshotDamaged, StoreUnavailable
+from torpor.shared.format.names import manifest_key, marks_prefix, pack_id_of, packs_prefix
+from torpor.shared.values import GIB, SnapshotId, StoredObject
+from torpor.shared.wire.protocol import MAX_LINE_BYTES, request_line
+
+WITHOUT = PruneRules(without_snapshots=True)
+
+
+class SteppedStore(ClockedStore):
+    """Does ``then`` once, right after the ``number``-th listing of packs or marks."""
+
+    number = 0
+    then: Callable[[], object] = staticmethod(lambda: None)
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        found = list(super().list(prefix))
+        if prefix in (packs_prefix(WORKSPACE), marks_prefix(WORKSPACE)) and self.number:
+            self.number -= 1
+            if not self.number:
+                self.then()
+        return iter(found)
+
+
+@pytest.fixture
+def store(memory_store: MemoryStore) -> SteppedStore:
+    return SteppedStore(memory_store)
+
+
+@pytest.fixture
+def machine(store: SteppedStore, tmp_path: Path) -> Iterator[NearAgent]:
+    one = NearAgent(store, tmp_path / "home", tmp_path / "workspace")
+    one.root.mkdir()
+    fill(one, 1)
+    yield one
+    one.runs.close()
+
+
+def marked_but_named(machine: NearAgent, store: SteppedStore) -> SnapshotId:
+    """A snapshot that names a pack which prune has marked: it was committed beside the mark."""
+    base = machine.hibernated()
+    store.advance(YOUNG_S)
+    steps = machine.snapshot_steps()
+    while not next(steps).startswith("compare packs"):
+        pass
+    delete(store, base)
+    assert len(prune(machine, WITHOUT).plan.unnamed) == 1
+    *_, snapshot = steps
+    return SnapshotId(snapshot)
+
+
+def test_a_book_has_names_that_sort_and_grants_that_end(
+    machine: NearAgent, store: SteppedStore
+) -> None:
+    base = machine.hibernated()
+    book = book_of(machine, machine.root, base, exclude=["cache"], accept_changed=["log"])
+    names = [one.snapshot for one in book.saves]
+    assert len(names) == OWN_SAVES
+    assert [base, *names] == sorted({base, *names})
+    for grant in [*(one.grant for one in book.saves), *book.packs]:
+        assert grant.verb == "PUT"
+        assert grant.expires_unix == int(store.now) + COMMIT_S
+    assert [one.grant.key for one in book.saves] == [manifest_key(WORKSPACE, n) for n in names]
+    assert len({one.key for one in book.packs}) == FEWEST_PACKS
+    assert not {one.key for one in book.packs} & packs(store)
+    assert (book.job, book.parent, book.roots) == (JOB, base, [str(machine.root)])
+    assert (book.exclude, book.accepted, book.lost) == (["cache"], ["log"], [])
+    assert AGAIN_S < COMMIT_S
+
+
+def test_a_big_workspace_gets_more_packs_within_a_line(
+    machine: NearAgent, store: SteppedStore
+) -> None:
+    with (machine.root / "huge").open("wb") as sparse:
+        sparse.truncate(200 * GIB)
+    let_settle()
+    book = book_of(machine, machine.root, machine.hibernated())
+    assert len(book.packs) == MOST_PACKS
+    assert len(request_line("id", book)) * 8 < MAX_LINE_BYTES  # real grants are longer
+
+
+def test_a_machine_without_a_snapshot_can_save_too(machine: NearAgent) -> None:
+    save = saved(machine, book_of(machine, machine.root, None))
+    verify_snapshot(machine.store, stored(machine, save), machine.seal)
+
+
+def test_a_save_by_the_machine_names_no_marked_pack(
+    machine: NearAgent, store: SteppedStore, tmp_path: Path
+) -> None:
+    basis = marked_but_named(machine, store)
+    marked = marked_packs(store, WORKSPACE)
+    fill(machine, 2, "new")
+    book = book_of(machine, machine.root, basis)
+    assert {pack_id_of(key) for key in book.lost} == marked
+    save = saved(machine, book)
+    store.look()
+    delete(store, basis)
+    store.advance(GRACE_S)
+    assert prune(machine).freed.packs == 1
+    assert not marked & {pack_id_of(key) for key in packs(store)}
+    assert restorable(machine, tmp_path) == 1
+    see_whole(store, stored(machine, save), machine.seal)
+
+
+def test_a_pack_that_is_swept_between_both_looks_is_not_named(
+    machine: NearAgent, store: SteppedStore, tmp_path: Path
+) -> None:
+    """The marks are read before the packs are listed: the mark of a pack that is gone is gone."""
+    basis = marked_but_named(machine, store)
+    (doomed,) = marked_packs(store, WORKSPACE)
+    manifest = read_manifest(store, find_snapshot(store, WORKSPACE, basis), machine.seal)
+    store.advance(GRACE_S)
+
+    def sweep() -> None:
+        delete(store, basis)
+        assert prune(machine, WITHOUT).freed.packs == 1
+
+    store.number, store.then = 1, sweep
+    stale = find_snapshot(store, WORKSPACE, basis)
+    with pytest.MonkeyPatch.context() as patch:  # it looked before the snapshot was deleted
+        patch.setattr("torpor.control.jobs.standby.find_snapshot", lambda *_: stale)
+        book = book_of(machine, machine.root, basis, manifest)
+    assert [pack_id_of(key) for key in book.lost] == [doomed]
+    saved(machine, book)
+    assert restorable(machine, tmp_path) == 1
+
+
+def test_a_control_side_that_slept_hands_over_grants_that_have_ended(
+    machine: NearAgent, store: SteppedStore
+) -> None:
+    """The grants are signed before the marks are read: what was read long ago allows nothing."""
+    basis = machine.hibernated()
+
+    def sleep() -> None:
+        store.advance(YOUNG_S)
+        delete(store, basis)
+        prune(machine, WITHOUT)
+        store.advance(GRACE_S)
+        assert prune(machine, WITHOUT).freed.packs == 1
+
+    store.number, store.then = 2, sleep
+    book = book_of(machine, machine.root, basis)
+    assert store.number == 0
+    assert book.lost == []
+    for save in book.saves:
+        with pytest.raises(GrantExpired):
+            store.refuse_late(save.grant)
+
+
+def test_a_mark_that_comes_after_the_book_waits_for_the_save(
+    machine: NearAgent, store: SteppedStore, tmp_path: Path
+) -> None:
+    basis = machine.hibernated()
+    store.advance(YOUNG_S)
+    book = book_of(machine, machine.root, basis)
+    delete(store, basis)
+    marked = prune(machine, WITHOUT).plan.unnamed
+    store.advance(COMMIT_S)
+    store.refuse_late(book.saves[0].grant)
+    saved(machine, book)
+    store.advance(10 * GRACE_S)
+    done = prune(machine)
+    assert done.plan.free == []
+    assert done.plan.retiring == marked
+    assert restorable(machine, tmp_path) == 1
+
+
+def test_the_newest_save_of_a_machine_that_is_gone_is_used(
+    machine: NearAgent, store: SteppedStore
+) -> None:
+    basis = machine.hibernated()
+    assert _newest(machine, basis) == (basis, 0)
+    fill(machine, 2)
+    save = saved(machine, book_of(machine, machine.root, basis))
+    assert _newest(machine, basis) == (save.snapshot, 0)
+    assert _newest(machine, None) == (save.snapshot, 0)
+
+
+def test_a_save_that_is_not_whole_is_named_and_the_one_before_is_used(
+    machine: NearAgent, store: SteppedStore
+) -> None:
+    basis = machine.hibernated()
+    before = packs(store)
+    fill(machine, 2)
+    first = saved(machine, book_of(machine, machine.root, basis))
+    between = packs(store)
+    fill(machine, 3)
+    saved(machine, book_of(machine, machine.root, basis))
+    store.delete(packs(store) - between)
+    assert _newest(machine, basis) == (first.snapshot, 1)
+    key = manifest_key(WORKSPACE, first.snapshot)
+    store.put(key, store.get(key, max_bytes=1 << 20)[:-1])
+    assert _newest(machine, basis) == (basis, 2)
+    store.delete(before)
+    assert _newest(machine, basis) == (basis, 2)  # it was verified
+    with pytest.raises(SnapshotDamaged, match="packs missing or changed"):
+        _newest(machine, None)
+
+
+def test_a_save_under_an_older_book_is_newer_than_what_came_between(
+    machine: NearAgent, store: SteppedStore
+) -> None:
+    """The control side was lost after a save and before it handed over the next book."""
+    old = book_of(machine, machine.root, machine.hibernated())
+    for _ in range(OWN_SAVES + 1):
+        verified = machine.hibernated()
+    store.advance(10)
+    fill(machine, 2)
+    save = saved(machine, old)
+    assert save.snapshot < verified
+    assert _newest(machine, verified) == (save.snapshot, 0)
+    blob = store.get(manifest_key(WORKSPACE, old.parent or verified), max_bytes=1 << 20)
+    store.advance(10)  # an older snapshot that was put back is not a newer save
+    store.put(manifest_key(WORKSPACE, old.parent or verified), blob)
+    assert _newest(machine, verified) == (save.snapshot, 0)
+
+
+def test_what_cannot_be_known_is_not_damage(machine: NearAgent, memory_store: MemoryStore) -> None:
+    basis = machine.hibernated()
+    save = saved(machine, book_of(machine, machine.root, basis))
+    for key in packs(machine.clock):
+        memory_store.hide_md5(key)
+    assert _newest(machine, basis) == (save.snapshot, 0)  # a restore checks every hash
+    memory_store.fails = StoreUnavailable("away")
+    with pytest.raises(StoreUnavailable):
+        _newest(machine, basis)
+
+
+def _newest(machine: Engine, verified: SnapshotId | None) -> tuple[SnapshotId | None, int]:
+    found = newest_whole(machine.store, WORKSPACE, machine.seal, verified)
+    return found.snapshot and found.snapshot.snapshot, len(found.refused)

@@ -1,0 +1,159 @@
+"""What a job's machine needs to save by itself while no control side is there, and what its saves
+are worth once it is gone.
+
+docs/safety.md, rule 13, says why prune does such a save no harm: the order in ``book_for``.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Final, NamedTuple
+
+from torpor.control.safety import compare_packs, see_whole
+from torpor.control.store.marks import COMMIT_S, marked_packs
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.snapshots import (
+    find_snapshot,
+    read_manifest,
+    snapshot_ids,
+    snapshot_times,
+)
+from torpor.shared.errors import SnapshotError
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of, pack_key
+from torpor.shared.values import (
+    MIB,
+    Compression,
+    SnapshotId,
+    StoredSnapshot,
+    WorkspaceName,
+    WorkspaceSpec,
+    made_at,
+    new_snapshot_id,
+)
+from torpor.shared.wire.job import SaveGrant, StandBy
+from torpor.shared.wire.snapshot import KnownSnapshot
+
+OWN_SAVE: Final = "own_save"
+"""In a manifest's statistics: the machine made the snapshot by itself."""
+OWN_SAVES: Final = 4
+"""Saves that a machine may make on one book: a notice may be withdrawn, or follow a recommendation,
+and a save may fail."""
+AGAIN_S: Final = COMMIT_S / 2
+"""A machine gets a new book this often, so that its grants last half an hour at least."""
+FEWEST_PACKS: Final = 64
+MOST_PACKS: Final = 1024
+"""64 GiB of packs. They are 0.7 MB of grants, which the machine's supervisor holds."""
+_PACK_BYTES: Final = 48 * MIB  # of content that does not compress, in the emptiest pack
+
+
+def book_for(
+    store: ObjectStore,
+    spec: WorkspaceSpec,
+    key: bytes | None,
+    job: str,
+    basis: SnapshotId | None,
+    manifest: Manifest | None = None,
+) -> StandBy:
+    """Leave to save the workspace for an hour. ``basis``: the snapshot that the machine's disk was
+    last equal to; ``manifest``: its manifest, where the caller has it.
+
+    The order makes prune safe, as in ``RemoteSnapshot.lost_packs``: first sign the grants for the
+    manifests, which end COMMIT_S later; then read the marks; then list the packs.
+    """
+    saves = _sign_saves(store, spec)
+    known, lost, full_bytes = [], [], 0
+    if basis is not None:
+        stored = find_snapshot(store, spec.name, basis)
+        if manifest is None:
+            manifest = read_manifest(store, stored, Seal(key))
+        marked = marked_packs(store, spec.name)
+        gone, _ = compare_packs(store, spec.name, manifest.packs)
+        packs = [pack_key(spec.name, pack.id) for pack in manifest.packs]
+        lost = [one for one in packs if one in set(gone) or pack_id_of(one) in marked]
+        grant = store.grant("GET", manifest_key(spec.name, basis), expires_s=COMMIT_S)
+        known = [KnownSnapshot(stored.root, stored.manifest_bytes, grant)]
+        full_bytes = sum(entry.size for entry in manifest.entries)
+    count = min(MOST_PACKS, FEWEST_PACKS + 2 * full_bytes // _PACK_BYTES)
+    return StandBy(
+        job=job,
+        workspace=spec.name,
+        roots=spec.paths,
+        exclude=spec.exclude,
+        accepted=spec.accept_changed,
+        compression=Compression(),
+        key=None if key is None else key.hex(),
+        known=known,
+        parent=basis,
+        lost=lost,
+        saves=saves,
+        packs=[
+            store.grant("PUT", new_pack_key(spec.name), expires_s=COMMIT_S) for _ in range(count)
+        ],
+        save_argv=spec.quiesce,
+        save_timeout_s=spec.quiesce_timeout_s,
+    )
+
+
+class NewestWhole(NamedTuple):
+    """``snapshot``: what a job goes on from, None if there is no snapshot at all. ``refused``: why
+    newer ones are not used."""
+
+    snapshot: StoredSnapshot | None
+    refused: list[SnapshotError]
+
+
+def newest_whole(
+    store: ObjectStore, workspace: WorkspaceName, seal: Seal, verified: SnapshotId | None
+) -> NewestWhole:
+    """The newest snapshot that is whole in the store, down to the one that was ``verified``.
+
+    A machine may have saved by itself since, and nobody has verified that. Raises what the store
+    raises, and the first refusal if nothing is whole.
+    """
+    refused: list[SnapshotError] = []
+    times = snapshot_times(store, workspace)
+    verified = verified if verified in times else None
+    for snapshot in _candidates(times, verified):
+        try:
+            found = find_snapshot(store, workspace, snapshot)
+            if snapshot == verified:
+                return NewestWhole(found, refused)
+            manifest = see_whole(store, found, seal)
+            if verified is None or snapshot > verified or manifest.statistics.get(OWN_SAVE):
+                return NewestWhole(found, refused)
+        except SnapshotError as error:
+            refused.append(error)
+    if refused:
+        raise refused[0]
+    return NewestWhole(None, [])
+
+
+def _candidates(times: dict[SnapshotId, float], verified: SnapshotId | None) -> list[SnapshotId]:
+    """The snapshots that may be newer than the verified one, newest first, and that one last.
+
+    A machine's own save has the name that was signed for it up to COMMIT_S before. So one that
+    appeared after the verified snapshot may have a name from before it.
+    """
+    if verified is None:
+        return sorted(times, reverse=True)
+    oldest_unix = made_at(verified).timestamp() - COMMIT_S
+    newer = [
+        one
+        for one, unix in times.items()
+        if one > verified or (unix > times[verified] and made_at(one).timestamp() >= oldest_unix)
+    ]
+    return [*sorted(newer, key=lambda one: (times[one], one), reverse=True), verified]
+
+
+def _sign_saves(store: ObjectStore, spec: WorkspaceSpec) -> list[SaveGrant]:
+    """Grants for manifests whose names sort after every snapshot, and one after the other."""
+    newest = max(snapshot_ids(store, spec.name), default=None)
+    now = datetime.now(timezone.utc)
+    saves = []
+    for _ in range(OWN_SAVES):
+        newest = new_snapshot_id(now, newest)
+        grant = store.grant("PUT", manifest_key(spec.name, newest), expires_s=COMMIT_S)
+        saves.append(SaveGrant(newest, int(now.timestamp()), grant))
+    return saves

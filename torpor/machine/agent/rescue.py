@@ -1,0 +1,273 @@
+"""A save that the machine makes by itself when it will be taken away, in a process of its own.
+
+It needs neither the control side nor the agent: it has grants, and what it may not name. The
+control side verifies the snapshot later. docs/safety.md, rule 13, says why prune does it no harm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from torpor.machine.agent.call import Call
+from torpor.machine.agent.home import LIFE_LOCK, agent_alive
+from torpor.machine.agent.hook import SAVE, run_hook
+from torpor.machine.agent.log import LOG_FILE, Log, scrub
+from torpor.machine.agent.memory import keep_freed_chunks
+from torpor.machine.agent.runs import WORKERS
+from torpor.machine.agent.snapshot import SnapshotRun
+from torpor.machine.pipeline.journal import Journal
+from torpor.machine.supervisor.saves import Orders, Rescued
+from torpor.shared.errors import (
+    AgentLost,
+    GrantExpired,
+    HookFailed,
+    InvalidInput,
+    StoreCorrupt,
+    StoreUnavailable,
+    TorporError,
+    WorkspaceBusy,
+)
+from torpor.shared.values import MIB, ObjectKey
+from torpor.shared.wire.job import OwnSave
+from torpor.shared.wire.protocol import MAX_LINE_BYTES, encode_line
+from torpor.shared.wire.request import Event
+from torpor.shared.wire.snapshot import BeginSnapshot, Commit, Scan, Scanned, StorePart
+
+MOST_PASSES: Final = 3
+"""As the control side makes for a machine that is kept; fewer if the time does not allow it."""
+PART_BYTES: Final = 8 * MIB
+"""The least that a part moves. Smaller than usual, so that little is still sent by every worker."""
+WAIT_S: Final = 600.0
+"""How long a run that holds the workspace is waited for, where nobody has said that the machine
+ends. Otherwise a quarter of the time that is left, and then the agent is ended."""
+ENDS_S: Final = 3.0
+"""An agent that was asked to leave is waited for so long, and after SIGKILL once more."""
+TRIES_S: Final = 300.0
+"""How long the store is tried, at least; a machine may live longer than its market said."""
+_AGAIN_S: Final = 1.0
+_POLL_S: Final = 0.1
+
+
+def rescue_by_stdin(home: Path) -> int:
+    """Read the orders from stdin, save, and print what became of it; 0 if there is a save."""
+    for number in (signal.SIGHUP, signal.SIGTERM):  # how a machine that shuts down ends the others
+        signal.signal(number, signal.SIG_IGN)
+    log = Log(home / LOG_FILE)
+    try:
+        orders = msgspec.convert(json.loads(sys.stdin.buffer.read(MAX_LINE_BYTES)), Orders)
+    except ValueError:  # its words may hold what it read
+        done = Rescued(None, "the orders for the machine's own save cannot be read")
+    else:
+        keep_freed_chunks()
+        done = _scrubbed(Rescue(home, orders, log.write), orders, log)
+    log.write(f"own save: {done.saved.snapshot if done.saved else 'none'}. {done.error}")
+    sys.stdout.buffer.write(encode_line(msgspec.to_builtins(done)))
+    sys.stdout.flush()
+    return 0 if done.saved else 1
+
+
+def _scrubbed(rescue: Rescue, orders: Orders, log: Log) -> Rescued:
+    """What became of it, without the grants and the key."""
+    secret = msgspec.to_builtins(orders.book)
+    try:
+        done = rescue.run()
+    except TorporError as error:
+        done = Rescued(None, str(error))
+    except Exception as error:  # noqa: BLE001  the process's border: its reader gets the cause
+        log.write(scrub(traceback.format_exc(), secret))
+        done = Rescued(None, f"the machine's own save failed: {type(error).__name__}: {error}")
+    return Rescued(done.saved, scrub(done.error, secret))
+
+
+class Rescue:
+    """One save. ``say`` gets what its reader cannot wait for."""
+
+    def __init__(self, home: Path, orders: Orders, say: Callable[[str], None]) -> None:
+        self._home = home
+        self._book = orders.book
+        self._given_unix = orders.given_unix
+        self._left_s = orders.left_s
+        self._began = time.monotonic()
+        self._say = say
+        self._call = Call("rescue", home, _unseen)
+        self._number = 0
+        self._new_bytes = 0
+        self._resumed: list[ObjectKey] = []
+
+    def run(self) -> Rescued:
+        """Raises TorporError where nothing could be saved."""
+        if not self._book.saves:
+            raise InvalidInput("a save needs a grant for its manifest")
+        with ThreadPoolExecutor(WORKERS, "rescue") as threads:
+            words = threads.submit(self._run_save_command)
+            run = self._take_workspace()
+            try:
+                with run.starting(self._call):
+                    self._begin(run)
+                error = words.result()
+                with run.serving(self._call):
+                    return Rescued(self._save(run, threads), error)
+            finally:
+                run.end("the machine's own save is over")
+
+    def _run_save_command(self) -> str:
+        """Let the user's program write its state; what went wrong, in words. An older state is
+        better than none."""
+        argv, most_s = self._book.save_argv, self._book.save_timeout_s
+        if not argv:
+            return ""
+        if self._left_s is not None:
+            most_s = min(most_s, self._left_s / 2)
+        try:
+            run_hook(argv, most_s, lambda: None, SAVE)
+        except HookFailed as error:
+            self._say(str(error))
+            return str(error)
+        return ""
+
+    def _take_workspace(self) -> SnapshotRun:
+        """Hold the workspace. A run of the agent may be about to end: wait for it. If the time runs
+        out, end the agent, whose death every run survives."""
+        if self._left_s is None:
+            return self._taken_within(WAIT_S)
+        for wait_s, number in (
+            (self._left_s / 4, signal.SIGTERM),
+            (ENDS_S, signal.SIGKILL),
+        ):
+            with suppress(WorkspaceBusy):
+                return self._taken_within(wait_s)
+            self._say(f"a run holds workspace {self._book.workspace}: the agent gets {number.name}")
+            _signal_agent(self._home, number)
+        return self._taken_within(ENDS_S)
+
+    def _taken_within(self, seconds: float) -> SnapshotRun:
+        give_up = time.monotonic() + seconds
+        while True:
+            try:
+                return SnapshotRun(self._home, secrets.token_hex(8), self._book.workspace)
+            except WorkspaceBusy:
+                if time.monotonic() >= give_up:
+                    raise
+            time.sleep(_POLL_S)
+
+    def _begin(self, run: SnapshotRun) -> None:
+        book = self._book
+        begin = BeginSnapshot(
+            run.id,
+            book.workspace,
+            book.roots,
+            book.exclude,
+            book.key,
+            book.known,
+            book.compression,
+        )
+        begun = run.begin(begin, self._call)
+        # Packs from before the book may have been marked or swept before the marks were read.
+        since = {
+            record.pack.id.hex()
+            for record in Journal(run.state.journal).read()
+            if record.stored_unix > self._given_unix
+        }
+        self._resumed = [one.key for one in begun.resumable if one.key.rsplit("/", 1)[-1] in since]
+
+    def _save(self, run: SnapshotRun, threads: ThreadPoolExecutor) -> OwnSave:
+        """Again and again while the store does not answer."""
+        give_up = self._began + max(TRIES_S, 2 * (self._left_s or 0.0))
+        while True:
+            try:
+                self._passes(run, threads)
+                return self._commit(run)
+            except GrantExpired as error:
+                raise GrantExpired(
+                    f"{error}. The machine could not save by itself: the control side has not been "
+                    "there for an hour, or the workspace has grown beyond its grants"
+                ) from None
+            except (StoreUnavailable, StoreCorrupt, AgentLost) as error:
+                if time.monotonic() >= give_up:
+                    raise
+                self._say(f"once more: {error}")
+                time.sleep(_AGAIN_S)
+
+    def _passes(self, run: SnapshotRun, threads: ThreadPoolExecutor) -> None:
+        """Store what is new, until nothing is, or the time or the passes are used up."""
+        for left in reversed(range(MOST_PASSES)):
+            began = time.monotonic()
+            seen = self._scan(run)
+            parts = [
+                threads.submit(run.part, self._part(run, plan.part), self._call)
+                for plan in seen.parts
+            ]
+            wait(parts)  # also where one fails: the next pass begins when nobody works on this one
+            self._new_bytes += sum(part.result().new_bytes for part in parts)
+            if not (left and seen.unaccepted_count and self._has_time_for(began)):
+                return
+
+    def _scan(self, run: SnapshotRun) -> Scanned:
+        self._number += 1
+        return run.scan(
+            Scan(
+                run.id,
+                self._number,
+                4 * WORKERS,
+                PART_BYTES,
+                self._resumed,
+                self._book.lost if self._number == 1 else [],
+                self._book.accepted,
+            ),
+            self._call,
+        )
+
+    def _part(self, run: SnapshotRun, part: int) -> StorePart:
+        """Every part may use all grants: the run gives out each once."""
+        return StorePart(run.id, self._number, part, self._book.packs)
+
+    def _has_time_for(self, began: float) -> bool:
+        """Whether another pass like the one that began then is likely to end in time, with as much
+        again for the manifest."""
+        now = time.monotonic()
+        return self._left_s is None or now + 2 * (now - began) < self._began + self._left_s
+
+    def _commit(self, run: SnapshotRun) -> OwnSave:
+        save = self._book.saves[0]
+        committed = run.commit(
+            Commit(
+                run.id,
+                save.snapshot,
+                self._book.parent,
+                save.created_unix,
+                {"new_bytes": self._new_bytes, "passes": self._number, "own_save": 1},
+                self._book.accepted,
+                save.grant,
+            ),
+            self._call,
+        )
+        return OwnSave(save.snapshot, committed.root, committed.manifest_bytes, time.time())
+
+
+def _signal_agent(home: Path, number: signal.Signals) -> None:
+    """To the agent of HOME, if it lives."""
+    with suppress(OSError, ValueError):  # it has just gone
+        pid = int((home / LIFE_LOCK).read_text("ascii").split()[0])
+        held = os.pidfd_open(pid)
+        try:
+            if agent_alive(home):  # so the process is the agent, and not one of the same number
+                signal.pidfd_send_signal(held, number)
+        finally:
+            os.close(held)
+
+
+def _unseen(event: Event) -> None:
+    """Nobody watches the progress."""

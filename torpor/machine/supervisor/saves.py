@@ -1,0 +1,120 @@
+"""The saves that a machine makes by itself after a notice: what a supervisor holds for them, and
+the process that makes one (agent/rescue.py)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from torpor.shared.wire.job import Notice, OwnSave, StandBy
+from torpor.shared.wire.protocol import encode_line
+
+LONGEST_S: Final = 3600.0
+"""After this time the grants of a save have ended, and its process is ended too."""
+UNKNOWN_S: Final = 30.0
+"""How long the machine is taken to live if its market does not say: the shortest of all notices."""
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """What the process gets on its standard input. ``book``: with one save, and packs that no other
+    save uses. ``given_unix``: when the machine got it, by its own clock. ``left_s``: how long the
+    machine lives on; None if nobody has said that it ends."""
+
+    book: StandBy
+    given_unix: float
+    left_s: float | None
+
+
+class Rescued(msgspec.Struct, frozen=True):
+    """What the process prints as one line. ``error``: why there is no save, or what went wrong
+    although there is one."""
+
+    saved: OwnSave | None
+    error: str = ""
+
+
+class Saves:
+    """Holds the newest book of a job, in memory only. Thread-safe.
+
+    The process logs to this one's standard error. Each grant is handed out once, before its
+    process starts: a second manifest of a name, or a second pack, would replace what an earlier
+    save wrote.
+    """
+
+    def __init__(self, start: list[str], now: Callable[[], float] = time.time) -> None:
+        self._start = start
+        self._now = now
+        self._lock = threading.Lock()
+        self._saving = threading.Lock()
+        self._book: StandBy | None = None
+        self._given_unix = 0.0
+
+    def stand_by(self, book: StandBy) -> None:
+        """Replace the book. A save that runs goes on with the one that it has."""
+        with self._lock:
+            self._book, self._given_unix = book, self._now()
+
+    def save(self, notice: Notice) -> Rescued:
+        """Save the workspace; waits for a save that runs, and returns when the process has ended.
+        Never raises for what the process did or for one that cannot start."""
+        with self._saving:
+            orders = self._orders(notice)
+            if orders is None:
+                return Rescued(
+                    None,
+                    "the machine cannot save by itself: the control side has handed over no grants "
+                    "for it, or all of them are used",
+                )
+            return self._run(encode_line(msgspec.to_builtins(orders)))
+
+    def _orders(self, notice: Notice) -> Orders | None:
+        """The next save, with half of the packs that are left; the last one gets all of them."""
+        with self._lock:
+            book = self._book
+            if book is None or not book.saves:
+                return None
+            share = len(book.packs) if len(book.saves) == 1 else (len(book.packs) + 1) // 2
+            replace = msgspec.structs.replace
+            self._book = replace(book, saves=book.saves[1:], packs=book.packs[share:])
+            mine = replace(book, saves=book.saves[:1], packs=book.packs[:share])
+            return Orders(mine, self._given_unix, self._left_s(notice))
+
+    def _left_s(self, notice: Notice) -> float | None:
+        if notice.kind == "aws-rebalance":
+            return None
+        if notice.until_unix is None:
+            return UNKNOWN_S
+        return min(max(notice.until_unix - self._now(), 0.0), LONGEST_S)
+
+    def _run(self, orders: bytes) -> Rescued:
+        try:
+            process = subprocess.Popen(
+                self._start,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Rescued(None, f"the machine's own save could not be started: {error}")
+        try:
+            said, _ = process.communicate(orders, LONGEST_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return Rescued(
+                None, f"the machine's own save took over {LONGEST_S:.0f} s and was ended"
+            )
+        try:
+            return msgspec.convert(json.loads(said), Rescued)
+        except ValueError:
+            return Rescued(
+                None,
+                f"the machine's own save ended with status {process.returncode} and did not say "
+                "what it did",
+            )
