@@ -16,7 +16,7 @@ PACKAGES := packages-demo packages-test packages-bench
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test oracles check lint up automations down campaign rentals model corruption gpu bench lines clean
+.PHONY: setup demo test oracles check lint up automations down campaign rentals jobs model corruption gpu bench lines clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -72,8 +72,8 @@ $(ORACLES)/.ready: Makefile | $(READY)
 	@touch $@
 
 # What needs no server: no SSH, S3 or Prefect server and no browser (tests/fixtures/servers.py).
-check: lint $(VENV)/.weights
-	$(BIN)/python -m pytest --quiet -m 'not server' --numprocesses 2 --dist worksteal
+check: packages-test lint $(VENV)/.weights
+	$(BIN)/python -m pytest --quiet -m 'not server' --numprocesses 4 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .
@@ -89,6 +89,9 @@ campaign: setup
 
 rentals: setup
 	$(BIN)/python -m tests.markets.campaign
+
+jobs: setup
+	$(BIN)/python -m tests.jobs.campaign
 
 model: setup
 	$(BIN)/python -m tests.model

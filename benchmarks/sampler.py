@@ -61,7 +61,7 @@ def measure(home: Path, seconds: float, start_s: float = _START_S) -> dict[str, 
         samples = read(home / RING)
         return {
             "seconds": passed_s,
-            "cpu_percent": 100 * used_s / passed_s,
+            "cpu_percent": 100 * max(0.0, used_s) / passed_s,
             "start_cpu_s": before.user + before.system,
             "resident_mib": seen.memory_info().rss / MIB,
             "samples": len(samples),

@@ -204,7 +204,8 @@ class Campaign:
         if "traceback" in told:
             self._violate(told["traceback"])
         else:
-            print(f"     {told['error'][:300]}", flush=True)
+            if not told["error"].startswith("WorkspaceBusy"):  # the killed run is not yet gone
+                print(f"     {told['error'][:300]}", flush=True)
             self._end_by_name(told["error"])
             time.sleep(0.5)
         return None
