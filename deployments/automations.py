@@ -32,6 +32,7 @@ from tasks.events import (
     BackupFailed,
     BackupFinished,
     BackupMissed,
+    BudgetExhausted,
     BudgetReached,
     MachineUnknown,
     VerificationFailed,
@@ -47,6 +48,7 @@ UNKNOWN_LOOKS: Final = 15
 TROUBLE: Final = {
     BackupFailed.event,
     BackupMissed.event,
+    BudgetExhausted.event,
     BudgetReached.event,
     VerificationFailed.event,
 }
@@ -133,8 +135,8 @@ def _notifications(block: UUID, silent_hours: float) -> list[AutomationCore]:
     return [
         AutomationCore(
             name=f"{MARK}tell of trouble",
-            description="A backup failed or was missed, a verification failed, or four fifths "
-            "of a budget are spent.",
+            description="A backup failed or was missed, a verification failed, or four fifths or "
+            "all of a budget are spent.",
             trigger=EventTrigger(expect=TROUBLE, posture=Posture.Reactive),
             actions=[tell],
         ),

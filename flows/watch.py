@@ -1,4 +1,5 @@
-"""Watch: look at all machines and jobs, hibernate idle machines, and continue jobs."""
+"""Watch: look at all machines and jobs, hibernate machines that are idle or whose budget is spent,
+and continue jobs."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from typing import Final
 import msgspec
 
 from flows.continuing import JobSeen, act_on, free_slots, see_jobs
+from flows.ending import hibernate_idle, hibernate_over_budget, over_budget
 from flows.flow import flow
-from flows.hibernate import hibernate
-from tasks.events import MachineIdle, MachineUnknown, emit
+from tasks.events import MachineUnknown, emit
 from tasks.opening import open_workspace
 from tasks.runner import runner
 from tasks.watching import Standing, list_all_machines, look_at, newest_made_unix
@@ -18,12 +19,11 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.idleness import Verdict
 from torpor.control.metrics import write_metrics
 from torpor.control.reconciliation import Finding
+from torpor.control.rental.records import Rental
 from torpor.control.watching import Watched, WatchedJob, WatchReport
 from torpor.shared.errors import TorporError
-from torpor.shared.values import MachineId, WorkspaceName
+from torpor.shared.values import Label, MachineId, WorkspaceName
 
-AGAIN_S: Final = 900
-"""A hibernation that failed is started again after this time, and not at every look."""
 _NEXT: Final = {
     "busy": "none: it works",
     "unknown": "it is kept and costs money: log in, or hibernate it yourself",
@@ -36,11 +36,13 @@ def watch(
     dry_run: bool = True,
     metrics: str = "",
 ) -> WatchReport:
-    """Look at all machines of the installation, hibernate those that are idle, and continue jobs
-    whose run has gone.
+    """Look at all machines of the installation, hibernate those that are idle or whose budget is
+    spent, and continue jobs whose run has gone.
 
     A machine is idle by the rules of its Workspace block. One of which that cannot be said is kept,
-    with a warning and its reason. Nothing else is ended: what may be forgotten is only listed.
+    with a warning and its reason. When a budget will be spent by the time that hibernating takes,
+    the machines that it counts are hibernated, also those that work. Nothing else is ended: what
+    may be forgotten is only listed.
 
     Args:
         workspaces: The Workspace blocks to look at. Empty: all of them.
@@ -61,19 +63,23 @@ def watch(
     for name, why in {**standing.unread, **troubles, **unread_jobs}.items():
         watched.append(Watched(name, "unknown", why, "see that its store answers"))
     used = [one for one in standing.findings if one.kind == "in use" and one.machine and one.rental]
+    over, unread = over_budget(_handed_over(standing, opened), dry_run)
     looks = [
         (one, look_at.submit(opened[_name(one)], one.machine, one.rental))
         for one in used
         if one.machine and one.rental
     ]
     watched += [
-        _watched(opened[_name(one)], one, look.result(), newest, dry_run) for one, look in looks
+        _watched(opened[_name(one)], one, look.result(), newest, over, dry_run)
+        for one, look in looks
     ]
     watched = [
-        _undecided(one, named[one.workspace], one.workspace in with_job) if one.idle else one
+        _undecided(one, named[one.workspace], one.workspace in with_job)
+        if one.idle or one.over
+        else one
         for one in watched
     ]
-    watched += _not_there(standing, opened, newest)
+    watched += _not_there(standing, opened, newest, over)
     there = {one.workspace for one in watched}
     watched += [
         Watched(
@@ -89,9 +95,7 @@ def watch(
     _warn(watched)
     seen_jobs = [seen.watched() for seen in jobs]
     if not dry_run:
-        watched = [
-            _act(one, named[one.workspace][0], faults) if one.idle else one for one in watched
-        ]
+        watched = [_act(one, blocks, named.get(one.workspace, []), faults) for one in watched]
         seen_jobs = [_continue(seen, faults) for seen in jobs]
     shown = {id(one) for one in used}
     report = WatchReport(
@@ -100,6 +104,7 @@ def watch(
         [one for one in standing.findings if id(one) not in shown and not _is_missing(one)],
         [*standing.silent],
         seen_jobs,
+        unread,
     )
     runner().log.info(report.message())
     runner().table(key="watch", rows=report.rows(), description=report.message())
@@ -138,19 +143,33 @@ def _newest(
     return found, troubles
 
 
+def _handed_over(
+    standing: Standing, opened: dict[WorkspaceName, OpenWorkspace]
+) -> list[tuple[OpenWorkspace, Rental]]:
+    rentals = [one.rental for one in standing.findings if one.rental]
+    return [
+        (opened[rental.label.workspace], rental)
+        for rental in rentals
+        if rental.state == "handed over" and rental.label.workspace in opened
+    ]
+
+
 def _watched(
     opened: OpenWorkspace,
     finding: Finding,
     verdict: Verdict,
     newest: dict[WorkspaceName, float | None],
+    over: dict[Label, str],
     dry_run: bool,
 ) -> Watched:
-    name = opened.spec.name
+    name, machine, rental = opened.spec.name, finding.machine, finding.rental
     idle = verdict.kind == "idle" and opened.spec.idle.hibernate
     step = _NEXT.get(verdict.kind, "hibernate it" if idle else "none: its block says report")
-    if idle and dry_run:
-        step = "hibernate it: this was a dry run"
-    machine, rental = finding.machine, finding.rental
+    why = over.get(rental.label, "") if rental else ""
+    if why:
+        step = f"{why}: hibernate it"
+    if (idle or why) and dry_run:
+        step += ": this was a dry run"
     return Watched(
         name,
         verdict.kind,
@@ -162,6 +181,7 @@ def _watched(
         finding.price_usd_h or (rental.price_usd_h if rental else 0.0) or None,
         newest.get(name),
         idle,
+        why,
     )
 
 
@@ -169,6 +189,7 @@ def _not_there(
     standing: Standing,
     opened: dict[WorkspaceName, OpenWorkspace],
     newest: dict[WorkspaceName, float | None],
+    over: dict[Label, str],
 ) -> list[Watched]:
     """A row for each machine that was handed over and that its provider does not show."""
     rows = []
@@ -176,12 +197,14 @@ def _not_there(
         rental, name = finding.rental, _name(finding)
         if not _is_missing(finding) or rental is None or name not in opened:
             continue
-        silence = standing.silent.get(rental.provider, "")
+        reason = standing.silent.get(rental.provider, "") or f"its machine is {finding.kind}"
+        if why := over.get(rental.label, ""):
+            reason += f"; {why}, and it cannot be hibernated now"
         rows.append(
             Watched(
                 name,
                 "unknown",
-                silence or f"its machine is {finding.kind}",
+                reason,
                 finding.next_step,
                 rental.machine or MachineId("unnamed"),
                 rental.provider,
@@ -221,41 +244,24 @@ def _warn(watched: list[Watched]) -> None:
 def _undecided(one: Watched, blocks: list[str], has_job: bool) -> Watched:
     """Kept, where a job hibernates the workspace when it has ended, or where several blocks are for
     the workspace: they may store different folders."""
-    if has_job:
+    if has_job and not one.over:
         step = "none: its job hibernates it when it has ended"
         return msgspec.structs.replace(one, next_step=step, idle=False)
     if len(blocks) == 1:
         return one
     step = f"hibernate it yourself: the blocks {', '.join(blocks)} are all for this workspace"
-    return msgspec.structs.replace(one, next_step=step, idle=False)
+    if one.over:
+        step = f"{one.over}: {step}"
+        runner().log.warning("machine %s was not hibernated: %s", one.machine, step)
+    return msgspec.structs.replace(one, next_step=step, idle=False, over="")
 
 
-def _act(one: Watched, block: str, faults: list[Exception]) -> Watched:
-    """Hibernate an idle machine. The hibernation asks for the verdict again."""
-    machine = one.machine or MachineId("")
-    emit(
-        MachineIdle(
-            workspace=one.workspace,
-            machine=machine,
-            provider=one.provider,
-            reason=one.reason,
-            hibernates=True,
-        )
-    )
-    try:
-        runs = runner().start(
-            hibernate,
-            f"watch-{machine}-{int(time.time()) // AGAIN_S}",
-            workspace=block,
-            machine=machine,
-            only_if_idle=True,
-        )
-    except Exception as error:  # noqa: BLE001 - one that fails leaves the others to be looked at
-        runner().log.error("machine %s was not hibernated: %s", machine, error)
-        faults.append(error)
-        return msgspec.structs.replace(one, next_step=f"it was not hibernated: {error}")
-    step = f"{runs} hibernates it" if runs else "it was hibernated: wake it to work on it"
-    return msgspec.structs.replace(one, next_step=step)
+def _act(
+    one: Watched, opened: dict[str, OpenWorkspace], blocks: list[str], faults: list[Exception]
+) -> Watched:
+    if one.over:
+        return hibernate_over_budget(one, opened[blocks[0]], blocks[0], faults)
+    return hibernate_idle(one, blocks[0], faults) if one.idle else one
 
 
 def _free_slots(blocks: dict[str, OpenWorkspace], faults: list[Exception]) -> None:

@@ -1,4 +1,4 @@
-"""Budgets, asked before anything is rented.
+"""Budgets: asked before anything is rented, and watched while it runs.
 
 Budgets count records of rentals, not what a provider bills. A record is written before its machine
 is asked for, so two runs at once see each other's.
@@ -7,16 +7,23 @@ is asked for, so two runs at once see each other's.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 
-from tasks.events import BudgetReached, emit
+from tasks.events import BudgetExhausted, BudgetReached, WorkspaceEvent, emit
+from tasks.retrying import ONCE
 from tasks.runner import runner
+from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.money.budgets import WARN_SHARE, Standing
+from torpor.control.jobs.records import Job, Stop
+from torpor.control.money.budgets import WARN_SHARE, Standing, exhausted_unix, standing
+from torpor.control.money.exhaustion import MOST_S, RunningOut
+from torpor.control.rental.records import Rental
 from torpor.control.rental.search import Offers, Tried
+from torpor.control.store.snapshots import newest_snapshot, open_manifest
 from torpor.shared.errors import BudgetExceeded, StoreError, TorporError
-from torpor.shared.values import ObjectKey
+from torpor.shared.values import MachineId, ObjectKey
 
 
 def standings(opened: OpenWorkspace) -> list[Standing]:
@@ -26,8 +33,7 @@ def standings(opened: OpenWorkspace) -> list[Standing]:
     mine = [one for one in opened.budgets() if one.budget.covers(opened.spec.name, opened.project)]
     found = [one.standing(now_unix) for one in mine]
     for one in found:
-        if one.share >= WARN_SHARE:
-            _tell_once(opened, one)
+        _tell_of_most(opened, one)
     return found
 
 
@@ -69,24 +75,112 @@ def what_is_left(opened: OpenWorkspace) -> list[str]:
         return [f"what is left of the budgets is not known: {error}"]
 
 
-def _tell_once(opened: OpenWorkspace, standing: Standing) -> None:
+@step("look at budgets", retries=ONCE)
+def look_at_budgets(
+    used: Sequence[tuple[OpenWorkspace, Rental]],
+) -> tuple[list[RunningOut], list[str]]:
+    """The budgets that count any of these rentals and will be spent within the longest lead time;
+    and a sentence for each that cannot be read, because unknown is not spent."""
+    now_unix = time.time()
+    found: list[RunningOut] = []
+    unread: list[str] = []
+    try:
+        budgets = used[0][0].budgets() if used else []  # the same ones for every workspace
+    except TorporError as error:
+        return [], [f"no budget can be read: {error}"]
+    for one in budgets:
+        of = [
+            ws for ws, rental in used if one.budget.covers(rental.label.workspace, rental.project)
+        ]
+        if not of:
+            continue
+        try:
+            rentals = one.rentals(now_unix)
+        except TorporError as error:
+            unread.append(f"budget {one.budget.name} cannot be read: {error}")
+            continue
+        now = standing(one.budget, rentals, now_unix)
+        _tell_of_most(of[0], now)
+        at_unix = exhausted_unix(one.budget, rentals, now_unix)
+        if at_unix is not None and at_unix - now_unix <= MOST_S:
+            found.append(RunningOut(now, at_unix))
+    return found, unread
+
+
+@step("estimate its hibernation", retries=ONCE)
+def newest_stored_bytes(opened: OpenWorkspace) -> int:
+    """The stored bytes of the workspace's newest snapshot; 0, with a warning, if unknown."""
+    try:
+        newest = newest_snapshot(opened.store, opened.spec.name)
+        if newest is None:
+            return 0
+        manifest, _ = open_manifest(opened.store, opened.spec.name, newest, opened.seal)
+    except TorporError as error:
+        runner().log.warning(
+            "how long a hibernation of workspace %s takes is not known: %s", opened.spec.name, error
+        )
+        return 0
+    return sum(chunk.stored for chunk in manifest.chunks)
+
+
+@step("stop its jobs", retries=ONCE)
+def stop_jobs(opened: OpenWorkspace, machine: MachineId, why: str) -> list[str]:
+    """Ask the runs that drive jobs on this machine to stop them; returns the jobs. A request that
+    was made before, such as a user's, stays."""
+    jobs = opened.jobs
+    found = [one for one in jobs.open() if _is_on(one, machine)]
+    for one in found:
+        if jobs.stop_asked(one.id) is None:
+            jobs.ask_stop(one.id, Stop("over budget", "hibernate", why, time.time()))
+    return [one.id for one in found]
+
+
+def tell_of_end(opened: OpenWorkspace, of: RunningOut, machines: list[MachineId]) -> None:
+    """Send the event that these machines are hibernated, the first time in this month."""
+    now = of.standing
+    _tell_once(
+        opened,
+        now,
+        "-exhausted",
+        BudgetExhausted(
+            workspace=opened.spec.name,
+            budget=now.budget.name,
+            month=str(now.month),
+            message=now.message(),
+            machines=machines,
+        ),
+    )
+
+
+def _is_on(job: Job, machine: MachineId) -> bool:
+    """Whether its command is on this machine, or a run may be about to start it there."""
+    return job.driven or any(one.machine == machine for one in job.attempts[-1:])
+
+
+def _tell_of_most(opened: OpenWorkspace, now: Standing) -> None:
+    """Send an event where most of the budget is spent."""
+    if now.share < WARN_SHARE:
+        return
+    reached = BudgetReached(
+        workspace=opened.spec.name,
+        budget=now.budget.name,
+        percent=round(100 * WARN_SHARE),
+        month=str(now.month),
+        message=now.message(),
+    )
+    _tell_once(opened, now, "", reached)
+
+
+def _tell_once(opened: OpenWorkspace, now: Standing, what: str, event: WorkspaceEvent) -> None:
     """Send the event, the first time in this month that it is true of a budget of this size."""
-    of, month = standing.budget, str(standing.month)
-    key = ObjectKey(f"budgets/{of.name}/{month}-{of.usd_month:f}")
+    of = now.budget
+    key = ObjectKey(f"budgets/{of.name}/{now.month}-{of.usd_month:f}{what}")
     try:
         if opened.store.head(key) is not None:
             return
-        opened.store.put(key, msgspec.json.encode({"message": standing.message()}))
+        opened.store.put(key, msgspec.json.encode({"message": now.message()}))
     except StoreError as error:
         runner().log.warning(
             "whether the event of budget %s was sent before is not known: %s", of.name, error
         )
-    emit(
-        BudgetReached(
-            workspace=opened.spec.name,
-            budget=of.name,
-            percent=round(100 * WARN_SHARE),
-            month=month,
-            message=standing.message(),
-        )
-    )
+    emit(event)

@@ -162,6 +162,19 @@ class BudgetReached(WorkspaceEvent, frozen=True, kw_only=True):
         return f"torpor.budget.{self.budget}"
 
 
+class BudgetExhausted(WorkspaceEvent, frozen=True, kw_only=True):
+    """A budget is spent, or will be soon: ``machines`` are hibernated; once a month and budget."""
+
+    event: ClassVar[str] = "torpor.budget.exhausted"
+    budget: str
+    month: str
+    message: str
+    machines: list[MachineId]
+
+    def resource(self) -> str:
+        return f"torpor.budget.{self.budget}"
+
+
 def emit(happened: WorkspaceEvent) -> None:
     """Send an event; a failure is a warning in the log."""
     try:

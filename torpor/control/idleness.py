@@ -24,6 +24,8 @@ from torpor.shared.wire.activity import (
 
 STALE_S: Final = 60.0
 """A sampler that has written nothing for so long is dead, or its machine hangs."""
+OWN_WORK: Final = "torpor works on it"
+"""The reason of a machine on which a run of torpor is under way."""
 _AHEAD_S: Final = 5.0  # by which a sample may be younger than the answer that brings it
 _UNREADABLE: Final = "unreadable"
 _NOW: Final = 3
@@ -71,7 +73,7 @@ def judge(
     if lost:
         return Verdict("unknown", lost)
     if activity.runs and since_s is None:
-        return Verdict("busy", "torpor works on it")
+        return Verdict("busy", OWN_WORK)
     person = _person(activity, seen, window_s) if rules.people else ""
     if person:
         return Verdict("busy", person)

@@ -43,6 +43,7 @@ class Watched(msgspec.Struct, frozen=True):
     price_usd_h: float | None = None  # None: nobody knows
     newest_unix: float | None = None  # of its newest snapshot
     idle: bool = False  # it is to be hibernated
+    over: str = ""  # the same, whatever its verdict: which budget is spent
 
     def row(self, now_unix: float, jobs: Sequence[WatchedJob] = ()) -> Row:
         since = datetime.fromtimestamp(self.since_unix or 0, timezone.utc)
@@ -62,13 +63,14 @@ class Watched(msgspec.Struct, frozen=True):
 
 class WatchReport(msgspec.Struct, frozen=True):
     """``findings``: what else stands at the providers, as reconcile names it. ``silent``: the
-    providers that did not answer."""
+    providers that did not answer. ``unread``: why budgets could not be looked at."""
 
     at_unix: float
     watched: list[Watched]
     findings: list[Finding]
     silent: list[str]
     jobs: list[WatchedJob] = []
+    unread: list[str] = []
 
     def rows(self) -> list[Row]:
         """One row for each machine and finding."""
@@ -102,7 +104,8 @@ class WatchReport(msgspec.Struct, frozen=True):
         hourly += sum(one.price_usd_h for one in self.findings)
         jobs = f"; {len(self.jobs)} open jobs" if self.jobs else ""
         silent = f"; no answer from {', '.join(self.silent)}" if self.silent else ""
-        return f"{counts or 'no workspace'}; {hourly:.2f} $/h in all{jobs}{silent}"
+        unread = "".join(f"; {one}" for one in self.unread)
+        return f"{counts or 'no workspace'}; {hourly:.2f} $/h in all{jobs}{silent}{unread}"
 
 
 def _age(then_unix: float | None, now_unix: float) -> str:

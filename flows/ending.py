@@ -1,0 +1,111 @@
+"""Hibernating the machines that watch found idle, or whose budget is spent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from flows.hibernate import hibernate
+from tasks.budgets import look_at_budgets, newest_stored_bytes, stop_jobs, tell_of_end
+from tasks.events import MachineIdle, emit
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
+from torpor.control.idleness import OWN_WORK
+from torpor.control.rental.records import Rental
+from torpor.control.watching import Watched
+from torpor.shared.errors import TorporError
+from torpor.shared.values import Label, MachineId
+
+AGAIN_S: Final = 900
+"""A hibernation that failed is started again after this time, and not at every look."""
+
+
+def over_budget(
+    used: Sequence[tuple[OpenWorkspace, Rental]], dry_run: bool
+) -> tuple[dict[Label, str], list[str]]:
+    """Why the machines of these rentals are to be hibernated, of those whose budget will be spent
+    within their lead time; and a sentence for each budget that cannot be read."""
+    running_out, unread = look_at_budgets(used)
+    for words in unread:
+        runner().log.warning("no machine is hibernated for its cost: %s", words)
+    near = [
+        (opened, rental)
+        for opened, rental in used
+        if any(one.counts(rental) for one in running_out)
+    ]
+    names = {opened.spec.name: opened for opened, _ in near}
+    looks = {name: newest_stored_bytes.submit(opened) for name, opened in names.items()}
+    stored = {name: look.result() for name, look in looks.items()}
+    now_unix = time.time()
+    found: dict[Label, str] = {}
+    for one in running_out:
+        ends = [
+            (opened, rental, why)
+            for opened, rental in near
+            if (why := one.why_end(rental, stored[opened.spec.name], now_unix))
+        ]
+        found |= {rental.label: why for _, rental, why in ends}
+        if ends and not dry_run:
+            machines = [rental.machine for _, rental, _ in ends if rental.machine]
+            tell_of_end(ends[0][0], one, machines)
+    return found, unread
+
+
+def hibernate_idle(one: Watched, block: str, faults: list[Exception]) -> Watched:
+    """Hibernate an idle machine. The hibernation asks for the verdict again."""
+    machine = one.machine or MachineId("")
+    emit(
+        MachineIdle(
+            workspace=one.workspace,
+            machine=machine,
+            provider=one.provider,
+            reason=one.reason,
+            hibernates=True,
+        )
+    )
+    return _start(one, f"watch-{machine}", block, faults, only_if_idle=True)
+
+
+def hibernate_over_budget(
+    one: Watched, opened: OpenWorkspace, block: str, faults: list[Exception]
+) -> Watched:
+    """Hibernate a machine whose budget is spent, also while it works. Where a job runs on it, ask
+    for the end of the job instead: whoever drives the job stops the command and hibernates."""
+    machine = one.machine or MachineId("")
+    runner().log.warning(
+        "machine %s of workspace %s is to be hibernated: %s", machine, one.workspace, one.over
+    )
+    try:
+        jobs = stop_jobs(opened, machine, one.over)
+    except TorporError as error:
+        faults.append(error)
+        step = f"it was not hibernated: whether a job runs on it is not known: {error}"
+        return msgspec.structs.replace(one, next_step=step)
+    if jobs:
+        step = f"{one.over}: job {', '.join(jobs)} is asked to stop, and its run hibernates it"
+    elif one.reason == OWN_WORK:
+        step = f"{one.over}: it is hibernated when torpor's work on it has ended"
+    else:
+        started = _start(one, f"budget-{machine}", block, faults)
+        return msgspec.structs.replace(started, next_step=f"{one.over}: {started.next_step}")
+    return msgspec.structs.replace(one, next_step=step)
+
+
+def _start(one: Watched, key: str, block: str, faults: list[Exception], **options: Any) -> Watched:
+    try:
+        runs = runner().start(
+            hibernate,
+            f"{key}-{int(time.time()) // AGAIN_S}",
+            workspace=block,
+            machine=one.machine,
+            **options,
+        )
+    except Exception as error:  # noqa: BLE001 - one that fails leaves the others to be looked at
+        runner().log.error("machine %s was not hibernated: %s", one.machine, error)
+        faults.append(error)
+        return msgspec.structs.replace(one, next_step=f"it was not hibernated: {error}")
+    step = f"{runs} hibernates it" if runs else "it was hibernated: wake it to work on it"
+    return msgspec.structs.replace(one, next_step=step)

@@ -1,0 +1,289 @@
+"""Watch and budgets: what a budget can no longer pay for is hibernated, with proof."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextvars import copy_context
+from dataclasses import replace
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+
+from flows import watch
+from tasks.plain_runner import PlainRunner
+from tasks.workspace import OpenWorkspace
+from tests.fixtures.lab import DEMO, Lab
+from tests.fixtures.rentals import handed_over
+from tests.fixtures.world import World
+from torpor.control.jobs.records import Attempt, Job, Jobs, Stop
+from torpor.control.money.budgets import Budget, OpenBudget
+from torpor.control.money.exhaustion import LEAST_S, START_S
+from torpor.control.rental.records import Rental, Rentals
+from torpor.control.reports import Row
+from torpor.control.safety import verify_snapshot
+from torpor.control.store.snapshots import list_snapshots
+from torpor.control.watching import Watched, WatchReport
+from torpor.shared.errors import InvalidInput, StillChanging, StoreUnavailable
+from torpor.shared.values import MachineId, WorkspaceName
+
+LEAD_S = START_S + LEAST_S
+HOUR = 3600.0
+
+
+class _Beside(PlainRunner):
+    """Starts flows beside the run, as the deployment does."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.threads: list[threading.Thread] = []
+
+    def start(self, flow: Any, key: str, **parameters: Any) -> str:
+        context = copy_context()
+        run = threading.Thread(target=lambda: context.run(flow.fn, **parameters))
+        self.threads.append(run)
+        run.start()
+        return f"run {key.rpartition('-')[0]}"
+
+
+class _Starts(PlainRunner):
+    """Notes what is started, and starts nothing; or fails."""
+
+    def __init__(self, *args: Any, fault: Exception | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.started: list[dict[str, Any]] = []
+        self.rows: Sequence[Row] = []
+        self._fault = fault
+
+    def start(self, flow: Any, key: str, **parameters: Any) -> str:
+        self.started.append({"flow": flow.name, "key": key, **parameters})
+        if self._fault is not None:
+            raise self._fault
+        return "run one"
+
+    def table(self, key: str, rows: Sequence[Row], description: str) -> None:
+        self.rows = rows
+
+
+def _zone() -> str:
+    """One in which no month begins or ends within the hour: it would begin with nothing spent."""
+    return "Etc/GMT+12" if datetime.now(timezone.utc).hour in (0, 23) else "UTC"
+
+
+def _limited(
+    opened: Sequence[OpenWorkspace], left_s: float, *names: WorkspaceName
+) -> tuple[list[OpenWorkspace], OpenBudget]:
+    """Under a budget of the workspaces ``names`` that is spent in ``left_s`` from now on."""
+    books = [Rentals(one.store, one.spec.name) for one in opened]
+    fields: dict[str, Any] = {"name": "lab", "timezone": _zone(), "workspaces": names}
+    whole = OpenBudget(Budget(usd_month=Decimal(10**6), **fields), lambda: books)
+    now = whole.standing(time.time())
+    usd = now.high / 1e6 + float(now.usd_h) * left_s / HOUR
+    budget = OpenBudget(Budget(usd_month=Decimal(f"{usd:.6f}"), **fields), lambda: books)
+    return [replace(one, budgets=lambda: [budget]) for one in opened], budget
+
+
+def _of(report: WatchReport, machine: MachineId | None) -> Watched:
+    (found,) = [one for one in report.watched if one.machine == machine]
+    return found
+
+
+@pytest.mark.parametrize("left_s", [LEAD_S - 30, 0])
+def test_three_machines_of_a_spent_budget_are_hibernated_with_proof(
+    world: World, left_s: float
+) -> None:
+    names = [WorkspaceName(name) for name in ("demo", "two", "three", "free")]
+    base = world.opened
+    opened = [
+        replace(base, spec=msgspec.structs.replace(base.spec, name=name, idle=base.spec.idle))
+        for name in names
+    ]
+    machines: dict[WorkspaceName, MachineId] = {}
+    for one in opened:
+        machine, rental = handed_over(one)
+        one.rentals.change(rental, created_unix=time.time() - HOUR / 2, seen_unix=time.time())
+        machines[one.spec.name] = machine.id
+        folder = world.workspace(machine.id)
+        folder.mkdir(exist_ok=True)
+        (folder / "weights.bin").write_bytes(one.spec.name.encode() * 30_000)
+    before_unix = time.time()
+    opened, budget = _limited(opened, left_s, *names[:3])
+    events: list[dict[str, Any]] = []
+    with _Beside(*opened, wait_factor=0.1, on_event=events.append) as runs:
+        report = watch.fn(dry_run=False)
+        for run in runs.threads:
+            run.join()
+    assert [one.id for one in world.machines()] == [machines[names[3]]]
+    for one in opened[:3]:
+        (kept,) = list_snapshots(world.direct, one.spec.name)
+        verify_snapshot(world.direct, kept, one.seal)
+        (ended,) = one.rentals.history()
+        assert ended.state == "ended"
+        row = _of(report, machines[one.spec.name])
+        assert row.next_step.startswith("budget lab is spent")
+        assert row.next_step.endswith(f"run budget-{row.machine} hibernates it")
+    assert "budget" not in _of(report, machines[names[3]]).next_step
+    (told,) = [one for one in events if one["event"] == "torpor.budget.exhausted"]
+    assert sorted(told["payload"]["machines"]) == sorted(machines[name] for name in names[:3])
+
+    passed_s = time.time() - before_unix
+    spent = budget.standing(time.time())
+    over_usd = -spent.left / 1e6
+    print(f"budget spent in {left_s:.0f} s: overshoot {over_usd:.4f} $ after {passed_s:.1f} s")
+    assert over_usd <= 3 * 1.5 / HOUR * max(0.0, passed_s - left_s) + 1e-5
+
+
+@pytest.fixture
+def machine(lab: Lab) -> Rental:
+    """In use for half an hour, at 4 $ an hour; it does not answer SSH."""
+    rental = handed_over(lab.opened)[1]
+    return lab.opened.rentals.change(rental, created_unix=time.time() - HOUR / 2)
+
+
+def _watch(
+    lab: Lab, left_s: float, fault: Exception | None = None, **options: Any
+) -> tuple[WatchReport, _Starts, list[dict[str, Any]]]:
+    (opened,), _ = _limited([lab.opened], left_s, DEMO)
+    events: list[dict[str, Any]] = []
+    with _Starts(opened, fault=fault, retries=0, on_event=events.append) as runs:
+        report = watch.fn(**{"dry_run": False, **options})
+    return report, runs, events
+
+
+def test_it_goes_on_until_the_budget_is_spent_within_the_lead_time(
+    lab: Lab, machine: Rental
+) -> None:
+    report, runs, events = _watch(lab, LEAD_S + 60)
+    assert not runs.started
+    assert _of(report, machine.machine).kind == "unknown"
+    _, runs, events = _watch(lab, LEAD_S - 60)
+    (started,) = runs.started
+    assert started["flow"] == "hibernate"
+    assert started["machine"] == machine.machine
+    assert "only_if_idle" not in started
+    assert started["key"].startswith(f"budget-{machine.machine}-")
+    sent = [one for one in events if one["event"] == "torpor.budget.exhausted"]
+    assert sent[0]["resource"]["prefect.resource.id"] == "torpor.budget.lab"
+
+
+def test_a_dry_run_says_what_it_would_do(lab: Lab, machine: Rental) -> None:
+    report, runs, events = _watch(lab, 0, dry_run=True)
+    assert not runs.started
+    assert (
+        _of(report, machine.machine).next_step
+        == "budget lab is spent: hibernate it: this was a dry run"
+    )
+    assert "torpor.budget.exhausted" not in {one["event"] for one in events}
+
+
+def test_a_machine_that_never_comes_to_rest_stays_and_the_run_fails(
+    lab: Lab, machine: Rental
+) -> None:
+    with pytest.raises(StillChanging):
+        _watch(lab, 0, fault=StillChanging("weights.bin changed in each of 10 passes"))
+    assert machine.machine in lab.market.alive
+
+
+@pytest.mark.parametrize("asked", [None, Stop("cancelled", "keep", "by a user", 1.0)])
+def test_a_job_on_the_machine_is_asked_to_stop_instead(
+    lab: Lab, machine: Rental, asked: Stop | None
+) -> None:
+    jobs = Jobs(lab.store, DEMO)
+    attempt = Attempt(
+        number=1, machine=machine.machine or MachineId(""), provider="vast:1",
+        rental=machine.label.rental, spot=True, price_usd_h=4.0, began_unix=0, seen_unix=0,
+    )  # fmt: skip
+    job = Job(id="0" * 12, workspace=DEMO, block="demo", command=["x"], created_unix=0,
+              state="running", attempts=[attempt])  # fmt: skip
+    jobs.take(job, "gone")
+    if asked is not None:
+        jobs.ask_stop(job.id, asked)
+    report, runs, _ = _watch(lab, 0)
+    assert not runs.started
+    assert f"job {job.id} is asked to stop" in _of(report, machine.machine).next_step
+    stop = jobs.stop_asked(job.id)
+    assert stop is not None
+    if asked is None:
+        assert (stop.state, stop.then, stop.why) == (
+            "over budget",
+            "hibernate",
+            "budget lab is spent",
+        )
+    else:
+        assert stop == asked
+
+
+def test_a_job_that_waits_for_a_run_does_not_keep_the_machine(lab: Lab, machine: Rental) -> None:
+    jobs = Jobs(lab.store, DEMO)
+    waiting = Job(id="0" * 12, workspace=DEMO, block="demo", command=["x"], created_unix=0)
+    jobs.leave(jobs.take(waiting, "gone"))
+    _, runs, _ = _watch(lab, 0)
+    hibernated = [one["machine"] for one in runs.started if one["flow"] == "hibernate"]
+    assert hibernated == [machine.machine]
+    assert jobs.stop_asked(waiting.id) is None
+
+
+def test_jobs_that_cannot_be_read_keep_the_machine(
+    lab: Lab, machine: Rental, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: Jobs) -> Any:
+        raise StoreUnavailable("503")
+
+    monkeypatch.setattr(Jobs, "open", away)
+    with pytest.raises(StoreUnavailable):
+        _watch(lab, 0)
+    assert machine.machine in lab.market.alive
+
+
+def test_a_budget_that_cannot_be_read_ends_nothing_and_warns(
+    lab: Lab, machine: Rental, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away() -> Any:
+        raise StoreUnavailable("503")
+
+    def no_block() -> Any:
+        raise InvalidInput("there is no block")
+
+    budget = Budget(name="lab", usd_month=Decimal("0.01"), workspaces=(DEMO,))
+    for budgets, words in (
+        (lambda: [OpenBudget(budget, away)], "budget lab cannot be read: 503"),
+        (no_block, "no budget can be read: there is no block"),
+    ):
+        with _Starts(replace(lab.opened, budgets=budgets)) as runs:
+            report = watch.fn(dry_run=False)
+        assert not runs.started
+        assert words in report.message()
+        assert f"no machine is hibernated for its cost: {words}" in caplog.text
+    assert machine.machine in lab.market.alive
+
+
+def test_a_workspace_that_several_blocks_are_for_is_kept_over_its_budget_too(
+    lab: Lab, machine: Rental, caplog: pytest.LogCaptureFixture
+) -> None:
+    (opened,), _ = _limited([lab.opened], 0, DEMO)
+
+    class TwoBlocks(_Starts):
+        def workspaces(self) -> list[str]:
+            return ["one", "two"]
+
+        def open(self, workspace: Any) -> OpenWorkspace:
+            return opened
+
+    with TwoBlocks(opened) as runs:
+        report = watch.fn(dry_run=False)
+    assert not runs.started
+    step = _of(report, machine.machine).next_step
+    assert step.startswith("budget lab is spent: hibernate it yourself: the blocks one, two")
+    assert "was not hibernated: budget lab is spent" in caplog.text
+
+
+def test_a_machine_that_its_provider_does_not_show_is_named(lab: Lab, machine: Rental) -> None:
+    lab.market.alive.clear()
+    report, runs, _ = _watch(lab, 0)
+    assert not runs.started
+    row = _of(report, machine.machine)
+    assert row.reason == "its machine is lost; budget lab is spent, and it cannot be hibernated now"

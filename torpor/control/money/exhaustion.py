@@ -1,0 +1,50 @@
+"""When machines must be hibernated, so that their budget is not exceeded.
+
+A machine's lead time is what may pass between one look of `watch` and the end of a hibernation
+that the next look starts: ``START_S``, plus ``LEAST_S``, plus the stored bytes of the workspace's
+newest snapshot at ``STORED_BYTES_S``, as if all of them had changed. A machine is hibernated at the
+first look that finds its budget spent within that time. So the budget is exceeded by no more than
+each machine's price for the time that its hibernation ends after its lead time.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from torpor.control.money.budgets import Standing
+from torpor.control.rental.records import Rental
+from torpor.shared.values import MIB
+
+START_S: Final = 300.0
+"""The two minutes of the schedule of `watch`, its look, and a worker that begins the next run."""
+LEAST_S: Final = 600.0
+"""A hibernation that stores next to nothing: connect, scan, quiesce, verify, destroy."""
+STORED_BYTES_S: Final = 25 * MIB
+"""The slowest line that is expected: 200 Mbit/s."""
+MOST_S: Final = 24 * 3600.0
+"""No lead time is longer."""
+
+
+class RunningOut(msgspec.Struct, frozen=True):
+    """A budget whose cost reaches 100 % at ``at_unix``, if all that runs goes on."""
+
+    standing: Standing
+    at_unix: float
+
+    def counts(self, rental: Rental) -> bool:
+        return self.standing.budget.covers(rental.label.workspace, rental.project)
+
+    def why_end(self, rental: Rental, stored_bytes: int, now_unix: float) -> str:
+        """Why the rental's machine is to be hibernated now; empty if it is not."""
+        left_s = self.at_unix - now_unix
+        if not self.counts(rental) or left_s > lead_s(stored_bytes):
+            return ""
+        name = self.standing.budget.name
+        return f"budget {name} is spent" + (f" in {left_s / 60:.0f} min" if left_s > 0 else "")
+
+
+def lead_s(stored_bytes: int) -> float:
+    """The lead time of a machine whose workspace's newest snapshot has so many stored bytes."""
+    return min(MOST_S, START_S + LEAST_S + stored_bytes / STORED_BYTES_S)
