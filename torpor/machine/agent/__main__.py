@@ -69,9 +69,10 @@ def _sample(bundle: Path, home: Path, lock: int) -> int:
 
 
 def _supervise(bundle: Path, home: Path, lock: int) -> None:
+    from torpor.machine.agent.attach import own_command
     from torpor.machine.supervisor.process import supervise  # attach need not load it
 
-    supervise(home, lock, str(bundle))
+    supervise(home, lock, str(bundle), own_command(bundle, home, "rescue"))
 
 
 def _daemon(bundle: Path, home: Path) -> int:

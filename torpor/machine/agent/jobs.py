@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import subprocess
 import threading
 import time
@@ -30,15 +31,17 @@ from torpor.shared.errors import (
     WorkspaceBusy,
     from_wire,
 )
-from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJob
+from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StandBy, StartJob, StopJob
 from torpor.shared.wire.machine import Bye
-from torpor.shared.wire.protocol import parse_said, request_line
+from torpor.shared.wire.protocol import MAX_LINE_BYTES, Said, parse_said, request_line
+from torpor.shared.wire.request import Nothing
 
 LEFT_GRACE_S: Final = 10.0
 """What an earlier attempt left gets this long between SIGTERM and SIGKILL."""
 MOST_GRACE_S: Final = 3600.0
 LEAVE_S: Final = 5.0
 """A supervisor that has nothing to do leaves within this time."""
+ANSWER_S: Final = 20.0
 SETTLE_S: Final = 60.0
 """A supervisor starts, writes that its command has ended, or leaves, within this time."""
 _POLL_S: Final = 0.02
@@ -96,6 +99,24 @@ def stop_job(request: StopJob, call: Call) -> JobState:
             call.check()
             _wait(give_up, f"job {request.job} was ended, and its supervisor does not notice")
         return state
+
+
+def stand_by(request: StandBy, call: Call) -> Nothing:
+    """Pass the request on to the supervisor."""
+    folder = JobFolder(call.home, request.job)
+    try:
+        with folder.connect() as peer:
+            said = _asked(peer, request_line(call.request_id, request))
+    except OSError as error:
+        raise MachineError(
+            f"no supervisor of job {request.job} answers on the machine ({error.strerror}): it has "
+            "left, or was ended. Look at the job"
+        ) from None
+    if said is None:
+        raise MachineError(f"the supervisor of job {request.job} did not answer: ask again")
+    if said.error is not None:
+        raise from_wire(said.error)
+    return Nothing()
 
 
 def dismiss_supervisors(home: Path) -> None:
@@ -205,9 +226,15 @@ def _start(request: StartJob, call: Call, supervise: list[str], lock: int) -> No
 def _ask_to_leave(folder: JobFolder, attempt: int) -> None:
     """Tell the supervisor of that attempt, if it lives, not to stay longer than its command."""
     with suppress(OSError), folder.connect() as peer:
-        peer.settimeout(SETTLE_S)
-        peer.sendall(request_line(str(attempt), Bye()))
-        peer.recv(1)
+        _asked(peer, request_line(str(attempt), Bye()))
+
+
+def _asked(peer: socket.socket, line: bytes) -> Said | None:
+    """What the supervisor answers; None if it ended instead."""
+    peer.settimeout(ANSWER_S)
+    peer.sendall(line)
+    with peer.makefile("rb") as answer:
+        return parse_said(answer.readline(MAX_LINE_BYTES))
 
 
 def _wait(give_up: float, words: str) -> None:

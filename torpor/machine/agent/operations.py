@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from torpor.machine.agent.activity import read_activity
 from torpor.machine.agent.call import Call, Operations
 from torpor.machine.agent.examine import examine
-from torpor.machine.agent.jobs import look_at_job, start_job, stop_job
+from torpor.machine.agent.jobs import look_at_job, stand_by, start_job, stop_job
 from torpor.machine.agent.paths import PathRun
 from torpor.machine.agent.restore import RestoreRun
 from torpor.machine.agent.runs import AgentRun, RunRegistry
@@ -19,7 +19,7 @@ from torpor.machine.agent.sync import SyncRun
 from torpor.shared import content
 from torpor.shared.transfer import line
 from torpor.shared.wire.activity import ReadActivity
-from torpor.shared.wire.job import LookAtJob, StartJob, StopJob
+from torpor.shared.wire.job import LookAtJob, StandBy, StartJob, StopJob
 from torpor.shared.wire.machine import (
     ExaminePacks,
     LineRate,
@@ -78,6 +78,7 @@ def operations(runs: RunRegistry, supervise: list[str]) -> Operations:
     table.add(StartJob, lambda request, call: start_job(request, call, supervise))
     table.add(LookAtJob, look_at_job)
     table.add(StopJob, stop_job)
+    table.add(StandBy, stand_by)
 
     def worker(run: AgentRun, call: Call) -> AbstractContextManager[None]:
         return runs.worker(partial(run.check, call))

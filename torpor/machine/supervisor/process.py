@@ -1,7 +1,9 @@
 """The supervisor's process: one for each job of a HOME, apart from the agent and from everyone who
 asks. It starts the command, waits for it, and writes how it ended.
 
-Only ``bye`` and the end of the command end it. A SIGTERM is the machine that shuts down.
+It also stands by: with what ``job.standby`` gave it, in memory only, it has the workspace saved
+when the machine will be taken away, also once the command has ended. A SIGTERM is a machine that
+shuts down. It leaves after the command's end when it is asked to, or cannot save.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ import msgspec
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.command import NOT_FOUND, NOT_STARTED, Command
 from torpor.machine.supervisor.folder import JobFolder, Kept
+from torpor.machine.supervisor.guard import Guard, News
 from torpor.machine.supervisor.processes import MARK, identify
 from torpor.shared.errors import InvalidInput
-from torpor.shared.wire.job import JobState, StartJob
+from torpor.shared.wire.job import JobState, Notice, StandBy, StartJob
 from torpor.shared.wire.machine import Bye
 from torpor.shared.wire.protocol import (
     MAX_LINE_BYTES,
@@ -37,12 +40,14 @@ from torpor.shared.wire.protocol import (
 from torpor.shared.wire.request import Nothing, parse_request
 
 TICK_S: Final = 1.0
+_SHUTS_DOWN: Final = "the machine shuts down: the supervisor of the job got SIGTERM"
 ASKED_S: Final = 5.0
 """Whoever connects says what it wants within this time: it is the agent, on the same machine."""
 
 
-def supervise(home: Path, lock: int, bundle: str) -> None:
-    """Start the command that stdin asks for, and wait for it. ``lock``: of the job's folder.
+def supervise(home: Path, lock: int, bundle: str, save: list[str]) -> None:
+    """Start the command that stdin asks for, and wait for it. ``lock``: of the job's folder;
+    ``save``: the argv of a process that saves the workspace.
 
     Closes stdout once the command runs, or could not be started and that is on record.
     """
@@ -50,7 +55,7 @@ def supervise(home: Path, lock: int, bundle: str) -> None:
     asked = parse_line(sys.stdin.buffer.read())
     if not isinstance(asked, Envelope):
         raise InvalidInput("a supervisor is started with a request")
-    supervisor = Supervisor(home, parse_request(StartJob, asked.args), bundle)
+    supervisor = Supervisor(home, parse_request(StartJob, asked.args), bundle, save)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
         os.dup2(null, stream)
@@ -61,16 +66,20 @@ def supervise(home: Path, lock: int, bundle: str) -> None:
 class Supervisor:
     """Begins the attempt as it is made."""
 
-    def __init__(self, home: Path, request: StartJob, bundle: str) -> None:
+    def __init__(self, home: Path, request: StartJob, bundle: str, save: list[str]) -> None:
         self._folder = JobFolder(home, request.job)
         self._ours = self._folder.identity()
         self._leaving = False
-        self._wake = _wake_by_signals()
+        self._wake, wake = _wake_by_signals()
+        signal.signal(signal.SIGTERM, self._shut_down)
+        self._shuts_down = self._said_so = False
         self._listener = self._folder.listen()
         self._begin(request, bundle)
+        # Its threads start only now: the command is a fork of this process.
+        self._guard = Guard(request.notices, save, lambda: _write_wake(wake))
 
     def run(self) -> None:
-        """Until the command has ended and that is written, or there is nowhere to write it."""
+        """Until the command has ended, that is written, and nothing is left to do."""
         while not self._done():
             listener = self._listener.fileno()
             ready, _, _ = select.select([listener, self._wake], [], [], TICK_S)
@@ -78,6 +87,11 @@ class Supervisor:
                 os.read(self._wake, 4096)
             if listener in ready:
                 self._answer()
+            if self._shuts_down and not self._said_so:
+                self._said_so = True
+                self._guard.hear(Notice("signal", _SHUTS_DOWN, time.time()))
+            for news in self._guard.news():
+                self._hear(news)
             self._look_at_command()
 
     # -- the command
@@ -147,7 +161,22 @@ class Supervisor:
                 _note(f"the state of job {state.job} cannot be written: {error}")
 
     def _done(self) -> bool:
-        return not self._kept.runs and (self._written or self._folder.identity() != self._ours)
+        if self._kept.runs or self._guard.saves_now:
+            return False
+        if self._folder.identity() != self._ours:  # there is nowhere to write it
+            return True
+        return self._written and (self._leaving or not self._guard.stands_by)
+
+    # -- the machine's end
+
+    def _shut_down(self, _number: int, _frame: object) -> None:
+        self._shuts_down = True
+
+    def _hear(self, news: News) -> None:
+        if isinstance(news, Notice):
+            self._keep(notice=news, save_error="")
+        else:
+            self._keep(saved=news.saved or self._kept.state.saved, save_error=news.error)
 
     # -- requests
 
@@ -163,10 +192,13 @@ class Supervisor:
             peer.sendall(encode_line(said))
 
     def _serve(self, asked: Envelope | Cancel | Ping) -> None:
-        if not isinstance(asked, Envelope) or asked.op != Bye.op:
+        if isinstance(asked, Envelope) and asked.op == StandBy.op:
+            self._guard.stand_by(parse_request(StandBy, asked.args))
+        elif isinstance(asked, Envelope) and asked.op == Bye.op:
+            if asked.id == str(self._kept.state.attempt):  # else it was meant for another one
+                self._leaving = True
+        else:
             raise InvalidInput("this supervisor does not know what it is asked for")
-        if asked.id == str(self._kept.state.attempt):  # else it was meant for another one
-            self._leaving = True
 
 
 def _line(peer: socket.socket) -> bytes:
@@ -179,17 +211,21 @@ def _line(peer: socket.socket) -> bytes:
     return line
 
 
-def _wake_by_signals() -> int:
-    """Handle the signals; returns what becomes readable when one came."""
+def _wake_by_signals() -> tuple[int, int]:
+    """Handle the signals; returns what becomes readable when one came, and where else to write."""
     wake, write = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: None)
-    return wake
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    return wake, write
+
+
+def _write_wake(wake: int) -> None:
+    with suppress(BlockingIOError):  # it is readable already
+        os.write(wake, b"w")
 
 
 def _signal_name(number: int) -> str:

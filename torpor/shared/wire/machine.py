@@ -93,6 +93,6 @@ class Bye(Request[Nothing], frozen=True):
 
 
 class Forget(Request[Nothing], frozen=True):
-    """Leave and remove HOME; WorkspaceBusy while a run is active."""
+    """Leave and remove HOME; WorkspaceBusy while a run is active or a job's command runs."""
 
     op = "forget"

@@ -1,0 +1,202 @@
+"""Standing by: a machine that will be taken away is saved, whoever is there and whatever runs."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.fixtures.metadata import Metadata
+from tests.fixtures.own_saves import stored
+from tests.fixtures.supervised import JOB, Machine
+from tests.fixtures.waiting import until
+from torpor.control.safety import verify_snapshot
+from torpor.machine.agent.log import LOG_FILE
+from torpor.shared.errors import MachineError
+from torpor.shared.values import Grant
+from torpor.shared.wire.job import JobState, OwnSave, SaveGrant
+
+ACTION = "/latest/meta-data/spot/instance-action"
+TERMINATES = {"action": "terminate", "time": "2027-01-15T08:02:00Z"}
+WAITS = "while [ ! -e go ]; do sleep 0.02; done"
+
+
+@pytest.fixture
+def machine(supervised: Machine) -> Machine:
+    return supervised
+
+
+def saved(machine: Machine) -> OwnSave:
+    """The save that the machine has made after a notice."""
+    state = until(lambda: _after_a_save(machine), "it has tried to save")
+    assert state.save_error == ""
+    assert state.saved is not None
+    return state.saved
+
+
+def _after_a_save(machine: Machine) -> JobState | None:
+    state = machine.state()
+    return state if state.saved is not None or state.save_error else None
+
+
+def files_of(machine: Machine, save: OwnSave) -> set[bytes]:
+    agent = machine.agent
+    manifest = verify_snapshot(agent.store, stored(agent, save), agent.seal).manifest
+    return {entry.path for entry in manifest.entries}
+
+
+def test_a_machine_that_shuts_down_is_saved_and_its_command_goes_on(machine: Machine) -> None:
+    machine.agent.store_key = secrets.token_bytes(32)
+    machine.shell(f"echo progress > checkpoint; {WAITS}; exit 6")
+    assert machine.file("checkpoint")
+    book = machine.stands_by()
+    machine.shuts_down()
+    save = saved(machine)
+    assert save.snapshot == book.saves[0].snapshot
+    assert files_of(machine, save) >= {b"checkpoint", b"logs/job.log"}
+    state = machine.state()
+    assert state.state == "running"
+    assert state.notice is not None and state.notice.kind == "signal"
+    (machine.work / "go").touch()
+    until(lambda: machine.state().status == 6, "the command ends by itself")
+
+
+def test_neither_key_nor_grants_reach_the_disk(machine: Machine) -> None:
+    machine.agent.store_key = secrets.token_bytes(32)
+    machine.shell(WAITS)
+    book = machine.stands_by()
+    assert book.key is not None
+    machine.shuts_down()
+    saved(machine)
+    urls = [one.grant.url for one in book.saves] + [one.url for one in book.packs]
+    hidden = [book.key.encode(), bytes.fromhex(book.key), *(url.encode() for url in urls)]
+    kept = [*machine.home.rglob("*"), *machine.work.rglob("*")]
+    for path in filter(Path.is_file, kept):
+        content = path.read_bytes()
+        assert not [one for one in hidden if one in content], path
+    for name in ("cmdline", "environ"):
+        content = Path(f"/proc/{machine.kept().supervisor.pid}/{name}").read_bytes()
+        assert not [one for one in hidden if one in content]
+    assert book.key not in repr(book) and urls[0] not in repr(book)
+
+
+def test_without_leave_to_save_the_reason_is_given(machine: Machine) -> None:
+    machine.shell(WAITS)
+    machine.shuts_down()
+    state = until(lambda: _after_a_save(machine), "it has tried to save")
+    assert (state.state, state.saved) == ("running", None)
+    assert "the control side has handed over no grants" in state.save_error
+    assert machine.kept().supervisor.lives
+    (machine.work / "go").touch()
+    assert machine.ended().status == 0
+
+
+def test_a_market_that_gives_notice_has_the_machine_saved(
+    machine: Machine, metadata: Metadata
+) -> None:
+    machine.shell(WAITS, notices=[metadata.source("aws")])
+    machine.stands_by()
+    assert machine.state().notice is None
+    metadata.say(ACTION, TERMINATES)
+    assert b"logs/job.log" in files_of(machine, saved(machine))
+    notice = machine.state().notice
+    assert notice is not None and notice.kind == "aws-spot"
+
+
+def test_a_market_that_does_not_answer_holds_nothing_up(
+    machine: Machine, metadata: Metadata
+) -> None:
+    metadata.says = dict.fromkeys(("/latest/api/token", ACTION), metadata.hang)
+    machine.shell(WAITS, notices=[metadata.source("aws")])
+    until(lambda: metadata.asked, "the service is asked")
+    (machine.work / "go").touch()
+    assert machine.ended().status == 0
+    until(lambda: not machine.kept().supervisor.lives, "the supervisor leaves")
+
+
+def test_each_notice_is_followed_by_a_save_of_its_own(machine: Machine, metadata: Metadata) -> None:
+    machine.shell(WAITS, notices=[metadata.source("gcp")])
+    book = machine.stands_by()
+    machine.shuts_down()
+    first = saved(machine)
+    metadata.says["/computeMetadata/v1/instance/preempted"] = b"TRUE"
+    until(lambda: machine.state().saved not in (None, first), "the second save is there")
+    second = saved(machine)
+    assert [first.snapshot, second.snapshot] == [one.snapshot for one in book.saves[:2]]
+
+
+def test_the_save_command_is_none_of_the_jobs_processes(machine: Machine) -> None:
+    machine.shell(WAITS)
+    machine.stands_by(save_argv=["sh", "-c", f"env > {machine.work}/env"])
+    machine.shuts_down()
+    saved(machine)
+    assert "TORPOR_JOB" not in machine.file("env")
+
+
+# -- after the end of the command
+
+
+def test_it_stands_by_until_it_is_stopped(machine: Machine) -> None:
+    machine.shell(f"{WAITS}; echo result > result")
+    machine.stands_by()
+    (machine.work / "go").touch()
+    assert machine.ended().status == 0
+    machine.shuts_down()
+    assert b"result" in files_of(machine, saved(machine))
+    assert machine.kept().supervisor.lives
+    assert machine.stop().state == "ended"
+    until(lambda: not machine.kept().supervisor.lives, "the supervisor leaves")
+
+
+def test_it_leaves_for_the_next_attempt(machine: Machine) -> None:
+    machine.shell(f"{WAITS}; exit 1")
+    machine.stands_by()
+    (machine.work / "go").touch()
+    machine.ended()
+    first = machine.kept().supervisor
+    assert first.lives
+    assert machine.shell("exit 2", attempt=2).attempt == 2
+    assert not first.lives
+    assert machine.ended().status == 2
+
+
+def test_it_leaves_once_its_grants_have_ended(machine: Machine) -> None:
+    machine.shell(WAITS)
+    book = machine.stands_by()
+    over = [_ending(one, time.time() - 1) for one in book.saves]
+    machine.agent.call(msgspec.structs.replace(book, saves=over))
+    (machine.work / "go").touch()
+    machine.ended()
+    until(lambda: not machine.kept().supervisor.lives, "the supervisor leaves")
+
+
+def _ending(save: SaveGrant, at_unix: float) -> SaveGrant:
+    grant = Grant(save.grant.key, save.grant.verb, save.grant.url, int(at_unix))
+    return msgspec.structs.replace(save, grant=grant)
+
+
+def test_where_no_supervisor_is_that_is_said(machine: Machine) -> None:
+    with pytest.raises(MachineError, match=f"no supervisor of job {JOB}"):
+        machine.stands_by()
+    machine.shell(WAITS)
+    machine.supervisor_dies()
+    with pytest.raises(MachineError, match=f"no supervisor of job {JOB}"):
+        machine.stands_by()
+
+
+def test_nonsense_at_the_socket_hinders_nothing(machine: Machine) -> None:
+    machine.shell(WAITS)
+    for line in (b"", b"nonsense\n", b'{"id":"1","op":"job.standby","args":{"key":"secret"}}\n'):
+        with machine.folder.connect() as peer:
+            peer.sendall(line)
+            peer.shutdown(1)
+            answer = peer.recv(4096)
+            assert b"InvalidInput" in answer and b"secret" not in answer
+    machine.stands_by()
+    (machine.work / "go").touch()
+    machine.ended()
+    log = machine.home / LOG_FILE
+    assert not log.exists() or b"Traceback" not in log.read_bytes()
