@@ -15,15 +15,24 @@ from flows.phases import Phases
 from flows.storing import Storing
 from tasks.jobs import look_at_command, start_command, stop_command
 from tasks.runner import runner
+from tasks.standing_by import stand_by
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.lines import Lines
 from torpor.control.jobs.records import Attempt, log_path
+from torpor.control.jobs.standby import AGAIN_S as BOOK_S
 from torpor.control.remote.session import Session
 from torpor.control.rental.records import Rental
 from torpor.control.safety import Verified
-from torpor.shared.errors import InvalidInput, TorporError, WorkspaceBusy
-from torpor.shared.values import Machine
+from torpor.shared.errors import (
+    AgentLost,
+    HookFailed,
+    InvalidInput,
+    TorporError,
+    WorkspaceBusy,
+)
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.values import Machine, SnapshotId
 from torpor.shared.wire.job import JobState, Notice, StartJob
 
 LOOK_S: Final = 2.0
@@ -169,7 +178,7 @@ class _Saves:
         self, opened: OpenWorkspace, driven: Driven, machine: Machine, session: Session
     ) -> None:
         job = driven.job
-        spec = msgspec.structs.replace(opened.spec, quiesce=job.save or opened.spec.quiesce)
+        spec = msgspec.structs.replace(opened.spec, quiesce=job.save)
         self._opened = replace(opened, spec=spec)
         self._driven = driven
         self._machine = machine
@@ -178,6 +187,7 @@ class _Saves:
         self._due = time.monotonic() + self._every_s
         self._running: Future[tuple[float, Verified]] | None = None
         self._count = 0
+        self._book_due = time.monotonic()
 
     def go_on(self, threads: ThreadPoolExecutor, *, hurry: bool) -> None:
         """Begin a save that is due; see what became of the last one."""
@@ -185,6 +195,8 @@ class _Saves:
             if self._running.done():
                 self.settle()
             return
+        if time.monotonic() >= self._book_due:
+            self._stand_by(self._driven.job.newest)
         if hurry or time.monotonic() >= self._due:
             self._due = time.monotonic() + self._every_s
             self._count += 1
@@ -204,12 +216,30 @@ class _Saves:
             self._due = min(self._due, time.monotonic() + SAVE_AGAIN_S)
             return
         self._driven.saved(verified.snapshot, read_unix)
+        self._stand_by(verified.snapshot, verified.manifest)
         runner().log.info("save %d is snapshot %s", self._count, verified.snapshot)
 
     def _save(self) -> tuple[float, Verified]:
+        try:
+            return self._store(self._opened)
+        except HookFailed as error:  # what the disk holds is worth more than nothing
+            runner().log.warning("save %d is made without its command: %s", self._count, error)
+            spec = msgspec.structs.replace(self._opened.spec, quiesce=[])
+            return self._store(replace(self._opened, spec=spec))
+
+    def _store(self, opened: OpenWorkspace) -> tuple[float, Verified]:
         read_unix = time.time()
         run = f"{runner().run}-save-{len(self._driven.job.attempts)}-{time.time_ns()}"
-        _, verified = Storing(
-            self._opened, self._session, self._machine.id, Phases(), run=run
-        ).run()
-        return read_unix, verified
+        storing = Storing(opened, self._session, self._machine.id, Phases(), run=run)
+        return read_unix, storing.run()[1]
+
+    def _stand_by(self, basis: SnapshotId | None, manifest: Manifest | None = None) -> None:
+        """Hand the machine what it needs to save by itself."""
+        self._book_due = time.monotonic() + BOOK_S
+        try:
+            stand_by(self._opened, self._session, self._driven.job.id, basis, manifest)
+        except AgentLost:
+            raise
+        except TorporError as error:
+            self._book_due = time.monotonic() + SAVE_AGAIN_S
+            runner().log.warning("the machine cannot save by itself for now: %s", error)

@@ -25,6 +25,7 @@ from torpor.control.safety import Verified
 from torpor.shared.errors import (
     BudgetExceeded,
     CreateFailed,
+    HandedOver,
     NoOffer,
     TorporError,
 )
@@ -149,6 +150,11 @@ class Driver:
             return
         except BudgetExceeded as error:
             self._driven.end("over budget", str(error))
+            return
+        except TorporError as error:  # nothing runs, and what it had saved is stored
+            if error.retryable or isinstance(error, HandedOver):
+                raise
+            self._driven.end("failed", f"its workspace could not be woken: {error}")
             return
         self._refusals = 0
         if self.job.newest is None:

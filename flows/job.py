@@ -15,9 +15,9 @@ from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven import Driven
-from torpor.control.jobs.records import Job, job_id, new_job_id
+from torpor.control.jobs.records import Job, job_id, log_path, new_job_id
 from torpor.control.jobs.report import JobReport
-from torpor.shared.errors import HandedOver, InvalidInput, TorporError
+from torpor.shared.errors import HandedOver, InvalidInput, JobFailed, TorporError
 
 
 @flow("job")
@@ -34,7 +34,8 @@ def job(
     """Run a command on the workspace's machine until it ends, then hibernate.
 
     The job wakes the workspace on the cheapest machine that fits, or uses the running one. It saves
-    at intervals. When its machine is lost, it continues from the newest save on another one.
+    at intervals. When its machine is lost, it continues from the newest save on another one. Fails
+    with JobFailed if the command fails; its work is stored all the same.
 
     Args:
         workspace: The Workspace block to work on, or its name.
@@ -76,6 +77,11 @@ def job(
         rows=report.rows(),
         description=f"Job {record.id} of workspace {record.workspace}: {record.state}",
     )
+    if record.state not in ("succeeded", "cancelled"):
+        raise JobFailed(
+            f"job {record.id} of workspace {record.workspace} is {record.state}: {record.why}. Its "
+            f"work is in snapshot {record.newest}, its log in {log_path(opened.spec, record.id)}"
+        )
     return report
 
 

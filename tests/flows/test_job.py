@@ -26,7 +26,7 @@ from tests.jobs import training
 from tests.jobs.campaign import hurried
 from torpor.control.jobs.records import Job, Jobs, Stop
 from torpor.control.jobs.report import JobReport
-from torpor.shared.errors import InvalidInput, MachineInUse, StoreDenied
+from torpor.shared.errors import InvalidInput, JobFailed, MachineInUse, StoreDenied
 from torpor.shared.values import MachineId
 
 _STEPS = 30
@@ -57,6 +57,15 @@ def _run(world: World, command: list[str], **options: Any) -> JobReport:
     with PlainRunner(world.opened, wait_factor=0.1):
         report: JobReport = job.fn(WORKSPACE, command, **options)
     return report
+
+
+def _failed(world: World, command: list[str], **options: Any) -> Job:
+    """A job that ends without success."""
+    with pytest.raises(JobFailed) as caught:
+        _run(world, command, **options)
+    ended = _jobs(world).ended(1)[0]
+    assert ended.why in str(caught.value) and f"{ended.id}.log" in str(caught.value)
+    return ended
 
 
 @contextmanager
@@ -120,20 +129,20 @@ def test_a_command_that_fails_hibernates_too_and_is_repeated_only_if_asked(
     world: World, place: Path
 ) -> None:
     fails = ["python3", "training.py", "10", "0.01", "5"]
-    first = _run(world, fails).job
+    first = _failed(world, fails)
     assert (first.state, first.why, len(first.attempts)) == (
         "failed", "the command ended with status 3", 1
     )  # fmt: skip
     assert world.machines() == []
-    again = _run(world, fails, retries=2).job
+    again = _failed(world, fails, retries=2)
     assert (again.state, [one.status for one in again.attempts]) == ("failed", [3, 3, 3])
     assert world.machines() == []
 
 
 def test_a_program_that_is_not_there_is_the_users_mistake(world: World, place: Path) -> None:
-    report = _run(world, ["no-such-program"])
-    assert report.job.state == "failed" and world.machines() == []
-    assert "no-such-program" in report.job.why and report.job.attempts[0].status == 127
+    ended = _failed(world, ["no-such-program"])
+    assert (ended.state, ended.attempts[0].status) == ("failed", 127)
+    assert "no-such-program" in ended.why and world.machines() == []
 
 
 def test_a_lost_machine_costs_what_came_after_the_newest_save(world: World, place: Path) -> None:
@@ -160,9 +169,10 @@ def test_machines_that_are_lost_before_a_save_end_the_job(world: World, place: P
         for number in (1, 2, 3):
             until(lambda n=number: len(_open(world).attempts) == n, f"attempt {number} has begun")
             destroy_all(world.provider)
-        report = ended()
-    assert report.job.state == "preempted" and "Save more often" in report.job.why
-    assert [one.end for one in report.job.attempts] == ["machine lost"] * 3
+        with pytest.raises(JobFailed, match=r"preempted: .* Save more often"):
+            ended()
+    (lost,) = _jobs(world).ended(9)
+    assert [one.end for one in lost.attempts] == ["machine lost"] * 3
     assert len(world.snapshots()) == 1  # what it began with
 
 
@@ -242,6 +252,22 @@ def test_a_workspace_of_a_job_is_not_hibernated_by_others(world: World, place: P
     assert world.machines() == []
 
 
+def test_a_workspace_that_cannot_be_woken_ends_the_job(world: World) -> None:
+    with pytest.raises(JobFailed, match="could not be woken: workspace demo has no snapshot"):
+        _run(world, _FINE)
+    jobs = _jobs(world)
+    assert jobs.open() == [] and jobs.ended(1)[0].state == "failed"
+
+
+def test_a_save_command_that_fails_costs_no_save(world: World, place: Path) -> None:
+    save = ["python3", "-c", "open('saved', 'w'); raise SystemExit(7)"]
+    with _running(world, _LONG, save=save, save_minutes=0.01) as ended:
+        until(lambda: _open(world).saves >= 1, "it was saved")
+        job_ = _open(world)
+        _jobs(world).ask_stop(job_.id, Stop("cancelled", "hibernate", "enough", time.time()))
+        assert ended().job.state == "cancelled"
+
+
 def test_jobs_of_one_workspace_run_one_after_the_other(world: World, place: Path) -> None:
     with _running(world, _FINE) as first:
         early = _open(world)
@@ -255,7 +281,7 @@ def test_jobs_of_one_workspace_run_one_after_the_other(world: World, place: Path
             assert late.attempts == []
             assert first().job.state == "succeeded"
             assert second().job.state == "succeeded"
-    ended = _jobs(world).ended()
+    ended = sorted(_jobs(world).ended(2), key=lambda one: one.created_unix)
     assert [one.id for one in ended] == [early.id, late.id]
     assert ended[0].ended_unix is not None
     assert ended[1].attempts[0].began_unix > ended[0].ended_unix

@@ -96,6 +96,7 @@ class Campaign:
 
     four: FourMarkets
     opened: OpenWorkspace
+    connect: Callable[[], S3Store]
     rng: random.Random
     folder: Path
     violations: list[str] = field(default_factory=list)
@@ -170,7 +171,8 @@ class Campaign:
         try:
             told: dict[str, Any]
             try:
-                with hurried(), self._plain(self.opened):
+                mine = replace(self.opened, store=self.connect())  # connections are the parent's
+                with hurried(), self._plain(mine):
                     report = job.fn(
                         self.opened.spec.name,
                         command,
@@ -384,17 +386,21 @@ def open_campaign(seed: int) -> Iterator[Campaign]:
         with opened_four(machines) as four, installing(agent):
             for fake in four.fakes.values():
                 fake.market.clock = clock
+
+            def connect() -> S3Store:
+                return S3Store.connect(store.server.settings(BUCKET, "kept"))
+
             opened = OpenWorkspace(
                 spec=WorkspaceSpec(
                     DEMO, ["~/workspace"], want=Want(gpu="H100", disk_gib=20), parts=2
                 ),
-                store=S3Store.connect(store.server.settings(BUCKET, "kept")),
+                store=connect(),
                 providers=(),
                 identity=Identity(keys.private),
                 owner="tests",
                 key=workspace_key(_STORE_KEY, DEMO),
             )
-            campaign = Campaign(four, opened, random.Random(seed), folder)
+            campaign = Campaign(four, opened, connect, random.Random(seed), folder)
             try:
                 yield campaign
             finally:

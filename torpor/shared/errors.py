@@ -42,6 +42,7 @@
     │   └── NotOurs             the machine does not carry our label and rental
     │       └── HandedOver      another run has handed it to its user meanwhile
     ├── BudgetExceeded          what was to be rented would cost more than a budget allows
+    ├── JobFailed               a job has ended without success; its work is stored
     ├── UnsafeDestroy           a destroy without a proof that fits the live machine
     └── RunCancelled            the user or the control side stopped the run
 
@@ -229,6 +230,10 @@ class HandedOver(NotOurs):
 
 
 class BudgetExceeded(TorporError):
+    pass
+
+
+class JobFailed(TorporError):
     pass
 
 
