@@ -37,6 +37,7 @@ class Ec2Provider(Block):
         subnets: The subnets of new machines. Empty: those of the default VPC.
         security_group: The security group of new machines. Empty: the one called torpor.
         types: The instance types to rent. Empty: all with an NVIDIA GPU.
+        metadata_url: Where a machine asks whether AWS will take it away.
 
     Example:
         List what is on sale:
@@ -94,6 +95,16 @@ class Ec2Provider(Block):
         description="The instance types to rent, such as g6.xlarge. Empty: all with NVIDIA GPUs.",
     )
 
+    metadata_url: str = Field(
+        default=ec2.METADATA_URL,
+        title="Metadata service",
+        description=(
+            "Where a machine asks whether AWS will take it away: the address of the instance "
+            "metadata service, which a network with IPv6 alone has at http://[fd00:ec2::254]."
+        ),
+        pattern=r"^http://[^/\s]+$",
+    )
+
     def open(self) -> ec2.Ec2Provider:
         """The provider, ready to use. Raises InvalidInput."""
         me = f"EC2 provider {self._block_document_name or self.account}"
@@ -112,6 +123,7 @@ class Ec2Provider(Block):
             subnets=self.subnets,
             security_group=self.security_group,
             types=self.types,
+            metadata_url=self.metadata_url,
             url=block.aws_client_parameters.endpoint_url,
         )
 

@@ -18,6 +18,7 @@ from tests.markets.ec2 import REGION, FakeEc2, ec2_wares
 from tests.markets.market import Market
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import Want
+from torpor.shared.wire.job import NoticeSource
 
 SECRET = "never-to-be-seen-again"
 
@@ -44,8 +45,10 @@ def test_saved_and_loaded_it_shows_what_the_account_may_rent(
         credentials="ec2",
         region=REGION,
         types=["g5.xlarge"],
+        metadata_url="http://[fd00:ec2::254]",
     ).save("ec2", overwrite=True)
     provider = load_named(Ec2Provider, "ec2", of="test").open()
+    assert provider.abilities.notices == (NoticeSource("aws", "http://[fd00:ec2::254]"),)
     assert provider.identity == f"ec2://{fake.account}/{REGION}"
     text = "\n".join(described(provider, Want(gpu="A10G", disk_gib=20, spot="allowed")))
     assert f"account   AWS account {fake.account}" in text
@@ -75,6 +78,7 @@ def test_credentials_that_are_missing_or_of_no_profile_are_named(
         {"subnets": ["subnet-0123456789abcdef0", "vpc-0123456789abcdef0"]},
         {"security_group": "default"},
         {"types": ["g5 xlarge"]},
+        {"metadata_url": "https://169.254.169.254/latest"},
     ],
 )
 def test_what_aws_does_not_write_is_refused(fields: dict[str, Any]) -> None:

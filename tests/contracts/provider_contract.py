@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import asyncssh
 import msgspec
@@ -59,6 +60,10 @@ class ProviderContract:
         assert 0 < able.ready_s <= 3600
         assert able.billing_s > 0
         assert able.min_disk_gib >= 0
+        for source in able.notices:
+            assert able.notice_s is not None
+            assert source.url == source.url.rstrip("/")
+            assert urlsplit(source.url).scheme == "http"
 
     def test_some_offers_fit_and_each_says_what_ranking_needs(
         self, provider: Provider, want: Want

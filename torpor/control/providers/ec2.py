@@ -30,7 +30,9 @@ from torpor.control.providers.seam import Abilities, Absent, Account, Order, Res
 from torpor.control.safety import Warrant
 from torpor.shared.errors import CreateFailed, CreateUncertain, InvalidInput
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want
+from torpor.shared.wire.job import NoticeSource
 
+METADATA_URL: Final = "http://169.254.169.254"
 _SSH_PORT: Final = 22
 _ID: Final = re.compile(r"i-[0-9a-f]{8,17}")
 _RENTAL_TAG: Final = "torpor-rental"
@@ -106,7 +108,7 @@ class Ec2Provider:
     It makes no network, security group or address: a machine's public address goes with it.
     """
 
-    abilities: Final = Abilities(
+    abilities: Abilities = Abilities(
         kind="vm",
         privileged=True,
         host_key="installed",
@@ -118,6 +120,7 @@ class Ec2Provider:
         min_disk_gib=0.0,
         billing_s=60.0,
         notice_s=120.0,
+        notices=(NoticeSource("aws", METADATA_URL),),
     )
 
     def __init__(
@@ -131,6 +134,7 @@ class Ec2Provider:
         security_group: str = "",
         types: Sequence[str] = (),
         url: str | None = None,
+        metadata_url: str = METADATA_URL,
         ssh_port: int = _SSH_PORT,
         timeout_s: float = TIMEOUT_S,
         sleep: Callable[[float], None] = time.sleep,
@@ -142,6 +146,9 @@ class Ec2Provider:
         self._prices = Ec2Prices(self._client)
         self._offers = Ec2Offers(self._client, self._setup, self._prices, types)
         self._ssh_port = ssh_port
+        self.abilities = msgspec.structs.replace(
+            self.abilities, notices=(NoticeSource("aws", metadata_url),)
+        )
 
     @property
     def identity(self) -> str:

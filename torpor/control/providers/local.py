@@ -15,8 +15,9 @@ import re
 import shutil
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import asyncssh
 import msgspec
@@ -48,6 +49,7 @@ from torpor.control.providers.seam import Abilities, Absent, Account, Order, Res
 from torpor.control.safety import Warrant
 from torpor.shared.errors import CreateFailed, InvalidInput, NotOurs, ProviderError, UnsafeDestroy
 from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
+from torpor.shared.wire.job import NoticeSource
 
 _LOCK_S = 120.0  # a destroy that holds the lock may remove a big home
 _log = logging.getLogger(__name__)
@@ -59,7 +61,7 @@ class LocalProvider:
     A machine whose server died is "stopped"; ``create`` with its label starts the server again.
     """
 
-    abilities: Final = Abilities(
+    abilities: Abilities = Abilities(
         kind="folder",
         privileged=False,
         host_key="installed",
@@ -74,10 +76,17 @@ class LocalProvider:
         images=False,
     )
 
-    def __init__(self, folder: Path, *, price_usd_h: float = 0.0) -> None:
+    def __init__(
+        self, folder: Path, *, price_usd_h: float = 0.0, notices: Sequence[NoticeSource] = ()
+    ) -> None:
+        """``notices``: servers that play a market's metadata service."""
         self._folder = Path(folder).expanduser().resolve()
         self._host = socket.gethostname()  # another host may have a folder of the same path
         self._price_usd_h = price_usd_h
+        if notices:
+            self.abilities = msgspec.structs.replace(
+                self.abilities, notice_s=0.0, notices=tuple(notices)
+            )
 
     @property
     def identity(self) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from torpor.control.providers.offers import Offer
 from torpor.control.safety import Warrant
 from torpor.shared.values import Label, Machine, MachineId, Want
+from torpor.shared.wire.job import NoticeSource
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +31,9 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     min_disk_gib: float
     billing_s: float  # the granularity of the bill
     notice_s: float | None  # the warning before a spot machine is taken; None: none
+    notices: tuple[NoticeSource, ...] = ()
+    """Where a machine itself can ask for that warning. Otherwise only the provider's state shows
+    that a machine was taken."""
     images: bool = True  # whether ``Order.image`` can be chosen
 
 
