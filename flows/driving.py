@@ -28,6 +28,7 @@ from torpor.shared.errors import (
     HandedOver,
     NoOffer,
     TorporError,
+    UnexpectedAnswer,
 )
 from torpor.shared.values import Machine
 
@@ -64,7 +65,7 @@ class Driver:
                 self._once()
                 self._troubles = 0
             except TorporError as error:
-                if not error.retryable:
+                if not (error.retryable or isinstance(error, UnexpectedAnswer)):
                     raise
                 self._troubles += 1
                 runner().log.warning("job %s tries again: %s", self.job.id, error)
