@@ -53,7 +53,7 @@ from torpor.control.jobs.records import Job
 from torpor.control.providers.seam import Provider
 from torpor.control.remote.ssh import Identity
 from torpor.control.store.s3 import S3Store
-from torpor.shared.errors import TorporError
+from torpor.shared.errors import JobFailed, TorporError
 from torpor.shared.format.keys import workspace_key
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import MIB, ObjectKey, SnapshotId, Want, WorkspaceSpec
@@ -104,6 +104,7 @@ class Campaign:
     jobs: int = 0
     saves: int = 0
     lost_s: float = 0.0
+    _taken_at: int = 0
     _child: int = 0
     _told: Path | None = None
 
@@ -123,6 +124,7 @@ class Campaign:
     def job(self, strikes: int) -> None:
         """One job from its beginning to its end, struck up to ``strikes`` times."""
         self.jobs += 1
+        self._taken_at = 0  # how many attempts had begun when a machine was taken
         goal = self.jobs * STEPS
         command = ["python3", "training.py", str(goal), str(STEP_S)]
         known, until = Watcher(self), time.monotonic() + PATIENCE_S
@@ -181,6 +183,8 @@ class Campaign:
                         **named,
                     )
                 told = {"state": report.job.state, "job": report.job.id}
+            except JobFailed as error:
+                told = {"state": str(error), "job": self.opened.jobs.ended(1)[0].id}
             except TorporError as error:
                 told = {"error": f"{type(error).__name__}: {error}"}
             except Exception:  # noqa: BLE001 - an error that is not ours is a finding
@@ -249,8 +253,10 @@ class Campaign:
             return False
         name, machine = self.rng.choice(machines)
         if what == "machine":
-            if losses(now.attempts) >= policy.MOST_LOSSES - 1:
+            begun = len(now.attempts)
+            if losses(now.attempts) >= policy.MOST_LOSSES - 1 or begun <= self._taken_at:
                 return False  # the job would end as preempted, and rightly so
+            self._taken_at = begun
             self.four.fakes[name].market.end(machine)
             return True
         return _kill_on(machine, what)
