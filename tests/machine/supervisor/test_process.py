@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 import torpor
+from tests.fixtures.kill_points import killed_at
 from tests.fixtures.supervised import JOB, Machine
 from tests.fixtures.waiting import until
 from torpor.machine.agent.operations import operations
@@ -121,7 +122,7 @@ def test_many_starts_at_once_start_one(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("argv", "folder", "status", "words"),
     [
-        (["no-such-program"], "", 127, "'no-such-program': No such file"),
+        (["no-such-program"], "", 127, f"No such file or directory. PATH is {os.environ['PATH']}:"),
         (["./a-file"], "", 126, "'./a-file': Permission denied"),
         (["true"], "missing", 127, "No such file or directory"),
     ],
@@ -272,3 +273,32 @@ def _killed_at(line: str, machine: Machine, folder: Path) -> list[str]:
         "import sys\nfrom torpor.machine.agent.__main__ import main\nsys.exit(main(sys.argv))\n"
     )
     return [sys.executable, str(source), "supervise", "--home", str(machine.home)]
+
+
+# -- killed agents
+
+
+def test_an_agent_killed_at_any_step_of_a_start_may_be_asked_again(machine: Machine) -> None:
+    script = f"mkdir alone || touch two-at-once; echo $TORPOR_ATTEMPT >> ran; {WAITS}; rmdir alone"
+    steps = 0
+    for attempt in range(1, 100):
+        (machine.work / "go").unlink(missing_ok=True)
+        killed = killed_at(attempt, lambda attempt=attempt: machine.shell(script, attempt))  # type: ignore[misc]
+        state = machine.shell(script, attempt)
+        assert (state.state, state.attempt) == ("running", attempt)
+        (machine.work / "go").touch()
+        assert machine.ended().status == 0
+        steps += killed
+        if not killed:
+            break
+    assert steps >= 5
+    assert machine.file("ran").split() == [str(number + 1) for number in range(steps + 1)]
+    assert not (machine.work / "two-at-once").exists()
+
+
+def test_a_log_that_became_a_folder_hinders_no_end(machine: Machine) -> None:
+    machine.shell(WAITS)
+    machine.log.unlink()
+    machine.log.mkdir()
+    (machine.work / "go").touch()
+    assert machine.ended().status == 0

@@ -117,6 +117,15 @@ def test_a_market_that_does_not_answer_holds_nothing_up(
     until(lambda: not machine.kept().supervisor.lives, "the supervisor leaves")
 
 
+def test_a_save_that_failed_is_tried_again_at_the_next_signal(machine: Machine) -> None:
+    machine.shell(WAITS)
+    machine.shuts_down()
+    until(lambda: machine.state().save_error, "it could not save")
+    machine.stands_by()
+    machine.shuts_down()
+    until(lambda: machine.state().saved, "it has saved")
+
+
 def test_each_notice_is_followed_by_a_save_of_its_own(machine: Machine, metadata: Metadata) -> None:
     machine.shell(WAITS, notices=[metadata.source("gcp")])
     book = machine.stands_by()

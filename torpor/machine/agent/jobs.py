@@ -22,7 +22,6 @@ from torpor.machine.agent.call import Call
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.folder import JobFolder, all_kept
-from torpor.machine.supervisor.memory import in_memory
 from torpor.machine.supervisor.processes import end_processes
 from torpor.shared.errors import (
     AgentLost,
@@ -45,6 +44,7 @@ ANSWER_S: Final = 20.0
 SETTLE_S: Final = 60.0
 """A supervisor starts, writes that its command has ended, or leaves, within this time."""
 _POLL_S: Final = 0.02
+_ANSWER_MS: Final = 200
 
 
 def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
@@ -164,7 +164,12 @@ def _lock_to_start(folder: JobFolder, attempt: int, call: Call) -> int | None:
                 return None
             _ask_to_leave(folder, state.attempt)
         call.check()
-        _wait(give_up, f"the supervisor of attempt {state.attempt} of job {folder.job} is at work")
+        if time.monotonic() >= give_up:
+            raise WorkspaceBusy(
+                f"the supervisor of attempt {state.attempt} of job {folder.job} still saves the "
+                "workspace, or does not answer: wait until it has ended, then run it again"
+            )
+        time.sleep(_POLL_S)
     return lock
 
 
@@ -198,15 +203,13 @@ def _make_log(path: str) -> None:
 def _start(request: StartJob, call: Call, supervise: list[str], lock: int) -> None:
     """Start the supervisor, and wait until it has started the command or said why not."""
     said, say = os.pipe()
-    with open(said, "rb") as answer:
+    wanted, want = os.pipe()
+    with open(said, "rb") as answer, open(want, "wb") as asked:
         try:
-            with (
-                in_memory(request_line(request.job, request)) as asked,
-                open(call.home / LOG_FILE, "ab") as words,
-            ):
+            with open(call.home / LOG_FILE, "ab") as words:
                 process = subprocess.Popen(
                     [*supervise, "--lock", str(lock)],
-                    stdin=asked,
+                    stdin=wanted,
                     stdout=say,
                     stderr=words,
                     cwd=call.home,
@@ -214,9 +217,14 @@ def _start(request: StartJob, call: Call, supervise: list[str], lock: int) -> No
                     pass_fds=(lock,),
                 )
         finally:
+            os.close(wanted)
             os.close(say)
         threading.Thread(target=process.wait, name="agent-supervisor", daemon=True).start()
-        while not select.select([answer], [], [], 10 * _POLL_S)[0]:
+        with suppress(BrokenPipeError), asked:  # it has ended
+            asked.write(request_line(request.job, request))
+        poll = select.poll()
+        poll.register(answer, select.POLLIN)
+        while not poll.poll(_ANSWER_MS):
             call.check()
         line = parse_said(answer.read())
     if line is not None and line.error is not None:

@@ -77,12 +77,20 @@ def _become(
         os.dup2(source, target)
     if os.read(wait, 1) != _GO:
         os._exit(0)
-    at_fault = f"its folder {folder}"
+    at_fault, program = f"its folder {folder}", f"{argv[0]!r}"
     try:
         os.chdir(folder)
-        at_fault = f"{argv[0]!r}"
+        at_fault = program
         os.execvpe(argv[0], argv, environment)  # noqa: S606 - no shell, as intended
     except OSError as error:
-        words = f"{at_fault}: {error.strerror}"
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        words = f"{at_fault}: {error.strerror}. "
+        if missing and at_fault == program and "/" not in argv[0]:
+            words += (
+                f"PATH is {environment.get('PATH', os.defpath)}: give the program's whole path, or "
+                "start it with `bash -lc`, which sets PATH as a login does"
+            )
+        else:
+            words += "Name a program of the machine or of the workspace, and a folder that is there"
         os.write(say, words.encode("utf-8", "backslashreplace"))
-        os._exit(NOT_FOUND if error.errno in (errno.ENOENT, errno.ENOTDIR) else NOT_STARTED)
+        os._exit(NOT_FOUND if missing else NOT_STARTED)

@@ -70,10 +70,13 @@ class Guard:
 
     def _save_for_each(self) -> None:
         while True:
-            self._news.put(self._saves.save(self._unsaved.get()))
-            with self._lock:
-                self._open -= 1
-            self._wake()
+            notice = self._unsaved.get()
+            try:
+                self._news.put(self._saves.save(notice))
+            finally:  # or its supervisor would never leave
+                with self._lock:
+                    self._open -= 1
+                self._wake()
 
     def _listen(self, notices: Notices) -> None:
         while (wait_s := notices.wait_s) is not None:

@@ -55,13 +55,15 @@ def read(path: str, offset: int, most_bytes: int, began: int, *, whole: bool) ->
     Text ends between characters; bytes that are none are replaced. ``whole``: nobody writes any
     more, so that what stands at the end is no part of a character.
     """
+    if not os.path.isfile(path):  # a pipe would not answer
+        return Piece("", 0)
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             begin = next(at for at in (offset, began, 0) if 0 <= at <= size)
             file.seek(begin)
             data = file.read(max(_LEAST_BYTES, min(most_bytes, MOST_BYTES)))
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return Piece("", 0)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data, final=whole and begin + len(data) >= size)

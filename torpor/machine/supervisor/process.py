@@ -72,7 +72,7 @@ class Supervisor:
         self._leaving = False
         self._wake, wake = _wake_by_signals()
         signal.signal(signal.SIGTERM, self._shut_down)
-        self._shuts_down = self._said_so = False
+        self._shuts_down = False
         self._listener = self._folder.listen()
         self._begin(request, bundle)
         # Its threads start only now: the command is a fork of this process.
@@ -86,10 +86,12 @@ class Supervisor:
             if self._wake in ready:
                 os.read(self._wake, 4096)
             if listener in ready:
-                self._answer()
-            if self._shuts_down and not self._said_so:
-                self._said_so = True
-                self._guard.hear(Notice("signal", _SHUTS_DOWN, time.time()))
+                with suppress(OSError):  # who asked is gone, or says nothing
+                    self._answer()
+            if self._shuts_down:
+                self._shuts_down = False
+                if not self._guard.saves_now:  # else a save runs already
+                    self._guard.hear(Notice("signal", _SHUTS_DOWN, time.time()))
             for news in self._guard.news():
                 self._hear(news)
             self._look_at_command()
@@ -137,13 +139,10 @@ class Supervisor:
         how = f"with status {status}" if status >= 0 else f"by {_signal_name(-status)}"
         words = f"attempt {state.attempt} ended {how}"
         if state.error and status in (NOT_FOUND, NOT_STARTED):
-            words = (
-                f"attempt {state.attempt} could not start {state.error}. Name a program that is on "
-                "the machine or in the workspace, and a folder that is there"
-            )
+            words = f"attempt {state.attempt} could not start {state.error}"
         try:
             log.say(self._kept.log, words)
-        except OSError as error:
+        except (OSError, InvalidInput) as error:
             _note(f"the log of job {state.job} cannot be written: {error}")
         self._keep(state="ended", status=status, ended_unix=time.time())
 
@@ -182,7 +181,7 @@ class Supervisor:
 
     def _answer(self) -> None:
         peer, _ = self._listener.accept()
-        with peer, suppress(OSError):  # who asked is gone, or says nothing
+        with peer:
             peer.settimeout(ASKED_S)
             try:
                 self._serve(parse_line(_line(peer)))

@@ -24,7 +24,8 @@ MARK: Final = "TORPOR_JOB_FOLDER"
 """The environment variable that every process of a job inherits; it holds the job's folder."""
 HARD_S: Final = 10.0
 """A process that got SIGKILL is gone within this time, or hangs in the kernel."""
-_POLL_S: Final = 0.02
+_QUICKEST_S: Final = 0.01
+_SLOWEST_S: Final = 0.25  # a look reads two files for each process of the machine
 _GONE: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
@@ -86,6 +87,7 @@ def end_processes(find: Callable[[], list[int]], grace_s: float, check: Callable
     MachineError names those that outlive SIGKILL for HARD_S.
     """
     asked: set[int] = set()
+    pause_s = _QUICKEST_S
     give_up = time.monotonic() + grace_s
     while left := find() or find():  # one that forks and ends may hide its child from one look
         check()
@@ -101,7 +103,8 @@ def end_processes(find: Callable[[], list[int]], grace_s: float, check: Callable
         asked.update(left)
         if late_s >= 0:
             _send(left, signal.SIGKILL)
-        time.sleep(_POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _SLOWEST_S)
 
 
 def _send(pids: Iterable[int], number: signal.Signals) -> None:

@@ -40,7 +40,8 @@ class JobState(msgspec.Struct, frozen=True):
     command is ended before it is started again. ``status``: its exit status, negative for a signal.
     ``error``: why the command could not be started; its status is then 126 or 127, as a shell's.
     ``log_from``: how long the log was when this attempt began; shorter than what an earlier machine
-    wrote, if that was not saved.
+    wrote, if that was not saved. ``saved``: what the machine saved after a notice; ``save_error``:
+    why it did not, or what went wrong although it did.
     """
 
     job: str
