@@ -23,7 +23,7 @@ from torpor.control.jobs.listing import (
     moment,
     where,
 )
-from torpor.control.jobs.records import Job, Stop, log_path
+from torpor.control.jobs.records import MOST_ENDED, Job, Stop, log_path
 from torpor.control.jobs.report import JobReport
 from torpor.control.upkeep.reports import MOST_ROWS
 from torpor.shared.errors import InvalidInput, TorporError
@@ -32,7 +32,7 @@ from torpor.shared.errors import InvalidInput, TorporError
 @flow("list-jobs")
 def list_jobs(
     workspaces: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
-    ended: Annotated[int, Field(ge=0, le=200)] = 20,
+    ended: Annotated[int, Field(ge=0, le=MOST_ENDED)] = 20,
 ) -> JobList:
     """List jobs: those that run, those that wait in the queues, and those that ended last.
 

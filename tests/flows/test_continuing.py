@@ -30,7 +30,7 @@ class Prefect(PlainRunner):
     def __init__(
         self, *opened: OpenWorkspace, states: dict[str, RunState], open: list[OpenRun]
     ) -> None:
-        super().__init__(*opened)
+        super().__init__(*opened, wait_factor=0.01)
         self._states = states
         self._open = open
         self.did: list[tuple[str, ...]] = []

@@ -32,6 +32,11 @@ FIELDS = {
         "timezone (Optional)": "The time zone of days, such as Europe/Berlin.",
         "dry_run (Optional)": "Show what the next backup would delete",
     },
+    "cancel-job": {
+        "workspace": "The Workspace block that the job works on, or its name.",
+        "job": "The id of the job, as list-jobs shows it.",
+        "keep_machine (Optional)": "Keep the machine, and store nothing.",
+    },
     "create": {"workspace": "The Workspace block that describes the machine"},
     "delete-snapshots": {
         "workspace": "The Workspace block whose snapshots are deleted, or its name.",
@@ -43,6 +48,16 @@ FIELDS = {
         "destroy (Optional)": "Destroy the machine afterwards.",
         "machine (Optional)": "The machine, if the workspace is on several",
         "accept_changed (Optional)": "Patterns of files that may change",
+    },
+    "normal": {
+        "workspace": "The Workspace block to work on, or its name.",
+        "command (Optional)": "The program and each argument as an item of its own.",
+        "save (Optional)": "A command that makes the program write its state",
+        "save_minutes (Optional)": "Minutes between two saves.",
+        "spot (Optional)": "Whether to rent spot machines",
+        "retries (Optional)": "How often a command that fails is started again.",
+        "on_cancel (Optional)": "What becomes of the machine when the job is cancelled.",
+        "job (Optional)": "The id of a job to continue.",
     },
     "reconcile": {
         "workspace": "The Workspace block whose rentals are compared, or its name.",
@@ -106,6 +121,11 @@ class Deployments:
 
     def submit(self, name: str) -> dict[str, Any]:
         """Submit the form and wait for the run that it made to end."""
+        wanted = {"flow_runs": {"id": {"any_": [self.submitted(name)]}}}
+        return until(partial(self._ended, wanted), "the run has ended", every_s=0.5)
+
+    def submitted(self, name: str) -> str:
+        """Submit the form; returns the id of the run that it made."""
         self.picture(f"{name}-filled")
         made: list[dict[str, Any]] = []
 
@@ -118,8 +138,7 @@ class Deployments:
         press(self.page, "Submit", "/create_flow_run")
         self.page.wait_for_url("**?tab=Runs", timeout=WAIT_MS)
         self.page.unroute("**/create_flow_run")
-        wanted = {"flow_runs": {"id": {"any_": [made[-1]["id"]]}}}
-        return until(partial(self._ended, wanted), "the run has ended", every_s=0.5)
+        return str(made[-1]["id"])
 
     def _ended(self, wanted: dict[str, Any]) -> dict[str, Any] | None:
         run = self._one("flow_runs/filter", wanted)
@@ -137,6 +156,11 @@ class Deployments:
         expect(self.page.get_by_role("cell", name="files", exact=True)).to_be_visible()
         expect(self.page.get_by_role("cell", name="203", exact=True)).to_be_visible()
         self.picture(f"{name}-table")
+
+    def artifact(self, key: str) -> None:
+        """Open the newest artifact of that key."""
+        found = self._one("artifacts/latest/filter", {"artifacts": {"key": {"any_": [key]}}})
+        self.page.goto(f"{self.server.ui_url}/v2/artifacts/artifact/{found['latest_id']}")
 
     def picture(self, name: str) -> None:
         path = self.pictures / f"{name}.png"

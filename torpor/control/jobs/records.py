@@ -21,6 +21,7 @@ DRIVEN_S: Final = 20.0
 LOST_S: Final = 120.0
 """A run that has not said so for this long is gone: another one may continue the job."""
 MOST_ATTEMPTS: Final = 1000
+MOST_ENDED: Final = 200
 _MOST_BYTES: Final = 1024 * 1024
 _ID_CHARS: Final = 12
 
@@ -147,7 +148,7 @@ class Jobs:
         found = [self._read(self._key("open", name)) for name in names]
         return sorted((one for one in found if one), key=lambda one: (one.created_unix, one.id))
 
-    def ended(self, most: int) -> list[Job]:
+    def ended(self, most: int = MOST_ENDED) -> list[Job]:
         """The jobs that ended last, at most so many, oldest first."""
         prefix = f"workspaces/{self.workspace}/jobs/ended/"
         found = sorted(self._store.list(prefix), key=lambda one: one.modified_unix)

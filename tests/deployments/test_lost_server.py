@@ -1,0 +1,130 @@
+"""The Prefect server is killed during a job, in an installation of the test's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from deployments import server
+from deployments.down import down
+from deployments.installation import CHECKOUT, FOLDER_VARIABLE, Installation
+from deployments.processes import running
+from deployments.server import Server
+from tests.fixtures.waiting import PATIENCE_S, until
+from torpor.control.ports import free_ports
+from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local_folder import folder_of
+
+WORK = "until test -e go; do date >> ticks; sleep 0.1; done"
+COMMAND = f"echo started; touch begun; {WORK}; echo done"
+
+SUBMIT = """
+from prefect.deployments import run_deployment
+given = {"workspace": "demo", "command": ["sh", "-c", sys.argv[1]]}
+say(str(run_deployment("job/normal", parameters=given, timeout=0).id))
+"""
+CONTINUE = """
+from flows import watch
+from tasks.opening import open_workspace
+jobs = open_workspace("demo").jobs
+(job,) = jobs.open()
+jobs.leave(job)  # as if nothing had been heard of its run for long enough
+say({"driver": job.driver, "next": [one.next_step for one in watch(["demo"], dry_run=False).jobs]})
+"""
+RESULT = """
+import time
+from flows import job_log, list_machines
+from tasks.opening import open_workspace
+jobs = open_workspace("demo").jobs
+while jobs.open():
+    time.sleep(0.5)
+(job,) = jobs.ended()
+say({"state": job.state, "ends": [one.end for one in job.attempts], "driver": job.driver,
+     "log": job_log("demo", job.id).text, "machines": len(list_machines("demo"))})
+"""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """An installation that no other test uses."""
+
+    installation: Installation
+    server: Server
+
+    def up(self) -> None:
+        port = self.server.ui_url.rpartition(":")[2]
+        env = {name: os.environ[name] for name in os.environ if not name.startswith("PREFECT_")}
+        env[FOLDER_VARIABLE] = str(self.installation.folder)
+        self._run(["-m", "deployments.up", "--port", port], env)
+
+    def python(self, script: str, *arguments: str) -> Any:
+        """What a script of a person says."""
+        say = "import json, sys\ndef say(value):\n    print('=' + json.dumps(value))\n"
+        env = server.environment(self.installation, self.server)
+        said = self._run(["-c", say + script, *arguments], env)
+        (line,) = [line for line in said.splitlines() if line.startswith("=")]
+        return json.loads(line[1:])
+
+    def _run(self, arguments: list[str], env: dict[str, str]) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=CHECKOUT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def alone(needs_server: None) -> Iterator[Alone]:
+    made = Installation(Path(tempfile.mkdtemp(prefix="torpor-")).resolve())
+    url = f"http://{server.HOST}:{free_ports(1)[0]}/api"
+    try:
+        yield Alone(made, Server(url, own=True, login=made.login()))
+    finally:
+        down(made, machines=True)
+        shutil.rmtree(made.folder)
+
+
+def test_a_job_goes_on_when_the_server_is_killed_and_started_again(alone: Alone) -> None:
+    alone.up()
+    (machine,) = LocalProvider(alone.installation.machines).list_own()
+    assert machine.label is not None
+    place = folder_of(alone.installation.machines, machine.label).home / "workspace"
+    run = alone.python(SUBMIT, COMMAND)
+    until((place / "begun").exists, "its command was started", every_s=0.2)
+
+    killed = running(alone.installation, "server")
+    for process in killed:
+        process.kill()
+    psutil.wait_procs(killed)
+    assert not server.answers(alone.server)
+    ticks = (place / "ticks").stat().st_size
+    until(lambda: (place / "ticks").stat().st_size > ticks + 100, "it works on", every_s=0.2)
+
+    alone.up()
+    continued = alone.python(CONTINUE)
+    assert continued["driver"] == run
+    assert continued["next"][0].endswith("continued it")
+    (place / "go").touch()
+    result = alone.python(RESULT)
+    assert (result["state"], result["ends"]) == ("succeeded", ["command ended"])
+    said = [line for line in result["log"].splitlines() if "torpor:" not in line]
+    assert said == ["started", "done"]  # the command was started once
+    assert result["machines"] == 0

@@ -1,0 +1,177 @@
+"""Jobs in Prefect's queues, with a real server and a real worker that is killed.
+
+TORPOR_TEST_WAITING=300 has 300 jobs wait instead of 30.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from blocks import Workspace
+from deployments import worker
+from deployments.installation import Installation
+from deployments.processes import running
+from deployments.server import Server
+from flows import cancel_job, create, job_log, list_jobs, list_machines, list_snapshots, watch
+from tasks.opening import open_workspace
+from tests.fixtures.deployed import Deployed
+from tests.fixtures.prefect_api import ask
+from tests.fixtures.waiting import until
+from torpor.control.jobs.records import Job, Jobs, new_job_id
+from torpor.control.providers.local_folder import folder_of
+
+pytestmark = pytest.mark.together("automations and make up")
+
+NAME = "queues"
+WAITING = int(os.environ.get("TORPOR_TEST_WAITING", "30"))
+UNTIL_GO = ["sh", "-c", "echo started; until test -e go; do sleep 0.2; done; echo done"]
+POOL = "work_pools/torpor-jobs"
+
+
+@pytest.fixture
+def one_at_once(torpor_up: Server) -> Iterator[None]:
+    """The pool runs one job at a time."""
+    pool = f"{torpor_up.api_url}/{POOL}"
+    usual = ask("GET", pool)["concurrency_limit"]
+    assert usual == 8
+    ask("PATCH", pool, {"concurrency_limit": 1})
+    yield
+    ask("PATCH", pool, {"concurrency_limit": usual})
+
+
+@pytest.fixture
+def place(installation: Installation) -> Path:
+    """The workspace on its machine."""
+    Workspace(name=NAME).save(NAME, overwrite=True)
+    create(NAME)
+    place = _place(installation)
+    place.mkdir()
+    return place
+
+
+def _place(installation: Installation) -> Path:
+    (machine,) = list_machines(NAME)
+    assert machine.label is not None
+    return folder_of(installation.machines, machine.label).home / "workspace"
+
+
+def _jobs() -> Jobs:
+    return open_workspace(NAME).jobs
+
+
+def _record(run: str) -> Job:
+    return until(lambda: _jobs().of(new_job_id(run)), f"run {run} has begun its job", every_s=0.5)
+
+
+def _works(run: str) -> bool:
+    return "started" in job_log(NAME, new_job_id(run)).text
+
+
+def _ended_job() -> str:
+    """A run that continues it ends at once."""
+    jobs = _jobs()
+    facts: dict[str, Any] = {"workspace": jobs.workspace, "block": NAME, "command": ["true"]}
+    begun = jobs.take(Job(id="e" * 12, created_unix=0.0, **facts), "a run")
+    return jobs.end(msgspec.structs.replace(begun, state="succeeded")).id
+
+
+def _silent(run: str) -> None:
+    """Nothing was heard of the job's driver for long enough; the test does not wait for that."""
+    _jobs().leave(_record(run))
+
+
+def _run(deployed: Deployed, run: str) -> dict[str, Any]:
+    (found,) = deployed.ask("flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+    return dict(found)
+
+
+def _kill_worker(installation: Installation) -> None:
+    """SIGKILL for the worker and its flow runs, as when its host is lost."""
+    while ours := running(installation, "job-worker"):
+        for process in sorted(ours, key=lambda one: one.create_time()):  # the worker first
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(ours)
+
+
+@pytest.mark.usefixtures("one_at_once")
+def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
+    deployed: Deployed, installation: Installation, torpor_up: Server, place: Path
+) -> None:
+    ended = {"workspace": NAME, "job": _ended_job()}
+    first = deployed.start("job/low", {"workspace": NAME, "command": UNTIL_GO})
+    until(lambda: _record(first).attempts, "its command was started", every_s=0.5)
+    until(partial(_works, first), "its command works", every_s=0.5)
+    low = [deployed.start("job/low", ended) for _ in range(WAITING)]
+
+    _kill_worker(installation)
+    assert worker.start(installation, torpor_up)
+    assert _run(deployed, first)["state_type"] == "RUNNING"  # Prefect does not know, and waits
+    _silent(first)
+    (seen,) = watch([NAME], dry_run=False).jobs
+    assert seen.next_step.endswith("continued it")
+    assert _run(deployed, first)["state_type"] == "CRASHED"
+    again = until(
+        lambda: record.driver if (record := _record(first)).driven else "",
+        "another run drives the job",
+        every_s=0.5,
+    )
+    assert again != first
+    critical = deployed.start("job/critical", ended)
+    assert {one.run for one in list_jobs([NAME]).queued} == {critical, *low}
+
+    (place / "go").touch()
+    assert deployed.end(again)["state_type"] == "COMPLETED"
+    assert deployed.end(critical)["state_type"] == "COMPLETED"
+    assert deployed.end(low[0])["state_type"] == "COMPLETED"
+    for run in reversed(low):
+        if _run(deployed, run)["state_type"] == "SCHEDULED":
+            deployed.cancel_waiting(run)
+    runs = [_run(deployed, run) for run in (first, again, critical, *low)]
+    began = [run for run in runs if run["run_count"]]  # Prefect gives cancelled ones a start too
+    order = [run["id"] for run in sorted(began, key=lambda run: str(run["start_time"]))]
+    assert order[:3] == [first, again, critical]
+    assert order[3:] == low[: len(order) - 3] != []  # in the order of submission
+
+    record = _record(first)
+    assert (record.state, len(record.attempts)) == ("succeeded", 1)
+    said = [line for line in job_log(NAME, record.id).text.splitlines() if "torpor:" not in line]
+    assert said == ["started", "done"]  # the command was started once
+    assert list_machines(NAME) == []
+
+
+def test_a_job_that_is_cancelled_in_prefect_ends_in_a_hibernated_workspace(
+    deployed: Deployed, place: Path
+) -> None:
+    before = len(list_snapshots(NAME))
+    run = deployed.start("job/high", {"workspace": NAME, "command": UNTIL_GO})
+    until(lambda: _record(run).attempts, "its command was started", every_s=0.5)
+    until(partial(_works, run), "its command works", every_s=0.5)
+    deployed.cancel(run)
+    assert deployed.end(run)["state_type"] == "CANCELLED"
+    _silent(run)
+    assert watch([NAME], dry_run=False).jobs
+    until(lambda: _record(run).ended, "another run has stopped it", every_s=0.5)
+    record = _record(run)
+    assert (record.state, record.why) == ("cancelled", "its run was cancelled in Prefect")
+    assert len(list_snapshots(NAME)) == before + 1
+    assert list_machines(NAME) == []
+
+
+def test_a_job_is_cancelled_by_its_id(deployed: Deployed, place: Path) -> None:
+    run = deployed.start("job/high", {"workspace": NAME, "command": UNTIL_GO})
+    until(lambda: _record(run).attempts, "its command was started", every_s=0.5)
+    said = cancel_job(NAME, new_job_id(run), keep_machine=True).answer
+    assert said["now"] == f"run {run} stops it"
+    assert deployed.end(run)["state_type"] == "COMPLETED"
+    assert _record(run).state == "cancelled"
+    assert len(list_machines(NAME)) == 1

@@ -1,0 +1,77 @@
+"""A job in a real browser: its form submitted, its log while it runs, and the table of watch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from blocks import Workspace
+from deployments.installation import Installation
+from deployments.server import Server
+from flows import list_machines
+from tests.fixtures.deployed import Deployed
+from tests.fixtures.prefect_api import ask
+from tests.ui.test_flows import Deployments
+from torpor.control.jobs.records import new_job_id
+from torpor.control.providers.local_folder import folder_of
+
+NAME = "ui-job"
+COUNT = "n=0; until test -e go; do n=$((n+1)); echo step $n; sleep 0.5; done; echo enough"
+
+
+def test_a_job_from_the_form_to_its_report(
+    torpor_up: Server,
+    deployed: Deployed,
+    installation: Installation,
+    page: Page,
+    pictures: Path,
+) -> None:
+    Workspace(name=NAME).save(NAME, overwrite=True, _sync=True)
+    assert deployed.end(deployed.start("create", {"workspace": NAME}))["state_type"] == "COMPLETED"
+    (machine,) = list_machines(NAME)
+    assert machine.label is not None
+    place = folder_of(installation.machines, machine.label).home / "workspace"
+    place.mkdir()
+    deployments = Deployments(torpor_up, page, pictures)
+
+    deployments.open("normal")
+    deployments.see_fields("normal")
+    deployments.pick(NAME)
+    for number, word in enumerate(["sh", "-c", COUNT]):
+        page.get_by_role("button", name="Add item").first.click()
+        page.locator("textarea").nth(number).fill(word)
+    page.get_by_label("save_minutes (Optional)").fill("15")
+    run = deployments.submitted("normal")
+
+    page.goto(f"{torpor_up.ui_url}/v2/runs/flow-run/{run}")
+    expect(page.get_by_text("step 3", exact=True).first).to_be_visible()
+    expect(page.get_by_text("Running").first).to_be_visible()
+    deployments.picture("job-log")
+
+    assert deployed.end(deployed.start("watch", {}))["state_type"] == "COMPLETED"
+    deployments.artifact("watch")
+    expect(page.get_by_role("cell", name=f"{new_job_id(run)} is running").first).to_be_visible()
+    expect(page.get_by_role("cell", name=f"{machine.id} at").first).to_be_visible()
+    deployments.picture("watch-table")
+
+    (place / "go").touch()
+    ended = deployed.end(run)
+    assert ended["state_type"] == "COMPLETED", ended["state"]["message"]
+    assert ended["parameters"]["command"] == ["sh", "-c", COUNT]
+    assert ended["parameters"]["save_minutes"] == 15
+    assert ended["name"] == f"job-{NAME}"
+    deployments.artifact(f"job-{new_job_id(run)}")
+    outcome = "succeeded: the command ended with status 0"
+    expect(page.get_by_role("cell", name=outcome, exact=True)).to_be_visible()
+    deployments.picture("job-report")
+    assert list_machines(NAME) == []
+
+
+def test_the_queues_are_shown_in_their_order(torpor_up: Server, page: Page, pictures: Path) -> None:
+    page.goto(f"{torpor_up.ui_url}/v2/work-pools/work-pool/torpor-jobs?tab=Work+Queues")
+    for name in ("critical", "high", "normal", "low"):
+        expect(page.get_by_role("link", name=name, exact=True).first).to_be_visible()
+    pool = ask("GET", f"{torpor_up.api_url}/work_pools/torpor-jobs")
+    assert pool["concurrency_limit"] == 8
+    Deployments(torpor_up, page, pictures).picture("job-queues")
