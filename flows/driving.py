@@ -26,6 +26,7 @@ from torpor.shared.errors import (
     BudgetExceeded,
     CreateFailed,
     HandedOver,
+    InvalidInput,
     NoOffer,
     TorporError,
     UnexpectedAnswer,
@@ -195,9 +196,19 @@ class Driver:
             return
         self._driven.change(state="hibernating")
         run = f"{runner().run}-end-{len(self.job.attempts)}-{time.time_ns()}"
-        store_workspace(
-            self._opened, Phases(), destroy=True, machine=machine.id, run=run, proven=self._proven
-        )
+        try:
+            store_workspace(
+                self._opened,
+                Phases(),
+                destroy=True,
+                machine=machine.id,
+                run=run,
+                proven=self._proven,
+            )
+        except InvalidInput:
+            if machine_in_use(self._opened, machine.id) is not None:
+                raise
+            return  # it was lost meanwhile: the command runs again from the newest save
         self._end()
 
     def _proven(self, verified: Verified) -> None:
