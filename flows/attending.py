@@ -91,7 +91,8 @@ class Attending:
                 self._driven.change_attempt(end="stopped", ended_unix=time.time())
                 return
         folder = self._opened.spec.paths[0]
-        request = StartJob(job.id, attempt.number, job.command, folder, self._log, [])
+        notices = self._opened.markets.of(self._machine.provider).abilities.notices
+        request = StartJob(job.id, attempt.number, job.command, folder, self._log, list(notices))
         try:
             state = start_command(self._session, request)
         except InvalidInput as error:  # the user's mistake: this command can never be started

@@ -91,6 +91,8 @@ def test_a_book_has_names_that_sort_and_grants_that_end(
     assert (book.job, book.parent, book.roots) == (JOB, base, [str(machine.root)])
     assert (book.exclude, book.accepted, book.lost) == (["cache"], ["log"], [])
     assert AGAIN_S < COMMIT_S
+    same = book_of(machine, machine.root, None)
+    assert (same.parent, same.known[0].root) == (base, book.known[0].root)
 
 
 def test_a_big_workspace_gets_more_packs_within_a_line(
@@ -105,6 +107,7 @@ def test_a_big_workspace_gets_more_packs_within_a_line(
 
 
 def test_a_machine_without_a_snapshot_can_save_too(machine: NearAgent) -> None:
+    assert len(book_of(machine, machine.root, None).packs) == MOST_PACKS
     save = saved(machine, book_of(machine, machine.root, None))
     verify_snapshot(machine.store, stored(machine, save), machine.seal)
 

@@ -14,8 +14,8 @@ from torpor.control.store.marks import COMMIT_S, marked_packs
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import (
     find_snapshot,
+    newest_snapshot,
     read_manifest,
-    snapshot_ids,
     snapshot_times,
 )
 from torpor.shared.errors import SnapshotError
@@ -42,7 +42,8 @@ OWN_SAVES: Final = 4
 and a save may fail."""
 AGAIN_S: Final = COMMIT_S / 2
 """A machine gets a new book this often, so that its grants last half an hour at least."""
-FEWEST_PACKS: Final = 64
+FEWEST_PACKS: Final = 256
+"""16 GiB of packs: a program may write far more than the workspace held."""
 MOST_PACKS: Final = 1024
 """64 GiB of packs. They are 0.7 MB of grants, which the machine's supervisor holds."""
 _PACK_BYTES: Final = 48 * MIB  # of content that does not compress, in the emptiest pack
@@ -57,13 +58,14 @@ def book_for(
     manifest: Manifest | None = None,
 ) -> StandBy:
     """Leave to save the workspace for an hour. ``basis``: the snapshot that the machine's disk was
-    last equal to; ``manifest``: its manifest, where the caller has it.
+    last equal to, None for the newest one; ``manifest``: its manifest, where the caller has it.
 
     The order makes prune safe, as in ``RemoteSnapshot.lost_packs``: first sign the grants for the
     manifests, which end COMMIT_S later; then read the marks; then list the packs.
     """
     saves = _sign_saves(store, spec)
-    known, lost, full_bytes = [], [], 0
+    known, lost, count = [], [], MOST_PACKS
+    basis = basis or newest_snapshot(store, spec.name)
     if basis is not None:
         stored = find_snapshot(store, spec.name, basis)
         if manifest is None:
@@ -75,7 +77,7 @@ def book_for(
         grant = store.grant("GET", manifest_key(spec.name, basis), expires_s=COMMIT_S)
         known = [KnownSnapshot(stored.root, stored.manifest_bytes, grant)]
         full_bytes = sum(entry.size for entry in manifest.entries)
-    count = min(MOST_PACKS, FEWEST_PACKS + 2 * full_bytes // _PACK_BYTES)
+        count = min(MOST_PACKS, FEWEST_PACKS + 2 * full_bytes // _PACK_BYTES)
     return StandBy(
         job=job,
         workspace=spec.name,
@@ -149,7 +151,7 @@ def _candidates(times: dict[SnapshotId, float], verified: SnapshotId | None) -> 
 
 def _sign_saves(store: ObjectStore, spec: WorkspaceSpec) -> list[SaveGrant]:
     """Grants for manifests whose names sort after every snapshot, and one after the other."""
-    newest = max(snapshot_ids(store, spec.name), default=None)
+    newest = newest_snapshot(store, spec.name)
     now = datetime.now(timezone.utc)
     saves = []
     for _ in range(OWN_SAVES):
