@@ -17,6 +17,7 @@ import torpor
 from tests.fixtures.kill_points import killed_at
 from tests.fixtures.supervised import JOB, Machine
 from tests.fixtures.waiting import until
+from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.operations import operations
 from torpor.shared.errors import AgentLost, InvalidInput
 
@@ -302,3 +303,33 @@ def test_a_log_that_became_a_folder_hinders_no_end(machine: Machine) -> None:
     machine.log.mkdir()
     (machine.work / "go").touch()
     assert machine.ended().status == 0
+
+
+def test_an_end_that_cannot_be_written_is_written_later(machine: Machine) -> None:
+    machine.shell(f"{WAITS}; exit 7")
+    hinder = machine.folder.path / ".state"
+    hinder.mkdir()
+    (machine.work / "go").touch()
+    noted = machine.home / LOG_FILE
+    until(lambda: b"cannot be written" in noted.read_bytes(), "the supervisor has tried")
+    assert machine.state().state == "running"
+    hinder.rmdir()
+    assert machine.ended().status == 7
+
+
+def test_a_program_whose_first_thread_has_ended_is_ended_too(machine: Machine) -> None:
+    program = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "open('up', 'w').write('1')\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    machine.start(sys.executable, "-I", "-c", program)
+    machine.file("up")
+    command = machine.kept().command
+    stat_of = Path(f"/proc/{command.pid}/stat")
+    until(lambda: stat_of.read_text().rpartition(")")[2].split()[0] == "Z", "its thread has ended")
+    assert command.lives
+    machine.supervisor_dies()
+    machine.stop()
+    assert not command.lives

@@ -131,7 +131,7 @@ class Supervisor:
             status = self._command.poll()
             if status is not None:
                 self._ended(status)
-        elif not self._written:
+        if not self._written:
             self._keep()
 
     def _ended(self, status: int) -> None:
@@ -235,5 +235,7 @@ def _signal_name(number: int) -> str:
 
 
 def _note(words: str) -> None:
-    """Into the agent's log, which is this process's standard error."""
-    sys.stderr.write(f"supervisor: {words}\n")
+    """Into the agent's log, which is this process's standard error. A full disk has no room for
+    it either."""
+    with suppress(OSError):
+        os.write(2, f"supervisor: {words}\n".encode("utf-8", "backslashreplace"))

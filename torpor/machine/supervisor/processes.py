@@ -120,7 +120,8 @@ def _look(pid: int) -> _Seen | None:
         return None
     # The name in parentheses may hold anything, so count from the last one.
     facts = stat[stat.rfind(b")") + 2 :].split()
-    return _Seen(int(facts[19]), int(facts[3]), facts[0] in (b"Z", b"X"))
+    threads = int(facts[17])  # the first one of a program may end before the others
+    return _Seen(int(facts[19]), int(facts[3]), facts[0] in (b"Z", b"X") and threads < 2)
 
 
 def _environment(pid: int) -> list[bytes]:
