@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,25 +18,30 @@ import psutil
 import pytest
 
 from flows import attending, job
+from tasks.jobs import start_command
+from tasks.machines import open_session
 from tasks.plain_runner import PlainRunner
+from tasks.standing_by import stand_by
 from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.machines import destroy_all
-from tests.fixtures.metadata import PREEMPTED, Metadata
+from tests.fixtures.metadata import ACTION, PREEMPTED, Metadata
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.stores import Server
 from tests.fixtures.waiting import until
-from tests.fixtures.world import WORKSPACE, World, kill, make_world
+from tests.fixtures.world import WORKSPACE, World, kill, make_world, until_gone
 from tests.jobs import training
 from tests.jobs.campaign import hurried
 from torpor.control.jobs.records import Jobs
 from torpor.control.jobs.report import JobReport
-from torpor.control.safety import see_whole
+from torpor.control.remote.snapshot import RemoteSnapshot
+from torpor.control.safety import see_whole, verify_snapshot
 from torpor.control.store.snapshots import find_snapshot
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.shared.values import MIB, MachineId
-from torpor.shared.wire.job import JobState
+from torpor.shared.wire.job import JobState, StartJob
 
 _LONG = 200
+_JOB = "3f2a9c81d04e"
 _TRAINING = ["python3", "training.py", str(_LONG), "0.1"]
 
 
@@ -100,6 +106,39 @@ def test_the_machine_saves_itself_while_nobody_is_there_and_the_job_goes_on_from
     begun = [int(line.rsplit(" ", 1)[1]) for line in log.splitlines() if "goes on from" in line]
     assert begun[0] == 0
     assert begun[1] >= noticed_at
+
+
+@pytest.mark.parametrize("hung", [False, True], ids=["at work", "hung"])
+def test_an_agent_that_holds_the_workspace_is_ended_when_time_is_short(
+    world: World, metadata: Metadata, hung: bool
+) -> None:
+    """The control side was lost in the middle of a save."""
+    machine = world.rent()
+    place = world.workspace(machine.id)
+    place.mkdir()
+    (place / "weights.bin").write_bytes(os.urandom(3 * MIB))
+    opened = world.opened
+    with PlainRunner(opened), open_session(opened, machine) as session:
+        request = StartJob(
+            _JOB, 1, ["sleep", "600"], "~/workspace", "~/job.log", [metadata.source("aws")]
+        )
+        assert start_command(session, request).state == "running"
+        stand_by(opened, session, _JOB, None)
+        running = RemoteSnapshot(session, opened.store, opened.spec, opened.key, "interrupted")
+        running.begin()
+        (agent,) = world.agents(machine.id)
+        if hung:
+            os.kill(agent, signal.SIGSTOP)
+        soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 5))
+        metadata.say(ACTION, {"action": "terminate", "time": soon})
+        state = until(lambda: _after_save(world, machine.id, _JOB), "the machine has saved itself")
+        assert state.save_error == "" and state.saved is not None
+        until_gone([agent])
+    whole = find_snapshot(world.direct, WORKSPACE, state.saved.snapshot)
+    verify_snapshot(world.direct, whole, world.seal)
+    log = (world.home(machine.id) / ".torpor/agent.log").read_text()
+    assert "a run holds workspace demo: the agent gets SIGTERM" in log
+    assert ("the agent gets SIGKILL" in log) == hung
 
 
 def _run(world: World, command: list[str], **options: Any) -> JobReport:

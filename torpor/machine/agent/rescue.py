@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from torpor.machine.agent.call import Call
+from torpor.machine.agent.environment import record_environment
 from torpor.machine.agent.home import LIFE_LOCK, agent_alive
 from torpor.machine.agent.hook import SAVE, run_hook
 from torpor.machine.agent.log import LOG_FILE, Log, scrub
@@ -113,6 +114,7 @@ class Rescue:
             raise InvalidInput("a save needs a grant for its manifest")
         with ThreadPoolExecutor(WORKERS, "rescue") as threads:
             words = threads.submit(self._run_save_command)
+            threads.submit(record_environment)  # for the manifest: nvidia-smi may take seconds
             run = self._take_workspace()
             try:
                 with run.starting(self._call):
