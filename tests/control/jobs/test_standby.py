@@ -230,6 +230,8 @@ def test_a_save_under_an_older_book_is_newer_than_what_came_between(
 ) -> None:
     """The control side was lost after a save and before it handed over the next book."""
     old = book_of(machine, machine.root, machine.hibernated())
+    given_up = NearAgent(store, machine.home.parent / "other-home", machine.root)
+    of_another = book_of(given_up, given_up.root, old.parent)
     for _ in range(OWN_SAVES + 1):
         verified = machine.hibernated()
     store.advance(10)
@@ -240,6 +242,10 @@ def test_a_save_under_an_older_book_is_newer_than_what_came_between(
     blob = store.get(manifest_key(WORKSPACE, old.parent or verified), max_bytes=1 << 20)
     store.advance(10)  # an older snapshot that was put back is not a newer save
     store.put(manifest_key(WORKSPACE, old.parent or verified), blob)
+    assert _newest(machine, verified) == (save.snapshot, 0)
+    store.advance(10)  # neither is one of a machine that was given up and lived on
+    late = saved(given_up, of_another)
+    assert late.snapshot < verified
     assert _newest(machine, verified) == (save.snapshot, 0)
 
 

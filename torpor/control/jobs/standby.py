@@ -123,7 +123,10 @@ def newest_whole(
             if snapshot == verified:
                 return NewestWhole(found, refused)
             manifest = see_whole(store, found, seal)
-            if verified is None or snapshot > verified or manifest.statistics.get(OWN_SAVE):
+            if verified is None or snapshot > verified:
+                return NewestWhole(found, refused)
+            before = read_manifest(store, find_snapshot(store, workspace, verified), seal)
+            if manifest.statistics.get(OWN_SAVE) and manifest.machine == before.machine:
                 return NewestWhole(found, refused)
         except SnapshotError as error:
             refused.append(error)
@@ -136,7 +139,8 @@ def _candidates(times: dict[SnapshotId, float], verified: SnapshotId | None) -> 
     """The snapshots that may be newer than the verified one, newest first, and that one last.
 
     A machine's own save has the name that was signed for it up to COMMIT_S before. So one that
-    appeared after the verified snapshot may have a name from before it.
+    appeared after the verified snapshot of the same machine may have a name from before it. Another
+    machine's may be of one that was given up and lived on for a while.
     """
     if verified is None:
         return sorted(times, reverse=True)
