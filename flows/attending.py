@@ -19,6 +19,7 @@ from tasks.standing_by import stand_by
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.lines import Lines
+from torpor.control.jobs.policy import save_interval_s
 from torpor.control.jobs.records import Attempt, log_path
 from torpor.control.jobs.standby import AGAIN_S as BOOK_S
 from torpor.control.remote.session import Session
@@ -65,7 +66,7 @@ class Attending:
         self._session = session
         self._log = log_path(opened.spec, driven.job.id)
         self._lines = Lines(self._log)
-        self._saves = _Saves(opened, driven, machine, session)
+        self._saves = _Saves(opened, driven, machine, rental.spot, session)
         self._notice: Notice | None = None
         self._left = threading.Event()
 
@@ -176,7 +177,12 @@ class _Saves:
     """Incremental snapshots beside the command, one at a time."""
 
     def __init__(
-        self, opened: OpenWorkspace, driven: Driven, machine: Machine, session: Session
+        self,
+        opened: OpenWorkspace,
+        driven: Driven,
+        machine: Machine,
+        spot: bool,
+        session: Session,
     ) -> None:
         job = driven.job
         spec = msgspec.structs.replace(opened.spec, quiesce=job.save)
@@ -184,10 +190,10 @@ class _Saves:
         self._driven = driven
         self._machine = machine
         self._session = session
-        self._every_s = 60.0 * job.save_minutes
-        self._due = time.monotonic() + self._every_s
-        self._running: Future[tuple[float, Verified]] | None = None
+        self._spot = spot
         self._count = 0
+        self._due = time.monotonic() + save_interval_s(job, spot, 0)
+        self._running: Future[tuple[float, Verified]] | None = None
         self._book_due = time.monotonic()
 
     def go_on(self, threads: ThreadPoolExecutor, *, hurry: bool) -> None:
@@ -199,8 +205,9 @@ class _Saves:
         if time.monotonic() >= self._book_due:
             self._stand_by(self._driven.job.newest)
         if hurry or time.monotonic() >= self._due:
-            self._due = time.monotonic() + self._every_s
             self._count += 1
+            interval_s = save_interval_s(self._driven.job, self._spot, self._count)
+            self._due = time.monotonic() + interval_s
             self._running = threads.submit(copy_context().run, self._save)
 
     def settle(self) -> None:

@@ -43,7 +43,7 @@ def job(
             the first directory of the workspace.
         save: A command that makes the program write its state, run before each save. May stay
             empty.
-        save_minutes: Minutes between two saves.
+        save_minutes: Minutes between two saves. The first ones on a spot machine come sooner.
         spot: Whether to rent spot machines, which cost less and may be taken away at any time.
         retries: How often a command that fails is started again.
         on_cancel: What becomes of the machine when the job is cancelled.

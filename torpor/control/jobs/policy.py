@@ -15,6 +15,9 @@ MOST_LOSSES: Final = 3
 """Machines lost one after the other without a newer save: then the job ends as preempted."""
 LOSSES_TO_ON_DEMAND: Final = 2
 """After these, ``allowed`` rents no spot machine for the next attempt."""
+FIRST_SAVE_S: Final = 180.0
+"""When the first save on a spot machine begins. Each later interval is twice as long, up to the
+job's own: many spot machines are lost within the hour (docs/figures.md)."""
 WAITS_S: Final = (60.0, 120.0, 300.0, 600.0)
 """Before the next look for a machine where none was on sale; the last one repeats."""
 
@@ -47,6 +50,17 @@ def is_retried(job: Job) -> bool:
     """Whether the command, which has failed, is started once more."""
     failed = sum(one.end == "command ended" and one.status != 0 for one in job.attempts)
     return failed <= job.retries
+
+
+def save_interval_s(job: Job, spot: bool, begun: int) -> float:
+    """Seconds to the next save, from the beginning of the last of ``begun`` saves on a machine, or
+    from the beginning of the attempt there. On a spot machine the first saves come sooner, and
+    sooner still after losses without a save."""
+    every_s = 60.0 * job.save_minutes
+    if not spot:
+        return every_s
+    before = losses([attempt for attempt in job.attempts if attempt.end])
+    return min(every_s, FIRST_SAVE_S * 2.0 ** (min(begun, 20) - before))
 
 
 def wait_s(refusals: int) -> float:
