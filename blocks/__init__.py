@@ -1,5 +1,5 @@
 """Configuration and secrets, kept by Prefect: stores, providers, SSH identities, workspaces,
-budgets.
+budgets, stacks.
 
 ``prefect block register -m blocks`` adds the block types to a server.
 """
@@ -10,6 +10,7 @@ from blocks.local_provider import LocalProvider
 from blocks.markets import LambdaProvider, RunpodProvider, VastProvider
 from blocks.object_store import ObjectStore
 from blocks.ssh_identity import SSHIdentity
+from blocks.stack import Stack
 from blocks.workspace import Workspace
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "ObjectStore",
     "RunpodProvider",
     "SSHIdentity",
+    "Stack",
     "VastProvider",
     "Workspace",
 ]

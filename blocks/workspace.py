@@ -18,6 +18,7 @@ from torpor.control.providers.seam import Provider
 from torpor.control.store.s3 import S3Store
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import (
+    BASE,
     MIB,
     RESERVED,
     Compression,
@@ -411,10 +412,10 @@ class Workspace(Block):
             name = workspace_name(value.strip())
         except InvalidInput as cause:
             raise ValueError(str(cause)) from None
-        if name.startswith(RESERVED):
+        if name.startswith((*RESERVED, BASE)):
             raise ValueError(
-                f"names that begin with {' or '.join(RESERVED)} are reserved: torpor deletes what "
-                "is stored under them. Choose another name"
+                f"names that begin with {' or '.join((*RESERVED, BASE))} are reserved: torpor "
+                "deletes what is stored under them. Choose another name"
             )
         return name
 

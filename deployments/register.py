@@ -21,12 +21,13 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect_aws.credentials import AwsCredentials
 from pydantic import SecretStr
 
-from blocks import Budget, LocalProvider, ObjectStore, SSHIdentity, Workspace
+from blocks import Budget, LocalProvider, ObjectStore, SSHIdentity, Stack, Workspace
 from blocks.reference import load_named
 from blocks.workspace import PROVIDERS
 from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation
 from deployments.schedules import offer_schedules
+from deployments.stacks import ready_made
 from deployments.worker import POOLS
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.errors import StoreError, TorporError
@@ -64,6 +65,7 @@ def register_types() -> None:
         *PROVIDERS,
         Workspace,
         Budget,
+        Stack,
         AwsCredentials,
     ]
     for kind in kinds:
@@ -71,7 +73,8 @@ def register_types() -> None:
 
 
 def make_first_blocks(installation: Installation) -> None:
-    """Make a first identity, provider, store and workspace, if they are missing."""
+    """Make a first identity, provider, store and workspace, and the ready-made stacks, if they
+    are missing."""
     if not exists(SSHIdentity, "default"):
         SSHIdentity.generate().save("default")
     if not exists(LocalProvider, "default"):
@@ -90,6 +93,9 @@ def make_first_blocks(installation: Installation) -> None:
         ).save("default")
     if not exists(Workspace, DEMO):
         Workspace(name=DEMO).save(DEMO)
+    for name, stack in ready_made().items():
+        if not exists(Stack, name):
+            stack.save(name)
 
 
 def serve_store(installation: Installation) -> None:

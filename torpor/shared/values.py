@@ -29,6 +29,9 @@ DRILL: Final = "drill--"
 RESERVED: Final = (BENCHMARK, BENCHMARK_MACHINES, DRILL)
 """Prefixes of reserved names. Machines and objects under such names hold no work and may always be
 destroyed. No Workspace block may have such a name."""
+BASE: Final = "base--"
+"""Prefix of the names that the environments of stacks are kept under. No machine is ever rented
+under such a name, and no Workspace block may have one."""
 
 _LONGEST_NAME: Final = 63
 _WORKSPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")

@@ -1,0 +1,127 @@
+"""The ready-made stacks. They are the user's once they are saved: `make up` never changes them.
+
+Commands, environment variables, health and completion shapes were compared with these documents:
+
+* llama.cpp: tools/server/README.md, and a real server from the same wheel (benchmarks/deploy.py).
+* vLLM: https://docs.vllm.ai/en/stable/serving/openai_compatible_server.html. Not run: no GPU.
+* ollama: docs/linux.mdx, docs/faq.mdx and docs/api.md of ollama/ollama. Not run.
+* Jupyter: https://jupyter-server.readthedocs.io/en/latest/developers/rest-api.html. Not run.
+
+Each of the last three meets a server of the same shape in tests/flows/test_deploy_stacks.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from blocks import Stack
+
+_VENV: Final = [
+    "sh", "-euc",
+    'python3 -m venv "$1"; into="$1"; shift; "$into/bin/pip" install --no-cache-dir "$@"',
+    "sh", "{environment}",
+]  # fmt: skip
+_LLAMA_CPP: Final = """\
+import signal, sys, xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, params.port, params.hostnames = sys.argv[1], int(sys.argv[2]), ["127.0.0.1"]
+params.n_gpu_layers, params.n_ctx = 999, int(sys.argv[3])
+server = xllamacpp.Server(params)
+print(server.listening_address, flush=True)
+signal.pause()
+"""
+_OLLAMA_SETUP: Final = """\
+case "$(uname -m)" in aarch64) arch=arm64 ;; *) arch=amd64 ;; esac
+mkdir -p "$1"
+curl -fsSL "https://github.com/ollama/ollama/releases/download/v$2/ollama-linux-$arch.tar.zst" |
+    zstd -d | tar -x -C "$1"
+"$1/bin/ollama" --version
+"""
+_OLLAMA_PULL: Final = """\
+"$1" serve &
+trap 'kill "$!"' EXIT
+until "$1" list >/dev/null 2>&1; do kill -0 "$!"; sleep 0.2; done
+"$1" pull "$2"
+"""
+_OLLAMA_ENV: Final = ["env", "OLLAMA_HOST=127.0.0.1:{port}", "OLLAMA_MODELS={model_path}"]
+
+
+def ready_made() -> dict[str, Stack]:
+    """By the name of the block."""
+    return {"llama-cpp": _llama_cpp(), "vllm": _vllm(), "ollama": _ollama(), "pytorch": _pytorch()}
+
+
+def _llama_cpp() -> Stack:
+    return Stack(
+        setup=[*_VENV, "xllamacpp==2026.10.11549"],
+        environment=["~/torpor-llama-cpp"],
+        relocatable=True,
+        model_path="models/model.gguf",
+        server=["{bin}python3", "-c", _LLAMA_CPP, "{model_path}", "{port}", "4096"],
+        port=8080,
+        health="/health",
+        proof_path="/v1/completions",
+        proof_body=json.dumps({"prompt": "Hello", "max_tokens": 1}),
+        proof_answer="usage.completion_tokens",
+    )
+
+
+def _vllm() -> Stack:
+    return Stack(
+        image="vllm/vllm-openai:v0.33.0",
+        setup=[*_VENV, "vllm==0.33.0"],
+        setup_minutes=60,
+        environment=["~/torpor-vllm"],
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        model_path="models/qwen2.5-0.5b-instruct",
+        fetch=["{bin}hf", "download", "{model}", "--local-dir", "{model_path}"],
+        server=[
+            "env", "VLLM_CACHE_ROOT={environment}/cache",
+            "{bin}vllm", "serve", "{model_path}", "--served-model-name", "{model}",
+            "--host", "127.0.0.1", "--port", "{port}",
+        ],
+        port=8000,
+        health="/health",
+        ready_minutes=30,
+        proof_path="/v1/completions",
+        proof_body=json.dumps({"model": "{model}", "prompt": "Hello", "max_tokens": 8}),
+        proof_answer="choices.0.text",
+    )  # fmt: skip
+
+
+def _ollama() -> Stack:
+    return Stack(
+        image="ollama/ollama:0.30.10",
+        setup=["sh", "-euc", _OLLAMA_SETUP, "sh", "{environment}", "0.30.10"],
+        environment=["~/torpor-ollama"],
+        relocatable=True,
+        model="qwen2.5:0.5b",
+        model_path="models/ollama",
+        fetch=[*_OLLAMA_ENV, "sh", "-euc", _OLLAMA_PULL, "sh", "{bin}ollama", "{model}"],
+        server=[*_OLLAMA_ENV, "{bin}ollama", "serve"],
+        port=11434,
+        health="/api/version",
+        proof_path="/api/generate",
+        proof_body=json.dumps({"model": "{model}", "prompt": "Hello", "stream": False}),
+        proof_answer="response",
+    )
+
+
+def _pytorch() -> Stack:
+    return Stack(
+        image="quay.io/jupyter/pytorch-notebook:cuda12-2025-08-18",
+        setup=[*_VENV, "torch==2.15.0", "jupyterlab==4.6.6"],
+        environment=["~/torpor-pytorch"],
+        model_path="",
+        server=[
+            "{bin}python3", "-m", "jupyterlab", "--no-browser", "--allow-root",
+            "--ServerApp.ip=127.0.0.1", "--ServerApp.port={port}", "--ServerApp.port_retries=0",
+            "--ServerApp.root_dir={workspace}",
+        ],
+        port=8888,
+        health="/api",
+        proof_method="GET",
+        proof_path="/api",
+        proof_answer="version",
+    )  # fmt: skip

@@ -1,0 +1,145 @@
+"""Stacks: what a form may say, and what commands become of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from pydantic import ValidationError
+
+from blocks import Stack, Workspace
+from deployments.stacks import ready_made
+from torpor.control.deploy.stack import (
+    STRATEGIES,
+    Facts,
+    Place,
+    base_name,
+    see_apart,
+    strategy_named,
+)
+from torpor.shared.errors import InvalidInput
+from torpor.shared.values import BASE
+
+FACTS = Facts((3, 11), "2.36", "x86_64", 12, "/root")
+
+
+def _stack(**changes: Any) -> Stack:
+    given = {"server": ["serve"], "port": 8080, "proof_answer": "version", **changes}
+    return Stack(**given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"environment": ["~"]}, "is not a directory of an environment"),
+        ({"environment": ["~/"]}, "is not a directory of an environment"),
+        ({"environment": ["/usr"]}, "is not a directory of an environment"),
+        ({"environment": ["relative/path"]}, "is not a directory of an environment"),
+        ({"environment": ["~/a/../b"]}, "has . or .."),
+        ({"model_path": "../elsewhere"}, "is not below the workspace"),
+        ({"model_path": "/models"}, "is not below the workspace"),
+        ({"server": []}, "at least 1 item"),
+        ({"server": ["", "x"]}, "first item is the program"),
+        ({"port": 80}, "greater than or equal to 1024"),
+        ({"health": "health"}, "is not the path of a URL"),
+        ({"health": "/a b"}, "is not the path of a URL"),
+        ({"proof_path": "/a\r\nHost: x"}, "is not the path of a URL"),
+        ({"proof_body": "{"}, "the body is not JSON"),
+        ({"proof_answer": ""}, "at least 1 character"),
+    ],
+)
+def test_a_form_says_what_is_wrong(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        _stack(**changes)
+
+
+def test_no_workspace_has_the_name_of_an_environment() -> None:
+    with pytest.raises(ValidationError, match="reserved"):
+        Workspace(name=f"{BASE}{'0' * 32}")
+
+
+def test_names_are_filled_into_single_items() -> None:
+    stack = _stack(
+        environment=["~/env"],
+        model="an owner/$(rm -rf /)",
+        model_path="models/m",
+        server=["{bin}serve", "{model}", "{model_path}:{port}", "{workspace}", "{other}"],
+        proof_body='{"model": "{model}", "n": [1, "{port}"]}',
+    ).value()
+    place = Place(stack, "/home/me", "~/work", sets_up=True)
+    assert place.filled(stack.server) == [
+        "/home/me/env/bin/serve",
+        "an owner/$(rm -rf /)",
+        "/home/me/work/models/m:8080",
+        "/home/me/work",
+        "{other}",
+    ]
+    assert place.body(stack.proof.body) == {"model": "an owner/$(rm -rf /)", "n": [1, "8080"]}
+    assert Place(stack, "/root", "/w", sets_up=False).filled(["{bin}serve"]) == ["serve"]
+
+
+def test_the_key_of_an_environment_is_all_that_it_depends_on() -> None:
+    stack = _stack(setup=["make"], environment=["~/env"]).value()
+    name = base_name(stack, FACTS)
+    assert name.startswith(BASE) and len(name) <= 63
+    others = [
+        base_name(msgspec.structs.replace(stack, setup=["make", "more"]), FACTS),
+        base_name(msgspec.structs.replace(stack, minimal_image="debian:12"), FACTS),
+        base_name(msgspec.structs.replace(stack, environment=["~/other"]), FACTS),
+        base_name(stack, Facts((3, 12), "2.36", "x86_64", 12, "/root")),
+        base_name(stack, Facts((3, 11), "2.39", "x86_64", 12, "/root")),
+        base_name(stack, Facts((3, 11), "2.36", "aarch64", 12, "/root")),
+        base_name(stack, Facts((3, 11), "2.36", "x86_64", 13, "/root")),
+        base_name(stack, Facts((3, 11), "2.36", "x86_64", 12, "/home/me")),
+    ]
+    assert len({name, *others}) == 9
+    same = msgspec.structs.replace(stack, server=["another"], model="m", port=9000, name="other")
+    assert base_name(same, FACTS) == name
+    moved = msgspec.structs.replace(stack, relocatable=True)
+    elsewhere = Facts((3, 11), "2.36", "x86_64", 12, "/home/me")
+    assert base_name(moved, FACTS) == base_name(moved, elsewhere)
+
+
+def test_strategies_say_what_they_need() -> None:
+    with pytest.raises(InvalidInput, match=r"strategy E .* not offered: .*Use D"):
+        strategy_named("E")
+    with pytest.raises(InvalidInput, match="'G' is not a strategy: use one of A, B, C, D, F"):
+        strategy_named("G")
+    bare = _stack().value()
+    for name in "ABCF":
+        with pytest.raises(InvalidInput, match=r"has no (own )?image"):
+            bare.check(STRATEGIES[name])
+    with pytest.raises(InvalidInput, match="no setup command or no environment path"):
+        bare.check(STRATEGIES["D"])
+    whole = _stack(setup=["make"], environment=["~/env"], image="i", own_image="o").value()
+    for strategy in STRATEGIES.values():
+        whole.check(strategy)
+    images = [whole.image_for(STRATEGIES[name]) for name in "ABCDF"]
+    assert images == ["i", "i", "o", "", "o"]
+
+
+@pytest.mark.parametrize(("environment", "workspace"), [("/r/w", "/r/w"), ("/r/w/e", "/r/w"),
+                                                        ("/r/w", "/r/w/data")])  # fmt: skip
+def test_an_environment_within_a_workspace_is_refused(environment: str, workspace: str) -> None:
+    with pytest.raises(InvalidInput, match="overlap"):
+        see_apart([environment], [workspace])
+    see_apart(["/r/we"], ["/r/w"])
+
+
+@pytest.mark.parametrize("name", list(ready_made()))
+def test_a_ready_made_stack_is_whole(name: str) -> None:
+    block = ready_made()[name]
+    stack = block.value()
+    stack.check(STRATEGIES["D"])
+    if stack.image:
+        stack.check(STRATEGIES["A"])
+        assert ":" in stack.image and not stack.image.endswith(":latest")
+    assert any("==" in item or item.count(".") == 2 for item in stack.setup), "pinned"
+    place = Place(stack, "/root", "~/workspace", sets_up=True)
+    commands = [place.filled(argv) for argv in (stack.setup, stack.fetch, stack.server)]
+    assert not any("{" in item for command in commands[:1] for item in command if "\n" not in item)
+    assert str(stack.port) in " ".join(commands[2])
+    assert "127.0.0.1" in " ".join(commands[2])
+    assert "{" not in json.dumps(place.body(stack.proof.body)).replace('{"', "")

@@ -1,0 +1,1 @@
+"""Deploying: what a server needs on a machine, its environment in the store, and its proof."""

@@ -1,0 +1,195 @@
+"""A stack: what a server needs on a machine, and which commands a strategy makes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from torpor.shared.errors import InvalidInput
+from torpor.shared.values import BASE, WorkspaceName, workspace_name
+
+StrategyName = Literal["A", "B", "C", "D", "E", "F"]
+
+
+class Strategy(msgspec.Struct, frozen=True):
+    """How the software gets onto the machine. ``image``: the field of the stack that names it.
+    ``sets_up``: the setup command runs, or its result is restored. ``keeps``: that result is kept
+    in the store."""
+
+    words: str
+    image: Literal["image", "own_image", "minimal_image"]
+    sets_up: bool = False
+    keeps: bool = False
+
+
+STRATEGIES: Final[Mapping[str, Strategy]] = {
+    "A": Strategy("the official image", "image"),
+    "B": Strategy("the official image, and the setup command at each start", "image", sets_up=True),
+    "C": Strategy("an image of your own", "own_image"),
+    "D": Strategy(
+        "a minimal image, and the environment from the store",
+        "minimal_image",
+        sets_up=True,
+        keeps=True,
+    ),
+    "F": Strategy("an image of your own, and data and models from the store", "own_image"),
+}
+
+
+def strategy_named(name: str) -> Strategy:
+    """InvalidInput for E, and for what is no strategy."""
+    if name == "E":
+        raise InvalidInput(
+            "strategy E (the provider's own snapshot) is not offered: Vast.ai makes one by pushing "
+            "an image, outside its API; no other provider can start it; and torpor could not "
+            "verify it. Use D, which keeps the environment in your own store"
+        )
+    if name not in STRATEGIES:
+        raise InvalidInput(f"{name!r} is not a strategy: use one of {', '.join(STRATEGIES)}")
+    return STRATEGIES[name]
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """A request that proves that the server works. ``body`` is JSON, or None. ``answer``: where the
+    answer's JSON must hold something that is not empty, such as choices.0.text."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    body: Any
+    answer: str
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True):
+    """The block of a stack without Prefect. Commands may hold the names of ``Place.filled``."""
+
+    name: str
+    image: str
+    own_image: str
+    minimal_image: str
+    setup: list[str]
+    setup_timeout_s: float
+    environment: list[str]
+    relocatable: bool
+    model: str
+    model_path: str
+    fetch: list[str]
+    server: list[str]
+    port: int
+    health: str
+    ready_timeout_s: float
+    proof: Proof
+
+    def image_for(self, strategy: Strategy) -> str:
+        """InvalidInput where the strategy's image is not named."""
+        image = str(getattr(self, strategy.image))
+        if not image and strategy.image != "minimal_image":
+            title = strategy.image.replace("_", " ")
+            raise InvalidInput(
+                f"stack {self.name} has no {title}, which is {strategy.words}: fill in that field "
+                "of the stack, or choose another strategy"
+            )
+        return image
+
+    def check(self, strategy: Strategy) -> None:
+        """InvalidInput where the stack lacks what the strategy needs."""
+        self.image_for(strategy)
+        if strategy.sets_up and not (self.setup and self.environment):
+            raise InvalidInput(
+                f"stack {self.name} has no setup command or no environment path. Strategies B and "
+                "D need both: fill them in, or choose strategy A, C or F"
+            )
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an environment depends on, besides the commands that make it. ``cuda``: the major
+    version that the driver supports; 0 without a GPU."""
+
+    python: tuple[int, int]
+    glibc: str
+    machine: str
+    cuda: int
+    user_home: str
+
+
+def base_name(stack: Stack, facts: Facts) -> WorkspaceName:
+    """The name of the workspace that keeps this stack's environment for such machines."""
+    key = {
+        "setup": stack.setup,
+        "image": stack.minimal_image,
+        "environment": stack.environment,
+        "python": facts.python,
+        "glibc": facts.glibc,
+        "machine": facts.machine,
+        "cuda": facts.cuda,
+        # A virtual environment's scripts name their own place.
+        "home": "" if stack.relocatable else facts.user_home,
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return workspace_name(BASE + digest[:32])
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stack is on a machine."""
+
+    stack: Stack
+    home: str
+    workspace: str
+    sets_up: bool
+
+    @property
+    def environment(self) -> list[str]:
+        return [self.absolute(path) for path in self.stack.environment]
+
+    @property
+    def model_path(self) -> str:
+        return f"{self.absolute(self.workspace)}/{self.stack.model_path}".rstrip("/")
+
+    def absolute(self, path: str) -> str:
+        return self.home + path[1:] if path.startswith("~/") else path
+
+    def filled(self, argv: list[str]) -> list[str]:
+        """A command with its names filled in, each item on its own."""
+        return [self._fill(item) for item in argv]
+
+    def body(self, value: Any) -> Any:
+        """The same for the texts in JSON."""
+        if isinstance(value, str):
+            return self._fill(value)
+        if isinstance(value, list):
+            return [self.body(one) for one in value]
+        if isinstance(value, dict):
+            return {name: self.body(one) for name, one in value.items()}
+        return value
+
+    def _fill(self, text: str) -> str:
+        environment = self.environment[0] if self.stack.environment else ""
+        names = {
+            "{environment}": environment,
+            "{bin}": f"{environment}/bin/" if self.sets_up else "",
+            "{workspace}": self.absolute(self.workspace),
+            "{model}": self.stack.model,
+            "{model_path}": self.model_path,
+            "{port}": str(self.stack.port),
+        }
+        for name, value in names.items():
+            text = text.replace(name, value)
+        return text
+
+
+def see_apart(environment: list[str], workspace: list[str]) -> None:
+    """InvalidInput where a directory of the environment is one of the workspace, or within one, or
+    the other way round: each snapshot must hold its own."""
+    for one in environment:
+        for other in workspace:
+            if f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/"):
+                raise InvalidInput(
+                    f"the environment path {one} and the workspace path {other} overlap: give the "
+                    "stack a directory of its own"
+                )
