@@ -154,7 +154,9 @@ def tell_of_end(opened: OpenWorkspace, of: RunningOut, machines: list[MachineId]
 
 def _is_on(job: Job, machine: MachineId) -> bool:
     """Whether its command is on this machine, or a run may be about to start it there."""
-    return job.driven or any(one.machine == machine for one in job.attempts[-1:])
+    if job.driven or job.attempt is not None:  # then no other run may hibernate the workspace
+        return True
+    return any(one.machine == machine for one in job.attempts[-1:])
 
 
 def _tell_of_most(opened: OpenWorkspace, now: Standing) -> None:
