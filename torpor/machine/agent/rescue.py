@@ -263,12 +263,8 @@ def _signal_agent(home: Path, number: signal.Signals) -> None:
     """To the agent of HOME, if it lives."""
     with suppress(OSError, ValueError):  # it has just gone
         pid = int((home / LIFE_LOCK).read_text("ascii").split()[0])
-        held = os.pidfd_open(pid)
-        try:
-            if agent_alive(home):  # so the process is the agent, and not one of the same number
-                signal.pidfd_send_signal(held, number)
-        finally:
-            os.close(held)
+        if agent_alive(home):  # so the process is the agent, and not one of the same number
+            os.kill(pid, number)
 
 
 def _unseen(event: Event) -> None:
