@@ -48,6 +48,13 @@ class JobSeen:
         """Whether nobody drives it or will."""
         return not self.job.driven and self.queued is None
 
+    @property
+    def holds_slot(self) -> bool:
+        """Whether the run that has gone still counts as one of its pool."""
+        if self.job.driven or (self.queued is not None and self.queued.run == self.job.driver):
+            return False
+        return self.driver in ("taken", "running", "cancelled")
+
     def watched(self, next_step: str = "") -> WatchedJob:
         """As a row. Without ``next_step``, what is so without any action."""
         return WatchedJob(
@@ -92,15 +99,12 @@ def act_on(seen: JobSeen) -> WatchedJob:
         why = "its run was cancelled in Prefect"
         stop = Stop("cancelled", seen.job.on_cancel, why, time.time())
         seen.opened.jobs.ask_stop(seen.job.id, stop)
-    if not seen.left:
-        return seen.watched()
-    if seen.driver not in ("ended", "unknown"):
-        runner().give_up(
-            seen.job.driver,
-            f"nothing was heard of it since it last drove job {seen.job.id}: another run continues "
-            "the job",
-        )
-    return seen.watched(f"{continue_job(seen.job) or 'it'} continued it")
+    # first: whoever is next in the pool takes the slot that the lost run gives up
+    next_step = f"{continue_job(seen.job) or 'it'} continued it" if seen.left else ""
+    if seen.holds_slot:
+        why = f"it is silent since it last drove job {seen.job.id}: another run continues the job"
+        runner().give_up(seen.job.driver, why)
+    return seen.watched(next_step)
 
 
 def continue_job(record: Job, key: str = "continue") -> str:

@@ -81,4 +81,4 @@ def test_the_table_says_what_a_person_wants_to_know() -> None:
     assert first["jobs"] == "j is running: none; k is waiting: continue it"
     assert (second["jobs"], forgotten["jobs"]) == ("", "")
     assert forgotten["verdict"] == "residue"
-    assert report.message() == "2 busy, 2 residue; 2.50 $/h in all; 2 open jobs; no answer from q"
+    assert report.message() == "2 busy, 2 residue; 2.50 $/h in all; open jobs: 2; no answer from q"

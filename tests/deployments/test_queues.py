@@ -94,13 +94,17 @@ def _run(deployed: Deployed, run: str) -> dict[str, Any]:
     return dict(found)
 
 
-def _kill_worker(installation: Installation) -> None:
-    """SIGKILL for the worker and its flow runs, as when its host is lost."""
-    while ours := running(installation, "job-worker"):
-        for process in sorted(ours, key=lambda one: one.create_time()):  # the worker first
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(ours)
+def _block(server: Server) -> str:
+    """The id of the Workspace block, by which a form names it."""
+    url = f"{server.api_url}/block_types/slug/workspace/block_documents/name/{NAME}"
+    return str(ask("GET", url)["id"])
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes)
 
 
 @pytest.mark.usefixtures("one_at_once")
@@ -113,8 +117,12 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     until(partial(_works, first), "its command works", every_s=0.5)
     low = [deployed.start("job/low", ended) for _ in range(WAITING)]
 
-    _kill_worker(installation)
-    assert worker.start(installation, torpor_up)
+    killed, *its_runs = sorted(
+        running(installation, "job-worker"), key=lambda one: one.create_time()
+    )
+    _kill([killed])
+    assert worker.start(installation, torpor_up)  # though a run of the killed one is still there
+    _kill(its_runs)
     assert _run(deployed, first)["state_type"] == "RUNNING"  # Prefect does not know, and waits
     _silent(first)
     (seen,) = watch([NAME], dry_run=False).jobs
@@ -127,7 +135,13 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     )
     assert again != first
     critical = deployed.start("job/critical", ended)
-    assert {one.run for one in list_jobs([NAME]).queued} == {critical, *low}
+    by_form = {"$ref": {"block_document_id": _block(torpor_up)}}
+    late = deployed.start("job/low", {"workspace": by_form, "command": ["true"]})
+    queued = {one.run: one for one in list_jobs([NAME]).queued}
+    assert queued.keys() == {critical, late, *low}
+    assert (queued[late].workspace, queued[late].queue) == (NAME, "low")
+    assert cancel_job(NAME, new_job_id(late)).answer["now"] == "taken out of its queue"
+    assert deployed.end(late)["state_type"] == "CANCELLED"
 
     (place / "go").touch()
     assert deployed.end(again)["state_type"] == "COMPLETED"

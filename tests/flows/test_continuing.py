@@ -92,7 +92,7 @@ def test_a_job_that_is_driven_is_left_alone(lab: Lab) -> None:
     (row,) = report.rows()
     assert row["jobs"].startswith(f"{new_job_id(DRIVER)} is running: none")
     assert row["next step"] == "none: it has a job"
-    assert "; 1 open jobs" in report.message()
+    assert "; open jobs: 1" in report.message()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_job_whose_run_is_silent_is_continued_once_and_its_slot_is_freed(
     report, prefect = _watch(lab.opened, driver=driver)
     again, other = _watch(lab.opened, driver=driver)
     started = ("start", "critical", "a-block", job.id)
-    assert prefect.did == [*([("give up", DRIVER)] if given_up else []), started]
+    assert prefect.did == [started, *([("give up", DRIVER)] if given_up else [])]
     assert _only(report).next_step == "run again continued it"
     assert not _only(report).driven
     assert prefect.keys == other.keys  # Prefect starts one run for both
@@ -146,7 +146,7 @@ def test_a_job_whose_run_was_cancelled_is_continued_to_be_stopped(lab: Lab) -> N
     assert prefect.did == []  # its process may still be ending
     job = _job(lab.opened, LOST_S + 1, on_cancel="keep")
     _, prefect = _watch(lab.opened, driver="cancelled")
-    assert prefect.did == [("give up", DRIVER), ("start", "critical", "a-block", job.id)]
+    assert prefect.did == [("start", "critical", "a-block", job.id), ("give up", DRIVER)]
     assert lab.opened.jobs.stop_asked(job.id) == stop
 
 
@@ -164,6 +164,11 @@ def test_a_run_that_waits_in_a_queue_continues_the_job(lab: Lab) -> None:
     report, prefect = _watch(lab.opened, driver="ended", runs=(waits,))
     assert prefect.did == []
     assert _only(report).next_step == f"run {RUN} in queue critical continues it"
+    _, prefect = _watch(lab.opened, driver="running", runs=(waits,))
+    assert prefect.did == [("give up", DRIVER)]  # its slot was not freed when that run was started
+    itself = waits._replace(id=DRIVER)
+    _, prefect = _watch(lab.opened, driver="taken", runs=(itself,))
+    assert prefect.did == []
 
 
 def test_a_run_that_no_worker_started_is_submitted_again(lab: Lab) -> None:

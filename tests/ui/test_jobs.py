@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from blocks import Workspace
@@ -15,6 +16,9 @@ from tests.fixtures.prefect_api import ask
 from tests.ui.test_flows import Deployments
 from torpor.control.jobs.records import new_job_id
 from torpor.control.providers.local_folder import folder_of
+
+# Of these, tests/deployments/test_queues.py kills the worker.
+pytestmark = pytest.mark.together("automations and make up")
 
 NAME = "ui-job"
 COUNT = "n=0; until test -e go; do n=$((n+1)); echo step $n; sleep 0.5; done; echo enough"
@@ -53,7 +57,9 @@ def test_a_job_from_the_form_to_its_report(
     deployments.artifact("watch")
     expect(page.get_by_role("cell", name=f"{new_job_id(run)} is running").first).to_be_visible()
     expect(page.get_by_role("cell", name=f"{machine.id} at").first).to_be_visible()
+    page.set_viewport_size({"width": 2600, "height": 900})  # to see more columns
     deployments.picture("watch-table")
+    page.set_viewport_size({"width": 1280, "height": 1400})
 
     (place / "go").touch()
     ended = deployed.end(run)

@@ -48,16 +48,16 @@ class Watched(msgspec.Struct, frozen=True):
     def row(self, now_unix: float, jobs: Sequence[WatchedJob] = ()) -> Row:
         since = datetime.fromtimestamp(self.since_unix or 0, timezone.utc)
         price = "unknown" if self.price_usd_h is None else f"{self.price_usd_h:.2f} $/h"
-        return {
+        return {  # what a person looks for first: the UI shows a page's width of it
             "workspace": self.workspace,
-            "runs on": f"{self.machine} at {self.provider}" if self.machine else "no machine",
-            "since": since.strftime("%Y-%m-%d %H:%M UTC") if self.since_unix else "",
-            "costs": price if self.machine else "",
             "verdict": self.kind,
-            "reason": self.reason,
-            "jobs": "; ".join(one.words() for one in jobs[:_MOST_JOBS]),
-            "newest snapshot": _age(self.newest_unix, now_unix),
+            "costs": price if self.machine else "",
             "next step": self.next_step,
+            "jobs": "; ".join(one.words() for one in jobs[:_MOST_JOBS]),
+            "reason": self.reason,
+            "newest snapshot": _age(self.newest_unix, now_unix),
+            "since": since.strftime("%Y-%m-%d %H:%M UTC") if self.since_unix else "",
+            "runs on": f"{self.machine} at {self.provider}" if self.machine else "no machine",
         }
 
 
@@ -84,14 +84,14 @@ class WatchReport(msgspec.Struct, frozen=True):
             rows.append(
                 {
                     "workspace": row["workspace"],
-                    "runs on": f"{named} at {row['provider']}",
-                    "since": row["since"],
-                    "costs": row["costs"],
                     "verdict": finding.kind,
-                    "reason": row["state"],
-                    "jobs": "",
-                    "newest snapshot": "",
+                    "costs": row["costs"],
                     "next step": finding.next_step,
+                    "jobs": "",
+                    "reason": row["state"],
+                    "newest snapshot": "",
+                    "since": row["since"],
+                    "runs on": f"{named} at {row['provider']}",
                 }
             )
         return rows
@@ -102,7 +102,7 @@ class WatchReport(msgspec.Struct, frozen=True):
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         hourly = sum(one.price_usd_h or 0.0 for one in self.watched)
         hourly += sum(one.price_usd_h for one in self.findings)
-        jobs = f"; {len(self.jobs)} open jobs" if self.jobs else ""
+        jobs = f"; open jobs: {len(self.jobs)}" if self.jobs else ""
         silent = f"; no answer from {', '.join(self.silent)}" if self.silent else ""
         unread = "".join(f"; {one}" for one in self.unread)
         return f"{counts or 'no workspace'}; {hourly:.2f} $/h in all{jobs}{silent}{unread}"
