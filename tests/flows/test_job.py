@@ -9,13 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from flows import driving, hibernate, job
+from flows import driving, hibernate, job, watch
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.machines import destroy_all
@@ -26,6 +28,7 @@ from tests.jobs import training
 from tests.jobs.campaign import hurried
 from torpor.control.jobs.records import Job, Jobs, Stop
 from torpor.control.jobs.report import JobReport
+from torpor.control.money.budgets import Budget, OpenBudget
 from torpor.shared.errors import InvalidInput, JobFailed, MachineInUse, StoreDenied
 from torpor.shared.values import MachineId
 
@@ -250,6 +253,25 @@ def test_a_workspace_of_a_job_is_not_hibernated_by_others(world: World, place: P
         _jobs(world).ask_stop(job_.id, Stop("cancelled", "hibernate", "enough", time.time()))
         ended()
     assert world.machines() == []
+
+
+def test_a_job_whose_budget_is_spent_is_stopped_and_hibernated(world: World, place: Path) -> None:
+    budget = Budget(name="lab", usd_month=Decimal("0.0001"), workspaces=(WORKSPACE,))
+    opened = replace(
+        world.opened, budgets=lambda: [OpenBudget(budget, lambda: [world.opened.rentals])]
+    )
+    with _running(world, _LONG) as ended:
+        job_ = _open(world)
+        until(lambda: _step(place) > 3, "it works")
+        with PlainRunner(opened):
+            (row,) = watch.fn(dry_run=False).watched
+        assert f"job {job_.id} is asked to stop" in row.next_step
+        with pytest.raises(JobFailed, match="budget lab is spent"):
+            ended()
+    (over,) = _jobs(world).ended(1)
+    assert (over.state, over.why) == ("over budget", "budget lab is spent")
+    assert world.machines() == [] and world.verify_listed() >= 1
+    assert _step(_woken(world)) > 3
 
 
 def test_a_workspace_that_cannot_be_woken_ends_the_job(world: World) -> None:
