@@ -13,6 +13,8 @@ import pytest
 
 from blocks import Workspace
 from flows import hibernate, watch
+from tasks.jobs import start_command, stop_command
+from tasks.machines import open_session
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.activity import sample
@@ -26,6 +28,7 @@ from torpor.machine.sampler.ring import RECORDS, Ring, boot_clock_s, boot_id
 from torpor.shared.errors import MachineInUse, StoreUnavailable
 from torpor.shared.values import IdleRules, MachineId
 from torpor.shared.wire.activity import NO_GPU, UNKNOWN
+from torpor.shared.wire.job import StartJob
 
 _WINDOW_S = 300
 _RULES = IdleRules(minutes=5, share=0.5, cpu_percent=0, network_kib_s=0, disk_kib_s=0, people=False)
@@ -106,6 +109,23 @@ def test_idle_hibernates_busy_stays_and_unknown_stays_and_warns(
     after = _watch(opened, dry_run=False)
     assert {one.machine for one in after.watched} == {busy, fresh}
     assert all(one.newest_unix for one in after.watched)
+
+
+def test_an_idle_machine_on_which_a_jobs_command_runs_stays(
+    world: World, opened: OpenWorkspace
+) -> None:
+    """Its record in the store is not what counts: the machine says it."""
+    waits = _rented(world, gpu_peak=90)
+    (machine,) = world.machines()
+    with PlainRunner(opened), open_session(opened, machine) as session:
+        asked = StartJob("3f2a9c81d04e", 1, ["sleep", "600"], "~/", "~/workspace/job.log", [])
+        assert start_command(session, asked).state == "running"
+        with pytest.raises(MachineInUse, match="a job runs on it"):
+            hibernate.fn(opened.spec.name, only_if_idle=True)
+        seen = _of(_watch(opened, dry_run=False), waits)
+        assert (seen.kind, seen.reason) == ("busy", "a job runs on it")
+        assert stop_command(session, "3f2a9c81d04e").state == "ended"
+    assert _of(_watch(opened), waits).kind == "idle"
 
 
 def test_a_block_may_ask_for_a_report_only(world: World, opened: OpenWorkspace) -> None:
