@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import blocks
 from flows import watch
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
@@ -135,6 +136,31 @@ def test_three_machines_of_a_spent_budget_are_hibernated_with_proof(
     over_usd = -spent.left / 1e6
     print(f"budget spent in {left_s:.0f} s: overshoot {over_usd:.4f} $ after {passed_s:.1f} s")
     assert over_usd <= 3 * 1.5 / HOUR * max(0.0, passed_s - left_s) + 1e-5
+
+
+@pytest.fixture
+def costly(world: World, prefect_server: object) -> Iterator[str]:
+    """The name of a workspace's block and of its budget's. Other tests share the server, and a
+    budget holds for all workspaces of a name."""
+    name = "costly"
+    world.access.save_blocks(name)
+    blocks.Budget(usd_month=0.01, workspaces=[name], timezone=_zone()).save(name)
+    yield name
+    blocks.Budget.delete(name)
+    blocks.Workspace.delete(name)
+
+
+def test_a_budget_block_ends_a_machine_in_prefect(world: World, costly: str) -> None:
+    machine, rental = handed_over(world.opened)
+    world.opened.rentals.change(rental, created_unix=time.time() - HOUR / 2)
+    world.workspace(machine.id).mkdir()
+    (world.workspace(machine.id) / "weights.bin").write_bytes(b"w" * 100_000)
+    seen = watch([costly])
+    assert "budget costly is spent: hibernate it" in _of(seen, machine.id).next_step
+    assert len(world.machines()) == 1
+    ended = _of(watch([costly], dry_run=False), machine.id)
+    assert ended.next_step == "budget costly is spent: it was hibernated: wake it to work on it"
+    assert world.machines() == [] and world.verify_listed() == 1
 
 
 @pytest.fixture
