@@ -18,7 +18,7 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.money.budgets import WARN_SHARE, Standing, exhausted_unix, standing
-from torpor.control.money.exhaustion import MOST_S, RunningOut
+from torpor.control.money.exhaustion import MOST_S, RunningOut, reserve_s
 from torpor.control.rental.records import Rental
 from torpor.control.rental.search import Offers, Tried
 from torpor.control.store.snapshots import newest_snapshot, open_manifest
@@ -41,9 +41,12 @@ def within_budgets(opened: OpenWorkspace, offers: Offers, count: int) -> Offers:
     """The offers of which the workspace's budgets allow ``count`` machines; BudgetExceeded, with
     the reason, if there is none."""
     found = standings(opened) if count else []
+    for_s = reserve_s(newest_stored_bytes.function(opened)) if found else 0.0
     fitting, refused = [], []
     for offer in offers.fitting:
-        reason = next((why for one in found if (why := one.refusal(offer.price_usd_h, count))), "")
+        reason = next(
+            (why for one in found if (why := one.refusal(offer.price_usd_h, count, for_s))), ""
+        )
         if reason:
             refused.append(Tried.of(offer, reason))
         else:

@@ -15,7 +15,7 @@ from flows import create, replicate, wake
 from flows.drill_machine import drill_machine
 from flows.phases import Phases
 from flows.scratch_machine import scratch_machines
-from tasks.budgets import what_is_left
+from tasks.budgets import newest_stored_bytes, what_is_left
 from tasks.machines import create_machine, look_for_offers, renting
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
@@ -27,7 +27,7 @@ from torpor.control.rental.records import Rentals
 from torpor.shared.errors import BudgetExceeded, StoreUnavailable
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key
-from torpor.shared.values import DRILL, reserved_name
+from torpor.shared.values import DRILL, GIB, reserved_name
 
 Flow = Callable[[OpenWorkspace], Any]
 
@@ -85,6 +85,17 @@ def test_as_many_machines_as_are_asked_for_must_be_paid_for(lab: Lab) -> None:
         look_for_offers(lab.limited(31), 8)
     with plain(lab.limited(32)):
         look_for_offers(lab.limited(32), 8)
+
+
+def test_a_workspace_that_takes_long_to_hibernate_needs_more(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 GiB take 1.4 hours: watch would hibernate its machine at once."""
+    monkeypatch.setattr(newest_stored_bytes, "function", lambda opened: 100 * GIB)
+    with pytest.raises(BudgetExceeded, match=r"1 more at 4 \$/h 1\.9 hours would exceed"):
+        run_plainly(lab.limited(7.5), create)
+    with plain(lab.limited(7.6)):
+        assert look_for_offers(lab.limited(7.6)).fitting
 
 
 def test_other_workspaces_of_the_budget_count_and_no_others(lab: Lab) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from tests.control.money.test_budgets import budget
 from tests.control.money.test_costs import BEGIN, OTHER, rental
-from torpor.control.money.budgets import exhausted_unix, standing
+from torpor.control.money.budgets import RESERVE_S, exhausted_unix, standing
 from torpor.control.money.exhaustion import (
     LEAST_S,
     MOST_S,
@@ -18,6 +18,7 @@ from torpor.control.money.exhaustion import (
     STORED_BYTES_S,
     RunningOut,
     lead_s,
+    reserve_s,
 )
 from torpor.control.rental.records import Rental
 from torpor.shared.values import GIB, Label
@@ -30,6 +31,14 @@ def test_the_lead_time_is_what_is_stated() -> None:
     assert lead_s(0) == START_S + LEAST_S == 900
     assert lead_s(25 * GIB) == 900 + 1024
     assert lead_s(10**15) == MOST_S
+
+
+def test_what_is_rented_can_work_before_it_is_hibernated() -> None:
+    assert reserve_s(0) == reserve_s(20 * GIB) == RESERVE_S
+    assert reserve_s(100 * GIB) == lead_s(100 * GIB) + 1800
+    now = standing(budget(9), [], BEGIN)
+    assert now.refusal(4.0, 1, 2.25 * 3600) == ""
+    assert "1 more at 4 $/h 2.5 hours would exceed" in now.refusal(4.0, 1, 2.5 * 3600)
 
 
 def test_a_machine_ends_when_its_budget_is_spent_within_its_lead_time() -> None:

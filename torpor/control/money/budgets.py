@@ -75,18 +75,20 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         """What may have been spent, of the budget."""
         return self.high / self.limit
 
-    def refusal(self, usd_h: float = 0.0, count: int = 0) -> str:
-        """Why ``count`` more machines of this price may not be rented; empty where they may. With
-        no machine: whether what is rented already is too much."""
+    def refusal(self, usd_h: float = 0.0, count: int = 0, for_s: float = RESERVE_S) -> str:
+        """Why ``count`` more machines of this price may not be rented; empty where the budget pays
+        for them, and for all that run, for so long. With no machine: whether what is rented already
+        is too much."""
         more = price(usd_h)
         if count and more is None:
             return self.refusal_of_price(usd_h)
-        needed = (self.usd_h + count * (more or 0)) * Fraction(RESERVE_S) / 3600
+        needed = (self.usd_h + count * (more or 0)) * Fraction(for_s) / 3600
         if self.high + needed * 1_000_000 <= self.limit:
             return ""
         machines = f"{count} more at {float(more or 0):.4g} $/h" if count else "another one"
+        time = "an hour" if for_s == RESERVE_S else f"{for_s / 3600:.1f} hours"
         return (
-            f"{self.message()}; with {machines} an hour would exceed the budget: hibernate a "
+            f"{self.message()}; with {machines} {time} would exceed the budget: hibernate a "
             f"machine, raise the budget, or wait for {self.month.plus(1)}"
         )
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.money.budgets import Standing
+from torpor.control.money.budgets import RESERVE_S, Standing
 from torpor.control.rental.records import Rental
 from torpor.shared.values import MIB
 
@@ -23,6 +23,8 @@ LEAST_S: Final = 600.0
 """A hibernation that stores next to nothing: connect, scan, quiesce, verify, destroy."""
 STORED_BYTES_S: Final = 25 * MIB
 """The slowest line that is expected: 200 Mbit/s."""
+WORK_S: Final = 1800.0
+"""A machine is rented only if it can work for this long before its lead time begins."""
 MOST_S: Final = 24 * 3600.0
 """No lead time is longer."""
 
@@ -48,3 +50,8 @@ class RunningOut(msgspec.Struct, frozen=True):
 def lead_s(stored_bytes: int) -> float:
     """The lead time of a machine whose workspace's newest snapshot has so many stored bytes."""
     return min(MOST_S, START_S + LEAST_S + stored_bytes / STORED_BYTES_S)
+
+
+def reserve_s(stored_bytes: int) -> float:
+    """For how long a budget must pay for a machine of such a workspace, or it is not rented."""
+    return max(RESERVE_S, lead_s(stored_bytes) + WORK_S)
