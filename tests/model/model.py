@@ -10,14 +10,18 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.near_agent import ClockedStore, NearAgent
+from tests.fixtures.own_saves import book_of, saved
 from tests.model.killing import killed_at_request
 from torpor.control.store.marks import SHORTEST_GRACE_S
 from torpor.control.store.snapshots import open_manifest, snapshot_ids
@@ -35,6 +39,7 @@ from torpor.shared.errors import (
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.names import marks_prefix, pack_key, packs_prefix
 from torpor.shared.values import KIB, ObjectKey, SnapshotId
+from torpor.shared.wire.job import StandBy
 
 HOUR_S: Final = 3600.0
 MOST_SNAPSHOTS: Final = 12
@@ -50,10 +55,12 @@ class Violation(AssertionError):
 
 @dataclass
 class Machine:
-    """A machine, and the snapshot that it is in the middle of."""
+    """A machine, the snapshot that it is in the middle of, and what it has to save by itself."""
 
     agent: NearAgent
     under_way: Iterator[str] | None = None
+    book: StandBy | None = None
+    given_unix: float = 0.0
 
     @property
     def tree(self) -> Tree:
@@ -99,6 +106,9 @@ class Model:
             (2, self._verify),
             (4, self._restore),
             (8, self._race),
+            (4, self._stand_by),
+            (8, self._own_save),
+            (5, self._own_race),
             (4, self._kill_snapshot),
             (4, self._kill_prune),
             (2, self._kill_delete),
@@ -255,9 +265,57 @@ class Model:
         self._learn(machine)
         return f"snapshot, {killed}"
 
+    # -- saves that a machine makes by itself
+
+    def _stand_by(self) -> str:
+        self._hand_over(self.rng.choice(self._machines))
+        return "stand by"
+
+    def _hand_over(self, machine: Machine) -> None:
+        newest_first = sorted(self._snapshots, reverse=True)
+        basis = self.rng.choice([None, *newest_first[:1], *newest_first])
+        machine.book = book_of(machine.agent, machine.agent.root, basis)
+        machine.given_unix = time.time()
+
+    def _own_save(self) -> str:
+        able = [one for one in self._machines if one.book is not None and one.book.saves]
+        return self._saved_by(self.rng.choice(able)) if able else NOTHING
+
+    def _saved_by(self, machine: Machine) -> str:
+        """Its control side is gone, maybe in the middle of a snapshot."""
+        self._abort(machine)
+        book = machine.book
+        assert book is not None
+        replace = msgspec.structs.replace
+        machine.book = replace(book, saves=book.saves[1:], packs=book.packs[64:])
+        try:
+            self.store.refuse_late(book.saves[0].grant)
+        except GrantExpired:
+            return "own save, refused"
+        mine = replace(book, saves=book.saves[:1], packs=book.packs[:64])
+        saved(machine.agent, mine, given_unix=machine.given_unix)
+        self._learn(machine)
+        return "own save"
+
+    def _own_race(self) -> str:
+        """A machine saves itself while what it stands on goes, maybe what was marked long ago."""
+        if self.rng.random() < 0.5:
+            self._race()
+            self.store.advance(25 * HOUR_S)
+        machine = self.rng.choice(self._machines)
+        self._hand_over(machine)
+        for _ in range(self.rng.choice([1, len(self._snapshots), 2 * len(self._snapshots)])):
+            self._delete()
+        for _ in range(self.rng.randint(1, 3)):
+            self._prune()
+            if self.rng.random() < 0.4:
+                self._time_passes()
+        return f"{self._saved_by(machine)} in a race"
+
     def _lose_machine(self) -> str:
         machine = self.rng.choice(self._machines)
         self._abort(machine)
+        machine.book = None
         shutil.rmtree(machine.agent.home)
         machine.agent.home.mkdir()
         return "machine lost"
