@@ -6,6 +6,7 @@ from flows import hibernate, wake
 from flows.backup import backup, check_backup
 from flows.benchmark import benchmark
 from flows.create import create
+from flows.deploy import deploy
 from flows.error_output import install
 from flows.hibernate import hibernate
 from flows.job import job
@@ -40,6 +41,7 @@ __all__ = [
     "compare_snapshots",
     "create",
     "delete_snapshots",
+    "deploy",
     "diff",
     "find",
     "find_files",

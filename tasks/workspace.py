@@ -71,6 +71,21 @@ class OpenWorkspace(StoredWorkspace):
     """Opens all budgets of the installation, also those of other workspaces."""
     store_price: Callable[[], StorePrice | None] = field(default=lambda: None, repr=False)
     """Loads what the store costs; None if unknown."""
+    store_key: bytes | None = field(default=None, repr=False)
+
+    def base(self, name: WorkspaceName, paths: list[str]) -> StoredWorkspace:
+        """The environment of a stack, as a workspace of its own in the same store."""
+        of = self.spec
+        spec = WorkspaceSpec(
+            name, paths, parts=of.parts, part_bytes=of.part_bytes, compression=of.compression
+        )
+        return StoredWorkspace(spec, self.store, self.base_key(name))
+
+    def base_key(self, name: WorkspaceName) -> bytes | None:
+        """The key that seals that environment; None where this workspace stays plain."""
+        if self.store_key is None and self.key is None:
+            return None
+        return workspace_key(self.store_key or b"", name)
 
     @property
     def markets(self) -> Markets:
@@ -95,4 +110,5 @@ class OpenWorkspace(StoredWorkspace):
             budgets=cache(open_all_budgets),
             store_price=block.store_price,
             key=None if store_key is None else workspace_key(store_key, spec.name),
+            store_key=store_key,
         )

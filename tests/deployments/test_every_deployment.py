@@ -17,6 +17,7 @@ from deployments.installation import CHECKOUT, Installation
 from flows import list_machines, list_snapshots
 from tasks.opening import open_workspace
 from tests.fixtures.deployed import Deployed
+from tests.fixtures.served import small_stack
 from torpor.control.jobs.records import Job
 from torpor.control.providers.local_folder import folder_of
 
@@ -77,6 +78,14 @@ def _over() -> dict[str, Any]:
     return {"job": open_workspace(NAME).jobs.end(over).id}
 
 
+def _deploy() -> dict[str, Any]:
+    stack = small_stack(
+        proof_method="GET", proof_path="/api", proof_body="", proof_answer="version"
+    )
+    stack.save(NAME, overwrite=True)
+    return {"stack": NAME}
+
+
 STAGES: list[dict[str, Parameters]] = [
     {"create": _nothing_more},
     {"backup": lambda: {"keep_last": 5}},
@@ -102,7 +111,7 @@ STAGES: list[dict[str, Parameters]] = [
     },
     {"hibernate": _nothing_more},  # not beside an open job, which would refuse it
     {"wake": _nothing_more, "unpin": _oldest},
-    {"sync": _oldest, "diff": _nothing_more},
+    {"sync": _oldest, "diff": _nothing_more, "deploy": _deploy},
     {
         "restore-path": _restored,
         "delete-snapshots": lambda: {"snapshots": [_oldest()["snapshot"]]},

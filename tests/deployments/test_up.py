@@ -42,6 +42,10 @@ def test_up_brings_everything_that_a_first_click_needs(torpor_up: Server) -> Non
         "ssh-identity/default",
         "local-provider/default",
         "workspace/demo",
+        "stack/llama-cpp",
+        "stack/ollama",
+        "stack/pytorch",
+        "stack/vllm",
         "aws-credentials/embedded",
     } <= blocks
     for pool in worker.POOLS:

@@ -43,6 +43,7 @@
     │       └── HandedOver      another run has handed it to its user meanwhile
     ├── BudgetExceeded          what was to be rented would cost more than a budget allows
     ├── JobFailed               a job has ended without success; its work is stored
+    ├── DeployFailed            a server did not come up, or gave a wrong answer
     ├── UnsafeDestroy           a destroy without a proof that fits the live machine
     └── RunCancelled            the user or the control side stopped the run
 
@@ -234,6 +235,10 @@ class BudgetExceeded(TorporError):
 
 
 class JobFailed(TorporError):
+    pass
+
+
+class DeployFailed(TorporError):
     pass
 
 

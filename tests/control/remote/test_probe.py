@@ -32,6 +32,8 @@ _FACTS: dict[str, Any] = {
     "in_the_way": False,
     "nvidia": False,
     "bundles": [],
+    "user_home": "/root",
+    "cuda": 0,
 }
 
 

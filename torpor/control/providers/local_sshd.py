@@ -52,6 +52,12 @@ class _Login(asyncssh.SSHServer):
             self._connection.set_authorized_keys(str(self._folder.authorized_keys))
         return True
 
+    def connection_requested(
+        self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
+    ) -> bool:
+        """Forward to this host alone; a real machine's sshd forwards by default."""
+        return dest_host in ("127.0.0.1", "localhost")
+
 
 class _Programs:
     """Runs what a client asks for, in the machine's home, with the machine's environment."""

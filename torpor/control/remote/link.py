@@ -14,8 +14,14 @@ import asyncssh
 from torpor.control.remote.bundle import Bundle, make_bundle
 from torpor.control.remote.install import install
 from torpor.control.remote.probe import DEFAULT_HOME, PYTHON_CANDIDATES, Probed, probe
-from torpor.control.remote.ssh import Identity, connect
-from torpor.shared.errors import AgentLost, MachineUnfit, TorporError, from_wire
+from torpor.control.remote.ssh import Completed, Identity, connect, execute
+from torpor.shared.errors import (
+    AgentLost,
+    MachineDenied,
+    MachineUnfit,
+    TorporError,
+    from_wire,
+)
 from torpor.shared.values import KIB, Endpoint
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, PROTOCOL, Hello, Said, parse_said
 
@@ -53,7 +59,9 @@ class Link:
         connection: asyncssh.SSHClientConnection,
         process: asyncssh.SSHClientProcess[bytes],
         where: str,
+        machine: Probed,
     ) -> None:
+        self.machine = machine
         self._connection = connection
         self._process = process
         self._where = where
@@ -101,6 +109,32 @@ class Link:
             await self._process.stdin.drain()
         except (asyncssh.Error, OSError) as error:
             raise AgentLost(f"{self._where}: the connection to the agent ended: {error}") from error
+
+    async def execute(self, argv: Sequence[str], timeout_s: float) -> Completed:
+        """Run a program beside the agent; AgentLost where the connection ends meanwhile."""
+        return await execute(self._connection, argv, timeout_s=timeout_s)
+
+    async def forward(self, port: int) -> asyncssh.SSHListener:
+        """Pass connections to a local port on to ``port`` of the machine's own 127.0.0.1."""
+        try:
+            return await self._connection.forward_local_port("127.0.0.1", 0, "127.0.0.1", port)
+        except (asyncssh.Error, OSError) as error:
+            raise AgentLost(f"{self._where}: port {port} was not forwarded: {error}") from error
+
+    async def listens(self, port: int) -> bool:
+        """Whether a program on the machine accepts connections to ``port`` of 127.0.0.1."""
+        try:
+            _, writer = await self._connection.open_connection("127.0.0.1", port)
+        except asyncssh.ChannelOpenError as error:
+            if error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED:
+                raise MachineDenied(
+                    f"{self._where} forwards no ports: set AllowTcpForwarding in its sshd_config"
+                ) from error
+            return False
+        except (asyncssh.Error, OSError) as error:
+            raise AgentLost(f"{self._where}: port {port} was not tried: {error}") from error
+        writer.close()
+        return True
 
     async def close(self, graceful: bool = True) -> None:
         """End the attach process and the connection within a bounded time."""
@@ -167,7 +201,7 @@ async def _attach(
     process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
         shlex.join(argv), encoding=None
     )
-    link = Link(connection, process, route.where)
+    link = Link(connection, process, route.where, machine)
     try:
         return link, await asyncio.wait_for(link.first(), ATTACH_S)
     except (TimeoutError, asyncio.TimeoutError) as error:

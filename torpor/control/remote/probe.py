@@ -26,15 +26,22 @@ _MARK: Final = b"torpor-probe "  # a login shell may print more
 
 # Constant, never formatted. Runs on any Python since 2.7, so that it can report an old one.
 SCRIPT: Final = r"""
-import json, os, platform, struct, sys
+import ctypes, json, os, platform, struct, sys
 home = os.path.expanduser(sys.argv[1])
 facts = {"version": list(sys.version_info[:3]), "home": home, "executable": sys.executable,
          "implementation": platform.python_implementation(), "system": platform.system(),
-         "machine": platform.machine(), "bits": struct.calcsize("P") * 8, "missing": []}
+         "machine": platform.machine(), "bits": struct.calcsize("P") * 8, "missing": [],
+         "user_home": os.path.expanduser("~"), "cuda": 0}
 try:
     facts["libc"] = os.confstr("CS_GNU_LIBC_VERSION") or ""
 except (AttributeError, ValueError, OSError):
     facts["libc"] = ""
+try:  # what the driver supports, as 12040; starts nothing on the GPU
+    version = ctypes.c_int(0)
+    if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) == 0:
+        facts["cuda"] = version.value // 1000
+except (OSError, AttributeError):
+    pass
 for name in ("fcntl", "hashlib", "lzma", "socket", "ssl", "tarfile", "zlib"):
     try:
         __import__(name)
@@ -64,6 +71,9 @@ class Probed:
     home: str  # absolute
     free_bytes: int
     bundles: frozenset[str]  # content hashes that are installed completely
+    glibc: str
+    cuda: int  # the major version that the driver supports; 0 without one
+    user_home: str
 
 
 async def probe(
@@ -145,4 +155,7 @@ def check(facts: dict[str, Any], python: str, where: str) -> Probed:
         home=home,
         free_bytes=int(facts["free_bytes"]),
         bundles=frozenset(str(name) for name in facts["bundles"]),
+        glibc=".".join(map(str, glibc)),
+        cuda=int(facts["cuda"]),
+        user_home=str(facts["user_home"]),
     )

@@ -7,14 +7,15 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from torpor.control.remote.link import Link, Route, open_link
-from torpor.control.remote.probe import DEFAULT_HOME, PYTHON_CANDIDATES
-from torpor.control.remote.ssh import Identity
+from torpor.control.remote.probe import DEFAULT_HOME, PYTHON_CANDIDATES, Probed
+from torpor.control.remote.ssh import Completed, Identity
 from torpor.shared.errors import AgentLost, TorporError, from_wire
 from torpor.shared.values import Endpoint
 from torpor.shared.wire.protocol import (
@@ -124,6 +125,30 @@ class Session:
             self._submit(lambda: self._end(waiting), quiet=True)
         return parse_answer(type(request), waiting.result())
 
+    @property
+    def machine(self) -> Probed:
+        """What the machine said of itself when the agent was attached."""
+        return self._attached().machine
+
+    def execute(self, argv: Sequence[str], *, timeout_s: float = 60.0) -> Completed:
+        """Run a small program on the machine, beside the agent."""
+        return self._await(self._attached().execute(argv, timeout_s), timeout_s + _CLOSE_S)
+
+    def listens(self, port: int) -> bool:
+        """Whether a program on the machine accepts connections to ``port`` of 127.0.0.1. Raises
+        MachineDenied where its SSH server forwards no ports."""
+        return self._await(self._attached().listens(port), _CLOSE_S)
+
+    @contextmanager
+    def forward(self, port: int) -> Iterator[int]:
+        """A local port from which connections go to ``port`` of the machine's 127.0.0.1, through
+        this connection. It does not outlive a dropped connection."""
+        listener = self._await(self._attached().forward(port), _CLOSE_S)
+        try:
+            yield listener.get_port()
+        finally:
+            self._submit(listener.close, quiet=True)
+
     def cancel(self, request_id: str) -> None:
         """Ask the agent to end a request; its call then raises RunCancelled. Idempotent."""
         self._submit(lambda: self._cancel(request_id), quiet=True)
@@ -149,6 +174,11 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _attached(self) -> Link:
+        if self._link is None:
+            raise AgentLost(f"{self._route.where}: the connection is down")
+        return self._link
 
     # -- from the callers' threads to the loop's
 

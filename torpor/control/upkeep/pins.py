@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -68,11 +69,16 @@ def pinned(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, str
 
 def pinned_ids(store: ObjectStore, workspace: WorkspaceName) -> Iterator[SnapshotId]:
     """The pinned snapshots by a listing alone."""
-    for found in store.list(_prefix(workspace)):
-        try:
-            yield snapshot_of(found.key)
-        except InvalidInput:
-            continue  # another program's object in this prefix
+    yield from pin_times(store, workspace)
+
+
+def pin_times(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, float]:
+    """When each snapshot was pinned last, by the store's clock."""
+    found = {}
+    for one in store.list(_prefix(workspace)):
+        with suppress(InvalidInput):  # another program's object in this prefix
+            found[snapshot_of(one.key)] = one.modified_unix
+    return found
 
 
 def _reason(store: ObjectStore, key: ObjectKey) -> str:

@@ -1,0 +1,78 @@
+"""Deploy: from a stack and a workspace to a server that has answered."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from blocks import Stack, Workspace
+from flows.deployment import Deployment
+from flows.flow import flow
+from flows.phases import Phases, phases_told_to
+from tasks.deploying import expire_bases, open_stack
+from tasks.opening import open_workspace, probe_store
+from tasks.restore import NEWEST
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
+from torpor.control.deploy.report import DeployReport
+from torpor.control.deploy.stack import StrategyName, strategy_named
+from torpor.shared.errors import TorporError
+
+DAY_S = 24 * 3600.0
+
+
+@flow("deploy")
+def deploy(
+    workspace: Workspace | str,
+    stack: Stack | str,
+    strategy: StrategyName = "D",
+    snapshot: str = NEWEST,
+    full_check: bool = True,
+    environment_days: Annotated[float, Field(ge=1, le=3660)] = 30.0,
+) -> DeployReport:
+    """Start a server on the workspace's machine, or on a new one, until it has answered a request.
+
+    A new machine is handed over after that, and destroyed if anything fails before. You reach the
+    server through SSH; no port is opened.
+
+    Args:
+        workspace: The Workspace block to deploy on, or its name.
+        stack: The Stack block to deploy, or its name.
+        strategy: How the software gets onto the machine. A: official image. B: official image and
+            the setup command. C: your own image. D: the environment from the store; the first
+            deploy makes and stores it. F: your own image, data and models from the store. E is not
+            offered.
+        snapshot: The workspace's snapshot for a new machine: its id, or newest.
+        full_check: Read and hash every restored byte before the server starts.
+        environment_days: Delete stored environments that no deploy has used for so many days.
+    """
+    phases = Phases()
+    now = ["prepare"]
+    with phases_told_to(lambda name: now.__setitem__(0, name)):
+        try:
+            with phases.phase("prepare"):
+                opened = open_workspace(workspace)
+                wanted = open_stack(stack)
+                chosen = strategy_named(strategy)
+                wanted.check(chosen)
+                probe_store(opened)
+            report = Deployment(opened, wanted, chosen, strategy, phases).run(snapshot, full_check)
+        except TorporError as error:
+            raise type(error)(f"the deploy failed in phase {now[0]}: {error}") from error
+    runner().table(
+        key=f"deploy-{report.workspace}",
+        rows=report.rows(),
+        description=f"Stack {report.stack} on workspace {report.workspace}",
+    )
+    _expire(opened, environment_days)
+    return report
+
+
+def _expire(opened: OpenWorkspace, days: float) -> None:
+    """The server runs, and its machine is handed over: a failure here is only logged."""
+    try:
+        for snapshot in expire_bases(opened, days * DAY_S):
+            runner().log.info("environment %s was not used for %g days: deleted", snapshot, days)
+    except TorporError as error:
+        runner().log.warning("unused environments were not deleted: %s", error)

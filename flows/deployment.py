@@ -1,0 +1,267 @@
+"""Deployment: one stack on one machine, from the rental to the first answer of its server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import replace
+
+import msgspec
+
+from flows.phases import Phases, phases_told_to
+from flows.restoration import Arrival, Restoration
+from flows.serving import Serving
+from flows.storing import Storing
+from flows.tenancy import only_machine
+from tasks.deploying import (
+    drop_base,
+    facts_of,
+    find_base,
+    holds_files,
+    keep_base,
+    run_on_machine,
+)
+from tasks.jobs import machine_in_use
+from tasks.machines import endpoint_of, open_session
+from tasks.restore import NEWEST, pick_snapshot_to_wake
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace, StoredWorkspace
+from torpor.control.deploy.report import DeployReport
+from torpor.control.deploy.stack import Place, Stack, Strategy, base_name, see_apart
+from torpor.control.remote.restore import RemoteRestore
+from torpor.control.remote.session import Session
+from torpor.control.rental.renting import Tenancy
+from torpor.control.store.snapshots import newest_snapshot
+from torpor.shared.errors import RunCancelled, TorporError
+from torpor.shared.values import Machine, StoredSnapshot
+
+
+class Deployment:
+    """The order of one deploy."""
+
+    def __init__(
+        self, opened: OpenWorkspace, stack: Stack, strategy: Strategy, name: str, phases: Phases
+    ) -> None:
+        self._opened = opened
+        self._stack = stack
+        self._strategy = strategy
+        self._name = name
+        self._phases = phases
+        self._within: dict[str, float] = {}
+        self._began = time.monotonic()
+
+    def run(self, snapshot: str, full_check: bool) -> DeployReport:
+        """Deploy on the workspace's machine, or on a new one."""
+        found = machine_in_use(self._opened, None)
+        if found is not None:
+            return _OnMachine(self, found[0], None, None, full_check).run()
+        wanted, opened = None, self._opened
+        if snapshot not in ("", NEWEST) or newest_snapshot(opened.store, opened.spec.name):
+            wanted, opened = pick_snapshot_to_wake(opened, snapshot)
+        image = self._stack.image_for(self._strategy) or opened.spec.want.image
+        want = msgspec.structs.replace(opened.spec.want, image=image)
+        opened = replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
+        self._began = time.monotonic()
+        with only_machine(opened, self._phases) as tenancy:
+            return _OnMachine(self, tenancy.machine, tenancy, wanted, full_check).run()
+
+
+class _OnMachine:
+    """Without ``tenancy``, the machine is the user's: its workspace is there, and it stays."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        machine: Machine,
+        tenancy: Tenancy | None,
+        wanted: StoredSnapshot | None,
+        full_check: bool,
+    ) -> None:
+        self._of = deployment
+        self._opened = deployment._opened
+        self._stack = deployment._stack
+        self._phases = deployment._phases
+        self._machine = machine
+        self._tenancy = tenancy
+        self._wanted = wanted
+        self._full_check = full_check
+        self._reached = time.monotonic()
+        self._environment = "of the image"
+        self._built = False
+        self._restoring: list[Restoration] = []
+
+    def run(self) -> DeployReport:
+        with self._phases.phase("connect"):
+            session = open_session(self._opened, self._machine)
+        with session:
+            spec = self._opened.spec
+            machine = session.machine
+            place = Place(self._stack, machine.user_home, spec.paths[0], self._of._strategy.sets_up)
+            see_apart(place.environment, [place.absolute(path) for path in spec.paths])
+            name = base_name(self._stack, facts_of(machine))
+            base = self._opened.base(name, self._stack.environment)
+            serving = Serving(session, spec.name, place, self._phases)
+            serving.stop()
+            try:
+                with self._phases.phase("restore"):
+                    self._bring(session, place, base, serving)
+                self._fetch_model(session, place, serving)
+                serving.serve()
+            except BaseException:
+                if self._tenancy is None:  # else the machine is destroyed
+                    with suppress(TorporError):
+                        serving.stop()
+                raise
+            served = time.monotonic()
+            if self._built:
+                with self._phases.phase("store environment"):
+                    self._store(session, base)
+            if self._tenancy is not None:
+                self._tenancy.hand_over(alone=True)
+            return self._report(served, serving)
+
+    # -- what the server needs
+
+    def _bring(
+        self, session: Session, place: Place, base: StoredWorkspace, serving: Serving
+    ) -> None:
+        """The environment and the workspace, at the same time."""
+        folders = [place.absolute(path) for path in self._opened.spec.paths]
+        works: list[Callable[[], None]] = []
+        if self._tenancy is not None and self._wanted is not None:
+            works.append(lambda: self._restore_workspace(session))
+        elif self._tenancy is not None:
+            run_on_machine(session, ["mkdir", "-p", "--", *folders])
+        if self._of._strategy.sets_up:
+            works.append(lambda: self._make_environment(session, place, base, serving))
+        with ThreadPoolExecutor(max(1, len(works)), thread_name_prefix="deploy") as threads:
+            with phases_told_to(lambda name: None):  # it stays the phase `restore`
+                running = [threads.submit(copy_context().run, work) for work in works]
+            try:
+                for one in as_completed(running):
+                    one.result()
+            except BaseException:
+                for restoration in self._restoring:
+                    restoration.remote.give_up(RunCancelled("another part of the deploy failed"))
+                raise
+
+    def _restore_workspace(self, session: Session) -> None:
+        if self._tenancy is None or self._wanted is None:
+            raise TypeError("only a new machine gets a workspace")
+        phases = Phases()
+        self._restore(
+            Arrival(self._opened, session, self._tenancy, self._wanted, runner().run, phases),
+            "workspace",
+        )
+
+    def _restore(self, restoration: Restoration, what: str) -> None:
+        self._restoring.append(restoration)
+        with restoration.begun() as plan:
+            restoration.restore(plan, full_check=self._full_check)
+        for name, seconds in restoration.phases.seconds.items():
+            self._of._within[f"{what}: {name}"] = seconds
+
+    def _make_environment(
+        self, session: Session, place: Place, base: StoredWorkspace, serving: Serving
+    ) -> None:
+        """From the store, or by the setup command."""
+        mark = f"{place.home}/.torpor/deploy/{base.spec.name}"
+        if self._tenancy is not None and holds_files(session, [mark]):
+            # A deploy that was killed began to make it on this machine, which nobody got.
+            run_on_machine(session, ["rm", "-rf", "--", *place.environment, mark])
+        if self._of._strategy.keeps:
+            found = find_base(base, self._reason())
+            if found is not None:
+                self._restore_environment(session, base, found)
+                return
+        if not holds_files(session, place.environment):
+            run_on_machine(session, ["mkdir", "-p", "--", f"{mark}/began"])
+            self._built = self._of._strategy.keeps
+        began = time.monotonic()
+        serving.run("setup", place.filled(self._stack.setup), place.home)
+        self._of._within["environment: setup"] = time.monotonic() - began
+        self._environment = "made by the setup command"
+        if not self._built and self._of._strategy.keeps:
+            self._environment += ", not stored: its directories held files before"
+
+    def _restore_environment(
+        self, session: Session, base: StoredWorkspace, found: StoredSnapshot
+    ) -> None:
+        remote = RemoteRestore(
+            session,
+            base.store,
+            found,
+            base.key,
+            f"{runner().run}-environment",
+            parts=base.spec.parts,
+            part_bytes=base.spec.part_bytes,
+            gpu=base.spec.compression.gpu,
+        )
+        self._restore(Restoration(remote, "deploy", Phases(), resume=True), "environment")
+        self._environment = f"restored from {found.snapshot} of {base.spec.name}"
+
+    def _fetch_model(self, session: Session, place: Place, serving: Serving) -> None:
+        """Unless the workspace says that it holds what this command fetches."""
+        if not self._stack.fetch:
+            return
+        what = json.dumps([self._stack.model, self._stack.model_path, self._stack.fetch])
+        mark = f"{place.absolute(place.workspace)}/.torpor-models/"
+        mark += hashlib.sha256(what.encode()).hexdigest()[:16]
+        if holds_files(session, [mark]):
+            return
+        with self._phases.phase("fetch"):
+            run_on_machine(session, ["mkdir", "-p", "--", os.path.dirname(place.model_path)])
+            serving.run("fetch", place.filled(self._stack.fetch), place.absolute(place.workspace))
+            run_on_machine(session, ["mkdir", "-p", "--", f"{mark}/fetched"])
+
+    # -- after the first answer
+
+    def _store(self, session: Session, base: StoredWorkspace) -> None:
+        """Store the environment that has just proven itself. The server runs: where this fails, the
+        next deploy makes the environment again."""
+        try:
+            run = f"{runner().run}-environment"
+            report, verified = Storing(base, session, self._machine.id, Phases(), run=run).run()
+            if report.changed:
+                drop_base(base, verified)
+                words = f"not stored: {', '.join(report.changed[:5])} changed while it was read"
+            elif keep_base(base, verified, self._reason()):
+                words = f"stored as {verified.snapshot} of {base.spec.name}"
+            else:
+                words = "not stored: another deploy has stored it meanwhile"
+        except TorporError as error:
+            words = f"not stored: {error}"
+        runner().log.info("the environment of stack %s: %s", self._stack.name, words)
+        self._environment += f", {words}"
+
+    def _reason(self) -> str:
+        return f"environment of stack {self._stack.name}, for workspace {self._opened.spec.name}"[
+            :400
+        ]
+
+    def _report(self, served: float, serving: Serving) -> DeployReport:
+        endpoint = endpoint_of(self._machine)
+        return DeployReport(
+            workspace=self._opened.spec.name,
+            stack=self._stack.name,
+            strategy=f"{self._of._name}: {self._of._strategy.words}",
+            snapshot=None if self._wanted is None else self._wanted.snapshot,
+            environment=self._environment,
+            machine=self._machine.id,
+            host=endpoint.host,
+            port=endpoint.port,
+            user=endpoint.user,
+            server_port=self._stack.port,
+            log=serving.log("server"),
+            seconds=self._phases.seconds,
+            within=self._of._within,
+            from_rental_s=None if self._tenancy is None else served - self._of._began,
+            from_ssh_s=served - self._reached,
+            price_usd_h=self._machine.price_usd_h,
+        )

@@ -1,0 +1,147 @@
+"""Serving: the commands of a stack on a machine, and the proof that its server works."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from typing import Final, Literal
+
+from flows.phases import Phases
+from tasks.jobs import look_at_command, start_command, stop_command
+from torpor.control.deploy.asking import ask, check
+from torpor.control.deploy.stack import Place
+from torpor.control.remote.session import Session
+from torpor.shared.errors import DeployFailed
+from torpor.shared.values import KIB, WorkspaceName
+from torpor.shared.wire.job import JobState, StartJob
+
+LOOK_S: Final = 0.1
+"""Between two looks at a command or a server."""
+HEALTH_S: Final = 10.0
+"""For one answer about its health."""
+LAST_LINES: Final = 20
+_LOOK_BYTES: Final = 256 * KIB
+_LOGS: Final = "~/.torpor/deploy"
+
+Kind = Literal["setup", "fetch", "server"]
+KINDS: Final[tuple[Kind, ...]] = ("setup", "fetch", "server")
+
+
+class Serving:
+    """The commands of one workspace's deploy. Supervisors keep them running on the machine; a later
+    deploy finds them again."""
+
+    def __init__(
+        self, session: Session, workspace: WorkspaceName, place: Place, phases: Phases
+    ) -> None:
+        self._session = session
+        self._workspace = workspace
+        self._place = place
+        self._phases = phases
+        self._lines: dict[Kind, deque[str]] = {}
+        self._offsets: dict[Kind, int] = {}
+
+    def log(self, kind: Kind) -> str:
+        """Where the output of a command is on the machine."""
+        return f"{_LOGS}/{self._workspace}-{kind}.log"
+
+    def stop(self) -> None:
+        """End what an earlier deploy of the workspace has started here."""
+        for kind in KINDS:
+            stop_command(self._session, self._id(kind))
+
+    def run(self, kind: Kind, argv: list[str], folder: str) -> None:
+        """Run a command to its end; DeployFailed with its last lines if it fails."""
+        until = time.monotonic() + self._place.stack.setup_timeout_s
+        self._start(kind, argv, folder)
+        while (state := self._look(kind)).state == "running":
+            if time.monotonic() > until:
+                stop_command(self._session, self._id(kind))
+                raise self._failed(kind, "did not end in time")
+            time.sleep(LOOK_S)
+        if state.state != "ended" or state.status:
+            raise self._failed(kind, _words(state))
+
+    def serve(self) -> None:
+        """Start the server, wait until it is ready, and have it answer one request."""
+        stack, place = self._place.stack, self._place
+        if self._session.listens(stack.port):
+            raise DeployFailed(
+                f"another program on the machine listens on port {stack.port}: end it, or choose "
+                "another port in the stack"
+            )
+        with self._phases.phase("server"):
+            folder = place.absolute(place.workspace)
+            self._start("server", place.filled(stack.server), folder)
+        with self._session.forward(stack.port) as port:
+            with self._phases.phase("health"):
+                self._wait_until_ready(port)
+            with self._phases.phase("completion"):
+                body = place.body(stack.proof.body)
+                proof = stack.proof
+                answer = ask(port, proof.method, proof.path, body, stack.ready_timeout_s)
+                try:
+                    check(proof, answer)
+                except DeployFailed as error:
+                    self._look("server")
+                    raise self._failed("server", str(error)) from error
+        state = self._look("server")
+        if state.state != "running":  # then another program has answered
+            raise self._failed("server", _words(state))
+
+    def _wait_until_ready(self, port: int) -> None:
+        stack = self._place.stack
+        until = time.monotonic() + stack.ready_timeout_s
+        while True:
+            state = self._look("server")
+            if state.state != "running":
+                raise self._failed("server", _words(state))
+            answer = ask(port, "GET", stack.health, None, HEALTH_S)
+            if answer is not None and answer.status == 200:
+                return
+            if time.monotonic() > until:
+                said = "nothing" if answer is None else f"status {answer.status}"
+                raise self._failed("server", f"{stack.health} gave {said} until the time was over")
+            time.sleep(LOOK_S)
+
+    def _start(self, kind: Kind, argv: list[str], folder: str) -> None:
+        job = self._id(kind)
+        before = look_at_command(self._session, job, 0, 0).state
+        request = StartJob(job, before.attempt + 1, argv, folder, self.log(kind), [])
+        state = start_command(self._session, request)
+        self._offsets[kind] = state.log_from
+        self._lines[kind] = deque(maxlen=LAST_LINES)
+
+    def _look(self, kind: Kind) -> JobState:
+        """How it stands; keeps the last lines of its log."""
+        while True:
+            look = look_at_command(self._session, self._id(kind), self._offsets[kind], _LOOK_BYTES)
+            lines = self._lines[kind]
+            first, *rest = look.text.split("\n")
+            if lines:
+                lines[-1] += first
+            else:
+                lines.append(first)
+            lines.extend(rest)
+            if look.offset <= self._offsets[kind]:
+                return look.state
+            self._offsets[kind] = look.offset
+
+    def _failed(self, kind: Kind, words: str) -> DeployFailed:
+        last = "\n".join(line[:500] for line in self._lines[kind]).strip() or "nothing"
+        return DeployFailed(
+            f"the {kind} command of stack {self._place.stack.name}: {words}. The last lines of "
+            f"{self.log(kind)} on the machine:\n{last}"
+        )
+
+    def _id(self, kind: Kind) -> str:
+        return hashlib.sha256(f"{self._workspace} {kind}".encode()).hexdigest()[:12]
+
+
+def _words(state: JobState) -> str:
+    if state.error:
+        return f"it could not be started: {state.error}"
+    if state.state == "ended":
+        return f"it ended with status {state.status}"
+    return "its supervisor was lost"

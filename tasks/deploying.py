@@ -1,0 +1,77 @@
+"""The steps of a deploy: environments in the store, and small programs on the machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from blocks import Stack
+from tasks.step import step
+from tasks.workspace import OpenWorkspace, StoredWorkspace
+from torpor.control.deploy import bases
+from torpor.control.deploy.stack import Facts
+from torpor.control.deploy.stack import Stack as StackValue
+from torpor.control.remote.probe import Probed
+from torpor.control.remote.session import Session
+from torpor.control.safety import Verified
+from torpor.shared.errors import DeployFailed
+from torpor.shared.format.keys import Seal
+from torpor.shared.values import SnapshotId, StoredSnapshot
+
+
+def open_stack(stack: Stack | str) -> StackValue:
+    """The stack of that block or name."""
+    return Stack.of(stack).value()
+
+
+def facts_of(machine: Probed) -> Facts:
+    """What an environment depends on, of a machine that an agent is attached to."""
+    return Facts(
+        machine.platform.python,
+        machine.glibc,
+        machine.platform.machine,
+        machine.cuda,
+        machine.user_home,
+    )
+
+
+@step("find environment")
+def find_base(base: StoredWorkspace, reason: str) -> StoredSnapshot | None:
+    """The environment in the store for such a machine; None if there is none yet."""
+    return bases.find(base.store, base.spec.name, base.seal, reason)
+
+
+@step("keep environment")
+def keep_base(base: StoredWorkspace, verified: Verified, reason: str) -> bool:
+    """Use this environment from now on; False if another deploy has stored one meanwhile."""
+    return bases.keep(base.store, verified, reason)
+
+
+@step("drop environment")
+def drop_base(base: StoredWorkspace, verified: Verified) -> None:
+    """Delete an environment that is not to be used."""
+    bases.drop(base.store, verified)
+
+
+@step("expire environments")
+def expire_bases(opened: OpenWorkspace, unused_s: float) -> list[SnapshotId]:
+    """Delete the environments that no deploy has used for so long."""
+    return bases.expire(
+        opened.store, lambda name: Seal(opened.base_key(name)), unused_s, time.time()
+    )
+
+
+@step("run on machine")
+def run_on_machine(session: Session, argv: Sequence[str]) -> str:
+    """What a small program prints; DeployFailed if it fails."""
+    done = session.execute(argv)
+    if done.exit:
+        words = done.stderr.decode("utf-8", "replace").strip()[-300:]
+        raise DeployFailed(f"{argv[0]} ended with status {done.exit} on the machine: {words}")
+    return done.stdout.decode("utf-8", "replace")
+
+
+@step("look for files")
+def holds_files(session: Session, folders: Sequence[str]) -> bool:
+    """Whether one of the directories on the machine is there and not empty."""
+    return bool(session.execute(["find", *folders, "-mindepth", "1", "-print", "-quit"]).stdout)

@@ -1,0 +1,47 @@
+"""The proof that a server works is read strictly."""
+
+from __future__ import annotations
+
+import pytest
+
+from torpor.control.deploy.asking import Answer, ask, check
+from torpor.control.deploy.stack import Proof
+from torpor.shared.errors import DeployFailed
+
+
+def _proof(answer: str) -> Proof:
+    return Proof("POST", "/v1/completions", {}, answer)
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ("choices.0.text", '{"choices": [{"text": "a word"}]}'),
+        ("usage.completion_tokens", '{"usage": {"completion_tokens": 1}}'),
+        ("data.0.embedding", '{"data": [{"embedding": [0.0]}]}'),
+        ("0", '["first"]'),
+    ],
+)
+def test_an_answer_that_holds_something_proves_it(where: str, text: str) -> None:
+    check(_proof(where), Answer(200, text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "no JSON", "{}", "[]", "null", '{"choices": []}', '{"choices": [{}]}',
+        '{"choices": [{"text": ""}]}', '{"choices": [{"text": null}]}', '{"choices": {"0": {}}}',
+        '{"choices": [{"text": []}]}', '{"choices": [{"text": 0}]}', '{"choices": "text"}',
+    ],
+)  # fmt: skip
+def test_an_answer_that_holds_nothing_proves_nothing(text: str) -> None:
+    with pytest.raises(DeployFailed, match=r"holds nothing at choices\.0\.text"):
+        check(_proof("choices.0.text"), Answer(200, text))
+
+
+def test_an_error_and_silence_prove_nothing() -> None:
+    with pytest.raises(DeployFailed, match="with status 500: out of memory"):
+        check(_proof("x"), Answer(500, "out of memory"))
+    with pytest.raises(DeployFailed, match="did not answer POST /v1/completions"):
+        check(_proof("x"), None)
+    assert ask(9, "GET", "/", None, 1.0) is None

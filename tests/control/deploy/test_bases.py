@@ -1,0 +1,134 @@
+"""Environments in the store: which one is used, and when one is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from tests.fixtures import engine as engine_fixture
+from tests.fixtures.engine import Engine
+from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.near_agent import ClockedStore
+from torpor.control.deploy import bases
+from torpor.control.safety import Verified, verify_snapshot
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.snapshots import find_snapshot, snapshot_ids
+from torpor.control.upkeep.pins import pin, pin_times, unpin
+from torpor.shared.format.keys import Seal
+from torpor.shared.values import BASE, SnapshotId, WorkspaceName
+
+NAME = WorkspaceName(f"{BASE}{'a' * 32}")
+PLAIN = Seal(None)
+DAY = 24 * 3600.0
+
+
+class Lab:
+    """Environments of one name in a store whose clock the test moves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = ClockedStore(MemoryStore())
+        self.engine = Engine(self.store, folder / "agent")
+        self.tree = folder / "environment"
+        self.tree.mkdir()
+
+    def made(self, words: str) -> Verified:
+        """A verified snapshot of an environment."""
+        (self.tree / "made").write_text(words * 100)
+        stored = find_snapshot(self.store, NAME, self.engine.snapshot([self.tree]))
+        return verify_snapshot(self.store, stored, PLAIN)
+
+    def expire(self, days: float) -> list[SnapshotId]:
+        self.store.look()
+        return bases.expire(self.store, lambda name: PLAIN, days * DAY, self.store.now)
+
+    def used(self) -> SnapshotId | None:
+        found = bases.find(self.store, NAME, PLAIN, "a test")
+        return None if found is None else found.snapshot
+
+    def packs(self) -> int:
+        return len([*self.store.list(f"workspaces/{NAME}/packs/")])
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    with patch.object(engine_fixture, "WORKSPACE", NAME):
+        yield Lab(tmp_path)
+
+
+def test_only_a_pinned_environment_is_used(lab: Lab) -> None:
+    assert lab.used() is None
+    made = lab.made("one")
+    assert lab.used() is None, "its deploy was killed before it kept it"
+    assert bases.keep(lab.store, made, "a test")
+    assert lab.used() == made.snapshot
+
+
+def test_of_two_that_are_kept_the_oldest_stays(lab: Lab) -> None:
+    first, second = lab.made("one"), lab.made("two")
+    assert bases.keep(lab.store, second, "a test")
+    assert bases.keep(lab.store, first, "a test")
+    assert lab.used() == first.snapshot
+    assert snapshot_ids(lab.store, NAME) == [first.snapshot]
+    third = lab.made("three")
+    assert not bases.keep(lab.store, third, "a test")
+    assert snapshot_ids(lab.store, NAME) == [first.snapshot]
+
+
+def test_a_pin_without_a_snapshot_and_a_damaged_snapshot_are_passed_over(lab: Lab) -> None:
+    first, second = lab.made("one"), lab.made("two")
+    pin(lab.store, NAME, first.snapshot, "a test")
+    pin(lab.store, NAME, second.snapshot, "a test")
+    key = next(one.key for one in lab.store.list(f"workspaces/{NAME}/snapshots/"))
+    lab.store.put(key, lab.store.get(key, max_bytes=1 << 20)[:-4] + b"wrong"[:4])
+    assert lab.used() == second.snapshot
+    lab.store.delete([key])
+    assert lab.used() == second.snapshot
+
+
+def test_a_use_renews_the_pin_and_an_unused_environment_is_deleted(lab: Lab) -> None:
+    made = lab.made("one")
+    bases.keep(lab.store, made, "a test")
+    lab.store.advance(20 * DAY)
+    assert lab.used() == made.snapshot
+    lab.store.advance(20 * DAY)
+    assert lab.expire(30) == []
+    lab.store.advance(20 * DAY)
+    assert lab.expire(30) == [made.snapshot]
+    assert lab.used() is None and pin_times(lab.store, NAME) == {}
+    lab.store.advance(4 * DAY)
+    lab.expire(30)  # marks its packs
+    lab.store.advance(2 * DAY)
+    lab.expire(30)
+    assert lab.packs() == 0
+
+
+def test_what_a_killed_deploy_left_goes_after_a_day(lab: Lab) -> None:
+    left = lab.made("one")
+    assert lab.expire(30) == [] and snapshot_ids(lab.store, NAME) == [left.snapshot]
+    lab.store.advance(2 * DAY)
+    assert lab.expire(30) == [left.snapshot]
+
+
+def test_one_that_is_taken_into_use_while_it_expires_stays(lab: Lab) -> None:
+    """Another deploy pins it between the unpinning and the deletion."""
+    made = lab.made("one")
+    bases.keep(lab.store, made, "a test")
+    lab.store.advance(60 * DAY)
+    with _after_unpin(lambda: lab.used() or pin(lab.store, NAME, made.snapshot, "now")):
+        assert lab.expire(30) == []
+    assert lab.used() == made.snapshot
+
+
+@contextmanager
+def _after_unpin(then: object) -> Iterator[None]:
+    def both(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
+        unpin(store, workspace, snapshot)
+        assert callable(then)
+        then()
+
+    with patch.object(bases, "unpin", both):
+        yield

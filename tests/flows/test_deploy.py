@@ -1,0 +1,232 @@
+"""Deploys on real machines: a server answers, or nothing is handed over."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from blocks import Stack
+from flows import deploy, deployment
+from flows.phases import Phases
+from tasks.workspace import OpenWorkspace
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown
+from tests.fixtures.served import small_stack
+from tests.fixtures.waiting import until
+from tests.fixtures.world import World
+from torpor.control.deploy.asking import ask
+from torpor.control.deploy.report import DeployReport
+from torpor.control.store.snapshots import list_snapshots, snapshot_ids
+from torpor.control.upkeep.pins import pin_times
+from torpor.shared.errors import (
+    DeployFailed,
+    InvalidInput,
+    TorporError,
+)
+from torpor.shared.values import BASE, WorkspaceName
+
+
+@pytest.fixture
+def asleep(world: World) -> World:
+    """The workspace has a snapshot with a model, and no machine."""
+    place = world.workspace(world.rent().id)
+    place.mkdir()
+    (place / "model").write_text("a word")
+    hibernate_plainly(world.opened)
+    return world
+
+
+def _deploy(world: World, stack: Stack, **options: Any) -> DeployReport:
+    report: DeployReport = run_plainly(world.opened, deploy, stack, **options)
+    return report
+
+
+def _bases(world: World) -> list[WorkspaceName]:
+    found = {one.key.split("/")[1] for one in world.direct.list(f"workspaces/{BASE}")}
+    return [WorkspaceName(name) for name in sorted(found)]
+
+
+def _kept(world: World) -> list[str]:
+    """The environments in use."""
+    return [one for name in _bases(world) for one in pin_times(world.direct, name)]
+
+
+def _answers(stack: Stack) -> bool:
+    """On this host, where a local machine's ports are."""
+    return ask(stack.port, "GET", stack.health, None, 5.0) is not None
+
+
+def test_the_first_deploy_makes_the_environment_and_the_next_restores_it(asleep: World) -> None:
+    stack = small_stack()
+    first = _deploy(asleep, stack)
+    assert first.environment.startswith("made by the setup command, stored as ")
+    assert _answers(stack) and first.from_rental_s is not None
+    assert 0 < first.from_ssh_s < first.from_rental_s
+    assert {"machine", "connect", "restore", "server", "health", "completion"} <= set(first.seconds)
+    assert {"environment: setup", "workspace: restore"} <= set(first.within)
+    key, rows = shown[-1]
+    assert key == "deploy-demo" and len(rows) <= 10
+    said = {row["what"]: row["value"] for row in rows}
+    assert said["forward"] == (
+        f"ssh -N -L {stack.port}:127.0.0.1:{stack.port} -p {first.port} {first.user}@{first.host}"
+    )
+    made = (asleep.home(first.machine) / "small-stack" / "made").read_text()
+    (kept,) = _kept(asleep)
+
+    hibernate_plainly(asleep.opened)
+    until(lambda: not _answers(stack), "the server went with its machine")
+    again = _deploy(asleep, stack)
+    assert again.machine != first.machine
+    assert again.environment == f"restored from {kept} of {_bases(asleep)[0]}"
+    assert "environment: setup" not in again.within and "environment: check" in again.within
+    assert _kept(asleep) == [kept] and _answers(stack)
+    home = asleep.home(again.machine)
+    assert (home / "small-stack" / "made").read_text() == made
+    assert (home / "workspace" / "model").read_text() == "a word"
+
+
+def test_an_environment_is_sealed_like_the_workspace(sealed_world: World) -> None:
+    place = sealed_world.workspace(sealed_world.rent().id)
+    place.mkdir()
+    (place / "model").write_text("a word")
+    hibernate_plainly(sealed_world.opened)
+    _deploy(sealed_world, small_stack())
+    (name,) = _bases(sealed_world)
+    stored = list_snapshots(sealed_world.direct, name)
+    assert len(stored) == 1
+    for one in sealed_world.direct.list(f"workspaces/{name}/packs/"):
+        assert b"HTTPServer" not in sealed_world.direct.get(one.key, max_bytes=1 << 24)
+
+
+def test_a_workspace_without_a_snapshot_gets_an_empty_directory(world: World) -> None:
+    stack = small_stack(fetch=["sh", "-euc", 'echo fetched > "$1"', "sh", "{model_path}"])
+    report = _deploy(world, stack)
+    assert report.snapshot is None and report.seconds["fetch"] >= 0
+    assert (world.workspace(report.machine) / "model").read_text() == "fetched\n"
+    hibernate_plainly(world.opened)
+    again = _deploy(world, stack)
+    assert "fetch" not in again.seconds, "the workspace says that it holds the model"
+
+
+def test_a_machine_in_use_is_deployed_on_and_kept(asleep: World) -> None:
+    stack = small_stack()
+    first = _deploy(asleep, stack)
+    (asleep.workspace(first.machine) / "mine").write_text("work")
+    again = _deploy(asleep, stack)
+    assert (again.machine, again.from_rental_s, again.snapshot) == (first.machine, None, None)
+    assert again.environment.startswith("restored from ") and _answers(stack)
+    wrong = small_stack(server=["false"])
+    with pytest.raises(
+        DeployFailed, match=r"(?s)phase health.*server command.*ended with status 1"
+    ):
+        _deploy(asleep, wrong)
+    assert [one.id for one in asleep.machines()] == [first.machine]
+    assert (asleep.workspace(first.machine) / "mine").read_text() == "work"
+    assert not _answers(wrong)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"setup": ["sh", "-c", "echo one; echo two; exit 3"]},
+         "phase restore: the setup command .* ended with status 3.*one\ntwo"),
+        ({"setup": ["no-such-program"]}, "phase restore: the setup command .* not be started"),
+        ({"setup": ["sleep", "600"], "setup_minutes": 0.01}, "phase restore: .* not end in time"),
+        ({"fetch": ["sh", "-c", "echo lost >&2; exit 5"]}, "phase fetch: .*status 5.*lost"),
+        ({"server": ["sh", "-c", "echo broken; exit 1"]}, "phase health: .*status 1.*broken"),
+        ({"health": "/nowhere", "ready_minutes": 0.02}, "phase health: .*/nowhere gave status 404"),
+        ({"proof_path": "/nowhere"}, "phase completion: .*with status 404"),
+        ({"proof_answer": "choices.1.text"}, "phase completion: .*holds nothing at choices.1.text"),
+        ({"environment": ["~/workspace/env"]}, "phase connect: .*overlap"),
+        ({"environment": ["~/small-stack", "~/never-made"]},
+         None),
+    ],
+)  # fmt: skip
+def test_what_fails_is_named_and_its_machine_destroyed(
+    asleep: World, changes: dict[str, Any], words: str | None
+) -> None:
+    stack = small_stack(**changes)
+    if words is None:  # the server works, and its environment cannot be stored
+        assert "not stored: " in _deploy(asleep, stack).environment
+        assert _kept(asleep) == []
+        return
+    with pytest.raises(TorporError, match=f"(?s){words}"):
+        _deploy(asleep, stack)
+    assert asleep.machines() == [] and asleep.leaks() == [] and _kept(asleep) == []
+    assert len(asleep.snapshots()) == 1
+
+
+def test_a_port_that_another_program_has_is_refused(asleep: World) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        stack = small_stack(port=other.getsockname()[1])
+        with pytest.raises(DeployFailed, match="another program on the machine listens on port"):
+            _deploy(asleep, stack)
+    assert asleep.machines() == []
+
+
+def test_each_strategy_takes_its_steps(asleep: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    images: list[str] = []
+    rents = deployment.only_machine
+
+    def without_image(opened: OpenWorkspace, phases: Phases) -> Any:
+        """Local machines have no images."""
+        images.append(opened.spec.want.image)
+        want = msgspec.structs.replace(opened.spec.want, image="")
+        return rents(replace(opened, spec=msgspec.structs.replace(opened.spec, want=want)), phases)
+
+    monkeypatch.setattr(deployment, "only_machine", without_image)
+    image = small_stack(
+        image="official", own_image="mine",
+        server=["python3", str(Path(__file__).parents[1] / "fixtures" / "fake_server.py"),
+                "{port}", "{model_path}"],
+    )  # fmt: skip
+    for name in ("A", "C", "F"):
+        report = _deploy(asleep, image, strategy=name)
+        assert report.environment == "of the image" and report.strategy.startswith(name)
+        hibernate_plainly(asleep.opened)
+    assert _bases(asleep) == []
+    stack = small_stack(image="official")
+    for _ in range(2):
+        assert _deploy(asleep, stack, strategy="B").environment == "made by the setup command"
+        hibernate_plainly(asleep.opened)
+    assert _bases(asleep) == []
+    assert images == ["official", "mine", "mine", "official", "official"]
+    for name, words in (("E", "phase prepare: strategy E"), ("C", "has no own image")):
+        with pytest.raises(InvalidInput, match=words):
+            _deploy(asleep, stack, strategy=name)
+    assert asleep.machines() == []
+
+
+def test_two_deploys_that_make_one_environment_do_not_both_keep_it(
+    asleep: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one stores and keeps it between this one's snapshot and its pin."""
+    stack = small_stack()
+    real = deployment.keep_base
+    others: list[str] = []
+
+    def late(base: Any, verified: Any, reason: str) -> bool:
+        monkeypatch.setattr(deployment, "keep_base", real)
+        other = deployment.Storing(base, session[0], "m", deployment.Phases(), run="other")
+        _, theirs = other.run()
+        others.append(theirs.snapshot)
+        assert real(base, theirs, "the other one")
+        return real(base, verified, reason)
+
+    session: list[Any] = []
+    opens = deployment.open_session
+
+    def opened(*args: Any) -> Any:
+        session.append(opens(*args))
+        return session[-1]
+
+    monkeypatch.setattr(deployment, "open_session", opened)
+    monkeypatch.setattr(deployment, "keep_base", late)
+    _deploy(asleep, stack)
+    kept = _kept(asleep)
+    (name,) = _bases(asleep)
+    assert len(kept) == 1 and snapshot_ids(asleep.direct, name) == kept

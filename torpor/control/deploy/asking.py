@@ -1,0 +1,58 @@
+"""Asking a server over HTTP whether it works."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from contextlib import closing
+from typing import Any, Final, NamedTuple
+
+from torpor.control.deploy.stack import Proof
+from torpor.shared.errors import DeployFailed
+from torpor.shared.values import MIB
+
+MOST_BYTES: Final = 4 * MIB
+"""Of an answer; the rest is not read."""
+_SHOWN: Final = 300
+"""Characters of a wrong answer, in the error."""
+_NOTHING: Final = (None, "", 0, False)
+
+
+class Answer(NamedTuple):
+    status: int
+    text: str
+
+
+def ask(port: int, method: str, path: str, body: Any, timeout_s: float) -> Answer | None:
+    """The answer of the server behind a local port; None if it does not answer."""
+    sent = None if body is None else json.dumps(body).encode()
+    headers = {} if sent is None else {"Content-Type": "application/json"}
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)) as connection:
+        try:
+            connection.request(method, path, sent, headers)
+            answer = connection.getresponse()
+            text = answer.read(MOST_BYTES).decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException):
+            return None
+    return Answer(answer.status, text)
+
+
+def check(proof: Proof, answer: Answer | None) -> None:
+    """DeployFailed unless the answer holds what the stack says."""
+    what = f"{proof.method} {proof.path}"
+    if answer is None:
+        raise DeployFailed(f"the server did not answer {what}")
+    if not 200 <= answer.status < 300:
+        raise DeployFailed(
+            f"the server answered {what} with status {answer.status}: {answer.text[:_SHOWN]}"
+        )
+    try:
+        found = json.loads(answer.text)
+        for step in proof.answer.split("."):
+            found = found[int(step)] if isinstance(found, list) else found[step]
+    except (ValueError, KeyError, IndexError, TypeError):
+        found = None
+    if found in _NOTHING or found in ([], {}):
+        raise DeployFailed(
+            f"the answer to {what} holds nothing at {proof.answer}: {answer.text[:_SHOWN]}"
+        )

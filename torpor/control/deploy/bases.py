@@ -1,0 +1,100 @@
+"""The environments of stacks in the store: which one is used, and when one is deleted.
+
+An environment is a snapshot of a workspace of its own (``base_name``). It is used only while it is
+pinned, and only a verified snapshot is pinned. Each use renews the pin. So a deploy that is killed
+leaves at most a snapshot without a pin, which nobody uses and which ``expire`` deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from torpor.control.safety import Verified
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.snapshots import find_snapshot, read_manifest, snapshot_times
+from torpor.control.upkeep.deletion import delete_snapshot
+from torpor.control.upkeep.pins import pin, pin_times, unpin
+from torpor.control.upkeep.prune import PruneRules, carry_out, plan_prune
+from torpor.shared.errors import ManifestInvalid, SnapshotKept, SnapshotMissing
+from torpor.shared.format.keys import Seal
+from torpor.shared.values import BASE, SnapshotId, StoredSnapshot, WorkspaceName
+
+LEFT_S: Final = 24 * 3600.0
+"""A snapshot without a pin that is so old was left by a deploy that was killed."""
+_PREFIX: Final = "workspaces/"
+
+
+def find(
+    store: ObjectStore, workspace: WorkspaceName, seal: Seal, reason: str
+) -> StoredSnapshot | None:
+    """The environment that is in use, with its pin renewed; None if there is none."""
+    for snapshot in _in_use(store, workspace):
+        with suppress(SnapshotMissing, ManifestInvalid):  # deleted meanwhile, or damaged
+            found = find_snapshot(store, workspace, snapshot)
+            read_manifest(store, found, seal)
+            pin(store, workspace, snapshot, reason)
+            return found
+    return None
+
+
+def keep(store: ObjectStore, verified: Verified, reason: str) -> bool:
+    """Use this environment from now on, unless another deploy has stored one by now. Of several,
+    the oldest is kept. Returns whether this one was."""
+    workspace = verified.workspace
+    pin(store, workspace, verified.snapshot, reason)
+    kept, *others = _in_use(store, workspace)
+    for other in others:
+        _drop(store, workspace, other)
+    return kept == verified.snapshot
+
+
+def drop(store: ObjectStore, verified: Verified) -> None:
+    """Delete an environment that is not to be used."""
+    _drop(store, verified.workspace, verified.snapshot)
+
+
+def expire(
+    store: ObjectStore,
+    seal_of: Callable[[WorkspaceName], Seal],
+    unused_s: float,
+    now_unix: float,
+) -> list[SnapshotId]:
+    """Delete every environment that no deploy has used for so long, and what killed deploys left;
+    prune them all. Returns what was deleted."""
+    deleted = []
+    for workspace in _names(store):
+        pins = pin_times(store, workspace)
+        for snapshot, made_unix in snapshot_times(store, workspace).items():
+            old_s = now_unix - pins.get(snapshot, made_unix)
+            if old_s > (unused_s if snapshot in pins else LEFT_S) and _drop(
+                store, workspace, snapshot
+            ):
+                deleted.append(snapshot)
+        rules = PruneRules(without_snapshots=True)
+        carry_out(store, plan_prune(store, workspace, seal_of(workspace), rules))
+    return deleted
+
+
+def _in_use(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
+    """The pinned snapshots that are there, oldest first."""
+    pins = pin_times(store, workspace)
+    return [snapshot for snapshot in snapshot_times(store, workspace) if snapshot in pins]
+
+
+def _drop(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> bool:
+    """Whether it is gone now; one that another deploy pins at this moment stays."""
+    unpin(store, workspace, snapshot)
+    try:
+        delete_snapshot(store, workspace, snapshot, even_newest=snapshot)
+    except SnapshotKept:
+        return False
+    except SnapshotMissing:
+        return True
+    return True
+
+
+def _names(store: ObjectStore) -> list[WorkspaceName]:
+    found = {one.key.split("/")[1] for one in store.list(_PREFIX + BASE)}
+    return [WorkspaceName(name) for name in sorted(found)]
