@@ -44,7 +44,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "hosts": {"store"},
         "idleness": set(),
         "jobs": {"reports", "safety", "store"},
-        "deploy": {"safety", "store", "upkeep"},
+        "deploy": {"reports", "safety", "store", "upkeep"},
         "watching": {"idleness", "reconciliation", "reports"},
         "metrics": {"watching"},
         "safety": {"store"},
