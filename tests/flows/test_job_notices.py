@@ -23,12 +23,11 @@ from tasks.machines import open_session
 from tasks.plain_runner import PlainRunner
 from tasks.standing_by import stand_by
 from tests.fixtures.kill_points import killed_in_a_child
-from tests.fixtures.machines import destroy_all
 from tests.fixtures.metadata import ACTION, PREEMPTED, Metadata
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.stores import Server
 from tests.fixtures.waiting import until
-from tests.fixtures.world import WORKSPACE, World, kill, make_world, until_gone
+from tests.fixtures.world import WORKSPACE, World, make_world, until_gone
 from tests.jobs import training
 from tests.jobs.campaign import hurried
 from torpor.control.jobs.records import Jobs
@@ -86,8 +85,7 @@ def test_the_machine_saves_itself_while_nobody_is_there_and_the_job_goes_on_from
     own = state.saved.snapshot
     checkpoint = (place / "checkpoint.bin").read_bytes()
     _assert_hidden(world, machine)
-    kill([process.pid for process in world.processes(machine)])
-    destroy_all(world.provider)
+    world.lose_machines()
 
     assert [one.snapshot for one in world.snapshots()] == [own, basis]
     manifest = see_whole(world.direct, find_snapshot(world.direct, WORKSPACE, own), world.seal)
