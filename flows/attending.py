@@ -44,6 +44,9 @@ MOST_LOG_BYTES: Final = 64 * 1024
 """Of the log, in one look."""
 NOT_STARTED: Final = 126
 """What a shell gives as the status of a command that it cannot start."""
+TAKEN_S: Final = 180.0
+"""A command that fails so soon after its machine got notice may have been ended with the machine:
+the longest notice is of two minutes."""
 SAVE_AGAIN_S: Final = 60.0
 """After a save that failed."""
 
@@ -68,6 +71,7 @@ class Attending:
         self._lines = Lines(self._log)
         self._saves = _Saves(opened, driven, machine, rental.spot, session)
         self._notice: Notice | None = None
+        self._noticed = 0.0
         self._left = threading.Event()
 
     def run(self) -> None:
@@ -80,12 +84,16 @@ class Attending:
                 while not self._look(threads):
                     self._driven.nap(LOOK_S)
                 self._saves.settle()
+            except BaseException:
+                self._session.close()  # a save would wait for the line
+                raise
             finally:
                 self._left.set()
 
     def _start(self) -> None:
         job = self._driven.job
         attempt = job.attempt
+        begins = attempt is None
         if attempt is None:
             attempt = self._new_attempt()
             if self._driven.stop is not None:
@@ -106,6 +114,8 @@ class Attending:
             state.state,
             self._machine.id,
         )
+        if begins:  # what an earlier machine wrote after its newest save is not in this log
+            self._driven.see(min(job.log_offset, state.log_from))
 
     def _new_attempt(self) -> Attempt:
         price = self._machine.price_usd_h or self._rental.price_usd_h
@@ -116,18 +126,12 @@ class Attending:
         job = self._driven.job
         if job.attempt is None:
             return True
-        look = look_at_command(self._session, job.id, job.log_offset, MOST_LOG_BYTES)
-        state = look.state
-        more = look.offset > job.log_offset
-        for line in self._lines.feed(look.text, end=state.state != "running" and not more):
-            runner().log.info("%s", line)
-        self._driven.see(look.offset)
+        state = self._show_log()
         self._hear(state)
-        if state.state == "ended" and more:
-            return False  # first the rest of its log
-        if state.state == "ended":
+        if state.state == "ended" and not self._may_be_taken(state):
             self._saves.settle()
-            stop_command(self._session, job.id)
+            stop_command(self._session, job.id)  # and what it left in the background
+            self._show_log()
             self._ended(state.status, state.error)
             return True
         if state.state in ("lost", "none"):
@@ -143,15 +147,42 @@ class Attending:
         self._saves.go_on(threads, hurry=state.notice is not None and bool(state.save_error))
         return False
 
+    def _show_log(self) -> JobState:
+        """The next piece of the log: its end, where the log grows faster than it can be shown."""
+        job = self._driven.job
+        look = look_at_command(self._session, job.id, job.log_offset, MOST_LOG_BYTES)
+        behind = look.bytes - look.offset
+        if behind > MOST_LOG_BYTES:
+            for line in self._lines.skip(behind - MOST_LOG_BYTES):
+                runner().log.info("%s", line)
+            look = look_at_command(
+                self._session, job.id, look.bytes - MOST_LOG_BYTES, MOST_LOG_BYTES
+            )
+        running = look.state.state == "running"
+        for line in self._lines.feed(look.text, end=not running):
+            runner().log.info("%s", line)
+        if running or look.text:
+            self._driven.see(look.offset)
+        return look.state
+
     def _ended(self, status: int | None, error: str) -> None:
         self._driven.change_attempt(
             end="command ended", status=status, error=error, ended_unix=time.time()
         )
 
+    def _may_be_taken(self, state: JobState) -> bool:
+        """Whether the command, which has failed, may have been ended with its machine. That shows
+        within TAKEN_S: a preemption is no failure of the command."""
+        notice = state.notice
+        if state.status == 0 or state.error or notice is None or notice.kind == "aws-rebalance":
+            return False
+        return self._driven.stop is None and time.monotonic() - self._noticed < TAKEN_S
+
     def _hear(self, state: JobState) -> None:
         """Log a notice, and what the machine did about it."""
         if state.notice is not None and state.notice != self._notice:
             self._notice = state.notice
+            self._noticed = time.monotonic()
             runner().log.warning(
                 "machine %s will be taken away: %s", self._machine.id, state.notice.words
             )

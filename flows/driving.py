@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -12,14 +13,15 @@ from flows.attending import Attending
 from flows.hibernate import store_workspace
 from flows.phases import Phases
 from flows.wake import wake_workspace
-from tasks.jobs import machine_in_use
+from tasks.jobs import machine_in_use, stop_command
 from tasks.machines import open_session
+from tasks.opening import open_workspace
 from tasks.runner import runner
 from tasks.standing_by import newest_save
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven import Driven
-from torpor.control.jobs.policy import is_hopeless, is_retried, spot_for, wait_s
-from torpor.control.jobs.records import MOST_ATTEMPTS, Job, State
+from torpor.control.jobs.policy import MOST_FAILURES, is_hopeless, is_retried, spot_for, wait_s
+from torpor.control.jobs.records import DRIVEN_S, MOST_ATTEMPTS, Job, State
 from torpor.control.rental.records import Rental
 from torpor.control.safety import Verified
 from torpor.shared.errors import (
@@ -27,9 +29,14 @@ from torpor.shared.errors import (
     CreateFailed,
     HandedOver,
     InvalidInput,
+    MachineError,
+    MachineInUse,
     NoOffer,
+    ProviderError,
+    StoreError,
     TorporError,
     UnexpectedAnswer,
+    WorkspaceBusy,
 )
 from torpor.shared.values import Machine
 
@@ -39,8 +46,49 @@ AGAIN_S: Final = 5.0
 LONGEST_S: Final = 60.0
 """Between two tries where a machine, a provider or the store does not answer: the first wait, and
 the longest. A machine is waited for as long as its provider shows it: it may hold work."""
+UNPROVEN_S: Final = 120.0
+"""How long a machine may be missing in its provider's answers, without a proof of its end, before
+it counts as lost."""
+SURE_S: Final = 2 * DRIVEN_S + 5.0
+"""A run that drives a job writes its record within this time."""
 STOPPED_S: Final = 60.0
 """Between two looks at a machine that its provider has stopped."""
+
+
+def drive(opened: OpenWorkspace, record: Job) -> Job:
+    """Bring a job to its end. After an error any run may continue it. WorkspaceBusy if another run
+    drives it."""
+    record = _silent(opened, record)
+    if record.ended:
+        return record
+    with Driven(opened.jobs, opened.jobs.take(record, runner().run), _warn) as driven:
+        try:
+            return Driver(opened, driven).run()
+        except HandedOver:
+            raise
+        except TorporError as error:
+            with suppress(TorporError):  # the first error is what the user can act on
+                driven.leave(str(error))
+            raise
+
+
+def _silent(opened: OpenWorkspace, record: Job) -> Job:
+    """The record of a job that no other run drives. Clocks of hosts differ, so its times prove
+    nothing: whoever drives it writes it again while this run waits."""
+    if not record.process or record.driver == runner().run:
+        return record
+    time.sleep(SURE_S)
+    now = opened.jobs.of(record.id) or record
+    if not now.ended and now.driven_unix != record.driven_unix:
+        raise WorkspaceBusy(
+            f"flow run {now.driver} works on job {record.id} of workspace {record.workspace}: wait "
+            "until it has ended"
+        )
+    return now
+
+
+def _warn(message: str) -> None:
+    runner().log.warning(message)
 
 
 class Driver:
@@ -51,6 +99,7 @@ class Driver:
         self._opened = opened
         self._driven = driven
         self._refusals = self._troubles = 0
+        self._missing_since: float | None = None
 
     @property
     def job(self) -> Job:
@@ -59,14 +108,14 @@ class Driver:
     def run(self) -> Job:
         """Until the job has ended. Raises what another try cannot mend, HandedOver if another run
         drives the job."""
-        self._wait_for_turn()
         while not self.job.ended:
             self._driven.check()
             try:
                 self._once()
                 self._troubles = 0
             except TorporError as error:
-                if not (error.retryable or isinstance(error, UnexpectedAnswer)):
+                again = isinstance(error, UnexpectedAnswer | WorkspaceBusy)
+                if not (error.retryable or again):
                     raise
                 self._troubles += 1
                 runner().log.warning("job %s tries again: %s", self.job.id, error)
@@ -74,10 +123,20 @@ class Driver:
         return self.job
 
     def _once(self) -> None:
-        newest = self.job.attempts[-1].machine if self.job.attempts else None
+        stop = self._driven.stop
+        if not self.job.attempts and self.job.rented is None and stop is not None:
+            self._driven.end(stop.state, stop.why)  # nothing of it has begun anywhere
+            return
+        if not self.job.attempts and not self._has_turn():
+            return
+        newest = self.job.attempts[-1].machine if self.job.attempts else self.job.rented
         found = machine_in_use(self._opened, newest)
-        if found is None:
+        if found is None and self._may_show_again():
+            self._driven.nap(AGAIN_S)
+        elif found is None:
             self._without_machine()
+        elif stop is not None and stop.then == "keep" and self._is_ours(found[0]):
+            self._keep(found[0])
         elif found[0].state in ("stopped", "stopping"):
             self._see_stopped(*found)
         elif self._is_over_on(found[0]):
@@ -85,15 +144,28 @@ class Driver:
         else:
             self._attend(*found)
 
-    def _wait_for_turn(self) -> None:
-        """Jobs of one workspace run one after the other, the oldest first."""
+    def _has_turn(self) -> bool:
+        """Jobs of one workspace run one after the other, the oldest first. One that nobody drives
+        is driven by this run, which would otherwise wait for a run that finds no free slot."""
         me = (self.job.created_unix, self.job.id)
-        while self._driven.stop is None:
-            before = [j for j in self._opened.jobs.open() if (j.created_unix, j.id) < me]
-            if not before:
-                return
-            self._say_waiting(f"job {before[0].id} of this workspace comes first")
-            self._driven.nap(TURN_S)
+        before = [j for j in self._opened.jobs.open() if (j.created_unix, j.id) < me]
+        if not before:
+            return True
+        first = before[0]
+        self._say_waiting(f"job {first.id} of this workspace comes first")
+        self._driven.nap(TURN_S)
+        pause_s = wait_s(first.failures) if first.failures else 0.0
+        if not first.driven and time.time() - first.driven_unix > pause_s:
+            runner().log.warning("job %s comes first and has no run: this run takes it", first.id)
+            try:
+                drive(open_workspace(first.block), first)
+            except TorporError as error:  # it is tried again, by this run or another one
+                runner().log.warning("job %s was not brought to its end: %s", first.id, error)
+        return False
+
+    def _is_ours(self, machine: Machine) -> bool:
+        job = self.job
+        return machine.id == (job.attempts[-1].machine if job.attempts else job.rented)
 
     # -- no machine
 
@@ -106,22 +178,51 @@ class Driver:
         elif stop is not None:
             self._driven.end(stop.state, stop.why)
         elif is_hopeless(self.job):
-            self._driven.end(
-                "preempted",
-                "several machines were lost one after the other before a newer save; the newest "
-                f"is {self.job.newest}. Save more often, or rent on demand",
-            )
-        elif len(self.job.attempts) >= MOST_ATTEMPTS:
-            self._driven.end("failed", f"it was started {MOST_ATTEMPTS} times")
+            self._end_hopeless()
         else:
             self._rent()
 
+    def _may_show_again(self) -> bool:
+        """Whether its machine may only be missing in an answer: no provider has proven its end."""
+        attempt = self.job.attempt
+        rental = None if attempt is None else attempt.rental
+        still_open = {one.label.rental for one in self._opened.rentals.open()}
+        if rental not in still_open:
+            self._missing_since = None
+            return False
+        if self._missing_since is None:
+            self._missing_since = time.monotonic()
+        return time.monotonic() - self._missing_since < UNPROVEN_S
+
+    def _end_hopeless(self) -> None:
+        job = self.job
+        if len(job.attempts) >= MOST_ATTEMPTS:
+            self._driven.end("failed", f"it was started {MOST_ATTEMPTS} times")
+        elif job.attempts[-1].end == "supervisor lost":
+            self._driven.end(
+                "failed",
+                "its supervisor was lost several times before a newer save: see whether the "
+                "command uses up the memory of its machine",
+            )
+        else:
+            self._driven.end(
+                "preempted",
+                "several machines were lost one after the other before a newer save; the newest "
+                f"is {job.newest}. Save more often, or rent on demand",
+            )
+
     def _see_loss(self) -> None:
-        """Record that the machine of the open attempt has gone, and what was lost with it."""
+        """Record that the machine of the open attempt has gone, and what was lost with it; or that
+        somebody else has stored the end of the command."""
         attempt = self.job.attempt
         newest = newest_save(self._opened, self.job.newest)
-        if newest is not None and newest.snapshot != self.job.newest:
+        if newest is not None and newest.snapshot != self.job.newest and self.job.attempts:
             self._driven.saved(newest.snapshot, newest.modified_unix)
+        last = self.job.attempts[-1] if self.job.attempts else None
+        if last is not None and last.end in ("command ended", "stopped"):
+            rental = self._opened.rentals.ended(last.rental)
+            if rental is not None and rental.snapshot is not None and self.job.final is None:
+                self._driven.change(final=rental.snapshot)
         if attempt is None:
             return
         saved_unix = max(attempt.began_unix, self.job.newest_unix or 0.0)
@@ -153,14 +254,26 @@ class Driver:
         except BudgetExceeded as error:
             self._driven.end("over budget", str(error))
             return
-        except TorporError as error:  # nothing runs, and what it had saved is stored
-            if error.retryable or isinstance(error, HandedOver):
-                raise
-            self._driven.end("failed", f"its workspace could not be woken: {error}")
+        except TorporError as error:
+            self._see_failed_wake(error)
             return
         self._refusals = 0
-        if self.job.newest is None:
-            self._driven.change(newest=report.snapshot)
+        self._driven.change(rented=report.machine, newest=self.job.newest or report.snapshot)
+
+    def _see_failed_wake(self, error: TorporError) -> None:
+        """Nothing runs, and what it had saved is stored: try again for a while, at growing
+        intervals, because each try may rent a machine."""
+        early = isinstance(error, StoreError | ProviderError) and error.retryable
+        if early or isinstance(error, HandedOver | UnexpectedAnswer):
+            raise error
+        failures = self.job.failures + 1
+        if not isinstance(error, MachineError) or failures >= MOST_FAILURES:
+            self._driven.end("failed", f"its workspace could not be woken: {error}")
+            return
+        self._driven.change(failures=failures)
+        seconds = wait_s(failures)
+        self._say_waiting(f"a wake failed: {error}. The next one begins in {seconds:.0f} s")
+        self._driven.nap(seconds)
 
     def _say_waiting(self, why: str) -> None:
         if self.job.why != why:
@@ -184,7 +297,7 @@ class Driver:
         newest = job.attempts[-1] if job.attempts else None
         if newest is None or newest.machine != machine.id:
             return False
-        if newest.end == "stopped":
+        if newest.end == "stopped" or (newest.end == "supervisor lost" and is_hopeless(job)):
             return True
         return newest.end == "command ended" and (newest.status == 0 or not is_retried(job))
 
@@ -194,6 +307,9 @@ class Driver:
         if stop is not None and stop.then == "keep":
             self._end()
             return
+        for other in self._opened.jobs.open():
+            if other.id != self.job.id and other.attempt and other.attempt.machine == machine.id:
+                raise MachineInUse(f"job {other.id} works on machine {machine.id}: it was kept")
         self._driven.change(state="hibernating")
         run = f"{runner().run}-end-{len(self.job.attempts)}-{time.time_ns()}"
         try:
@@ -212,13 +328,30 @@ class Driver:
         self._end()
 
     def _proven(self, verified: Verified) -> None:
-        """Record, right before the machine is destroyed, that this snapshot holds the end."""
+        """Record, before the machine can be destroyed, that this snapshot holds the end."""
         self._driven.saved(verified.snapshot, time.time())
         self._driven.change(final=verified.snapshot)
+
+    def _keep(self, machine: Machine) -> None:
+        """End the job and leave the machine to its user, whether it answers or not."""
+        attempt = self.job.attempt
+        if attempt is not None and machine.state == "running":
+            with (
+                suppress(MachineError),
+                open_session.function(self._opened, machine) as session,
+            ):
+                stop_command(session, self.job.id)
+        if attempt is not None:
+            self._driven.change_attempt(end="stopped", ended_unix=time.time())
+        stop = self._driven.stop
+        self._driven.end(stop.state if stop else "cancelled", stop.why if stop else "")
 
     def _end(self) -> None:
         stop, newest = self._driven.stop, self.job.attempts[-1]
         state: State
+        if newest.end == "supervisor lost":
+            self._end_hopeless()
+            return
         if newest.end == "command ended":
             state = "succeeded" if newest.status == 0 else "failed"
             why = newest.error or f"the command ended with status {newest.status}"

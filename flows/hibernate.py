@@ -71,7 +71,7 @@ def store_workspace(
     proven: Callable[[Verified], None] = lambda verified: None,
 ) -> tuple[HibernateReport, Verified]:
     """Store the workspace as part of any flow; a backup continues with the proof. ``proven`` is
-    called right before the machine is destroyed, and may raise to keep it."""
+    called before the last walk of the disk, and may raise to keep the machine."""
     with phases.phase("prepare"):
         patterns = [*opened.spec.accept_changed, *accept_changed]
         spec = msgspec.structs.replace(opened.spec, accept_changed=patterns)
@@ -89,10 +89,10 @@ def store_workspace(
             see_idle(opened, live, session, idle_since_s)
 
     def end(snapshot: RemoteSnapshot, verified: Verified) -> None:
+        proven(verified)
         with phases.phase("confirm"):
             warrant = confirm(opened, snapshot, verified, live, session)
             still_idle()
-            proven(verified)
         with phases.phase("destroy"):
             destroy_machine(opened, live, warrant)
 

@@ -8,16 +8,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from blocks import Workspace
-from flows.driving import Driver
+from flows.driving import drive
 from flows.flow import flow
 from tasks.jobs import cost_of
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.records import Job, job_id, log_path, new_job_id
 from torpor.control.jobs.report import JobReport
-from torpor.shared.errors import HandedOver, InvalidInput, JobFailed, TorporError
+from torpor.shared.errors import InvalidInput, JobFailed
 
 
 @flow("job")
@@ -70,7 +69,7 @@ def job(
             created_unix=time.time(),
         )
     if not record.ended:
-        record = _driven(opened, opened.jobs.take(record, runner().run))
+        record = drive(opened, record)
     report = JobReport(record, cost_of(opened, record))
     runner().table(
         key=f"job-{record.id}",
@@ -100,19 +99,3 @@ def _see_command(command: list[str]) -> None:
         raise InvalidInput(
             "the job has no command: give a program and its arguments, each as an item of its own"
         )
-
-
-def _warn(message: str) -> None:
-    runner().log.warning(message)
-
-
-def _driven(opened: OpenWorkspace, record: Job) -> Job:
-    """Drive it to its end. After an error any run may continue it."""
-    with Driven(opened.jobs, record, _warn) as driven:
-        try:
-            return Driver(opened, driven).run()
-        except HandedOver:
-            raise
-        except TorporError as error:
-            driven.leave(str(error))
-            raise

@@ -29,7 +29,7 @@ from tests.jobs.campaign import hurried
 from torpor.control.jobs.records import Job, Jobs, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.money.budgets import Budget, OpenBudget
-from torpor.shared.errors import InvalidInput, JobFailed, MachineInUse, StoreDenied
+from torpor.shared.errors import AgentLost, InvalidInput, JobFailed, MachineInUse, StoreDenied
 from torpor.shared.values import MachineId
 
 _STEPS = 30
@@ -95,6 +95,10 @@ def _running(world: World, command: list[str], **options: Any) -> Iterator[Calla
     thread.join()
 
 
+def _made(job_id: str, command: list[str]) -> Job:
+    return Job(id=job_id, workspace=WORKSPACE, block=WORKSPACE, command=command, created_unix=1.0)
+
+
 def _open(world: World) -> Job:
     """The job, once its command was started."""
     return until(
@@ -108,6 +112,10 @@ def _step(place: Path) -> int:
         return int(json.loads((place / "state.json").read_text())["n"])
     except (OSError, ValueError):
         return 0
+
+
+def _log(place: Path) -> str:
+    return "".join(path.read_text() for path in (place / ".torpor-jobs").glob("*.log"))
 
 
 def _woken(world: World) -> Path:
@@ -236,7 +244,7 @@ def test_an_end_that_was_stored_is_not_done_again(world: World, place: Path) -> 
     )
     jobs = _jobs(world)
     world.direct.delete([found.key for found in world.direct.list("workspaces/demo/jobs/")])
-    jobs.take(half, "")
+    jobs.leave(jobs.take(half, ""))
     again = _run(world, [], job=half.id)
     assert again.job.state == "succeeded" and again.job.attempts == report.job.attempts
     assert world.machines() == []
@@ -288,6 +296,100 @@ def test_a_save_command_that_fails_costs_no_save(world: World, place: Path) -> N
         job_ = _open(world)
         _jobs(world).ask_stop(job_.id, Stop("cancelled", "hibernate", "enough", time.time()))
         assert ended().job.state == "cancelled"
+
+
+def test_a_job_that_is_cancelled_while_it_waits_touches_no_machine(
+    world: World, place: Path
+) -> None:
+    with _running(world, _LONG) as first:
+        early = _open(world)
+        with _running(world, _FINE) as second:
+            until(lambda: len(_jobs(world).open()) == 2, "the second one waits")
+            late = next(one for one in _jobs(world).open() if one.id != early.id)
+            stop = Stop("cancelled", "hibernate", "not needed", time.time())
+            _jobs(world).ask_stop(late.id, stop)
+            assert second().job.state == "cancelled"
+        before = _step(place)
+        until(lambda: _step(place) > before, "the first one works on")
+        assert len(world.machines()) == 1 and world.snapshots() == []
+        _jobs(world).ask_stop(early.id, stop)
+        first()
+
+
+def test_a_waiting_run_takes_an_older_job_that_has_no_run(world: World, place: Path) -> None:
+    """It might wait for a run that finds no free slot, because all wait for it."""
+    early = _jobs(world).take(_made("0" * 12, _FINE), "gone")
+    _jobs(world).leave(early)
+    late = _run(world, ["python3", "training.py", "40", "0.01"])
+    assert late.job.state == "succeeded"
+    first = _jobs(world).of(early.id)
+    assert first is not None and first.state == "succeeded" and len(first.attempts) == 1
+
+
+def test_a_supervisor_that_is_lost_again_and_again_ends_the_job(world: World, place: Path) -> None:
+    def lose() -> None:
+        machine = _open(world).attempts[-1].machine
+        until(
+            lambda: kill(
+                [p.pid for p in world.processes(machine) if "supervise" in argv_of(p.pid)]
+            ),
+            "a supervisor was killed",
+        )
+
+    with _running(world, _LONG, save_minutes=1000) as ended:
+        for number in (1, 2, 3):
+            until(
+                lambda n=number: _log(place).count("goes on from step") == n,
+                f"the command of attempt {number} has begun",
+            )
+            lose()
+        with pytest.raises(JobFailed, match="its supervisor was lost several times"):
+            ended()
+    assert world.machines() == [] and len(world.snapshots()) == 1
+
+
+def test_a_command_whose_end_was_stored_by_hand_does_not_run_again(
+    world: World, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise StoreDenied("the key was revoked")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(driving, "store_workspace", refuse)
+        with pytest.raises(StoreDenied):
+            _run(world, _FINE)
+    (left,) = _jobs(world).open()
+    hibernate_plainly(world.opened)
+    report = _run(world, [], job=left.id)
+    assert report.job.state == "succeeded" and len(report.job.attempts) == 1
+    assert report.job.final == world.snapshots()[0].snapshot
+    assert world.machines() == []
+
+
+def test_wakes_that_fail_again_and_again_end_the_job(
+    world: World, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hibernate_plainly(world.opened)
+    tries = []
+
+    def fail(*_: Any, **__: Any) -> None:
+        tries.append(time.time())
+        raise AgentLost("the agent was killed, for want of memory")
+
+    monkeypatch.setattr(driving, "wake_workspace", fail)
+    monkeypatch.setattr(driving, "MOST_FAILURES", 3)
+    with pytest.raises(JobFailed, match="could not be woken: the agent was killed"):
+        _run(world, _FINE)
+    assert len(tries) == 3
+
+
+def test_a_burst_of_output_and_a_child_that_goes_on_hold_up_nothing(
+    world: World, place: Path
+) -> None:
+    goes_on = ["sh", "-c", "while :; do echo more; sleep 0.02; done"]
+    noisy = f"import subprocess; print('x' * 3_000_000, flush=True); subprocess.Popen({goes_on!r})"
+    report = _run(world, ["python3", "-c", noisy])
+    assert report.job.state == "succeeded" and world.machines() == []
 
 
 def test_jobs_of_one_workspace_run_one_after_the_other(world: World, place: Path) -> None:

@@ -83,6 +83,8 @@ def hurried() -> Iterator[None]:
             (attending, "WATCH_S", 1.0),
             (attending, "SAVE_AGAIN_S", 2.0),
             (driving, "AGAIN_S", 0.5),
+            (driving, "SURE_S", 1.5),
+            (driving, "UNPROVEN_S", 5.0),
             (driving, "TURN_S", 0.5),
             (policy, "WAITS_S", (1.0,)),
         ):

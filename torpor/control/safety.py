@@ -76,13 +76,14 @@ class Verified(_Proof):
 class Warrant(_Proof):
     """Permission to destroy one machine, after its live identity was compared. See ``check``."""
 
-    __slots__ = ("_ask", "_label", "_machine", "_provider", "reason")
+    __slots__ = ("_ask", "_label", "_machine", "_provider", "reason", "snapshot")
 
     _provider: str
     _machine: MachineId
     _label: Label
     _ask: Callable[[], None]
     reason: str
+    snapshot: SnapshotId | None  # that holds what was on the machine
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class Warrant(_Proof):
         machine: Machine,
         reason: str,
         ask: Callable[[], None] = _ask_nobody,
+        snapshot: SnapshotId | None = None,
     ) -> None:
         if mint is not _MINT:
             raise UnsafeDestroy(
@@ -104,6 +106,7 @@ class Warrant(_Proof):
         keep("_label", machine.label)
         keep("_ask", ask)
         keep("reason", reason)
+        keep("snapshot", snapshot)
 
     def check(self, live: Machine) -> None:
         """Compare with the provider's current answer, and check again that the warrant holds.
@@ -250,7 +253,8 @@ def warrant_to_destroy(
             "not destroyed: stop the program that writes there (a quiesce hook can), or accept "
             "these names, and hibernate again"
         )
-    return Warrant(_MINT, machine, f"snapshot {verified.snapshot} is verified and the newest")
+    reason = f"snapshot {verified.snapshot} is verified and the newest"
+    return Warrant(_MINT, machine, reason, snapshot=verified.snapshot)
 
 
 def never_handed_over(

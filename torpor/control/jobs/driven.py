@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, Final
 
@@ -30,7 +31,10 @@ class Driven:
         self._over = threading.Event()
         self._stop: Stop | None = None
         self._taken: HandedOver | None = None
-        self._thread = threading.Thread(target=self._keep_fresh, name="job", daemon=True)
+        context = copy_context()  # a warning needs to know the flow run that it belongs to
+        self._thread = threading.Thread(
+            target=context.run, args=(self._keep_fresh,), name="job", daemon=True
+        )
 
     def __enter__(self) -> Driven:
         self._thread.start()
@@ -57,7 +61,7 @@ class Driven:
     def nap(self, seconds: float) -> None:
         """Sleep; a new request to stop the job ends it early."""
         until, known = time.monotonic() + seconds, self._stop
-        while self._stop is known and (left := until - time.monotonic()) > 0:
+        while self._stop == known and (left := until - time.monotonic()) > 0:
             self.check()
             time.sleep(min(left, 0.5))
 
@@ -83,7 +87,8 @@ class Driven:
             began_unix=now_unix,
             seen_unix=now_unix,
         )
-        self.change(state="running", why="", attempts=[*self._job.attempts, attempt])
+        begun = [*self._job.attempts, attempt]
+        self.change(state="running", why="", failures=0, attempts=begun)
         return attempt
 
     def change_attempt(self, **changes: Any) -> None:

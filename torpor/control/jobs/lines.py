@@ -21,6 +21,12 @@ class Lines:
         self._rest = ""
         self._shown = 0
 
+    def skip(self, count: int) -> Iterator[str]:
+        """Leave out so many bytes of the log."""
+        self._rest = ""
+        if self._shown < MOST_SHOWN:
+            yield f"... {count:,} bytes are left out here; all are in {self._where}"
+
     def feed(self, text: str, *, end: bool = False) -> Iterator[str]:
         """The lines to show of the next piece of the log; with ``end`` also an unfinished one."""
         *lines, self._rest = (self._rest + text).split("\n")

@@ -1,7 +1,8 @@
 """What becomes of a job after an attempt has ended: pure functions of its record.
 
 A machine that is lost after a newer save counts for nothing: the job made progress. Losses without
-one are counted from the last attempt that saved.
+one are counted from the last attempt that saved. A lost supervisor counts like a lost machine: a
+program that uses up the memory of its machine would be started again and again.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from torpor.control.jobs.records import Attempt, Job
+from torpor.control.jobs.records import MOST_ATTEMPTS, Attempt, Job
 
 MOST_LOSSES: Final = 3
-"""Machines lost one after the other without a newer save: then the job ends as preempted."""
+"""Machines or supervisors lost one after the other without a newer save: then the job ends."""
+MOST_FAILURES: Final = 10
+"""Wakes that failed one after the other, each of which may have rented a machine."""
 LOSSES_TO_ON_DEMAND: Final = 2
 """After these, ``allowed`` rents no spot machine for the next attempt."""
 FIRST_SAVE_S: Final = 180.0
@@ -25,10 +28,10 @@ Spot = Literal["never", "allowed", "only"]
 
 
 def losses(attempts: Sequence[Attempt]) -> int:
-    """Machines lost one after the other, up to now, without a newer save."""
+    """Machines or supervisors lost one after the other, up to now, without a newer save."""
     count = 0
     for attempt in reversed(attempts):
-        if attempt.end != "machine lost" or attempt.saved:
+        if attempt.end not in ("machine lost", "supervisor lost") or attempt.saved:
             break
         count += 1
     return count
@@ -42,8 +45,8 @@ def spot_for(job: Job) -> Spot:
 
 
 def is_hopeless(job: Job) -> bool:
-    """Whether it lost too many machines without progress to be tried again."""
-    return losses(job.attempts) >= MOST_LOSSES
+    """Whether it lost too much without progress to be tried again."""
+    return losses(job.attempts) >= MOST_LOSSES or len(job.attempts) >= MOST_ATTEMPTS
 
 
 def is_retried(job: Job) -> bool:

@@ -7,8 +7,9 @@ job has ended, the record moves to ``jobs/ended/ID``.
 
 from __future__ import annotations
 
+import secrets
 import time
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -25,6 +26,7 @@ MOST_ENDED: Final = 200
 _MOST_BYTES: Final = 1024 * 1024
 _ID_CHARS: Final = 12
 
+Record = TypeVar("Record")
 State = Literal[
     "waiting",  # for a machine
     "running",
@@ -73,7 +75,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     created_unix: float
     state: State = "waiting"
     driver: str = ""  # the flow run that drives it, or drove it last
+    process: str = ""  # of that run, while it drives: Prefect may start a run twice
     driven_unix: float = 0.0
+    failures: int = 0  # runs in a row that failed
+    rented: MachineId | None = None  # the last machine that was rented for it
     attempts: list[Attempt] = []
     saves: int = 0
     newest: SnapshotId | None = None  # of its saves, or what it began with
@@ -90,7 +95,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def driven(self) -> bool:
         """Whether a run drives it now, by the clock of this host."""
-        return bool(self.driver) and time.time() - self.driven_unix < LOST_S
+        return bool(self.process) and time.time() - self.driven_unix < LOST_S
 
     @property
     def attempt(self) -> Attempt | None:
@@ -157,35 +162,39 @@ class Jobs:
 
     def take(self, job: Job, driver: str) -> Job:
         """Make ``driver`` the run that drives the job, which may be new. WorkspaceBusy while
-        another run drives it."""
+        another run drives it; an earlier process of the same run is replaced at once."""
         if job.driven and job.driver != driver:
             raise WorkspaceBusy(
                 f"flow run {job.driver} works on job {job.id} of workspace {self.workspace}: wait "
                 f"until it has ended. A run that is gone is replaced after {LOST_S:.0f} s"
             )
-        taken = msgspec.structs.replace(job, driver=driver, driven_unix=time.time())
+        taken = msgspec.structs.replace(
+            job, driver=driver, process=secrets.token_hex(8), driven_unix=time.time()
+        )
         self._write(taken)
         return taken
 
     def keep(self, job: Job) -> Job:
         """Write what its driver knows. HandedOver if another run drives it by now."""
-        now = self._read(self._key("open", job.id))
-        if now is None or now.driver != job.driver:
-            by = "has ended" if now is None else f"is driven by flow run {now.driver}"
-            raise HandedOver(f"job {job.id} of workspace {self.workspace} {by}: this run stops")
+        self._see_driver(job)
         kept = msgspec.structs.replace(job, driven_unix=time.time())
         self._write(kept)
         return kept
 
     def leave(self, job: Job) -> None:
-        """Its driver stops and the job has not ended: any run may continue it at once. The record
-        goes on to name it: whether a person cancelled that run decides how the job goes on."""
-        self._write(msgspec.structs.replace(self.keep(job), driven_unix=0.0))
+        """Its driver failed and the job has not ended: any run may continue it."""
+        self._see_driver(job)
+        self._write(
+            msgspec.structs.replace(
+                job, process="", driven_unix=time.time(), failures=job.failures + 1
+            )
+        )
 
     def end(self, job: Job) -> Job:
         """Write how the job ended, for good. HandedOver if another run drives it by now."""
-        ended = self.keep(msgspec.structs.replace(job, ended_unix=time.time()))
-        self._put(self._key("ended", job.id), ended)
+        self._see_driver(job)
+        ended = msgspec.structs.replace(job, ended_unix=time.time())
+        self._put(self._key("ended", job.id), ended)  # from here on the open record is stale
         self._store.delete([self._key("open", job.id), self._key("stop", job.id)])
         return ended
 
@@ -194,11 +203,14 @@ class Jobs:
         self._put(self._key("stop", job), stop)
 
     def stop_asked(self, job: str) -> Stop | None:
-        try:
-            text = self._store.get(self._key("stop", job), max_bytes=_MOST_BYTES)
-        except StoreMissing:
-            return None
-        return msgspec.json.decode(text, type=Stop)
+        """The last request to stop the job."""
+        return self._decoded(self._key("stop", job), Stop)
+
+    def _see_driver(self, job: Job) -> None:
+        now = self.of(job.id)
+        if now is None or now.ended or (now.driver, now.process) != (job.driver, job.process):
+            by = f"is driven by flow run {now.driver}" if now and not now.ended else "has ended"
+            raise HandedOver(f"job {job.id} of workspace {self.workspace} {by}: this run stops")
 
     def _write(self, job: Job) -> None:
         self._put(self._key("open", job.id), job)
@@ -211,8 +223,11 @@ class Jobs:
         return [found.key.rsplit("/", 1)[1] for found in self._store.list(prefix)]
 
     def _read(self, key: ObjectKey) -> Job | None:
+        return self._decoded(key, Job)
+
+    def _decoded(self, key: ObjectKey, kind: type[Record]) -> Record | None:
         try:
-            return msgspec.json.decode(self._store.get(key, max_bytes=_MOST_BYTES), type=Job)
+            return msgspec.json.decode(self._store.get(key, max_bytes=_MOST_BYTES), type=kind)
         except StoreMissing:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

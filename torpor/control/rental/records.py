@@ -17,7 +17,7 @@ import msgspec
 from torpor.control.providers.offers import Offer
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import HandedOver, StoreError, StoreMissing
-from torpor.shared.values import Label, Machine, MachineId, ObjectKey, WorkspaceName
+from torpor.shared.values import Label, Machine, MachineId, ObjectKey, SnapshotId, WorkspaceName
 
 State = Literal["asked", "standing", "handed over", "abandoned", "ended"]
 
@@ -54,6 +54,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     unseen_unix: float | None = None  # abandoned: since when its provider has shown no machine
     ended_unix: float | None = None  # when the end was proven; it may have been earlier
     why: str = ""  # of abandoned and ended: the reason or the proof
+    snapshot: SnapshotId | None = None  # ended: what its machine held to the last
     project: str = ""  # the workspace's when the machine was asked for
 
     @property
@@ -130,6 +131,10 @@ class Rentals:
     def of(self, label: Label) -> Rental | None:
         """The rental of this label while it is open."""
         return self._read(label.rental)
+
+    def ended(self, rental: str) -> Rental | None:
+        """The rental of this id once it has ended."""
+        return self._decoded(self._ended_key(Label("", self.workspace, rental)), Rental)
 
     def change(self, rental: Rental, **changes: Any) -> Rental:
         """Write what the store has of it with ``changes``. HandedOver where another run has ended

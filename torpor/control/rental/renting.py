@@ -299,7 +299,14 @@ class Renting:
         self.leave(rental)
         self._by.told.ended(machine, warrant.reason)
         with suppress(HandedOver):  # another run has seen the end, and recorded it
-            self._rentals.change(rental, state="ended", machine=machine.id, why=why, **seen)
+            self._rentals.change(
+                rental,
+                state="ended",
+                machine=machine.id,
+                why=why,
+                snapshot=warrant.snapshot,
+                **seen,
+            )
 
     def end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:
         """End those that this run may end. If one cannot be ended, an error of ours names both

@@ -80,7 +80,7 @@ def look_at_job(request: LookAtJob, call: Call) -> JobLook:
         return JobLook(state, "", request.offset)
     ended = state.state == "ended"
     piece = log.read(kept.log, request.offset, request.most_bytes, state.log_from, whole=ended)
-    return JobLook(state, piece.text, piece.offset)
+    return JobLook(state, piece.text, piece.offset, log.size_of(kept.log))
 
 
 def stop_job(request: StopJob, call: Call) -> JobState:

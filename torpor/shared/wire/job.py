@@ -79,11 +79,13 @@ class StartJob(Request[JobState], frozen=True):
 
 
 class JobLook(msgspec.Struct, frozen=True):
-    """``text``: the log from the offset that was asked for; ``offset``: where it goes on."""
+    """``text``: the log from the offset that was asked for; ``offset``: where it goes on;
+    ``bytes``: how long the log is."""
 
     state: JobState
     text: str
     offset: int
+    bytes: int = 0
 
 
 class LookAtJob(Request[JobLook], frozen=True):
