@@ -135,7 +135,9 @@ class Attending:
             self._ended(state.status, state.error)
             return True
         if state.state in ("lost", "none"):
-            runner().log.warning("job %s lost its supervisor and starts again", job.id)
+            runner().log.warning("job %s lost its supervisor", job.id)
+            self._saves.settle()
+            stop_command(self._session, job.id)  # it may run on
             self._driven.change_attempt(end="supervisor lost", ended_unix=time.time())
             return True
         if self._driven.stop is not None:

@@ -20,7 +20,6 @@ import pytest
 from flows import driving, hibernate, job, watch
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.kill_points import killed_in_a_child
-from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.waiting import until
 from tests.fixtures.world import WORKSPACE, World, argv_of, kill
@@ -162,7 +161,7 @@ def test_a_lost_machine_costs_what_came_after_the_newest_save(world: World, plac
         until(lambda: _open(world).saves >= 2, "it was saved")
         saved = _open(world).newest
         first = _open(world).attempts[-1].machine
-        destroy_all(world.provider)
+        world.lose_machines()
         report = ended()
     job_ = report.job
     assert job_.state == "succeeded"
@@ -179,7 +178,7 @@ def test_machines_that_are_lost_before_a_save_end_the_job(world: World, place: P
     with _running(world, _LONG, save_minutes=1000) as ended:
         for number in (1, 2, 3):
             until(lambda n=number: len(_open(world).attempts) == n, f"attempt {number} has begun")
-            destroy_all(world.provider)
+            world.lose_machines()
         with pytest.raises(JobFailed, match=r"preempted: .* Save more often"):
             ended()
     (lost,) = _jobs(world).ended(9)
