@@ -14,6 +14,7 @@ import psutil
 from deployments.installation import Installation
 from deployments.processes import end, last_words, launch, running
 from deployments.server import LOGIN_VARIABLE, Server, environment
+from tasks.runs import JOB_POOL
 from torpor.control.processes import ProcessRecord, is_alive
 from torpor.shared.errors import TorporError
 
@@ -33,7 +34,7 @@ class Pool:
 POOLS: Final = (
     Pool("torpor", "worker", "torpor's flows, as processes"),
     Pool(
-        "torpor-jobs",
+        JOB_POOL,
         "job-worker",
         "Jobs, as processes; the limit is how many run at once. Each queue may have one too.",
         limit=8,  # a run is a process of 0.2 GB here, besides the machine that it rents

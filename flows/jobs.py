@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from tasks.job_listing import found_job, queued_jobs, read_jobs, read_log
 from tasks.jobs import cost_of
 from tasks.opening import open_workspace
 from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.listing import (
     JobAnswer,
     JobList,
@@ -119,7 +120,11 @@ def job_log(
 
 
 @flow("cancel-job")
-def cancel_job(workspace: Workspace | str, job: str, keep_machine: bool = False) -> JobAnswer:
+def cancel_job(
+    workspace: Workspace | str,
+    job: str,
+    machine: Literal["as submitted", "hibernate", "keep"] = "as submitted",
+) -> JobAnswer:
     """Cancel a job: end its command, store the workspace, and destroy the machine.
 
     A job that waits in a queue is taken out of it.
@@ -127,7 +132,8 @@ def cancel_job(workspace: Workspace | str, job: str, keep_machine: bool = False)
     Args:
         workspace: The Workspace block that the job works on, or its name.
         job: The id of the job, as list-jobs shows it.
-        keep_machine: Keep the machine, and store nothing. It costs money until you hibernate it.
+        machine: What becomes of its machine. "as submitted" is what the job's on_cancel says.
+            "keep" stores nothing; the machine costs money until you hibernate it.
     """
     opened = open_workspace(workspace)
     record, queued = found_job(opened, workspace, job)
@@ -138,19 +144,28 @@ def cancel_job(workspace: Workspace | str, job: str, keep_machine: bool = False)
         )
         return _shown(answer, "cancel-job", f"Job {queued.job} never began")
     if record is None or record.ended:
-        state = record.state if record else "unknown"
-        raise InvalidInput(f"job {job.strip()} of workspace {opened.spec.name} is {state} already")
-    keep = keep_machine or record.on_cancel == "keep"
-    stop = Stop("cancelled", "keep" if keep else "hibernate", "a person cancelled it", time.time())
-    opened.jobs.ask_stop(record.id, stop)
-    if record.driven:
-        now = f"run {record.driver} stops it"
+        raise _over(opened, job, record)
+    then = record.on_cancel if machine == "as submitted" else machine
+    opened.jobs.ask_stop(record.id, Stop("cancelled", then, "a person cancelled it", time.time()))
+    now = opened.jobs.of(record.id)
+    if now is None or now.ended:  # in the meantime: nobody will read the request again
+        opened.jobs.withdraw_stop(record.id)
+        if now is None or now.state != "cancelled":
+            raise _over(opened, job, now)
+        does = "it was stopped"
+    elif now.driven:
+        does = f"run {now.driver} stops it"
     elif queued is not None:
-        now = f"run {queued.run} in queue {queued.queue} stops it"
+        does = f"run {queued.run} in queue {queued.queue} stops it"
     else:
-        now = f"{continue_job(record, 'stop') or 'nothing'} stops it"
-    answer = JobAnswer(record.id, opened.spec.name, {"job": record.id, "now": now})
+        does = f"{continue_job(now, 'stop') or 'nothing'} stops it"
+    answer = JobAnswer(record.id, opened.spec.name, {"job": record.id, "now": does})
     return _shown(answer, "cancel-job", f"Job {record.id} is being cancelled")
+
+
+def _over(opened: OpenWorkspace, job: str, record: Job | None) -> InvalidInput:
+    state = record.state if record else "unknown"
+    return InvalidInput(f"job {job.strip()} of workspace {opened.spec.name} is {state} already")
 
 
 def _shown(answer: JobAnswer, what: str, title: str) -> JobAnswer:

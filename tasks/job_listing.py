@@ -8,7 +8,7 @@ from blocks import Workspace
 from tasks.jobs import look_at_command
 from tasks.machines import open_session, renting
 from tasks.runner import runner
-from tasks.runs import OpenRun
+from tasks.runs import JobRun
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.listing import JobLog, QueuedJob
@@ -18,7 +18,6 @@ from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import Machine, SnapshotId
 
-FLOW = "job"
 _LOOK_BYTES = 64 * 1024
 _MOST_BYTES = 256 * 1024
 """Of a log, in memory and on its page in the UI."""
@@ -38,13 +37,14 @@ def read_jobs(opened: OpenWorkspace, most_ended: int) -> JobsOf:
     return JobsOf(opened.jobs.open(), opened.jobs.ended(most_ended))
 
 
-def job_of(run: OpenRun) -> str:
-    """The id of the job that a run of the flow `job` drives, or will."""
+def job_of(run: JobRun) -> str:
+    """The id of the job that a run drives, or will."""
     return str(run.parameters.get("job") or "").strip() or new_job_id(run.id)
 
 
-def queued_jobs() -> list[QueuedJob]:
-    """The runs of jobs that have not begun, in the order of their submission."""
+def queued_jobs(queue: str = "") -> list[QueuedJob]:
+    """The runs of jobs that have not begun, in the order of their submission; with ``queue``, only
+    of that one."""
     return [
         QueuedJob(
             job=job_of(one),
@@ -55,8 +55,7 @@ def queued_jobs() -> list[QueuedJob]:
             command=one.parameters.get("command") or [],
             continues=bool(one.parameters.get("job")),
         )
-        for one in runner().runs(FLOW)
-        if one.state in ("waiting", "taken")
+        for one in runner().job_runs("waiting", "taken", queue=queue)
     ]
 
 

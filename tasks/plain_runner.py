@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from blocks import Workspace
 from tasks.runner import run_by
-from tasks.runs import OpenRun, RunState
+from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
 from torpor.control.reports import Row
 from torpor.shared.errors import InvalidInput
@@ -89,7 +89,7 @@ class PlainRunner:
         flow.fn(**parameters)
         return ""
 
-    def runs(self, flow: str) -> list[OpenRun]:
+    def job_runs(self, *states: RunState, queue: str = "") -> list[JobRun]:
         return []
 
     def state(self, run: str) -> RunState:
@@ -98,8 +98,11 @@ class PlainRunner:
     def cancel(self, run: str) -> None:
         """Nothing waits."""
 
-    def give_up(self, run: str, why: str) -> None:
+    def give_up(self, run: str, seen: RunState, why: str) -> None:
         """There are no slots."""
+
+    def put_back(self, run: str) -> bool:
+        return False
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         for wait_s in step.retries.waits_s[: self._retries]:

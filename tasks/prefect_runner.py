@@ -23,8 +23,12 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterState,
     FlowRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+    WorkQueueFilter,
+    WorkQueueFilterName,
 )
-from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.context import FlowRunContext
 from prefect.deployments import run_deployment
@@ -34,12 +38,12 @@ from prefect.flows import Flow
 from prefect.futures import PrefectFuture
 from prefect.logging import get_logger, get_run_logger
 from prefect.runtime import deployment, flow_run
-from prefect.states import Cancelled, Cancelling, Crashed
+from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
 from prefect.tasks import Task
 
 from blocks import Workspace
 from blocks.reference import saved_names
-from tasks.runs import OpenRun, RunState
+from tasks.runs import JOB_POOL, JobRun, RunState
 from tasks.workspace import OpenWorkspace
 from torpor.control.reports import Row
 
@@ -49,7 +53,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MOST_RUNS: Final = 1000
 _PAGE: Final = 200  # the most that the API answers at once
 _STATES: Final[dict[StateType, RunState]] = {
     StateType.SCHEDULED: "waiting",
@@ -97,23 +100,29 @@ class PrefectRunner:
         )
         return f"run {cast(FlowRun, run).name}"
 
-    def runs(self, flow: str) -> list[OpenRun]:
-        not_ended = FlowRunFilterState(type=FlowRunFilterStateType(not_any_=[*TERMINAL_STATES]))
+    def job_runs(self, *states: RunState, queue: str = "") -> list[JobRun]:
+        types = [kind for kind, state in _STATES.items() if state in states]
+        in_queue = WorkQueueFilter(name=WorkQueueFilterName(any_=[queue])) if queue else None
         found: list[FlowRun] = []
         with get_client(sync_client=True) as client:
-            while len(found) < _MOST_RUNS:
+            while len(found) % _PAGE == 0:
                 page = client.read_flow_runs(
-                    flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),
-                    flow_run_filter=FlowRunFilter(state=not_ended),
+                    flow_filter=FlowFilter(name=FlowFilterName(any_=["job"])),
+                    flow_run_filter=FlowRunFilter(
+                        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types))
+                    ),
+                    # another team may have a flow of this name
+                    work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[JOB_POOL])),
+                    work_queue_filter=in_queue,
                     sort=FlowRunSort.EXPECTED_START_TIME_ASC,
                     limit=_PAGE,
                     offset=len(found),
                 )
-                found += page
-                if len(page) < _PAGE:
+                if not page:
                     break
+                found += page
             blocks = _BlockNames(client)
-            return [_open_run(run, run.state, blocks) for run in found if run.state is not None]
+            return [_job_run(run, run.state, blocks) for run in found if run.state is not None]
 
     def state(self, run: str) -> RunState:
         with get_client(sync_client=True) as client:
@@ -127,13 +136,22 @@ class PrefectRunner:
         with get_client(sync_client=True) as client:
             client.set_flow_run_state(UUID(run), Cancelling())
 
-    def give_up(self, run: str, why: str) -> None:
+    def give_up(self, run: str, seen: RunState, why: str) -> None:
         with get_client(sync_client=True) as client:
             found = client.read_flow_run(UUID(run))
-            if found.state is None or found.state.is_final():
+            if found.state is None or found.state.is_final() or _STATES[found.state.type] != seen:
                 return
             ended = Cancelled if found.state.is_cancelling() else Crashed
             client.set_flow_run_state(found.id, ended(message=why))
+
+    def put_back(self, run: str) -> bool:
+        with get_client(sync_client=True) as client:
+            found = client.read_flow_run(UUID(run))
+            if found.state_type is not StateType.PENDING or found.infrastructure_pid is not None:
+                return False
+            again: State[Any] = Scheduled(scheduled_time=found.expected_start_time)
+            client.set_flow_run_state(found.id, again)
+            return True
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         return _task(step)(*args, **kwargs)
@@ -173,9 +191,9 @@ class PrefectRunner:
             self.log.warning("%s is not shown in the UI; the run goes on: %s", what, error)
 
 
-def _open_run(run: FlowRun, state: State[Any], blocks: _BlockNames) -> OpenRun:
+def _job_run(run: FlowRun, state: State[Any], blocks: _BlockNames) -> JobRun:
     changed_unix = state.timestamp.timestamp()
-    return OpenRun(
+    return JobRun(
         str(run.id),
         run.work_queue_name or "",
         _STATES[state.type],

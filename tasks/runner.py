@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from tasks.prefect_runner import PrefectRunner
-from tasks.runs import OpenRun, RunState
+from tasks.runs import JobRun, RunState
 from torpor.control.reports import Row
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ class Runner(Protocol):
         same ``key``; else at once. Returns what runs now; empty if it has ended. With ``queue``, it
         runs there, and never in this run."""
 
-    def runs(self, flow: str) -> list[OpenRun]:
-        """The runs of that flow of ours that have not ended, in the order of their submission; at
-        most 1,000."""
+    def job_runs(self, *states: RunState, queue: str = "") -> list[JobRun]:
+        """The runs of jobs that are in one of these states, in the order of their submission.
+        ``queue``: only of that one."""
 
     def state(self, run: str) -> RunState:
         """How a run stands."""
@@ -63,9 +63,13 @@ class Runner(Protocol):
     def cancel(self, run: str) -> None:
         """Cancel a run, as a person does in the UI."""
 
-    def give_up(self, run: str, why: str) -> None:
-        """Record that the process of a run is gone, so that it holds no slot of its pool; nothing
-        happens to one that has ended."""
+    def give_up(self, run: str, seen: RunState, why: str) -> None:
+        """Record that the process of a run is gone, so that it holds no slot of its pool. Nothing
+        happens to one that is no longer as it was ``seen``."""
+
+    def put_back(self, run: str) -> bool:
+        """Put a run that a worker took and never started back into its queue, at its place; False
+        if its process was started or it is in another state."""
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the step's function, with the step's retries."""

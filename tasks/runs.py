@@ -1,16 +1,18 @@
-"""What flows ask Prefect about runs."""
+"""What flows ask Prefect about runs of jobs."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 RunState = Literal["waiting", "taken", "running", "cancelled", "ended", "unknown"]
 """``taken``: by a worker, which has not started it. ``cancelled``: by a person; its process may
 still be ending. ``unknown``: nobody knows a run of this id."""
 
+JOB_POOL: Final = "torpor-jobs"
 
-class OpenRun(NamedTuple):
-    """A run of a deployment that has not ended."""
+
+class JobRun(NamedTuple):
+    """A run of the flow `job` that has not ended."""
 
     id: str
     queue: str

@@ -21,13 +21,23 @@ from deployments import worker
 from deployments.installation import Installation
 from deployments.processes import running
 from deployments.server import Server
-from flows import cancel_job, create, job_log, list_jobs, list_machines, list_snapshots, watch
+from flows import (
+    cancel_job,
+    continuing,
+    create,
+    job_log,
+    list_jobs,
+    list_machines,
+    list_snapshots,
+    watch,
+)
 from tasks.opening import open_workspace
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import until
 from torpor.control.jobs.records import Job, Jobs, new_job_id
 from torpor.control.providers.local_folder import folder_of
+from torpor.shared.values import ObjectKey
 
 pytestmark = pytest.mark.together("automations and make up")
 
@@ -86,7 +96,11 @@ def _ended_job() -> str:
 
 def _silent(run: str) -> None:
     """Nothing was heard of the job's driver for long enough; the test does not wait for that."""
-    _jobs().leave(_record(run))
+    jobs = _jobs()
+    key = ObjectKey(f"workspaces/{jobs.workspace}/jobs/open/{new_job_id(run)}")
+    store = open_workspace(NAME).store
+    record = msgspec.json.decode(store.get(key, max_bytes=1 << 20))
+    store.put(key, msgspec.json.encode({**record, "process": "", "driven_unix": 0.0}))
 
 
 def _run(deployed: Deployed, run: str) -> dict[str, Any]:
@@ -109,13 +123,18 @@ def _kill(processes: list[psutil.Process]) -> None:
 
 @pytest.mark.usefixtures("one_at_once")
 def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
-    deployed: Deployed, installation: Installation, torpor_up: Server, place: Path
+    deployed: Deployed,
+    installation: Installation,
+    torpor_up: Server,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = {"workspace": NAME, "job": _ended_job()}
     first = deployed.start("job/low", {"workspace": NAME, "command": UNTIL_GO})
     until(lambda: _record(first).attempts, "its command was started", every_s=0.5)
     until(partial(_works, first), "its command works", every_s=0.5)
     low = [deployed.start("job/low", ended) for _ in range(WAITING)]
+    deployed.take(low[0])  # as a worker does that is lost before it starts it
 
     killed, *its_runs = sorted(
         running(installation, "job-worker"), key=lambda one: one.create_time()
@@ -125,9 +144,11 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     _kill(its_runs)
     assert _run(deployed, first)["state_type"] == "RUNNING"  # Prefect does not know, and waits
     _silent(first)
+    monkeypatch.setattr(continuing, "STUCK_S", 0.0)
     (seen,) = watch([NAME], dry_run=False).jobs
     assert seen.next_step.endswith("continued it")
     assert _run(deployed, first)["state_type"] == "CRASHED"
+    assert _run(deployed, low[0])["state_type"] == "SCHEDULED"
     again = until(
         lambda: record.driver if (record := _record(first)).driven else "",
         "another run drives the job",
@@ -184,7 +205,7 @@ def test_a_job_that_is_cancelled_in_prefect_ends_in_a_hibernated_workspace(
 def test_a_job_is_cancelled_by_its_id(deployed: Deployed, place: Path) -> None:
     run = deployed.start("job/high", {"workspace": NAME, "command": UNTIL_GO})
     until(lambda: _record(run).attempts, "its command was started", every_s=0.5)
-    said = cancel_job(NAME, new_job_id(run), keep_machine=True).answer
+    said = cancel_job(NAME, new_job_id(run), machine="keep").answer
     assert said["now"] == f"run {run} stops it"
     assert deployed.end(run)["state_type"] == "COMPLETED"
     assert _record(run).state == "cancelled"

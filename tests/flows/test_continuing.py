@@ -12,7 +12,7 @@ import pytest
 from flows import watch
 from flows.continuing import STUCK_S
 from tasks.plain_runner import PlainRunner
-from tasks.runs import OpenRun, RunState
+from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
 from torpor.control.jobs.records import LOST_S, Job, Stop, new_job_id
@@ -28,7 +28,7 @@ class Prefect(PlainRunner):
     """``states`` of runs that drove jobs, and ``open`` runs; what watch does is kept in order."""
 
     def __init__(
-        self, *opened: OpenWorkspace, states: dict[str, RunState], open: list[OpenRun]
+        self, *opened: OpenWorkspace, states: dict[str, RunState], open: list[JobRun]
     ) -> None:
         super().__init__(*opened, wait_factor=0.01)
         self._states = states
@@ -36,14 +36,18 @@ class Prefect(PlainRunner):
         self.did: list[tuple[str, ...]] = []
         self.keys: list[str] = []
 
-    def runs(self, flow: str) -> list[OpenRun]:
-        return self._open
+    def job_runs(self, *states: RunState, queue: str = "") -> list[JobRun]:
+        return [one for one in self._open if one.state in states and queue in ("", one.queue)]
 
     def state(self, run: str) -> RunState:
         return self._states.get(run, "unknown")
 
-    def give_up(self, run: str, why: str) -> None:
-        self.did.append(("give up", run))
+    def give_up(self, run: str, seen: RunState, why: str) -> None:
+        self.did.append(("give up", run, seen))
+
+    def put_back(self, run: str) -> bool:
+        self.did.append(("put back", run))
+        return run == "stuck"
 
     def start(self, flow: Any, key: str, *, queue: str = "", **parameters: Any) -> str:
         self.did.append(("start", queue, parameters["workspace"], parameters.get("job", "")))
@@ -54,7 +58,7 @@ class Prefect(PlainRunner):
 def _watch(
     *opened: OpenWorkspace,
     driver: RunState = "unknown",
-    runs: tuple[OpenRun, ...] = (),
+    runs: tuple[JobRun, ...] = (),
     dry_run: bool = False,
 ) -> tuple[WatchReport, Prefect]:
     with Prefect(*opened, states={DRIVER: driver}, open=[*runs]) as prefect:
@@ -97,7 +101,7 @@ def test_a_job_that_is_driven_is_left_alone(lab: Lab) -> None:
 
 @pytest.mark.parametrize(
     ("driver", "given_up"),
-    [("running", True), ("ended", False), ("unknown", False), ("taken", True)],
+    [("running", True), ("ended", False), ("unknown", False)],
 )
 def test_a_job_whose_run_is_silent_is_continued_once_and_its_slot_is_freed(
     lab: Lab, driver: RunState, given_up: bool
@@ -106,7 +110,7 @@ def test_a_job_whose_run_is_silent_is_continued_once_and_its_slot_is_freed(
     report, prefect = _watch(lab.opened, driver=driver)
     again, other = _watch(lab.opened, driver=driver)
     started = ("start", "critical", "a-block", job.id)
-    assert prefect.did == [started, *([("give up", DRIVER)] if given_up else [])]
+    assert prefect.did == [started, *([("give up", DRIVER, driver)] if given_up else [])]
     assert _only(report).next_step == "run again continued it"
     assert not _only(report).driven
     assert prefect.keys == other.keys  # Prefect starts one run for both
@@ -130,7 +134,7 @@ def test_a_job_that_its_run_left_is_continued_at_once(lab: Lab) -> None:
 
 def test_a_dry_run_only_reports(lab: Lab) -> None:
     job = _job(lab.opened, LOST_S + 1)
-    stuck = OpenRun(RUN, "low", "taken", time.time() - STUCK_S - 1, 0.0, {"workspace": DEMO})
+    stuck = JobRun(RUN, "low", "taken", time.time() - STUCK_S - 1, 0.0, {"workspace": DEMO})
     report, prefect = _watch(lab.opened, driver="cancelled", runs=(stuck,), dry_run=True)
     assert prefect.did == []
     assert _only(report).next_step == "continue it: this was a dry run"
@@ -146,7 +150,10 @@ def test_a_job_whose_run_was_cancelled_is_continued_to_be_stopped(lab: Lab) -> N
     assert prefect.did == []  # its process may still be ending
     job = _job(lab.opened, LOST_S + 1, on_cancel="keep")
     _, prefect = _watch(lab.opened, driver="cancelled")
-    assert prefect.did == [("start", "critical", "a-block", job.id), ("give up", DRIVER)]
+    assert prefect.did == [
+        ("start", "critical", "a-block", job.id),
+        ("give up", DRIVER, "cancelled"),
+    ]
     assert lab.opened.jobs.stop_asked(job.id) == stop
 
 
@@ -160,39 +167,71 @@ def test_a_stop_that_was_asked_before_stays(lab: Lab) -> None:
 
 def test_a_run_that_waits_in_a_queue_continues_the_job(lab: Lab) -> None:
     job = _job(lab.opened, LOST_S + 1)
-    waits = OpenRun(RUN, "critical", "waiting", 0.0, 0.0, {"workspace": DEMO, "job": job.id})
+    waits = JobRun(RUN, "critical", "waiting", 0.0, 0.0, {"workspace": DEMO, "job": job.id})
     report, prefect = _watch(lab.opened, driver="ended", runs=(waits,))
     assert prefect.did == []
     assert _only(report).next_step == f"run {RUN} in queue critical continues it"
     _, prefect = _watch(lab.opened, driver="running", runs=(waits,))
-    assert prefect.did == [("give up", DRIVER)]  # its slot was not freed when that run was started
-    itself = waits._replace(id=DRIVER)
-    _, prefect = _watch(lab.opened, driver="taken", runs=(itself,))
+    assert prefect.did == [("give up", DRIVER, "running")]  # as it was not done when that started
+    report, prefect = _watch(lab.opened, driver="waiting")  # a person retries it in the UI
     assert prefect.did == []
+    assert _only(report).next_step == "its own run waits in its queue"
 
 
-def test_a_run_that_no_worker_started_is_submitted_again(lab: Lab) -> None:
+def test_a_job_whose_turn_has_not_come_needs_no_run_unless_it_is_stopped(lab: Lab) -> None:
+    first = _job(lab.opened)
+    early = time.time() - 4000
+    later = _job(lab.opened, LOST_S + 1, id="a" * 12, created_unix=early, state="waiting")
+    report, prefect = _watch(lab.opened, driver="ended")
+    assert prefect.did == []
+    assert report.jobs[1].next_step == f"none: job {first.id} of this workspace comes first"
+    lab.opened.jobs.ask_stop(later.id, Stop("cancelled", "hibernate", "enough", 60.0))
+    _, prefect = _watch(lab.opened, driver="ended")
+    assert prefect.did == [("start", "critical", "a-block", later.id)]
+
+
+def test_a_run_that_no_worker_started_waits_again(lab: Lab) -> None:
     now = time.time()
     old, new = now - STUCK_S - 1, now - STUCK_S + 60
+    given = {"workspace": DEMO, "command": ["a"]}
     runs = (
-        OpenRun("stuck", "low", "taken", old, 0.0, {"workspace": DEMO, "command": ["a"]}),
-        OpenRun("fresh", "low", "taken", new, 0.0, {"workspace": DEMO, "command": ["a"]}),
-        OpenRun("queued", "low", "waiting", 0.0, 0.0, {"workspace": DEMO, "command": ["a"]}),
+        JobRun("stuck", "low", "taken", old, 0.0, given),
+        JobRun("slow", "low", "taken", old, 0.0, given),  # its process was started
+        JobRun("fresh", "low", "taken", new, 0.0, given),
+        JobRun("queued", "low", "waiting", 0.0, 0.0, given),
     )
     _, prefect = _watch(lab.opened, runs=runs)
-    assert prefect.did == [("give up", "stuck"), ("start", "low", DEMO, "")]
+    assert prefect.did == [("put back", "stuck"), ("put back", "slow")]
 
 
 def test_a_run_that_recorded_nothing_holds_no_slot_and_is_not_repeated(lab: Lab) -> None:
     old = time.time() - STUCK_S - 1
     _job(lab.opened)
     runs = (
-        OpenRun(DRIVER, "low", "running", old, 0.0, {"workspace": DEMO}),  # it has a record
-        OpenRun(RUN, "low", "running", old, 0.0, {"workspace": DEMO}),
-        OpenRun("other", "low", "running", old, 0.0, {"workspace": "of another server"}),
+        JobRun(DRIVER, "low", "running", old, 0.0, {"workspace": DEMO}),  # it has a record
+        JobRun(RUN, "low", "running", old, 0.0, {"workspace": DEMO}),
+        JobRun("other", "low", "running", old, 0.0, {"workspace": "of another server"}),
     )
     _, prefect = _watch(lab.opened, driver="running", runs=runs)
-    assert prefect.did == [("give up", RUN)]
+    assert prefect.did == [("give up", RUN, "running")]
+
+
+def test_a_prefect_server_that_fails_hides_no_machine(lab: Lab) -> None:
+    class Silent(Prefect):
+        def state(self, run: str) -> RunState:
+            raise OSError("the server is away")
+
+        def table(self, key: str, rows: Any, description: str) -> None:
+            self.rows = rows
+
+    _job(lab.opened, LOST_S + 1)
+    runner = Silent(lab.opened, states={}, open=[])
+    with runner, pytest.raises(OSError, match="away"):
+        watch.fn(dry_run=False)
+    assert runner.did == []
+    assert "it was not continued: the server is away" in runner.rows[0]["jobs"]
+    with Silent(lab.opened, states={}, open=[]):
+        assert _only(watch.fn()).next_step == "not known: the server is away"
 
 
 def test_one_job_that_cannot_be_continued_leaves_the_others(lab: Lab) -> None:
@@ -206,13 +245,15 @@ def test_one_job_that_cannot_be_continued_leaves_the_others(lab: Lab) -> None:
         def table(self, key: str, rows: Any, description: str) -> None:
             self.rows = rows
 
+    spec = msgspec.structs.replace(lab.opened.spec, name=WorkspaceName("other"))
+    other = replace(lab.opened, spec=spec)
     _job(lab.opened, LOST_S + 1)
-    _job(lab.opened, LOST_S + 1, id="a" * 12)
-    runner = NoDeployment(lab.opened, states={}, open=[])
+    _job(other, LOST_S + 1)
+    runner = NoDeployment(lab.opened, other, states={}, open=[])
     with runner, pytest.raises(LookupError):
         watch.fn(dry_run=False)
     assert len(runner.keys) == 2
-    jobs = runner.rows[0]["jobs"]
+    jobs = str([row["jobs"] for row in runner.rows])
     assert "it was not continued: no deployment has this name" in jobs
     assert "run again continued it" in jobs
 

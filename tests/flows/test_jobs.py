@@ -10,10 +10,10 @@ import pytest
 
 from flows import cancel_job, job_log, job_status, list_jobs
 from tasks.plain_runner import PlainRunner
-from tasks.runs import OpenRun
+from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
-from torpor.control.jobs.records import Job, Stop, new_job_id
+from torpor.control.jobs.records import Job, Jobs, Stop, new_job_id
 from torpor.shared.errors import InvalidInput
 
 RUN = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -31,11 +31,10 @@ class Queues(PlainRunner):
         self.cancelled: list[str] = []
         self.tables: dict[str, Any] = {}
 
-    def runs(self, flow: str) -> list[OpenRun]:
-        assert flow == "job"
+    def job_runs(self, *states: RunState, queue: str = "") -> list[JobRun]:
+        assert states == ("waiting", "taken")
         waiting = self._waiting.items()
-        found = [OpenRun(run, "low", "waiting", 6.0, 5.0, given) for run, given in waiting]
-        return [*found, OpenRun(DRIVER, "high", "running", 6.0, 5.0, {"workspace": DEMO})]
+        return [JobRun(run, "low", "waiting", 6.0, 5.0, given) for run, given in waiting]
 
     def start(self, flow: Any, key: str, *, queue: str = "", **parameters: Any) -> str:
         self.started.append({"flow": flow.name, "queue": queue, **parameters})
@@ -142,15 +141,20 @@ def test_a_job_in_a_queue_is_taken_out_of_it(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep_machine", "on_cancel", "then"),
-    [(False, "hibernate", "hibernate"), (True, "hibernate", "keep"), (False, "keep", "keep")],
+    ("machine", "on_cancel", "then"),
+    [
+        ("as submitted", "hibernate", "hibernate"),
+        ("as submitted", "keep", "keep"),
+        ("keep", "hibernate", "keep"),
+        ("hibernate", "keep", "hibernate"),
+    ],
 )
 def test_the_run_that_drives_a_job_is_asked_to_stop_it(
-    lab: Lab, keep_machine: bool, on_cancel: str, then: str
+    lab: Lab, machine: Any, on_cancel: str, then: str
 ) -> None:
     begun = _job(lab, 10, on_cancel=on_cancel)
     with Queues(lab.opened) as queues:
-        said = cancel_job.fn(DEMO, begun.id, keep_machine=keep_machine).answer
+        said = cancel_job.fn(DEMO, begun.id, machine=machine).answer
     assert said["now"] == f"run {DRIVER} stops it"
     stop = lab.opened.jobs.stop_asked(begun.id)
     assert stop is not None
@@ -177,3 +181,20 @@ def test_a_job_that_has_ended_is_not_cancelled(lab: Lab) -> None:
     with Queues(lab.opened), pytest.raises(InvalidInput, match="is succeeded already"):
         cancel_job.fn(DEMO, ended.id)
     assert lab.opened.jobs.stop_asked(ended.id) is None
+
+
+def test_a_job_that_ends_meanwhile_leaves_no_request_behind(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = _job(lab, 10)
+    over = msgspec.structs.replace(begun, state="succeeded")
+
+    def late(jobs: Jobs, job: str, stop: Stop) -> None:
+        jobs.end(over)
+        asked(jobs, job, stop)
+
+    asked = Jobs.ask_stop
+    monkeypatch.setattr(Jobs, "ask_stop", late)
+    with Queues(lab.opened), pytest.raises(InvalidInput, match="already"):
+        cancel_job.fn(DEMO, begun.id)
+    assert lab.opened.jobs.stop_asked(begun.id) is None

@@ -35,7 +35,7 @@ FIELDS = {
     "cancel-job": {
         "workspace": "The Workspace block that the job works on, or its name.",
         "job": "The id of the job, as list-jobs shows it.",
-        "keep_machine (Optional)": "Keep the machine, and store nothing.",
+        "machine (Optional)": "What becomes of its machine.",
     },
     "create": {"workspace": "The Workspace block that describes the machine"},
     "delete-snapshots": {

@@ -202,6 +202,10 @@ class Jobs:
         """Ask whoever drives the job to stop it. A later request replaces an earlier one."""
         self._put(self._key("stop", job), stop)
 
+    def withdraw_stop(self, job: str) -> None:
+        """Forget that the job was to be stopped."""
+        self._store.delete([self._key("stop", job)])
+
     def stop_asked(self, job: str) -> Stop | None:
         """The last request to stop the job."""
         return self._decoded(self._key("stop", job), Stop)
