@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flows.job import job
+from tasks.events import JobFailing, emit
 from tasks.job_listing import job_of, queued_jobs, read_jobs
 from tasks.runner import runner
 from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.listing import QueuedJob
+from torpor.control.jobs.listing import QueuedJob, moment
+from torpor.control.jobs.policy import wait_s
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.watching import WatchedJob
 from torpor.shared.errors import TorporError
@@ -23,6 +25,8 @@ CONTINUING: Final = "critical"
 that has not begun goes first."""
 _AGAIN_S: Final = 300
 """Two watches that see the same within this time start one run."""
+TELL_EVERY: Final = 3
+"""An event says that a job fails after so many failed runs in a row, and after as many again."""
 STUCK_S: Final = 600.0
 """A worker starts a run that it has taken within seconds, and a run writes its job's record within
 a minute. After this time, their process is gone."""
@@ -48,11 +52,17 @@ class JobSeen:
 
     @property
     def left(self) -> bool:
-        """Whether nobody drives it or will, and its turn has come."""
+        """Whether nobody drives it or will, its turn has come, and it is due."""
         waits = self.queued is not None or self.driver in ("waiting", "taken")
-        if self.job.driven or waits or self.trouble is not None:
+        if self.job.driven or waits or self.trouble is not None or time.time() < self.due_unix:
             return False
         return not self.after or self._stopping
+
+    @property
+    def due_unix(self) -> float:
+        """When it may be continued: the more runs in a row have failed, the later."""
+        failures = self.job.failures
+        return self.job.driven_unix + wait_s(failures) if failures else 0.0
 
     @property
     def holds_slot(self) -> bool:
@@ -82,6 +92,10 @@ class JobSeen:
             return "its own run waits in its queue"
         if self.left:
             return "continue it: this was a dry run"
+        if not self.job.driven and time.time() < self.due_unix:
+            return (
+                f"{self.job.failures} runs have failed: it is tried again {moment(self.due_unix)}"
+            )
         if not self.job.driven:
             return f"none: job {self.after} of this workspace comes first"
         if self.driver in ("cancelled", "ended"):
@@ -128,6 +142,15 @@ def act_on(seen: JobSeen) -> WatchedJob:
         why = "its run was cancelled in Prefect"
         stop = Stop("cancelled", seen.job.on_cancel, why, time.time())
         seen.opened.jobs.ask_stop(seen.job.id, stop)
+    if seen.left and seen.job.failures and seen.job.failures % TELL_EVERY == 0:
+        emit(
+            JobFailing(
+                workspace=seen.job.workspace,
+                job=seen.job.id,
+                failures=seen.job.failures,
+                why=seen.job.why,
+            )
+        )
     # first: whoever is next in the pool takes the slot that the lost run gives up
     next_step = f"{continue_job(seen.job) or 'it'} continued it" if seen.left else ""
     if seen.holds_slot:
@@ -140,7 +163,7 @@ def continue_job(record: Job, key: str = "continue") -> str:
     """Start a run that continues a job which nobody drives; returns what runs now."""
     return runner().start(
         job,
-        f"{key}-{record.id}-{int(time.time()) // _AGAIN_S}",
+        f"{key}-{record.id}-{record.failures}-{int(time.time()) // _AGAIN_S}",
         queue=CONTINUING,
         workspace=record.block,
         job=record.id,

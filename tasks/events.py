@@ -108,6 +108,15 @@ class MachineUnknown(_OfMachine, frozen=True, kw_only=True):
     price_usd_h: float
 
 
+class JobFailing(WorkspaceEvent, frozen=True, kw_only=True):
+    """Runs of a job fail one after the other; its machine, if it has one, costs money."""
+
+    event: ClassVar[str] = "torpor.job.failing"
+    job: str
+    failures: int
+    why: str
+
+
 class BackupFinished(WorkspaceEvent, frozen=True, kw_only=True):
     """A new snapshot is verified, and retention has run."""
 

@@ -15,6 +15,7 @@ from tasks.plain_runner import PlainRunner
 from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
+from torpor.control.jobs.policy import wait_s
 from torpor.control.jobs.records import LOST_S, Job, Stop, new_job_id
 from torpor.control.watching import WatchedJob, WatchReport
 from torpor.shared.errors import StoreUnavailable
@@ -30,11 +31,15 @@ class Prefect(PlainRunner):
     def __init__(
         self, *opened: OpenWorkspace, states: dict[str, RunState], open: list[JobRun]
     ) -> None:
-        super().__init__(*opened, wait_factor=0.01)
+        super().__init__(*opened, wait_factor=0.01, on_event=self._hear)
+        self.events: list[dict[str, Any]] = []
         self._states = states
         self._open = open
         self.did: list[tuple[str, ...]] = []
         self.keys: list[str] = []
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
 
     def job_runs(self, *states: RunState, queue: str = "") -> list[JobRun]:
         return [one for one in self._open if one.state in states and queue in ("", one.queue)]
@@ -77,6 +82,10 @@ def _job(opened: OpenWorkspace, silent_s: float = 0.0, **changes: Any) -> Job:
     }
     job = opened.jobs.take(Job(**facts | changes), DRIVER)
     job = msgspec.structs.replace(job, driven_unix=time.time() - silent_s)
+    return _put(opened, job)
+
+
+def _put(opened: OpenWorkspace, job: Job) -> Job:
     key = ObjectKey(f"workspaces/{job.workspace}/jobs/open/{job.id}")
     opened.store.put(key, msgspec.json.encode(job))
     return job
@@ -126,10 +135,23 @@ def test_a_run_that_has_just_ended_is_given_time_to_be_the_last_one(lab: Lab) ->
     assert _only(report).next_step == "its run has gone: another one continues it soon"
 
 
-def test_a_job_that_its_run_left_is_continued_at_once(lab: Lab) -> None:
-    lab.opened.jobs.leave(_job(lab.opened))
+def test_a_job_whose_run_failed_is_continued_later_each_time_and_told_of(lab: Lab) -> None:
+    job = _job(lab.opened)
+    for _ in range(3):
+        job = lab.opened.jobs.take(job, DRIVER)
+        lab.opened.jobs.leave(msgspec.structs.replace(job, why="the key was revoked"))
+        (job,) = lab.opened.jobs.open()
+    report, prefect = _watch(lab.opened, driver="ended")
+    assert prefect.did == []
+    assert _only(report).next_step.startswith("3 runs have failed: it is tried again 20")
+    _put(lab.opened, msgspec.structs.replace(job, driven_unix=time.time() - wait_s(3) + 30))
+    assert _watch(lab.opened, driver="ended")[1].did == []
+    _put(lab.opened, msgspec.structs.replace(job, driven_unix=time.time() - wait_s(3) - 1))
     _, prefect = _watch(lab.opened, driver="ended")
     assert [one[0] for one in prefect.did] == ["start"]
+    (told,) = prefect.events
+    assert told["event"] == "torpor.job.failing"
+    assert (told["payload"]["failures"], told["payload"]["why"]) == (3, "the key was revoked")
 
 
 def test_a_dry_run_only_reports(lab: Lab) -> None:
