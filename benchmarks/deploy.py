@@ -1,0 +1,209 @@
+"""Deploys of a real llama.cpp server with a model of random weights, over limited lines.
+
+    python -m benchmarks.deploy [--gib 4] [--lines 1000 200] [--rounds 10] [--keep NAME]
+
+Each round deploys cold (no environment in the store: the setup command installs the server, and the
+environment is stored) and warm (the environment is restored). Both restore the workspace, which
+holds the model. Only the line between the machine and the store is limited. The wheel comes from
+this host's disk. The flow runs without Prefect, on local machines; the S3 server (SeaweedFS) shares
+the host. Prints a table and JSON; --keep keeps the JSON under benchmarks/results.
+
+``--prepare`` only installs the server and what makes the model, into .venv/llama.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import asyncssh
+
+from benchmarks.kept import write_result
+from benchmarks.shaping import Shaper
+from blocks import Stack
+from deployments.stacks import ready_made
+from flows import create, deploy, hibernate
+from tasks.plain_runner import PlainRunner
+from tasks.workspace import OpenWorkspace
+from torpor.control.deploy.report import DeployReport
+from torpor.control.measure.figures import summed_up
+from torpor.control.measure.host import host_facts
+from torpor.control.providers.local import LocalProvider
+from torpor.control.remote.ssh import Identity
+from torpor.control.store.embedded import EmbeddedStore
+from torpor.control.store.s3 import S3Store
+from torpor.shared.values import BASE, WorkspaceName, WorkspaceSpec
+
+NAME: Final = WorkspaceName("served")
+ROOT: Final = Path(__file__).resolve().parents[1]
+TOOLS: Final = ROOT / ".venv" / "llama"
+GGUF: Final = "gguf==0.19.0"
+"""MIT. Writes the model; in a place of its own, because nothing else needs it."""
+_BUCKET: Final = "torpor"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gib", type=float, default=4.0, help="of the model")
+    parser.add_argument("--lines", type=float, nargs="+", default=[1000.0, 200.0], help="Mbit/s")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--keep", default="", help="name of the JSON under results/")
+    parser.add_argument("--prepare", action="store_true")
+    options = parser.parse_args()
+    prepare()
+    if options.prepare:
+        return
+    result = measure(options.folder, options.gib, options.lines, options.rounds)
+    _print(result)
+    print(json.dumps(result, indent=1, sort_keys=True))
+    if options.keep:
+        print(f"kept as {write_result(options.keep, result)}")
+
+
+def prepare() -> None:
+    """Install what makes the model, and fetch the server's wheel, unless they are there."""
+    ready = TOOLS / "ready"
+    wanted = f"{GGUF} {_wheel()}"
+    if ready.exists() and ready.read_text() == wanted:
+        return
+    subprocess.run([sys.executable, "-m", "venv", str(TOOLS)], check=True)
+    pip = [str(TOOLS / "bin" / "pip"), "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--only-binary", ":all:", GGUF], check=True)
+    fetch = ["download", "--no-deps", "--only-binary", ":all:", "--dest", str(TOOLS / "wheels")]
+    subprocess.run([*pip, *fetch, _wheel()], check=True)
+    ready.write_text(wanted)
+
+
+def measure(folder: Path, gib: float, lines: list[float], rounds: int) -> dict[str, Any]:
+    """Cold and warm deploys, ``rounds`` of each, over each line."""
+    with tempfile.TemporaryDirectory(prefix="torpor-deploy-", dir=folder) as scratch:
+        place = Path(scratch)
+        keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
+        identity = asyncssh.generate_private_key("ssh-ed25519")
+        with EmbeddedStore.start(place / "store", *keys, _BUCKET) as store:
+            opened = OpenWorkspace(
+                spec=WorkspaceSpec(NAME, ["~/workspace"]),
+                store=S3Store.connect(store.settings(_BUCKET)),
+                key=None,
+                providers=(LocalProvider(place / "m"),),
+                identity=Identity(identity.export_private_key().decode()),
+                owner="benchmark",
+            )
+            model_bytes = _sleep_with_model(opened, place, gib)
+            measured = [_over_line(opened, store, line, rounds) for line in lines]
+    return {
+        "benchmark": "deploy",
+        "host": host_facts(),
+        "model_bytes": model_bytes,
+        "rounds": rounds,
+        "server": _wheel(),
+        "lines": measured,
+    }
+
+
+def _wheel() -> str:
+    return ready_made()["llama-cpp"].setup[-1]
+
+
+def stack() -> Stack:
+    """The ready-made one, with a free port and the wheel from this host's disk."""
+    made = ready_made()["llama-cpp"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        made.port = free.getsockname()[1]
+    made.setup = [*made.setup[:-1], "--no-index", "--find-links", str(TOOLS / "wheels"), _wheel()]
+    made.server = [*made.server[:-1], "256"]  # tokens of context, which the model has
+    return made
+
+
+def _sleep_with_model(opened: OpenWorkspace, place: Path, gib: float) -> int:
+    """Hibernate a workspace that holds the model; returns the model's size."""
+    with PlainRunner(opened):
+        create.fn(NAME)
+        (home,) = (place / "m").glob("m-*/home")
+        model = home / "workspace" / "models" / "model.gguf"
+        model.parent.mkdir(parents=True)
+        maker = [str(TOOLS / "bin" / "python"), str(ROOT / "benchmarks" / "random_gguf.py")]
+        subprocess.run([*maker, str(model), str(round(gib * 1024))], check=True)
+        model_bytes = model.stat().st_size
+        hibernate.fn(NAME)
+    return model_bytes
+
+
+def _over_line(
+    opened: OpenWorkspace, store: EmbeddedStore, mbit_s: float, rounds: int
+) -> dict[str, Any]:
+    runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
+    bytes_s = mbit_s * 1e6 / 8
+    with _behind(opened, store, bytes_s) as (behind, shaper):
+        for _ in range(rounds):
+            for kind, found in runs.items():
+                if kind == "cold":
+                    bases = [one.key for one in opened.store.list(f"workspaces/{BASE}")]
+                    opened.store.delete(bases)
+                carried = shaper.carried.total()
+                with PlainRunner(behind):
+                    report = deploy.fn(NAME, stack())
+                _see(report, kind)
+                found.append(_figures(report, shaper.carried.total() - carried, bytes_s))
+                with PlainRunner(opened):
+                    hibernate.fn(NAME)
+    return {"mbit_s": mbit_s} | {
+        kind: {name: summed_up([one[name] for one in found]) for name in found[0]}
+        for kind, found in runs.items()
+    }
+
+
+@contextmanager
+def _behind(
+    opened: OpenWorkspace, store: EmbeddedStore, bytes_s: float
+) -> Iterator[tuple[OpenWorkspace, Shaper]]:
+    """The same workspace; each machine's line to the store carries so many bytes a second."""
+    where = urlsplit(store.endpoint_url)
+    with Shaper(machine_bytes_s=bytes_s) as shaper:
+        port = shaper.relay(where.hostname or "", where.port or 80, what="store")
+        seen = replace(store, endpoint_url=f"http://127.0.0.1:{port}")
+        yield replace(opened, store=S3Store.connect(seen.settings(_BUCKET))), shaper
+
+
+def _see(report: DeployReport, kind: str) -> None:
+    made = "made by" if kind == "cold" else "restored from"
+    if not report.environment.startswith(made):
+        raise SystemExit(f"a {kind} deploy said of its environment: {report.environment}")
+
+
+def _figures(report: DeployReport, carried: int, bytes_s: float) -> dict[str, float]:
+    """Seconds by phase, and the share of the line that carried the bytes while parts were
+    fetched."""
+    seconds = {**report.seconds, **report.within}
+    fetching = max(seconds.get(f"{what}: restore", 0.0) for what in ("workspace", "environment"))
+    return {
+        **seconds,
+        "from rental": report.from_rental_s or 0.0,
+        "from ssh": report.from_ssh_s,
+        "line share": carried / (fetching * bytes_s),
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    for line in result["lines"]:
+        for kind in ("cold", "warm"):
+            print(f"\n{line['mbit_s']:g} Mbit/s, {kind}, median (min to max)")
+            for name, of in line[kind].items():
+                print(f"  {name:26}{of['median']:8.2f}  ({of['min']:.2f} to {of['max']:.2f})")
+
+
+if __name__ == "__main__":
+    main()

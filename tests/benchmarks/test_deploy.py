@@ -1,0 +1,33 @@
+"""The benchmark of deploys, small: a real llama.cpp server answers, cold and warm."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.deploy import TOOLS, measure
+
+
+@pytest.fixture
+def folder(needs_server: None) -> Iterator[Path]:
+    """A short path: a Unix socket's name in a machine's home has at most 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="torpor-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_real_server_answers_with_a_made_and_with_a_restored_environment(folder: Path) -> None:
+    assert (TOOLS / "ready").exists(), (
+        "make test installs it: python -m benchmarks.deploy --prepare"
+    )
+    result = measure(folder, gib=0.004, lines=[1000.0], rounds=1)
+    (line,) = result["lines"]
+    assert {"environment: setup", "store environment", "completion"} <= set(line["cold"])
+    assert "environment: setup" not in line["warm"]
+    assert {"environment: restore", "workspace: restore", "health"} <= set(line["warm"])
+    for kind in ("cold", "warm"):
+        assert 0 < line[kind]["from ssh"]["median"] < line[kind]["from rental"]["median"]
