@@ -54,6 +54,7 @@ class Workspace(Block):
         name: The workspace's name, also in the store and on machines.
         paths: The directories to keep.
         exclude: Patterns of names and paths to leave out.
+        first: Patterns of what a wake restores first, in this order.
         store: The block of the object store.
         provider: The block of the provider, as type/name.
         more_providers: Blocks of further providers, in the order of preference.
@@ -122,6 +123,14 @@ class Workspace(Block):
         description=(
             "Patterns to leave out: *.pyc or __pycache__ match names anywhere, cache/tmp* matches "
             "paths below a directory of the workspace."
+        ),
+    )
+    first: list[str] = Field(
+        default_factory=list,
+        title="First",
+        description=(
+            "Patterns, as in exclude, of what a wake restores first, in this order. An event says "
+            "when all of it can be used, while the rest follows."
         ),
     )
     store: Reference = Field(
@@ -336,6 +345,7 @@ class Workspace(Block):
             name=WorkspaceName(self.name),
             paths=list(self.paths),
             exclude=list(self.exclude),
+            first=list(self.first),
             want=Want(
                 gpu=self.gpu or None,
                 gpu_count=self.gpu_count,
@@ -371,8 +381,8 @@ class Workspace(Block):
     def for_measuring(self, name: WorkspaceName, path: str, parts: int, part_mib: int) -> Workspace:
         """The same store, provider and identity under a reserved name; never saved."""
         changes = {
-            "name": name, "paths": [path], "exclude": [], "quiesce": [], "accept_changed": [],
-            "parts": parts, "part_mib": part_mib,
+            "name": name, "paths": [path], "exclude": [], "first": [], "quiesce": [],
+            "accept_changed": [], "parts": parts, "part_mib": part_mib,
         }  # fmt: skip
         scratch = self.model_copy(update=changes)
         scratch._block_document_id = scratch._block_document_name = None

@@ -304,12 +304,22 @@ class Fleet:
         tasks = min(self._tasks, max(1, len(plan.parts)))
         together = -(-TOGETHER // tasks)
         progress = self._shared_progress(plan)
+
+        def when_first() -> None:
+            work.finish_first(plan, full_check=self._full_check)
+
+        if plan.first and not any(part.first for part in plan.parts):  # it is there already
+            when_first()
         futures = [
-            restore_share.submit(work.remote, member, candidate.name, number, together, progress)
+            restore_share.submit(
+                work.remote, member, candidate.name, number, together, progress, when_first
+            )
             for number in range(1, tasks + 1)
         ]
         for future in futures:
             future.result()
+        if plan.first and work.first is None:  # a share that was repeated did not finish it
+            when_first()
 
     def _shared_progress(self, plan: RestorePlan) -> Progress:
         with self._changed:
@@ -357,6 +367,7 @@ def _ready(candidate: _Candidate, report: WakeReport) -> Replica:
         price_usd_h=report.price_usd_h,
         words=report.checked,
         warnings=report.warnings,
+        first=report.first,
     )
 
 

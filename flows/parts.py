@@ -18,10 +18,19 @@ def do_parts(
     total_bytes: int,
     parts: Sequence[Part],
     submit: Callable[[Part, Progress], Pending[R]],
+    *,
+    after: tuple[int, Callable[[], None]] | None = None,
 ) -> list[R]:
-    """``submit`` each part, wait for all, and return what they return, in the parts' order."""
+    """``submit`` each part, wait for all, and return what they return, in the parts' order.
+    ``after``: what to do as soon as so many of them are done, while the others go on."""
     progress = Progress(key, description, total_bytes)
     pending = [submit(part, progress) for part in parts]
-    done = [one.result() for one in pending]
+    done: list[R] = []
+    for one in pending:
+        if after is not None and len(done) == after[0]:
+            after[1]()
+        done.append(one.result())
+    if after is not None and len(done) == after[0]:
+        after[1]()
     progress.done()
     return done

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+
+from msgspec.structs import replace
 
 from flows.parts import do_parts
 from flows.phases import Phases
+from tasks.events import FirstRestored, emit
 from tasks.machines import endpoint_of
-from tasks.restore import begin_restore, check_restore, finish_restore, restore_part
+from tasks.restore import begin_restore, check_restore, finish_first, finish_restore, restore_part
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Agent
 from torpor.control.rental.renting import Tenancy
-from torpor.control.reports import WakeReport
-from torpor.shared.errors import RestoreUnfinished, TorporError
+from torpor.control.reports import FirstReport, WakeReport
+from torpor.shared.errors import RestoreUnfinished, RunCancelled, TorporError
 from torpor.shared.values import StoredSnapshot
 from torpor.shared.wire.restore import Finished, RestorePlan
 
@@ -30,24 +34,54 @@ class Restoration:
         self.phases = phases
         self._flow = flow
         self._resume = resume
+        self._began_s = 0.0
+        self.first: FirstReport | None = None
 
     @contextmanager
     def begun(self) -> Iterator[RestorePlan]:
         """Hold the workspace on the machine, and release it at the end, also after an error."""
+        self._began_s = time.monotonic()
         try:
             with self.phases.phase("plan"):
                 plan = begin_restore(self.remote, resume=self._resume)
             yield plan
+        except BaseException:
+            self.remote.give_up(RunCancelled("the restore has failed: nothing more is fetched"))
+            raise
         finally:
             with suppress(TorporError):  # an agent that cannot be reached ends the run itself
                 self.remote.end()
 
-    def restore(self, plan: RestorePlan, *, full_check: bool = True) -> Finished:
-        """Fetch everything from the store, and finish."""
+    def restore(
+        self,
+        plan: RestorePlan,
+        *,
+        full_check: bool = True,
+        when_first: Callable[[], None] = lambda: None,
+    ) -> Finished:
+        """Fetch everything from the store, and finish.
+
+        ``when_first`` is called once: when what the workspace wants first can be used, while the
+        rest follows; in the end, if it wants nothing first. What it raises ends the restore.
+        """
         if not plan.complete:
             with self.phases.phase("restore"):
-                self._fetch(plan)
-        return self.finish(plan, full_check=full_check)
+                self._fetch(plan, full_check, when_first)
+        finished = self.finish(plan, full_check=full_check)
+        if not plan.first:
+            when_first()
+        return finished
+
+    def finish_first(self, plan: RestorePlan, *, full_check: bool) -> None:
+        """Make what comes first usable, after its parts were fetched."""
+        finish_first(self.remote, full_check)
+        parts = [part for part in plan.parts if part.first]
+        self.first = FirstReport(
+            plan.first,
+            sum(part.bytes for part in parts),
+            sum(part.stored_bytes for part in parts),
+            time.monotonic() - self._began_s,
+        )
 
     def finish(self, plan: RestorePlan, *, full_check: bool) -> Finished:
         """Set attributes and links, and check, after every part was fetched."""
@@ -56,17 +90,25 @@ class Restoration:
         with self.phases.phase("finish"):
             finished = finish_restore(self.remote)
         with self.phases.phase("check"):
-            check_restore(self.remote, full_check)
-        return finished
+            changed = check_restore(self.remote, full_check).changed
+        warnings = [f"{name!r} was used and changed before the rest was there" for name in changed]
+        warnings += [f"first: nothing in the snapshot matches {text!r}" for text in plan.unmatched]
+        return replace(finished, warnings=[*warnings, *finished.warnings])
 
-    def _fetch(self, plan: RestorePlan) -> None:
+    def _fetch(self, plan: RestorePlan, full_check: bool, when_first: Callable[[], None]) -> None:
         wanted = self.remote.wanted
+
+        def reached() -> None:
+            self.finish_first(plan, full_check=full_check)
+            when_first()
+
         do_parts(
             f"{self._flow}-{wanted.workspace}-progress",
             f"Workspace {wanted.workspace} from {wanted.snapshot}",
             sum(part.bytes for part in plan.parts),
             plan.parts,
             lambda part, progress: restore_part.submit(self.remote, part, progress),
+            after=(sum(part.first for part in plan.parts), reached) if plan.first else None,
         )
 
 
@@ -92,6 +134,7 @@ class Arrival(Restoration):
             parts=opened.spec.parts,
             part_bytes=opened.spec.part_bytes,
             gpu=opened.spec.compression.gpu,
+            first=opened.spec.first,
         )
         super().__init__(remote, "wake", phases, resume=not tenancy.fresh)
         self.tenancy = tenancy
@@ -106,6 +149,22 @@ class Arrival(Restoration):
         except RestoreUnfinished:  # of another snapshot, and nothing else
             self.tenancy.holds_nothing_else()
             raise
+
+    def finish_first(self, plan: RestorePlan, *, full_check: bool) -> None:
+        super().finish_first(plan, full_check=full_check)
+        if self.first is not None:
+            wanted, machine = self.remote.wanted, self.tenancy.machine
+            emit(
+                FirstRestored(
+                    workspace=wanted.workspace,
+                    snapshot=wanted.snapshot,
+                    machine=machine.id,
+                    provider=machine.provider,
+                    names=self.first.names,
+                    bytes=self.first.bytes,
+                    seconds=self.first.seconds,
+                )
+            )
 
     def hand_over(
         self, plan: RestorePlan, finished: Finished, *, full_check: bool, alone: bool = False
@@ -133,6 +192,7 @@ class Arrival(Restoration):
             price_usd_h=machine.price_usd_h,
             decoding=finished.decoding,
             provider=machine.provider,
+            first=self.first,
         )
 
 

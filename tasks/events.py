@@ -150,6 +150,19 @@ class VerificationFailed(WorkspaceEvent, frozen=True, kw_only=True):
     message: str
 
 
+class FirstRestored(WorkspaceEvent, frozen=True, kw_only=True):
+    """What the workspace wants first is restored and compared, and can be used; the rest follows.
+    The machine is not handed over yet: a wake that fails later destroys it."""
+
+    event: ClassVar[str] = "torpor.workspace.first-restored"
+    snapshot: SnapshotId
+    machine: MachineId
+    provider: str
+    names: int
+    bytes: int
+    seconds: float
+
+
 class PacksPruned(WorkspaceEvent, frozen=True, kw_only=True):
     """Packs that no manifest names were deleted."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
@@ -27,31 +28,42 @@ def restore_share(
     number: int,
     together: int,
     progress: Progress,
+    when_first: Callable[[], None],
 ) -> int:
     """Fetch, check and write parts, ``together`` at the same time, until the machine lacks none;
-    returns how many. A repeat fetches those that failed."""
+    returns how many. A repeat fetches those that failed. ``when_first`` is called when all parts
+    that come first are there."""
     if together == 1:
-        return _fetch_all(restore, member, machine, progress)
+        return _fetch_all(restore, member, machine, progress, when_first)
     with ThreadPoolExecutor(together, thread_name_prefix="restore-share") as threads:
         futures = [  # each in a context of the step: Prefect finds its server by it
-            threads.submit(copy_context().run, _fetch_all, restore, member, machine, progress)
+            threads.submit(
+                copy_context().run, _fetch_all, restore, member, machine, progress, when_first
+            )
             for _ in range(together)
         ]
         return sum(future.result() for future in futures)
 
 
-def _fetch_all(restore: RemoteRestore, member: Member, machine: str, progress: Progress) -> int:
+def _fetch_all(
+    restore: RemoteRestore,
+    member: Member,
+    machine: str,
+    progress: Progress,
+    when_first: Callable[[], None],
+) -> int:
     fetched = 0
     while (errand := member.next()) is not None:
-        _fetch(restore, member, errand, machine, progress)
+        if _fetch(restore, member, errand, machine, progress):
+            when_first()
         fetched += 1
     return fetched
 
 
 def _fetch(
     restore: RemoteRestore, member: Member, errand: Errand, machine: str, progress: Progress
-) -> None:
-    name = (machine, *errand.part.packs)
+) -> bool:
+    name = (machine, errand.part.first, *errand.part.packs)
     try:
         restored = restore.restore_part(
             errand.part,
@@ -62,5 +74,5 @@ def _fetch(
     except BaseException:
         member.failed(errand)
         raise
-    member.done(errand, restored)
     progress.event(name, Event(errand.part.bytes))
+    return member.done(errand, restored)

@@ -66,6 +66,12 @@ def restore_part(restore: RemoteRestore, plan: RestorePart, progress: Progress) 
     return restore.restore_part(plan, lambda event: progress.event(plan.part, event))
 
 
+@step("finish what comes first")
+def finish_first(restore: RemoteRestore, full: bool) -> Checked:
+    """Attributes, links and directories of what comes first; compared as in the end."""
+    return _right(restore, restore.finish_first(full=full))
+
+
 @step("finish restore")
 def finish_restore(restore: RemoteRestore) -> Finished:
     """Attributes, links and directories."""
@@ -75,7 +81,10 @@ def finish_restore(restore: RemoteRestore) -> Finished:
 @step("check restore")
 def check_restore(restore: RemoteRestore, full: bool) -> Checked:
     """Compare the machine's disk with the snapshot; SnapshotDamaged names what differs."""
-    checked = restore.check(full=full)
+    return _right(restore, restore.check(full=full))
+
+
+def _right(restore: RemoteRestore, checked: Checked) -> Checked:
     if checked.difference_count:
         raise SnapshotDamaged(
             f"after the restore, {checked.difference_count} names differ from snapshot "

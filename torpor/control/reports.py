@@ -61,6 +61,21 @@ class HibernateReport(msgspec.Struct, frozen=True):
         ]
 
 
+class FirstReport(msgspec.Struct, frozen=True):
+    """What a workspace wants first. It could be used ``seconds`` after the restore began."""
+
+    names: int
+    bytes: int  # plain bytes that were fetched for it
+    stored_bytes: int  # of these
+    seconds: float
+
+    def words(self) -> str:
+        return (
+            f"{_count(self.names, 'name')} usable after {self.seconds:.2f} s, {self.bytes:,} bytes "
+            f"fetched as {self.stored_bytes:,}"
+        )
+
+
 class WakeReport(msgspec.Struct, frozen=True):
     """A workspace that was restored onto a machine and compared with its snapshot."""
 
@@ -82,6 +97,7 @@ class WakeReport(msgspec.Struct, frozen=True):
     decoding: str = ""
     budgets: list[str] = []  # what is left of them
     provider: str = "own"  # the user's own machine
+    first: FirstReport | None = None
 
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""
@@ -93,6 +109,7 @@ class WakeReport(msgspec.Struct, frozen=True):
             _row("directories", ", ".join(self.roots)),
             _row("files", f"{self.files:,}"),
             _row("bytes", f"{self.bytes:,}, fetched as {self.stored_bytes:,}"),
+            *([_row("first", self.first.words())] if self.first else []),
             _row("checked", self.checked),
             *([_row("decoding", self.decoding)] if self.decoding else []),
             *(_row("budget", words) for words in self.budgets),
@@ -128,6 +145,7 @@ class Replica(msgspec.Struct, frozen=True):
     seconds: dict[str, float] = {}
     price_usd_h: float = 0.0
     warnings: list[str] = []
+    first: FirstReport | None = None
 
     def row(self) -> Row:
         """The machine as one row of the table."""
@@ -139,7 +157,9 @@ class Replica(msgspec.Struct, frozen=True):
             "from the store": f"{self.store_bytes:,}",
             "from peers": f"{self.peer_bytes:,}",
             "seconds": f"{sum(self.seconds.values()):.1f}: {_phases(self.seconds)}",
-            "words": "; ".join([self.words, *self.warnings]),
+            "words": "; ".join(
+                [self.words, *([self.first.words()] if self.first else []), *self.warnings]
+            ),
         }
 
 

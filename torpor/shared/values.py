@@ -213,6 +213,8 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     name: WorkspaceName
     paths: list[str]
     exclude: list[str] = []
+    first: list[str] = []
+    """Patterns of what a wake restores first, in this order."""
     want: Want = Want()
     quiesce: list[str] = []
     quiesce_timeout_s: float = 300.0

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from tests.fixtures.waiting import PATIENCE_S
@@ -39,10 +40,10 @@ def _exchange(
     return exchange, [exchange.join(_plan(parts), PEER) for _ in range(machines)]
 
 
-def _done(member: Member, errand: Errand, *, gave: bool = True, kept: bool = True) -> None:
+def _done(member: Member, errand: Errand, *, gave: bool = True, kept: bool = True) -> bool:
     stored = errand.part.stored_bytes
     peer = stored if errand.holder is not None and gave else 0
-    member.done(errand, RestoredPart(stored, peer, kept))
+    return member.done(errand, RestoredPart(stored, peer, kept))
 
 
 def _next(member: Member) -> Errand:
@@ -220,6 +221,55 @@ def test_a_plan_of_its_own_is_fetched_whole() -> None:
     resumed = exchange.join(RestorePlan(False, ["/w"], 1, 1, 1, [rest]), None)
     assert _next(resumed).part == rest
     assert _next(one).holder is None
+
+
+# -- what comes first
+
+
+def _ordered(first: int, others: int) -> RestorePlan:
+    plan = _plan(first + others)
+    parts = [msgspec.structs.replace(part, first=part.part < first) for part in plan.parts]
+    return msgspec.structs.replace(plan, parts=parts, first=1)
+
+
+def test_every_machine_fetches_what_comes_first_before_the_rest() -> None:
+    exchange = Exchange("always", 2, Clock())
+    one, other = (exchange.join(_ordered(4, 4), PEER) for _ in range(2))
+    taken = [(member, _next(member)) for _ in range(2) for member in (one, other)]
+    assert {errand.part.part for _, errand in taken} == {0, 1, 2, 3}  # each from the store once
+    assert all(errand.holder is None for _, errand in taken)
+    assert not any(_done(member, errand) for member, errand in taken)
+    last = [(member, _next(member)) for _ in range(2) for member in (one, other)]
+    assert all(errand.part.first and errand.holder is not None for _, errand in last)
+    assert [_done(member, errand) for member, errand in last] == [False, False, True, True]
+    assert not any(_next(member).part.first for member in (one, other))
+
+
+def test_a_machine_does_not_wait_for_what_comes_first() -> None:
+    exchange = Exchange("always", 2, Clock())
+    one = exchange.join(_ordered(2, 2), PEER)
+    claimed = _next(one)
+    assert (claimed.part.first, _next(one).part.first) == (True, False)  # the other one's share
+
+
+def test_a_failed_part_is_missing_from_what_comes_first() -> None:
+    exchange = Exchange("never", 1, Clock())
+    only = exchange.join(_ordered(2, 1), None)
+    failed, second = _next(only), _next(only)
+    rest = _next(only)
+    only.failed(failed)
+    assert [_done(only, second), _done(only, rest)] == [False, False]
+    again = _next(only)
+    assert again.part == failed.part
+    assert _done(only, again)
+
+
+def test_a_pack_of_both_is_in_two_parts() -> None:
+    pack = [ObjectKey("packs/0")]
+    parts = [RestorePart(0, MIB, MIB, pack, first=True), RestorePart(1, MIB, MIB, pack)]
+    exchange = Exchange("never", 1, Clock())
+    only = exchange.join(RestorePlan(False, ["/w"], 2, 2, 2, parts, first=1), None)
+    assert [_next(only).part, _next(only).part] == parts
 
 
 def test_stop_ends_all_waiting() -> None:

@@ -120,6 +120,43 @@ def test_a_restore_is_finished_once(
     assert differences(kept(was), facts(tmp_path / "new")) == []
 
 
+@pytest.mark.parametrize("asked", ["finish_first", "finish"])
+def test_what_comes_first_is_finished_once(
+    engine: Engine, was: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    run, plan = engine.begin_restore(engine.snapshot([was]), [tmp_path / "new"], first=["big"])
+    for part in plan.parts:
+        run.restore_part(part)
+
+    def first() -> Checked:
+        return run.finish_first(full=True)
+
+    with _one_at_a_time(
+        monkeypatch, TreeWriter, "finish", first, first if asked == "finish_first" else run.finish
+    ) as (checked, _):
+        assert checked.differences == []
+    assert run.check(full=True).differences == []
+    assert run.finish_first(full=True).differences == []  # an old request, after all
+    run.end()
+    assert differences(kept(was), facts(tmp_path / "new")) == []
+
+
+def test_what_comes_first_is_finished_after_every_part_of_it(
+    engine: Engine, was: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, plan = engine.begin_restore(engine.snapshot([was]), [tmp_path / "new"], first=["small"])
+    (part,) = (part for part in plan.parts if part.first)
+    with _one_at_a_time(
+        monkeypatch,
+        TreeWriter,
+        "write_whole",
+        lambda: run.restore_part(part),
+        lambda: run.finish_first(full=True),
+    ) as (restored, checked):
+        assert restored.stored_bytes == part.stored_bytes
+        assert checked.differences == []
+
+
 @contextmanager
 def _first_hangs_in(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, first: Ask

@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.manifests import entry, honest
-from torpor.machine.pipeline.download import FetchPlan, RestoreJournal, Use, in_pieces
+from torpor.machine.pipeline.download import (
+    FetchPlan,
+    PlannedPart,
+    RestoreJournal,
+    Use,
+    in_pieces,
+)
+from torpor.shared.errors import InvalidInput
 from torpor.shared.format.manifest import DIRECTORY, FILE, Chunk, Extent, Manifest, Pack
+from torpor.shared.transfer.transfer import GAP_BYTES
 from torpor.shared.values import MIB
 
 IDENTITY = b"i" * 32
@@ -36,7 +44,7 @@ def test_every_use_of_a_chunk_is_written() -> None:
         [Use(2, 0, 0, 100, True), Use(4, 30, 0, 100, False)],
         [Use(3, 0, 150, 50, True)],
     ]
-    assert plan.parts == [[b"p" * 16]]
+    assert plan.parts == [PlannedPart([b"p" * 16])]
     assert plan.chunks_of(b"p" * 16) == [0, 1]
     assert plan.chunks_of(b"unknown") == []
 
@@ -49,7 +57,8 @@ def test_chunks_are_fetched_in_the_order_in_which_they_lie() -> None:
 def test_what_is_done_is_not_fetched_again() -> None:
     plan = FetchPlan(honest(), 32, {0})
     assert plan.chunks_of(b"p" * 16) == [1]
-    assert (plan.plain_bytes([b"p" * 16]), plan.stored_bytes([b"p" * 16])) == (200, 200)
+    (part,) = plan.parts
+    assert (plan.plain_bytes(part), plan.stored_bytes(part)) == (200, 200)
     assert FetchPlan(honest(), 32, {0, 1}).parts == []
 
 
@@ -62,9 +71,84 @@ def test_what_nothing_uses_is_not_fetched() -> None:
 @given(packs=st.integers(1, 40), max_parts=st.integers(1, 64))
 def test_every_pack_is_in_one_part(packs: int, max_parts: int) -> None:
     plan = FetchPlan(_packed(packs, 4, 16 * MIB), max_parts, set())
-    assert sorted(p for part in plan.parts for p in part) == [bytes([n]) * 16 for n in range(packs)]
+    every = [bytes([n]) * 16 for n in range(packs)]
+    assert sorted(pack for part in plan.parts for pack in part.packs) == every
     assert 1 <= len(plan.parts) <= max_parts
-    assert all(plan.parts)
+    assert all(part.packs and not part.first for part in plan.parts)
+
+
+# -- what comes first
+
+
+@settings(max_examples=50, deadline=None, database=None)
+@given(
+    packs=st.integers(1, 12),
+    max_parts=st.integers(1, 64),
+    first=st.dictionaries(st.integers(1, 48), st.integers(0, 3), min_size=1),
+    done=st.sets(st.integers(0, 47)),
+)
+def test_what_comes_first_is_in_parts_of_its_own_in_the_user_s_order(
+    packs: int, max_parts: int, first: dict[int, int], done: set[int]
+) -> None:
+    manifest = _packed(packs, 4, 16 * MIB)
+    done = {number for number in done if number < len(manifest.chunks)}
+    first = {entry: rank for entry, rank in first.items() if entry < len(manifest.entries)}
+    plan = FetchPlan(manifest, max_parts, set(done), first=first)
+    kinds = [part.first for part in plan.parts]
+    assert kinds == sorted(kinds, reverse=True)
+    assert len(plan.parts) <= max(2, max_parts)
+    fetched = [
+        [n for pack in part.packs for n in plan.chunks_of(pack, first=part.first)]
+        for part in plan.parts
+    ]
+    numbers = [number for part in fetched for number in part]
+    assert sorted(numbers) == sorted({*range(len(manifest.chunks))} - done)  # each of them once
+    early = [number for part in fetched[: sum(kinds)] for number in part]
+    assert {*early} == {entry - 1 for entry in first} - done
+    best = [
+        min(first[n + 1] for n in plan.chunks_of(pack, first=True))
+        for part in plan.parts
+        if part.first
+        for pack in part.packs
+    ]
+    assert best == sorted(best)
+    assert all(part.packs for part in plan.parts)
+
+
+def test_which_chunks_come_first_does_not_depend_on_what_is_done() -> None:
+    """An agent that was restarted means the same by the parts of the plan of the lost one."""
+    manifest = _packed(2, 4, 16 * MIB)
+    whole = FetchPlan(manifest, 32, set(), first={1: 0, 2: 0})
+    assert whole.chunks_of(bytes(16), first=True) == [1, 0]
+    assert whole.chunks_of(bytes(16)) == [3, 2]
+    rest = FetchPlan(manifest, 32, {0, 2}, first={1: 0, 2: 0})
+    assert rest.chunks_of(bytes(16), first=True) == [1]
+    assert rest.chunks_of(bytes(16)) == [3]
+
+
+def test_a_small_hole_between_what_comes_first_is_fetched_with_it() -> None:
+    """One request reads through it in any case."""
+    plan = FetchPlan(_packed(1, 10, GAP_BYTES), 32, set(), first={1: 0, 3: 0, 6: 0})
+    assert plan.chunks_of(bytes(16), first=True) == [5, 2, 1, 0]
+
+
+def test_the_little_that_is_left_of_a_pack_is_not_another_request() -> None:
+    first = dict.fromkeys(range(1, 33), 0)
+    plan = FetchPlan(_packed(1, 33, MIB), 32, set(), first=first)
+    assert plan.chunks_of(bytes(16)) == []
+    del first[1]
+    plan = FetchPlan(_packed(1, 33, MIB), 32, set(), first=first)
+    assert plan.chunks_of(bytes(16)) == [32, 0]
+
+
+def test_parts_of_what_comes_first_cannot_be_finished_before_they_are_there() -> None:
+    plan = FetchPlan(_packed(2, 4, 10), 32, set(), first={1: 0})
+    with pytest.raises(InvalidInput, match="run r still lacks 1 chunks: wait"):
+        plan.check_fetched("run r", "wait", first=True)
+    plan.done.add(0)
+    plan.check_fetched("run r", "wait", first=True)
+    with pytest.raises(InvalidInput, match="lacks 7 chunks"):
+        plan.check_fetched("run r", "wait")
 
 
 def test_which_files_are_written_in_pieces() -> None:

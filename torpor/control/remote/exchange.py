@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple, get_args
 
 from torpor.shared.errors import InvalidInput, RunCancelled
@@ -48,7 +48,8 @@ class Errand(NamedTuple):
 class _Lot:
     """One part as all machines know it."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: bool) -> None:
+        self.first = first
         self.holders: list[Member] = []
         self.claimed: Member | None = None
         self.claimed_at = 0.0
@@ -115,7 +116,7 @@ class Exchange:
         """One more machine, with what it lacks, and where it passes packs on (None: nowhere)."""
         with self.changed:
             for part in plan.parts:
-                self.lots.setdefault(_name(part), _Lot())
+                self.lots.setdefault(_name(part), _Lot(part.first))
             member = Member(self, plan, peer, len(self._members))
             self._members.append(member)
             self.changed.notify_all()
@@ -139,9 +140,10 @@ class Exchange:
         if self._stopped:
             raise RunCancelled("the replicate was stopped")
 
-    def share(self) -> int:
-        """How many parts a machine fetches from the store for all, before it takes more."""
-        return max(1, len(self.lots) // self._machines)
+    def share(self, first: bool = False) -> int:
+        """How many parts a machine fetches from the store for all, before it takes more: of those
+        that come first, or of the others."""
+        return max(1, sum(lot.first is first for lot in self.lots.values()) // self._machines)
 
     def patience_s(self) -> float:
         """How long to wait for a part that another machine fetches."""
@@ -171,12 +173,15 @@ class Member:
         self.store_bytes = 0
         self.peer_bytes = 0
         self._exchange = exchange
-        parts = plan.parts
-        first = number * exchange.share() % max(1, len(parts))  # each member begins at another part
-        self._todo = {_name(part): part for part in [*parts[first:], *parts[:first]]}
+        self._todo: dict[tuple[str, ...], RestorePart] = {}
+        for first in (True, False):
+            parts = [part for part in plan.parts if part.first is first]
+            at = number * exchange.share(first) % max(1, len(parts))  # each begins at another part
+            self._todo |= {_name(part): part for part in [*parts[at:], *parts[:at]]}
         self._active: dict[str, int] = {"store": 0, "peers": 0}
-        self._claims = 0
-        self._shared = 0  # of those, how many it has
+        self._first_lacking = sum(part.first for part in plan.parts)
+        self._claims = {True: 0, False: 0}  # of parts that come first, and of others
+        self._shared = {True: 0, False: 0}  # of those, how many it has
         self._refused: set[Member] = set()
         self._gone = False
 
@@ -200,8 +205,9 @@ class Member:
                 exchange.changed.wait(_POLL_S)
             return None
 
-    def done(self, errand: Errand, restored: RestoredPart) -> None:
-        """The part is on the machine's disk, verified."""
+    def done(self, errand: Errand, restored: RestoredPart) -> bool:
+        """The part is on the machine's disk, verified. Returns whether it was the last of those
+        that come first."""
         exchange, lot = self._exchange, self._lot(errand.part)
         with exchange.changed:
             self.peer_bytes += restored.peer_bytes
@@ -218,6 +224,8 @@ class Member:
             if restored.kept and self.peer is not None and not self._gone:
                 lot.holders.append(self)
             exchange.changed.notify_all()
+            self._first_lacking -= errand.part.first
+            return errand.part.first and not self._first_lacking
 
     def failed(self, errand: Errand) -> None:
         """The part was not fetched: the next member that asks gets it."""
@@ -240,14 +248,20 @@ class Member:
             self._exchange.changed.notify_all()
 
     def _choose(self) -> Errand | None:
+        todo = sorted(self._todo.values(), key=lambda part: not part.first)
+        if not self._exchange.passing:
+            return self._errand(todo[0], None)
+        groups = [[part for part in todo if part.first is first] for first in (True, False)]
+        errands = (self._choose_of(parts, parts[0].first) for parts in groups if parts)
+        return next((errand for errand in errands if errand is not None), None)
+
+    def _choose_of(self, parts: Sequence[RestorePart], first: bool) -> Errand | None:
         exchange = self._exchange
-        if not exchange.passing:
-            return self._errand(next(iter(self._todo.values())), None)
-        unclaimed = [p for p in self._todo.values() if self._is_unclaimed(p)]
-        if unclaimed and self._claims < exchange.share():
+        unclaimed = [p for p in parts if self._is_unclaimed(p)]
+        if unclaimed and self._claims[first] < exchange.share(first):
             return self._claim(unclaimed[0])
         overdue = None
-        for part in self._todo.values():
+        for part in parts:
             lot = self._lot(part)
             if lot.claimed is None and not lot.holders:
                 continue
@@ -258,14 +272,14 @@ class Member:
             waited_s = exchange.clock() - lot.claimed_at
             if not able and (lot.holders or waited_s > exchange.patience_s()):
                 overdue = overdue or part
-        if unclaimed and self._shared >= exchange.share():
+        if unclaimed and self._shared[first] >= exchange.share(first):
             return self._claim(unclaimed[0])
         return None if overdue is None else self._errand(overdue, None)
 
     def _claim(self, part: RestorePart) -> Errand:
         lot = self._lot(part)
         lot.claimed, lot.claimed_at = self, self._exchange.clock()
-        self._claims += 1
+        self._claims[part.first] += 1
         return self._errand(part, None)
 
     def _errand(self, part: RestorePart, holder: Member | None) -> Errand:
@@ -283,14 +297,14 @@ class Member:
         lot = self._lot(errand.part)
         if lot.claimed is self:
             lot.claimed = None
-            self._shared += 1
+            self._shared[errand.part.first] += 1
 
     def _lot(self, part: RestorePart) -> _Lot:
         return self._exchange.lots[_name(part)]
 
 
 def _name(part: RestorePart) -> tuple[str, ...]:
-    return tuple(part.packs)
+    return (str(part.first), *part.packs)
 
 
 def _source(errand: Errand) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from torpor.control.remote.run import OnEvent, RemoteRun
@@ -15,6 +17,7 @@ from torpor.shared.wire.restore import (
     EndRestore,
     FetchPart,
     Finished,
+    FinishFirst,
     FinishRestore,
     Peer,
     RestoredPart,
@@ -40,6 +43,7 @@ class RemoteRestore(RemoteRun):
         parts: int = 32,
         part_bytes: int = 64 * MIB,
         gpu: GpuUse | None = None,
+        first: Sequence[str] = (),
     ) -> None:
         super().__init__(agent, store, key, run)
         self.wanted = wanted
@@ -47,6 +51,7 @@ class RemoteRestore(RemoteRun):
         self._parts = parts
         self._part_bytes = part_bytes
         self._gpu = gpu
+        self._first = first
 
     def begin(self, *, resume: bool = False) -> RestorePlan:
         """Take the workspace on the machine; check the manifest, the targets and the free space.
@@ -61,6 +66,7 @@ class RemoteRestore(RemoteRun):
                 part_bytes=self._part_bytes,
                 resume=resume,
                 gpu=self._gpu,
+                first=list(self._first),
             )
         )
 
@@ -84,7 +90,11 @@ class RemoteRestore(RemoteRun):
         if peer is not None:
             peer = msgspec.structs.replace(peer, floor_bytes_s=floor_bytes_s)
         grants = [self._grant("GET", key, plan.stored_bytes) for key in plan.packs]
-        return self._held(FetchPart(self.run, grants, peer), on_event)
+        return self._held(FetchPart(self.run, grants, peer, plan.first), on_event)
+
+    def finish_first(self, *, full: bool) -> Checked:
+        """Finish and compare what comes first, once its parts are there: it may be used then."""
+        return self._held(FinishFirst(self.run, full))
 
     def finish(self) -> Finished:
         """Set attributes, links and directories, once every part is there."""

@@ -55,6 +55,7 @@ class Goal(NamedTuple):
         *,
         full: bool,
         refused_xattrs: Container[tuple[int, bytes, bytes]],
+        in_use_ns: int | None = None,
     ) -> Comparison:
         """Compare the disk with all of it; with ``full`` every byte is read and hashed."""
         return compare_tree(
@@ -67,6 +68,7 @@ class Goal(NamedTuple):
             refused_xattrs=refused_xattrs,
             progress=call.moved,
             check=check,
+            in_use_ns=in_use_ns,
         )
 
 
@@ -77,7 +79,8 @@ def restore_parts(workspace: WorkspaceName, plan: FetchPlan) -> list[RestorePart
             number,
             plan.plain_bytes(part),
             plan.stored_bytes(part),
-            [pack_key(workspace, pack) for pack in part],
+            [pack_key(workspace, pack) for pack in part.packs],
+            part.first,
         )
         for number, part in enumerate(plan.parts)
     ]
@@ -108,8 +111,9 @@ def shown(path: bytes) -> str:
     return path.decode(errors="backslashreplace")
 
 
-def checked(compared: Comparison) -> Checked:
-    return Checked(compared.differences[:SHOWN], len(compared.differences))
+def checked(compared: Comparison, changed: Sequence[str] = ()) -> Checked:
+    differences = compared.differences
+    return Checked(differences[:SHOWN], len(differences), first_few(changed))
 
 
 def _existing(path: bytes) -> bytes:

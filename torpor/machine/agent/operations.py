@@ -35,6 +35,7 @@ from torpor.shared.wire.restore import (
     CheckRestore,
     EndRestore,
     FetchPart,
+    FinishFirst,
     FinishRestore,
     ServePacks,
 )
@@ -99,6 +100,7 @@ def operations(runs: RunRegistry, supervise: list[str]) -> Operations:
     table.add(BeginPath, _Serving(runs, PathRun).begins(PathRun.begin_path))
     table.add(ServePacks, restores.during(RestoreRun.serve))
     table.add(FetchPart, restores.during(RestoreRun.part, AgentRun.writing, worker))
+    table.add(FinishFirst, restores.during(RestoreRun.first, AgentRun.writing))
     table.add(FinishRestore, restores.during(RestoreRun.finish, AgentRun.written))
     table.add(CheckRestore, restores.during(_compare, AgentRun.written))
     table.add(EndRestore, restores.during(RestoreRun.give_back))

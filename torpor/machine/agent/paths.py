@@ -13,11 +13,14 @@ from blake3 import blake3
 
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.goal import Goal
+from torpor.machine.agent.in_use import InUse
 from torpor.machine.agent.manifests import read_wanted
-from torpor.machine.agent.restore import Begun, RestoreRun, Writing
+from torpor.machine.agent.restore import Begun, RestoreRun
 from torpor.machine.agent.runs import seal_of
+from torpor.machine.agent.writing import Writing
 from torpor.machine.pipeline.download import RestoreJournal
 from torpor.machine.tree.compare import Comparison
+from torpor.machine.tree.first import NO_FIRST
 from torpor.machine.tree.walk import absolute_root
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.checks import check_manifest
@@ -92,12 +95,15 @@ class PathRun(RestoreRun):
         os.makedirs(into, mode=0o755, exist_ok=True)
         if not os.path.isdir(stage):
             os.mkdir(stage, 0o700)
-        return self._prepare(wanted, goal, plan, journal, [placing.place])
+        in_use = InUse(self.state.folder / "path-in-use", identity)
+        writing = Writing(goal, plan, journal, NO_FIRST, in_use)
+        writing.prepare()
+        return Begun(self._answer(goal, [placing.place], plan), wanted, goal, writing)
 
     def _compared(self, begun: Begun, writing: Writing, compared: Comparison) -> None:
         if not compared.differences and self._placing is not None:
             _put_in_place(self._placing)
-            writing.journal.clear()
+            writing.end()
             self._placed = Checked([], 0)
 
     def _give_back(self) -> None:

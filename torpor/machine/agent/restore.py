@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from blake3 import blake3
+from msgspec.structs import replace
 
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.goal import (
@@ -20,13 +23,15 @@ from torpor.machine.agent.goal import (
     first_few,
     restore_parts,
 )
+from torpor.machine.agent.in_use import InUse
 from torpor.machine.agent.manifests import Wanted, read_wanted
 from torpor.machine.agent.passing import Passing, PeerFirst
 from torpor.machine.agent.runs import AgentRun, seal_of
-from torpor.machine.pipeline.download import FetchPlan, RestoreJournal, in_pieces, restore_part
+from torpor.machine.agent.writing import Writing
+from torpor.machine.pipeline.download import NOTHING_FIRST, FetchPlan, RestoreJournal, restore_part
 from torpor.machine.tree.compare import Comparison
+from torpor.machine.tree.first import find_first
 from torpor.machine.tree.walk import absolute_root, overlapping
-from torpor.machine.tree.write import TreeWriter
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import AgentLost, InvalidInput, RestoreUnfinished
 from torpor.shared.format.manifest import HOLE
@@ -39,6 +44,7 @@ from torpor.shared.wire.restore import (
     CheckRestore,
     FetchPart,
     Finished,
+    FinishFirst,
     FinishRestore,
     RestoredPart,
     RestorePlan,
@@ -46,13 +52,7 @@ from torpor.shared.wire.restore import (
     ServePacks,
 )
 
-
-class Writing(NamedTuple):
-    """What is fetched and written."""
-
-    plan: FetchPlan
-    journal: RestoreJournal
-    writer: TreeWriter
+_POLL_S: Final = 0.2
 
 
 class Begun(NamedTuple):
@@ -74,6 +74,7 @@ class RestoreRun(AgentRun):
         self._gpu: GpuTrial | None = None
         self._begun: Begun | None = None
         self._finished: Finished | None = None
+        self._first = _First()
 
     def begin(self, request: BeginRestore, call: Call) -> RestorePlan:
         """Read and check the manifest, check the targets, plan what to fetch. Once a run.
@@ -100,28 +101,45 @@ class RestoreRun(AgentRun):
         begun = self._has_begun()
         if begun.writing is None:
             return RestoredPart(0)
-        plan, journal, writer = begun.writing
+        writing, plan = begun.writing, begun.writing.plan
         fetcher = PeerFirst(
             self.transfer(call), request.peer, self._passing, lambda: call.cancelled() or self.ended
         )
-        stored_bytes = restore_part(
-            plan,
-            begun.goal.seal,
-            fetcher,
-            request.packs,
-            writer,
-            journal,
-            progress=call.moved,
-            check=partial(self.check, call),
-            keep=self._passing.keep,
-            gpu=self._gpu,
-        )
+        with self._first.fetching(request.first):
+            stored_bytes = restore_part(
+                plan,
+                begun.goal.seal,
+                fetcher,
+                request.packs,
+                writing.writer,
+                writing.journal,
+                first=request.first,
+                progress=call.moved,
+                check=partial(self.check, call),
+                keep=self._passing.keep,
+                gpu=self._gpu,
+            )
         chunks = begun.goal.manifest.chunks
         kept = all(
-            self._passing.holds(pack, [chunks[n].offset for n in plan.chunks_of(pack)])
+            self._passing.holds(
+                pack, [chunks[n].offset for n in plan.chunks_of(pack, first=request.first)]
+            )
             for pack in (pack_id_of(grant.key) for grant in request.packs)
         )
         return RestoredPart(stored_bytes, fetcher.peer_bytes, kept)
+
+    def first(self, request: FinishFirst, call: Call) -> Checked:
+        """Finish and compare what comes first, while the rest is fetched: it may be used then."""
+        begun = self._has_begun()
+        if begun.writing is None:
+            return Checked([], 0)
+        check = partial(self.check, call)
+        with self._first.finishing(check):
+            if self._finished is not None:
+                return Checked([], 0)
+            then = "restore the parts that come first before they are finished"
+            begun.writing.plan.check_fetched(f"run {self.id}", then, first=True)
+            return checked(begun.writing.finish_first(call, check, full=request.full))
 
     def finish(self, request: FinishRestore, call: Call) -> Finished:
         """Set attributes, links and directories; every chunk must be there. Once a run."""
@@ -135,14 +153,11 @@ class RestoreRun(AgentRun):
         self.finish(FinishRestore(self.id), call)  # a restarted agent has opened every mode again
         if begun.writing is None:
             return Checked([], 0)
-        compared = begun.goal.compare(
-            call,
-            partial(self.check, call),
-            full=request.full,
-            refused_xattrs=begun.writing.writer.attributes.refused_xattrs,
+        compared, changed = begun.writing.compare(
+            call, partial(self.check, call), full=request.full
         )
         self._compared(begun, begun.writing, compared)
-        return checked(compared)
+        return checked(compared, changed)
 
     def _begin(self, request: BeginRestore, call: Call) -> Begun:
         seal = seal_of(request.key)
@@ -165,35 +180,31 @@ class RestoreRun(AgentRun):
             self._settle_sync(goal)
         if request.gpu is not None:
             self._gpu = self.trial(request.gpu, goal.targets)
-        plan = self._plan(goal, request, done or set())
+        first = find_first(goal.manifest.entries, request.first)
+        plan = self._plan(goal, request, done or set(), first.ranks)
         self.state.forget_index()
-        return self._prepare(wanted, goal, plan, journal, goal.targets)
+        in_use = InUse(self.state.folder / "in-use", identity)
+        writing = Writing(goal, plan, journal, first, in_use)
+        writing.prepare()
+        answer = self._answer(goal, goal.targets, plan)
+        answer = replace(answer, first=len(first.ranks), unmatched=first.unmatched)
+        return Begun(answer, wanted, goal, writing)
 
-    def _plan(self, goal: Goal, request: BeginRestore | BeginPath, done: set[int]) -> FetchPlan:
+    def _plan(
+        self,
+        goal: Goal,
+        request: BeginRestore | BeginPath,
+        done: set[int],
+        first: Mapping[int, int] = NOTHING_FIRST,
+    ) -> FetchPlan:
         """What has to be fetched; DiskFull where it does not fit."""
-        plan = FetchPlan(goal.manifest, request.max_parts, done, request.part_bytes)
+        plan = FetchPlan(goal.manifest, request.max_parts, done, request.part_bytes, first)
         check_space(
             dict(zip(goal.targets, _lacking(goal, plan), strict=True)),
             "the snapshot",
             "wake on a machine with a larger disk; nothing was written",
         )
         return plan
-
-    def _prepare(
-        self,
-        wanted: Wanted,
-        goal: Goal,
-        plan: FetchPlan,
-        journal: RestoreJournal,
-        roots: Sequence[bytes],
-    ) -> Begun:
-        """Make what will be written in pieces. ``roots``: where it all is in the end."""
-        journal.begin()
-        writer = TreeWriter(goal.targets)
-        writer.prepare(goal.manifest.entries, in_pieces, afresh=not plan.done)
-        writer.close()
-        answer = self._answer(goal, roots, plan)
-        return Begun(answer, wanted, goal, Writing(plan, journal, writer))
 
     def _answer(self, goal: Goal, roots: Sequence[bytes], plan: FetchPlan | None) -> RestorePlan:
         parts = [] if plan is None else restore_parts(self.workspace, plan)
@@ -209,22 +220,19 @@ class RestoreRun(AgentRun):
     def _finish(self, begun: Begun) -> Finished:
         warnings: list[str] = []
         if begun.writing is not None:
-            plan, _, writer = begun.writing
-            plan.check_fetched(f"run {self.id}", "restore all parts before finish")
-            writer.finish(begun.goal.manifest.entries, in_pieces)
-            writer.close()
-            warnings = first_few(writer.attributes.warnings)
+            begun.writing.plan.check_fetched(f"run {self.id}", "restore all parts before finish")
+            warnings = first_few(begun.writing.finish())
         decoding = "" if self._gpu is None else self._gpu.words
         return Finished(begun.goal.file_count, begun.goal.total_bytes, warnings, decoding)
 
     def _compared(self, begun: Begun, writing: Writing, compared: Comparison) -> None:
         """The disk was compared with the snapshot."""
         if compared.differences:
-            writing.journal.restart()  # the journal is wrong: fetch everything again
+            writing.begin_again()
             return
         blob, root, _ = begun.wanted
         self.state.save_index(blob, root, begun.goal.real_targets, compared.signatures)
-        writing.journal.clear()
+        writing.end()
 
     def _has_begun(self) -> Begun:
         if self._begun is None:
@@ -262,6 +270,43 @@ class RestoreRun(AgentRun):
         if self._gpu is not None:
             self._gpu.close()
         super()._give_back()
+
+
+class _First:
+    """Keeps the parts that come first apart from their finish: one that was asked for again may
+    still be writing what the second has written already."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._parts = 0
+        self._finishing = False
+
+    @contextmanager
+    def fetching(self, first: bool) -> Iterator[None]:
+        """Count a part in. A part that comes only after the others finds nothing to write."""
+        with self._changed:
+            self._parts += first
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._parts -= first
+                self._changed.notify_all()
+
+    @contextmanager
+    def finishing(self, check: Callable[[], None]) -> Iterator[None]:
+        """Wait for the parts and for another finish; ``check`` may raise RunCancelled."""
+        with self._changed:
+            while self._parts or self._finishing:
+                self._changed.wait(_POLL_S)
+                check()
+            self._finishing = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._finishing = False
+                self._changed.notify_all()
 
 
 def _targets(request: BeginRestore, wanted: Wanted) -> list[bytes]:

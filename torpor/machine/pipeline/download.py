@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from torpor.machine.tree.plan import part_ends
@@ -20,9 +21,13 @@ from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entry, Manifest
 from torpor.shared.format.names import pack_id_of
 from torpor.shared.format.opening import open_chunk
 from torpor.shared.format.sizes import PART_BYTES
-from torpor.shared.transfer.transfer import Range
+from torpor.shared.transfer.transfer import GAP_BYTES, Range
 from torpor.shared.values import Grant
 
+NOTHING_FIRST: Final[Mapping[int, int]] = MappingProxyType({})
+_LITTLE: Final = 32
+"""A pack is fetched whole with what comes first, if that is 32 times as long as the rest: the rest
+is not worth another request."""
 _ATTEMPTS: Final = 3
 """How often a chunk that does not match its name is fetched before it counts as damaged. A fault in
 transit disappears, a fault in the store stays."""
@@ -47,11 +52,27 @@ class Use(NamedTuple):
     whole: bool
 
 
+class PlannedPart(NamedTuple):
+    """Packs, of which it fetches the chunks that come ``first``, or the others."""
+
+    packs: list[bytes]
+    first: bool = False
+
+
 class FetchPlan:
-    """Which chunks go where, which packs make up which part, and which chunks are ``done``."""
+    """Which chunks go where, which packs make up which part, and which chunks are ``done``.
+
+    ``first``: entries that are wanted first, by number, each with its position in the user's order.
+    Which chunks come first depends on the snapshot and on this alone, never on what is done.
+    """
 
     def __init__(
-        self, manifest: Manifest, max_parts: int, done: set[int], part_bytes: int = PART_BYTES
+        self,
+        manifest: Manifest,
+        max_parts: int,
+        done: set[int],
+        part_bytes: int = PART_BYTES,
+        first: Mapping[int, int] = NOTHING_FIRST,
     ) -> None:
         self.manifest = manifest
         self.done = done
@@ -65,39 +86,96 @@ class FetchPlan:
                         Use(number, at, extent.offset, extent.length, whole)
                     )
                 at += extent.length
-        self._by_pack: dict[bytes, list[int]] = {}
+        used: dict[bytes, list[int]] = {}
         for number, chunk in enumerate(manifest.chunks):
-            if number not in done and self.uses[number]:
-                self._by_pack.setdefault(manifest.packs[chunk.pack].id, []).append(number)
-        for numbers in self._by_pack.values():
+            if self.uses[number]:
+                used.setdefault(manifest.packs[chunk.pack].id, []).append(number)
+        for numbers in used.values():
             numbers.sort(key=lambda n: manifest.chunks[n].offset)
-        self.parts = self._share_out(max_parts, part_bytes)
+        ranks = {
+            number: min(wanted)
+            for number, uses in enumerate(self.uses if first else ())
+            if (wanted := [first[use.entry] for use in uses if use.entry in first])
+        }
+        self._first = _taken_along(manifest.chunks, used.values(), ranks) if ranks else set()
+        self._by_pack: tuple[dict[bytes, list[int]], ...] = ({}, {})  # the others, the first
+        for pack, numbers in used.items():
+            for number in numbers:
+                if number not in done:
+                    self._by_pack[number in self._first].setdefault(pack, []).append(number)
+        self.parts = self._share_out(ranks, max_parts, part_bytes)
 
-    def chunks_of(self, pack_id: bytes) -> list[int]:
-        """The chunks to fetch from a pack, by offset."""
-        return self._by_pack.get(pack_id, [])
+    def chunks_of(self, pack_id: bytes, *, first: bool = False) -> list[int]:
+        """The chunks to fetch from a pack, by offset: those that come first, or the others."""
+        return self._by_pack[first].get(pack_id, [])
 
-    def plain_bytes(self, packs: Iterable[bytes]) -> int:
-        return sum(self.manifest.chunks[n].plain for p in packs for n in self.chunks_of(p))
+    def plain_bytes(self, part: PlannedPart) -> int:
+        return sum(self.manifest.chunks[n].plain for n in self._chunks(part))
 
-    def stored_bytes(self, packs: Iterable[bytes]) -> int:
-        return sum(self.manifest.chunks[n].stored for p in packs for n in self.chunks_of(p))
+    def stored_bytes(self, part: PlannedPart) -> int:
+        return sum(self.manifest.chunks[n].stored for n in self._chunks(part))
 
-    def check_fetched(self, who: str, then: str) -> None:
-        """Raise InvalidInput while chunks are missing."""
-        missing = sum(bool(uses) and n not in self.done for n, uses in enumerate(self.uses))
+    def check_fetched(self, who: str, then: str, *, first: bool = False) -> None:
+        """Raise InvalidInput while chunks are missing, of all or of those that come first."""
+        wanted = self._first if first else [n for n, uses in enumerate(self.uses) if uses]
+        missing = sum(number not in self.done for number in wanted)
         if missing:
             raise InvalidInput(f"{who} still lacks {missing} chunks: {then}")
 
-    def _share_out(self, max_parts: int, part_bytes: int) -> list[list[bytes]]:
-        ends = part_ends(self.plain_bytes(self._by_pack), max_parts, part_bytes)
-        parts: list[list[bytes]] = [[] for _ in ends]
+    def _chunks(self, part: PlannedPart) -> Iterator[int]:
+        return (n for pack in part.packs for n in self.chunks_of(pack, first=part.first))
+
+    def _share_out(
+        self, ranks: Mapping[int, int], max_parts: int, part_bytes: int
+    ) -> list[PlannedPart]:
+        last = len(ranks)
+        others, first = self._by_pack
+        by_rank = sorted(first, key=lambda pack: min(ranks.get(n, last) for n in first[pack]))
+        sizes = [self.plain_bytes(PlannedPart([*self._by_pack[one]], one)) for one in (True, False)]
+        early = round(max_parts * sizes[0] / max(1, sum(sizes)))
+        early = min(max(early, 1), max(1, max_parts - 1)) if first else 0
+        return [
+            *self._cut(by_rank, True, early, part_bytes),
+            *self._cut([*others], False, max(1, max_parts - early), part_bytes),
+        ]
+
+    def _cut(
+        self, packs: Sequence[bytes], first: bool, most: int, part_bytes: int
+    ) -> list[PlannedPart]:
+        """``packs`` in their order, in at most ``most`` parts."""
+        ends = part_ends(self.plain_bytes(PlannedPart([*packs], first)), most, part_bytes)
+        parts = [PlannedPart([], first) for _ in ends]
         done = 0
-        for pack in self._by_pack:
-            size = self.plain_bytes([pack])
-            parts[min(bisect_right(ends, done + size // 2), len(ends) - 1)].append(pack)
+        for pack in packs:
+            size = self.plain_bytes(PlannedPart([pack], first))
+            parts[min(bisect_right(ends, done + size // 2), len(ends) - 1)].packs.append(pack)
             done += size
-        return [part for part in parts if part]
+        return [part for part in parts if part.packs]
+
+
+def _taken_along(
+    chunks: Sequence[Chunk], packs: Iterable[Sequence[int]], wanted: Container[int]
+) -> set[int]:
+    """The ``wanted`` chunks, and those of the same packs, each sorted by offset, that cost no more
+    than another request: between two that are near each other, or little beside them."""
+    found: set[int] = set()
+    for numbers in packs:
+        here = [number for number in numbers if number in wanted]
+        if not here:
+            continue
+        others = sum(chunks[n].stored for n in numbers) - sum(chunks[n].stored for n in here)
+        if others * _LITTLE <= sum(chunks[n].stored for n in here):
+            here = [*numbers]
+        found.update(here)
+        between: list[int] = []
+        for number in numbers[numbers.index(here[0]) :]:
+            if number not in found:
+                between.append(number)
+                continue
+            if between and chunks[number].offset - chunks[between[0]].offset <= GAP_BYTES:
+                found.update(between)
+            between = []
+    return found
 
 
 def in_pieces(entry: Entry) -> bool:
@@ -167,20 +245,22 @@ def restore_part(
     writer: ContentWriter,
     journal: RestoreJournal | None,
     *,
+    first: bool = False,
     progress: Callable[[int], None],
     check: Callable[[], None],
     keep: Callable[[bytes, int, Buffer], None] = lambda pack_id, offset, stored: None,
     gpu: GpuTrial | None = None,
 ) -> int:
-    """Fetch and write what the granted packs hold, but for the chunks that are done. Returns how
-    many stored bytes were fetched; ``progress`` hears of plain ones. Every chunk is checked against
+    """Fetch and write what the granted packs hold that comes ``first``, or the rest, but for the
+    chunks that are done. Returns how many stored bytes were fetched; ``progress`` hears of plain
+    ones. Every chunk is checked against
     its name before a byte of it is written; ``keep`` then gets its stored form. There is no
     ``journal``: the disk shows what is done."""
     plain_bytes = stored_bytes = 0
     try:
         for grant in grants:
             pack_id = pack_id_of(grant.key)
-            numbers = [n for n in plan.chunks_of(pack_id) if n not in plan.done]
+            numbers = [n for n in plan.chunks_of(pack_id, first=first) if n not in plan.done]
             chunks = [plan.manifest.chunks[n] for n in numbers]
             ranges = [Range(chunk.offset, chunk.stored) for chunk in chunks]
             with closing(fetcher.get_ranges(grant, ranges)) as stream:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Final, Protocol
+
+import msgspec
 
 from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.directories import Directories
@@ -45,11 +47,17 @@ class TreeWriter:
         self.attributes = Attributes()
 
     def prepare(
-        self, entries: Sequence[Entry], in_pieces: Callable[[Entry], bool], *, afresh: bool
+        self,
+        entries: Sequence[Entry],
+        in_pieces: Callable[[Entry], bool],
+        *,
+        afresh: bool,
+        passages: Container[tuple[int, bytes]] = (),
     ) -> None:
         """Make every directory, and every file that is written in pieces, at its size.
 
-        ``afresh``: truncate existing files first, so that holes are holes again.
+        ``afresh``: truncate existing files first, so that holes are holes again. ``passages``:
+        directories, by root and path, that stay as ``open_passages`` has left them.
         """
         for number, target in enumerate(self._targets):
             os.makedirs(target, mode=0o755, exist_ok=True)
@@ -64,7 +72,8 @@ class TreeWriter:
                     os.mkdir(name, 0o700, dir_fd=parent)
                 except FileExistsError:
                     # an interrupted restore made it; its mode may refuse us
-                    self._directories.unlock(parent, name, entry.path, stat.S_IFDIR, 0o700)
+                    mode = _passable(entry) if (entry.root, entry.path) in passages else 0o700
+                    self._directories.unlock(parent, name, entry.path, stat.S_IFDIR, mode)
             elif entry.kind == FILE and in_pieces(entry):
                 fd = self._create(entry)
                 try:
@@ -115,6 +124,14 @@ class TreeWriter:
         for entry in reversed(entries):  # what is inside first: it moves the directory's mtime
             if entry.kind == DIRECTORY:
                 self._finish_directory(entry)
+
+    def open_passages(self, entries: Sequence[Entry]) -> None:
+        """Give directories that are still written in their owners, and let others through as their
+        modes say. What new files would inherit is set by ``finish``: extended attributes (an ACL)
+        and set-group-ID."""
+        for entry in entries:
+            passable = msgspec.structs.replace(entry, mode=_passable(entry), xattrs=())
+            self._finish_directory(passable)
 
     def close(self) -> None:
         """Forget the calling thread's open directories."""
@@ -174,6 +191,11 @@ class TreeWriter:
 
     def _parent(self, entry: Entry) -> tuple[int, bytes]:
         return self._directories.parent(entry.root, entry.path)
+
+
+def _passable(entry: Entry) -> int:
+    """A mode with which the agent can still write in a directory."""
+    return entry.mode & ~(stat.S_ISUID | stat.S_ISGID) | stat.S_IRWXU
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int, entry: Entry) -> None:

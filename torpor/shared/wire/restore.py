@@ -22,19 +22,22 @@ class OfSnapshot(BeginsRun[A], Generic[A], frozen=True):
 
 
 class RestorePart(msgspec.Struct, frozen=True):
-    """A part of a plan: which packs it reads."""
+    """A part of a plan: which packs it reads, and whether what comes ``first`` in them or the
+    rest."""
 
     part: int
     bytes: int
     stored_bytes: int
     packs: list[ObjectKey]
+    first: bool = False
 
 
 class RestorePlan(msgspec.Struct, frozen=True):
     """What to fetch.
 
     ``complete``: an earlier run restored and compared everything; nothing is left to do, and
-    nothing may be written.
+    nothing may be written. ``first``: how many names come first, with the directories that they are
+    in; ``unmatched``: patterns that name nothing.
     """
 
     complete: bool
@@ -43,11 +46,13 @@ class RestorePlan(msgspec.Struct, frozen=True):
     bytes: int
     stored_bytes: int
     parts: list[RestorePart]
+    first: int = 0
+    unmatched: list[str] = []
 
 
 class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
     """Take the workspace, check the manifest, the targets and the space. ``resume``: an earlier
-    run may have begun or completed this restore."""
+    run may have begun or completed this restore. ``first``: patterns of what comes first."""
 
     op = "restore.begin"
     roots: list[str] | None
@@ -55,6 +60,7 @@ class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
     part_bytes: int
     resume: bool = False
     gpu: GpuUse | None = None
+    first: list[str] = msgspec.field(default_factory=list)
 
 
 class BeginPath(OfSnapshot[RestorePlan], frozen=True):
@@ -114,11 +120,13 @@ class RestoredPart(msgspec.Struct, frozen=True):
 
 
 class FetchPart(OfRun[RestoredPart], frozen=True):
-    """Fetch, check and write what the packs hold: from ``peer`` first, then from the store."""
+    """Fetch, check and write what the packs hold that comes ``first``, or the rest: from ``peer``,
+    then from the store."""
 
     op = "restore.part"
     packs: list[Grant]
     peer: Peer | None = None
+    first: bool = False
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -138,10 +146,19 @@ class FinishRestore(OfRun[Finished], frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The differences between disk and snapshot: the first few names, and the count."""
+    """The differences between disk and snapshot: the first few names, and the count. ``changed``:
+    names that came first and that a program has changed since."""
 
     differences: list[str]
     difference_count: int
+    changed: list[str] = []
+
+
+class FinishFirst(OfRun[Checked], frozen=True):
+    """Finish and compare what comes first, once those parts are there, while the rest follows."""
+
+    op = "restore.first"
+    full: bool
 
 
 class CheckRestore(OfRun[Checked], frozen=True):
