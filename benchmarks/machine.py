@@ -6,6 +6,7 @@ import os
 import resource
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -83,16 +84,28 @@ class BenchMachine:
             Storing(self._kept, self._attached(), self._machine.id, Phases()).run()
         return self._since(started)
 
-    def restore(self, target: Path) -> Cost:
-        """The newest snapshot into ``target``, every byte checked at the end."""
+    def restore(
+        self,
+        target: Path,
+        first: Sequence[str] = (),
+        when_first: Callable[[], None] = lambda: None,
+    ) -> Cost:
+        """The newest snapshot into ``target``, every byte checked at the end; ``first`` before the
+        rest."""
         started = self._now()
         with PlainRunner() as runner:
             remote = RemoteRestore(
-                self._attached(), self._store, self.newest(), None, runner.run, roots=[str(target)]
+                self._attached(),
+                self._store,
+                self.newest(),
+                None,
+                runner.run,
+                roots=[str(target)],
+                first=first,
             )
             work = Restoration(remote, "benchmark", Phases())
             with work.begun() as plan:
-                work.restore(plan)
+                work.restore(plan, when_first=when_first)
         return self._since(started)
 
     def newest(self) -> StoredSnapshot:

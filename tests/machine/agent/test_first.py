@@ -6,7 +6,10 @@ import os
 import random
 import stat
 import subprocess
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,8 +22,10 @@ from tests.fixtures.manifests import LIES, PLAIN, Lie
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.snapshots import Machines, put_manifest, reads_nothing
 from tests.fixtures.trees import Tree, differences, facts, kept, let_settle
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.remote.restore import RemoteRestore
 from torpor.machine.agent import in_use
+from torpor.machine.agent.runs import WORKERS, RunRegistry
 from torpor.shared.errors import InvalidInput, ManifestInvalid, SnapshotDamaged, WorkspaceInvalid
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.values import MIB, SnapshotId
@@ -188,6 +193,23 @@ def test_parts_that_come_first_must_be_there_before_they_are_finished(
     _fetch(run, _first(plan)[1:])
     with pytest.raises(InvalidInput, match=r"still lacks .* restore the parts that come first"):
         run.finish_first(full=True)
+
+
+def test_parts_that_come_first_get_the_next_worker(tmp_path: Path) -> None:
+    runs, got = RunRegistry(tmp_path), list[str]()
+    waits = {name: threading.Event() for name in ("other", "first")}
+
+    def work(name: str) -> None:
+        with runs.worker(waits[name].set, first=name == "first"):
+            got.append(name)
+
+    with ThreadPoolExecutor(2) as threads, ExitStack() as busy:
+        for _ in range(WORKERS):
+            busy.enter_context(runs.worker(lambda: None))
+        for name, waiting in waits.items():
+            threads.submit(work, name)
+            assert waiting.wait(PATIENCE_S)
+    assert got == ["first", "other"]
 
 
 # -- kills

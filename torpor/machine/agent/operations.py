@@ -84,6 +84,9 @@ def operations(runs: RunRegistry, supervise: list[str]) -> Operations:
     def worker(run: AgentRun, call: Call) -> AbstractContextManager[None]:
         return runs.worker(partial(run.check, call))
 
+    def first_worker(run: AgentRun, call: Call) -> AbstractContextManager[None]:
+        return runs.worker(partial(run.check, call), first=True)
+
     snapshots = _Serving(runs, SnapshotRun)
     table.add(BeginSnapshot, snapshots.begins(SnapshotRun.begin))
     table.add(Scan, snapshots.during(SnapshotRun.scan, AgentRun.alone))
@@ -99,7 +102,9 @@ def operations(runs: RunRegistry, supervise: list[str]) -> Operations:
     table.add(BeginRestore, restores.begins(RestoreRun.begin))
     table.add(BeginPath, _Serving(runs, PathRun).begins(PathRun.begin_path))
     table.add(ServePacks, restores.during(RestoreRun.serve))
-    table.add(FetchPart, restores.during(RestoreRun.part, AgentRun.writing, worker))
+    part = restores.during(RestoreRun.part, AgentRun.writing, worker)
+    first_part = restores.during(RestoreRun.part, AgentRun.writing, first_worker)
+    table.add(FetchPart, lambda asked, call: (first_part if asked.first else part)(asked, call))
     table.add(FinishFirst, restores.during(RestoreRun.first, AgentRun.writing))
     table.add(FinishRestore, restores.during(RestoreRun.finish, AgentRun.written))
     table.add(CheckRestore, restores.during(_compare, AgentRun.written))

@@ -167,7 +167,9 @@ class RunRegistry:
         self.home = home
         self._lock = threading.Lock()
         self._runs: dict[str, AgentRun] = {}
-        self._workers = threading.BoundedSemaphore(WORKERS)
+        self._left = threading.Condition()  # a worker, or the line of those that wait
+        self._busy = 0
+        self._first_waiting = 0
 
     def add(self, kind: type[R], run: str, workspace: WorkspaceName) -> R:
         """The run of that id, which may be new. WorkspaceBusy while another run is active."""
@@ -198,14 +200,25 @@ class RunRegistry:
         return held
 
     @contextmanager
-    def worker(self, check: Callable[[], None]) -> Iterator[None]:
-        """Wait for one of the agent's workers; ``check`` may raise RunCancelled meanwhile."""
-        while not self._workers.acquire(timeout=_POLL_S):
-            check()
+    def worker(self, check: Callable[[], None], *, first: bool = False) -> Iterator[None]:
+        """Wait for one of the agent's workers, ``first`` before all others; ``check`` may raise
+        RunCancelled meanwhile."""
+        with self._left:
+            self._first_waiting += first
+            try:
+                while self._busy == WORKERS or (self._first_waiting and not first):
+                    self._left.wait(_POLL_S)
+                    check()
+                self._busy += 1
+            finally:
+                self._first_waiting -= first
+                self._left.notify_all()
         try:
             yield
         finally:
-            self._workers.release()
+            with self._left:
+                self._busy -= 1
+                self._left.notify_all()
 
     def active(self) -> bool:
         with self._lock:

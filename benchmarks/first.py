@@ -1,0 +1,136 @@
+"""A wake in the user's order over a line: when what comes first can be used, beside the whole.
+
+    python -m benchmarks.first [--gib 1] [--line-mib-s 50] [--rounds 3] [--keep NAME]
+
+Prints a table and JSON; --keep keeps the JSON under benchmarks/results. A quarter of the workspace
+comes first. The S3 server (SeaweedFS) and the local machine share this host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.kept import write_result
+from benchmarks.machine import BenchMachine
+from benchmarks.shaping import Shaper
+from benchmarks.workspace import tree_bytes
+from torpor.control.measure.figures import summed_up
+from torpor.control.measure.host import host_facts
+from torpor.control.store.embedded import EmbeddedStore
+from torpor.shared.content import make_below
+from torpor.shared.values import GIB, MIB
+
+MOST_TIME = 0.4
+"""Until a quarter can be used, of the time of the whole restore without an order."""
+MOST_FETCHED = 1.03
+"""Bytes over the line, of those without an order."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gib", type=float, default=1.0)
+    parser.add_argument("--line-mib-s", type=float, default=50.0, help="119: 1 Gbit/s")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--keep", default="", help="name of the JSON under results/")
+    options = parser.parse_args()
+    result = measure(options.folder, options.gib, options.line_mib_s, options.rounds)
+    _print(result)
+    print(json.dumps(result, indent=1, sort_keys=True))
+    if options.keep:
+        print(f"kept as {write_result(options.keep, result)}")
+
+
+def measure(folder: Path, gib: float, line_mib_s: float, rounds: int) -> dict[str, Any]:
+    """Restore without an order and with one, ``rounds`` times in turn."""
+    runs: dict[str, list[dict[str, float]]] = {"usual": [], "first": []}
+    with tempfile.TemporaryDirectory(prefix="torpor-first-", dir=folder) as scratch:
+        place = Path(scratch)
+        keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
+        with (
+            EmbeddedStore.start(place / "store", *keys, "torpor") as store,
+            Shaper(line_bytes_s=line_mib_s * MIB) as shaper,
+        ):
+            with BenchMachine(place / "one", store) as one:
+                make_below(one.workspace / "rest", int(gib * GIB * 3 / 4), seed=1)
+                make_below(one.workspace / "server", int(gib * GIB / 4), seed=2)
+                files, size = tree_bytes(one.workspace)
+                _, needed = tree_bytes(one.workspace / "server")
+                one.snapshot()
+            port = shaper.relay("127.0.0.1", urlsplit(store.endpoint_url).port or 80, what="store")
+            line = replace(store, endpoint_url=f"http://127.0.0.1:{port}")
+            with BenchMachine(place / "other", line) as other:
+                for _ in range(rounds):
+                    for name, first in (("usual", []), ("first", ["server"])):
+                        runs[name].append(_restore(other, place / "restored", first, shaper))
+    result: dict[str, Any] = {
+        "benchmark": "first",
+        "host": host_facts(),
+        "line_mib_s": line_mib_s,
+        "files": files,
+        "bytes": size,
+        "needed_bytes": needed,
+        **{
+            name: {figure: summed_up([one[figure] for one in all_]) for figure in all_[0]}
+            for name, all_ in runs.items()
+        },
+    }
+    usual, ordered = result["usual"], result["first"]
+    result["time_over_usual"] = ordered["usable_s"]["median"] / usual["wall_s"]["median"]
+    result["whole_over_usual"] = ordered["wall_s"]["median"] / usual["wall_s"]["median"]
+    result["fetched_over_usual"] = ordered["line_bytes"]["median"] / usual["line_bytes"]["median"]
+    return result
+
+
+def _restore(
+    machine: BenchMachine, target: Path, first: list[str], shaper: Shaper
+) -> dict[str, float]:
+    """One restore, every byte compared: seconds until it can be used and in all, and bytes."""
+    shaper.carried.clear()
+    usable: list[float] = []
+    before_usable: list[int] = []
+    began = time.monotonic()
+
+    def when_first() -> None:
+        usable.append(time.monotonic() - began)
+        before_usable.append(sum(shaper.carried.values()))
+
+    cost = machine.restore(target, first, when_first)
+    shutil.rmtree(target)
+    return {
+        "usable_s": usable[0],
+        "wall_s": cost.wall_s,
+        "cpu_s": cost.cpu_s,
+        "line_bytes_before_usable": before_usable[0],
+        "line_bytes": sum(shaper.carried.values()),
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    print(
+        f"{result['files']:,} files, {result['bytes']:,} bytes, {result['needed_bytes']:,} of them "
+        f"first; a line of {result['line_mib_s']:g} MiB/s"
+    )
+    print(f"{'':8}{'usable s':>10}{'whole s':>10}{'CPU s':>9}{'over the line':>16}")
+    for name in ("usual", "first"):
+        row = {figure: one["median"] for figure, one in result[name].items()}
+        print(
+            f"{name:8}{row['usable_s']:>10.2f}{row['wall_s']:>10.2f}{row['cpu_s']:>9.2f}"
+            f"{row['line_bytes']:>16,.0f}"
+        )
+    print(f"usable over the usual whole: {result['time_over_usual']:.3f} (at most {MOST_TIME})")
+    print(f"whole over the usual whole: {result['whole_over_usual']:.3f}")
+    print(f"fetched over the usual: {result['fetched_over_usual']:.4f} (at most {MOST_FETCHED})")
+
+
+if __name__ == "__main__":
+    main()
