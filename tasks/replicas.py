@@ -63,7 +63,7 @@ def _fetch_all(
 def _fetch(
     restore: RemoteRestore, member: Member, errand: Errand, machine: str, progress: Progress
 ) -> bool:
-    name = (machine, errand.part.first, *errand.part.packs)
+    name = (machine, *errand.part.pieces, *errand.part.packs)
     try:
         restored = restore.restore_part(
             errand.part,

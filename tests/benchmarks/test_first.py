@@ -25,4 +25,4 @@ def test_what_comes_first_is_fetched_first_and_nothing_twice(folder: Path) -> No
     usual, ordered = result["usual"], result["first"]
     assert result["fetched_over_usual"] <= MOST_FETCHED
     before, after = (one["line_bytes_before_usable"]["median"] for one in (ordered, usual))
-    assert before < after
+    assert before < 0.6 * after

@@ -389,7 +389,7 @@ def test_a_disk_that_fills_up_on_the_way_is_said_and_then_it_goes_on(
 # -- as an ordinary user
 
 _AS_NOBODY = """
-import encodings.idna, json, os, sys
+import encodings.ascii, encodings.idna, json, os, sys
 from pathlib import Path
 from tests.fixtures.engine import Engine
 from torpor.control.store.s3 import S3Settings, S3Store
@@ -398,14 +398,22 @@ engine = Engine(S3Store.connect(S3Settings(**order["settings"])), Path(order["ho
 engine.snapshots()  # what is imported late is imported now: Python itself may be root's alone
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 back = [Path(order["back"])]
-engine.fetched_restore(order["snapshot"], back).finish()
+run, plan = engine.begin_restore(order["snapshot"], back, first=order["first"])
+for part in plan.parts:
+    run.restore_part(part)
+if order["first"]:
+    run.finish_first(full=True)
+run.finish()
 engine.restart()  # everything is in place and read-only now: that must not keep us out
-finished = engine.restore(order["snapshot"], back)
+finished = engine.restore(order["snapshot"], back, first=order["first"])
 json.dump(finished.warnings, sys.stdout)
 """
 
 
-def test_an_ordinary_user_has_all_but_the_owners(seaweed: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [[], ["closed/small"]], ids=["together", "in order"])
+def test_an_ordinary_user_has_all_but_the_owners(
+    seaweed: Server, tmp_path: Path, first: list[str]
+) -> None:
     settings = seaweed.settings(seaweed.bucket())
     engine = Engine(S3Store.connect(settings), tmp_path / "home")
     was = tmp_path / "was"
@@ -438,6 +446,7 @@ def test_an_ordinary_user_has_all_but_the_owners(seaweed: Server, tmp_path: Path
         "home": str(nobodys / "home"),
         "back": str(nobodys / "back"),
         "snapshot": snapshot,
+        "first": first,
     }
     (nobodys / "home").mkdir()
     os.chown(nobodys / "home", 65534, 65534)

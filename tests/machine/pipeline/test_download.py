@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tests.fixtures.manifests import entry, honest
 from torpor.machine.pipeline.download import (
+    FIRST_PARTS,
     FetchPlan,
-    PlannedPart,
+    Lot,
     RestoreJournal,
     Use,
     in_pieces,
@@ -44,7 +45,7 @@ def test_every_use_of_a_chunk_is_written() -> None:
         [Use(2, 0, 0, 100, True), Use(4, 30, 0, 100, False)],
         [Use(3, 0, 150, 50, True)],
     ]
-    assert plan.parts == [PlannedPart([b"p" * 16])]
+    assert plan.parts == [[Lot(b"p" * 16, 0)]]
     assert plan.chunks_of(b"p" * 16) == [0, 1]
     assert plan.chunks_of(b"unknown") == []
 
@@ -72,9 +73,9 @@ def test_what_nothing_uses_is_not_fetched() -> None:
 def test_every_pack_is_in_one_part(packs: int, max_parts: int) -> None:
     plan = FetchPlan(_packed(packs, 4, 16 * MIB), max_parts, set())
     every = [bytes([n]) * 16 for n in range(packs)]
-    assert sorted(pack for part in plan.parts for pack in part.packs) == every
+    assert sorted(lot.pack for part in plan.parts for lot in part) == every
     assert 1 <= len(plan.parts) <= max_parts
-    assert all(part.packs and not part.first for part in plan.parts)
+    assert all(part and not any(lot.piece for lot in part) for part in plan.parts)
 
 
 # -- what comes first
@@ -94,42 +95,43 @@ def test_what_comes_first_is_in_parts_of_its_own_in_the_user_s_order(
     done = {number for number in done if number < len(manifest.chunks)}
     first = {entry: rank for entry, rank in first.items() if entry < len(manifest.entries)}
     plan = FetchPlan(manifest, max_parts, set(done), first=first)
-    kinds = [part.first for part in plan.parts]
-    assert kinds == sorted(kinds, reverse=True)
+    kinds = [{lot.piece > 0 for lot in part} for part in plan.parts]
+    assert kinds == sorted(kinds, key=lambda kind: kind == {False})
+    assert all(kind in ({True}, {False}) for kind in kinds)
     assert len(plan.parts) <= max(2, max_parts)
-    fetched = [
-        [n for pack in part.packs for n in plan.chunks_of(pack, first=part.first)]
-        for part in plan.parts
-    ]
-    numbers = [number for part in fetched for number in part]
-    assert sorted(numbers) == sorted({*range(len(manifest.chunks))} - done)  # each of them once
-    early = [number for part in fetched[: sum(kinds)] for number in part]
-    assert {*early} == {entry - 1 for entry in first} - done
-    best = [
-        min(first[n + 1] for n in plan.chunks_of(pack, first=True))
-        for part in plan.parts
-        if part.first
-        for pack in part.packs
-    ]
+    lots = [lot for part in plan.parts for lot in part]
+    fetched = [number for lot in lots for number in plan.chunks_of(*lot)]
+    assert sorted(fetched) == sorted({*range(len(manifest.chunks))} - done)  # each of them once
+    early = [lot for lot in lots if lot.piece]
+    assert {n for lot in early for n in plan.chunks_of(*lot)} == {e - 1 for e in first} - done
+    best = [min(first[n + 1] for n in plan.chunks_of(*lot)) for lot in early]
     assert best == sorted(best)
-    assert all(part.packs for part in plan.parts)
 
 
 def test_which_chunks_come_first_does_not_depend_on_what_is_done() -> None:
     """An agent that was restarted means the same by the parts of the plan of the lost one."""
     manifest = _packed(2, 4, 16 * MIB)
     whole = FetchPlan(manifest, 32, set(), first={1: 0, 2: 0})
-    assert whole.chunks_of(bytes(16), first=True) == [1, 0]
+    assert [whole.chunks_of(bytes(16), piece) for piece in (1, 2, 3)] == [[1], [0], []]
     assert whole.chunks_of(bytes(16)) == [3, 2]
-    rest = FetchPlan(manifest, 32, {0, 2}, first={1: 0, 2: 0})
-    assert rest.chunks_of(bytes(16), first=True) == [1]
+    rest = FetchPlan(manifest, 32, {1, 2}, first={1: 0, 2: 0})
+    assert [rest.chunks_of(bytes(16), piece) for piece in (1, 2, 3)] == [[], [0], []]
     assert rest.chunks_of(bytes(16)) == [3]
+
+
+def test_what_comes_first_is_enough_for_all_workers() -> None:
+    """A quarter of sixteen packs, which lies in four of them."""
+    first = dict.fromkeys(range(1, 65), 0)
+    plan = FetchPlan(_packed(16, 16, 4 * MIB), 32, set(), first=first)
+    early = [part for part in plan.parts if part[0].piece]
+    assert len(early) == FIRST_PARTS
+    assert max(plan.plain_bytes(part) for part in early) <= 24 * MIB
 
 
 def test_a_small_hole_between_what_comes_first_is_fetched_with_it() -> None:
     """One request reads through it in any case."""
     plan = FetchPlan(_packed(1, 10, GAP_BYTES), 32, set(), first={1: 0, 3: 0, 6: 0})
-    assert plan.chunks_of(bytes(16), first=True) == [5, 2, 1, 0]
+    assert plan.chunks_of(bytes(16), 1) == [5, 2, 1, 0]
 
 
 def test_the_little_that_is_left_of_a_pack_is_not_another_request() -> None:

@@ -304,7 +304,7 @@ class Member:
 
 
 def _name(part: RestorePart) -> tuple[str, ...]:
-    return (str(part.first), *part.packs)
+    return (*map(str, part.pieces), *part.packs)
 
 
 def _source(errand: Errand) -> str:

@@ -90,7 +90,7 @@ class RemoteRestore(RemoteRun):
         if peer is not None:
             peer = msgspec.structs.replace(peer, floor_bytes_s=floor_bytes_s)
         grants = [self._grant("GET", key, plan.stored_bytes) for key in plan.packs]
-        return self._held(FetchPart(self.run, grants, peer, plan.first), on_event)
+        return self._held(FetchPart(self.run, grants, peer, plan.pieces), on_event)
 
     def finish_first(self, *, full: bool) -> Checked:
         """Finish and compare what comes first, once its parts are there: it may be used then."""

@@ -79,8 +79,8 @@ def restore_parts(workspace: WorkspaceName, plan: FetchPlan) -> list[RestorePart
             number,
             plan.plain_bytes(part),
             plan.stored_bytes(part),
-            [pack_key(workspace, pack) for pack in part.packs],
-            part.first,
+            [pack_key(workspace, lot.pack) for lot in part],
+            [lot.piece for lot in part if lot.piece],
         )
         for number, part in enumerate(plan.parts)
     ]

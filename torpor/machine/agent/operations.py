@@ -104,7 +104,7 @@ def operations(runs: RunRegistry, supervise: list[str]) -> Operations:
     table.add(ServePacks, restores.during(RestoreRun.serve))
     part = restores.during(RestoreRun.part, AgentRun.writing, worker)
     first_part = restores.during(RestoreRun.part, AgentRun.writing, first_worker)
-    table.add(FetchPart, lambda asked, call: (first_part if asked.first else part)(asked, call))
+    table.add(FetchPart, lambda asked, call: (first_part if asked.pieces else part)(asked, call))
     table.add(FinishFirst, restores.during(RestoreRun.first, AgentRun.writing))
     table.add(FinishRestore, restores.during(RestoreRun.finish, AgentRun.written))
     table.add(CheckRestore, restores.during(_compare, AgentRun.written))

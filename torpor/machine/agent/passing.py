@@ -104,16 +104,17 @@ class PeerFirst:
         self._peer = peer
         self._passing = passing
         self._cancelled = cancelled
-        self._asked: set[ObjectKey] = set()
+        self._asked: set[tuple[ObjectKey, Range]] = set()
 
     def get_ranges(
         self, grant: Grant, ranges: Sequence[Range]
     ) -> Generator[memoryview, None, None]:
         """Yield each range's bytes in order; the caller checks their hashes."""
-        if grant.key in self._asked and self._peer is not None:
+        asked = {(grant.key, wanted) for wanted in ranges}
+        if not self._asked.isdisjoint(asked) and self._peer is not None:
             self._peer = None
             self.peer_bytes = max(0, self.peer_bytes - sum(wanted.length for wanted in ranges))
-        self._asked.add(grant.key)
+        self._asked |= asked
         peer, done = self._peer, 0
         if peer is not None and ranges:
             try:

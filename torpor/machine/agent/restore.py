@@ -28,7 +28,13 @@ from torpor.machine.agent.manifests import Wanted, read_wanted
 from torpor.machine.agent.passing import Passing, PeerFirst
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.writing import Writing
-from torpor.machine.pipeline.download import NOTHING_FIRST, FetchPlan, RestoreJournal, restore_part
+from torpor.machine.pipeline.download import (
+    NOTHING_FIRST,
+    FetchPlan,
+    Lot,
+    RestoreJournal,
+    restore_part,
+)
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import find_first
 from torpor.machine.tree.walk import absolute_root, overlapping
@@ -105,7 +111,7 @@ class RestoreRun(AgentRun):
         fetcher = PeerFirst(
             self.transfer(call), request.peer, self._passing, lambda: call.cancelled() or self.ended
         )
-        with self._first.fetching(request.first):
+        with self._first.fetching(bool(request.pieces)):
             stored_bytes = restore_part(
                 plan,
                 begun.goal.seal,
@@ -113,18 +119,18 @@ class RestoreRun(AgentRun):
                 request.packs,
                 writing.writer,
                 writing.journal,
-                first=request.first,
+                pieces=request.pieces,
                 progress=call.moved,
                 check=partial(self.check, call),
                 keep=self._passing.keep,
                 gpu=self._gpu,
             )
         chunks = begun.goal.manifest.chunks
+        packs = [pack_id_of(grant.key) for grant in request.packs]
+        lots = [Lot(*lot) for lot in zip(packs, request.pieces or [0] * len(packs), strict=True)]
         kept = all(
-            self._passing.holds(
-                pack, [chunks[n].offset for n in plan.chunks_of(pack, first=request.first)]
-            )
-            for pack in (pack_id_of(grant.key) for grant in request.packs)
+            self._passing.holds(lot.pack, [chunks[n].offset for n in plan.chunks_of(*lot)])
+            for lot in lots
         )
         return RestoredPart(stored_bytes, fetcher.peer_bytes, kept)
 

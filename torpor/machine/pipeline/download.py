@@ -7,6 +7,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
@@ -22,12 +23,16 @@ from torpor.shared.format.names import pack_id_of
 from torpor.shared.format.opening import open_chunk
 from torpor.shared.format.sizes import PART_BYTES
 from torpor.shared.transfer.transfer import GAP_BYTES, Range
-from torpor.shared.values import Grant
+from torpor.shared.values import MIB, Grant
 
 NOTHING_FIRST: Final[Mapping[int, int]] = MappingProxyType({})
 _LITTLE: Final = 32
 """A pack is fetched whole with what comes first, if that is 32 times as long as the rest: the rest
 is not worth another request."""
+PIECE_BYTES: Final = 8 * MIB
+FIRST_PARTS: Final = 16
+"""What comes first is cut finer than packs and parts are: else some of an agent's eight workers
+would find no more of it, and share the line with it for the rest."""
 _ATTEMPTS: Final = 3
 """How often a chunk that does not match its name is fetched before it counts as damaged. A fault in
 transit disappears, a fault in the store stays."""
@@ -52,11 +57,12 @@ class Use(NamedTuple):
     whole: bool
 
 
-class PlannedPart(NamedTuple):
-    """Packs, of which it fetches the chunks that come ``first``, or the others."""
+class Lot(NamedTuple):
+    """Chunks of one pack: a piece of those that come first, from 1 on, or 0: those that come
+    later."""
 
-    packs: list[bytes]
-    first: bool = False
+    pack: bytes
+    piece: int
 
 
 class FetchPlan:
@@ -98,22 +104,22 @@ class FetchPlan:
             if (wanted := [first[use.entry] for use in uses if use.entry in first])
         }
         self._first = _taken_along(manifest.chunks, used.values(), ranks) if ranks else set()
-        self._by_pack: tuple[dict[bytes, list[int]], ...] = ({}, {})  # the others, the first
+        self._lots: dict[Lot, list[int]] = {}
         for pack, numbers in used.items():
-            for number in numbers:
+            for number, lot in self._cut_pack(pack, numbers):
                 if number not in done:
-                    self._by_pack[number in self._first].setdefault(pack, []).append(number)
+                    self._lots.setdefault(lot, []).append(number)
         self.parts = self._share_out(ranks, max_parts, part_bytes)
 
-    def chunks_of(self, pack_id: bytes, *, first: bool = False) -> list[int]:
-        """The chunks to fetch from a pack, by offset: those that come first, or the others."""
-        return self._by_pack[first].get(pack_id, [])
+    def chunks_of(self, pack_id: bytes, piece: int = 0) -> list[int]:
+        """The chunks to fetch from a pack, by offset: of one piece, or those that come later."""
+        return self._lots.get(Lot(pack_id, piece), [])
 
-    def plain_bytes(self, part: PlannedPart) -> int:
-        return sum(self.manifest.chunks[n].plain for n in self._chunks(part))
+    def plain_bytes(self, lots: Iterable[Lot]) -> int:
+        return sum(self.manifest.chunks[n].plain for lot in lots for n in self.chunks_of(*lot))
 
-    def stored_bytes(self, part: PlannedPart) -> int:
-        return sum(self.manifest.chunks[n].stored for n in self._chunks(part))
+    def stored_bytes(self, lots: Iterable[Lot]) -> int:
+        return sum(self.manifest.chunks[n].stored for lot in lots for n in self.chunks_of(*lot))
 
     def check_fetched(self, who: str, then: str, *, first: bool = False) -> None:
         """Raise InvalidInput while chunks are missing, of all or of those that come first."""
@@ -122,35 +128,39 @@ class FetchPlan:
         if missing:
             raise InvalidInput(f"{who} still lacks {missing} chunks: {then}")
 
-    def _chunks(self, part: PlannedPart) -> Iterator[int]:
-        return (n for pack in part.packs for n in self.chunks_of(pack, first=part.first))
+    def _cut_pack(self, pack: bytes, numbers: Iterable[int]) -> Iterator[tuple[int, Lot]]:
+        piece, size = 1, 0
+        for number in numbers:
+            if number not in self._first:
+                yield number, Lot(pack, 0)
+                continue
+            if size >= PIECE_BYTES:
+                piece, size = piece + 1, 0
+            size += self.manifest.chunks[number].stored
+            yield number, Lot(pack, piece)
 
     def _share_out(
         self, ranks: Mapping[int, int], max_parts: int, part_bytes: int
-    ) -> list[PlannedPart]:
+    ) -> list[list[Lot]]:
         last = len(ranks)
-        others, first = self._by_pack
-        by_rank = sorted(first, key=lambda pack: min(ranks.get(n, last) for n in first[pack]))
-        sizes = [self.plain_bytes(PlannedPart([*self._by_pack[one]], one)) for one in (True, False)]
-        early = round(max_parts * sizes[0] / max(1, sum(sizes)))
-        early = min(max(early, 1), max(1, max_parts - 1)) if first else 0
-        return [
-            *self._cut(by_rank, True, early, part_bytes),
-            *self._cut([*others], False, max(1, max_parts - early), part_bytes),
-        ]
+        others = [lot for lot in self._lots if not lot.piece]
+        first = [lot for lot in self._lots if lot.piece]
+        first.sort(key=lambda lot: min(ranks.get(n, last) for n in self._lots[lot]))
+        share = self.plain_bytes(first) / max(1, self.plain_bytes(self._lots))
+        most = max(round(max_parts * share), min(FIRST_PARTS, max_parts // 2), 1)
+        early = self._cut(first, min(most, max(1, max_parts - 1)), min(part_bytes, PIECE_BYTES))
+        return [*early, *self._cut(others, max(1, max_parts - len(early)), part_bytes)]
 
-    def _cut(
-        self, packs: Sequence[bytes], first: bool, most: int, part_bytes: int
-    ) -> list[PlannedPart]:
-        """``packs`` in their order, in at most ``most`` parts."""
-        ends = part_ends(self.plain_bytes(PlannedPart([*packs], first)), most, part_bytes)
-        parts = [PlannedPart([], first) for _ in ends]
+    def _cut(self, lots: Sequence[Lot], most: int, part_bytes: int) -> list[list[Lot]]:
+        """``lots`` in their order, in at most ``most`` parts."""
+        ends = part_ends(self.plain_bytes(lots), most, part_bytes)
+        parts: list[list[Lot]] = [[] for _ in ends]
         done = 0
-        for pack in packs:
-            size = self.plain_bytes(PlannedPart([pack], first))
-            parts[min(bisect_right(ends, done + size // 2), len(ends) - 1)].packs.append(pack)
+        for lot in lots:
+            size = self.plain_bytes([lot])
+            parts[min(bisect_right(ends, done + size // 2), len(ends) - 1)].append(lot)
             done += size
-        return [part for part in parts if part.packs]
+        return [part for part in parts if part]
 
 
 def _taken_along(
@@ -245,22 +255,22 @@ def restore_part(
     writer: ContentWriter,
     journal: RestoreJournal | None,
     *,
-    first: bool = False,
+    pieces: Sequence[int] = (),
     progress: Callable[[int], None],
     check: Callable[[], None],
     keep: Callable[[bytes, int, Buffer], None] = lambda pack_id, offset, stored: None,
     gpu: GpuTrial | None = None,
 ) -> int:
-    """Fetch and write what the granted packs hold that comes ``first``, or the rest, but for the
-    chunks that are done. Returns how many stored bytes were fetched; ``progress`` hears of plain
-    ones. Every chunk is checked against
+    """Fetch and write those ``pieces`` of the granted packs, or what is no piece of them, but for
+    the chunks that are done. Returns how many stored bytes were fetched; ``progress`` hears of
+    plain ones. Every chunk is checked against
     its name before a byte of it is written; ``keep`` then gets its stored form. There is no
     ``journal``: the disk shows what is done."""
     plain_bytes = stored_bytes = 0
     try:
-        for grant in grants:
+        for grant, piece in zip(grants, pieces or repeat(0), strict=bool(pieces)):
             pack_id = pack_id_of(grant.key)
-            numbers = [n for n in plan.chunks_of(pack_id, first=first) if n not in plan.done]
+            numbers = [n for n in plan.chunks_of(pack_id, piece) if n not in plan.done]
             chunks = [plan.manifest.chunks[n] for n in numbers]
             ranges = [Range(chunk.offset, chunk.stored) for chunk in chunks]
             with closing(fetcher.get_ranges(grant, ranges)) as stream:

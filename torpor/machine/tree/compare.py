@@ -80,6 +80,7 @@ def _compare_names(
         result.differences.append(f"{shown}: {exc.strerror}")
         return None
     wrong = []
+    moved = False
     kind = (
         SYMLINK
         if stat.S_ISLNK(st.st_mode)
@@ -106,9 +107,10 @@ def _compare_names(
             wrong.append(f"has mode {stat.S_IMODE(st.st_mode):o}, not {entry.mode:o}")
         if owners and (st.st_uid, st.st_gid) != (entry.uid, entry.gid):
             wrong.append(f"belongs to {st.st_uid}:{st.st_gid}, not {entry.uid}:{entry.gid}")
-        moved = kind == DIRECTORY and in_use_ns is not None and st.st_mtime_ns >= in_use_ns
-        if st.st_mtime_ns != entry.mtime_ns and not moved:
-            wrong.append(f"has mtime {st.st_mtime_ns}, not {entry.mtime_ns}")
+        if st.st_mtime_ns != entry.mtime_ns:
+            moved = kind == DIRECTORY and in_use_ns is not None and st.st_mtime_ns >= in_use_ns
+            if not moved:
+                wrong.append(f"has mtime {st.st_mtime_ns}, not {entry.mtime_ns}")
         if entry.xattrs:
             lacking = [x[0] for x in set(entry.xattrs) - set(read_xattrs(full))]
             if any((entry.root, entry.path, name) not in refused_xattrs for name in lacking):
@@ -116,7 +118,7 @@ def _compare_names(
     if wrong:
         result.differences.append(f"{shown}: {'; '.join(wrong)}")
         return None
-    return Signature.of(st)
+    return None if moved else Signature.of(st)
 
 
 def _compare_content(

@@ -22,14 +22,18 @@ class OfSnapshot(BeginsRun[A], Generic[A], frozen=True):
 
 
 class RestorePart(msgspec.Struct, frozen=True):
-    """A part of a plan: which packs it reads, and whether what comes ``first`` in them or the
-    rest."""
+    """A part of a plan: which packs it reads. ``pieces``: which piece of each, where the part comes
+    first; else empty."""
 
     part: int
     bytes: int
     stored_bytes: int
     packs: list[ObjectKey]
-    first: bool = False
+    pieces: list[int] = []
+
+    @property
+    def first(self) -> bool:
+        return bool(self.pieces)
 
 
 class RestorePlan(msgspec.Struct, frozen=True):
@@ -120,13 +124,13 @@ class RestoredPart(msgspec.Struct, frozen=True):
 
 
 class FetchPart(OfRun[RestoredPart], frozen=True):
-    """Fetch, check and write what the packs hold that comes ``first``, or the rest: from ``peer``,
-    then from the store."""
+    """Fetch, check and write these ``pieces`` of the packs, or without any what comes later: from
+    ``peer``, then from the store."""
 
     op = "restore.part"
     packs: list[Grant]
     peer: Peer | None = None
-    first: bool = False
+    pieces: list[int] = msgspec.field(default_factory=list)
 
 
 class Finished(msgspec.Struct, frozen=True):
