@@ -106,7 +106,7 @@ class Campaign:
     jobs: int = 0
     saves: int = 0
     lost_s: float = 0.0
-    _taken_at: int = 0
+    _lost_at: int = 0
     _child: int = 0
     _told: Path | None = None
 
@@ -126,7 +126,7 @@ class Campaign:
     def job(self, strikes: int) -> None:
         """One job from its beginning to its end, struck up to ``strikes`` times."""
         self.jobs += 1
-        self._taken_at = 0  # how many attempts had begun when a machine was taken
+        self._lost_at = 0  # how many attempts had begun at the last loss
         goal = self.jobs * STEPS
         command = ["python3", "training.py", str(goal), str(STEP_S)]
         known, until = Watcher(self), time.monotonic() + PATIENCE_S
@@ -254,11 +254,12 @@ class Campaign:
         if not machines:
             return False
         name, machine = self.rng.choice(machines)
-        if what == "machine":
+        if what in ("machine", "supervisor"):
             begun = len(now.attempts)
-            if losses(now.attempts) >= policy.MOST_LOSSES - 1 or begun <= self._taken_at:
-                return False  # the job would end as preempted, and rightly so
-            self._taken_at = begun
+            if losses(now.attempts) >= policy.MOST_LOSSES - 1 or begun <= self._lost_at:
+                return False  # the job would end, and rightly so
+            self._lost_at = begun
+        if what == "machine":
             self.four.fakes[name].market.end(machine)
             return True
         return _kill_on(machine, what)
