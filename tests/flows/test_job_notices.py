@@ -6,8 +6,10 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,12 +38,14 @@ from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import see_whole, verify_snapshot
 from torpor.control.store.snapshots import find_snapshot
 from torpor.machine.supervisor.folder import JobFolder
+from torpor.shared.errors import JobFailed
 from torpor.shared.values import MIB, MachineId
 from torpor.shared.wire.job import JobState, StartJob
 
 _LONG = 200
 _JOB = "3f2a9c81d04e"
 _TRAINING = ["python3", "training.py", str(_LONG), "0.1"]
+_SHORTER = ["python3", "training.py", "100", "0.1"]
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +108,45 @@ def test_the_machine_saves_itself_while_nobody_is_there_and_the_job_goes_on_from
     begun = [int(line.rsplit(" ", 1)[1]) for line in log.splitlines() if "goes on from" in line]
     assert begun[0] == 0
     assert begun[1] >= noticed_at
+
+
+@pytest.mark.parametrize("goes", [True, False], ids=["goes", "stays"])
+def test_a_command_that_ends_with_its_machine_has_not_failed(world: World, goes: bool) -> None:
+    """A machine that shuts down sends SIGTERM to the supervisor and to the command alike."""
+    machine = world.rent().id
+    place = world.workspace(machine)
+    place.mkdir()
+    (place / "training.py").write_text(Path(training.__file__).read_text())
+    hand_over, stands_by = attending.stand_by, threading.Event()
+
+    def note(*given: Any) -> None:
+        hand_over(*given)
+        stands_by.set()
+
+    with (
+        ThreadPoolExecutor(1) as thread,
+        patch.object(attending, "TAKEN_S", 1000.0 if goes else 2.0),
+        patch.object(attending, "stand_by", note),
+    ):
+        running = thread.submit(_run, world, _SHORTER, save_minutes=1000)
+        job_id = until(lambda: next((one.id for one in _jobs(world).open()), None), "it is there")
+        folder = JobFolder(world.home(machine) / ".torpor", job_id)
+        until(lambda: _step(place) > 3 and stands_by.is_set(), "it could be saved")
+        kept = folder.read()
+        assert kept is not None
+        for process in (kept.supervisor, kept.command):
+            os.kill(process.pid, signal.SIGTERM)
+        until(lambda: _after_save(world, machine, job_id), "the machine has saved itself")
+        until(lambda: folder.look()[0].state == "ended", "the command has ended")
+        if goes:
+            world.lose_machines()
+            report = running.result()
+            first, second = report.job.attempts
+            assert (first.end, first.saved, second.status) == ("machine lost", True, 0)
+            assert report.job.state == "succeeded"
+        else:
+            with pytest.raises(JobFailed, match="the command ended with status -15"):
+                running.result()
 
 
 @pytest.mark.parametrize("hung", [False, True], ids=["at work", "hung"])
