@@ -7,10 +7,12 @@ import json
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -72,6 +74,14 @@ class Deployment:
             return _OnMachine(self, tenancy.machine, tenancy, wanted, full_check).run()
 
 
+class _Wanted(NamedTuple):
+    """A snapshot for a new machine; ``when_first`` is called when what it wants first is there."""
+
+    tenancy: Tenancy
+    snapshot: StoredSnapshot
+    when_first: Callable[[], None]
+
+
 class _OnMachine:
     """Without ``tenancy``, the machine is the user's: its workspace is there, and it stays."""
 
@@ -92,6 +102,7 @@ class _OnMachine:
         self._wanted = wanted
         self._full_check = full_check
         self._reached = time.monotonic()
+        self._served = 0.0
         self._environment = "of the image"
         self._built = False
         self._restoring: list[Restoration] = []
@@ -108,62 +119,87 @@ class _OnMachine:
             base = self._opened.base(name, self._stack.environment)
             serving = Serving(session, spec.name, place, self._phases)
             serving.stop()
-            try:
-                with self._phases.phase("restore"):
-                    self._bring(session, place, base, serving)
+
+            def serve() -> None:
                 self._fetch_model(session, place, serving)
                 serving.serve()
+                self._served = time.monotonic()
+
+            try:
+                with self._phases.phase("restore"):
+                    self._bring(session, place, base, serving, serve)
+                if not self._served:
+                    serve()
             except BaseException:
                 if self._tenancy is None:  # else the machine is destroyed
                     with suppress(TorporError):
                         serving.stop()
                 raise
-            served = time.monotonic()
             if self._built:
                 with self._phases.phase("store environment"):
                     self._store(session, base)
             if self._tenancy is not None:
                 self._tenancy.hand_over(alone=True)
-            return self._report(served, serving)
+            return self._report(serving)
 
     # -- what the server needs
 
     def _bring(
-        self, session: Session, place: Place, base: StoredWorkspace, serving: Serving
+        self,
+        session: Session,
+        place: Place,
+        base: StoredWorkspace,
+        serving: Serving,
+        serve: Callable[[], None],
     ) -> None:
-        """The environment and the workspace, at the same time."""
-        folders = [place.absolute(path) for path in self._opened.spec.paths]
-        works: list[Callable[[], None]] = []
-        if self._tenancy is not None and self._wanted is not None:
-            works.append(lambda: self._restore_workspace(session))
-        elif self._tenancy is not None:
-            run_on_machine(session, ["mkdir", "-p", "--", *folders])
-        if self._of._strategy.sets_up:
-            works.append(lambda: self._make_environment(session, place, base, serving))
-        with ThreadPoolExecutor(max(1, len(works)), thread_name_prefix="deploy") as threads:
-            with phases_told_to(lambda name: None):  # it stays the phase `restore`
-                running = [threads.submit(copy_context().run, work) for work in works]
+        """The environment and the workspace, at the same time. Where the workspace wants something
+        first, the server starts when that and the environment are there, and the rest follows."""
+        spec = self._opened.spec
+        made: list[Future[None]] = []
+        running: list[Future[None]] = []
+
+        def when_first() -> None:
+            if spec.first:
+                for environment in made:
+                    environment.result()
+                serve()
+
+        with (
+            ThreadPoolExecutor(2, thread_name_prefix="deploy") as threads,
+            phases_told_to(lambda name: None),  # it stays the phase `restore`
+        ):
             try:
-                for one in as_completed(running):
+                if self._of._strategy.sets_up:
+                    make = partial(self._make_environment, session, place, base, serving)
+                    made.append(threads.submit(copy_context().run, make))
+                if self._tenancy is not None and self._wanted is not None:
+                    wanted = _Wanted(self._tenancy, self._wanted, when_first)
+                    bring = partial(self._restore_workspace, session, wanted)
+                    running.append(threads.submit(copy_context().run, bring))
+                elif self._tenancy is not None:
+                    folders = [place.absolute(path) for path in spec.paths]
+                    run_on_machine(session, ["mkdir", "-p", "--", *folders])
+                for one in as_completed([*made, *running]):
                     one.result()
             except BaseException:
                 for restoration in self._restoring:
                     restoration.remote.give_up(RunCancelled("another part of the deploy failed"))
+                with suppress(TorporError):  # ends a setup command that still runs
+                    serving.stop()
                 raise
 
-    def _restore_workspace(self, session: Session) -> None:
-        if self._tenancy is None or self._wanted is None:
-            raise TypeError("only a new machine gets a workspace")
-        phases = Phases()
-        self._restore(
-            Arrival(self._opened, session, self._tenancy, self._wanted, runner().run, phases),
-            "workspace",
+    def _restore_workspace(self, session: Session, wanted: _Wanted) -> None:
+        work = Arrival(
+            self._opened, session, wanted.tenancy, wanted.snapshot, runner().run, Phases()
         )
+        self._restore(work, "workspace", wanted.when_first)
 
-    def _restore(self, restoration: Restoration, what: str) -> None:
+    def _restore(
+        self, restoration: Restoration, what: str, when_first: Callable[[], None] = lambda: None
+    ) -> None:
         self._restoring.append(restoration)
         with restoration.begun() as plan:
-            restoration.restore(plan, full_check=self._full_check)
+            restoration.restore(plan, full_check=self._full_check, when_first=when_first)
         for name, seconds in restoration.phases.seconds.items():
             self._of._within[f"{what}: {name}"] = seconds
 
@@ -245,8 +281,9 @@ class _OnMachine:
             :400
         ]
 
-    def _report(self, served: float, serving: Serving) -> DeployReport:
+    def _report(self, serving: Serving) -> DeployReport:
         endpoint = endpoint_of(self._machine)
+        served = self._served
         return DeployReport(
             workspace=self._opened.spec.name,
             stack=self._stack.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 from blocks import Stack
 from flows import deploy, deployment
 from flows.phases import Phases
+from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
-from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown, wake_plainly
 from tests.fixtures.served import small_stack
 from tests.fixtures.waiting import until
 from tests.fixtures.world import World
@@ -27,7 +29,7 @@ from torpor.shared.errors import (
     InvalidInput,
     TorporError,
 )
-from torpor.shared.values import BASE, WorkspaceName
+from torpor.shared.values import BASE, MachineId, WorkspaceName
 
 
 @pytest.fixture
@@ -230,3 +232,19 @@ def test_two_deploys_that_make_one_environment_do_not_both_keep_it(
     kept = _kept(asleep)
     (name,) = _bases(asleep)
     assert len(kept) == 1 and snapshot_ids(asleep.direct, name) == kept
+
+
+def test_the_server_starts_when_what_the_workspace_wants_first_is_there(asleep: World) -> None:
+    place = asleep.workspace(MachineId(wake_plainly(asleep.opened).machine))
+    (place / "rest.bin").write_bytes(os.urandom(8 << 20))
+    hibernate_plainly(asleep.opened)
+    steps: list[str] = []
+    opened = asleep.wanting(first=["model"])
+    with PlainRunner(opened, wait_factor=0.1, before=steps.append):
+        report: DeployReport = deploy.fn("demo", small_stack())
+    started = [number for number, step in enumerate(steps) if step.startswith("start attempt")]
+    assert len(started) == 2, "the setup command and the server"
+    assert steps.index("finish what comes first") < started[1] < steps.index("finish restore")
+    assert report.from_ssh_s < sum(report.seconds.values())
+    restored = asleep.workspace(report.machine)
+    assert (restored / "rest.bin").stat().st_size == 8 << 20
