@@ -306,7 +306,7 @@ class Fleet:
         progress = self._shared_progress(plan)
 
         def when_first() -> None:
-            work.finish_first(plan, full_check=self._full_check)
+            work.finish_first(plan)
 
         if plan.first and not any(part.first for part in plan.parts):  # it is there already
             when_first()

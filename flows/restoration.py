@@ -66,15 +66,15 @@ class Restoration:
         """
         if not plan.complete:
             with self.phases.phase("restore"):
-                self._fetch(plan, full_check, when_first)
+                self._fetch(plan, when_first)
         finished = self.finish(plan, full_check=full_check)
         if not plan.first:
             when_first()
         return finished
 
-    def finish_first(self, plan: RestorePlan, *, full_check: bool) -> None:
+    def finish_first(self, plan: RestorePlan) -> None:
         """Make what comes first usable, after its parts were fetched."""
-        finish_first(self.remote, full_check)
+        finish_first(self.remote)
         parts = [part for part in plan.parts if part.first]
         self.first = FirstReport(
             plan.first,
@@ -95,11 +95,11 @@ class Restoration:
         warnings += [f"first: nothing in the snapshot matches {text!r}" for text in plan.unmatched]
         return replace(finished, warnings=[*warnings, *finished.warnings])
 
-    def _fetch(self, plan: RestorePlan, full_check: bool, when_first: Callable[[], None]) -> None:
+    def _fetch(self, plan: RestorePlan, when_first: Callable[[], None]) -> None:
         wanted = self.remote.wanted
 
         def reached() -> None:
-            self.finish_first(plan, full_check=full_check)
+            self.finish_first(plan)
             when_first()
 
         do_parts(
@@ -150,8 +150,8 @@ class Arrival(Restoration):
             self.tenancy.holds_nothing_else()
             raise
 
-    def finish_first(self, plan: RestorePlan, *, full_check: bool) -> None:
-        super().finish_first(plan, full_check=full_check)
+    def finish_first(self, plan: RestorePlan) -> None:
+        super().finish_first(plan)
         if self.first is not None:
             wanted, machine = self.remote.wanted, self.tenancy.machine
             emit(

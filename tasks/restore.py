@@ -67,9 +67,9 @@ def restore_part(restore: RemoteRestore, plan: RestorePart, progress: Progress) 
 
 
 @step("finish what comes first")
-def finish_first(restore: RemoteRestore, full: bool) -> Checked:
-    """Attributes, links and directories of what comes first; compared as in the end."""
-    return _right(restore, restore.finish_first(full=full))
+def finish_first(restore: RemoteRestore) -> Checked:
+    """Attributes, links and directories of what comes first."""
+    return _right(restore, restore.finish_first())
 
 
 @step("finish restore")

@@ -69,8 +69,8 @@ def test_wake_says_when_what_comes_first_can_be_used(
     finish, handed_over = Arrival.finish_first, Tenancy.hand_over
     seen: list[str] = []
 
-    def finishes(self: Arrival, plan: RestorePlan, *, full_check: bool) -> None:
-        finish(self, plan, full_check=full_check)
+    def finishes(self: Arrival, plan: RestorePlan) -> None:
+        finish(self, plan)
         now = facts(kept.world.workspace(self.tenancy.machine.id))
         first = {p: f for p, f in kept.truth.items() if os.fsdecode(p).split("/")[0] in FIRST}
         assert differences(first, {path: now[path] for path in first}) == []
@@ -132,7 +132,7 @@ def test_a_machine_that_has_it_already_is_continued(kept: Kept, ordered: Any, fl
         for part in restore.begin().parts:
             if part.first:
                 restore.restore_part(part)
-        assert restore.finish_first(full=True).differences == []
+        assert restore.finish_first().differences == []
         restore.end()
     weights = kept.world.workspace(machine.id) / "weights-2.bin"
     restored = os.lstat(weights)

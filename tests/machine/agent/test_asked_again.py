@@ -129,14 +129,14 @@ def test_what_comes_first_is_finished_once(
         run.restore_part(part)
 
     def first() -> Checked:
-        return run.finish_first(full=True)
+        return run.finish_first()
 
     with _one_at_a_time(
         monkeypatch, TreeWriter, "finish", first, first if asked == "finish_first" else run.finish
     ) as (checked, _):
         assert checked.differences == []
     assert run.check(full=True).differences == []
-    assert run.finish_first(full=True).differences == []  # an old request, after all
+    assert run.finish_first().differences == []  # an old request, after all
     run.end()
     assert differences(kept(was), facts(tmp_path / "new")) == []
 
@@ -151,7 +151,7 @@ def test_what_comes_first_is_finished_after_every_part_of_it(
         TreeWriter,
         "write_whole",
         lambda: run.restore_part(part),
-        lambda: run.finish_first(full=True),
+        lambda: run.finish_first(),
     ) as (restored, checked):
         assert restored.stored_bytes == part.stored_bytes
         assert checked.differences == []

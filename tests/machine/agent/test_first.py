@@ -11,9 +11,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import torpor.machine.tree.compare as compare_module
 from flows.phases import Phases
 from flows.restoration import Restoration
 from tasks.plain_runner import PlainRunner
@@ -27,7 +29,7 @@ from torpor.control.remote.restore import RemoteRestore
 from torpor.machine.agent import in_use
 from torpor.machine.agent.runs import WORKERS, RunRegistry
 from torpor.shared.errors import InvalidInput, ManifestInvalid, SnapshotDamaged, WorkspaceInvalid
-from torpor.shared.format.manifest import encode_manifest
+from torpor.shared.format.manifest import Entry, encode_manifest
 from torpor.shared.values import MIB, SnapshotId
 from torpor.shared.wire.restore import Finished, RestorePart, RestorePlan
 
@@ -142,7 +144,7 @@ def test_what_comes_first_can_be_used_before_the_rest_is_fetched(
     assert len(_first(plan)) > 1
     assert (plan.first, plan.unmatched) == (len(NAMES), [])
     fetched = _fetch(run, _first(plan))
-    assert run.finish_first(full=True).differences == []
+    assert run.finish_first().differences == []
     _usable(truth, back)
     assert not (back / "rest/0").exists() or (back / "rest/0").stat().st_mode & 0o777 == 0o600
     with pytest.raises(InvalidInput, match="still lacks"):
@@ -192,7 +194,7 @@ def test_parts_that_come_first_must_be_there_before_they_are_finished(
     run, plan = woken.begin_restore(_stored(machines, woken, was), [tmp_path / "back"], first=FIRST)
     _fetch(run, _first(plan)[1:])
     with pytest.raises(InvalidInput, match=r"still lacks .* restore the parts that come first"):
-        run.finish_first(full=True)
+        run.finish_first()
 
 
 def test_parts_that_come_first_get_the_next_worker(tmp_path: Path) -> None:
@@ -229,7 +231,7 @@ def test_a_kill_costs_nothing_that_was_restored(
         ("begin", lambda: None),
         ("a first part", lambda: _fetch(run, _first(whole)[:1])),
         ("the first parts", lambda: _fetch(run, _first(whole)[1:])),
-        ("the first", lambda: run.finish_first(full=True)),
+        ("the first", lambda: run.finish_first()),
         ("a part", lambda: _fetch(run, _rest(whole)[:1])),
         ("parts", lambda: _fetch(run, _rest(whole)[1:])),
         ("finish", run.finish),
@@ -251,7 +253,7 @@ def test_a_kill_costs_nothing_that_was_restored(
     if not plan.complete:
         assert plan.first == len(NAMES)
         _fetch(again, _first(plan))
-        assert again.finish_first(full=True).differences == []
+        assert again.finish_first().differences == []
         if done < names.index("finish"):
             _usable(truth, back)
         _fetch(again, _rest(plan))
@@ -283,12 +285,12 @@ def test_another_order_continues_too(
     snapshot, back = _stored(machines, woken, was), tmp_path / "back"
     run, plan = woken.begin_restore(snapshot, [back], first=["model"])
     _fetch(run, _first(plan))
-    run.finish_first(full=True)
+    run.finish_first()
     (back / "model/log").write_bytes(b"the server's")
     woken.restart()
     run, plan = woken.begin_restore(snapshot, [back], first=["rest/deep", "model"], resume=True)
     _fetch(run, _first(plan))
-    assert run.finish_first(full=True).differences == []
+    assert run.finish_first().differences == []
     assert (back / "rest/deep/3").read_bytes() == (was / "rest/deep/3").read_bytes()
     _fetch(run, _rest(plan))
     _ended(run)
@@ -307,7 +309,7 @@ def test_a_program_may_change_what_came_first(
     snapshot, back = _stored(machines, away, was), tmp_path / "back"
     run, plan = away.begin_restore(snapshot, [back], first=FIRST)
     _fetch(run, _first(plan))
-    run.finish_first(full=True)
+    run.finish_first()
     (back / "env/bin/serve").write_bytes(b"rebuilt")
     (back / "env/bin/serve.pyc").write_bytes(b"new")
     (back / "model/link").unlink()
@@ -319,7 +321,7 @@ def test_a_program_may_change_what_came_first(
     (back / "pid").write_bytes(b"1")  # in a directory that has its time already
     checked = run.check(full=True)
     assert checked.differences == []
-    assert sorted(checked.changed) == ["env/bin", "env/bin/serve", "model", "model/link"]
+    assert sorted(checked.changed) == ["env/bin/serve", "model/link"]
     run.end()
     assert (back / "env/bin/serve").read_bytes() == b"rebuilt"
     was_rebuilt = away.snapshot([back])
@@ -336,7 +338,7 @@ def test_what_was_not_first_must_be_as_it_was(
     snapshot, back = _stored(machines, woken, was), tmp_path / "back"
     run, plan = woken.begin_restore(snapshot, [back], first=FIRST)
     _fetch(run, _first(plan))
-    run.finish_first(full=True)
+    run.finish_first()
     _fetch(run, _rest(plan))
     run.finish()
     (back / "rest/3").write_bytes(b"no")
@@ -358,13 +360,13 @@ def test_after_a_start_of_the_machine_everything_is_compared(
     snapshot, back = _stored(machines, woken, was), tmp_path / "back"
     run, plan = woken.begin_restore(snapshot, [back], first=FIRST)
     _fetch(run, _first(plan))
-    run.finish_first(full=True)
+    run.finish_first()
     os.truncate(back / "model/weights", 5)
     woken.restart()
     monkeypatch.setattr(in_use, "boot_id", lambda: "another")
     run, plan = woken.begin_restore(snapshot, [back], resume=True, first=FIRST)
     assert _first(plan) == []
-    assert "model/weights" in run.finish_first(full=True).differences[0]
+    assert "model/weights" in run.finish_first().differences[0]
     run.end()
     woken.restore(snapshot, [back], first=FIRST)
     assert differences(kept(was), facts(back)) == []
@@ -376,7 +378,7 @@ def test_a_damaged_record_only_costs_another_look(
     snapshot, back = _stored(machines, woken, was), tmp_path / "back"
     run, plan = woken.begin_restore(snapshot, [back], first=FIRST)
     _fetch(run, _first(plan))
-    run.finish_first(full=True)
+    run.finish_first()
     woken.restart()
     (record,) = woken.home.rglob("in-use")
     record.write_bytes(record.read_bytes()[:-3])
@@ -391,7 +393,7 @@ def test_files_that_were_removed_are_not_in_use(
     snapshot, back = _stored(machines, woken, was), tmp_path / "back"
     run, plan = woken.begin_restore(snapshot, [back], first=FIRST)
     _fetch(run, _first(plan))
-    run.finish_first(full=True)
+    run.finish_first()
     woken.restart()
     subprocess.run(["rm", "-rf", back], check=True)
     woken.restore(snapshot, [back], first=FIRST)
@@ -484,19 +486,66 @@ def test_a_first_that_is_not_right_is_not_used(
     snapshot, back = _stored(machines, woken, was), tmp_path / "back"
     finish_first, steps = RemoteRestore.finish_first, list[str]()
 
-    def meddled(self: RemoteRestore, *, full: bool) -> object:
+    def meddled(self: RemoteRestore) -> object:
+        fd = os.open(back / "model/weights", os.O_WRONLY)
+        os.ftruncate(fd, 7 * MIB)
+        os.close(fd)
+        return finish_first(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RemoteRestore, "finish_first", meddled)
+        with pytest.raises(SnapshotDamaged, match="model/weights: has 7340032 bytes"):
+            _restored(woken, snapshot, back, FIRST, lambda: steps.append("used"), steps)
+    assert "used" not in steps
+    _restored(woken, snapshot, back, FIRST, lambda: None, steps, resume=True)
+    assert differences(kept(was), facts(back)) == []
+
+
+def test_a_damaged_content_of_what_came_first_is_found_in_the_end(
+    machines: Machines,
+    woken: Engine,
+    was: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program on it runs already, and the machine is not handed over."""
+    snapshot, back = _stored(machines, woken, was), tmp_path / "back"
+    finish_first, steps = RemoteRestore.finish_first, list[str]()
+
+    def meddled(self: RemoteRestore) -> object:
         fd = os.open(back / "model/weights", os.O_WRONLY)
         os.pwrite(fd, b"!", 7 * MIB)
         os.close(fd)
-        return finish_first(self, full=full)
+        return finish_first(self)
 
     with monkeypatch.context() as patched:
         patched.setattr(RemoteRestore, "finish_first", meddled)
         with pytest.raises(SnapshotDamaged, match="model/weights: content differs"):
             _restored(woken, snapshot, back, FIRST, lambda: steps.append("used"), steps)
-    assert "used" not in steps
+    assert "used" in steps
     _restored(woken, snapshot, back, FIRST, lambda: None, steps, resume=True)
     assert differences(kept(was), facts(back)) == []
+
+
+def test_what_changes_while_it_is_compared_is_a_program_s_work(
+    machines: Machines,
+    woken: Engine,
+    was: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    snapshot, back = _stored(machines, woken, was), tmp_path / "back"
+    inner = compare_module.right_extents
+
+    def writes(fd: int, entry: Entry, *rest: Any) -> set[int]:
+        if entry.path == b"model/weights":
+            os.truncate(back / "model/weights", 3)
+        return inner(fd, entry, *rest)
+
+    monkeypatch.setattr(compare_module, "right_extents", writes)
+    finished, _ = _restored(woken, snapshot, back, FIRST, lambda: None, [])
+    assert finished.warnings == ["'model/weights' was used and changed before the rest was there"]
+    assert (back / "model/weights").stat().st_size == 3
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)

@@ -402,7 +402,7 @@ run, plan = engine.begin_restore(order["snapshot"], back, first=order["first"])
 for part in plan.parts:
     run.restore_part(part)
 if order["first"]:
-    run.finish_first(full=True)
+    run.finish_first()
 run.finish()
 engine.restart()  # everything is in place and read-only now: that must not keep us out
 finished = engine.restore(order["snapshot"], back, first=order["first"])
@@ -410,7 +410,7 @@ json.dump(finished.warnings, sys.stdout)
 """
 
 
-@pytest.mark.parametrize("first", [[], ["closed/small"]], ids=["together", "in order"])
+@pytest.mark.parametrize("first", [[], ["closed/small", "empty"]], ids=["together", "in order"])
 def test_an_ordinary_user_has_all_but_the_owners(
     seaweed: Server, tmp_path: Path, first: list[str]
 ) -> None:

@@ -92,9 +92,9 @@ class RemoteRestore(RemoteRun):
         grants = [self._grant("GET", key, plan.stored_bytes) for key in plan.packs]
         return self._held(FetchPart(self.run, grants, peer, plan.pieces), on_event)
 
-    def finish_first(self, *, full: bool) -> Checked:
-        """Finish and compare what comes first, once its parts are there: it may be used then."""
-        return self._held(FinishFirst(self.run, full))
+    def finish_first(self) -> Checked:
+        """Finish what comes first, once its parts are there: it may be used then."""
+        return self._held(FinishFirst(self.run))
 
     def finish(self) -> Finished:
         """Set attributes, links and directories, once every part is there."""

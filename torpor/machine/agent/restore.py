@@ -135,7 +135,7 @@ class RestoreRun(AgentRun):
         return RestoredPart(stored_bytes, fetcher.peer_bytes, kept)
 
     def first(self, request: FinishFirst, call: Call) -> Checked:
-        """Finish and compare what comes first, while the rest is fetched: it may be used then."""
+        """Finish what comes first, while the rest is fetched: it may be used then."""
         begun = self._has_begun()
         if begun.writing is None:
             return Checked([], 0)
@@ -145,7 +145,7 @@ class RestoreRun(AgentRun):
                 return Checked([], 0)
             then = "restore the parts that come first before they are finished"
             begun.writing.plan.check_fetched(f"run {self.id}", then, first=True)
-            return checked(begun.writing.finish_first(call, check, full=request.full))
+            return checked(begun.writing.finish_first(call, check))
 
     def finish(self, request: FinishRestore, call: Call) -> Finished:
         """Set attributes, links and directories; every chunk must be there. Once a run."""

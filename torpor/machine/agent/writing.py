@@ -1,7 +1,7 @@
 """A tree that is being restored: made, finished and compared, what comes first before the rest.
 
-What comes first is in use from the moment it was compared: a program that was started on it may
-change it. It is not written or compared again, as after the end of a restore.
+What comes first is in use from the moment it is finished: a program that was started on it may
+change it. It is not written again, and what was changed is not compared, as after a restore.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import First
 from torpor.machine.tree.walk import RACY_NS, Signature
 from torpor.machine.tree.write import TreeWriter
-from torpor.shared.format.manifest import Entry
+from torpor.shared.format.manifest import DIRECTORY, Entry
 
 
 class Compared(NamedTuple):
@@ -36,13 +36,14 @@ class Writing:
         self, goal: Goal, plan: FetchPlan, journal: RestoreJournal, first: First, in_use: InUse
     ) -> None:
         self.plan = plan
-        self.writer = TreeWriter(goal.targets)
+        self.writer = TreeWriter(goal.targets, in_use.attributes)
         self._goal = goal
         self._entries = goal.manifest.entries
         self._journal = journal
         self._first = first
         self._in_use = in_use
         self._finished_ns = 0
+        self._resumed = bool(plan.done)
 
     @property
     def journal(self) -> RestoreJournal:
@@ -61,15 +62,17 @@ class Writing:
         )
         self.writer.close()
 
-    def finish_first(self, call: Call, check: Callable[[], None], *, full: bool) -> Comparison:
-        """Finish and compare what comes first; without a difference it is in use from now on."""
+    def finish_first(self, call: Call, check: Callable[[], None]) -> Comparison:
+        """Finish and compare what comes first; without a difference it is in use from now on.
+
+        Contents that this run wrote were checked before, and are read back in the end; those of an
+        earlier run are read back now: they may be from before the machine was started again.
+        """
         numbers = [n for n in sorted(self._first.ranks) if n not in self._in_use.signatures]
         self.writer.finish(self._numbered(numbers), in_pieces)
         self.writer.open_passages(self._numbered(sorted(self._first.passages)))
         self.writer.close()
-        compared = self._goal.of(self._numbered(numbers)).compare(
-            call, check, full=full, refused_xattrs=self.writer.attributes.refused_xattrs
-        )
+        compared = self._compare(self._numbered(numbers), call, check, full=self._resumed)
         if compared.differences:
             self.begin_again()
         else:
@@ -81,32 +84,26 @@ class Writing:
         self._finished_ns = time.time_ns() - RACY_NS  # the clock of files is behind
         self.writer.finish(self._others(), in_pieces)
         self.writer.close()
-        return self.writer.attributes.warnings
+        return list(dict.fromkeys(self.writer.attributes.warnings))
 
     def compare(self, call: Call, check: Callable[[], None], *, full: bool) -> Compared:
-        """Compare the rest."""
+        """Compare everything but what programs have changed since it was in use."""
         in_use = self._in_use.signatures
-        compared = self._goal.of(self._others()).compare(
-            call,
-            check,
-            full=full,
-            refused_xattrs=self.writer.attributes.refused_xattrs,
-            in_use_ns=self._finished_ns if in_use else None,
-        )
         if not in_use:
-            return Compared(compared, [])
+            return Compared(self._compare(self._entries, call, check, full=full), [])
+        changed = {number for number in in_use if self._is_changed(number)}
+        numbers = [number for number in range(len(self._entries)) if number not in changed]
+        compared = self._compare(self._numbered(numbers), call, check, full=full)
         whole = Comparison(len(self._entries))
-        whole.differences = compared.differences
-        rest = iter(compared.signatures)
-        changed = []
-        for number, entry in enumerate(self._entries):
-            if number not in in_use:
-                whole.signatures[number] = next(rest)
-            elif in_use[number] is None or in_use[number] == self._now(entry):
-                whole.signatures[number] = in_use[number]
+        for number, signature in zip(numbers, compared.signatures, strict=True):
+            whole.signatures[number] = signature
+        for place, words in compared.found:
+            if numbers[place] in in_use and self._is_changed(numbers[place]):
+                changed.add(numbers[place])  # while it was compared
             else:
-                changed.append(shown(entry.path) or "the directory itself")
-        return Compared(whole, changed)
+                whole.found.append((numbers[place], words))
+        names = [self._entries[n] for n in sorted(changed)]
+        return Compared(whole, [shown(one.path) for one in names if one.kind != DIRECTORY])
 
     def begin_again(self) -> None:
         """What was written is not what it should be: fetch everything again next time."""
@@ -128,8 +125,22 @@ class Writing:
     def _numbered(self, numbers: Iterable[int]) -> list[Entry]:
         return [self._entries[number] for number in numbers]
 
-    def _now(self, entry: Entry) -> Signature | None:
+    def _compare(
+        self, entries: list[Entry], call: Call, check: Callable[[], None], *, full: bool
+    ) -> Comparison:
+        return self._goal.of(entries).compare(
+            call,
+            check,
+            full=full,
+            refused_xattrs=self.writer.attributes.refused_xattrs,
+            in_use_ns=self._finished_ns if self._in_use.signatures else None,
+        )
+
+    def _is_changed(self, number: int) -> bool:
+        """Whether it is no longer as it was when it was finished."""
+        entry, then = self._entries[number], self._in_use.signatures[number]
         try:
-            return Signature.of(os.lstat(os.path.join(self._goal.targets[entry.root], entry.path)))
+            now = os.lstat(os.path.join(self._goal.targets[entry.root], entry.path))
         except OSError:
-            return None
+            return True
+        return then is not None and Signature.of(now) != then

@@ -23,8 +23,12 @@ class Comparison:
     """What differs, and the signature of each correct entry."""
 
     def __init__(self, count: int) -> None:
-        self.differences: list[str] = []
+        self.found: list[tuple[int, str]] = []  # the number of an entry, and how it differs
         self.signatures: list[Signature | None] = [None] * count
+
+    @property
+    def differences(self) -> list[str]:
+        return [words for _, words in self.found]
 
 
 def compare_tree(
@@ -52,9 +56,9 @@ def compare_tree(
     for number, entry in enumerate(entries):
         if number % 1024 == 0:
             check()
-        signature = _compare_names(
-            entry, targets, inodes, owners, refused_xattrs, in_use_ns, result
-        )
+        signature, wrong = _compare_names(entry, targets, inodes, owners, refused_xattrs, in_use_ns)
+        if wrong:
+            result.found.append((number, wrong))
         looked = time.time_ns()
         if signature is not None and settled(signature, looked):
             result.signatures[number] = signature
@@ -70,15 +74,14 @@ def _compare_names(
     owners: bool,
     refused_xattrs: Container[tuple[int, bytes, bytes]],
     in_use_ns: int | None,
-    result: Comparison,
-) -> Signature | None:
+) -> tuple[Signature | None, str]:
+    """The signature of what is right and at rest; and how it differs."""
     full = os.path.join(targets[entry.root], entry.path)
     shown = os.fsdecode(full)
     try:
         st = os.lstat(full)
     except OSError as exc:
-        result.differences.append(f"{shown}: {exc.strerror}")
-        return None
+        return None, f"{shown}: {exc.strerror}"
     wrong = []
     moved = False
     kind = (
@@ -91,8 +94,7 @@ def _compare_names(
         else None
     )
     if kind != (FILE if entry.kind == HARDLINK else entry.kind):
-        result.differences.append(f"{shown}: is of another kind")
-        return None
+        return None, f"{shown}: is of another kind"
     if entry.kind == HARDLINK:
         if inodes.get((entry.root, entry.target)) != st.st_ino:
             wrong.append("is not the same file as its hard link")
@@ -116,9 +118,8 @@ def _compare_names(
             if any((entry.root, entry.path, name) not in refused_xattrs for name in lacking):
                 wrong.append("lacks extended attributes")
     if wrong:
-        result.differences.append(f"{shown}: {'; '.join(wrong)}")
-        return None
-    return None if moved else Signature.of(st)
+        return None, f"{shown}: {'; '.join(wrong)}"
+    return None if moved else Signature.of(st), ""
 
 
 def _compare_content(
@@ -142,7 +143,7 @@ def _compare_content(
             for number, difference, safe in compared:
                 done += entries[number].size
                 if difference is not None:
-                    result.differences.append(difference)
+                    result.found.append((number, difference))
                 if not safe:
                     result.signatures[number] = None
             progress(done)

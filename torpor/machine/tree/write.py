@@ -38,13 +38,14 @@ class ContentWriter(Protocol):
 class TreeWriter:
     """Creates the entries of one snapshot below ``targets``. Thread-safe from ``prepare`` on.
 
-    A file is private (mode 0600) until its content is complete.
+    A file is private (mode 0600) until its content is complete. ``attributes`` know what an earlier
+    writer could not set.
     """
 
-    def __init__(self, targets: Sequence[bytes]) -> None:
+    def __init__(self, targets: Sequence[bytes], attributes: Attributes | None = None) -> None:
         self._targets = targets
         self._directories = Directories(targets, "empty the target, and wake again")
-        self.attributes = Attributes()
+        self.attributes = attributes or Attributes()
 
     def prepare(
         self,

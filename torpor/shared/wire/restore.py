@@ -159,10 +159,10 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 class FinishFirst(OfRun[Checked], frozen=True):
-    """Finish and compare what comes first, once those parts are there, while the rest follows."""
+    """Finish what comes first, once those parts are there, and compare its names and attributes,
+    while the rest follows."""
 
     op = "restore.first"
-    full: bool
 
 
 class CheckRestore(OfRun[Checked], frozen=True):
