@@ -1,11 +1,11 @@
 """The ready-made stacks. They are the user's once they are saved: `make up` never changes them.
 
-Commands, environment variables, health and completion shapes were compared with these documents:
+Where commands, environment variables, health and completion shapes come from:
 
-* llama.cpp: tools/server/README.md, and a real server from the same wheel (benchmarks/deploy.py).
-* vLLM: https://docs.vllm.ai/en/stable/serving/openai_compatible_server.html. Not run: no GPU.
-* ollama: docs/linux.mdx, docs/faq.mdx and docs/api.md of ollama/ollama. Not run.
-* Jupyter: https://jupyter-server.readthedocs.io/en/latest/developers/rest-api.html. Not run.
+* llama.cpp: a real server from the same wheel (benchmarks/deploy.py).
+* ollama: docs/linux.mdx and docs/api.md of ollama/ollama. Not run.
+* vLLM and Jupyter: excerpts of their documentation and of others' pages. Not run, and nobody has
+  checked that their images exist under these tags.
 
 Each of the last three meets a server of the same shape in tests/flows/test_deploy_stacks.py.
 """
