@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -22,6 +23,7 @@ from flows.serving import Serving
 from flows.storing import Storing
 from flows.tenancy import only_machine
 from tasks.deploying import (
+    distrust_base,
     drop_base,
     facts_of,
     find_base,
@@ -40,8 +42,9 @@ from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
 from torpor.control.rental.renting import Tenancy
 from torpor.control.store.snapshots import newest_snapshot
-from torpor.shared.errors import RunCancelled, TorporError
-from torpor.shared.values import Machine, StoredSnapshot
+from torpor.shared.errors import DeployFailed, RunCancelled, SnapshotDamaged, TorporError
+from torpor.shared.format.keys import Seal
+from torpor.shared.values import Machine, StoredSnapshot, workspace_name
 
 
 class Deployment:
@@ -106,6 +109,8 @@ class _OnMachine:
         self._environment = "of the image"
         self._built = False
         self._restoring: list[Restoration] = []
+        self._stopped = threading.Event()
+        self._warnings: list[str] = []
 
     def run(self) -> DeployReport:
         with self._phases.phase("connect"):
@@ -115,7 +120,9 @@ class _OnMachine:
             machine = session.machine
             place = Place(self._stack, machine.user_home, spec.paths[0], self._of._strategy.sets_up)
             see_apart(place.environment, [place.absolute(path) for path in spec.paths])
-            name = base_name(self._stack, facts_of(machine))
+            # The id is of the store's key, whatever the name that the key is derived for.
+            key_id = Seal(self._opened.base_key(workspace_name("environments"))).key_id.hex()
+            name = base_name(self._stack, facts_of(machine), key_id)
             base = self._opened.base(name, self._stack.environment)
             serving = Serving(session, spec.name, place, self._phases)
             serving.stop()
@@ -137,7 +144,8 @@ class _OnMachine:
                 raise
             if self._built:
                 with self._phases.phase("store environment"):
-                    self._store(session, base)
+                    self._store(session, base, serving)
+            serving.see_serving()
             if self._tenancy is not None:
                 self._tenancy.hand_over(alone=True)
             return self._report(serving)
@@ -153,13 +161,14 @@ class _OnMachine:
         serve: Callable[[], None],
     ) -> None:
         """The environment and the workspace, at the same time. Where the workspace wants something
-        first, the server starts when that and the environment are there, and the rest follows."""
+        first, the server starts when that and the environment are there, and the rest follows.
+        A command that fetches the model writes into the workspace, so it waits for all of it."""
         spec = self._opened.spec
         made: list[Future[None]] = []
         running: list[Future[None]] = []
 
         def when_first() -> None:
-            if spec.first:
+            if spec.first and not self._stack.fetch:
                 for environment in made:
                     environment.result()
                 serve()
@@ -182,6 +191,7 @@ class _OnMachine:
                 for one in as_completed([*made, *running]):
                     one.result()
             except BaseException:
+                self._stopped.set()
                 for restoration in self._restoring:
                     restoration.remote.give_up(RunCancelled("another part of the deploy failed"))
                 with suppress(TorporError):  # ends a setup command that still runs
@@ -198,8 +208,10 @@ class _OnMachine:
         self, restoration: Restoration, what: str, when_first: Callable[[], None] = lambda: None
     ) -> None:
         self._restoring.append(restoration)
+        self._see_wanted()
         with restoration.begun() as plan:
-            restoration.restore(plan, full_check=self._full_check, when_first=when_first)
+            finished = restoration.restore(plan, full_check=self._full_check, when_first=when_first)
+        self._warnings += finished.warnings
         for name, seconds in restoration.phases.seconds.items():
             self._of._within[f"{what}: {name}"] = seconds
 
@@ -219,6 +231,7 @@ class _OnMachine:
         if not holds_files(session, place.environment):
             run_on_machine(session, ["mkdir", "-p", "--", f"{mark}/began"])
             self._built = self._of._strategy.keeps
+        self._see_wanted()
         began = time.monotonic()
         serving.run("setup", place.filled(self._stack.setup), place.home)
         self._of._within["environment: setup"] = time.monotonic() - began
@@ -239,8 +252,20 @@ class _OnMachine:
             part_bytes=base.spec.part_bytes,
             gpu=base.spec.compression.gpu,
         )
-        self._restore(Restoration(remote, "deploy", Phases(), resume=True), "environment")
+        try:
+            self._restore(Restoration(remote, "deploy", Phases(), resume=True), "environment")
+        except SnapshotDamaged as error:
+            distrust_base(base, found)
+            raise SnapshotDamaged(
+                f"the stored environment of stack {self._stack.name} is damaged and is not used "
+                f"any more: {error}. Deploy again, which makes it anew"
+            ) from error
         self._environment = f"restored from {found.snapshot} of {base.spec.name}"
+
+    def _see_wanted(self) -> None:
+        """RunCancelled once another part of the deploy has failed."""
+        if self._stopped.is_set():
+            raise RunCancelled("another part of the deploy failed")
 
     def _fetch_model(self, session: Session, place: Place, serving: Serving) -> None:
         """Unless the workspace says that it holds what this command fetches."""
@@ -258,12 +283,17 @@ class _OnMachine:
 
     # -- after the first answer
 
-    def _store(self, session: Session, base: StoredWorkspace) -> None:
+    def _store(self, session: Session, base: StoredWorkspace, serving: Serving) -> None:
         """Store the environment that has just proven itself. The server runs: where this fails, the
         next deploy makes the environment again."""
         try:
             run = f"{runner().run}-environment"
             report, verified = Storing(base, session, self._machine.id, Phases(), run=run).run()
+            try:
+                serving.see_serving()  # else another deploy may have worked in the directories
+            except DeployFailed:
+                drop_base(base, verified)
+                raise
             if report.changed:
                 drop_base(base, verified)
                 words = f"not stored: {', '.join(report.changed[:5])} changed while it was read"
@@ -301,4 +331,5 @@ class _OnMachine:
             from_rental_s=None if self._tenancy is None else served - self._of._began,
             from_ssh_s=served - self._reached,
             price_usd_h=self._machine.price_usd_h,
+            warnings=self._warnings,
         )

@@ -160,7 +160,8 @@ class Driver:
             try:
                 drive(open_workspace(first.block), first)
             except TorporError as error:  # it is tried again, by this run or another one
-                runner().log.warning("job %s was not brought to its end: %s", first.id, error)
+                self._say_waiting(f"job {first.id} comes first and was not ended: {error}")
+                self._driven.nap(LONGEST_S)
         return False
 
     def _is_ours(self, machine: Machine) -> bool:

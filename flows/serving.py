@@ -22,6 +22,7 @@ HEALTH_S: Final = 10.0
 """For one answer about its health."""
 LAST_LINES: Final = 20
 _LOOK_BYTES: Final = 256 * KIB
+_LINE_CHARS: Final = 2000
 _LOGS: Final = "~/.torpor/deploy"
 
 Kind = Literal["setup", "fetch", "server"]
@@ -41,6 +42,7 @@ class Serving:
         self._phases = phases
         self._lines: dict[Kind, deque[str]] = {}
         self._offsets: dict[Kind, int] = {}
+        self._attempts: dict[Kind, int] = {}
 
     def log(self, kind: Kind) -> str:
         """Where the output of a command is on the machine."""
@@ -90,6 +92,13 @@ class Serving:
         if state.state != "running":  # then another program has answered
             raise self._failed("server", _words(state))
 
+    def see_serving(self) -> None:
+        """DeployFailed unless the server that this deploy started runs: another deploy of the
+        workspace may have ended it, and may work in its directories."""
+        state = self._look("server")
+        if state.state != "running" or state.attempt != self._attempts["server"]:
+            raise self._failed("server", f"after its first answer, {_words(state)}")
+
     def _wait_until_ready(self, port: int) -> None:
         stack = self._place.stack
         until = time.monotonic() + stack.ready_timeout_s
@@ -110,23 +119,22 @@ class Serving:
         before = look_at_command(self._session, job, 0, 0).state
         request = StartJob(job, before.attempt + 1, argv, folder, self.log(kind), [])
         state = start_command(self._session, request)
+        self._attempts[kind] = state.attempt
         self._offsets[kind] = state.log_from
         self._lines[kind] = deque(maxlen=LAST_LINES)
 
     def _look(self, kind: Kind) -> JobState:
         """How it stands; keeps the last lines of its log."""
-        while True:
-            look = look_at_command(self._session, self._id(kind), self._offsets[kind], _LOOK_BYTES)
-            lines = self._lines[kind]
-            first, *rest = look.text.split("\n")
-            if lines:
-                lines[-1] += first
-            else:
-                lines.append(first)
-            lines.extend(rest)
-            if look.offset <= self._offsets[kind]:
-                return look.state
-            self._offsets[kind] = look.offset
+        look = look_at_command(self._session, self._id(kind), self._offsets[kind], _LOOK_BYTES)
+        if look.bytes - look.offset > _LOOK_BYTES:  # it writes faster than it can be read
+            begin = look.bytes - _LOOK_BYTES
+            look = look_at_command(self._session, self._id(kind), begin, _LOOK_BYTES)
+        lines = self._lines[kind]
+        first, *rest = look.text.split("\n")
+        last = lines.pop() if lines else ""
+        lines.extend(line[-_LINE_CHARS:] for line in (last + first, *rest))
+        self._offsets[kind] = look.offset
+        return look.state
 
     def _failed(self, kind: Kind, words: str) -> DeployFailed:
         last = "\n".join(line[:500] for line in self._lines[kind]).strip() or "nothing"
@@ -144,4 +152,4 @@ def _words(state: JobState) -> str:
         return f"it could not be started: {state.error}"
     if state.state == "ended":
         return f"it ended with status {state.status}"
-    return "its supervisor was lost"
+    return "another deploy started it again" if state.state == "running" else "it was lost"

@@ -41,6 +41,12 @@ def find_base(base: StoredWorkspace, reason: str) -> StoredSnapshot | None:
     return bases.find(base.store, base.spec.name, base.seal, reason)
 
 
+@step("distrust environment")
+def distrust_base(base: StoredWorkspace, found: StoredSnapshot) -> None:
+    """Use a damaged environment no more."""
+    bases.distrust(base.store, base.spec.name, found.snapshot)
+
+
 @step("keep environment")
 def keep_base(base: StoredWorkspace, verified: Verified, reason: str) -> bool:
     """Use this environment from now on; False if another deploy has stored one meanwhile."""

@@ -50,7 +50,7 @@ def check(proof: Proof, answer: Answer | None) -> None:
         found = json.loads(answer.text)
         for step in proof.answer.split("."):
             found = found[int(step)] if isinstance(found, list) else found[step]
-    except (ValueError, KeyError, IndexError, TypeError):
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         found = None
     if found in _NOTHING or found in ([], {}):
         raise DeployFailed(

@@ -7,23 +7,31 @@ leaves at most a snapshot without a pin, which nobody uses and which ``expire`` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from torpor.control.safety import Verified
+from torpor.control.safety import Verified, see_whole
 from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import find_snapshot, read_manifest, snapshot_times
+from torpor.control.store.snapshots import find_snapshot, snapshot_times
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.pins import pin, pin_times, unpin
 from torpor.control.upkeep.prune import PruneRules, carry_out, plan_prune
-from torpor.shared.errors import ManifestInvalid, SnapshotKept, SnapshotMissing
+from torpor.shared.errors import (
+    ManifestInvalid,
+    SnapshotDamaged,
+    SnapshotKept,
+    SnapshotMissing,
+    WrongKey,
+)
 from torpor.shared.format.keys import Seal
 from torpor.shared.values import BASE, SnapshotId, StoredSnapshot, WorkspaceName
 
 LEFT_S: Final = 24 * 3600.0
 """A snapshot without a pin that is so old was left by a deploy that was killed."""
 _PREFIX: Final = "workspaces/"
+_NAME: Final = re.compile(BASE + "[0-9a-f]{32}")  # no user's workspace has such a name by chance
 
 
 def find(
@@ -31,12 +39,22 @@ def find(
 ) -> StoredSnapshot | None:
     """The environment that is in use, with its pin renewed; None if there is none."""
     for snapshot in _in_use(store, workspace):
-        with suppress(SnapshotMissing, ManifestInvalid):  # deleted meanwhile, or damaged
+        try:
             found = find_snapshot(store, workspace, snapshot)
-            read_manifest(store, found, seal)
+            see_whole(store, found, seal)
             pin(store, workspace, snapshot, reason)
-            return found
+        except SnapshotMissing:  # deleted meanwhile
+            continue
+        except (ManifestInvalid, SnapshotDamaged):
+            distrust(store, workspace, snapshot)
+            continue
+        return found
     return None
+
+
+def distrust(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
+    """Use a damaged environment no more; the next deploy makes it again."""
+    unpin(store, workspace, snapshot)
 
 
 def keep(store: ObjectStore, verified: Verified, reason: str) -> bool:
@@ -73,7 +91,8 @@ def expire(
             ):
                 deleted.append(snapshot)
         rules = PruneRules(without_snapshots=True)
-        carry_out(store, plan_prune(store, workspace, seal_of(workspace), rules))
+        with suppress(WrongKey, ManifestInvalid):  # of another store block; or damaged
+            carry_out(store, plan_prune(store, workspace, seal_of(workspace), rules))
     return deleted
 
 
@@ -97,4 +116,4 @@ def _drop(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) ->
 
 def _names(store: ObjectStore) -> list[WorkspaceName]:
     found = {one.key.split("/")[1] for one in store.list(_PREFIX + BASE)}
-    return [WorkspaceName(name) for name in sorted(found)]
+    return [WorkspaceName(name) for name in sorted(found) if _NAME.fullmatch(name)]

@@ -29,6 +29,7 @@ class DeployReport(msgspec.Struct, frozen=True):
     from_rental_s: float | None
     from_ssh_s: float
     price_usd_h: float
+    warnings: list[str] = []
 
     @property
     def forward(self) -> str:
@@ -51,7 +52,7 @@ class DeployReport(msgspec.Struct, frozen=True):
             "snapshot": self.snapshot or "the workspace was not restored",
             "first completion": f"{rental}, {self.from_ssh_s:.1f} s from SSH",
             "seconds by phase": _seconds(self.seconds | self.within),
-            "server's log": self.log,
+            "server's log": "; ".join([self.log, *self.warnings]),
         }
         return [{"what": what, "value": value} for what, value in values.items()]
 

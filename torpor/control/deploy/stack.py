@@ -117,8 +117,9 @@ class Facts:
     user_home: str
 
 
-def base_name(stack: Stack, facts: Facts) -> WorkspaceName:
-    """The name of the workspace that keeps this stack's environment for such machines."""
+def base_name(stack: Stack, facts: Facts, key_id: str = "") -> WorkspaceName:
+    """The name of the workspace that keeps this stack's environment for such machines. ``key_id``:
+    of the store's key, because another key cannot open it."""
     key = {
         "setup": stack.setup,
         "image": stack.minimal_image,
@@ -127,6 +128,7 @@ def base_name(stack: Stack, facts: Facts) -> WorkspaceName:
         "glibc": facts.glibc,
         "machine": facts.machine,
         "cuda": facts.cuda,
+        "key": key_id,
         # A virtual environment's scripts name their own place.
         "home": "" if stack.relocatable else facts.user_home,
     }
