@@ -19,6 +19,7 @@ from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, snapshot_ids
 from torpor.control.upkeep.pins import pin, pin_times, unpin
 from torpor.shared.format.keys import Seal
+from torpor.shared.format.names import manifest_key
 from torpor.shared.values import BASE, SnapshotId, WorkspaceName
 
 NAME = WorkspaceName(f"{BASE}{'a' * 32}")
@@ -132,3 +133,23 @@ def _after_unpin(then: object) -> Iterator[None]:
 
     with patch.object(bases, "unpin", both):
         yield
+
+
+def test_a_damaged_environment_makes_room_for_another_one(lab: Lab) -> None:
+    first = lab.made("one")
+    assert bases.keep(lab.store, first, "a test")
+    lab.store.delete([one.key for one in lab.store.list(f"workspaces/{NAME}/packs/")])
+    assert lab.used() is None
+    second = lab.made("two")
+    assert bases.keep(lab.store, second, "a test")
+    assert lab.used() == second.snapshot
+
+
+def test_a_workspace_of_an_older_version_is_no_environment(lab: Lab) -> None:
+    made = lab.made("one")
+    blob = lab.store.get(manifest_key(NAME, made.snapshot), max_bytes=1 << 20)
+    lab.store.put(manifest_key(WorkspaceName(f"{BASE}mine"), made.snapshot), blob)
+    lab.store.look()
+    lab.store.advance(100 * DAY)
+    lab.expire(days=1)
+    assert snapshot_ids(lab.store, WorkspaceName(f"{BASE}mine")) == [made.snapshot]
