@@ -106,7 +106,7 @@ torpor is up.
 
   UI        {ui}
   password  {login}
-  first     Deployments > hibernate > Run > Custom run, choose the workspace `demo`, Submit.
+  first     Deployments, search for hibernate, Run > Custom run, choose `demo`, Submit.
             torpor stores its files, verifies them, and destroys its machine.
             Then run `wake` the same way: the files are back on a new machine.
   Python    {python}

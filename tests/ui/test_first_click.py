@@ -152,7 +152,7 @@ def test_the_first_click(
     prompt.fill(newcomer.login.strip())
     page.get_by_role("button", name="Login").click()
     page.get_by_role("link", name="Deployments").click()
-    expect(page.get_by_role("link", name="hibernate").first).to_be_visible(timeout=WAIT_MS)
+    expect(page.get_by_role("link", name="backup").first).to_be_visible(timeout=WAIT_MS)
     picture("2-deployments")
 
     (folder,) = newcomer.state.glob(WORKSPACE)
@@ -219,7 +219,7 @@ def _see_that_up_comes_back(newcomer: Newcomer, identity: dict[str, Any], woken:
 
 
 def _run(newcomer: Newcomer, page: Page, name: str, picture: Any) -> None:
-    """Deployments > NAME > Run > Custom run, choose `demo`, Submit; see it complete."""
+    """Deployments, search for NAME, Run > Custom run, choose `demo`, Submit; see it complete."""
     page.get_by_role("link", name="Deployments").click()
     page.get_by_placeholder("Search deployments").fill(name)
     expect(page.get_by_role("link", name="backup", exact=True)).to_have_count(0)  # filtered by now

@@ -67,7 +67,7 @@ def test_from_the_blocks_of_markets_to_the_report_of_a_wake(
     Workspace(name=NAME, parts=2).save(NAME, overwrite=True, _sync=True)
     edit_block(page, torpor_up, "workspace", NAME)
     page.get_by_label("Provider (Optional)").fill(f"vast-provider/{NAME}")
-    page.get_by_role("button", name="Add item").nth(2).click()
+    page.get_by_role("button", name="Add item").nth(3).click()
     page.locator("textarea").nth(4).fill(f"runpod-provider/{NAME}")  # below the provider
     page.get_by_label("GPU (Optional)").fill("RTX 4090")
     page.get_by_label("Lowest reliability (Optional)").fill("0.9")

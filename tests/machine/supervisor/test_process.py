@@ -61,7 +61,8 @@ def test_the_command_has_a_session_the_folder_and_a_clean_environment(
     pid = machine.kept().command.pid
     assert [int(machine.file(name)) for name in ("pid", "session")] == [pid, pid]
     assert machine.file("folder").strip() == str(machine.work)
-    assert machine.file("ignored").split()[1].strip("0") == ""
+    of_the_c_library = 0b11 << 31  # signals 32 and 33, which no program may set
+    assert int(machine.file("ignored").split()[1], 16) & ~of_the_c_library == 0
     assert machine.file("files").split() == ["0", "1", "2", "3"]  # the last one is the folder's
     assert (machine.work / "stdin").read_text() == ""
     environment = dict(line.split("=", 1) for line in machine.file("env").splitlines())

@@ -18,14 +18,8 @@ NOT_FOUND: Final = 127
 NOT_STARTED: Final = 126
 """What a shell gives as the status of a command that it cannot start."""
 _GO: Final = b"g"
-_RESTORED: Final = (
-    signal.SIGPIPE,  # Python ignores these two, and a program would inherit that
-    signal.SIGXFSZ,
-    signal.SIGHUP,
-    signal.SIGTERM,
-    signal.SIGCHLD,
-    signal.SIGINT,
-)
+_RESTORED: Final = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+"""A program would inherit what Python, the supervisor or whoever started the machine ignores."""
 
 
 class Command:
