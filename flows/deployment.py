@@ -53,27 +53,27 @@ class Deployment:
     def __init__(
         self, opened: OpenWorkspace, stack: Stack, strategy: Strategy, name: str, phases: Phases
     ) -> None:
-        self._opened = opened
-        self._stack = stack
-        self._strategy = strategy
-        self._name = name
-        self._phases = phases
-        self._within: dict[str, float] = {}
-        self._began = time.monotonic()
+        self.opened = opened
+        self.stack = stack
+        self.strategy = strategy
+        self.name = name
+        self.phases = phases
+        self.within: dict[str, float] = {}
+        self.began = time.monotonic()
 
     def run(self, snapshot: str, full_check: bool) -> DeployReport:
         """Deploy on the workspace's machine, or on a new one."""
-        found = machine_in_use(self._opened, None)
+        found = machine_in_use(self.opened, None)
         if found is not None:
             return _OnMachine(self, found[0], None, None, full_check).run()
-        wanted, opened = None, self._opened
+        wanted, opened = None, self.opened
         if snapshot not in ("", NEWEST) or newest_snapshot(opened.store, opened.spec.name):
             wanted, opened = pick_snapshot_to_wake(opened, snapshot)
-        image = self._stack.image_for(self._strategy) or opened.spec.want.image
+        image = self.stack.image_for(self.strategy) or opened.spec.want.image
         want = msgspec.structs.replace(opened.spec.want, image=image)
         opened = replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
-        self._began = time.monotonic()
-        with only_machine(opened, self._phases) as tenancy:
+        self.began = time.monotonic()
+        with only_machine(opened, self.phases) as tenancy:
             return _OnMachine(self, tenancy.machine, tenancy, wanted, full_check).run()
 
 
@@ -97,9 +97,9 @@ class _OnMachine:
         full_check: bool,
     ) -> None:
         self._of = deployment
-        self._opened = deployment._opened
-        self._stack = deployment._stack
-        self._phases = deployment._phases
+        self._opened = deployment.opened
+        self._stack = deployment.stack
+        self._phases = deployment.phases
         self._machine = machine
         self._tenancy = tenancy
         self._wanted = wanted
@@ -118,7 +118,7 @@ class _OnMachine:
         with session:
             spec = self._opened.spec
             machine = session.machine
-            place = Place(self._stack, machine.user_home, spec.paths[0], self._of._strategy.sets_up)
+            place = Place(self._stack, machine.user_home, spec.paths[0], self._of.strategy.sets_up)
             see_apart(place.environment, [place.absolute(path) for path in spec.paths])
             # The id is of the store's key, whatever the name that the key is derived for.
             key_id = Seal(self._opened.base_key(workspace_name("environments"))).key_id.hex()
@@ -178,7 +178,7 @@ class _OnMachine:
             phases_told_to(lambda name: None),  # it stays the phase `restore`
         ):
             try:
-                if self._of._strategy.sets_up:
+                if self._of.strategy.sets_up:
                     make = partial(self._make_environment, session, place, base, serving)
                     made.append(threads.submit(copy_context().run, make))
                 if self._tenancy is not None and self._wanted is not None:
@@ -213,7 +213,7 @@ class _OnMachine:
             finished = restoration.restore(plan, full_check=self._full_check, when_first=when_first)
         self._warnings += finished.warnings
         for name, seconds in restoration.phases.seconds.items():
-            self._of._within[f"{what}: {name}"] = seconds
+            self._of.within[f"{what}: {name}"] = seconds
 
     def _make_environment(
         self, session: Session, place: Place, base: StoredWorkspace, serving: Serving
@@ -223,20 +223,20 @@ class _OnMachine:
         if self._tenancy is not None and holds_files(session, [mark]):
             # A deploy that was killed began to make it on this machine, which nobody got.
             run_on_machine(session, ["rm", "-rf", "--", *place.environment, mark])
-        if self._of._strategy.keeps:
+        if self._of.strategy.keeps:
             found = find_base(base, self._reason())
             if found is not None:
                 self._restore_environment(session, base, found)
                 return
         if not holds_files(session, place.environment):
             run_on_machine(session, ["mkdir", "-p", "--", f"{mark}/began"])
-            self._built = self._of._strategy.keeps
+            self._built = self._of.strategy.keeps
         self._see_wanted()
         began = time.monotonic()
         serving.run("setup", place.filled(self._stack.setup), place.home)
-        self._of._within["environment: setup"] = time.monotonic() - began
+        self._of.within["environment: setup"] = time.monotonic() - began
         self._environment = "made by the setup command"
-        if not self._built and self._of._strategy.keeps:
+        if not self._built and self._of.strategy.keeps:
             self._environment += ", not stored: its directories held files before"
 
     def _restore_environment(
@@ -317,7 +317,7 @@ class _OnMachine:
         return DeployReport(
             workspace=self._opened.spec.name,
             stack=self._stack.name,
-            strategy=f"{self._of._name}: {self._of._strategy.words}",
+            strategy=f"{self._of.name}: {self._of.strategy.words}",
             snapshot=None if self._wanted is None else self._wanted.snapshot,
             environment=self._environment,
             machine=self._machine.id,
@@ -327,8 +327,8 @@ class _OnMachine:
             server_port=self._stack.port,
             log=serving.log("server"),
             seconds=self._phases.seconds,
-            within=self._of._within,
-            from_rental_s=None if self._tenancy is None else served - self._of._began,
+            within=self._of.within,
+            from_rental_s=None if self._tenancy is None else served - self._of.began,
             from_ssh_s=served - self._reached,
             price_usd_h=self._machine.price_usd_h,
             warnings=self._warnings,

@@ -28,8 +28,16 @@ from tests.jobs.campaign import hurried
 from torpor.control.jobs.records import Job, Jobs, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.money.budgets import Budget, OpenBudget
-from torpor.shared.errors import AgentLost, InvalidInput, JobFailed, MachineInUse, StoreDenied
-from torpor.shared.values import MachineId
+from torpor.control.providers.local import LocalProvider
+from torpor.shared.errors import (
+    AgentLost,
+    InvalidInput,
+    JobFailed,
+    MachineInUse,
+    StoreDenied,
+    WorkspaceBusy,
+)
+from torpor.shared.values import Machine, MachineId, ObjectKey
 
 _STEPS = 30
 _FINE = ["python3", "training.py", str(_STEPS), "0.1"]
@@ -96,6 +104,11 @@ def _running(world: World, command: list[str], **options: Any) -> Iterator[Calla
 
 def _made(job_id: str, command: list[str]) -> Job:
     return Job(id=job_id, workspace=WORKSPACE, block=WORKSPACE, command=command, created_unix=1.0)
+
+
+def _write(world: World, job_: Job) -> None:
+    key = ObjectKey(f"workspaces/{WORKSPACE}/jobs/open/{job_.id}")
+    world.direct.put(key, msgspec.json.encode(job_))
 
 
 def _open(world: World) -> Job:
@@ -220,6 +233,46 @@ def test_a_job_whose_run_is_killed_is_continued_and_its_command_not_started_twic
     log = (woken / f".torpor-jobs/{left.id}.log").read_text()
     assert log.count("goes on from step") == 1
     assert json.loads((woken / "state.json").read_text()) == training.uninterrupted(_STEPS)
+
+
+@pytest.mark.parametrize("ahead_s", [-1e6, 1e6], ids=["behind", "ahead"])
+def test_a_run_is_not_replaced_however_wrong_its_clock_is(world: World, ahead_s: float) -> None:
+    """It writes the record while another run looks."""
+    jobs, over = _jobs(world), threading.Event()
+    mine = jobs.take(_made("0" * 12, _FINE), "one")
+
+    def drive() -> None:
+        while not over.wait(0.1):
+            _write(world, msgspec.structs.replace(mine, driven_unix=time.time() + ahead_s))
+
+    thread = threading.Thread(target=drive)
+    thread.start()
+    try:
+        with pytest.raises(WorkspaceBusy, match="flow run one works on job"):
+            _run(world, [], job=mine.id)
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_machine_that_is_missing_in_an_answer_is_not_lost(
+    world: World, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin() -> None:
+        threading.Thread(target=lambda: _die_when(lambda: _step(place) > 5), daemon=True).start()
+        _run(world, _FINE)
+
+    assert killed_in_a_child(begin)
+    (left,) = _jobs(world).open()
+    listed, answers = LocalProvider.list_own, iter(range(100))
+
+    def short(self: LocalProvider) -> list[Machine]:
+        return listed(self) if next(answers) >= 4 else []
+
+    monkeypatch.setattr(LocalProvider, "list_own", short)
+    until(lambda: not _jobs(world).open()[0].driven, "its driver counts as gone")
+    report = _run(world, [], job=left.id)
+    assert (report.job.state, len(report.job.attempts)) == ("succeeded", 1)
 
 
 def test_the_agent_and_the_supervisor_may_be_killed(world: World, place: Path) -> None:

@@ -46,6 +46,15 @@ def test_a_silent_driver_is_replaced_and_stops(jobs: Jobs) -> None:
     assert jobs.of(_ID) == theirs
 
 
+def test_an_earlier_process_of_the_same_run_stops(jobs: Jobs) -> None:
+    """Prefect may start a run again while its first process lives."""
+    first = jobs.take(made(), "one")
+    second = jobs.take(first, "one")
+    with pytest.raises(HandedOver, match="driven by flow run one"):
+        jobs.keep(first)
+    assert jobs.keep(second).driver == "one"
+
+
 def test_what_a_driver_leaves_is_continued_at_once(jobs: Jobs) -> None:
     mine = jobs.take(made(), "one")
     jobs.leave(msgspec.structs.replace(mine, why="the store refused"))

@@ -476,53 +476,40 @@ def test_what_fails_when_it_is_used_ends_the_restore(
     assert differences(kept(was), facts(back)) == []
 
 
-def test_a_first_that_is_not_right_is_not_used(
+@pytest.mark.parametrize(
+    ("meddle", "found", "used"),
+    [
+        (lambda fd: os.ftruncate(fd, 7 * MIB), "has 7340032 bytes", False),
+        (lambda fd: os.pwrite(fd, b"!", 7 * MIB), "content differs", True),
+    ],
+    ids=["size", "content"],
+)
+def test_a_first_that_is_not_right_is_found(
     machines: Machines,
     woken: Engine,
     was: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    meddle: Callable[[int], object],
+    found: str,
+    used: bool,
 ) -> None:
+    """A wrong size before it is used. A wrong content in the end: the program on it runs already,
+    and the machine is not handed over."""
     snapshot, back = _stored(machines, woken, was), tmp_path / "back"
     finish_first, steps = RemoteRestore.finish_first, list[str]()
 
     def meddled(self: RemoteRestore) -> object:
         fd = os.open(back / "model/weights", os.O_WRONLY)
-        os.ftruncate(fd, 7 * MIB)
+        meddle(fd)
         os.close(fd)
         return finish_first(self)
 
     with monkeypatch.context() as patched:
         patched.setattr(RemoteRestore, "finish_first", meddled)
-        with pytest.raises(SnapshotDamaged, match="model/weights: has 7340032 bytes"):
+        with pytest.raises(SnapshotDamaged, match=f"model/weights: {found}"):
             _restored(woken, snapshot, back, FIRST, lambda: steps.append("used"), steps)
-    assert "used" not in steps
-    _restored(woken, snapshot, back, FIRST, lambda: None, steps, resume=True)
-    assert differences(kept(was), facts(back)) == []
-
-
-def test_a_damaged_content_of_what_came_first_is_found_in_the_end(
-    machines: Machines,
-    woken: Engine,
-    was: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The program on it runs already, and the machine is not handed over."""
-    snapshot, back = _stored(machines, woken, was), tmp_path / "back"
-    finish_first, steps = RemoteRestore.finish_first, list[str]()
-
-    def meddled(self: RemoteRestore) -> object:
-        fd = os.open(back / "model/weights", os.O_WRONLY)
-        os.pwrite(fd, b"!", 7 * MIB)
-        os.close(fd)
-        return finish_first(self)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RemoteRestore, "finish_first", meddled)
-        with pytest.raises(SnapshotDamaged, match="model/weights: content differs"):
-            _restored(woken, snapshot, back, FIRST, lambda: steps.append("used"), steps)
-    assert "used" in steps
+    assert ("used" in steps) == used
     _restored(woken, snapshot, back, FIRST, lambda: None, steps, resume=True)
     assert differences(kept(was), facts(back)) == []
 

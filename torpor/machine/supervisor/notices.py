@@ -10,6 +10,7 @@ import io
 import json
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -80,7 +81,7 @@ class Notices:
         return max(0.0, min(self._due) - self._clock()) if self._due else None
 
 
-class _Service:
+class _Service(ABC):
     """A market's metadata service. ``look`` returns what it says now, each with a mark that tells
     one notice from the next of its kind."""
 
@@ -89,8 +90,8 @@ class _Service:
         self._ask = ask
         self._now = now
 
-    def look(self) -> list[tuple[str, Notice]]:
-        raise NotImplementedError
+    @abstractmethod
+    def look(self) -> list[tuple[str, Notice]]: ...
 
     def _notice(
         self, kind: _Kind, mark: str, words: str, until_unix: float | None
