@@ -335,17 +335,16 @@ class Driver:
 
     def _keep(self, machine: Machine) -> None:
         """End the job and leave the machine to its user, whether it answers or not."""
-        attempt = self.job.attempt
-        if attempt is not None and machine.state == "running":
-            with (
-                suppress(MachineError),
-                open_session.function(self._opened, machine) as session,
-            ):
-                stop_command(session, self.job.id)
+        attempt, stop = self.job.attempt, self._driven.stop
+        why = "it was stopped" if stop is None else stop.why
         if attempt is not None:
+            try:
+                with open_session.function(self._opened, machine) as session:
+                    stop_command(session, self.job.id)
+            except MachineError as error:
+                why += f". Its command may still run on machine {machine.id}: {error}"
             self._driven.change_attempt(end="stopped", ended_unix=time.time())
-        stop = self._driven.stop
-        self._driven.end(stop.state if stop else "cancelled", stop.why if stop else "")
+        self._driven.end("cancelled" if stop is None else stop.state, why)
 
     def _end(self) -> None:
         stop, newest = self._driven.stop, self.job.attempts[-1]

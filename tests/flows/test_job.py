@@ -34,6 +34,7 @@ from torpor.shared.errors import (
     InvalidInput,
     JobFailed,
     MachineInUse,
+    MachineUnreachable,
     StoreDenied,
     WorkspaceBusy,
 )
@@ -211,6 +212,26 @@ def test_a_job_that_is_stopped_saves_its_work(world: World, place: Path, then: A
     assert reached > 3
     assert len(world.machines()) == 1
     assert len(world.snapshots()) == (0 if then == "keep" else 1)
+
+
+def test_a_machine_that_does_not_answer_is_kept_and_the_job_says_so(
+    world: World, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: Any, **__: Any) -> None:
+        raise MachineUnreachable("no SSH")
+
+    def begin() -> None:
+        threading.Thread(target=lambda: _die_when(lambda: _step(place) > 5), daemon=True).start()
+        _run(world, _FINE)
+
+    assert killed_in_a_child(begin)
+    (left,) = _jobs(world).open()
+    _jobs(world).ask_stop(left.id, Stop("cancelled", "keep", "enough", time.time()))
+    until(lambda: not _jobs(world).open()[0].driven, "its driver counts as gone")
+    monkeypatch.setattr(driving.open_session, "function", silent)
+    ended = _run(world, [], job=left.id).job
+    assert (ended.state, len(world.machines())) == ("cancelled", 1)
+    assert ended.why.startswith("enough. Its command may still run on machine")
 
 
 def test_a_job_whose_run_is_killed_is_continued_and_its_command_not_started_twice(
