@@ -4,6 +4,8 @@ budgets, stacks.
 ``prefect block register -m blocks`` adds the block types to a server.
 """
 
+from typing import Final, TypeAlias
+
 from blocks.budget import Budget
 from blocks.ec2_provider import Ec2Provider
 from blocks.local_provider import LocalProvider
@@ -25,3 +27,15 @@ __all__ = [
     "VastProvider",
     "Workspace",
 ]
+
+ProviderBlock: TypeAlias = (
+    LocalProvider | VastProvider | RunpodProvider | LambdaProvider | Ec2Provider
+)
+PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
+    LocalProvider,
+    VastProvider,
+    RunpodProvider,
+    LambdaProvider,
+    Ec2Provider,
+)
+"""The provider blocks, the default first."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, field_validator
 
-from blocks.ec2_provider import Ec2Provider
-from blocks.local_provider import LocalProvider
-from blocks.markets import LambdaProvider, RunpodProvider, VastProvider
+import blocks
 from blocks.object_store import ObjectStore
 from blocks.reference import LOGOS, Reference, load, load_all
 from blocks.ssh_identity import SSHIdentity
@@ -29,18 +27,6 @@ from torpor.shared.values import (
     WorkspaceSpec,
     workspace_name,
 )
-
-ProviderBlock: TypeAlias = (
-    LocalProvider | VastProvider | RunpodProvider | LambdaProvider | Ec2Provider
-)
-PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
-    LocalProvider,
-    VastProvider,
-    RunpodProvider,
-    LambdaProvider,
-    Ec2Provider,
-)
-"""The provider blocks, the default first. Add a new one here, and export it from ``blocks``."""
 
 MAX_PARTS: Final = 64  # each is a task run, and Prefect stores its states
 
@@ -403,7 +389,7 @@ class Workspace(Block):
     def open_providers(self) -> tuple[Provider, ...]:
         """Its providers, in its order, ready to use; raises InvalidInput."""
         names = dict.fromkeys([self.provider, *self.more_providers])
-        return tuple(load(name, PROVIDERS, of=self._me()).open() for name in names)
+        return tuple(load(name, blocks.PROVIDERS, of=self._me()).open() for name in names)
 
     def open_identity(self) -> SSHIdentity:
         """The SSH identity it logs in with; raises InvalidInput."""
@@ -473,4 +459,4 @@ class Workspace(Block):
 
 def open_all_providers() -> tuple[Provider, ...]:
     """Every provider block of the installation, ready to use."""
-    return tuple(block.open() for kind in PROVIDERS for block in load_all(kind))
+    return tuple(block.open() for kind in blocks.PROVIDERS for block in load_all(kind))

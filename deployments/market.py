@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from blocks import PROVIDERS
 from blocks.reference import load
-from blocks.workspace import PROVIDERS
 from torpor.control.providers.offers import Offer, misfit
 from torpor.control.providers.seam import Provider
 from torpor.shared.errors import TorporError

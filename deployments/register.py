@@ -21,9 +21,8 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect_aws.credentials import AwsCredentials
 from pydantic import SecretStr
 
-from blocks import Budget, LocalProvider, ObjectStore, SSHIdentity, Stack, Workspace
+from blocks import PROVIDERS, Budget, LocalProvider, ObjectStore, SSHIdentity, Stack, Workspace
 from blocks.reference import load_named
-from blocks.workspace import PROVIDERS
 from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation
 from deployments.schedules import offer_schedules

@@ -27,5 +27,5 @@ pytest_plugins = [
     "tests.fixtures.prefect_server",
     "tests.fixtures.deployed",
     "tests.markets.boot",
-    "tests.markets.four",
+    "tests.markets.every",
 ]

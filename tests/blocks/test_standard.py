@@ -17,7 +17,7 @@ from prefect.testing.standard_test_suites import BlockStandardTestSuite
 from prefect.workers.process import ProcessWorker
 
 import blocks
-from blocks.workspace import PROVIDERS
+from blocks import PROVIDERS
 from deployments.installation import CHECKOUT
 from deployments.server import Server
 from tests.fixtures.waiting import PATIENCE_S

@@ -44,8 +44,8 @@ from tests.fixtures.world import BUCKET, own_store
 from tests.jobs import training
 from tests.markets.boot import BootedMachine, Machines
 from tests.markets.campaign import AheadClock
+from tests.markets.every import DEMO, ROWS, Markets, opened_markets
 from tests.markets.faults import Fault, Kind
-from tests.markets.four import DEMO, FourMarkets, opened_four
 from tests.markets.market import Rented
 from torpor.control.jobs import driven, policy, records
 from torpor.control.jobs.records import Job
@@ -57,8 +57,8 @@ from torpor.shared.format.keys import workspace_key
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import MIB, ObjectKey, SnapshotId, Want, WorkspaceSpec
 
-MARKETS: Final = ("vast", "runpod", "lambda")
-"""EC2's instances end by requests only: its fake is moto's."""
+MARKETS: Final = tuple(name for name, row in ROWS.items() if row.by_hand is not None)
+"""Those that can end a machine by themselves."""
 STEPS: Final = 200
 STEP_S: Final = 0.1
 SAVE_S: Final = 4.0
@@ -95,7 +95,7 @@ def hurried() -> Iterator[None]:
 class Campaign:
     """One workspace; one job after the other."""
 
-    four: FourMarkets
+    markets: Markets
     opened: OpenWorkspace
     connect: Callable[[], S3Store]
     rng: random.Random
@@ -153,7 +153,7 @@ class Campaign:
                 time.sleep(SETTLING_S)
                 reconcile.fn(self.opened.spec.name, abandoned=True)
         for name in MARKETS:
-            for machine in self.four.fakes[name].market.alive():
+            for machine in self.markets.fakes[name].market.alive():
                 self._violate(f"machine {machine.id} at {name} is alive at the end")
         for rental in self.opened.rentals.open():
             self._violate(f"rental {rental.label.rental} is {rental.state} at the end")
@@ -222,7 +222,7 @@ class Campaign:
     def _end_by_name(self, error: str) -> None:
         """Do what the error says if a killed wake left a machine that never answers."""
         for name in MARKETS:
-            for machine in self.four.fakes[name].market.alive():
+            for machine in self.markets.fakes[name].market.alive():
                 if f"machine {machine.id} " in error and "name it in `end` of reconcile" in error:
                     with self._plain(self.opened):
                         reconcile.fn(self.opened.spec.name, end=[str(machine.id)])
@@ -248,15 +248,17 @@ class Campaign:
             self._kill()
             return True
         if what == "market":
-            fake = self.four.fakes[self.rng.choice(MARKETS)]
+            fake = self.markets.fakes[self.rng.choice(MARKETS)]
             fake.faults.arm(Fault(self.rng.choice(_FAULTS), "any", self.rng.randrange(1, 4)))
             return True
-        machines = [(name, one) for name in MARKETS for one in self.four.fakes[name].market.alive()]
+        machines = [
+            (name, one) for name in MARKETS for one in self.markets.fakes[name].market.alive()
+        ]
         if not machines:
             return False
         name, machine = self.rng.choice(machines)
         if what == "machine":
-            self.four.fakes[name].market.end(machine)
+            self.markets.fakes[name].market.end(machine)
             return True
         return _kill_on(machine, what)
 
@@ -280,7 +282,7 @@ class Campaign:
             flush=True,
         )
         for name in MARKETS:
-            for one in self.four.fakes[name].market.alive():
+            for one in self.markets.fakes[name].market.alive():
                 if isinstance(one.body, BootedMachine) and self._was_handed_over(one):
                     self._violate(f"machine {one.id} at {name} is alive after job {ended.id}")
 
@@ -316,14 +318,14 @@ class Campaign:
         )
 
     def _provider(self, name: str) -> Provider:
-        provider = self.four.provider(name, timeout_s=2.0)
+        provider = self.markets.provider(name, timeout_s=2.0)
         provider.__dict__["abilities"] = msgspec.structs.replace(
             provider.abilities, settling_s=SETTLING_S, ready_s=30.0
         )
         return provider
 
     def _body(self) -> BootedMachine:
-        (body,) = [one.body for name in MARKETS for one in self.four.fakes[name].market.alive()]
+        (body,) = [one.body for name in MARKETS for one in self.markets.fakes[name].market.alive()]
         assert isinstance(body, BootedMachine)
         return body
 
@@ -388,8 +390,8 @@ def open_campaign(seed: int) -> Iterator[Campaign]:
         (folder / "machines").mkdir()
         machines = Machines(folder / "machines")
         agent = copy_agent(folder / "agent", SOON_ABANDONED)
-        with opened_four(machines) as four, installing(agent):
-            for fake in four.fakes.values():
+        with opened_markets(machines) as markets, installing(agent):
+            for fake in markets.fakes.values():
                 fake.market.clock = clock
 
             def connect() -> S3Store:
@@ -405,7 +407,7 @@ def open_campaign(seed: int) -> Iterator[Campaign]:
                 owner="tests",
                 key=workspace_key(_STORE_KEY, DEMO),
             )
-            campaign = Campaign(four, opened, connect, random.Random(seed), folder)
+            campaign = Campaign(markets, opened, connect, random.Random(seed), folder)
             try:
                 yield campaign
             finally:

@@ -1,4 +1,4 @@
-"""The campaign of rentals: wakes over the four fake markets with faults and kills, hibernations
+"""The campaign of rentals: wakes over the fake markets with faults and kills, hibernations
 between them, then reconcile.
 
     python -m tests.markets.campaign --wakes 500 --seed 1
@@ -42,7 +42,7 @@ from tests.fixtures.trees import Tree, differences, facts, let_settle
 from tests.fixtures.world import BUCKET, own_store
 from tests.markets.boot import Machines
 from tests.markets.disturbance import Plan, calm, disturbed
-from tests.markets.four import BODIES, DEMO, NAMES, FourMarkets, opened_four
+from tests.markets.every import BODIES, DEMO, NAMES, ROWS, Markets, opened_markets
 from tests.markets.kills import killing_at_request
 from tests.markets.market import Clock, Rented
 from torpor.control.providers.seam import Provider
@@ -94,7 +94,7 @@ class Told:
 class Campaign:
     """One workspace that is woken, used and hibernated again and again."""
 
-    four: FourMarkets
+    markets: Markets
     opened: OpenWorkspace
     clock: AheadClock
     rng: random.Random
@@ -113,13 +113,10 @@ class Campaign:
     def begin(self) -> None:
         """Create the first machine, and machines that are not ours beside it."""
         for name in NAMES:
-            market = self.four.fakes[name].market
-            if name == "ec2":
-                continue  # its listing comes from moto, which knows instances only by their create
-            ware = market.wares[0]
-            self.foreign.append(
-                market.rent(ware, "by hand", {}, id_of=lambda n, of=name: _foreign_id(of, n))
-            )
+            market, by_hand = self.markets.fakes[name].market, ROWS[name].by_hand
+            if by_hand is not None:
+                made = market.rent(market.wares[0], "by hand", {}, id_of=by_hand)
+                self.foreign.append(made)
         told = self._flow(calm(self.rng), lambda opened: create.fn(opened.spec.name))
         assert told.report is not None, told
         self._settle_mine(f"create ({told})")
@@ -259,7 +256,7 @@ class Campaign:
         last sight and the proof.
         """
         now_unix = self.clock.now_unix
-        markets = [self.four.fakes[name].market for name in NAMES]
+        markets = [self.markets.fakes[name].market for name in NAMES]
         machines = {one.id: one for market in markets for one in market.rented}
         recorded = counted = 0.0
         self.late = 0
@@ -287,9 +284,9 @@ class Campaign:
     def _flow(self, plan: Plan, work: Callable[[OpenWorkspace], Any]) -> Told:
         heard, speak = os.pipe()
         for name, fault in plan.faults:
-            self.four.fakes[name].faults.arm(fault)
+            self.markets.fakes[name].faults.arm(fault)
         for name in NAMES:
-            market = self.four.fakes[name].market
+            market = self.markets.fakes[name].market
             market.next_hidden_looks = plan.hidden_looks
             self._boot(name, deaf=name == plan.deaf)
 
@@ -304,7 +301,7 @@ class Campaign:
                 told = {"error": f"TRACEBACK {traceback.format_exc()}"}
             os.write(speak, json.dumps(told).encode()[:60_000])
 
-        fakes = [self.four.fakes[name] for name in NAMES]
+        fakes = [self.markets.fakes[name] for name in NAMES]
         try:
             with killing_at_request(fakes, plan.at_request) as announced:
                 killed = killed_in_a_child(lambda: (announced(), child()))
@@ -351,7 +348,7 @@ class Campaign:
         return {}
 
     def _provider(self, name: str, deaf: str) -> Provider:
-        provider = self.four.provider(name, timeout_s=TIMEOUT_S)
+        provider = self.markets.provider(name, timeout_s=TIMEOUT_S)
         ready_s = DEAF_S if name == deaf else READY_S
         provider.__dict__["abilities"] = msgspec.structs.replace(
             provider.abilities, settling_s=SETTLING_S, ready_s=ready_s
@@ -359,8 +356,8 @@ class Campaign:
         return provider
 
     def _boot(self, name: str, *, deaf: bool) -> None:
-        market, body = self.four.fakes[name].market, BODIES[name]
-        boot = self.four.machines.boot
+        market, body = self.markets.fakes[name].market, BODIES[name]
+        boot = self.markets.machines.boot
         if deaf:
             market.boot = lambda command: boot(["sleep", "1000000"])
         else:
@@ -370,7 +367,7 @@ class Campaign:
 
     def _alive(self) -> Iterator[tuple[str, Rented]]:
         for name in NAMES:
-            for machine in self.four.fakes[name].market.alive():
+            for machine in self.markets.fakes[name].market.alive():
                 if machine not in self.foreign:
                     yield name, machine
 
@@ -391,9 +388,9 @@ class Campaign:
     def _take_back(self, machine: Rented) -> str:
         """Its market ends it, as markets do with spot machines; what was not stored is lost."""
         name = next(name for name, one in self._alive() if one is machine)
-        if name == "ec2" or not self.stored:  # moto's instances end by requests only
+        if ROWS[name].by_hand is None or not self.stored:
             return ""
-        self.four.fakes[name].market.end(machine)
+        self.markets.fakes[name].market.end(machine)
         self.mine = None
         return f"{name} took {machine.id} back"
 
@@ -403,10 +400,6 @@ class Campaign:
     def _violate(self, what: str) -> None:
         self.violations.append(what)
         print(f"     VIOLATION: {what}", flush=True)
-
-
-def _foreign_id(market: str, number: int) -> str:
-    return str(900_000 + number) if market == "vast" else f"{900_000 + number:032x}"
 
 
 def _short(told: Told) -> str:
@@ -424,8 +417,8 @@ def open_campaign(seed: int) -> Iterator[Campaign]:
         machines_folder.mkdir()
         machines = Machines(machines_folder)
         agent = copy_agent(folder / "agent", SOON_ABANDONED)
-        with opened_four(machines) as four, installing(agent):
-            for fake in four.fakes.values():
+        with opened_markets(machines) as markets, installing(agent):
+            for fake in markets.fakes.values():
                 fake.market.clock = clock
                 fake.market.page = 2
             settings = server.settings(BUCKET, "kept")
@@ -440,7 +433,7 @@ def open_campaign(seed: int) -> Iterator[Campaign]:
                 key=secrets.token_bytes(32),
             )
             try:
-                yield Campaign(four, opened, clock, random.Random(seed))
+                yield Campaign(markets, opened, clock, random.Random(seed))
             finally:
                 machines.end()
     shutil.rmtree(folder, ignore_errors=True)

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from tests.markets.every import NAMES
 from tests.markets.faults import Action, Fault, Kind
-from tests.markets.four import NAMES
 
 _ANY: Final[tuple[Kind, ...]] = (
     "lost", "error after", "too many", "unavailable", "error body", "wrong shape", "not json",

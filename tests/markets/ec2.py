@@ -65,13 +65,15 @@ def ec2_wares() -> list[Ware]:
 
 
 class FakeEc2(FakeMarket):
-    """Its key is the id of the access key. ``ending_looks`` answers call a machine shutting down
-    after its end. ``violations``: elements of answers that AWS's own model does not have."""
+    """Its key is the id of the access key, ``secret`` the other half of the login.
+    ``ending_looks`` answers call a machine shutting down after its end. ``violations``: elements of
+    answers that AWS's own model does not have."""
 
     ending_looks: int = 0
 
     def __init__(self, market: Market) -> None:
         self.account = str(10**11 + secrets.randbelow(9 * 10**11))
+        self.secret = secrets.token_hex(20)
         self.violations: list[str] = []
         self.quota_vcpus = 8.0
         self._moto = threading.RLock()  # moto is not thread-safe

@@ -17,8 +17,8 @@ from tasks.workspace import OpenWorkspace
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown, wake_plainly
 from tests.fixtures.trees import differences, kept, let_settle, plant_every_kind
 from tests.markets.ec2 import REGION
+from tests.markets.every import NAMES, Markets
 from tests.markets.faults import Fault
-from tests.markets.four import NAMES, FourMarkets
 from tests.markets.market import Ware
 from tests.markets.server import HELD_S, FakeMarket
 from tests.markets.shop import lambda_wares
@@ -29,7 +29,9 @@ from torpor.control.reports import Row
 WALK = [
     *("vast", "runpod", "vast", "lambda", "vast", "ec2", "runpod"),
     *("lambda", "runpod", "ec2", "lambda", "ec2", "vast"),
+    *NAMES[4:],
 ]
+"""All pairs of the first four; each of the others once."""
 OUTCOMES = [
     ("ec2", r"AWS refused p5.48xlarge/us-east-1a: InsufficientInstanceCapacity: .*"),
     ("ec2", r"AWS refused p5.48xlarge/us-east-1b: VcpuLimitExceeded: .*"),
@@ -44,32 +46,30 @@ OUTCOMES = [
 """In the order of the report; an outcome may stand on several lines."""
 
 
-def test_from_each_market_to_each_other(
-    four_markets: FourMarkets, rented_workspace: OpenWorkspace
-) -> None:
-    """One walk over all pairs. The workspace names only the market that it wakes at: where it is,
-    the open rental says."""
-    assert sorted(itertools.pairwise(WALK)) == sorted(itertools.permutations(NAMES, 2))
-    providers = {name: four_markets.provider(name) for name in NAMES}
+def test_from_each_market_to_each_other(markets: Markets, rented_workspace: OpenWorkspace) -> None:
+    """One walk, to every market and away from it. The workspace names only the market that it
+    wakes at: where it is, the open rental says."""
+    assert set(itertools.permutations(NAMES[:4], 2)) <= set(itertools.pairwise(WALK))
+    providers = {name: markets.provider(name) for name in NAMES}
 
     def at(name: str) -> OpenWorkspace:
         others = tuple(providers.values())
         return replace(rented_workspace, providers=(providers[name],), others=lambda: others)
 
     run_plainly(at(WALK[0]), create)
-    _plant(four_markets.workspace(WALK[0]))
-    truth = kept(four_markets.workspace(WALK[0]))
+    _plant(markets.workspace(WALK[0]))
+    truth = kept(markets.workspace(WALK[0]))
     let_settle()
     for here, there in itertools.pairwise(WALK):
         stored = hibernate_plainly(at(there))
         assert stored.destroyed
-        assert four_markets.alive() == []
+        assert markets.alive() == []
         report = wake_plainly(at(there))
         assert report.snapshot == stored.snapshot
-        assert four_markets.alive() == [there]
-        assert not differences(truth, kept(four_markets.workspace(there))), (here, there)
+        assert markets.alive() == [there]
+        assert not differences(truth, kept(markets.workspace(there))), (here, there)
     hibernate_plainly(at(WALK[-1]))
-    assert four_markets.alive() == []
+    assert markets.alive() == []
     for name, provider in providers.items():
         assert provider.residue() == [], name
         assert provider.list_own() == [], name
@@ -82,30 +82,30 @@ def test_from_each_market_to_each_other(
 
 
 def test_a_wake_goes_on_until_a_machine_is_ready(
-    four_markets: FourMarkets,
+    markets: Markets,
     rented_workspace: OpenWorkspace,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """No capacity, then a quota, then a market that hangs, then a machine without SSH."""
-    vast = four_markets.provider("vast")
+    vast = markets.provider("vast")
     first = replace(rented_workspace, providers=(vast,))
     run_plainly(first, create)
-    _plant(four_markets.workspace("vast"))
-    truth = kept(four_markets.workspace("vast"))
+    _plant(markets.workspace("vast"))
+    truth = kept(markets.workspace("vast"))
     let_settle()
     hibernate_plainly(first)
 
-    fakes = four_markets.fakes
+    fakes = markets.fakes
     p5 = [Ware("H100", 8, 80, 55.04, f"{REGION}{zone}", name="p5.48xlarge") for zone in "ab"]
     fakes["ec2"].market.wares = p5
     fakes["ec2"].faults.arm(Fault("no capacity", "create"))
     fakes["ec2"].faults.arm(Fault("quota", "create"))
     _hang_from_the_create_on(fakes["runpod"])
     fakes["lambda"].market.wares = lambda_wares()[:2]  # one H100
-    fakes["lambda"].market.boot = lambda _: four_markets.machines.boot(["sleep", "1000"])
-    runpod = four_markets.provider("runpod", timeout_s=0.5)
-    ec2, deaf = four_markets.provider("ec2"), four_markets.provider("lambda")
+    fakes["lambda"].market.boot = lambda _: markets.machines.boot(["sleep", "1000"])
+    runpod = markets.provider("runpod", timeout_s=0.5)
+    ec2, deaf = markets.provider("ec2"), markets.provider("lambda")
     _set(monkeypatch, deaf, ready_s=3.0)
     _set(monkeypatch, runpod, settling_s=0.0)
     monkeypatch.setattr(renting, "AT_ONCE_S", 1.0)
@@ -119,8 +119,8 @@ def test_a_wake_goes_on_until_a_machine_is_ready(
     shown.clear()
     report = wake_plainly(opened)
 
-    assert four_markets.alive() == ["vast"]
-    assert not differences(truth, kept(four_markets.workspace("vast")))
+    assert markets.alive() == ["vast"]
+    assert not differences(truth, kept(markets.workspace("vast")))
     rows = dict(shown)["offers-demo"]
     with capsys.disabled():
         print("", _as_text(rows), _as_text(report.rows()), sep="\n\n")
@@ -134,7 +134,7 @@ def test_a_wake_goes_on_until_a_machine_is_ready(
     (kept_rental,) = rented_workspace.rentals.open()
     assert kept_rental.state == "handed over"
     hibernate_plainly(opened)
-    assert four_markets.alive() == []
+    assert markets.alive() == []
 
 
 def _plant(workspace: Path) -> None:

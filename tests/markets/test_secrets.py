@@ -11,12 +11,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from prefect_aws import AwsCredentials, MinIOCredentials
-from prefect_aws.client_parameters import AwsClientParameters
+from prefect_aws import MinIOCredentials
 from pydantic import SecretStr
 
-import blocks
-from blocks import LambdaProvider, ObjectStore, RunpodProvider, SSHIdentity, VastProvider, Workspace
+from blocks import ObjectStore, SSHIdentity, VastProvider, Workspace
 from deployments.installation import Installation
 from deployments.server import Server
 from flows import create, hibernate, reconcile, wake
@@ -24,34 +22,21 @@ from tests.fixtures.machines import KeyPair
 from tests.fixtures.stores import Server as Store
 from tests.markets.boot import BootedMachine
 from tests.markets.ec2 import REGION, FakeEc2
+from tests.markets.every import NAMES, Markets
 from tests.markets.faults import Fault
-from tests.markets.four import NAMES, FourMarkets
 from tests.markets.market import Ware
 from tests.markets.server import Answer, FakeMarket, Request
-from torpor.control.providers import ec2, lambda_cloud
 
 BLOCK = "keys"
 _OWN = ("etc", "home", "mnt", "opt", "root", "run", "tmp", "var")
 """What of a machine's root is not this host's."""
 
 
-def _save(markets: FourMarkets, store: Store, identity: KeyPair) -> None:
+def _save(markets: Markets, store: Store, identity: KeyPair) -> None:
     """All blocks, as a user saves them; ``use`` chooses the market."""
-    fakes = markets.fakes
-    for kind, name in (
-        (VastProvider, "vast"), (RunpodProvider, "runpod"), (LambdaProvider, "lambda")
-    ):  # fmt: skip
-        kind(api_key=SecretStr(fakes[name].key), url=fakes[name].url).save(BLOCK, overwrite=True)
-    aws = fakes["ec2"]
-    assert isinstance(aws, FakeEc2)
-    AwsCredentials(
-        aws_access_key_id=aws.key,
-        aws_secret_access_key=SecretStr(markets.aws_secret),
-        aws_client_parameters=AwsClientParameters(endpoint_url=aws.url),
-    ).save(BLOCK, overwrite=True)
-    blocks.Ec2Provider(
-        account=aws.account, credentials=f"aws-credentials/{BLOCK}", region=REGION
-    ).save(BLOCK, overwrite=True)
+    for name in NAMES:
+        for block in markets.blocks(name, BLOCK):
+            block.save(BLOCK, overwrite=True)
     MinIOCredentials(
         minio_root_user=store.access_key, minio_root_password=SecretStr(store.secret_key)
     ).save(BLOCK, overwrite=True)
@@ -66,13 +51,12 @@ def _save(markets: FourMarkets, store: Store, identity: KeyPair) -> None:
 
 @pytest.fixture
 def saved_blocks(
-    prefect_server: Server, four_markets: FourMarkets, seaweed: Store, identity_key: KeyPair
+    prefect_server: Server, markets: Markets, seaweed: Store, identity_key: KeyPair
 ) -> Iterator[None]:
     """In the end none of a market is left: others share the server, and reconcile looks at all."""
-    _save(four_markets, seaweed, identity_key)
+    _save(markets, seaweed, identity_key)
     yield
-    kinds = (VastProvider, RunpodProvider, LambdaProvider, blocks.Ec2Provider, AwsCredentials)
-    for kind in kinds:
+    for kind in {type(block) for name in NAMES for block in markets.blocks(name, BLOCK)}:
         kind.delete(BLOCK)
 
 
@@ -139,41 +123,44 @@ def _in_files(folder: Path, words: dict[str, str]) -> Iterator[str]:
 
 @pytest.mark.usefixtures("saved_blocks")
 def test_no_account_key_is_anywhere_but_in_requests_authorizations(
-    four_markets: FourMarkets,
+    markets: Markets,
     installation: Installation,
     identity_key: KeyPair,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    for market in (lambda_cloud.LambdaProvider, ec2.Ec2Provider):  # a fake has no port 22
-        defaults = market.__init__.__kwdefaults__
-        monkeypatch.setitem(defaults, "ssh_port", four_markets.machines.port)
-    heard = {name: _heard(fake, monkeypatch) for name, fake in four_markets.fakes.items()}
-    keys = {f"{name}'s key": fake.key for name, fake in four_markets.fakes.items()}
+    for name in NAMES:  # a fake has no port 22
+        defaults = type(markets.provider(name)).__init__.__kwdefaults__
+        if "ssh_port" in defaults:
+            monkeypatch.setitem(defaults, "ssh_port", markets.machines.port)
+    heard = {name: _heard(fake, monkeypatch) for name, fake in markets.fakes.items()}
+    keys = {f"{name}'s key": fake.key for name, fake in markets.fakes.items()}
     aws_id = {"AWS's key id": keys.pop("ec2's key")}  # no secret: Prefect's events show it
-    keys["AWS's secret key"] = four_markets.aws_secret
+    aws = markets.fakes["ec2"]
+    assert isinstance(aws, FakeEc2)
+    keys["AWS's secret key"] = aws.secret
     zone = Ware("H100", 8, 80, 55.04, f"{REGION}a", name="p5.48xlarge")
-    four_markets.fakes["ec2"].market.wares.append(zone)
+    aws.market.wares.append(zone)
     found: list[str] = []
     for name in NAMES:
         _use(name)
-        four_markets.fakes[name].faults.arm(Fault("no capacity", "create"))  # so it is in the log
+        markets.fakes[name].faults.arm(Fault("no capacity", "create"))  # so it is in the log
         if name == NAMES[0]:
             create(BLOCK)
-            work = four_markets.workspace(name)
+            work = markets.workspace(name)
             work.mkdir()
             (work / "notes.txt").write_text("the work\n")
         else:
             wake(BLOCK)
-        assert four_markets.alive() == [name]
-        body = four_markets.body(name)
+        assert markets.alive() == [name]
+        body = markets.body(name)
         public = identity_key.public.split()[1]
         assert list(_on_the_machine(body, {"login": public}))  # so the search finds what is there
         found += _on_the_machine(body, keys | aws_id)
         hibernate(BLOCK)
     reconcile(BLOCK)
-    assert four_markets.alive() == []
+    assert markets.alive() == []
 
     for name in NAMES:
         said = _unpacked("\n".join(heard[name]))
@@ -188,4 +175,4 @@ def test_no_account_key_is_anywhere_but_in_requests_authorizations(
     for listed in store.list(""):
         found += _holding(keys, listed.key, store.get(listed.key, max_bytes=64 << 20))
     assert found == []
-    assert VastProvider.load(BLOCK).api_key.get_secret_value() == four_markets.fakes["vast"].key
+    assert VastProvider.load(BLOCK).api_key.get_secret_value() == markets.fakes["vast"].key

@@ -7,50 +7,43 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-from prefect_aws import AwsCredentials
-from prefect_aws.client_parameters import AwsClientParameters
-from pydantic import SecretStr
 
 import blocks
 from blocks import LambdaProvider, RunpodProvider, VastProvider, Workspace
 from deployments.server import Server
 from flows import create, hibernate
 from tests.markets.ec2 import REGION, FakeEc2
+from tests.markets.every import Markets
 from tests.markets.faults import Fault
-from tests.markets.four import FourMarkets
 from tests.ui.conftest import edit_block, new_block, save_block
 from tests.ui.test_flows import Deployments
 
 NAME = "ui-shop"
+SHOP = ("vast", "runpod", "lambda", "ec2")
 
 
 @pytest.fixture
-def login(torpor_up: Server, four_markets: FourMarkets) -> Iterator[FakeEc2]:
+def login(torpor_up: Server, markets: Markets) -> Iterator[FakeEc2]:
     """AWS, with the block of its login; in the end, no block of a fake is left."""
-    aws = four_markets.fakes["ec2"]
+    aws = markets.fakes["ec2"]
     assert isinstance(aws, FakeEc2)
-    AwsCredentials(
-        aws_access_key_id=aws.key,
-        aws_secret_access_key=SecretStr(four_markets.aws_secret),
-        aws_client_parameters=AwsClientParameters(endpoint_url=aws.url),
-    ).save(NAME, overwrite=True, _sync=True)
+    markets.blocks("ec2", NAME)[0].save(NAME, overwrite=True, _sync=True)
     yield aws
-    kinds = (VastProvider, RunpodProvider, LambdaProvider, blocks.Ec2Provider, AwsCredentials)
-    for kind in kinds:
+    for kind in {type(block) for name in SHOP for block in markets.blocks(name, NAME)}:
         kind.delete(NAME, _sync=True)
 
 
 def test_from_the_blocks_of_markets_to_the_report_of_a_wake(
-    torpor_up: Server, page: Page, pictures: Path, four_markets: FourMarkets, login: FakeEc2
+    torpor_up: Server, page: Page, pictures: Path, markets: Markets, login: FakeEc2
 ) -> None:
     forms = Deployments(torpor_up, page, pictures)
-    fakes = four_markets.fakes
+    fakes = markets.fakes
 
-    for slug, name in (("vast", "vast"), ("runpod", "runpod"), ("lambda", "lambda")):
-        new_block(page, torpor_up, f"{slug}-provider", NAME)
+    for name in SHOP[:3]:
+        new_block(page, torpor_up, f"{name}-provider", NAME)
         page.locator("input[type=password]").first.fill(fakes[name].key)
         page.get_by_label("API address (Optional)").fill(fakes[name].url)
-        forms.picture(f"block-{slug}-provider")
+        forms.picture(f"block-{name}-provider")
         save_block(page)
     new_block(page, torpor_up, "ec2-provider", NAME)
     page.get_by_label("Account").fill(login.account)
@@ -58,7 +51,7 @@ def test_from_the_blocks_of_markets_to_the_report_of_a_wake(
     forms.picture("block-ec2-provider")
     save_block(page)
     assert VastProvider.load(NAME, _sync=True).open().identity == (
-        four_markets.provider("vast").identity
+        markets.provider("vast").identity
     )
     for kind in (VastProvider, RunpodProvider, LambdaProvider, blocks.Ec2Provider):
         kind.load(NAME, _sync=True).open().check()
@@ -82,19 +75,19 @@ def test_from_the_blocks_of_markets_to_the_report_of_a_wake(
     )
 
     create(NAME)
-    (made,) = four_markets.alive()
-    (four_markets.workspace(made) / "code").mkdir(parents=True)
-    (four_markets.workspace(made) / "code" / "train.py").write_text("print('hello')\n")
+    (made,) = markets.alive()
+    (markets.workspace(made) / "code").mkdir(parents=True)
+    (markets.workspace(made) / "code" / "train.py").write_text("print('hello')\n")
     hibernate(NAME)
-    assert four_markets.alive() == []
+    assert markets.alive() == []
 
     fakes["runpod"].faults.arm(Fault("no capacity", "create"))  # the cheapest
     forms.open("wake")
     forms.pick(NAME)
     run = forms.submit("wake-market")
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
-    assert four_markets.alive() == ["vast"]
-    assert (four_markets.workspace("vast") / "code" / "train.py").read_text() == "print('hello')\n"
+    assert markets.alive() == ["vast"]
+    assert (markets.workspace("vast") / "code" / "train.py").read_text() == "print('hello')\n"
 
     page.goto(f"{torpor_up.ui_url}/v2/runs/flow-run/{run['id']}")
     page.get_by_role("tab", name="Artifacts").click()
