@@ -12,7 +12,7 @@ from tasks.retrying import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import OPEN_S, Session
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import AT_ONCE_S, Renter, Renting, Tenancy
 from torpor.control.rental.search import Offers, find_offers
@@ -115,8 +115,8 @@ def chosen_machine(opened: OpenWorkspace, wanted: str) -> Machine:
 
 
 @step("open session")
-def open_session(opened: OpenWorkspace, machine: Machine) -> Session:
-    """Connect to the machine, install the agent and attach to it.
+def open_session(opened: OpenWorkspace, machine: Machine, open_s: float = OPEN_S) -> Session:
+    """Connect to the machine, install the agent and attach to it, all within ``open_s``.
 
     A rented machine may show its rental's host key and no other; the user's own, the key of the
     first login at that address. Only a rented machine has a sampler: nothing that torpor starts on
@@ -128,6 +128,7 @@ def open_session(opened: OpenWorkspace, machine: Machine) -> Session:
             opened.hosts.pinned(endpoint),
             opened.identity,
             pin=lambda host_key: opened.hosts.pin(endpoint, host_key),
+            open_s=open_s,
         )
     label, by = machine.label, renting(opened.under(machine.label.workspace))
     return Session.open(
@@ -135,6 +136,7 @@ def open_session(opened: OpenWorkspace, machine: Machine) -> Session:
         opened.identity,
         pin=lambda host_key: by.pin(label, host_key),
         sampled=True,
+        open_s=open_s,
     )
 
 

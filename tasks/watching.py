@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -20,6 +22,10 @@ from torpor.control.store import snapshots
 from torpor.shared.errors import MachineInUse, TorporError
 from torpor.shared.values import Machine, WorkspaceName, made_at, names_of
 from torpor.shared.wire.activity import Activity, ReadActivity
+
+LOOK_S: Final = 300.0
+"""The longest look at one machine: one that hangs must not hold up the verdicts on the others. A
+new agent may have to be installed within it."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -67,10 +73,15 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> Standing:
 @step("look at machine", run_name="look at {machine.id}", retries=ONCE)
 def look_at(opened: OpenWorkspace, machine: Machine, rental: Rental) -> Verdict:
     """The verdict on a machine that was handed over; Unknown, with the error, where it cannot be
-    had."""
+    had within LOOK_S."""
     try:
-        with open_session.function(opened, machine) as session:
-            return _judged(opened, _read(opened, session), rental)
+        with open_session.function(opened, machine, LOOK_S) as session:
+            over = threading.Timer(LOOK_S, session.close)  # an open call then raises AgentLost
+            over.start()
+            try:
+                return _judged(opened, _read(opened, session), rental)
+            finally:
+                over.cancel()
     except TorporError as error:
         return Verdict("unknown", str(error))
 

@@ -4,6 +4,7 @@ warns."""
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from blocks import Workspace
 from flows import hibernate, watch
+from tasks import watching
 from tasks.jobs import start_command, stop_command
 from tasks.machines import open_session
 from tasks.plain_runner import PlainRunner
@@ -21,13 +23,14 @@ from tests.fixtures.activity import sample
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.rentals import standing
 from tests.fixtures.world import WORKSPACE, World, kill
+from torpor.control.remote.session import Session
 from torpor.control.store.snapshots import list_snapshots
 from torpor.control.watching import Watched, WatchReport
 from torpor.machine.agent.home import MARKER
 from torpor.machine.sampler.ring import RECORDS, Ring, boot_clock_s, boot_id
 from torpor.shared.errors import MachineInUse, StoreUnavailable
 from torpor.shared.values import IdleRules, MachineId
-from torpor.shared.wire.activity import NO_GPU, UNKNOWN
+from torpor.shared.wire.activity import NO_GPU, UNKNOWN, Activity
 from torpor.shared.wire.job import StartJob
 
 _WINDOW_S = 300
@@ -76,6 +79,31 @@ def _watch(
 def _of(report: WatchReport, machine: MachineId) -> Watched:
     (found,) = [one for one in report.watched if one.machine == machine]
     return found
+
+
+@pytest.mark.parametrize("when", ["before it is asked", "while it is asked"])
+def test_a_machine_that_hangs_holds_up_no_verdict(
+    world: World, opened: OpenWorkspace, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, hangs = _rented(world, gpu=80), _rented(world, gpu=80)
+    assert _of(_watch(opened), hangs).kind == "busy"
+    read = watching._read
+
+    def freeze() -> None:
+        for agent in world.agents(hangs):
+            os.kill(agent, signal.SIGSTOP)
+
+    def frozen(opened: OpenWorkspace, session: Session) -> Activity:
+        freeze()
+        return read(opened, session)
+
+    if when == "before it is asked":
+        freeze()
+    else:
+        monkeypatch.setattr(watching, "_read", frozen)
+    monkeypatch.setattr(watching, "LOOK_S", 10.0)
+    report = _watch(opened)
+    assert (_of(report, hangs).kind, _of(report, busy).kind) == ("unknown", "busy")
 
 
 def test_idle_hibernates_busy_stays_and_unknown_stays_and_warns(

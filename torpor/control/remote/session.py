@@ -72,8 +72,10 @@ class Session:
         candidates: Sequence[str] = PYTHON_CANDIDATES,
         source: Path | None = None,
         sampled: bool = False,
+        open_s: float = OPEN_S,
     ) -> Session:
-        """Connect, check the machine, install the agent where it is not there, and attach.
+        """Connect, check the machine, install the agent where it is not there, and attach, all
+        within ``open_s``.
 
         ``pin`` gets the host key if ``endpoint`` has none, and must record it. ``cache`` holds
         the bundles. ``sampled``: a sampler is to run on the machine from now on. Raises
@@ -85,7 +87,7 @@ class Session:
         )
         session = cls(route, pin)
         try:
-            session._await(session._connect(), OPEN_S)
+            session._await(session._connect(), open_s)
         except BaseException:
             session.close()
             raise
