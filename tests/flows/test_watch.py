@@ -7,7 +7,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -30,8 +30,11 @@ from torpor.machine.agent.home import MARKER
 from torpor.machine.sampler.ring import RECORDS, Ring, boot_clock_s, boot_id
 from torpor.shared.errors import MachineInUse, StoreUnavailable
 from torpor.shared.values import IdleRules, MachineId
-from torpor.shared.wire.activity import NO_GPU, UNKNOWN, Activity
+from torpor.shared.wire.activity import NO_GPU, UNKNOWN
 from torpor.shared.wire.job import StartJob
+from torpor.shared.wire.request import Request
+
+T = TypeVar("T")
 
 _WINDOW_S = 300
 _RULES = IdleRules(minutes=5, share=0.5, cpu_percent=0, network_kib_s=0, disk_kib_s=0, people=False)
@@ -87,20 +90,20 @@ def test_a_machine_that_hangs_holds_up_no_verdict(
 ) -> None:
     busy, hangs = _rented(world, gpu=80), _rented(world, gpu=80)
     assert _of(_watch(opened), hangs).kind == "busy"
-    read = watching._read
+    call = Session.call
 
     def freeze() -> None:
         for agent in world.agents(hangs):
             os.kill(agent, signal.SIGSTOP)
 
-    def frozen(opened: OpenWorkspace, session: Session) -> Activity:
+    def frozen(self: Session, request: Request[T], **options: Any) -> T:
         freeze()
-        return read(opened, session)
+        return call(self, request, **options)
 
     if when == "before it is asked":
         freeze()
     else:
-        monkeypatch.setattr(watching, "_read", frozen)
+        monkeypatch.setattr(Session, "call", frozen)
     monkeypatch.setattr(watching, "LOOK_S", 10.0)
     report = _watch(opened)
     assert (_of(report, hangs).kind, _of(report, busy).kind) == ("unknown", "busy")
