@@ -9,12 +9,12 @@ from pydantic import Field, HttpUrl, field_validator
 
 import blocks
 from blocks.object_store import ObjectStore
-from blocks.reference import LOGOS, Reference, load, load_all
+from blocks.reference import LOGOS, Reference, load, load_all, load_named, saved_names
 from blocks.ssh_identity import SSHIdentity
 from torpor.control.measure.prices import StorePrice
 from torpor.control.providers.seam import Provider
 from torpor.control.store.s3 import S3Store
-from torpor.shared.errors import InvalidInput
+from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import (
     BASE,
     MIB,
@@ -460,3 +460,16 @@ class Workspace(Block):
 def open_all_providers() -> tuple[Provider, ...]:
     """Every provider block of the installation, ready to use."""
     return tuple(block.open() for kind in blocks.PROVIDERS for block in load_all(kind))
+
+
+def open_each_provider() -> list[tuple[str, Provider | TorporError]]:
+    """The same by their references, with the error of each that cannot be opened."""
+    found: list[tuple[str, Provider | TorporError]] = []
+    for kind in blocks.PROVIDERS:
+        for name in saved_names(kind):
+            try:
+                opened: Provider | TorporError = load_named(kind, name, of="compare").open()
+            except TorporError as error:
+                opened = error
+            found.append((f"{kind.get_block_type_slug()}/{name}", opened))
+    return found

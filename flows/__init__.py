@@ -5,6 +5,7 @@ from flows import hibernate, wake
 
 from flows.backup import backup, check_backup
 from flows.benchmark import benchmark
+from flows.compare import compare
 from flows.create import create
 from flows.deploy import deploy
 from flows.error_output import install
@@ -38,6 +39,7 @@ __all__ = [
     "benchmark",
     "cancel_job",
     "check_backup",
+    "compare",
     "compare_snapshots",
     "create",
     "delete_snapshots",

@@ -170,7 +170,11 @@ class Arrival(Restoration):
         self, plan: RestorePlan, finished: Finished, *, full_check: bool, alone: bool = False
     ) -> WakeReport:
         """Hand the machine over: it is the user's from now on."""
-        self.tenancy.hand_over(alone=alone)
+        fetched_s = self.phases.seconds.get("restore", 0.0)
+        if alone and self.tenancy.fresh:  # all of it from the store
+            self.tenancy.hand_over(alone=True, fetched_bytes=plan.stored_bytes, fetched_s=fetched_s)
+        else:
+            self.tenancy.hand_over(alone=alone)
         machine = self.tenancy.machine
         endpoint = endpoint_of(machine)
         wanted = self.remote.wanted

@@ -16,7 +16,8 @@ from torpor.control.rental.search import fit
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.differences import entry_at
 from torpor.shared.errors import SnapshotDamaged
-from torpor.shared.values import StoredSnapshot, snapshot_id
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.values import StoredSnapshot, Want, snapshot_id
 from torpor.shared.wire.restore import Checked, Finished, RestoredPart, RestorePart, RestorePlan
 
 NEWEST = "newest"
@@ -30,12 +31,13 @@ def pick_snapshot_to_wake(
     architecture and CUDA."""
     name = None if wanted in ("", NEWEST) else snapshot_id(wanted)
     found = find_snapshot(opened.store, opened.spec.name, name)
-    manifest = read_manifest(opened.store, found, opened.seal)
-    size = manifest.statistics.get("bytes", 0)
-    spec = msgspec.structs.replace(
-        opened.spec, want=fit(opened.spec.want, manifest.environment, size)
-    )
-    return found, replace(opened, spec=spec)
+    want = fitted(opened.spec.want, read_manifest(opened.store, found, opened.seal))
+    return found, replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
+
+
+def fitted(want: Want, manifest: Manifest) -> Want:
+    """``want`` for a machine that this snapshot can be woken on."""
+    return fit(want, manifest.environment, manifest.statistics.get("bytes", 0))
 
 
 @step("pick snapshot")

@@ -11,7 +11,7 @@ import msgspec
 
 from blocks import Workspace
 from blocks.budget import open_all_budgets
-from blocks.workspace import open_all_providers
+from blocks.workspace import open_all_providers, open_each_provider
 from torpor.control.hosts import KnownHosts
 from torpor.control.jobs.records import Jobs
 from torpor.control.measure.prices import StorePrice
@@ -21,6 +21,7 @@ from torpor.control.remote.ssh import Identity
 from torpor.control.rental.markets import Markets
 from torpor.control.rental.records import Rentals
 from torpor.control.store.seam import ObjectStore
+from torpor.shared.errors import TorporError
 from torpor.shared.format.keys import Seal, workspace_key
 from torpor.shared.values import WorkspaceName, WorkspaceSpec
 
@@ -66,6 +67,10 @@ class OpenWorkspace(StoredWorkspace):
     owner: str
     others: Callable[[], Sequence[Provider]] = field(default=tuple, repr=False)
     """Opens all provider blocks of the installation."""
+    each: Callable[[], Sequence[tuple[str, Provider | TorporError]]] = field(
+        default=tuple, repr=False
+    )
+    """The same by their references, with the error of each that cannot be opened."""
     project: str = ""
     budgets: Callable[[], Sequence[OpenBudget]] = field(default=tuple, repr=False)
     """Opens all budgets of the installation, also those of other workspaces."""
@@ -106,6 +111,7 @@ class OpenWorkspace(StoredWorkspace):
             identity=identity.identity(),
             owner=block.owner,
             others=open_all_providers,
+            each=open_each_provider,
             project=block.project,
             budgets=cache(open_all_budgets),
             store_price=block.store_price,

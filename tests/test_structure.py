@@ -54,6 +54,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "rental": {"providers", "reports", "safety", "store"},
         "measure": {"drawing", "processes", "store"},
         "money": {"drawing", "measure", "rental", "reports", "store", "zones"},
+        "compare": {"drawing", "measure", "providers", "rental", "reports"},
         "remote": {"safety", "store"},
     },
 }

@@ -5,37 +5,19 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
 
 import pandas
 import pytest
 
 from flows import create, spend
-from tasks.plain_runner import PlainRunner
-from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
-from tests.fixtures.plain_flows import plain, run_plainly
+from tests.fixtures.plain_flows import Shows, plain, run_plainly
 from torpor.control.measure.prices import StorePrice
 from torpor.control.rental.records import Rentals
 from torpor.shared.errors import InvalidInput, ProviderUnavailable
 from torpor.shared.values import DRILL, ObjectKey, reserved_name
 
 HOUR = 3600.0
-
-
-class Shows(PlainRunner):
-    """Keeps the table and the page."""
-
-    def __init__(self, opened: OpenWorkspace) -> None:
-        super().__init__(opened)
-        self.rows: list[dict[str, str]] = []
-        self.markdown = ""
-
-    def table(self, key: str, rows: Any, description: str) -> None:
-        self.rows = rows
-
-    def page(self, key: str, markdown: str, description: str) -> None:
-        self.markdown = markdown
 
 
 def test_it_counts_every_workspace_of_the_store_and_shows_it(lab: Lab) -> None:

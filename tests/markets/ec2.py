@@ -44,6 +44,7 @@ _WORDS: Final = {
 }  # fmt: skip
 _MOST_USER_DATA: Final = 16 << 10
 _PRODUCTS_A_PAGE: Final = 2
+_TYPES: Final[dict[tuple[tuple[str, str], ...], Answer]] = {}
 
 
 def ec2_wares() -> list[Ware]:
@@ -155,6 +156,7 @@ class FakeEc2(FakeMarket):
         own = {
             "RunInstances": self._run,
             "DescribeInstances": self._describe,
+            "DescribeInstanceTypes": self._types,
             "TerminateInstances": self._terminate,
             "DescribeSpotPriceHistory": self._spot_prices,
             "GetProducts": self._products,
@@ -391,6 +393,13 @@ class FakeEc2(FakeMarket):
         if first + _PRODUCTS_A_PAGE < len(fitting):
             answer["NextToken"] = str(first + _PRODUCTS_A_PAGE)
         return Answer(200, answer, "application/x-amz-json-1.1")
+
+    def _types(self, request: Request) -> Answer:
+        """moto takes seconds to write them, and they never change."""
+        asked = tuple(sorted(_form(request).items()))
+        if asked not in _TYPES:
+            _TYPES[asked] = self._forwarded(request, _form(request))
+        return _TYPES[asked]
 
     def _quota(self, request: Request) -> Answer:
         code = request.body["QuotaCode"]

@@ -78,7 +78,8 @@ def test_from_each_market_to_each_other(markets: Markets, rented_workspace: Open
     assert Counter(one.provider for one in machines) == Counter(
         providers[name].identity for name in WALK
     )
-    assert all(one.why for one in machines)
+    assert all(one.why and one.answered_unix for one in machines)
+    assert sum(one.fetched_bytes > 0 < one.fetched_s for one in machines) == len(WALK) - 1  # wakes
 
 
 def test_a_wake_goes_on_until_a_machine_is_ready(

@@ -56,6 +56,10 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""  # of abandoned and ended: the reason or the proof
     snapshot: SnapshotId | None = None  # ended: what its machine held to the last
     project: str = ""  # the workspace's when the machine was asked for
+    answered_unix: float | None = None  # when SSH first answered; None: it has not, as far as known
+    failed: bool = False  # the market made no machine on which SSH answers
+    fetched_bytes: int = 0  # what its wake read from the store
+    fetched_s: float = 0.0  # how long that took
 
     @property
     def unfinished(self) -> bool:

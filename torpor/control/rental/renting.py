@@ -102,11 +102,17 @@ class Tenancy:
         if self._renting is not None and self.rental is not None:
             self._renting.claim(self.rental)
 
-    def hand_over(self, *, alone: bool = False) -> None:
+    def hand_over(
+        self, *, alone: bool = False, fetched_bytes: int = 0, fetched_s: float = 0.0
+    ) -> None:
         """From now on only a verified snapshot may end the machine. ``alone``: HandedOver if
-        another run has handed over a machine of the workspace since this one began."""
+        another run has handed over a machine of the workspace since this one began.
+        ``fetched_bytes``: what was read from the store in ``fetched_s``, for the record."""
         if self._renting is not None and self.rental is not None:
-            self._renting.hand_over(self.rental, self.machine, alone=alone)
+            rental = msgspec.structs.replace(
+                self.rental, fetched_bytes=fetched_bytes, fetched_s=fetched_s
+            )
+            self._renting.hand_over(rental, self.machine, alone=alone)
 
     def __enter__(self) -> Tenancy:
         return self
@@ -263,6 +269,7 @@ class Renting:
             provider=machine.provider,
             machine=machine.id,
             seen_unix=time.time(),
+            **_measured(rental),
         )
         self._by.told.handed_over(machine)
 
@@ -306,6 +313,7 @@ class Renting:
                 why=why,
                 snapshot=warrant.snapshot,
                 **seen,
+                **_measured(rental),
             )
 
     def end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:
@@ -417,7 +425,9 @@ class Renting:
             except TorporError as error:
                 if asked and not isinstance(error, _NOTHING_RENTED):
                     raise
-                self._rentals.change(rental, state="ended", why=f"nothing was rented: {error}")
+                failed = asked and isinstance(error, _NEXT_OFFER)
+                why = f"nothing was rented: {error}"
+                self._rentals.change(rental, state="ended", why=why, failed=failed)
                 self.leave(rental)
                 raise
             rental = self._rentals.change(
@@ -438,6 +448,8 @@ class Renting:
         except BaseException as cause:
             self._abandon(rental, cause)
             raise
+        rental = msgspec.structs.replace(rental, answered_unix=time.time())
+        self.claim(rental)
         self._by.told.created(live)
         return Tenancy(self.pinned(live, rental), rental, self, fresh=True)
 
@@ -455,7 +467,12 @@ class Renting:
         if rental.label not in self._ours:
             return
         with suppress(TorporError):
-            rental = self._rentals.change(rental, state="abandoned", why=str(cause)[:500])
+            rental = self._rentals.change(
+                rental,
+                state="abandoned",
+                why=str(cause)[:500],
+                failed=isinstance(cause, _NEXT_OFFER),
+            )
             self.claim(rental)
         try:
             self.end(rental, within_s=AT_ONCE_S)
@@ -497,6 +514,12 @@ class Renting:
         """Whether it may still be ended; a machine under a reserved name always may."""
         if not label.workspace.startswith(RESERVED):
             self._rentals.see_unclaimed(label)
+
+
+def _measured(rental: Rental) -> dict[str, float]:
+    """What this run measured of it: written with the next change of state."""
+    names = ("answered_unix", "fetched_bytes", "fetched_s")
+    return {name: value for name in names if (value := getattr(rental, name))}
 
 
 def _last(offers: Sequence[Offer], provider: str) -> list[Offer]:

@@ -55,18 +55,10 @@ class Offers(msgspec.Struct, frozen=True):
 
 
 def find_offers(providers: Sequence[Provider], want: Want, restored_bytes: int = 0) -> Offers:
-    """What all providers sell that fits; NoOffer, with the reasons, if nothing does.
-
-    Each account is checked before: login, balance, and whether the image will do.
-    """
+    """What all providers sell that fits; NoOffer, with the reasons, if nothing does."""
     fitting: list[tuple[int, Offer]] = []
     refused: list[Tried] = []
-
-    def ask(provider: Provider) -> list[Offer]:
-        provider.check(want.image)
-        return provider.offers(want)
-
-    answers = ask_all(providers, ask, timeout_s=ANSWER_S)
+    answers = ask_for_offers(providers, want)
     for place, (provider, answer) in enumerate(zip(providers, answers, strict=True)):
         if isinstance(answer, TorporError):
             refused.append(Tried(provider.identity, "", str(answer)))
@@ -86,6 +78,24 @@ def find_offers(providers: Sequence[Provider], want: Want, restored_bytes: int =
     return Offers([offer for _, offer in fitting], refused)
 
 
+def ask_for_offers(providers: Sequence[Provider], want: Want) -> list[list[Offer] | TorporError]:
+    """What each provider sells, or why it has not said so.
+
+    Each account is checked before: login, balance, and whether the image will do.
+    """
+
+    def ask(provider: Provider) -> list[Offer]:
+        provider.check(want.image)
+        return provider.offers(want)
+
+    return ask_all(providers, ask, timeout_s=ANSWER_S)
+
+
+def expected(usd: float, offer: Offer) -> float:
+    """More than ``usd`` where a machine may fail and be rented again."""
+    return usd / max(offer.reliability or 1.0, 0.01)
+
+
 def fit(want: Want, environment: Mapping[str, Any], workspace_bytes: int) -> Want:
     """``want`` for a machine that a snapshot of this environment record can be woken on."""
     found = re.match(r"(\d+)\.(\d+)", str(environment.get("cuda") or ""))
@@ -98,10 +108,10 @@ def fit(want: Want, environment: Mapping[str, Any], workspace_bytes: int) -> Wan
 
 
 def _cost(offer: Offer, restored_bytes: int) -> float:
-    """Dollars for the first hours, more where a machine may fail and be rented again."""
+    """Dollars for the first hours."""
     hours = offer.price_usd_h * _HOURS
     traffic = offer.traffic_usd_gib * restored_bytes / GIB
-    return (hours + traffic) / max(offer.reliability or 1.0, 0.01)
+    return expected(hours + traffic, offer)
 
 
 def _no_offer(

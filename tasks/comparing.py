@@ -1,0 +1,83 @@
+"""Reads what `compare` shows: a snapshot, the offers of all markets, and what our rentals say."""
+
+from __future__ import annotations
+
+import time
+from typing import Final, Literal
+
+import msgspec
+
+from tasks.restore import NEWEST, fitted
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
+from torpor.control.compare.choices import Compared, Terms, compared
+from torpor.control.compare.past import DAYS, Past
+from torpor.control.money.costs import read
+from torpor.control.money.storage import look
+from torpor.control.providers.seam import Provider
+from torpor.control.rental.records import Rentals
+from torpor.control.rental.search import Tried, ask_for_offers
+from torpor.control.store.snapshots import find_snapshot, newest_snapshot, read_manifest
+from torpor.shared.errors import TorporError
+from torpor.shared.values import snapshot_id
+
+_DAY_S: Final = 24 * 3600.0
+
+
+@step("pick snapshot")
+def choose_terms(
+    opened: OpenWorkspace, wanted: str, hours: float, spot: Literal["never", "allowed", "only"]
+) -> Terms:
+    """What is to be rented: as a wake of that snapshot wants it. A workspace without any snapshot
+    is compared too."""
+    want = msgspec.structs.replace(opened.spec.want, spot=spot)
+    terms = Terms(
+        want=want,
+        hours=hours,
+        now_unix=time.time(),
+        store_price=opened.store_price(),
+        sealed=opened.key is not None,
+    )
+    newest = wanted in ("", NEWEST)
+    if newest and newest_snapshot(opened.store, opened.spec.name) is None:
+        return terms
+    name = None if newest else snapshot_id(wanted)
+    found = find_snapshot(opened.store, opened.spec.name, name)
+    manifest = read_manifest(opened.store, found, opened.seal)
+    return msgspec.structs.replace(
+        terms,
+        want=fitted(want, manifest),
+        snapshot=found.snapshot,
+        stored_bytes=manifest.statistics.get("stored_bytes", 0),
+    )
+
+
+@step("read rentals")
+def read_past(opened: OpenWorkspace, terms: Terms) -> Past:
+    """The rentals of all workspaces in the store. Lists the whole store; changes nothing."""
+    since_unix = terms.now_unix - DAYS * _DAY_S
+    ledgers = [Rentals(opened.store, name) for name in look(opened.store)]
+    return Past(read(ledgers, since_unix), since_unix)
+
+
+@step("ask markets")
+def ask_markets(opened: OpenWorkspace, terms: Terms, past: Past, everywhere: bool) -> Compared:
+    """What all markets sell now. One that cannot be opened or asked stands in the answer with the
+    reason. Rents nothing."""
+    providers: dict[str, Provider] = {one.identity: one for one in opened.providers}
+    silent: list[Tried] = []
+    for reference, one in opened.each() if everywhere else ():
+        if isinstance(one, TorporError):
+            silent.append(Tried(reference, "", str(one)))
+        else:
+            providers.setdefault(one.identity, one)
+    sold = []
+    answers = ask_for_offers([*providers.values()], terms.want)
+    for provider, answer in zip(providers.values(), answers, strict=True):
+        if isinstance(answer, TorporError):
+            silent.append(Tried(provider.identity, "", str(answer)))
+        elif not answer:
+            silent.append(Tried(provider.identity, "", "nothing on sale is like that"))
+        else:
+            sold.append((provider, answer))
+    return compared(sold, silent, past, terms)

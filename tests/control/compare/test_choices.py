@@ -1,0 +1,155 @@
+"""One row for each offer: arithmetic that a person can repeat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.fixtures.market import H100, Market
+from torpor.control.compare.choices import (
+    COLUMNS,
+    Compared,
+    Terms,
+    checkpoint_of,
+    compared,
+    frame,
+)
+from torpor.control.compare.past import Past
+from torpor.control.measure.prices import StorePrice
+from torpor.control.providers.lambda_cloud import LambdaProvider
+from torpor.control.providers.offers import Offer
+from torpor.control.providers.seam import Abilities
+from torpor.control.providers.vast import VastProvider
+from torpor.control.rental.records import Rental
+from torpor.shared.values import GIB, Label, Want, WorkspaceName
+
+VAST: Abilities = VastProvider.abilities
+LAMBDA: Abilities = LambdaProvider.abilities
+STORED = 10 * 10**9
+TERMS = Terms(
+    want=Want(spot="allowed", disk_gib=100),
+    hours=8.0,
+    now_unix=1_000_060.0,
+    snapshot="20261120T234913Z-1f0c9ab2",
+    stored_bytes=STORED,
+    store_price=StorePrice(0.02, 0.05, "2026-08-03", "https://x"),
+)
+
+
+def offer(id: str, usd_h: float, **changes: Any) -> Offer:
+    known: dict[str, Any] = {
+        "reliability": None, "price_usd_h": usd_h, "id": id, "priced_unix": 1_000_000.0,
+    }  # fmt: skip
+    return msgspec.structs.replace(H100, **{**known, **changes})
+
+
+def sold(
+    offers: list[Offer], able: Abilities = VAST, rentals: list[Rental] | None = None, **terms: Any
+) -> Compared:
+    market = Market("vast:1")
+    market.abilities = able
+    terms_now = msgspec.structs.replace(TERMS, **terms)
+    return compared([(market, offers)], [], Past(rentals or []), terms_now)
+
+
+def test_a_session_is_what_is_billed_with_the_traffic_of_a_restore() -> None:
+    (one,) = sold([offer("a", 2.0, traffic_usd_gib=0.01)]).fitting
+    traffic = 0.01 * STORED / GIB + 0.05 * 10  # the market's and the store's
+    assert one.session_usd == pytest.approx(8 * 2.0 + traffic)
+    hourly = msgspec.structs.replace(VAST, billing_s=3600.0)
+    (one,) = sold([offer("a", 2.0)], hourly, hours=7.1, stored_bytes=0).fitting
+    assert one.session_usd == pytest.approx(8 * 2.0)
+    (minutes,) = sold([offer("a", 60.0)], LAMBDA, hours=0.021, stored_bytes=0).fitting
+    assert minutes.session_usd == pytest.approx(2.0)  # 75.6 s are two minutes
+
+
+def test_an_offer_without_a_price_comes_last() -> None:
+    found = sold([offer("free", 0.0), offer("dear", 99.0)]).fitting
+    assert [one.offer.id for one in found] == ["dear", "free"]
+    assert (found[1].session_usd, found[1].expected_usd) == (None, None)
+
+
+def test_hibernating_and_stopping_cost_a_month() -> None:
+    (one,) = sold([offer("a", 2.0)]).fitting
+    assert one.hibernated_usd_month == pytest.approx(0.20)
+    assert (one.able.stop_keeps, one.stopped_usd_month) == ("disk", None)  # each host its own
+    disk = msgspec.structs.replace(VAST, stopped_usd_gib_month=0.1)
+    (one,) = sold([offer("a", 2.0)], disk).fitting
+    assert one.stopped_usd_month == pytest.approx(10.0)
+    nothing = msgspec.structs.replace(disk, stop_keeps="nothing")
+    (one,) = sold([offer("a", 2.0)], nothing, store_price=None).fitting
+    assert (one.stopped_usd_month, one.hibernated_usd_month) == (None, None)
+
+
+def test_times_are_measured_or_stated_or_assumed() -> None:
+    rental = Rental(
+        label=Label("me", WorkspaceName("demo"), "r"), provider=H100.provider, state="ended",
+        created_unix=100.0, gpu="H100 SXM", gpu_count=2, answered_unix=142.0,
+        fetched_bytes=STORED, fetched_s=50.0,
+    )  # fmt: skip
+    (one,) = sold([offer("a", 2.0, link_mbit_s=800.0)], rentals=[rental]).fitting
+    assert (one.start_p50_s, one.start_p90_s, one.starts) == (42.0, 42.0, 1)
+    assert (one.restore_s, one.work_s) == (50.0, 92.0)
+    assert one.link_from == "measured, n = 1, with this GPU here"
+    (one,) = sold([offer("a", 2.0, link_mbit_s=800.0)]).fitting
+    assert (one.start_p50_s, one.starts, one.restore_s) == (VAST.ready_s, 0, 100.0)
+    assert one.link_from == "stated by the market"
+    (one,) = sold([offer("a", 2.0)]).fitting
+    assert (one.restore_s, one.work_s, one.link_from) == (None, None, "not known")
+    (one,) = sold([offer("a", 2.0)], stored_bytes=0).fitting
+    assert (one.restore_s, one.work_s) == (0.0, VAST.ready_s)
+    assert one.price_age_s == 60.0
+
+
+def test_the_ranking_of_ten_offers() -> None:
+    """By cost over reliability; of equal ones by the time until work can begin."""
+    offers = [
+        offer("a", 0.40, reliability=0.99),  # 3.20 / 0.99 = 3.232
+        offer("b", 0.31, reliability=0.71),  # 2.48 / 0.71 = 3.493
+        offer("c", 0.34),  # 2.72
+        offer("d", 0.20, spot=True, reliability=0.95),  # 1.60 / 0.95 = 1.684
+        offer("e", 2.10, traffic_usd_gib=0.01),  # 16.80 + 0.093 = 16.893
+        offer("f", 1.99),  # 15.92
+        offer("g", 2.49, link_mbit_s=800.0),  # 19.92, work after 100 s of restore
+        offer("h", 2.49, link_mbit_s=8000.0),  # 19.92, work after 10 s of restore
+        offer("i", 2.49),  # 19.92, nobody knows when
+        offer("j", 0.33, reliability=0.97),  # 2.64 / 0.97 = 2.722
+    ]
+    terms = {"store_price": None}
+    found = sold(offers, **terms).fitting
+    assert [one.offer.id for one in found] == ["d", "c", "j", "a", "b", "f", "e", "h", "g", "i"]
+    usd = [one.expected_usd or 0.0 for one in found]
+    assert usd == pytest.approx(
+        [1.684, 2.72, 2.722, 3.232, 3.493, 15.92, 16.893, 19.92, 19.92, 19.92], abs=0.0006
+    )
+
+
+def test_what_does_not_fit_is_there_with_the_reason() -> None:
+    wanted = Want(gpu="A10", spot="allowed")
+    found = sold([offer("a", 2.0), offer("b", 1.0)], want=wanted)
+    assert found.fitting == []
+    assert [one.offer.id for one in found.rejected] == ["b", "a"]
+    assert {one.rejected for one in found.rejected} == {"its GPU is H100 SXM, A10 is wanted"}
+
+
+def test_the_table_has_a_row_for_each_offer() -> None:
+    found = sold([offer("a", 2.0), offer("b", 9.0)], want=Want(max_price_usd_h=5))
+    table = frame(found)
+    assert list(table.columns) == list(COLUMNS)
+    assert list(table.offer) == ["a", "b"]
+    assert list(table.rejected) == ["", "it costs 9 $/h, the limit is 5 $/h"]
+    assert list(frame(sold([])).columns) == list(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "privileged", "said"),
+    [("vm", True, "claimed"), ("pod", True, "claimed"), ("vm", False, "unknown"),
+     ("container", False, "no"), ("folder", False, "no")],
+)  # fmt: skip
+def test_a_checkpoint_needs_root_that_may_dump_processes(
+    kind: str, privileged: bool, said: str
+) -> None:
+    able = msgspec.structs.replace(VAST, kind=kind, privileged=privileged)
+    assert checkpoint_of(able) == said

@@ -1,0 +1,130 @@
+"""The flow that says where to rent, over a market in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from flows import compare, create
+from tests.fixtures.lab import DEMO, Lab
+from tests.fixtures.manifests import PLAIN, SNAPSHOT, honest
+from tests.fixtures.market import Market
+from tests.fixtures.plain_flows import Shows, plain, run_plainly
+from torpor.control.measure.prices import StorePrice
+from torpor.control.rental.records import Rentals
+from torpor.shared.errors import InvalidInput, NoCapacity, ProviderDenied, SnapshotMissing
+from torpor.shared.format.manifest import encode_manifest
+from torpor.shared.format.names import manifest_key
+from torpor.shared.values import GIB, WorkspaceName
+
+STORED = 2 * 10**9
+
+
+def keep_snapshot(lab: Lab) -> None:
+    """A snapshot of 100 GiB in 2 GB, of a machine with CUDA 12.8."""
+    statistics = {"bytes": 100 * GIB, "stored_bytes": STORED}
+    manifest = honest(environment={"cuda": "12.8"}, statistics=statistics)
+    blob, _ = encode_manifest(manifest, PLAIN)
+    lab.store.put(manifest_key(DEMO, SNAPSHOT), blob)
+
+
+def test_it_shows_offers_for_the_snapshot(lab: Lab) -> None:
+    keep_snapshot(lab)
+    lab.market.on_sale = [
+        msgspec.structs.replace(lab.market.on_sale[0], **changes)  # type: ignore[arg-type]
+        for changes in (
+            {"id": "new", "cuda": (12, 8), "link_mbit_s": 80.0, "reliability": None},
+            {"id": "old", "cuda": (12, 4)},
+            {"id": "small", "cuda": None, "disk_gib": 50.0},
+            {"id": "spot", "cuda": None, "spot": True, "price_usd_h": 1.0},
+        )
+    ]
+    price = StorePrice(0.02, 0.1, "2026-08-03", "https://x")
+    with Shows(replace(lab.opened, store_price=lambda: price)) as shows:
+        table = compare.fn(DEMO, hours=2.0).set_index("offer")
+    assert list(table.index[:2]) == ["spot", "new"]
+    assert table.rejected["old"] == "its driver supports CUDA 12.4, 12.8 is wanted"
+    assert table.rejected["small"] == "its disk is 50 GiB, 110 GiB are wanted"
+    assert table.session_usd["new"] == pytest.approx(2 * 4.0 + 0.1 * 2)
+    assert table.hibernated_usd_month["new"] == pytest.approx(0.04)
+    assert table.restore_s["new"] == pytest.approx(200.0)
+    assert [row["offer"] for row in shows.rows] == ["spot", "new"]
+    assert f"snapshot {SNAPSHOT}, 2,000,000,000 stored bytes" in shows.markdown
+    assert "data:image/svg+xml;base64," in shows.markdown
+    never = run_plainly(lab.opened, compare, spot="never", snapshot=SNAPSHOT)
+    assert never.set_index("offer").rejected["spot"] == "it is a spot machine"
+
+
+def test_what_our_rentals_did_is_counted(lab: Lab) -> None:
+    """Of all workspaces of the store: a start, a wake that read from the store, a refusal."""
+    from tasks.machines import create_machine, look_for_offers, renting
+
+    run_plainly(lab.opened, create)
+    other = replace(
+        lab.opened, spec=msgspec.structs.replace(lab.opened.spec, name=WorkspaceName("other"))
+    )
+    with plain(other), renting(other) as held:
+        tenancy = create_machine(held, look_for_offers(other))
+        tenancy.hand_over(fetched_bytes=10**9, fetched_s=20.0)
+        lab.market.faults = [NoCapacity("sold out")]
+        with pytest.raises(Exception, match="sold out"):
+            create_machine(held, look_for_offers(other))
+    keep_snapshot(lab)
+    lab.market.on_sale = [msgspec.structs.replace(one, cuda=None) for one in lab.market.on_sale]
+    (line,) = run_plainly(lab.opened, compare).to_dict("records")
+    assert (line["failures"], line["attempts"], line["starts"]) == (1, 3, 2)
+    assert (line["start_from"], line["attempts_at"]) == ("our rentals", "with this GPU here")
+    assert line["start_p50_s"] <= line["start_p90_s"] < 60
+    assert (line["link_mb_s"], line["restore_s"]) == (50.0, 40.0)
+
+
+def test_what_was_measured_is_kept_when_a_rental_ends(lab: Lab) -> None:
+    from tasks.machines import create_machine, destroy_machine, look_for_offers, renting
+    from torpor.control.safety import never_handed_over
+
+    with plain(lab.opened), renting(lab.opened) as held:
+        tenancy = create_machine(held, look_for_offers(lab.opened))
+        tenancy.hand_over(fetched_bytes=10**9, fetched_s=20.0)
+        (rental,) = Rentals(lab.store, DEMO).open()
+        machine = tenancy.machine
+        destroy_machine(lab.opened, machine, never_handed_over(machine, rental.label))
+        with renting(lab.opened) as scratch:  # ends with its run, and has answered too
+            create_machine(scratch, look_for_offers(lab.opened))
+    woken, unused = sorted(Rentals(lab.store, DEMO).history(), key=lambda one: one.created_unix)
+    assert (woken.fetched_bytes, woken.fetched_s, woken.failed) == (10**9, 20.0, False)
+    assert woken.answered_unix is not None
+    assert unused.answered_unix is not None
+    assert unused.fetched_bytes == 0
+
+
+def test_one_market_that_fails_does_not_stop_the_others(lab: Lab) -> None:
+    away, other = Market("runpod://2"), Market("lambda://3")
+    away.away = ProviderDenied("the key is wrong")
+    other.on_sale = []
+    each = [
+        ("vast-provider/mine", lab.market),
+        ("runpod-provider/mine", away),
+        ("lambda-provider/mine", other),
+        ("ec2-provider/broken", InvalidInput("the block cannot be used")),
+    ]
+    opened = replace(lab.opened, each=lambda: each)
+    with Shows(opened) as shows:
+        table = compare.fn(DEMO)
+    assert list(table.provider) == [lab.market.identity]  # its block and the workspace are one
+    for words in ("| runpod://2 | the key is wrong |",
+                  "| ec2-provider/broken | the block cannot be used |",
+                  "| lambda://3 | nothing on sale is like that |"):  # fmt: skip
+        assert words in shows.markdown
+    with Shows(opened) as shows:
+        compare.fn(DEMO, everywhere=False)
+    assert "runpod" not in shows.markdown
+
+
+def test_a_snapshot_that_is_not_there_is_an_error(lab: Lab) -> None:
+    with pytest.raises(SnapshotMissing):
+        run_plainly(lab.opened, compare, snapshot=SNAPSHOT)
+    with Shows(lab.opened) as shows:
+        compare.fn(DEMO)  # without any, there is only nothing to restore
+    assert "no snapshot to restore" in shows.markdown

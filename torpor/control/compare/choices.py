@@ -1,0 +1,240 @@
+"""One row for each offer: what it costs, when work can begin there, and what the market can do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from torpor.control.compare.past import Experience, Past
+from torpor.control.measure.prices import StorePrice
+from torpor.control.providers.offers import Offer, misfit
+from torpor.control.providers.seam import Abilities, Provider
+from torpor.control.rental.search import Tried, expected
+from torpor.shared.values import GIB, Want
+
+if TYPE_CHECKING:
+    import pandas
+
+Checkpoint = Literal["claimed", "no", "unknown"]
+
+LIVE: Final = "live API"
+_GB: Final = 1e9
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be rented, for how long, and what is restored there."""
+
+    want: Want
+    hours: float
+    now_unix: float
+    snapshot: str = ""  # empty: the workspace has none
+    stored_bytes: int = 0  # of the snapshot
+    store_price: StorePrice | None = None
+    sealed: bool = False
+
+    @property
+    def hibernated_usd_month(self) -> float | None:
+        """What the store asks for the snapshot; None if its price is unknown."""
+        if self.store_price is None:
+            return None
+        return self.stored_bytes / _GB * self.store_price.gb_month_usd
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One offer under the terms. None: not known."""
+
+    offer: Offer
+    able: Abilities
+    session_usd: float | None  # None: the offer has no price
+    expected_usd: float | None
+    hibernated_usd_month: float | None
+    stopped_usd_month: float | None
+    start_p50_s: float
+    start_p90_s: float
+    starts: int  # rentals that the start times are of; 0: assumed
+    link_mb_s: float | None
+    link_from: str
+    restore_s: float | None
+    failed: int
+    attempts: int
+    past_of: str
+    price_age_s: float
+    rejected: str = ""  # the reason; empty: it fits
+
+    @property
+    def market(self) -> str:
+        return market_of(self.offer.provider)
+
+    @property
+    def gpu(self) -> str:
+        return f"{self.offer.gpu_count} x {self.offer.gpu}" if self.offer.gpu else "no GPU"
+
+    @property
+    def vram_gib(self) -> float | None:
+        """Of each GPU."""
+        return (self.offer.gpu.vram_gib or None) if self.offer.gpu else None
+
+    @property
+    def work_s(self) -> float | None:
+        """From the request until work can begin."""
+        return None if self.restore_s is None else self.start_p50_s + self.restore_s
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return checkpoint_of(self.able)
+
+
+COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
+    "market": lambda one: one.market,
+    "provider": lambda one: one.offer.provider,
+    "offer": lambda one: one.offer.id,
+    "region": lambda one: one.offer.region,
+    "gpu": lambda one: str(one.offer.gpu or ""),
+    "gpu_count": lambda one: one.offer.gpu_count,
+    "vram_gib": lambda one: one.vram_gib,
+    "spot": lambda one: one.offer.spot,
+    "price_usd_h": lambda one: one.offer.price_usd_h or None,
+    "session_usd": lambda one: one.session_usd,
+    "expected_usd": lambda one: one.expected_usd,
+    "hibernated_usd_month": lambda one: one.hibernated_usd_month,
+    "stopped_usd_month": lambda one: one.stopped_usd_month,
+    "stop_keeps": lambda one: one.able.stop_keeps,
+    "billing_s": lambda one: one.able.billing_s,
+    "start_p50_s": lambda one: one.start_p50_s,
+    "start_p90_s": lambda one: one.start_p90_s,
+    "starts": lambda one: one.starts,
+    "start_from": lambda one: "our rentals" if one.starts else "assumed",
+    "link_mb_s": lambda one: one.link_mb_s,
+    "link_from": lambda one: one.link_from,
+    "restore_s": lambda one: one.restore_s,
+    "work_s": lambda one: one.work_s,
+    "failures": lambda one: one.failed,
+    "attempts": lambda one: one.attempts,
+    "attempts_at": lambda one: one.past_of,
+    "reliability": lambda one: one.offer.reliability,
+    "checkpoint": lambda one: one.checkpoint,
+    "host_key": lambda one: one.able.host_key,
+    "notice_s": lambda one: one.able.notice_s if one.offer.spot else None,
+    "price_age_s": lambda one: one.price_age_s,
+    "price_source": lambda one: LIVE,
+    "rejected": lambda one: one.rejected,
+}
+"""Of the DataFrame: dollars, seconds, GiB, MB/s; None is not known."""
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """``fitting``: the lowest expected cost first. ``silent``: providers without an answer."""
+
+    terms: Terms
+    fitting: list[Choice]
+    rejected: list[Choice]
+    silent: list[Tried]
+
+
+def compared(
+    sold: Iterable[tuple[Provider, Sequence[Offer]]],
+    silent: Sequence[Tried],
+    past: Past,
+    terms: Terms,
+) -> Compared:
+    """All offers under the terms."""
+    found = [
+        _choice(offer, provider.abilities, past.of(offer), terms)
+        for provider, offers in sold
+        for offer in offers
+    ]
+    found.sort(key=_rank)
+    fitting = [one for one in found if not one.rejected]
+    return Compared(terms, fitting, [one for one in found if one.rejected], [*silent])
+
+
+def frame(found: Compared) -> pandas.DataFrame:
+    """Every offer, those that fit first; ``rejected`` is the reason of the others."""
+    import pandas  # a second of import that other flows need not spend
+
+    every = (*found.fitting, *found.rejected)
+    return pandas.DataFrame({name: [of(one) for one in every] for name, of in COLUMNS.items()})
+
+
+def market_of(provider: str) -> str:
+    """The market of an account."""
+    return provider.partition("://")[0]
+
+
+def checkpoint_of(able: Abilities) -> Checkpoint:
+    """Whether processes can be frozen and stored there: that takes root which may load modules and
+    dump processes. Nothing is proved: torpor has stored no process on any machine yet."""
+    if able.privileged:
+        return "claimed"
+    return "unknown" if able.kind == "vm" else "no"
+
+
+def _choice(offer: Offer, able: Abilities, past: Sequence[Experience], terms: Terms) -> Choice:
+    session = _session_usd(offer, able, terms)
+    started = next((one for one in past if one.starts_s), None)
+    fetched = next((one for one in past if one.links_mb_s), None)
+    tried = next((one for one in past if one.attempts), Experience(of=""))
+    link = _stated_mb_s(offer) if fetched is None else fetched.link_mb_s
+    disk_gib = max(terms.want.disk_gib, able.min_disk_gib)
+    stopped = able.stopped_usd_gib_month if able.stop_keeps != "nothing" else None
+    restore_s = terms.stored_bytes / 1e6 / link if link else None
+    return Choice(
+        offer=offer,
+        able=able,
+        session_usd=session,
+        expected_usd=None if session is None else expected(session, offer),
+        hibernated_usd_month=terms.hibernated_usd_month,
+        stopped_usd_month=None if stopped is None else stopped * disk_gib,
+        start_p50_s=_start_s(started, 0.5, able),
+        start_p90_s=_start_s(started, 0.9, able),
+        starts=0 if started is None else len(started.starts_s),
+        link_mb_s=link,
+        link_from=_link_from(fetched, link),
+        restore_s=restore_s if terms.stored_bytes else 0.0,
+        failed=tried.failed,
+        attempts=tried.attempts,
+        past_of=tried.of,
+        price_age_s=max(0.0, terms.now_unix - offer.priced_unix),
+        rejected=misfit(offer, terms.want),
+    )
+
+
+def _session_usd(offer: Offer, able: Abilities, terms: Terms) -> float | None:
+    """The hours, rounded up as the market bills them, and the traffic of one restore. No market
+    gives machines away, so a price of 0 is not known."""
+    if offer.price_usd_h <= 0:
+        return None
+    billed_s = math.ceil(terms.hours * 3600 / able.billing_s) * able.billing_s
+    usd = offer.price_usd_h * billed_s / 3600
+    usd += offer.traffic_usd_gib * terms.stored_bytes / GIB
+    if terms.store_price is not None:
+        usd += terms.store_price.egress_gb_usd * terms.stored_bytes / _GB
+    return usd
+
+
+def _start_s(started: Experience | None, share: float, able: Abilities) -> float:
+    """Ours, or what an attempt is given at most."""
+    measured = None if started is None else started.start_s(share)
+    return able.ready_s if measured is None else measured
+
+
+def _stated_mb_s(offer: Offer) -> float | None:
+    return None if offer.link_mbit_s is None else offer.link_mbit_s / 8
+
+
+def _link_from(fetched: Experience | None, link_mb_s: float | None) -> str:
+    if fetched is not None:
+        return f"measured, n = {len(fetched.links_mb_s)}, {fetched.of}"
+    return "stated by the market" if link_mb_s else "not known"
+
+
+def _rank(one: Choice) -> tuple[float, float, str, str]:
+    return (known(one.expected_usd), known(one.work_s), one.offer.provider, one.offer.id)
+
+
+def known(value: float | None) -> float:
+    """For comparisons: what is not known comes last."""
+    return math.inf if value is None else value

@@ -1,0 +1,201 @@
+"""The comparison as a table and as one page: advice, a picture, stopping, what was rejected."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from torpor.control.compare.choices import Choice, Compared
+from torpor.control.compare.uses import notice
+from torpor.control.drawing import COLOURS, canvas, svg
+from torpor.control.measure.advice import Advice
+from torpor.control.measure.page import dated, section
+from torpor.control.measure.results import left_out
+from torpor.control.reports import Row
+
+MOST_ROWS: Final = 200
+"""The rows that the UI shows; Python gets all."""
+MOST_REASONS: Final = 40
+
+_NOTES: Final = (
+    "* A session is the hours that the machine is rented, rounded up as the market bills them, "
+    "with the traffic of one restore. The expected cost is higher where a market states that a "
+    "host may fail. Taxes are not counted.",
+    "* Start times are the time from our request until SSH answered, of the rentals of this store "
+    "in the last 90 days. Where there are none, the time is assumed: the most that an attempt is "
+    "given.",
+    "* A restore is the stored bytes over the link: measured by wakes there, else as the market "
+    "states it. The check of the files afterwards is not counted.",
+    "* Checkpoint says whether processes could be frozen and stored: a market that gives root "
+    "which may do so claims it. Nothing is proved: torpor stores no processes yet.",
+    "* Stopping keeps the market's own disk, mostly tied to one host or zone. torpor never stops "
+    "a machine instead of hibernating it.",
+    "* Prices come from the markets' live APIs, at the age that the table shows. None is from a "
+    "catalog.",
+)
+
+
+def rows(found: Compared) -> list[Row]:
+    """The UI's table; its last row says how much is left out."""
+    shown = [_row(one, found.terms.hours) for one in found.fitting[:MOST_ROWS]]
+    more = len(found.fitting) - MOST_ROWS
+    if more > 0:
+        words = f"and {more:,} more: in Python, compare returns them all"
+        shown.append({**dict.fromkeys(shown[0], ""), "market": words})
+    return shown or [{"result": "no offer fits"}]
+
+
+def page(found: Compared, said: Sequence[Advice], plot: bytes | None) -> str:
+    """Markdown for Prefect's UI."""
+    image = "No plot: no offer that fits has a price."
+    if plot is not None:
+        encoded = base64.b64encode(plot).decode()
+        image = f"![Price and time to work](data:image/svg+xml;base64,{encoded})"
+    elif "matplotlib" in left_out():
+        image = "No plot: install the extra `benchmark`, which has matplotlib."
+    terms = found.terms
+    restored = f"snapshot {terms.snapshot}, {terms.stored_bytes:,} stored bytes"
+    return "\n".join(
+        [
+            f"{len(found.fitting):,} offers fit, {len(found.rejected):,} do not. A session of "
+            f"{terms.hours:g} h with {restored if terms.snapshot else 'no snapshot to restore'}.",
+            "",
+            "## Which one for which use",
+            "",
+            *(f"* **{one.about}: {_plain(one.choice)}.** {_plain(one.because)}." for one in said),
+            "",
+            "## Price and time to work",
+            "",
+            image,
+            "",
+            *section("Hibernate or stop", _stopping(found)),
+            *section("Rejected offers", _reasons(found.rejected)),
+            *section(
+                "Markets without an answer",
+                [
+                    {"market": _plain(one.provider), "reason": _plain(one.outcome)}
+                    for one in found.silent
+                ],
+            ),
+            "## What the figures are",
+            "",
+            *_NOTES,
+        ]
+    )
+
+
+def picture(found: Compared) -> bytes | None:
+    """Dollars an hour over the minutes until work can begin, one colour a market, as SVG. None
+    where there is nothing to draw, or without matplotlib."""
+    priced = [one for one in found.fitting if one.session_usd is not None]
+    if not priced or "matplotlib" in left_out():
+        return None
+    drawn, (axes,) = canvas(3.6, 1, share_y=False)
+    markets = sorted({one.market for one in priced})
+    colours = {name: COLOURS[min(n, len(COLOURS) - 1)] for n, name in enumerate(markets)}
+    for market in markets:
+        of = [one for one in priced if one.market == market]
+        for is_known in (True, False):
+            points = [one for one in of if (one.work_s is not None) == is_known]
+            if not points:
+                continue
+            axes.scatter(
+                [(one.start_p50_s + (one.restore_s or 0.0)) / 60 for one in points],
+                [one.offer.price_usd_h for one in points],
+                26,
+                facecolors=colours[market] if is_known else "none",
+                edgecolors=colours[market],
+                alpha=0.8,
+                label=market if is_known else f"{market}, restore not known",
+            )
+    axes.set_yscale("log")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("minutes until work can begin")
+    axes.set_ylabel("dollars an hour")
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
+    return svg(drawn)
+
+
+def _row(one: Choice, hours: float) -> Row:
+    offer, vram = one.offer, one.vram_gib
+    start = f"{one.start_p50_s:.0f} / {one.start_p90_s:.0f} s, "
+    start += f"n = {one.starts}" if one.starts else "assumed"
+    restore = "not known" if one.restore_s is None else f"{one.restore_s:.0f} s, {one.link_from}"
+    return {
+        "market": one.market,
+        "GPU": one.gpu,
+        "$/h": f"{offer.price_usd_h:.3f}" if one.session_usd is not None else "not known",
+        f"$ for {hours:g} h": _usd(one.session_usd),
+        "work after": "not known" if one.work_s is None else f"{one.work_s:.0f} s",
+        "region": offer.region,
+        "GiB each": "" if vram is None else f"{vram:g}",
+        "spot": notice(one),
+        "expected $": _usd(one.expected_usd),
+        "$ a month hibernated": _usd(one.hibernated_usd_month),
+        "stop keeps": stop_words(one),
+        "billed by": f"{one.able.billing_s:g} s",
+        "start p50 / p90": start,
+        "restore": restore,
+        "our failures": f"{one.failed} of {one.attempts}"
+        + (f", {one.past_of}" * bool(one.past_of)),
+        "checkpoint": one.checkpoint,
+        "host key": one.able.host_key,
+        "price": f"live API, {one.price_age_s:.0f} s ago",
+        "offer": offer.id,
+    }
+
+
+def stop_words(one: Choice) -> str:
+    """What a stopped machine keeps, and what that costs."""
+    if one.able.stop_keeps == "nothing":
+        return "nothing"
+    usd = one.stopped_usd_month
+    price = "price not stated" if usd is None else f"{usd:,.2f} $ a month"
+    return f"{one.able.stop_keeps}, {price}"
+
+
+def _stopping(found: Compared) -> list[Row]:
+    """Once for each market."""
+    markets = {one.market: one for one in (*found.rejected, *found.fitting)}
+    return [
+        {
+            "market": market,
+            "a stop keeps": stop_words(one),
+            "hibernated, a month": _usd(one.hibernated_usd_month, " $"),
+            "the store's price of": dated(found.terms.store_price),
+        }
+        for market, one in sorted(markets.items())
+    ]
+
+
+def _reasons(rejected: Sequence[Choice]) -> list[Row]:
+    """The most frequent first."""
+    counted = Counter((one.market, one.rejected) for one in rejected)
+    cheapest: dict[tuple[str, str], Choice] = {}
+    for one in rejected:  # in the order of their cost
+        cheapest.setdefault((one.market, one.rejected), one)
+    lines = [
+        {
+            "market": market,
+            "offers": f"{count:,}",
+            "reason": _plain(reason),
+            "the cheapest": f"{cheapest[market, reason].offer.price_usd_h:.3f} $/h",
+        }
+        for (market, reason), count in counted.most_common(MOST_REASONS)
+    ]
+    if len(counted) > MOST_REASONS:
+        more = f"and {len(counted) - MOST_REASONS:,} reasons more, in the table that Python gets"
+        lines.append({"market": more})
+    return lines
+
+
+def _usd(usd: float | None, unit: str = "") -> str:
+    return "not known" if usd is None else f"{usd:,.2f}{unit}"
+
+
+def _plain(text: str) -> str:
+    """What a market wrote, as text: no Markdown, no line breaks."""
+    return re.sub(r"([\\`*_\[\]<>|!#])", r"\\\1", " ".join(text.split()))

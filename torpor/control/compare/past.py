@@ -1,0 +1,88 @@
+"""What our own rentals say of markets: how often they failed, when SSH answered, how fast the store
+was read there."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from torpor.control.providers.offers import Offer
+from torpor.control.rental.records import Rental
+from torpor.shared.values import MIB
+
+DAYS: Final = 90
+"""Older rentals say little of a market today."""
+LEAST_BYTES: Final = 8 * MIB
+"""A smaller restore measures the latency of the store."""
+_MB: Final = 1e6
+
+
+class Experience(msgspec.Struct, frozen=True, kw_only=True):
+    """Rentals of one kind. ``of``: what they have in common."""
+
+    of: str
+    failed: int = 0  # attempts that became no machine on which SSH answered
+    starts_s: tuple[float, ...] = ()  # of the others, from the request until SSH answered; sorted
+    links_mb_s: tuple[float, ...] = ()  # stored bytes that wakes read there; MB/s
+
+    @property
+    def attempts(self) -> int:
+        return self.failed + len(self.starts_s)
+
+    @property
+    def failure_share(self) -> float:
+        return self.failed / self.attempts if self.attempts else 0.0
+
+    def start_s(self, share: float) -> float | None:
+        """The time within which so many machines answered (nearest rank); None without any."""
+        if not self.starts_s:
+            return None
+        return self.starts_s[max(0, math.ceil(share * len(self.starts_s)) - 1)]
+
+    @property
+    def link_mb_s(self) -> float | None:
+        return statistics.median(self.links_mb_s) if self.links_mb_s else None
+
+
+class Past:
+    """The experience with each kind of machine, and with each provider."""
+
+    def __init__(self, rentals: Iterable[Rental], since_unix: float = 0.0) -> None:
+        groups: dict[tuple[str, ...], list[Rental]] = {}
+        for rental in rentals:
+            if rental.created_unix >= since_unix:
+                kind = (rental.provider, rental.gpu, str(rental.gpu_count))
+                groups.setdefault(kind, []).append(rental)
+                groups.setdefault((rental.provider,), []).append(rental)
+        self._groups = {
+            key: _experience("with this GPU here" if len(key) > 1 else "at this provider", group)
+            for key, group in groups.items()
+        }
+
+    def of(self, offer: Offer) -> list[Experience]:
+        """The closest experience first: with this GPU at this provider, then with the provider."""
+        kind = (offer.provider, str(offer.gpu or ""), str(offer.gpu_count))
+        found = (self._groups.get(key) for key in (kind, (offer.provider,)))
+        return [one for one in found if one is not None]
+
+
+def _experience(of: str, rentals: Sequence[Rental]) -> Experience:
+    starts = (
+        rental.answered_unix - rental.created_unix
+        for rental in rentals
+        if rental.answered_unix is not None
+    )
+    return Experience(
+        of=of,
+        failed=sum(rental.failed for rental in rentals),
+        starts_s=tuple(sorted(max(0.0, seconds) for seconds in starts)),
+        links_mb_s=tuple(
+            rental.fetched_bytes / rental.fetched_s / _MB
+            for rental in rentals
+            if rental.fetched_bytes >= LEAST_BYTES and rental.fetched_s > 0
+        ),
+    )
