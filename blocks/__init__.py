@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 from blocks.budget import Budget
 from blocks.ec2_provider import Ec2Provider
+from blocks.kubernetes_provider import KubernetesProvider
 from blocks.local_provider import LocalProvider
 from blocks.markets import LambdaProvider, RunpodProvider, VastProvider
 from blocks.object_store import ObjectStore
@@ -18,6 +19,7 @@ from blocks.workspace import Workspace
 __all__ = [
     "Budget",
     "Ec2Provider",
+    "KubernetesProvider",
     "LambdaProvider",
     "LocalProvider",
     "ObjectStore",
@@ -29,7 +31,12 @@ __all__ = [
 ]
 
 ProviderBlock: TypeAlias = (
-    LocalProvider | VastProvider | RunpodProvider | LambdaProvider | Ec2Provider
+    LocalProvider
+    | VastProvider
+    | RunpodProvider
+    | LambdaProvider
+    | Ec2Provider
+    | KubernetesProvider
 )
 PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     LocalProvider,
@@ -37,5 +44,6 @@ PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     RunpodProvider,
     LambdaProvider,
     Ec2Provider,
+    KubernetesProvider,
 )
 """The provider blocks, the default first."""

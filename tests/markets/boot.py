@@ -59,7 +59,8 @@ class BootedMachine:
     def end(self) -> None:
         """Idempotent. Every process of the machine is gone when this returns."""
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
+            # The group: a process that has just started is not bound to its parent's life yet.
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             until(lambda: not self._answers(), f"{self.address}:{self.port} is silent")
         if self._folder.exists():

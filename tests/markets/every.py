@@ -27,6 +27,7 @@ from tests.fixtures.machines import KeyPair
 from tests.fixtures.stores import Server
 from tests.markets.boot import BootedMachine, Kind, Machines
 from tests.markets.ec2 import REGION, FakeEc2, ec2_wares
+from tests.markets.kubernetes import NAMESPACE, FakeKubernetes, kubeconfig, kubernetes_wares
 from tests.markets.lambda_cloud import FakeLambda
 from tests.markets.market import Market
 from tests.markets.runpod import FakeRunPod
@@ -34,6 +35,8 @@ from tests.markets.server import FakeMarket
 from tests.markets.shop import lambda_wares, runpod_wares, vast_wares
 from tests.markets.vast import FakeVast
 from torpor.control.providers.ec2 import Ec2Provider
+from torpor.control.providers.kubernetes_cluster import KubernetesProvider
+from torpor.control.providers.kubernetes_objects import Machines as ClusterMachines
 from torpor.control.providers.lambda_cloud import LambdaProvider
 from torpor.control.providers.runpod import RunpodProvider
 from torpor.control.providers.seam import Provider
@@ -101,6 +104,30 @@ def _ec2(fake: FakeEc2, options: Options) -> Provider:
     )
 
 
+def _kubernetes(fake: FakeKubernetes, options: Options) -> Provider:
+    (ware,) = kubernetes_wares()
+    return KubernetesProvider(
+        kubeconfig(fake.url, fake.key),
+        NAMESPACE,
+        ClusterMachines(price_usd_h=ware.usd_h, gpu=ware.gpu),
+        ssh_port=options.ssh_port,
+        timeout=options.timeout,
+        sleep=options.sleep,
+    )
+
+
+def _kubernetes_blocks(fake: FakeKubernetes, name: str) -> list[Block]:
+    (ware,) = kubernetes_wares()
+    return [
+        blocks.KubernetesProvider(
+            kubeconfig=SecretStr(kubeconfig(fake.url, fake.key)),
+            namespace=NAMESPACE,
+            gpu=ware.gpu,
+            price_usd_h=ware.usd_h,
+        )
+    ]
+
+
 def _keyed(kind: Callable[..., Block]) -> Callable[[FakeMarket, str], list[Block]]:
     """The block of a market that knows an account by one key."""
     return lambda fake, name: [kind(api_key=SecretStr(fake.key), url=fake.url)]
@@ -144,6 +171,12 @@ ROWS: Final[dict[str, Row]] = {
         _ec2,
         _ec2_blocks,
         by_hand=None,  # its listing comes from moto, which knows instances only by their create
+    ),
+    "kubernetes": Row(
+        lambda: FakeKubernetes(Market(wares=kubernetes_wares())),
+        "container",
+        _kubernetes,
+        _kubernetes_blocks,
     ),
 }
 """The name is also that of the provider's address, and of its block: ``NAME-provider``."""

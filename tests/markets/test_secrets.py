@@ -28,6 +28,7 @@ from tests.markets.market import Ware
 from tests.markets.server import Answer, FakeMarket, Request
 
 BLOCK = "keys"
+_ONE_OFFER = ("kubernetes",)  # where a create that fails leaves no other offer
 _OWN = ("etc", "home", "mnt", "opt", "root", "run", "tmp", "var")
 """What of a machine's root is not this host's."""
 
@@ -145,7 +146,8 @@ def test_no_account_key_is_anywhere_but_in_requests_authorizations(
     found: list[str] = []
     for name in NAMES:
         _use(name)
-        markets.fakes[name].faults.arm(Fault("no capacity", "create"))  # so it is in the log
+        if name not in _ONE_OFFER:
+            markets.fakes[name].faults.arm(Fault("no capacity", "create"))  # so it is in the log
         if name == NAMES[0]:
             create(BLOCK)
             work = markets.workspace(name)
@@ -167,7 +169,7 @@ def test_no_account_key_is_anywhere_but_in_requests_authorizations(
         assert b"ssh_host_ed25519_key" in said  # of the start script
         found += _holding(keys | aws_id, f"requests to {name}", said)
     logged = "\n".join(caplog.handler.format(record) for record in caplog.records)
-    assert logged.count("failed, trying the next") == len(NAMES)
+    assert logged.count("failed, trying the next") == len(NAMES) - len(_ONE_OFFER)
     found += _holding(keys | aws_id, "logs", logged.encode())
     assert list(_in_files(installation.prefect_home, {"artifact": f"hibernate-{BLOCK}"}))
     found += _in_files(installation.folder, keys)

@@ -169,7 +169,7 @@ class Machine(msgspec.Struct, frozen=True):
     id: MachineId
     provider: str  # the provider's identity, e.g. local://desk/home/me/machines
     label: Label | None  # None: not ours
-    state: Literal["starting", "running", "stopped", "stopping"]
+    state: Literal["queued", "starting", "running", "stopped", "stopping"]
     endpoint: Endpoint | None  # None until it is known
     price_usd_h: float = 0.0
     note: str = ""  # the provider's last words on it, for messages

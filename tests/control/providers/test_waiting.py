@@ -51,6 +51,7 @@ class Clock:
 
 
 STARTING = Machine(ID, "scripted:1", LABEL, "starting", None, note="pulling the image")
+QUEUED = Machine(ID, "scripted:1", LABEL, "queued", None, note="queued in gpus")
 RUNNING = Machine(ID, "scripted:1", LABEL, "running", AT)
 
 
@@ -153,6 +154,35 @@ def test_another_protocol_is_told(saying: Callable[[bytes], Endpoint]) -> None:
     fault = ssh_banner_fault(saying(b"HTTP/1.1 400 Bad Request\r\n"))
     assert fault is not None
     assert "HTTP/1.1 400" in fault
+
+
+def test_the_time_in_a_queue_does_not_count_and_is_told_once_for_each_reason() -> None:
+    queued = [msgspec.structs.replace(QUEUED, note=f"queued: {n} before it") for n in (2, 2, 1)]
+    provider, clock, told = Scripted(*queued * 20, RUNNING), Clock(), list[str]()
+    provider.abilities = msgspec.structs.replace(provider.abilities, queue_s=3600.0)
+    wait_until_reachable(
+        provider,
+        ID,
+        timeout_s=5,
+        sleep=clock.sleep,
+        clock=clock,
+        greets=lambda endpoint: None,
+        told=told.append,
+    )
+    assert clock.now > 60
+    assert told[:2] == [
+        "machine m-1 at scripted:1 is queued: 2 before it",
+        "machine m-1 at scripted:1 is queued: 1 before it",
+    ]
+    assert len(told) == 40
+
+
+def test_a_queue_that_never_ends_is_given_up() -> None:
+    provider, clock = Scripted(QUEUED), Clock()
+    provider.abilities = msgspec.structs.replace(provider.abilities, queue_s=100.0)
+    with pytest.raises(MachineUnreachable, match="queued in gpus"):
+        _wait(provider, clock, lambda endpoint: None)
+    assert 160 <= clock.now <= 170
 
 
 def test_a_closed_port_is_told() -> None:

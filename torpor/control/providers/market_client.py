@@ -48,14 +48,19 @@ class MarketClient:
         url: str,
         key: str,
         *,
+        identity: str = "",
+        transport: httpx.BaseTransport | None = None,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.identity = f"{market}://{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
+        """Without ``identity``, the account is named by a hash of its key."""
+        hashed = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
+        self.identity = identity or f"{market}://{hashed}"
         self._sleep = sleep
         self._http = httpx.Client(
             base_url=url,
             headers={"Authorization": f"Bearer {key}"},
+            transport=transport,
             timeout=timeout,
             limits=httpx.Limits(max_keepalive_connections=0),  # nobody closes a provider
         )

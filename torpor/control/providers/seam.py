@@ -26,6 +26,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     misses a machine that is not listed yet."""
     settling_s: float  # how long after a create a machine may be missing from answers
     ready_s: float  # an attempt whose SSH does not answer by then is given up
+    queue_s: float = 0.0  # how long it may wait in the provider's queue before that
     stop_keeps: Literal["nothing", "disk", "volume"]
     stopped_usd_gib_month: float | None  # what the kept disk costs; None: not stated
     min_disk_gib: float
@@ -76,11 +77,12 @@ class Absent(msgspec.Struct, frozen=True):
 
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine leaves behind and costs on: a disk, an address, a service, an invoice."""
+    """What a machine leaves behind and costs on: a disk, an address, a service, an invoice, a
+    node."""
 
     id: str
     provider: str
-    kind: Literal["disk", "address", "service", "invoice"]
+    kind: Literal["disk", "address", "service", "invoice", "node"]
     label: Label | None
     price_usd_h: float | None = None  # None: not stated
 
@@ -111,7 +113,7 @@ class Provider(Protocol):
         everything for its disk; may be empty. ``want`` may narrow the search."""
 
     def create(self, order: Order) -> Machine:
-        """Rent; returns at once, perhaps in state "starting".
+        """Rent; returns at once, perhaps in state "starting" or "queued".
 
         CreateFailed and its kinds, ProviderDenied, ProviderUnavailable and InvalidInput promise
         that nothing was rented, also later. Any other error means that a machine may exist or
@@ -136,4 +138,5 @@ class Provider(Protocol):
         """
 
     def residue(self) -> list[Residue]:
-        """What else of ours costs: disks, addresses, services, invoices that outlived a machine."""
+        """What else of ours costs: disks, addresses, services, invoices, nodes that outlived a
+        machine."""

@@ -27,19 +27,30 @@ def wait_until_reachable(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
     greets: Callable[[Endpoint], str | None] | None = None,
+    told: Callable[[str], None] = lambda words: None,
 ) -> Machine:
     """The machine once it runs and its SSH server has said its version.
 
     CreateFailed when it dies meanwhile: try the next offer. A machine that the provider does not
     show is waited for, also with a proof of its end while the provider settles. MachineUnreachable
     when ``timeout_s`` is over, with what was seen last. ``greets`` returns None or what went wrong.
+    The time in the provider's queue does not count, up to ``abilities.queue_s``; ``told`` hears why
+    the machine waits there, each time that this changes.
     """
     greets = greets or ssh_banner_fault
     end = clock() + timeout_s
+    queue_end = clock() + provider.abilities.queue_s
+    queued = ""
     settled = clock() + provider.abilities.settling_s
     wait_s = _FIRST_WAIT_S
     while True:
         seen = _look(provider, machine, clock() < settled)
+        if isinstance(seen, Machine) and seen.state == "queued":
+            end = min(clock(), queue_end) + timeout_s
+            if seen.note != queued:
+                queued = seen.note
+                told(f"machine {machine} at {provider.identity} is {queued}")
+            seen = queued
         look_again = min(clock() + wait_s * random.uniform(0.75, 1.25), end)  # noqa: S311
         wait_s = min(wait_s * _GROWTH, _LONGEST_WAIT_S)
         while True:
@@ -80,7 +91,8 @@ def ssh_banner_fault(endpoint: Endpoint) -> str | None:
 
 
 def _look(provider: Provider, machine: MachineId, in_settling: bool) -> Machine | str:
-    """The machine once it has an address, else what is missing; CreateFailed when it is in vain."""
+    """The machine once it has an address, or waits in a queue; else what is missing. CreateFailed
+    when it is in vain."""
     try:
         live = provider.find(machine)
     except MachineUnreachable as cause:
@@ -98,6 +110,8 @@ def _look(provider: Provider, machine: MachineId, in_settling: bool) -> Machine 
         raise CreateFailed(
             f"machine {machine} at {provider.identity} is {live.state} before SSH answered{words}"
         )
+    if live.state == "queued":
+        return live
     if live.state != "running" or live.endpoint is None:
         return f"it is {live.state} {live.note}".strip()
     return live

@@ -193,6 +193,7 @@ class Renting:
                 timeout_s=provider.abilities.ready_s,
                 sleep=nap,
                 greets=lambda endpoint: greeting_fault(endpoint, host_key),
+                told=self._by.told.warn,
             )
         except (CreateFailed, MachineUnreachable) as error:
             raise type(error)(
@@ -444,6 +445,7 @@ class Renting:
                 timeout_s=min(able.ready_s, max(1.0, until - time.monotonic())),
                 sleep=nap,
                 greets=lambda endpoint: greeting_fault(endpoint, host_key),
+                told=self._by.told.warn,
             )
         except BaseException as cause:
             self._abandon(rental, cause)

@@ -1,0 +1,212 @@
+"""The block of a Kubernetes cluster with GPUs: where it is, and what a machine there is."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from prefect.blocks.core import Block
+from pydantic import Field, HttpUrl, SecretStr, ValidationInfo, field_validator
+
+from blocks.reference import LOGOS
+from torpor.control.providers import kubernetes_cluster
+from torpor.control.providers.kubernetes_objects import Address, Machines
+
+_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
+
+
+class KubernetesProvider(Block):
+    """A namespace of a Kubernetes cluster with GPUs, CoreWeave's among them. Needs the extra
+    `kubernetes`.
+
+    A machine is the pod of a Job. The block states what a machine has and costs, because a cluster
+    does not.
+
+    Args:
+        kubeconfig: The kubeconfig of a user who may make Jobs, Secrets and Services there.
+        context: The kubeconfig's context. Empty: its current one.
+        namespace: The namespace of the machines.
+        queue: Kueue's LocalQueue. Empty: without a queue.
+        priority_class: The priority class of the machines.
+        spot: Whether the cluster may take machines away.
+        gpu: The model of GPU. Empty: machines without one.
+        gpu_resource: The cluster's name for GPUs.
+        most_gpus: The most GPUs of one machine.
+        cores: Cores of a machine with one GPU.
+        memory_gib: Memory of a machine with one GPU.
+        disk_gib: The most ephemeral storage of a machine.
+        price_usd_h: What a machine with one GPU costs.
+        node_selector: The labels of the nodes to use.
+        image: The container image.
+        address: How SSH reaches a machine.
+        node_address: The address of the nodes, for NodePort.
+        service_annotations: Annotations of the Service.
+        region: The name of the cluster's region.
+        architecture: The processors of the nodes.
+        cuda: The newest CUDA version that the nodes' driver supports.
+        grace_s: How long a machine may save when it is taken away.
+        nodes_billed: Whether nodes cost, and not pods.
+
+    Example:
+        List what is on sale:
+        ```python
+        from blocks import KubernetesProvider
+        from torpor.shared.values import Want
+
+        provider = KubernetesProvider.load("BLOCK_NAME").open()
+        print(provider.check(), provider.offers(Want(gpu="H100")))
+        ```
+    """
+
+    _block_type_name = "Kubernetes Provider"
+    _block_type_slug = "kubernetes-provider"
+    _logo_url = HttpUrl(f"{LOGOS}/process.png")
+    _documentation_url = HttpUrl("https://kueue.sigs.k8s.io/docs")
+
+    kubeconfig: SecretStr = Field(
+        description=(
+            "The text of a kubeconfig. Its user needs the Role in docs/guide.md. Files and "
+            "programs that it names must be on the host of the flows."
+        )
+    )
+    context: str = Field(
+        default="", description="The kubeconfig's context. Empty: its current context."
+    )
+    namespace: str = Field(default="default", description="The namespace of the machines.")
+    queue: str = Field(
+        default="",
+        description=(
+            "Kueue's LocalQueue in that namespace: machines wait there for quota. Empty: no queue."
+        ),
+    )
+    priority_class: str = Field(
+        default="",
+        description=(
+            "With a queue, Kueue's WorkloadPriorityClass; without, the PriorityClass of the pods."
+        ),
+    )
+    spot: bool = Field(
+        default=False,
+        description=(
+            "Whether the cluster may take a machine away: another's priority is higher, or its "
+            "nodes are spot machines. Workspaces that want no spot machine leave such a block out."
+        ),
+    )
+    gpu: str = Field(
+        default="",
+        title="GPU",
+        description="The model, such as H100 SXM 80GB. Empty: machines without a GPU.",
+    )
+    gpu_resource: str = Field(
+        default="nvidia.com/gpu", title="GPU resource", description="The cluster's name for GPUs."
+    )
+    most_gpus: int = Field(
+        default=8, ge=1, le=64, title="Most GPUs", description="The most GPUs of one machine."
+    )
+    cores: float = Field(
+        default=8.0, gt=0, description="Cores of a machine with one GPU; n times as many with n."
+    )
+    memory_gib: float = Field(
+        default=64.0,
+        gt=0,
+        title="Memory (GiB)",
+        description="Memory of a machine with one GPU; n times as much with n GPUs.",
+    )
+    disk_gib: float = Field(
+        default=200.0,
+        gt=0,
+        title="Disk (GiB)",
+        description="The most ephemeral storage that a machine may ask for.",
+    )
+    price_usd_h: float = Field(
+        gt=0,
+        title="Price ($/h)",
+        description="What a machine with one GPU costs an hour; n times as much with n GPUs.",
+    )
+    node_selector: dict[str, str] = Field(
+        default_factory=dict, description="The labels of the nodes to use. Empty: any node."
+    )
+    image: str = Field(
+        default="",
+        description=f"The container image of machines. Empty: {kubernetes_cluster.IMAGE}.",
+    )
+    address: Address = Field(
+        default="LoadBalancer",
+        description=(
+            "How SSH reaches a machine: LoadBalancer and NodePort make a Service of that type; pod "
+            "IP needs a host of the flows inside the cluster's network."
+        ),
+    )
+    node_address: str = Field(
+        default="",
+        description="With NodePort: where the nodes are reached. Empty: the node's own address.",
+    )
+    service_annotations: dict[str, str] = Field(
+        default_factory=dict,
+        description="Annotations of the Service, which the cluster's load balancer may ask for.",
+    )
+    region: str = Field(
+        default="cluster", description="The name by which a workspace's regions may choose it."
+    )
+    architecture: str = Field(
+        default="x86_64", description="The processors of the nodes, as `uname -m` says it."
+    )
+    cuda: str = Field(
+        default="",
+        title="CUDA",
+        description="The newest version that the nodes' driver supports, such as 12.8.",
+        pattern=r"^(?:\d{1,2}\.\d{1,2})?$",
+    )
+    grace_s: int = Field(
+        default=120,
+        ge=1,
+        le=3600,
+        title="Notice (s)",
+        description="How long a machine with a job may save after the cluster has taken it away.",
+    )
+    nodes_billed: bool = Field(
+        default=False,
+        description=(
+            "Whether nodes cost, and not pods, as at CoreWeave. Then `reconcile` lists the nodes "
+            "of the selector on which no machine of torpor is."
+        ),
+    )
+
+    def open(self) -> kubernetes_cluster.KubernetesProvider:
+        """The provider, ready to use. Nothing is sent. Raises InvalidInput."""
+        major, _, minor = self.cuda.partition(".")
+        return kubernetes_cluster.KubernetesProvider(
+            self.kubeconfig.get_secret_value(),
+            self.namespace,
+            Machines(
+                price_usd_h=self.price_usd_h,
+                gpu=self.gpu,
+                gpu_resource=self.gpu_resource,
+                most_gpus=self.most_gpus,
+                cores=self.cores,
+                memory_gib=self.memory_gib,
+                disk_gib=self.disk_gib,
+                image=self.image,
+                region=self.region,
+                architecture=self.architecture,
+                cuda=(int(major), int(minor)) if self.cuda else None,
+                spot=self.spot,
+                node_selector=self.node_selector,
+                queue=self.queue,
+                priority_class=self.priority_class,
+                address=self.address,
+                node_address=self.node_address,
+                service_annotations=self.service_annotations,
+                grace_s=self.grace_s,
+                nodes_billed=self.nodes_billed,
+            ),
+            context=self.context,
+        )
+
+    @field_validator("namespace", "queue", "priority_class", mode="after")
+    @classmethod
+    def _named(cls, value: str, info: ValidationInfo) -> str:
+        value = value.strip()
+        if (value or info.field_name == "namespace") and not _NAME.fullmatch(value):
+            raise ValueError(f"{value!r} is no name that Kubernetes gives")
+        return value

@@ -1,0 +1,276 @@
+"""Kubernetes: the contract, and what a cluster does differently from a market."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from tests.control.providers.market_contract import MarketContract, label
+from tests.markets.faults import Fault
+from tests.markets.kubernetes import NAMESPACE, FakeKubernetes, kubeconfig, kubernetes_wares
+from tests.markets.market import Market
+from tests.markets.server import FakeMarket
+from torpor.control.providers.kubernetes_client import Right
+from torpor.control.providers.kubernetes_cluster import (
+    QUEUE_RIGHTS,
+    RIGHTS,
+    KubernetesProvider,
+)
+from torpor.control.providers.kubernetes_objects import Machines
+from torpor.control.providers.seam import Absent, Order, Provider
+from torpor.control.safety import never_handed_over
+from torpor.shared.errors import (
+    CreateUncertain,
+    InvalidInput,
+    ProviderDenied,
+    QuotaReached,
+)
+from torpor.shared.values import Label, Machine, MachineId, Want
+
+MACHINES = Machines(price_usd_h=2.30, gpu="H100 SXM 80GB")
+QUEUED = msgspec.structs.replace(MACHINES, queue="h100")
+
+
+class TestKubernetes(MarketContract):
+    @pytest.fixture
+    def want(self) -> Want:
+        return Want(gpu="H100", disk_gib=20)
+
+    def new_fake(self) -> FakeMarket:
+        return FakeKubernetes(Market(wares=kubernetes_wares()))
+
+    def connect(
+        self,
+        fake: FakeMarket,
+        key: str = "",
+        timeout_s: float = 30.0,
+        machines: Machines = MACHINES,
+    ) -> KubernetesProvider:
+        self.slept = []
+        return KubernetesProvider(
+            kubeconfig(fake.url, key or fake.key),
+            NAMESPACE,
+            machines,
+            ssh_port=self.ssh_port,
+            timeout=httpx.Timeout(timeout_s),
+            sleep=self.slept.append,
+        )
+
+    def foreign(self, fake: FakeMarket) -> MachineId:
+        market = fake.market
+        made = market.rent(market.wares[0], "by hand", {}, id_of=lambda n: f"by-hand-{n}")
+        return MachineId(made.id)
+
+    @pytest.mark.parametrize(
+        ("kind", "error"),
+        [
+            ("quota", QuotaReached),
+            ("no money", ProviderDenied),
+            ("lost", CreateUncertain),
+            ("error after", CreateUncertain),
+            ("error that created", CreateUncertain),
+            ("wrong shape", CreateUncertain),
+            ("not json", CreateUncertain),
+        ],
+    )
+    def test_a_failed_create_says_what_it_blocks(
+        self, plain: Provider, fake: FakeMarket, order: Order, kind: Any, error: type[Exception]
+    ) -> None:
+        """A cluster refuses no Job for want of capacity: its pod waits."""
+        super().test_a_failed_create_says_what_it_blocks(plain, fake, order, kind, error)
+
+    def test_a_secret_that_was_not_made_leaves_the_attempt_uncertain(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        fake.faults.arm(Fault("denied", "account", count=100))
+        with pytest.raises(CreateUncertain, match="not all that belongs to it"):
+            plain.create(order)
+        fake.faults.clear()
+        assert [one.label for one in plain.list_own()] == [order.label]
+        assert plain.create(order).id == fake.market.alive()[0].id
+
+    def test_the_host_key_is_in_the_secret_alone(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        assert isinstance(fake, FakeKubernetes)
+        plain.create(order)
+        line = order.host_key.splitlines()[1]
+        assert line not in msgspec.json.encode(fake.market.rented[0].request).decode()
+        ((_, secret),) = [one for one in fake.objects.items() if one[0][0] == "secrets"]
+        assert line in secret["stringData"]["start"]
+
+    @pytest.mark.parametrize(
+        ("address", "place"),
+        [
+            ("LoadBalancer", ("192.0.2.2", 22)),
+            ("NodePort", ("192.0.2.1", 30022)),
+            ("pod IP", ("192.0.2.2", 22)),
+        ],
+    )
+    def test_each_way_to_reach_a_machine(
+        self, fake: FakeMarket, order: Order, address: Any, place: tuple[str, int]
+    ) -> None:
+        assert isinstance(fake, FakeKubernetes)
+        provider = self.connect(fake, machines=msgspec.structs.replace(MACHINES, address=address))
+        machine = provider.create(order)
+        live = provider.find(machine.id)
+        assert isinstance(live, Machine)
+        assert live.endpoint is not None
+        assert (live.endpoint.host, live.endpoint.port) == place
+        assert (("services", machine.id) in fake.objects) == (address != "pod IP")
+        nodes = msgspec.structs.replace(MACHINES, address="NodePort", node_address="gpu.example")
+        other = self.connect(fake, machines=nodes).find(machine.id)
+        if address != "pod IP":
+            assert isinstance(other, Machine)
+            assert other.endpoint is not None
+            assert other.endpoint.host == "gpu.example"
+
+    def test_a_machine_waits_in_the_queue_and_starts_when_another_has_ended(
+        self, fake: FakeMarket, order: Order
+    ) -> None:
+        assert isinstance(fake, FakeKubernetes)
+        fake.quota = 1
+        provider = self.connect(fake, machines=QUEUED)
+        assert provider.identity.endswith("/gpus/h100")
+        assert provider.abilities.queue_s > 0
+        first = provider.create(_at(provider, order))
+        assert first.state == "queued"
+        assert _state(provider, first) == "running"
+        second = provider.create(_at(provider, order, label()))
+        live = provider.find(second.id)
+        assert isinstance(live, Machine)
+        assert (live.state, live.endpoint) == ("queued", None)
+        assert live.note == "queued in h100: insufficient unused quota"
+        assert first.label is not None
+        provider.destroy(first, never_handed_over(first, first.label))
+        assert _state(provider, second) == "running"
+
+    def test_a_machine_that_was_taken_never_comes_back_under_its_name(
+        self, fake: FakeMarket, order: Order
+    ) -> None:
+        """Kueue starts an evicted Job again, with an empty machine: what was seen is its owner."""
+        assert isinstance(fake, FakeKubernetes)
+        provider = self.connect(fake, machines=QUEUED)
+        machine = provider.create(_at(provider, order))
+        assert provider.list_own()[0].state == "starting"  # a listing makes nothing its owner
+        assert _state(provider, machine) == "running"
+        assert provider.list_own()[0].state == "running"
+        (rented,) = fake.market.rented
+        owners = rented.request["metadata"]["ownerReferences"]
+        assert [(one["kind"], one["uid"]) for one in owners] == [("Pod", "pod-1")]
+        rented.request["metadata"]["ownerReferences"] = [{**owners[0], "uid": "an earlier pod"}]
+        assert _state(provider, machine) == "stopping"
+        rented.request["metadata"]["ownerReferences"] = owners
+        fake.evict(rented)
+        gone = provider.find(machine.id)
+        assert isinstance(gone, Absent)
+        assert "no Job, pod, Secret or Service" in gone.proof
+
+    def test_a_job_that_somebody_changes_meanwhile_is_not_shown_as_running(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        assert isinstance(fake, FakeKubernetes)
+        machine = plain.create(order)
+        fake.conflicts = 1
+        assert _state(plain, machine) == "starting"
+        assert _state(plain, machine) == "running"
+
+    def test_a_queue_that_is_not_there_or_admits_nothing(self, fake: FakeMarket) -> None:
+        assert isinstance(fake, FakeKubernetes)
+        provider = self.connect(fake, machines=msgspec.structs.replace(QUEUED, priority_class="hi"))
+        fake.queues = {"a100": {"type": "Active", "status": "True"}}
+        with pytest.raises(InvalidInput, match="no Kueue queue h100; it has a100"):
+            provider.check()
+        fake.queues["h100"] = {"type": "Active", "status": "False", "message": "it is stopped"}
+        with pytest.raises(ProviderDenied, match="queue h100 admits nothing now: it is stopped"):
+            provider.check()
+        fake.queues["h100"] = {"type": "Active", "status": "True"}
+        with pytest.raises(InvalidInput, match="no WorkloadPriorityClass hi"):
+            provider.check()
+        fake.priorities = {"hi"}
+        assert provider.check().notes == ["1 nodes fit the node selector, with 8 nvidia.com/gpu"]
+
+    @pytest.mark.parametrize("right", [*RIGHTS, *QUEUE_RIGHTS])
+    def test_a_missing_right_is_named(self, fake: FakeMarket, right: Right) -> None:
+        assert isinstance(fake, FakeKubernetes)
+        fake.queues = {"h100": {"type": "Active", "status": "True"}}
+        fake.forbidden = {(right.verb, right.resource)}
+        with pytest.raises(ProviderDenied) as told:
+            self.connect(fake, machines=QUEUED).check()
+        group = f".{right.group}" if right.group else ""
+        assert f"may not {right.verb} {right.resource}{group} in namespace gpus" in str(told.value)
+
+    def test_what_the_nodes_show_of_an_offer(self, fake: FakeMarket) -> None:
+        assert isinstance(fake, FakeKubernetes)
+        provider = self.connect(fake)
+        for count, there in ((1, True), (8, True)):
+            (offer,) = provider.offers(Want(gpu="H100", gpu_count=count))
+            assert (offer.gpu_count, offer.available) == (count, there)
+            assert offer.price_usd_h == pytest.approx(2.30 * count)
+        fake.nodes[0]["status"]["allocatable"] = {"cpu": "4"}
+        assert provider.offers(Want(gpu="H100"))[0].available is False
+        fake.nodes = []
+        assert provider.offers(Want(gpu="H100"))[0].available is None
+        fake.forbidden = {("list", "nodes")}
+        assert provider.offers(Want(gpu="H100"))[0].available is None
+        assert "may not list nodes" in provider.check().notes[0]
+
+    def test_where_nodes_are_billed_an_idle_one_is_left_over(
+        self, fake: FakeMarket, order: Order
+    ) -> None:
+        assert isinstance(fake, FakeKubernetes)
+        provider = self.connect(fake, machines=msgspec.structs.replace(MACHINES, nodes_billed=True))
+        (idle,) = provider.residue()
+        assert (idle.kind, idle.id, idle.label) == ("node", "node-1", None)
+        assert idle.price_usd_h == pytest.approx(8 * 2.30)
+        provider.create(order)
+        assert provider.residue() == []
+        fake.forbidden = {("list", "nodes")}
+        with pytest.raises(ProviderDenied, match="may not list nodes"):
+            provider.residue()
+
+    def test_a_service_that_outlives_its_job_is_left_over_and_ended(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        assert isinstance(fake, FakeKubernetes)
+        machine = plain.create(order)
+        service = fake.objects["services", machine.id]
+        fake.market.end(fake.market.rented[0])
+        fake.collects = False
+        fake.objects = {("services", machine.id): service}
+        assert [(one.kind, one.label) for one in plain.residue()] == [("service", order.label)]
+        assert plain.find(machine.id) == Absent()
+        plain.destroy(machine, never_handed_over(machine, order.label))
+        assert plain.residue() == []
+        gone = plain.find(machine.id)
+        assert isinstance(gone, Absent)
+        assert gone.proof
+
+
+@pytest.mark.parametrize("text", ["", "[", "a: 1", "clusters: []", "clusters: [{name: c}]"])
+def test_a_kubeconfig_that_is_none(text: str) -> None:
+    with pytest.raises(InvalidInput, match="the kubeconfig"):
+        KubernetesProvider(text, NAMESPACE, MACHINES)
+
+
+def test_without_the_client_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(InvalidInput, match=re.escape("pip install 'torpor[kubernetes]'")):
+        KubernetesProvider(kubeconfig("http://127.0.0.1:1", "t"), NAMESPACE, MACHINES)
+
+
+def _at(provider: Provider, order: Order, other: Label | None = None) -> Order:
+    """The same order of this provider's offer."""
+    offer = msgspec.structs.replace(order.offer, provider=provider.identity)
+    return msgspec.structs.replace(order, offer=offer, label=other or order.label)
+
+
+def _state(provider: Provider, machine: Machine) -> str:
+    found = provider.find(machine.id)
+    assert isinstance(found, Machine)
+    return found.state

@@ -1,0 +1,295 @@
+"""A fake Kubernetes API server: Jobs, pods, Secrets, Services and nodes, as far as torpor asks.
+
+A pod starts once its Secret exists. What belongs to a Job goes with it, and a Job with the pod that
+owns it, as the cluster's garbage collection sees to.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from tests.markets.faults import Action
+from tests.markets.market import Market, Rented, Ware
+from tests.markets.server import Answer, FakeMarket, Request
+
+NAMESPACE: Final = "gpus"
+MOUNT: Final = "/etc/torpor-start"
+_SPACE: Final = f"/namespaces/{NAMESPACE}"
+_RENTAL: Final = "torpor-rental"
+_JOB_NAME: Final = "batch.kubernetes.io/job-name"
+
+
+def kubernetes_wares() -> list[Ware]:
+    return [Ware("H100 SXM", 1, 80, 2.30, "cluster")]
+
+
+def kubeconfig(url: str, token: str) -> str:
+    """Of a cluster without certificates."""
+    return "\n".join([
+        "apiVersion: v1",
+        "kind: Config",
+        f"clusters: [{{name: fake, cluster: {{server: '{url}'}}}}]",
+        f"users: [{{name: me, user: {{token: '{token}'}}}}]",
+        "contexts: [{name: fake, context: {cluster: fake, user: me}}]",
+        "current-context: fake",
+    ])  # fmt: skip
+
+
+def first_process(pod: dict[str, Any], secret: dict[str, str]) -> list[str]:
+    """The command of a pod's container, with the Secret where it expects its volume."""
+    prepare = f"umask 077; mkdir -p {MOUNT}"
+    for number, name in enumerate(secret, 1):
+        prepare += f'; printf %s "${number}" >{MOUNT}/{name}'
+    command = [*pod["containers"][0]["command"], *pod["containers"][0].get("args", [])]
+    script = f'{prepare}; shift {len(secret)}; exec "$@"'
+    return ["/bin/sh", "-c", script, "sh", *secret.values(), *command]
+
+
+class FakeKubernetes(FakeMarket):
+    """``forbidden``: (verb, resource) that the user may not. ``objects``: Secrets and Services.
+    ``queues``: the condition Active of each; ``quota``: how many Jobs of queues may run."""
+
+    def __init__(self, market: Market) -> None:
+        super().__init__(market)
+        self.forbidden: set[tuple[str, str]] = set()
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.nodes = [_node("node-1", "8")]
+        self.queues: dict[str, dict[str, str]] = {}
+        self.priorities: set[str] = set()
+        self.quota = 100
+        self.conflicts = 0  # changes that come too late
+        self.collects = True  # whether what a Job owned goes with it
+
+    def action_of(self, request: Request) -> Action:
+        if request.path.endswith("/nodes"):
+            return "offers"
+        if "/jobs" not in request.path:
+            return "account"
+        if request.path.endswith("/jobs"):
+            return "create" if request.method == "POST" else "list"
+        return "destroy" if request.method == "DELETE" else "find"
+
+    def handle(self, request: Request) -> Answer:
+        if request.has("denied"):
+            return _status(403, "Forbidden", "jobs.batch is forbidden: User cannot do that")
+        path = re.sub(r"^/apis?(?:/[a-z0-9.-]+)?/v1(?:beta\d)?(?=/)", "", request.path)
+        if path == "/selfsubjectaccessreviews":
+            asked = request.body["spec"]["resourceAttributes"]
+            allowed = (asked["verb"], asked["resource"]) not in self.forbidden
+            return Answer(201, {"status": {"allowed": allowed}})
+        if path == "/nodes":
+            if ("list", "nodes") in self.forbidden:
+                return _status(403, "Forbidden", "nodes is forbidden")
+            return Answer(200, {"items": self.nodes})
+        if path.startswith(("/workloadpriorityclasses/", "/priorityclasses/")):
+            name = path.rsplit("/", 1)[1]
+            there = name in self.priorities
+            return Answer(200, _object(name, name)) if there else _missing("classes", name)
+        if path == _SPACE:
+            return Answer(200, _object(NAMESPACE, "n"))
+        _, _, rest = path.partition(f"{_SPACE}/")
+        resource, _, name = rest.partition("/")
+        with self.market.lock:
+            if resource == "jobs":
+                return self._job(request, name)
+            if resource == "pods":
+                return self._pods(request.query["labelSelector"])
+            if resource == "localqueues":
+                return self._queue(name)
+            if resource == "workloads":
+                return self._workloads(request.query["labelSelector"])
+            return self._owned(request, resource, name)
+
+    def unauthorized(self) -> Answer:
+        return _status(401, "Unauthorized", "Unauthorized")
+
+    def error_body(self, request: Request) -> Answer:
+        answer = _status(500, "InternalError", "etcdserver: leader changed")
+        return Answer(200, answer.body)
+
+    def failed(self) -> Answer:
+        return _status(500, "InternalError", "etcdserver: request timed out")
+
+    # -- Jobs
+
+    def _job(self, request: Request, name: str) -> Answer:
+        self._admit()
+        if request.method == "POST":
+            return self._create(request)
+        if not name:
+            shown = [one for one in self.market.visible() if _RENTAL in _labels(one)]
+            return Answer(200, {"items": [_job(one) for one in shown]})
+        machine = self._alive(name)
+        if machine is None or request.has("not found"):
+            return _missing("jobs.batch", name)
+        if request.method == "PATCH":
+            wanted = request.body["metadata"]
+            if self.conflicts or wanted["resourceVersion"] != _version(machine):
+                self.conflicts = max(0, self.conflicts - 1)
+                return _status(409, "Conflict", "the object has been modified")
+            machine.request["metadata"]["ownerReferences"] = wanted["ownerReferences"]
+        elif request.method == "DELETE" and not request.has("lives"):
+            self.market.end(machine)
+        return Answer(200, _job(machine))
+
+    def _admit(self) -> None:
+        """Start what is queued while there is quota, as Kueue does."""
+        running = [one for one in self.market.alive() if not one.stopped]
+        for one in [one for one in self.market.alive() if one.stopped][: self.quota - len(running)]:
+            one.stopped = False
+            one.request["spec"]["suspend"] = False
+
+    def evict(self, machine: Rented) -> None:
+        """What Kueue does to take a Job's quota, and what follows where its pod is its owner."""
+        machine.stopped = True
+        machine.request["spec"]["suspend"] = True
+        if machine.request["metadata"].get("ownerReferences"):
+            self.market.end(machine)
+
+    def _queue(self, name: str) -> Answer:
+        rows = [
+            {**_object(one, one), "status": {"conditions": [condition]}}
+            for one, condition in self.queues.items()
+            if name in ("", one)
+        ]
+        if name:
+            return Answer(200, rows[0]) if rows else _missing("localqueues", name)
+        return Answer(200, {"items": rows})
+
+    def _workloads(self, selector: str) -> Answer:
+        uid = selector.partition("=")[2]
+        waits = [one for one in self.market.alive() if one.stopped and _uid(one) == uid]
+        words = {"type": "QuotaReserved", "status": "False", "message": "insufficient unused quota"}
+        rows = [{**_object("workload", "w"), "status": {"conditions": [words]}} for _ in waits]
+        return Answer(200, {"items": rows})
+
+    def _create(self, request: Request) -> Answer:
+        body: dict[str, Any] = request.body
+        name = body["metadata"]["name"]
+        if request.has("no money"):
+            return _status(403, "Forbidden", "jobs.batch is forbidden: the project is suspended")
+        if request.has("quota", "no capacity"):
+            words = "exceeded quota: gpus, requested: count/jobs.batch=1, used: 1, limited: 1"
+            return _status(403, "Forbidden", f'jobs.batch "{name}" is forbidden: {words}')
+        if self._alive(name) is not None:
+            return _status(409, "AlreadyExists", f'jobs.batch "{name}" already exists')
+        suspended = bool(body["spec"].get("suspend"))
+        machine = self.market.rent(
+            self.market.wares[0], name, body, id_of=lambda number: name, stopped=suspended
+        )
+        if request.has("error that created"):
+            return _status(504, "Timeout", "request did not complete within the allotted timeout")
+        return Answer(201, _job(machine))
+
+    def _alive(self, name: str) -> Rented | None:
+        return next((one for one in self.market.alive() if one.id == name), None)
+
+    # -- what belongs to a Job
+
+    def _owned(self, request: Request, resource: str, name: str) -> Answer:
+        self._collect()
+        if request.method == "POST":
+            meta = request.body["metadata"]
+            if (resource, meta["name"]) in self.objects:
+                return _status(409, "AlreadyExists", f'{resource} "{meta["name"]}" already exists')
+            made = {**request.body, "metadata": {**meta, "uid": f"{resource}-{meta['name']}"}}
+            if resource == "services":
+                made["spec"]["ports"][0]["nodePort"] = 30022
+                made["status"] = {}
+            self.objects[resource, meta["name"]] = made
+            machine = self._alive(meta["name"])
+            if resource == "secrets" and machine is not None and self.market.boot is not None:
+                pod = machine.request["spec"]["template"]["spec"]
+                machine.body = self.market.boot(first_process(pod, made["stringData"]))
+            self._collect()
+            return Answer(201, made)
+        if not name:
+            kept = [one for (kind, _), one in self.objects.items() if kind == resource]
+            return Answer(200, {"items": kept})
+        if (resource, name) not in self.objects:
+            return _missing(resource, name)
+        found = self.objects[resource, name]
+        if request.method == "DELETE":
+            del self.objects[resource, name]
+        elif resource == "services" and (machine := self._alive(name)) is not None:
+            found = {**found, "status": {"loadBalancer": {"ingress": [{"ip": machine.address}]}}}
+        return Answer(200, found)
+
+    def _collect(self) -> None:
+        """Remove what no living Job owns."""
+        if not self.collects:
+            return
+        uids = {_uid(machine) for machine in self.market.alive()}
+        for key, one in [*self.objects.items()]:
+            if one["metadata"]["ownerReferences"][0]["uid"] not in uids:
+                del self.objects[key]
+
+    def _pods(self, selector: str) -> Answer:
+        _, _, job = selector.partition("=")
+        found = [one for one in self.market.alive() if one.hidden_looks == 0 and not one.stopped]
+        found = [one for one in found if one.id == job or (not job and _RENTAL in _labels(one))]
+        return Answer(200, {"items": [self._pod(one) for one in found]})
+
+    def _pod(self, machine: Rented) -> dict[str, Any]:
+        waits = ("secrets", machine.id) not in self.objects or self.market.starting(machine)
+        reason = {"reason": "ContainerCreating"}
+        waiting = [{"state": {"waiting": reason}}] if waits else []
+        labels = {**_labels(machine), _JOB_NAME: machine.id}
+        return {
+            **_object(f"{machine.id}-x", f"pod-{machine.number}", labels),
+            "spec": {"nodeName": self.nodes[0]["metadata"]["name"] if self.nodes else ""},
+            "status": {
+                "phase": "Pending" if waits else "Running",
+                "podIP": machine.address,
+                "hostIP": "192.0.2.1",
+                "containerStatuses": waiting,
+            },
+        }
+
+
+def _uid(machine: Rented) -> str:
+    return f"job-{machine.number}"
+
+
+def _version(machine: Rented) -> str:
+    return str(len(machine.request["metadata"].get("ownerReferences", [])))
+
+
+def _labels(machine: Rented) -> dict[str, str]:
+    labels: dict[str, str] = machine.request.get("metadata", {}).get("labels", {})
+    return labels
+
+
+def _job(machine: Rented) -> dict[str, Any]:
+    body = machine.request or _object(machine.id, "")
+    meta = {**body["metadata"], "uid": _uid(machine), "resourceVersion": "0"}
+    if machine.request:
+        meta["resourceVersion"] = _version(machine)
+    suspend = body.get("spec", {}).get("suspend", False)
+    return {"metadata": meta, "spec": {"suspend": suspend}, "status": {}}
+
+
+def _node(name: str, gpus: str) -> dict[str, Any]:
+    return {**_object(name, name), "status": {"allocatable": {"nvidia.com/gpu": gpus}}}
+
+
+def _object(name: str, uid: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    return {"metadata": {"name": name, "uid": uid, "labels": labels or {}}}
+
+
+def _missing(resource: str, name: str) -> Answer:
+    return _status(404, "NotFound", f'{resource} "{name}" not found')
+
+
+def _status(code: int, reason: str, message: str) -> Answer:
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": code,
+    }
+    return Answer(code, body)

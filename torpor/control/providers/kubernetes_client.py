@@ -1,0 +1,192 @@
+"""One cluster's API server, through the official client: it knows kubeconfigs and their logins.
+
+The requests go through ``MarketClient``, which has the retries and knows what a lost answer means.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
+from torpor.shared.errors import InvalidInput, ProviderDenied, ProviderError
+
+_RIGHTS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_NO_EXTRA: Final = (
+    "the Kubernetes provider needs the official Python client, which is not installed: install "
+    "torpor with its extra, pip install 'torpor[kubernetes]'"
+)
+
+
+class Right(msgspec.Struct, frozen=True):
+    """What must be allowed. ``namespaced`` is false for what belongs to the whole cluster."""
+
+    verb: str
+    resource: str
+    group: str = ""
+    namespaced: bool = True
+
+
+class _Verdict(msgspec.Struct):
+    allowed: bool
+
+
+class _Review(msgspec.Struct):
+    status: _Verdict
+
+
+class Fault(msgspec.Struct):
+    """A refusal in the API server's words."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class KubernetesClient:
+    """Asks the API server that ``kubeconfig`` names, for one namespace. Thread-safe."""
+
+    def __init__(
+        self,
+        kubeconfig: str,
+        namespace: str,
+        identity: str = "",
+        *,
+        context: str = "",
+        timeout: httpx.Timeout = TIMEOUT,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        transport = _Transport(kubeconfig, context)
+        self.namespace = namespace
+        self.market = MarketClient(
+            "kubernetes",
+            transport.url,
+            "",
+            identity=f"kubernetes://{urlsplit(transport.url).netloc}/{namespace}{identity}",
+            transport=transport,
+            timeout=timeout,
+            sleep=sleep,
+        )
+        self.identity = self.market.identity
+
+    def path(self, resource: str, name: str = "", api: str = "v1") -> str:
+        """Of a resource of the namespace; ``api``: its group and version."""
+        root = f"/api/{api}" if api == "v1" else f"/apis/{api}"
+        return f"{root}/namespaces/{self.namespace}/{resource}{f'/{name}' if name else ''}"
+
+    def refused(self, refusal: Refusal, doing: str) -> ProviderError:
+        """What a refusal means, where it was not expected."""
+        if refusal.status in (401, 403):
+            return ProviderDenied(
+                f"{self.identity} refused to {doing}: {fault_of(refusal).message}. Check the "
+                "kubeconfig and the rights of its user (docs/guide.md, Kubernetes)"
+            )
+        return self.market.unexpected(refusal, doing)
+
+    def may(self, right: Right) -> bool:
+        """Whether the kubeconfig's user has this right."""
+        asked = {"verb": right.verb, "resource": right.resource, "group": right.group}
+        if right.namespaced:
+            asked["namespace"] = self.namespace
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": asked},
+        }
+        answer = self.market.ask("POST", _RIGHTS, _Review, body=body)
+        if isinstance(answer, Refusal):
+            raise self.refused(answer, "say what its user may do")
+        return answer.status.allowed
+
+
+def fault_of(refusal: Refusal) -> Fault:
+    """The API server's own words, or the text of whatever answered instead of it."""
+    if isinstance(refusal.body, dict) and refusal.body.get("kind") == "Status":
+        return Fault(str(refusal.body.get("reason")), str(refusal.body.get("message")))
+    return Fault("", str(refusal))
+
+
+class _Transport(httpx.BaseTransport):
+    """Sends with the official client's connection, certificates and login."""
+
+    def __init__(self, kubeconfig: str, context: str) -> None:
+        try:
+            import kubernetes  # an extra
+            import urllib3
+        except ImportError as missing:
+            raise InvalidInput(_NO_EXTRA) from missing
+        self._errors = (urllib3.exceptions.HTTPError, kubernetes.client.ApiException)
+        self._unsent: tuple[type[Exception], ...] = (
+            urllib3.exceptions.NewConnectionError,
+            urllib3.exceptions.ConnectTimeoutError,
+            urllib3.exceptions.ProxyError,
+            kubernetes.client.ApiException,  # of TLS: the only one that comes before an answer
+        )
+        self._login_errors = (kubernetes.config.ConfigException, OSError, KeyError, ValueError)
+        configuration = kubernetes.client.Configuration()
+        configuration.retries = False  # ``MarketClient`` repeats what may be repeated
+        try:
+            load: Any = kubernetes.config.load_kube_config_from_dict
+            load(
+                _parsed(kubeconfig),
+                context=context or None,
+                client_configuration=configuration,
+                persist_config=False,
+            )
+        except self._login_errors as cause:
+            raise InvalidInput(f"the kubeconfig gives no login: {cause}") from cause
+        self.url = str(configuration.host)
+        if not re.fullmatch(r"https?://[^/\s]+(?:/\S*)?", self.url):
+            raise InvalidInput(f"the kubeconfig names no API server: {self.url!r}")
+        self._client: Any = kubernetes.client.ApiClient(configuration)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        limits = request.extensions["timeout"]
+        headers = {"Accept": "application/json"}
+        if request.content:
+            patch = request.method == "PATCH"
+            kind = "application/merge-patch+json" if patch else "application/json"
+            headers["Content-Type"] = kind
+        try:
+            self._client.update_params_for_auth(
+                headers, [], ["BearerToken"], str(request.url), request.method, None
+            )
+        except self._login_errors as cause:  # a program that the kubeconfig runs for a login
+            raise ProviderDenied(f"the kubeconfig gives no login now: {cause}") from cause
+        try:
+            answer = self._client.rest_client.request(
+                request.method,
+                str(request.url),
+                headers=headers,
+                body=msgspec.json.decode(request.content) if request.content else None,
+                _request_timeout=(limits["connect"], limits["read"]),
+            )
+            content = answer.read()
+        except self._errors as cause:
+            self._raise(cause, request)
+        finally:  # nobody closes a provider, and a connection that was kept may be closed by now
+            self._client.rest_client.pool_manager.clear()
+        kept = {name: text for name, text in answer.headers.items() if name == "Retry-After"}
+        return httpx.Response(answer.status, headers=kept, content=content)
+
+    def _raise(self, cause: Exception, request: httpx.Request) -> NoReturn:
+        """As httpx says it: whether the request may have been carried out."""
+        error = httpx.ConnectError if isinstance(cause, self._unsent) else httpx.ReadError
+        raise error(f"{type(cause).__name__}: {cause}", request=request) from cause
+
+
+def _parsed(kubeconfig: str) -> dict[str, Any]:
+    import yaml  # comes with the extra
+
+    try:
+        parsed = yaml.safe_load(kubeconfig)
+    except yaml.YAMLError as cause:
+        raise InvalidInput("the kubeconfig is no YAML") from cause
+    if not isinstance(parsed, dict) or "clusters" not in parsed:
+        raise InvalidInput("the kubeconfig is not one: it has no `clusters`")
+    return parsed

@@ -1,0 +1,513 @@
+"""A Kubernetes cluster with GPUs, CoreWeave's among them: pods as machines, queued by Kueue.
+
+https://kubernetes.io/docs/reference/kubernetes-api and https://kueue.sigs.k8s.io. A cluster states
+no prices: the provider block does. It is one market for each namespace and queue.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import httpx
+import msgspec
+
+from torpor.control.providers.ending import warranted
+from torpor.control.providers.gpus import parse_gpu
+from torpor.control.providers.kubernetes_client import KubernetesClient, Right, fault_of
+from torpor.control.providers.kubernetes_objects import (
+    BATCH,
+    JOB,
+    KUEUE,
+    PRICE,
+    QUEUE,
+    RENTAL,
+    Conditioned,
+    Job,
+    Jobs,
+    Machines,
+    ManyConditioned,
+    Metadata,
+    Nodes,
+    Object,
+    Objects,
+    Pod,
+    Pods,
+    Service,
+    is_name,
+    job_of,
+    name_of,
+    pinned_to,
+    pods_of,
+    secret_of,
+    service_of,
+)
+from torpor.control.providers.labels import label_among
+from torpor.control.providers.market_client import TIMEOUT, Refusal
+from torpor.control.providers.offers import Offer
+from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
+from torpor.control.providers.start_script import check_image
+from torpor.control.safety import Warrant
+from torpor.shared.errors import (
+    CreateFailed,
+    CreateUncertain,
+    InvalidInput,
+    ProviderDenied,
+    ProviderError,
+    QuotaReached,
+    TorporError,
+)
+from torpor.shared.values import Endpoint, Machine, MachineId, Want
+
+IMAGE: Final = "nvidia/cuda:12.4.1-base-ubuntu22.04"
+QUEUE_S: Final = 24 * 3600.0
+_SSH_PORT: Final = 22
+_NODES: Final = "/api/v1/nodes"
+_PRIORITIES: Final = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+_Shape = TypeVar("_Shape")
+
+RIGHTS: Final = (
+    *(Right(verb, "jobs", "batch") for verb in ("create", "get", "list", "patch", "delete")),
+    *(Right(verb, "secrets") for verb in ("create", "get", "delete")),
+    *(Right(verb, "services") for verb in ("create", "get", "list", "delete")),
+    Right("list", "pods"),
+)
+QUEUE_RIGHTS: Final = (
+    *(Right(verb, "localqueues", "kueue.x-k8s.io") for verb in ("get", "list")),
+    Right("list", "workloads", "kueue.x-k8s.io"),
+)
+
+
+class KubernetesProvider:
+    """See ``torpor.control.providers.seam.Provider`` for the contract.
+
+    A rental is a Job, a Secret and a Service of one name. ``find`` makes the pod that it shows
+    first an owner of its Job: then all of them go with that pod, also when nobody is there.
+    """
+
+    abilities: Abilities = Abilities(
+        kind="pod",
+        privileged=False,
+        host_key="installed",
+        idempotency="name",
+        settling_s=120.0,  # a request that was given up may still be carried out
+        ready_s=1800.0,  # a node may have to start, and pull an image of many GB
+        stop_keeps="nothing",
+        stopped_usd_gib_month=None,
+        min_disk_gib=0.0,
+        billing_s=1.0,
+        notice_s=120.0,
+        queue_s=0.0,
+    )
+
+    def __init__(
+        self,
+        kubeconfig: str,
+        namespace: str,
+        machines: Machines,
+        *,
+        context: str = "",
+        ssh_port: int = _SSH_PORT,
+        timeout: httpx.Timeout = TIMEOUT,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        queue = f"/{machines.queue}" if machines.queue else ""
+        self._client = KubernetesClient(
+            kubeconfig, namespace, queue, context=context, timeout=timeout, sleep=sleep
+        )
+        self._market = self._client.market
+        self._machines = machines
+        self._ssh_port = ssh_port
+        self._gpu = parse_gpu(machines.gpu)
+        self.abilities = msgspec.structs.replace(
+            self.abilities,
+            notice_s=float(machines.grace_s),
+            queue_s=QUEUE_S if machines.queue else 0.0,
+        )
+
+    @property
+    def identity(self) -> str:
+        return self._client.identity
+
+    def check(self, image: str = "") -> Account:
+        """Asks the API server for each right that renting needs, and Kueue for the queue."""
+        check_image(image or self._machines.image or IMAGE)
+        queue = self._machines.queue
+        for right in (*RIGHTS, *(QUEUE_RIGHTS if queue else ())):
+            if not self._client.may(right):
+                group = f".{right.group}" if right.group else ""
+                raise ProviderDenied(
+                    f"{self.identity}: the kubeconfig's user may not {right.verb} "
+                    f"{right.resource}{group} in namespace {self._client.namespace}. Grant the "
+                    "Role in docs/guide.md, Kubernetes"
+                )
+        answer = self._market.ask("GET", f"/api/v1/namespaces/{self._client.namespace}", Object)
+        if isinstance(answer, Refusal) and answer.status == 404:
+            raise InvalidInput(f"{self.identity}: there is no namespace {self._client.namespace}")
+        if isinstance(answer, Refusal) and answer.status != 403:
+            raise self._client.refused(answer, "show the namespace")
+        if queue:
+            self._check_queue(queue)
+        notes = [*self._check_priority(), *self._node_notes()]
+        return Account(name=self.identity, notes=notes)
+
+    def offers(self, want: Want) -> list[Offer]:
+        """One machine of as many GPUs as are wanted."""
+        machines = self._machines
+        count = min(want.gpu_count if want.gpu else 1, machines.most_gpus) if self._gpu else 0
+        times = max(count, 1)
+        return [
+            Offer(
+                id=_offer_id(self._gpu is not None, count, machines),
+                provider=self.identity,
+                gpu=self._gpu,
+                gpu_count=count,
+                price_usd_h=machines.price_usd_h * times,
+                region=machines.region,
+                disk_gib=machines.disk_gib,
+                domain=f"{machines.gpu or 'no GPU'} x{count}",
+                priced_unix=time.time(),
+                spot=machines.spot,
+                available=self._is_there(count),
+                architecture=machines.architecture,
+                cuda=machines.cuda,
+                ram_gib=machines.memory_gib * times,
+                cores=machines.cores * times,
+            )
+        ]
+
+    def create(self, order: Order) -> Machine:
+        gpus = order.offer.gpu_count
+        if order.offer.id != _offer_id(self._gpu is not None, gpus, self._machines):
+            raise CreateFailed(
+                f"{order.offer.id!r} is no offer of this provider block: blocks that rent "
+                "different machines in one namespace need a queue of their own each"
+            )
+        image = order.image or self._machines.image or IMAGE
+        body = job_of(order, self._machines, gpus, image, self._ssh_port)
+        answer = self._market.create("POST", self._client.path("jobs", api=BATCH), Job, body)
+        job = self._known(order) if _is(answer, 409) else answer
+        if isinstance(job, Refusal):
+            raise self._not_made(order, job)
+        try:
+            self._add("secrets", secret_of(order, job.metadata), job.metadata)
+            service = service_of(order, job.metadata, self._machines, self._ssh_port)
+            if service is not None:
+                self._add("services", service, job.metadata)
+        except CreateUncertain:
+            raise
+        except TorporError as cause:
+            raise CreateUncertain(
+                f"{self.identity} made the Job of {order}, but not all that belongs to it: {cause}"
+            ) from cause
+        return self._machine(job, "queued" if job.spec.suspend else "starting", None, "")
+
+    def find(self, machine: MachineId) -> Machine | Absent:
+        """Gone is what has neither a Job, nor pods, nor a Secret, nor a Service."""
+        if not is_name(machine):
+            return Absent()
+        answer = self._market.ask("GET", self._client.path("jobs", machine, BATCH), Job)
+        if isinstance(answer, Job):
+            return self._state(answer, self._pods(pods_of(machine)), pins=True)
+        if answer.status != 404:
+            raise self._client.refused(answer, f"show Job {machine}")
+        pods = self._pods(pods_of(machine))
+        if pods:
+            return self._ending(pods[0], machine)
+        if self._left(machine):
+            return Absent()
+        return Absent(
+            f"the API server knows no Job, pod, Secret or Service of {machine} in namespace "
+            f"{self._client.namespace}"
+        )
+
+    def list_own(self) -> list[Machine]:
+        path = self._client.path("jobs", api=BATCH)
+        jobs = {job.metadata.name: job for job in self._read(Jobs, path, RENTAL).items}
+        pods: dict[str, list[Pod]] = {}
+        for pod in self._pods(RENTAL):
+            pods.setdefault(pod.metadata.labels.get(JOB, ""), []).append(pod)
+        machines = [
+            self._state(job, pods.get(name, []), pins=False)
+            for name, job in jobs.items()
+            if job.metadata.labels.get(QUEUE, "") == self._machines.queue
+        ]
+        return [machine for machine in machines if machine.label is not None]
+
+    def destroy(self, machine: Machine, warrant: Warrant) -> None:
+        """The Job's pods, Secret and Service go with it."""
+        if warranted(self, machine, warrant) is not None:
+            self._delete("jobs", machine.id, BATCH)
+            return
+        for resource, left in self._left(machine.id).items():
+            if label_among(left.labels) == machine.label:
+                self._delete(resource, machine.id)
+
+    def residue(self) -> list[Residue]:
+        """Services that outlived their Jobs: a load balancer costs. Where nodes are billed, also
+        those on which no machine of ours is: a pool that does not shrink costs on."""
+        services = self._read(Objects, self._client.path("services"), RENTAL).items
+        jobs = self._read(Objects, self._client.path("jobs", api=BATCH), RENTAL).items
+        names = {job.metadata.name for job in jobs}
+        left = [
+            Residue(
+                id=one.metadata.name,
+                provider=self.identity,
+                kind="service",
+                label=label_among(one.metadata.labels),
+            )
+            for one in services
+            if one.metadata.name not in names and label_among(one.metadata.labels) is not None
+        ]
+        return left + (self._idle_nodes() if self._machines.nodes_billed else [])
+
+    # -- looking
+
+    def _idle_nodes(self) -> list[Residue]:
+        nodes = self._nodes()
+        if nodes is None:
+            raise ProviderDenied(
+                f"{self.identity}: the kubeconfig's user may not list nodes. Grant the ClusterRole "
+                "in docs/guide.md, Kubernetes, or say in the provider block that nodes are not "
+                "billed"
+            )
+        used = {pod.spec.node_name for pod in self._pods(RENTAL)}
+        return [
+            Residue(
+                id=node.metadata.name,
+                provider=self.identity,
+                kind="node",
+                label=None,
+                price_usd_h=self._machines.price_usd_h
+                * max(node.has(self._machines.gpu_resource), 1),
+            )
+            for node in nodes.items
+            if node.metadata.name not in used
+        ]
+
+    def _state(self, job: Job, pods: list[Pod], *, pins: bool) -> Machine:
+        """``pins``: keep the Job to the pod that is shown, before it is shown."""
+        meta, owners = job.metadata, {one.uid for one in job.metadata.owner_references}
+        ours = [pod for pod in pods if pod.metadata.uid in owners] if owners else pods
+        live = [pod for pod in ours if pod.metadata.deletion_timestamp is None]
+        over = [one for one in job.status.conditions if one.type in ("Complete", "Failed")]
+        if meta.deletion_timestamp is not None or (owners and not live):
+            return self._machine(job, "stopping", None, "its pod is taken away")
+        if ended := [one for one in over if one.status == "True"]:
+            words = f"its Job is {ended[0].type}: {ended[0].reason} {ended[0].message}"
+            return self._machine(job, "stopped", None, words)
+        if not live:
+            if job.spec.suspend and not ours:
+                return self._machine(job, "queued", None, self._queue_words(job))
+            return self._machine(job, "starting", None, "its pod is not there yet")
+        pod = live[0]
+        if pod.status.phase in ("Succeeded", "Failed"):
+            return self._machine(job, "stopped", None, pod.words())
+        endpoint = self._endpoint(meta.name, pod) if pod.status.phase == "Running" else None
+        if endpoint is None:
+            return self._machine(job, "starting", None, pod.words())
+        ours_to_pin = not owners and label_among(meta.labels) is not None
+        if ours_to_pin and not (pins and self._pin(job, pod)):
+            return self._machine(job, "starting", None, "its pod runs")
+        return self._machine(job, "running", endpoint, pod.words())
+
+    def _machine(self, job: Job, state: Any, endpoint: Endpoint | None, note: str) -> Machine:
+        meta = job.metadata
+        return Machine(
+            MachineId(meta.name),
+            self.identity,
+            label_among(meta.labels),
+            state,
+            endpoint,
+            _price(meta),
+            note,
+        )
+
+    def _ending(self, pod: Pod, machine: MachineId) -> Machine:
+        """Its Job is gone, its pod not yet."""
+        label = label_among(pod.metadata.labels)
+        return Machine(machine, self.identity, label, "stopping", None, 0.0, "its pod ends")
+
+    def _pin(self, job: Job, pod: Pod) -> bool:
+        path = self._client.path("jobs", job.metadata.name, BATCH)
+        answer = self._market.ask("PATCH", path, Job, body=pinned_to(job, pod.metadata))
+        if isinstance(answer, Job):
+            return True
+        if answer.status in (404, 409):  # it has changed since: the next look decides
+            return False
+        raise self._client.refused(answer, f"change Job {job.metadata.name}")
+
+    def _endpoint(self, name: str, pod: Pod) -> Endpoint | None:
+        if self._machines.address == "pod IP":
+            found: tuple[str, int] | None = (pod.status.pod_ip, self._ssh_port)
+        else:
+            answer = self._market.ask("GET", self._client.path("services", name), Service)
+            if isinstance(answer, Refusal):
+                if answer.status == 404:
+                    return None
+                raise self._client.refused(answer, f"show Service {name}")
+            found = answer.address()
+            if self._machines.address == "NodePort":
+                host = self._machines.node_address or pod.status.host_ip
+                found = (host, answer.spec.ports[0].node_port)
+        return Endpoint(found[0], found[1], "root") if found and all(found) else None
+
+    def _queue_words(self, job: Job) -> str:
+        """Why Kueue has not started it."""
+        selector = f"kueue.x-k8s.io/job-uid={job.metadata.uid}"
+        path = self._client.path("workloads", api=KUEUE)
+        told = [
+            one.message
+            for workload in self._read(ManyConditioned, path, selector).items
+            for one in workload.status.conditions
+            if one.type == "QuotaReserved" and one.status == "False"
+        ]
+        return f"queued in {self._machines.queue}: {' '.join(told) or 'Kueue has not seen it yet'}"
+
+    def _pods(self, selector: str) -> list[Pod]:
+        return self._read(Pods, self._client.path("pods"), selector).items
+
+    def _left(self, name: str) -> dict[str, Metadata]:
+        """The Secret and the Service of this name, by their resources."""
+        found = {}
+        for resource in ("secrets", "services"):
+            answer = self._market.ask("GET", self._client.path(resource, name), Object)
+            if isinstance(answer, Object):
+                found[resource] = answer.metadata
+            elif answer.status != 404:
+                raise self._client.refused(answer, f"show {name} among {resource}")
+        return found
+
+    def _read(self, shape: type[_Shape], path: str, selector: str = "") -> _Shape:
+        params = {"labelSelector": selector} if selector else {}
+        answer = self._market.ask("GET", path, shape, params=params)
+        if isinstance(answer, Refusal):
+            raise self._client.refused(answer, f"list {path}")
+        return answer
+
+    # -- changing
+
+    def _known(self, order: Order) -> Job | Refusal:
+        """The Job that an earlier create of this order made."""
+        path = self._client.path("jobs", name_of(order), BATCH)
+        answer = self._market.ask("GET", path, Job)
+        if isinstance(answer, Refusal):
+            return answer
+        if label_among(answer.metadata.labels) != order.label:
+            raise CreateFailed(f"{name_of(order)} is the name of a Job that is not ours")
+        if answer.metadata.deletion_timestamp is not None:
+            raise CreateFailed(f"Job {name_of(order)} is being deleted")
+        return answer
+
+    def _add(self, resource: str, body: dict[str, Any], job: Metadata) -> None:
+        name = body["metadata"]["name"]
+        answer = self._market.ask("POST", self._client.path(resource), Object, body=body)
+        if _is(answer, 409):
+            answer = self._market.ask("GET", self._client.path(resource, name), Object)
+        if isinstance(answer, Refusal):
+            raise self._client.refused(answer, f"create {name} among {resource}")
+        if job.uid not in {owner.uid for owner in answer.metadata.owner_references}:
+            raise CreateUncertain(
+                f"{name} among {resource} belongs to an earlier Job of this name: the attempt is "
+                "abandoned; reconcile ends it"
+            )
+
+    def _delete(self, resource: str, name: str, api: str = "v1") -> None:
+        path = self._client.path(resource, name, api)
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        answer = self._market.ask("DELETE", path, dict[str, Any], body=body)
+        if isinstance(answer, Refusal) and answer.status not in (404, 409):
+            raise self._client.refused(answer, f"delete {name} among {resource}")
+
+    def _not_made(self, order: Order, refusal: Refusal) -> ProviderError:
+        fault = fault_of(refusal)
+        asked = f"{self.identity} refused {order.offer.id}: {fault.message}"
+        if "exceeded quota" in fault.message:
+            return QuotaReached(asked)
+        if refusal.status in (401, 403, 404):
+            return ProviderDenied(
+                f"{asked}. Check the namespace, the kubeconfig and the rights of its user"
+            )
+        return CreateFailed(asked)
+
+    # -- before anything is rented
+
+    def _check_queue(self, queue: str) -> None:
+        path = self._client.path("localqueues", api=KUEUE)
+        answer = self._market.ask("GET", f"{path}/{queue}", Conditioned)
+        if isinstance(answer, Refusal):
+            if answer.status != 404:
+                raise self._client.refused(answer, f"show queue {queue}")
+            there = [one.metadata.name for one in self._read(ManyConditioned, path).items]
+            raise InvalidInput(
+                f"{self.identity}: namespace {self._client.namespace} has no Kueue queue {queue}; "
+                f"it has {', '.join(there) or 'none'}. Correct the queue in the provider block"
+            )
+        for one in answer.status.conditions:
+            if one.type == "Active" and one.status != "True":
+                raise ProviderDenied(
+                    f"{self.identity}: queue {queue} admits nothing now: {one.message}"
+                )
+
+    def _check_priority(self) -> list[str]:
+        wanted = self._machines.priority_class
+        if not wanted:
+            return []
+        queued = bool(self._machines.queue)
+        root = f"/apis/{KUEUE}/workloadpriorityclasses" if queued else _PRIORITIES
+        answer = self._market.ask("GET", f"{root}/{wanted}", Object)
+        if not isinstance(answer, Refusal):
+            return []
+        kind = "WorkloadPriorityClass" if queued else "PriorityClass"
+        if answer.status == 403:
+            return [f"whether there is a {kind} {wanted} cannot be seen: its user may not get them"]
+        if answer.status == 404:
+            raise InvalidInput(f"{self.identity}: the cluster has no {kind} {wanted}")
+        raise self._client.refused(answer, f"show {kind} {wanted}")
+
+    def _nodes(self) -> Nodes | None:
+        """The nodes that fit the selector; None where they may not be listed."""
+        selector = ",".join(f"{key}={value}" for key, value in self._machines.node_selector.items())
+        params = {"labelSelector": selector} if selector else {}
+        answer = self._market.ask("GET", _NODES, Nodes, params=params)
+        if isinstance(answer, Nodes):
+            return answer
+        if answer.status == 403:
+            return None
+        raise self._client.refused(answer, "list nodes")
+
+    def _is_there(self, gpus: int) -> bool | None:
+        """None where nobody knows: nodes may not be listed, or a pool may grow from nothing."""
+        nodes = self._nodes()
+        if nodes is None or not nodes.items:
+            return None
+        return any(node.has(self._machines.gpu_resource) >= gpus for node in nodes.items)
+
+    def _node_notes(self) -> list[str]:
+        nodes = self._nodes()
+        if nodes is None:
+            return ["its user may not list nodes: whether there are GPUs shows only in a queue"]
+        gpus = sum(node.has(self._machines.gpu_resource) for node in nodes.items)
+        return [
+            f"{len(nodes.items)} nodes fit the node selector, with {gpus} "
+            f"{self._machines.gpu_resource}"
+        ]
+
+
+def _offer_id(with_gpu: bool, count: int, machines: Machines) -> str:
+    return f"{machines.gpu if with_gpu else 'no GPU'}/{count}"
+
+
+def _is(answer: object, status: int) -> bool:
+    return isinstance(answer, Refusal) and answer.status == status
+
+
+def _price(meta: Metadata) -> float:
+    try:
+        found = json.loads(meta.annotations.get(PRICE, "0"))
+    except ValueError:
+        return 0.0
+    return float(found) if isinstance(found, int | float) else 0.0

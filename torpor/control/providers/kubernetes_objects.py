@@ -1,0 +1,377 @@
+"""What a rental is in a cluster: a Job whose pod is the machine, its Secret and its Service."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from torpor.control.providers.labels import label_tags
+from torpor.control.providers.seam import Order
+from torpor.control.providers.start_script import start_script
+
+Address = Literal["LoadBalancer", "NodePort", "pod IP"]
+
+BATCH: Final = "batch/v1"
+KUEUE: Final = "kueue.x-k8s.io/v1beta2"
+PRICE: Final = "torpor.dev/price-usd-h"
+RENTAL: Final = "torpor-rental"
+QUEUE: Final = "kueue.x-k8s.io/queue-name"
+_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
+JOB: Final = "batch.kubernetes.io/job-name"
+_START: Final = "/etc/torpor-start"
+_FINISHED_S: Final = 60  # a Job whose pod has ended removes itself then, with all that it owns
+_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+_FIRST: Final = f"""
+running() {{ grep -lazx "$1" /proc/[0-9]*/cmdline 2>/dev/null; }}
+leave() {{
+    trap '' TERM
+    for found in $(running '[s]upervise'); do
+        found=${{found#/proc/}}
+        kill -s TERM "${{found%/cmdline}}" && saves=10
+    done
+    while [ "${{saves:-0}}" -gt 0 ]; do
+        sleep 0.5
+        saves=$((saves - 1))
+        [ -z "$(running '[r]escue')" ] || saves=2
+    done
+    exit 143
+}}
+trap leave TERM
+/bin/sh {_START}/start &
+wait "$!"
+"""
+"""The pod's first process. SIGTERM is how a cluster says that it takes the pod. Only the first
+process gets it, and all others end with that one: it passes the notice to the supervisor of a job,
+and stays until the save that the supervisor makes has ended."""
+
+
+class Machines(msgspec.Struct, frozen=True, kw_only=True):
+    """What one provider block rents. Cores, memory and price are of a machine with one GPU; one
+    with more has as many times as much."""
+
+    price_usd_h: float
+    gpu: str = ""  # the model, as people write it; empty: no GPU
+    gpu_resource: str = "nvidia.com/gpu"
+    most_gpus: int = 8
+    cores: float = 4.0
+    memory_gib: float = 16.0
+    disk_gib: float = 100.0  # the most ephemeral storage that a pod may ask for
+    image: str = ""
+    region: str = "cluster"
+    architecture: str = "x86_64"
+    cuda: tuple[int, int] | None = None
+    spot: bool = False
+    node_selector: Mapping[str, str] = {}
+    queue: str = ""
+    priority_class: str = ""
+    address: Address = "LoadBalancer"
+    node_address: str = ""  # of NodePort; empty: the node's own
+    service_annotations: Mapping[str, str] = {}
+    grace_s: int = 120
+    nodes_billed: bool = False
+
+
+class Owner(msgspec.Struct, frozen=True):
+    uid: str
+
+
+class Metadata(msgspec.Struct, rename="camel", frozen=True):
+    name: str
+    uid: str
+    resource_version: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[Owner] = []
+    deletion_timestamp: str | None = None
+
+
+class Object(msgspec.Struct, frozen=True):
+    metadata: Metadata
+
+
+class Objects(msgspec.Struct, frozen=True):
+    items: list[Object]
+
+
+class Condition(msgspec.Struct, frozen=True):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
+class JobSpec(msgspec.Struct, frozen=True):
+    suspend: bool = False
+
+
+class JobStatus(msgspec.Struct, frozen=True):
+    conditions: list[Condition] = []
+
+
+class Job(msgspec.Struct, frozen=True):
+    metadata: Metadata
+    spec: JobSpec
+    status: JobStatus
+
+
+class Jobs(msgspec.Struct, frozen=True):
+    items: list[Job]
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
+class _ContainerState(msgspec.Struct, frozen=True):
+    waiting: _Waiting | None = None
+
+
+class _Container(msgspec.Struct, frozen=True):
+    state: _ContainerState = _ContainerState()
+
+
+class PodStatus(msgspec.Struct, rename="camel", frozen=True):
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    host_ip: str = msgspec.field(default="", name="hostIP")
+    pod_ip: str = msgspec.field(default="", name="podIP")
+    conditions: list[Condition] = []
+    container_statuses: list[_Container] = []
+
+
+class _PodSpec(msgspec.Struct, rename="camel", frozen=True):
+    node_name: str = ""
+
+
+class Pod(msgspec.Struct, frozen=True):
+    metadata: Metadata
+    status: PodStatus
+    spec: _PodSpec = _PodSpec()
+
+    def words(self) -> str:
+        """What Kubernetes says of a pod that does not run."""
+        told = [self.status.phase, self.status.reason, self.status.message]
+        for container in self.status.container_statuses:
+            if (waiting := container.state.waiting) is not None:
+                told += [waiting.reason, waiting.message]
+        for one in self.status.conditions:
+            if one.type == "PodScheduled" and one.status == "False":
+                told += [one.reason, one.message]
+        return " ".join(word for word in told if word)
+
+
+class Pods(msgspec.Struct, frozen=True):
+    items: list[Pod]
+
+
+class _Port(msgspec.Struct, rename="camel", frozen=True):
+    port: int
+    node_port: int = 0
+
+
+class _ServiceSpec(msgspec.Struct, frozen=True):
+    ports: list[_Port]
+
+
+class _Ingress(msgspec.Struct, frozen=True):
+    ip: str = ""
+    hostname: str = ""
+
+
+class _LoadBalancer(msgspec.Struct, frozen=True):
+    ingress: list[_Ingress] = []
+
+
+class _ServiceStatus(msgspec.Struct, rename="camel", frozen=True):
+    load_balancer: _LoadBalancer = _LoadBalancer()
+
+
+class Service(msgspec.Struct, frozen=True):
+    metadata: Metadata
+    spec: _ServiceSpec
+    status: _ServiceStatus
+
+    def address(self) -> tuple[str, int] | None:
+        """Where the load balancer answers; None before it has an address."""
+        places = [one.ip or one.hostname for one in self.status.load_balancer.ingress]
+        return (places[0], self.spec.ports[0].port) if places else None
+
+
+class _NodeStatus(msgspec.Struct, frozen=True):
+    allocatable: dict[str, str] = {}
+
+
+class Node(msgspec.Struct, frozen=True):
+    metadata: Metadata
+    status: _NodeStatus
+
+    def has(self, resource: str) -> int:
+        told = self.status.allocatable.get(resource, "0")
+        return int(told) if told.isdigit() else 0
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    items: list[Node]
+
+
+class _Status(msgspec.Struct, frozen=True):
+    conditions: list[Condition] = []
+
+
+class Conditioned(msgspec.Struct, frozen=True):
+    """A LocalQueue, or a Workload: Kueue's record of a Job in a queue."""
+
+    metadata: Metadata
+    status: _Status = _Status()
+
+
+class ManyConditioned(msgspec.Struct, frozen=True):
+    items: list[Conditioned]
+
+
+def name_of(order: Order) -> str:
+    """Of the Job, the Secret and the Service: a repeated create meets the first one's."""
+    return f"torpor-{order.token}"
+
+
+def is_name(text: str) -> bool:
+    """Whether an object of ours could have this name."""
+    return _NAME.fullmatch(text) is not None
+
+
+def pods_of(name: str) -> str:
+    """The label selector of a Job's pods."""
+    return f"{JOB}={name}"
+
+
+def job_of(
+    order: Order, machines: Machines, gpus: int, image: str, ssh_port: int
+) -> dict[str, Any]:
+    """The Job. With a queue it is made suspended: Kueue starts it when there is quota."""
+    tags = label_tags(order.label)
+    labels = dict(tags)
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,  # the machine needs no right in the cluster
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": machines.grace_s,
+        "containers": [_container(order, machines, gpus, image, ssh_port)],
+        "volumes": [
+            {"name": "start", "secret": {"secretName": name_of(order), "defaultMode": 0o400}},
+            {"name": "memory", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    if machines.node_selector:
+        pod["nodeSelector"] = dict(machines.node_selector)
+    if gpus:  # the taint that clusters set on nodes with GPUs
+        pod["tolerations"] = [{"key": machines.gpu_resource, "operator": "Exists"}]
+    if machines.queue:
+        labels[QUEUE] = machines.queue
+    if machines.queue and machines.priority_class:
+        labels[_PRIORITY] = machines.priority_class
+    elif machines.priority_class:
+        pod["priorityClassName"] = machines.priority_class
+    return {
+        "apiVersion": BATCH,
+        "kind": "Job",
+        "metadata": {
+            "name": name_of(order),
+            "labels": labels,
+            "annotations": {PRICE: json.dumps(order.offer.price_usd_h)},
+        },
+        "spec": {
+            "suspend": bool(machines.queue),
+            "backoffLimit": 0,  # another pod would be another machine, without the work
+            "ttlSecondsAfterFinished": _FINISHED_S,
+            "template": {"metadata": {"labels": tags}, "spec": pod},
+        },
+    }
+
+
+def secret_of(order: Order, job: Metadata) -> dict[str, Any]:
+    """The start script, with the host key: nobody who may only read Jobs and pods sees it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _owned(order, job),
+        "immutable": True,
+        "stringData": {"start": start_script(order)},
+    }
+
+
+def service_of(
+    order: Order, job: Metadata, machines: Machines, ssh_port: int
+) -> dict[str, Any] | None:
+    """None where the pod is reached at its own address."""
+    if machines.address == "pod IP":
+        return None
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {**_owned(order, job), "annotations": dict(machines.service_annotations)},
+        "spec": {
+            "type": machines.address,
+            "selector": {JOB: job.name},
+            "ports": [{"name": "ssh", "port": ssh_port, "targetPort": ssh_port}],
+        },
+    }
+
+
+def pinned_to(job: Job, pod: Metadata) -> dict[str, Any]:
+    """A merge patch that makes the pod an owner of its Job, if nobody has changed the Job.
+
+    Kueue suspends a Job to take its quota, and starts it again later with a new pod: an empty
+    machine with the same host key. So the Job goes with the pod that was seen, and with the Job its
+    Secret and Service: the cluster's own garbage collection deletes what has no owner left.
+    """
+    return {
+        "metadata": {
+            "uid": job.metadata.uid,
+            "resourceVersion": job.metadata.resource_version,
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}
+            ],
+        }
+    }
+
+
+def _container(
+    order: Order, machines: Machines, gpus: int, image: str, ssh_port: int
+) -> dict[str, Any]:
+    times = max(gpus, 1)
+    resources = {
+        "cpu": f"{machines.cores * times:g}",
+        "memory": f"{math.ceil(machines.memory_gib * times)}Gi",
+    }
+    if order.disk_gib:
+        resources["ephemeral-storage"] = f"{math.ceil(order.disk_gib)}Gi"
+    if gpus:
+        resources[machines.gpu_resource] = str(gpus)
+    return {
+        "name": "machine",
+        "image": image,
+        "command": ["/bin/sh", "-c", _FIRST],
+        "ports": [{"name": "ssh", "containerPort": ssh_port}],
+        "resources": {"requests": resources, "limits": resources},
+        "volumeMounts": [
+            {"name": "start", "mountPath": _START, "readOnly": True},
+            {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - programs expect it there
+        ],
+    }
+
+
+def _owned(order: Order, job: Metadata) -> dict[str, Any]:
+    owner = {"apiVersion": BATCH, "kind": "Job", "name": job.name, "uid": job.uid}
+    return {
+        "name": name_of(order),
+        "labels": label_tags(order.label),
+        "ownerReferences": [owner],
+    }
