@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 from blocks.budget import Budget
 from blocks.ec2_provider import Ec2Provider
+from blocks.gcp_provider import GcpProvider
 from blocks.kubernetes_provider import KubernetesProvider
 from blocks.local_provider import LocalProvider
 from blocks.markets import LambdaProvider, RunpodProvider, VastProvider
@@ -19,6 +20,7 @@ from blocks.workspace import Workspace
 __all__ = [
     "Budget",
     "Ec2Provider",
+    "GcpProvider",
     "KubernetesProvider",
     "LambdaProvider",
     "LocalProvider",
@@ -36,6 +38,7 @@ ProviderBlock: TypeAlias = (
     | RunpodProvider
     | LambdaProvider
     | Ec2Provider
+    | GcpProvider
     | KubernetesProvider
 )
 PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
@@ -44,6 +47,7 @@ PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     RunpodProvider,
     LambdaProvider,
     Ec2Provider,
+    GcpProvider,
     KubernetesProvider,
 )
 """The provider blocks, the default first."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import boto3
+import google.oauth2.credentials
 import httpx
 import pytest
 from prefect.blocks.core import Block
@@ -27,6 +28,14 @@ from tests.fixtures.machines import KeyPair
 from tests.fixtures.stores import Server
 from tests.markets.boot import BootedMachine, Kind, Machines
 from tests.markets.ec2 import REGION, FakeEc2, ec2_wares
+from tests.markets.gcp import (
+    DISK_USD_GIB_MONTH,
+    PROJECT,
+    ZONES,
+    FakeGcp,
+    gcp_prices,
+    gcp_wares,
+)
 from tests.markets.kubernetes import NAMESPACE, FakeKubernetes, kubeconfig, kubernetes_wares
 from tests.markets.lambda_cloud import FakeLambda
 from tests.markets.market import Market
@@ -35,6 +44,8 @@ from tests.markets.server import FakeMarket
 from tests.markets.shop import lambda_wares, runpod_wares, vast_wares
 from tests.markets.vast import FakeVast
 from torpor.control.providers.ec2 import Ec2Provider
+from torpor.control.providers.gcp import GcpProvider
+from torpor.control.providers.gcp_client import GoogleLogin
 from torpor.control.providers.kubernetes_cluster import KubernetesProvider
 from torpor.control.providers.kubernetes_objects import Machines as ClusterMachines
 from torpor.control.providers.lambda_cloud import LambdaProvider
@@ -145,6 +156,33 @@ def _ec2_blocks(fake: FakeEc2, name: str) -> list[Block]:
     return [login, account]
 
 
+def _gcp(fake: FakeGcp, options: Options) -> Provider:
+    return GcpProvider(
+        GoogleLogin(google.oauth2.credentials.Credentials(fake.key)),
+        PROJECT,
+        ZONES,
+        gcp_prices(fake.market.wares),
+        DISK_USD_GIB_MONTH,
+        url=fake.url,
+        ssh_port=options.ssh_port,
+        timeout=options.timeout,
+        sleep=options.sleep,
+    )
+
+
+def _gcp_blocks(fake: FakeGcp, name: str) -> list[Block]:
+    return [
+        blocks.GcpProvider(
+            project=PROJECT,
+            service_account=SecretStr(fake.service_account),
+            zones=[*ZONES],
+            prices=gcp_prices(fake.market.wares),
+            disk_usd_gib_month=DISK_USD_GIB_MONTH,
+            url=fake.url,
+        )
+    ]
+
+
 ROWS: Final[dict[str, Row]] = {
     "vast": Row(
         lambda: FakeVast(Market(wares=vast_wares())),
@@ -171,6 +209,13 @@ ROWS: Final[dict[str, Row]] = {
         _ec2,
         _ec2_blocks,
         by_hand=None,  # its listing comes from moto, which knows instances only by their create
+    ),
+    "gcp": Row(
+        lambda: FakeGcp(Market(wares=gcp_wares())),
+        "vm",
+        _gcp,
+        _gcp_blocks,
+        by_hand=lambda number: f"by-hand-{number}.{ZONES[0]}",
     ),
     "kubernetes": Row(
         lambda: FakeKubernetes(Market(wares=kubernetes_wares())),

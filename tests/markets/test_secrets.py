@@ -24,6 +24,7 @@ from tests.markets.boot import BootedMachine
 from tests.markets.ec2 import REGION, FakeEc2
 from tests.markets.every import NAMES, Markets
 from tests.markets.faults import Fault
+from tests.markets.gcp import FakeGcp
 from tests.markets.market import Ware
 from tests.markets.server import Answer, FakeMarket, Request
 
@@ -141,6 +142,9 @@ def test_no_account_key_is_anywhere_but_in_requests_authorizations(
     aws = markets.fakes["ec2"]
     assert isinstance(aws, FakeEc2)
     keys["AWS's secret key"] = aws.secret
+    google = markets.fakes["gcp"]
+    assert isinstance(google, FakeGcp)
+    keys["Google's private key"] = google.private_key.splitlines()[5]
     zone = Ware("H100", 8, 80, 55.04, f"{REGION}a", name="p5.48xlarge")
     aws.market.wares.append(zone)
     found: list[str] = []

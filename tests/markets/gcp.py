@@ -1,0 +1,556 @@
+"""A fake of Google's Compute Engine: machine types, instances, disks, operations of a project."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import secrets
+import uuid
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote
+
+import google.auth.jwt
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from tests.markets.faults import Action
+from tests.markets.market import Market, Rented, Ware
+from tests.markets.server import Answer, FakeMarket, Request
+
+PROJECT: Final = "my-project-42"
+ZONES: Final = ("us-central1-a", "us-central1-b", "europe-west4-a")
+IMAGE_GIB: Final = 15
+DISK_USD_GIB_MONTH: Final = 0.10
+ADDRESS_USD_H: Final = 0.005
+_LINK: Final = "https://www.googleapis.com/compute/v1"
+_NAME: Final = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL: Final = re.compile(r"[a-z0-9_-]{0,63}")
+_TOKENS: Final = "https://oauth2.googleapis.com/token"  # to whom a login is addressed
+_FAMILY: Final = "common-cu129-ubuntu-2204-nvidia-580"
+_INSTANCE: Final = {
+    "name", "machineType", "labels", "tags", "metadata", "disks", "networkInterfaces",
+    "scheduling", "guestAccelerators",
+}  # fmt: skip
+_WORDS: Final = {
+    "quota": (403, "quotaExceeded", "Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region."),
+    "denied": (403, "forbidden", "Required 'compute.instances.create' permission for 'projects/x'"),
+    "no money": (403, "accountDisabled", "This API method requires billing to be enabled."),
+}
+_EXHAUSTED: Final = {
+    "code": "ZONE_RESOURCE_POOL_EXHAUSTED",
+    "message": "The zone does not have enough resources available to fulfill the request.",
+}
+
+
+def gcp_wares() -> list[Ware]:
+    """``name`` is the machine type, with what is attached to it; ``region`` the zone."""
+
+    def ware(
+        gpu: str, count: int, vram: int, usd_h: float, zone: str, name: str, spot: Any
+    ) -> Ware:
+        return Ware(
+            gpu, count, vram, usd_h, zone, name=name, spot_usd_h=spot,
+            disk_usd_gib_month=DISK_USD_GIB_MONTH,
+        )  # fmt: skip
+
+    t4 = "n1-standard-8+nvidia-tesla-t4x1"
+    return [
+        ware("nvidia-l4", 1, 24, 0.71, ZONES[0], "g2-standard-4", 0.28),
+        ware("nvidia-l4", 1, 24, 0.71, ZONES[1], "g2-standard-4", None),
+        ware("nvidia-tesla-t4", 1, 16, 0.73, ZONES[0], t4, None),
+        ware("nvidia-tesla-a100", 1, 40, 3.67, ZONES[2], "a2-highgpu-1g", 1.8),
+        ware("nvidia-h100-80gb", 1, 80, 11.06, ZONES[0], "a3-highgpu-1g", 4.4),
+        ware("nvidia-h100-80gb", 8, 80, 88.0, ZONES[1], "a3-highgpu-8g", None),
+    ]
+
+
+def gcp_prices(wares: list[Ware]) -> dict[str, float]:
+    """As a provider block states them."""
+    prices = {f"{ware.name}/{ware.region}": ware.usd_h for ware in wares}
+    return prices | {
+        f"{ware.name}/{ware.region}/spot": ware.spot_usd_h
+        for ware in wares
+        if ware.spot_usd_h is not None
+    }
+
+
+class FakeGcp(FakeMarket):
+    """Its key is an access token, which ``service_account`` gets. ``operation_looks`` answers call
+    an operation running before it is done. ``deletion_looks`` answers show a machine as STOPPING
+    after its deletion began."""
+
+    operation_looks: int = 0
+    deletion_looks: int = 0
+
+    def __init__(self, market: Market) -> None:
+        self.operations: dict[str, dict[str, Any]] = {}
+        self.disks: dict[str, dict[str, Any]] = {}
+        self.addresses: dict[str, dict[str, Any]] = {}
+        self.firewalls = [_firewall("default-allow-ssh", ["22"])]
+        self.words = dict(_WORDS)
+        self.exhausted = dict(_EXHAUSTED)  # why an insert with "no capacity" fails
+        self.unreachable = ""  # a zone that no listing can ask
+        self.image: dict[str, Any] = {
+            "kind": "compute#image",
+            "name": f"{_FAMILY}-v20261101",
+            "diskSizeGb": str(IMAGE_GIB),
+            "status": "READY",
+            "architecture": "X86_64",
+            "licenses": [f"{_LINK}/projects/ubuntu-os-cloud/global/licenses/ubuntu-2204-lts"],
+        }
+        self._numbers = itertools.count(1)
+        self._looks: dict[str, int] = {}
+        self._by_request: dict[str, dict[str, Any]] = {}
+        self._reaped: set[str] = set()
+        super().__init__(market)
+        self.new_service_account()
+
+    # -- FakeMarket
+
+    def answer(self, request: Request, authorization: str) -> Answer | None:
+        if request.path != "/token":
+            return super().answer(request, authorization)
+        signed = dict(parse_qsl(request.body))["assertion"]
+        try:
+            google.auth.jwt.decode(signed, self._public_key, audience=_TOKENS)
+        except ValueError:
+            return Answer(400, {"error": "invalid_grant", "error_description": "Bad signature"})
+        token = {"access_token": self.key, "expires_in": 3600, "token_type": "Bearer"}
+        return Answer(200, token)
+
+    def new_service_account(self) -> None:
+        """Another key; Google takes the old one no more."""
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        spki = serialization.PublicFormat.SubjectPublicKeyInfo
+        self._public_key = key.public_key().public_bytes(serialization.Encoding.PEM, spki)
+        private = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        self.private_key = private.decode()
+        told = {
+            "type": "service_account",
+            "project_id": PROJECT,
+            "private_key_id": "1",
+            "private_key": self.private_key,
+            "client_email": f"torpor@{PROJECT}.iam.gserviceaccount.com",
+            "token_uri": f"{self.url}/token",
+        }
+        self.service_account = json.dumps(told)
+
+    def action_of(self, request: Request) -> Action:
+        path = request.path
+        if re.search(r"/instances/[^/]+$", path):
+            return "destroy" if request.method == "DELETE" else "find"
+        if path.endswith("/instances"):
+            return "create" if request.method == "POST" else "list"
+        if re.search(r"/aggregated/(machineTypes|acceleratorTypes)$|/images/", path):
+            return "offers"
+        return "account"
+
+    def handle(self, request: Request) -> Answer:
+        if request.has("denied"):
+            return _error(*self.words["denied"])
+        self._reap()
+        path = request.path.removeprefix("/compute/v1/projects/")
+        project, _, rest = path.partition("/")
+        if found := re.fullmatch(r"global/images/(?:family/)?([a-z0-9-]+)", rest):
+            return self._image(project, found[1])
+        if project != PROJECT:
+            return _error(404, "notFound", f"The resource 'projects/{project}' was not found")
+        if rest == "":
+            return Answer(200, {"kind": "compute#project", "name": PROJECT, "id": "42"})
+        if found := re.fullmatch(r"aggregated/(\w+)", rest):
+            return self._aggregated(found[1], request)
+        if rest == "global/firewalls":
+            return self._listing("firewall", self.firewalls, request)
+        if found := re.fullmatch(r"regions/([a-z0-9-]+)", rest):
+            return Answer(200, _region(found[1]))
+        if found := re.fullmatch(r"zones/([a-z0-9-]+)/instances", rest):
+            return self._insert(found[1], request)
+        if found := re.fullmatch(r"zones/([a-z0-9-]+)/instances/([a-z0-9-]+)", rest):
+            return self._instance(found[1], found[2], request)
+        if found := re.fullmatch(r"zones/[a-z0-9-]+/operations/([a-z0-9-]+)", rest):
+            return self._operation(found[1])
+        if re.fullmatch(r"zones/[a-z0-9-]+/operations", rest):
+            return self._listing("operation", list(self.operations.values()), request)
+        if found := re.fullmatch(r"(?:zones|regions)/([a-z0-9-]+)/(disks|addresses)/(.+)", rest):
+            return self._delete_left(found[1], getattr(self, found[2]), found[3])
+        return _error(404, "notFound", f"Not Found: {rest}")
+
+    def unauthorized(self) -> Answer:
+        return _error(401, "authError", "Request had invalid authentication credentials.")
+
+    def error_body(self, request: Request) -> Answer:
+        return Answer(200, _error(503, "backendError", "Try again").body)
+
+    def failed(self) -> Answer:
+        return _error(503, "backendError", "Internal error. Please try again.")
+
+    # -- machines
+
+    def _insert(self, zone: str, request: Request) -> Answer:
+        asked: dict[str, Any] = request.body or {}
+        for kind in ("quota", "no money"):
+            if request.has(kind):
+                return _error(*self.words[kind])
+        token = request.query.get("requestId", "")
+        if known := self._by_request.get(token):
+            return Answer(200, known)
+        if faulty := _faulty(asked, zone, token):
+            return _error(400, "invalid", f"Invalid value for field 'resource.{faulty}'")
+        with self.market.lock:
+            if any(m.alive and _place(m) == (zone, asked["name"]) for m in self.market.rented):
+                return _error(
+                    409, "alreadyExists", f"The resource '{asked['name']}' already exists"
+                )
+            ware = self._ware(zone, asked)
+            if ware is None:
+                return _error(400, "invalid", f"Machine type does not exist in zone '{zone}'.")
+            spot = asked["scheduling"]["provisioningModel"] == "SPOT"
+            operation = self._began("insert", zone, asked["name"], token)
+            if request.has("no capacity") or ware.stock <= 0 or (spot and not ware.spot_usd_h):
+                operation["error"] = {"errors": [self.exhausted]}
+                return Answer(200, operation)
+            machine = self._rent(ware, zone, asked, spot)
+        if request.has("error that created"):
+            return self.failed()
+        operation["targetId"] = str(machine.number)
+        return Answer(200, operation)
+
+    def _rent(self, ware: Ware, zone: str, asked: dict[str, Any], spot: bool) -> Rented:
+        items = asked["metadata"]["items"]
+        script = next((i["value"] for i in items if i["key"] == "startup-script"), "")
+        disk = asked["disks"][0]["initializeParams"]
+        machine = self.market.rent(
+            ware,
+            asked["name"],
+            asked,
+            id_of=lambda _: f"{asked['name']}.{zone}",
+            command=["/bin/sh", "-c", script] if script.startswith("#!") else None,
+            spot=spot,
+            disk_gib=float(disk["diskSizeGb"]),
+        )
+        machine.usd_h += ADDRESS_USD_H
+        self.disks[asked["name"]] = {
+            "kind": "compute#disk",
+            "name": asked["name"],
+            "zone": f"{_LINK}/projects/{PROJECT}/zones/{zone}",
+            "sizeGb": disk["diskSizeGb"],
+            "status": "READY",
+            "labels": disk.get("labels", {}),
+            "users": [_target(zone, asked["name"])],
+        }
+        return machine
+
+    def _ware(self, zone: str, asked: dict[str, Any]) -> Ware | None:
+        name = asked["machineType"].rsplit("/", 1)[1]
+        for one in asked.get("guestAccelerators", []):
+            kind = one["acceleratorType"].rsplit("/", 1)[1]
+            name += f"+{kind}x{one['acceleratorCount']}"
+        return next((w for w in self.market.wares if (w.name, w.region) == (name, zone)), None)
+
+    def _instance(self, zone: str, name: str, request: Request) -> Answer:
+        machine = self._machine(zone, name)
+        if machine is None or request.has("not found"):
+            return _not_found(zone, name)
+        if request.method == "DELETE":
+            if request.has("lives"):
+                return Answer(200, _lost(self._began("delete", zone, name, "")))
+            operation = self._began("delete", zone, name, request.query["requestId"])
+            self.market.end(machine)
+            self._looks[machine.id] = self.deletion_looks
+            self._reap()
+            return Answer(200, operation)
+        return Answer(200, self._shown(machine))
+
+    def _reap(self) -> None:
+        """What belongs to machines that have ended, also by a test's own hand."""
+        for machine in self.market.rented:
+            if machine.alive or machine.id in self._reaped:
+                continue
+            self._reaped.add(machine.id)
+            zone, name = _place(machine)
+            if not any(_deletes(one, zone, name) for one in self.operations.values()):
+                self._began("delete", zone, name, "")
+            if name in self.disks:
+                self.disks[name]["users"] = []
+                if machine.request["disks"][0]["autoDelete"]:
+                    del self.disks[name]
+
+    def _machine(self, zone: str, name: str) -> Rented | None:
+        """Also one whose deletion began and has not ended."""
+        for machine in self.market.rented:
+            if _place(machine) != (zone, name):
+                continue
+            if not machine.alive and self._looks.get(machine.id, 0) > 0:
+                self._looks[machine.id] -= 1
+                return machine
+            if machine.alive and machine.hidden_looks == 0:
+                return machine
+        return None
+
+    def _shown(self, machine: Rented) -> dict[str, Any]:
+        zone, name = _place(machine)
+        asked = machine.request
+        status = "RUNNING"
+        if not machine.alive:
+            status = "STOPPING"
+        elif machine.stopped:
+            status = "TERMINATED"
+        elif self.market.starting(machine):
+            status = "STAGING"
+        card = {"type": "ONE_TO_ONE_NAT", "name": "External NAT", "kind": "compute#accessConfig"}
+        if status == "RUNNING":
+            card["natIP"] = machine.address
+        disks = asked.get("disks", [])
+        return {
+            "kind": "compute#instance",
+            "id": str(10**18 + machine.number),
+            "name": name,
+            "zone": f"{_LINK}/projects/{PROJECT}/zones/{zone}",
+            "machineType": f"{_LINK}/projects/{PROJECT}/{asked.get('machineType', '')}",
+            "status": status,
+            "labels": asked.get("labels", {}),
+            "metadata": {
+                "kind": "compute#metadata",
+                "items": asked.get("metadata", {}).get("items", []),
+                "fingerprint": "Zg==",
+            },
+            "scheduling": asked.get("scheduling", {}),
+            "networkInterfaces": [{"name": "nic0", "accessConfigs": [card]}],
+            "disks": [
+                {
+                    "kind": "compute#attachedDisk",
+                    "boot": True,
+                    "autoDelete": disk["autoDelete"],
+                    "diskSizeGb": disk["initializeParams"]["diskSizeGb"],
+                }
+                for disk in disks
+            ],
+        }
+
+    # -- operations
+
+    def _began(self, kind: str, zone: str, name: str, token: str) -> dict[str, Any]:
+        number = next(self._numbers)
+        operation = {
+            "kind": "compute#operation",
+            "id": str(10**17 + number),
+            "name": f"operation-{number}-{secrets.token_hex(4)}",
+            "operationType": kind,
+            "status": "RUNNING",
+            "insertTime": _time(self.market.clock.now_unix + number / 1000),
+            "targetLink": _target(zone, name),
+            "zone": f"{_LINK}/projects/{PROJECT}/zones/{zone}",
+        }
+        self.operations[operation["name"]] = operation
+        self._looks[operation["name"]] = self.operation_looks
+        if token:
+            self._by_request[token] = operation
+        return operation
+
+    def _operation(self, name: str) -> Answer:
+        operation = self.operations.get(name)
+        if operation is None:
+            return _error(404, "notFound", f"The resource 'operations/{name}' was not found")
+        left = self._looks[name]
+        self._looks[name] = max(0, left - 1)
+        if not left:
+            operation["status"] = "DONE"
+        return Answer(200, operation)
+
+    # -- listings
+
+    def _aggregated(self, word: str, request: Request) -> Answer:
+        rows = self._rows(word, request)
+        asked = request.query.get("filter", "")
+        fitting = [row for row in rows if _fits(row, asked)]
+        first = int(request.query.get("pageToken", 0))
+        page = fitting[first : first + self.market.page]
+        parts: dict[str, dict[str, Any]] = {f"zones/{zone}": _empty(zone) for zone in ZONES}
+        if self.unreachable:
+            warning = {"code": "UNREACHABLE", "message": "The zone does not answer."}
+            parts[f"zones/{self.unreachable}"] = {"warning": warning}
+        for row in page:
+            where = "/".join(row.get("zone", row.get("region", "")).rsplit("/", 2)[1:])
+            parts[where] = {word: [*parts.get(where, {}).get(word, []), row]}
+        answer: dict[str, Any] = {
+            "kind": f"compute#{_SINGULAR[word]}AggregatedList",
+            "items": parts,
+        }
+        if first + len(page) < len(fitting):
+            answer["nextPageToken"] = str(first + len(page))
+        return Answer(200, answer)
+
+    def _rows(self, word: str, request: Request) -> list[dict[str, Any]]:
+        if word == "instances":
+            shown = [] if request.has("not found") else self.market.visible()
+            return [self._shown(machine) for machine in shown]
+        if word == "machineTypes":
+            return list(self._types())
+        if word == "acceleratorTypes":
+            return list(self._accelerators())
+        return list({"disks": self.disks, "addresses": self.addresses}[word].values())
+
+    def _types(self) -> Iterator[dict[str, Any]]:
+        for ware in self.market.wares:
+            kind: dict[str, Any] = {
+                "kind": "compute#machineType",
+                "name": ware.name.partition("+")[0],
+                "zone": ware.region,
+                "guestCpus": ware.cores,
+                "memoryMb": int(ware.ram_gib * 1024),
+                "architecture": "X86_64",
+            }
+            if "+" not in ware.name and ware.gpu:
+                kind["accelerators"] = [
+                    {"guestAcceleratorType": ware.gpu, "guestAcceleratorCount": ware.gpu_count}
+                ]
+            yield {**kind, "zone": f"{_LINK}/projects/{PROJECT}/zones/{ware.region}"}
+
+    def _accelerators(self) -> Iterator[dict[str, Any]]:
+        for ware in self.market.wares:
+            if "+" in ware.name:
+                yield {
+                    "kind": "compute#acceleratorType",
+                    "name": ware.gpu,
+                    "zone": f"{_LINK}/projects/{PROJECT}/zones/{ware.region}",
+                    "maximumCardsPerInstance": 4,
+                }
+
+    def _listing(self, word: str, rows: list[dict[str, Any]], request: Request) -> Answer:
+        asked = request.query.get("filter", "")
+        fitting = [row for row in rows if _fits(row, asked)]
+        for row in fitting:
+            if word == "operation" and not self._looks[row["name"]]:
+                row["status"] = "DONE"
+        return Answer(200, {"kind": f"compute#{word}List", "items": fitting})
+
+    # -- the rest
+
+    def _image(self, project: str, name: str) -> Answer:
+        known = name in (self.image["name"], _FAMILY) and project == "deeplearning-platform-release"
+        if known or name == "mine":
+            return Answer(200, self.image)
+        return _error(404, "notFound", f"The resource 'projects/{project}/...' was not found")
+
+    def _delete_left(self, where: str, rows: dict[str, dict[str, Any]], name: str) -> Answer:
+        if name not in rows:
+            return _not_found(where, name)
+        if rows[name]["users"]:
+            return _error(400, "resourceInUseByAnotherResource", f"{name} is in use")
+        del rows[name]
+        return Answer(200, self._began("delete", where, name, ""))
+
+
+_SINGULAR: Final = {
+    "instances": "instance", "disks": "disk", "addresses": "address",
+    "machineTypes": "machineType", "acceleratorTypes": "acceleratorType",
+}  # fmt: skip
+
+
+def _faulty(asked: dict[str, Any], zone: str, token: str) -> str:
+    """The field that Google would refuse."""
+    if unknown := set(asked) - _INSTANCE:
+        return str(sorted(unknown))
+    labels = [*asked["labels"].items()]
+    for disk in asked["disks"]:
+        labels += disk["initializeParams"].get("labels", {}).items()
+        if int(disk["initializeParams"]["diskSizeGb"]) < IMAGE_GIB:
+            return "disks[0].initializeParams.diskSizeGb"
+    if any(not _LABEL.fullmatch(k) or not _LABEL.fullmatch(v) for k, v in labels):
+        return "labels"
+    try:
+        uuid.UUID(token)
+    except ValueError:
+        return "requestId"
+    scheduling = asked["scheduling"]
+    spot = scheduling["provisioningModel"] == "SPOT"
+    if spot and (scheduling["automaticRestart"] or "instanceTerminationAction" not in scheduling):
+        return "scheduling"
+    if scheduling["onHostMaintenance"] != "TERMINATE":
+        return "scheduling.onHostMaintenance"  # a machine with a GPU cannot move
+    places = [asked["machineType"], asked["disks"][0]["initializeParams"]["diskType"]]
+    if any(not place.startswith(f"zones/{zone}/") for place in places):
+        return "machineType"
+    return "" if _NAME.fullmatch(asked["name"]) else "name"
+
+
+def _fits(row: dict[str, Any], asked: str) -> bool:
+    """The filters that the adapter writes."""
+    asked = unquote(asked)
+    if found := re.fullmatch(r'(\w+) eq "(.+)"', asked):
+        return re.fullmatch(found[2], str(row.get(found[1], ""))) is not None
+    if found := re.fullmatch(r"labels\.([\w-]+)(:\*| = (\S+))", asked):
+        value = row.get("labels", {}).get(found[1])
+        return value is not None and found[3] in (None, value)
+    names = re.findall(r'\(name = "([a-z0-9-]+)"\)', asked)
+    assert " OR ".join(f'(name = "{name}")' for name in names) == asked, asked
+    return row["name"] in names
+
+
+def _place(machine: Rented) -> tuple[str, str]:
+    """Zone and name."""
+    name, _, zone = machine.id.partition(".")
+    return zone, name
+
+
+def _deletes(operation: dict[str, Any], zone: str, name: str) -> bool:
+    target = (operation["operationType"], operation["targetLink"])
+    return target == ("delete", _target(zone, name)) and "error" not in operation
+
+
+def _lost(operation: dict[str, Any]) -> dict[str, Any]:
+    """It fails in the end."""
+    operation["error"] = {"errors": [{"code": "INTERNAL_ERROR", "message": "Internal error."}]}
+    return operation
+
+
+def _target(zone: str, name: str) -> str:
+    return f"{_LINK}/projects/{PROJECT}/zones/{zone}/instances/{name}"
+
+
+def _time(unix: float) -> str:
+    return datetime.fromtimestamp(unix, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _region(name: str) -> dict[str, Any]:
+    quotas = [
+        {"metric": "CPUS", "limit": 72.0, "usage": 0.0},
+        {"metric": "NVIDIA_L4_GPUS", "limit": 1.0, "usage": 0.0},
+        {"metric": "COMMITTED_NVIDIA_L4_GPUS", "limit": 0.0, "usage": 0.0},
+        {"metric": "NVIDIA_H100_GPUS", "limit": 0.0, "usage": 0.0},
+    ]
+    return {"kind": "compute#region", "name": name, "quotas": quotas}
+
+
+def _firewall(name: str, ports: list[str]) -> dict[str, Any]:
+    return {
+        "kind": "compute#firewall",
+        "name": name,
+        "network": f"{_LINK}/projects/{PROJECT}/global/networks/default",
+        "direction": "INGRESS",
+        "sourceRanges": ["0.0.0.0/0"],
+        "allowed": [{"IPProtocol": "tcp", "ports": ports}],
+    }
+
+
+def _empty(zone: str) -> dict[str, Any]:
+    message = f"There are no results for scope 'zones/{zone}' on this page."
+    return {"warning": {"code": "NO_RESULTS_ON_PAGE", "message": message}}
+
+
+def _not_found(zone: str, name: str) -> Answer:
+    return _error(
+        404, "notFound", f"The resource 'projects/{PROJECT}/zones/{zone}/{name}' was not found"
+    )
+
+
+def _error(status: int, reason: str, message: str) -> Answer:
+    one = {"message": message, "domain": "global", "reason": reason}
+    return Answer(status, {"error": {"code": status, "message": message, "errors": [one]}})

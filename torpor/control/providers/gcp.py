@@ -1,0 +1,341 @@
+"""Google Cloud: Compute Engine machines in the zones of one project, on demand and spot.
+
+https://cloud.google.com/compute/docs/reference/rest/v1. Offers are made in ``gcp_offers``.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Final, Literal
+
+import httpx
+import msgspec
+
+from torpor.control.providers.ending import warranted
+from torpor.control.providers.gcp_client import (
+    URL,
+    GcpClient,
+    GoogleLogin,
+    Operation,
+    fault_of,
+)
+from torpor.control.providers.gcp_image import GcpImages, check_network, gpu_quotas
+from torpor.control.providers.gcp_launch import (
+    PRICE_KEY,
+    instance_name,
+    launch_refused,
+    launch_request,
+)
+from torpor.control.providers.gcp_offers import GcpOffers, offer_parts, region_of, zone_of
+from torpor.control.providers.labels import label_among
+from torpor.control.providers.market_client import TIMEOUT, Refusal
+from torpor.control.providers.offers import Offer
+from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
+from torpor.control.safety import Warrant
+from torpor.shared.errors import (
+    CreateUncertain,
+    ProviderDenied,
+    ProviderError,
+)
+from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want
+from torpor.shared.wire.job import NoticeSource
+
+METADATA_URL: Final = "http://metadata.google.internal"
+_SSH_PORT: Final = 22
+_ID: Final = re.compile(r"([a-z][a-z0-9-]{0,62})\.([a-z][a-z0-9-]{1,62})")
+_RENTAL_LABEL: Final = "torpor-rental"
+_STATES: Final = {
+    "PENDING": "starting", "PROVISIONING": "starting", "STAGING": "starting",
+    "REPAIRING": "starting", "RUNNING": "running", "TERMINATED": "stopped", "SUSPENDED": "stopped",
+}  # fmt: skip
+"""TERMINATED is Google's word for a machine that is off and keeps its disk."""
+
+
+class _Item(msgspec.Struct):
+    key: str
+    value: str = ""
+
+
+class _Metadata(msgspec.Struct):
+    items: list[_Item] = []
+
+
+class _Access(msgspec.Struct):
+    address: str = msgspec.field(name="natIP", default="")
+
+
+class _Card(msgspec.Struct, rename="camel"):
+    access_configs: list[_Access] = []
+
+
+class _Attached(msgspec.Struct, rename="camel"):
+    disk_size_gb: str = "0"
+
+
+class _Instance(msgspec.Struct, rename="camel"):
+    kind: Literal["compute#instance"]
+    name: str
+    zone: str
+    status: str
+    labels: dict[str, str] = {}
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    network_interfaces: list[_Card] = []
+    disks: list[_Attached] = []
+    status_message: str = ""
+
+
+class _Left(msgspec.Struct, rename="camel"):
+    """A disk or an address. ``users``: the machines that it belongs to."""
+
+    name: str
+    labels: dict[str, str] = {}
+    users: list[str] = []
+    size_gb: str = "0"
+
+
+class _Project(msgspec.Struct):
+    kind: Literal["compute#project"]
+    name: str
+
+
+class GcpProvider:
+    """See ``torpor.control.providers.seam.Provider`` for the contract.
+
+    A machine's id is its name and zone, as Google's own names in DNS have them. A machine has an
+    address that goes with it, and no service account.
+    """
+
+    abilities: Abilities = Abilities(
+        kind="vm",
+        privileged=True,
+        host_key="installed",
+        idempotency="name",
+        settling_s=300.0,
+        ready_s=900.0,
+        stop_keeps="disk",
+        stopped_usd_gib_month=None,
+        min_disk_gib=0.0,
+        billing_s=1.0,
+        notice_s=30.0,
+        notices=(NoticeSource("gcp", METADATA_URL),),
+    )
+
+    def __init__(
+        self,
+        login: GoogleLogin,
+        project: str,
+        zones: Sequence[str],
+        prices: Mapping[str, float],
+        disk_usd_gib_month: float,
+        *,
+        image: str = "",
+        network: str = "default",
+        subnetwork: str = "",
+        url: str = URL,
+        metadata_url: str = METADATA_URL,
+        ssh_port: int = _SSH_PORT,
+        timeout: httpx.Timeout = TIMEOUT,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = GcpClient(login, project, url=url, timeout=timeout, sleep=sleep)
+        self._images = GcpImages(self._client, image)
+        self._offers = GcpOffers(self._client, self._images, zones, prices, disk_usd_gib_month)
+        self._zones, self._network, self._subnetwork = list(zones), network, subnetwork
+        self._ssh_port = ssh_port
+        self.abilities = msgspec.structs.replace(
+            self.abilities,
+            stopped_usd_gib_month=disk_usd_gib_month,
+            notices=(NoticeSource("gcp", metadata_url),),
+        )
+
+    @property
+    def identity(self) -> str:
+        return self._client.identity
+
+    def check(self, image: str = "") -> Account:
+        """Google has no request that only asks whether a create is allowed."""
+        found = self._client.read(_Project, "")
+        self._images.image(image)
+        check_network(self._client, self._network)
+        wares = self._offers.wares
+        if not wares:
+            raise ProviderDenied(
+                f"the block of project {found.name} states no price, so nothing there is on sale: "
+                "add the machine types to rent to its prices"
+            )
+        notes = gpu_quotas(self._client, sorted({region_of(zone) for zone in self._zones}))
+        notes.append(f"on sale by the block's prices: {', '.join(map(str, wares))}")
+        notes.append("GCP shows only at a create whether the login may create machines")
+        return Account(name=f"Google Cloud project {found.name}", notes=notes)
+
+    def offers(self, want: Want) -> list[Offer]:
+        return self._offers.found(want)
+
+    def create(self, order: Order) -> Machine:
+        if own := [one for one in self._listed(order.label) if one.label == order.label]:
+            return own[0]
+        _, zone, _ = offer_parts(order.offer.id)
+        name = MachineId(f"{instance_name(order)}.{zone}")
+        body = launch_request(
+            self._images.image(order.image),
+            order,
+            network=self._network,
+            subnetwork=self._subnetwork,
+            default_image=self._images.is_default(order.image),
+        )
+        # The id of the request makes Google carry it out once, however often it is sent.
+        path = f"/zones/{zone}/instances?requestId={uuid.uuid4()}"
+        answer = self._client.create("POST", path, Operation, body)
+        if isinstance(answer, Refusal):
+            if answer.status == 409:
+                return self._named(name, order)
+            raise launch_refused(self._client, order, fault_of(answer), answer.status)
+        try:
+            done = self._client.settled(zone, answer)
+        except ProviderError as cause:
+            raise CreateUncertain(
+                f"{self.identity} began to rent {name} and does not say how it went: {cause}. The "
+                "attempt is abandoned; reconcile ends the machine if it appears"
+            ) from cause
+        if done.fault is not None:
+            raise launch_refused(self._client, order, done.fault)
+        price = order.offer.price_usd_h
+        return Machine(name, self.identity, order.label, "starting", None, price)
+
+    def find(self, machine: MachineId) -> Machine | Absent:
+        """That Google does not know a name is no proof. A deletion that has finished is one, and so
+        is a creation that has failed."""
+        if (parts := _ID.fullmatch(machine)) is None:
+            return Absent()
+        name, zone = parts.groups()
+        answer = self._client.ask("GET", f"/zones/{zone}/instances/{name}", _Instance)
+        if isinstance(answer, _Instance):
+            return self._machine(answer)
+        if answer.status != 404:
+            raise self._client.refused(answer, f"show instance {machine}")
+        return Absent(self._end_of(name, zone))
+
+    def list_own(self) -> list[Machine]:
+        return [machine for machine in self._listed(None) if machine.label is not None]
+
+    def destroy(self, machine: Machine, warrant: Warrant) -> None:
+        live = warranted(self, machine, warrant)
+        if live is None:
+            self._end_residue(machine.label)
+            return
+        name, _, zone = machine.id.partition(".")
+        self._delete(f"/zones/{zone}/instances/{name}", f"delete instance {machine.id}")
+
+    def residue(self) -> list[Residue]:
+        """Disks and addresses that belong to no machine any more. What torpor orders goes with its
+        machine, unless somebody changed that."""
+        return [one for one, _ in self._left()]
+
+    def _listed(self, label: Label | None) -> list[Machine]:
+        asked = f"labels.{_RENTAL_LABEL}" + (f" = {label.rental}" if label else ":*")
+        rows = self._client.everywhere(_Instance, "instances", asked)
+        return [self._machine(row) for _, row in rows]
+
+    def _named(self, name: MachineId, order: Order) -> Machine:
+        """The machine whose name an earlier create of this order took."""
+        live = self.find(name)
+        if isinstance(live, Machine) and live.label == order.label:
+            return live
+        raise CreateUncertain(
+            f"{self.identity} says that {name} exists, and does not show it as a machine of "
+            f"{order.label}. The attempt is abandoned; reconcile ends the machine if it appears"
+        )
+
+    def _machine(self, row: _Instance) -> Machine:
+        state = _STATES.get(row.status, "stopping")
+        addresses = [a.address for card in row.network_interfaces for a in card.access_configs]
+        address = next(filter(None, addresses), "")
+        endpoint = Endpoint(address, self._ssh_port, "root") if address else None
+        if state == "running" and endpoint is None:
+            state = "starting"
+        metadata = {item.key: item.value for item in row.metadata.items}
+        price = _number(metadata.get(PRICE_KEY, ""))
+        note = f"GCP says {row.status} {row.status_message}".strip()
+        if state == "stopped":
+            price = self._offers.disk_usd_h(sum(float(disk.disk_size_gb) for disk in row.disks))
+            note += "; its disk is kept and costs on"
+        return msgspec.convert(
+            {
+                "id": f"{row.name}.{zone_of(row.zone)}",
+                "provider": self.identity,
+                "label": label_among(row.labels),
+                "state": state,
+                "endpoint": endpoint if state == "running" else None,
+                "price_usd_h": price,
+                "note": note,
+            },
+            Machine,
+        )
+
+    def _end_of(self, name: str, zone: str) -> str:
+        """What proves that a machine is not there any more, or never was; empty where nothing does.
+
+        Google keeps operations for two weeks at least. The last one that made or deleted the name
+        counts, without a creation that failed because the name was taken.
+        """
+        asked = f'targetLink eq ".*/zones/{zone}/instances/{name}"'
+        listed = self._client.listed(Operation, f"/zones/{zone}/operations", asked)
+        rows = [row for row in listed if _counts(row)]
+        if not rows:
+            return ""
+        last = max(rows, key=lambda row: _when(row.insert_time))
+        if last.status != "DONE" or (last.operation_type == "insert") != (last.fault is not None):
+            return ""
+        said = f"failed ({last.fault})" if last.fault is not None else "is done"
+        return f"GCP says that the {last.operation_type} of instance {name} {said}: {last.name}"
+
+    def _left(self) -> list[tuple[Residue, str]]:
+        """Each with its path."""
+        asked, found = f"labels.{_RENTAL_LABEL}:*", []
+        for word in ("disks", "addresses"):
+            for where, row in self._client.everywhere(_Left, word, asked):
+                if not row.users and label_among(row.labels) is not None:
+                    found.append((self._residue(word, where, row), f"/{where}/{word}/{row.name}"))
+        return found
+
+    def _residue(self, word: str, where: str, row: _Left) -> Residue:
+        is_disk = word == "disks"
+        return Residue(
+            id=f"{row.name}.{zone_of(where)}",
+            provider=self.identity,
+            kind="disk" if is_disk else "address",
+            label=label_among(row.labels),
+            price_usd_h=self._offers.disk_usd_h(float(row.size_gb)) if is_disk else None,
+        )
+
+    def _end_residue(self, label: Label | None) -> None:
+        for one, path in self._left():
+            if one.label == label:
+                self._delete(path, f"delete {one.kind} {one.id}")
+
+    def _delete(self, path: str, doing: str) -> None:
+        """Begin it. ``find`` and ``residue`` show whether it is done."""
+        answer = self._client.ask("DELETE", f"{path}?requestId={uuid.uuid4()}", Operation)
+        if isinstance(answer, Refusal) and answer.status != 404:
+            raise self._client.refused(answer, doing)
+
+
+def _counts(row: Operation) -> bool:
+    taken = row.fault is not None and row.fault.code in ("RESOURCE_ALREADY_EXISTS", "alreadyExists")
+    return row.operation_type in ("insert", "delete") and not taken
+
+
+def _when(text: str) -> float:
+    """0 for a time that Google did not state."""
+    return datetime.fromisoformat(text).timestamp() if text else 0.0
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,126 @@
+"""The request that rents a machine of GCP, and what a refusal of it means."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from torpor.control.providers.gcp_client import Fault, GcpClient, denied
+from torpor.control.providers.gcp_image import TAG, Image
+from torpor.control.providers.gcp_offers import offer_parts, region_of
+from torpor.control.providers.labels import label_tags
+from torpor.control.providers.seam import Order
+from torpor.control.providers.start_script import start_script
+from torpor.shared.errors import (
+    CreateFailed,
+    NoCapacity,
+    ProviderError,
+    QuotaReached,
+)
+
+PRICE_KEY: Final = "torpor-usd-h"  # GCP does not say what a machine costs
+_HYPERDISK: Final = ("a3-ultragpu", "a4", "g4")
+"""The machine types that take no persistent disk."""
+_QUOTA: Final = frozenset({"quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded", "LIMIT_EXCEEDED"})
+_NOT_ALLOWED: Final = frozenset(
+    {"PERMISSIONS_ERROR", "FORBIDDEN", "ACCESS_NOT_CONFIGURED", "BILLING_NOT_ENABLED"}
+)
+
+
+def launch_request(
+    image: Image, order: Order, *, network: str, subnetwork: str, default_image: bool
+) -> dict[str, Any]:
+    """The instance that a create asks for. It has no service account, so no process on the machine
+    has a login at Google. CreateFailed: of no use."""
+    ware, zone, spot = offer_parts(order.offer.id)
+    if spot and order.bid_usd_h is not None and order.bid_usd_h < order.offer.price_usd_h:
+        raise CreateFailed(
+            f"GCP takes no bids: {order.offer.id} costs {order.offer.price_usd_h:.4f} $/h, the "
+            f"most to pay is {order.bid_usd_h:.4f} $/h"
+        )
+    labels = label_tags(order.label)
+    metadata = {
+        "startup-script": start_script(order),
+        "block-project-ssh-keys": "TRUE",  # nobody else's keys of the project may log in
+        PRICE_KEY: f"{order.offer.price_usd_h:.6f}",
+    }
+    if default_image:
+        metadata["install-nvidia-driver"] = "True"
+    card: dict[str, Any] = {
+        "network": f"global/networks/{network}",
+        "accessConfigs": [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}],
+    }
+    if subnetwork:
+        card["subnetwork"] = f"regions/{region_of(zone)}/subnetworks/{subnetwork}"
+    return {
+        "name": instance_name(order),
+        "machineType": f"zones/{zone}/machineTypes/{ware.type}",
+        "labels": labels,
+        "tags": {"items": [TAG]},
+        "metadata": {"items": [{"key": k, "value": v} for k, v in metadata.items()]},
+        "disks": [_disk(image, order, ware.type, zone, labels)],
+        "networkInterfaces": [card],
+        "scheduling": _scheduling(spot),
+        "guestAccelerators": [
+            {
+                "acceleratorType": f"zones/{zone}/acceleratorTypes/{ware.accelerator}",
+                "acceleratorCount": ware.cards,
+            }
+        ]
+        if ware.cards
+        else [],
+    }
+
+
+def instance_name(order: Order) -> str:
+    """Of one attempt: a second create in the zone finds the name taken."""
+    return f"torpor-{order.token}"
+
+
+def launch_refused(client: GcpClient, order: Order, fault: Fault, status: int = 0) -> ProviderError:
+    """``status``: of the answer; 0 where the operation failed later."""
+    asked = f"GCP refused {order.offer.id}: {fault}"
+    if "RESOURCE_POOL_EXHAUSTED" in fault.code or "STOCKOUT" in fault.code:
+        return NoCapacity(asked)
+    if fault.code in _QUOTA:
+        return QuotaReached(
+            f"{asked} Ask for more on the page Quotas of project {client.project}, for "
+            f"{order.offer.region} and for GPUS_ALL_REGIONS"
+        )
+    if status in (401, 403) or fault.code in _NOT_ALLOWED:
+        return denied(client.identity, client.account, fault, f"create {order.offer.id}")
+    return CreateFailed(asked)
+
+
+def _disk(
+    image: Image, order: Order, kind: str, zone: str, labels: dict[str, str]
+) -> dict[str, Any]:
+    """It has ``disk_gib`` beside what the image takes, and goes with the machine."""
+    family = "hyperdisk-balanced" if kind.startswith(_HYPERDISK) else "pd-balanced"
+    return {
+        "boot": True,
+        "autoDelete": True,
+        "initializeParams": {
+            "sourceImage": image.path,
+            "diskSizeGb": str(image.gib + math.ceil(order.disk_gib)),
+            "diskType": f"zones/{zone}/diskTypes/{family}",
+            "labels": labels,
+        },
+    }
+
+
+def _scheduling(spot: bool) -> dict[str, Any]:
+    """A machine with a GPU cannot move to another host. A spot machine that Google takes is
+    stopped and not deleted: what was not saved yet is on its disk."""
+    if not spot:
+        return {
+            "provisioningModel": "STANDARD",
+            "onHostMaintenance": "TERMINATE",
+            "automaticRestart": True,
+        }
+    return {
+        "provisioningModel": "SPOT",
+        "instanceTerminationAction": "STOP",
+        "onHostMaintenance": "TERMINATE",
+        "automaticRestart": False,
+    }
