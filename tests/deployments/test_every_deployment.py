@@ -97,6 +97,7 @@ STAGES: list[dict[str, Parameters]] = [
         "verify": _nothing_more,
         "prune": _nothing_more,
         "reconcile": _nothing_more,
+        "compare": lambda: {"hours": 2.5},
         "spend": lambda: {"timezone": "Europe/Berlin"},
         "watch": _nothing_more,
     },

@@ -37,6 +37,13 @@ FIELDS = {
         "job": "The id of the job, as list-jobs shows it.",
         "machine (Optional)": "What becomes of its machine.",
     },
+    "compare": {
+        "workspace": "The Workspace block to rent for, or its name.",
+        "snapshot (Optional)": "The id of the snapshot to restore there, or newest.",
+        "hours (Optional)": "How long the machine is rented, in hours.",
+        "spot (Optional)": "Whether to compare spot machines.",
+        "everywhere (Optional)": "Ask all provider blocks",
+    },
     "create": {"workspace": "The Workspace block that describes the machine"},
     "delete-snapshots": {
         "workspace": "The Workspace block whose snapshots are deleted, or its name.",
@@ -83,7 +90,7 @@ FIELDS = {
     },
 }
 
-SUBMITTED = {"create", "hibernate", "wake"}
+SUBMITTED = {"compare", "create", "hibernate", "wake"}
 """Forms that a test fills and submits; it sees their fields too."""
 
 
