@@ -74,6 +74,7 @@ class LocalProvider:
         billing_s=1.0,
         notice_s=None,
         images=False,
+        tried=True,
     )
 
     def __init__(

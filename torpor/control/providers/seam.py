@@ -36,6 +36,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """Where a machine itself can ask for that warning. Otherwise only the provider's state shows
     that a machine was taken."""
     images: bool = True  # whether ``Order.image`` can be chosen
+    tried: bool = False  # on the live service, not only on a fake
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,103 @@
+"""Write the table of docs/providers.md: what each market can do, as its adapter says.
+
+    python -m deployments.market_table
+
+Run it after a change of an adapter's abilities; a test compares the page with the code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, get_type_hints
+
+from blocks import PROVIDERS, ProviderBlock
+from deployments.installation import CHECKOUT
+from torpor.control.compare.choices import checkpoint_of
+from torpor.control.providers.seam import Abilities
+
+PAGE: Final = CHECKOUT / "docs" / "providers.md"
+_TABLE: Final = re.compile(r"^\| market \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
+
+COLUMNS: Final[dict[str, Callable[[Abilities], str]]] = {
+    "machine": lambda able: able.kind,
+    "image of your choice": lambda able: _yes(able.images),
+    "root that may dump processes": lambda able: _yes(able.privileged),
+    "checkpoint": checkpoint_of,
+    "host key": lambda able: able.host_key,
+    "repeated create known by": lambda able: able.idempotency,
+    "missing from answers for": lambda able: _time(able.settling_s),
+    "waits in a queue for": lambda able: _time(able.queue_s) if able.queue_s else "no queue",
+    "given up without SSH after": lambda able: _time(able.ready_s),
+    "billed by": lambda able: _time(able.billing_s),
+    "smallest disk": lambda able: f"{able.min_disk_gib:g} GiB" if able.min_disk_gib else "any",
+    "a stop keeps": lambda able: able.stop_keeps,
+    "a stopped disk, GiB and month": lambda able: _usd(able.stopped_usd_gib_month),
+    "warning before spot is taken": lambda able: (
+        "none" if able.notice_s is None else _time(able.notice_s)
+    ),
+    "a machine can ask for it": lambda able: (
+        ", ".join(source.kind for source in able.notices) or "no"
+    ),
+    "live service": lambda able: "tried" if able.tried else "not tried",
+}
+"""Every cell, from the adapter's abilities."""
+
+
+def main() -> None:
+    page = PAGE.read_text()
+    PAGE.write_text(with_table(page))
+    print(f"{PAGE}: {'unchanged' if PAGE.read_text() == page else 'written'}")
+
+
+def with_table(page: str) -> str:
+    """The page with the table as it is now."""
+    replaced, count = _TABLE.subn(lambda _: table(), page)
+    if count != 1:
+        raise ValueError(f"{PAGE} has {count} tables that begin with a column `market`, not one")
+    return replaced
+
+
+def table() -> str:
+    """One line for each provider block, in Markdown."""
+    rows = [
+        ["market", "block", *COLUMNS],
+        ["---"] * (len(COLUMNS) + 2),
+        *(
+            [
+                _name(kind),
+                f"`{kind.get_block_type_slug()}`",
+                *(cell(abilities_of(kind)) for cell in COLUMNS.values()),
+            ]
+            for kind in PROVIDERS
+        ),
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def abilities_of(kind: type[ProviderBlock]) -> Abilities:
+    """Of the adapter that the block opens, where the block changes nothing."""
+    abilities: Abilities = get_type_hints(kind.open)["return"].abilities
+    return abilities
+
+
+def _name(kind: type[ProviderBlock]) -> str:
+    return kind.get_block_type_name().removesuffix(" Provider")
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _usd(usd: float | None) -> str:
+    return "not stated" if usd is None else f"{usd:.2f} $"
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 120 and seconds % 60 == 0:
+        return f"{seconds / 60:g} min"
+    return f"{seconds:g} s"
+
+
+if __name__ == "__main__":
+    main()
