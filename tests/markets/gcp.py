@@ -524,7 +524,7 @@ def _region(name: str) -> dict[str, Any]:
         {"metric": "CPUS", "limit": 72.0, "usage": 0.0},
         {"metric": "NVIDIA_L4_GPUS", "limit": 1.0, "usage": 0.0},
         {"metric": "COMMITTED_NVIDIA_L4_GPUS", "limit": 0.0, "usage": 0.0},
-        {"metric": "NVIDIA_H100_GPUS", "limit": 0.0, "usage": 0.0},
+        {"metric": "NVIDIA_T4_GPUS", "limit": 0.0, "usage": 0.0},
     ]
     return {"kind": "compute#region", "name": name, "quotas": quotas}
 

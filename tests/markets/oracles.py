@@ -1,7 +1,8 @@
 """What others wrote about the markets, against our adapters and our fakes: ``make oracles``.
 
 An adapter asks a fake through Prism, which checks each request and each answer against the market's
-own specification. Vast.ai's own client asks the fake too. Specifications are not ours to ship, so
+own specification. Requests to Google are held against its discovery document. Vast.ai's own client
+asks the fake too. Specifications are not ours to ship, so
 these tests are collected only by name, where ../shared/specs has them.
 """
 
@@ -18,17 +19,22 @@ from typing import Any, NamedTuple
 import asyncssh
 import pytest
 import yaml
+from google.oauth2.credentials import Credentials
 
 from tests.fixtures.machines import new_key_pair
 from tests.fixtures.waiting import PATIENCE_S, until
+from tests.markets.discovery import Discovery
 from tests.markets.faults import Fault
+from tests.markets.gcp import PROJECT, ZONES, FakeGcp, gcp_prices, gcp_wares
 from tests.markets.lambda_cloud import FakeLambda
 from tests.markets.market import Market, Ware
 from tests.markets.runpod import FakeRunPod
-from tests.markets.server import KEY, FakeMarket
+from tests.markets.server import KEY, Answer, FakeMarket, Request
 from tests.markets.shop import lambda_wares, runpod_wares, vast_wares
 from tests.markets.vast import FIRST_OFFER, FakeVast
 from torpor.control.ports import free_ports
+from torpor.control.providers.gcp import GcpProvider
+from torpor.control.providers.gcp_client import GoogleLogin
 from torpor.control.providers.lambda_cloud import LambdaProvider
 from torpor.control.providers.offers import Offer, misfit
 from torpor.control.providers.runpod import RunpodProvider
@@ -263,3 +269,75 @@ def test_the_client_of_vast_rents_and_ends_at_the_fake() -> None:
         assert fake.market.alive() == []
     finally:
         fake.close()
+
+
+def test_google_s_document_knows_every_request_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    discovery, fake = Discovery.installed(TOOLS), FakeGcp(Market(wares=gcp_wares()))
+    answered = fake.answer
+
+    def judged(request: Request, authorization: str) -> Answer | None:
+        answer = answered(request, authorization)
+        discovery.judge(request, answer)
+        return answer
+
+    monkeypatch.setattr(fake, "answer", judged)
+    provider = GcpProvider(
+        GoogleLogin(Credentials(fake.key)),
+        PROJECT,
+        ZONES,
+        gcp_prices(fake.market.wares),
+        0.1,
+        subnetwork="mine",
+        url=fake.url,
+        sleep=lambda s: None,
+    )
+    try:
+        assert provider.check().name
+        for gpu, spot in (("L4", "never"), ("L4", "only"), ("T4", "never")):
+            want = Want(gpu=gpu, disk_gib=20, spot=spot)  # type: ignore[arg-type]
+            fake.operation_looks = 1
+            machine = rented(provider, want)
+            assert rented(provider, want).id == machine.id
+            assert type(provider.find(machine.id)) is Machine
+            assert [one.id for one in provider.list_own()] == [machine.id]
+            fake.market.rented[-1].request["disks"][0]["autoDelete"] = False
+            fake.addresses["kept"] = {
+                "kind": "compute#address",
+                "name": "kept",
+                "labels": fake.market.rented[-1].request["labels"],
+                "region": "https://www.googleapis.com/compute/v1/projects/p/regions/us-central1",
+                "users": [],
+            }
+            fake.operation_looks = 0
+            for _ in range(2):
+                provider.destroy(machine, never_handed_over(machine, label()))
+            gone = provider.find(machine.id)
+            assert isinstance(gone, Absent)
+            assert gone.proof
+            assert provider.residue() == []
+            fake.operations.clear()
+        assert discovery.violations == []
+        assert {
+            "compute.instances.insert", "compute.instances.get", "compute.instances.delete",
+            "compute.instances.aggregatedList", "compute.zoneOperations.get",
+            "compute.zoneOperations.list", "compute.images.getFromFamily", "compute.disks.delete",
+            "compute.addresses.delete", "compute.machineTypes.aggregatedList",
+        } <= discovery.asked  # fmt: skip
+    finally:
+        fake.close()
+
+
+def test_google_s_document_does_not_know_other_requests() -> None:
+    discovery = Discovery.installed(TOOLS)
+    path = f"/compute/v1/projects/{PROJECT}/zones/{ZONES[0]}/instances"
+    for request in (
+        Request("POST", path, {}, {"machineTipe": "g2-standard-4"}),
+        Request("POST", path, {}, {"scheduling": {"instanceTerminationAction": "KEEP"}}),
+        Request("POST", path, {}, {"labels": {"a": 1}}),
+        Request("POST", path, {"request": "1"}, {}),
+        Request("PUT", path, {}, {}),
+        Request("GET", f"{path}/mine", {}, {"name": "mine"}),
+    ):
+        discovery.violations.clear()
+        discovery.judge(request, None)
+        assert len(discovery.violations) == 1, request

@@ -169,6 +169,7 @@ class GcpProvider:
             )
         notes = gpu_quotas(self._client, sorted({region_of(zone) for zone in self._zones}))
         notes.append(f"on sale by the block's prices: {', '.join(map(str, wares))}")
+        notes.append("quotas of H100 and newer GPUs are only on Google's page Quotas")
         notes.append("GCP shows only at a create whether the login may create machines")
         return Account(name=f"Google Cloud project {found.name}", notes=notes)
 
