@@ -76,6 +76,9 @@ def test_each_use_has_the_cheapest_offer_that_suits_it() -> None:
     said = {one.about: one.because for one in advise(found)}
     assert said["smallest budget"].startswith("10.00 $ for 10 h at 1.000 $/h: ")
     assert "without a warning" in said["smallest budget"]
+    assert said["development"].endswith(
+        "(assumed, the most it may take), and there is nothing to restore"
+    )
     assert "a warning of 120 s" in said["production with checkpoint"]
     assert "no encryption key" in said["compliance"]
 
@@ -106,7 +109,7 @@ def test_the_page_says_what_was_rejected_and_who_did_not_answer() -> None:
                        ("vast", 3.0, {"available": False}))  # fmt: skip
     text = page(found, advise(found), picture(found))
     assert "2 offers fit, 1 do not. A session of 10 h with no snapshot to restore." in text
-    for words in ("| vast | 1 | it is sold out | 3.000 $/h |",
+    for words in ("| vast | 1 | it is sold out | 3.000 |",
                   "| runpod-provider/x | its key \\| is wrong |",
                   "| lambda | nothing |", "| vast | disk, price not stated |",
                   "data:image/svg+xml;base64,"):  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -65,7 +66,11 @@ def page(found: Compared, said: Sequence[Advice], plot: bytes | None) -> str:
             "",
             "## Which one for which use",
             "",
-            *(f"* **{one.about}: {_plain(one.choice)}.** {_plain(one.because)}." for one in said),
+            *(
+                f"* **{one.about}: {_plain(one.choice)}.** "
+                f"{_plain(one.because[:1].upper() + one.because[1:])}."
+                for one in said
+            ),
             "",
             "## Price and time to work",
             "",
@@ -88,15 +93,14 @@ def page(found: Compared, said: Sequence[Advice], plot: bytes | None) -> str:
 
 
 def picture(found: Compared) -> bytes | None:
-    """Dollars an hour over the minutes until work can begin, one colour a market, as SVG. None
-    where there is nothing to draw, or without matplotlib."""
+    """Dollars an hour over the minutes until work can begin, as SVG: one colour or shape a market.
+    None where there is nothing to draw, or without matplotlib."""
     priced = [one for one in found.fitting if one.session_usd is not None]
     if not priced or "matplotlib" in left_out():
         return None
     drawn, (axes,) = canvas(3.6, 1, share_y=False)
-    markets = sorted({one.market for one in priced})
-    colours = {name: COLOURS[min(n, len(COLOURS) - 1)] for n, name in enumerate(markets)}
-    for market in markets:
+    for number, market in enumerate(sorted({one.market for one in priced})):
+        again, colour = divmod(number, len(COLOURS))
         of = [one for one in priced if one.market == market]
         for is_known in (True, False):
             points = [one for one in of if (one.work_s is not None) == is_known]
@@ -106,17 +110,34 @@ def picture(found: Compared) -> bytes | None:
                 [(one.start_p50_s + (one.restore_s or 0.0)) / 60 for one in points],
                 [one.offer.price_usd_h for one in points],
                 26,
-                facecolors=colours[market] if is_known else "none",
-                edgecolors=colours[market],
+                marker="s" if again else "o",
+                facecolors=COLOURS[colour] if is_known else "none",
+                edgecolors=COLOURS[colour],
                 alpha=0.8,
                 label=market if is_known else f"{market}, restore not known",
             )
     axes.set_yscale("log")
+    axes.set_yticks(_ticks([one.offer.price_usd_h for one in priced]), minor=False)
+    axes.set_yticks([], minor=True)
+    axes.yaxis.set_major_formatter(lambda usd, _: f"{usd:g}")
     axes.set_xlim(left=0)
     axes.set_xlabel("minutes until work can begin")
     axes.set_ylabel("dollars an hour")
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
     return svg(drawn)
+
+
+def _ticks(prices: Sequence[float]) -> list[float]:
+    """1, 2, 5, 10 and so on, from below the lowest price to above the highest."""
+    steps = [
+        step * 10.0**power
+        for power in range(
+            math.floor(math.log10(min(prices))) - 1, math.ceil(math.log10(max(prices))) + 1
+        )
+        for step in (1, 2, 5)
+    ]
+    low = max(step for step in steps if step <= min(prices))
+    return [step for step in steps if low <= step <= 2.5 * max(prices)]
 
 
 def _row(one: Choice, hours: float) -> Row:
@@ -127,13 +148,13 @@ def _row(one: Choice, hours: float) -> Row:
     return {
         "market": one.market,
         "GPU": one.gpu,
-        "$/h": f"{offer.price_usd_h:.3f}" if one.session_usd is not None else "not known",
+        "$/h": _usd_h(one),
         f"$ for {hours:g} h": _usd(one.session_usd),
+        "expected $": _usd(one.expected_usd),
         "work after": "not known" if one.work_s is None else f"{one.work_s:.0f} s",
         "region": offer.region,
         "GiB each": "" if vram is None else f"{vram:g}",
         "spot": notice(one),
-        "expected $": _usd(one.expected_usd),
         "$ a month hibernated": _usd(one.hibernated_usd_month),
         "stop keeps": stop_words(one),
         "billed by": f"{one.able.billing_s:g} s",
@@ -182,7 +203,7 @@ def _reasons(rejected: Sequence[Choice]) -> list[Row]:
             "market": market,
             "offers": f"{count:,}",
             "reason": _plain(reason),
-            "the cheapest": f"{cheapest[market, reason].offer.price_usd_h:.3f} $/h",
+            "the cheapest, $/h": _usd_h(cheapest[market, reason]),
         }
         for (market, reason), count in counted.most_common(MOST_REASONS)
     ]
@@ -190,6 +211,10 @@ def _reasons(rejected: Sequence[Choice]) -> list[Row]:
         more = f"and {len(counted) - MOST_REASONS:,} reasons more, in the table that Python gets"
         lines.append({"market": more})
     return lines
+
+
+def _usd_h(one: Choice) -> str:
+    return "not known" if one.session_usd is None else f"{one.offer.price_usd_h:.3f}"
 
 
 def _usd(usd: float | None, unit: str = "") -> str:

@@ -100,6 +100,8 @@ def started(one: Choice) -> str:
     start += f" (median of {one.starts})" if one.starts else " (assumed, the most it may take)"
     if one.restore_s is None:
         return f"{start}, and nobody knows how long the restore takes"
+    if not one.restore_s:
+        return f"{start}, and there is nothing to restore"
     return f"{start}, and the restore takes {one.restore_s:.0f} s ({one.link_from})"
 
 
