@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Final, Literal
 
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, field_validator
+from prefect.blocks.system import Secret
+from pydantic import Field, HttpUrl, field_validator, model_validator
 
-from blocks.reference import LOGOS, load
+from blocks.reference import LOGOS, load, load_named
 from torpor.control.deploy import stack
 from torpor.shared.errors import InvalidInput
 
 _HIGHEST_PORT: Final = 65535
+_SECRET: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*=[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 
 
 class Stack(Block):
@@ -35,6 +38,8 @@ class Stack(Block):
         model_path: Where the model is, below the first path of the workspace.
         fetch: A command that fetches the model.
         server: The command that serves.
+        secrets: Environment variables of the commands: NAME=BLOCK, of a Secret block.
+        bearer: The variable that the server asks for as a bearer token.
         port: The port that the server listens on, on 127.0.0.1.
         health: The path that answers 200 once the server is ready.
         ready_minutes: How long the server may take to become ready, in minutes.
@@ -123,6 +128,21 @@ class Stack(Block):
         title="Server command",
         description="The command that serves. It starts in the first path of the workspace.",
     )
+    secrets: list[str] = Field(
+        default_factory=list,
+        description=(
+            "Environment variables of all three commands, each as NAME=BLOCK: the variable, and "
+            "the name of the Secret block that holds its value, such as HF_TOKEN=hugging-face."
+        ),
+    )
+    bearer: str = Field(
+        default="",
+        title="Bearer token",
+        description=(
+            "The variable among the secrets that the server asks for as a bearer token. Empty: it "
+            "asks for none."
+        ),
+    )
     port: int = Field(
         ge=1024,
         le=_HIGHEST_PORT,
@@ -171,7 +191,7 @@ class Stack(Block):
         return load(value.strip(), (cls,), of="this run")
 
     def value(self) -> stack.Stack:
-        """The stack as a plain value."""
+        """The stack as a plain value, with its secrets; InvalidInput where one is missing."""
         return stack.Stack(
             name=self._block_document_name or "unnamed",
             image=self.image,
@@ -185,6 +205,7 @@ class Stack(Block):
             model_path=self.model_path,
             fetch=list(self.fetch),
             server=list(self.server),
+            secrets=stack.Secrets(dict(map(_secret, self.secrets)), self.bearer),
             port=self.port,
             health=self.health,
             ready_timeout_s=self.ready_minutes * 60,
@@ -196,7 +217,9 @@ class Stack(Block):
             ),
         )
 
-    @field_validator("image", "own_image", "minimal_image", "model", "proof_answer", mode="after")
+    @field_validator(
+        "image", "own_image", "minimal_image", "model", "bearer", "proof_answer", mode="after"
+    )
     @classmethod
     def _trimmed(cls, value: str) -> str:
         return value.strip()
@@ -222,6 +245,24 @@ class Stack(Block):
                 raise ValueError(f"{path!r} has . or .. or ends with /: name the directory itself")
         return value
 
+    @field_validator("secrets", mode="after")
+    @classmethod
+    def _of_blocks(cls, value: list[str]) -> list[str]:
+        """Without what does not fit in the error: it may be a secret."""
+        for line in value:
+            if not _SECRET.fullmatch(line.strip()) or line.startswith("TORPOR_"):
+                raise ValueError(
+                    "each secret is NAME=BLOCK, such as HF_TOKEN=hugging-face: a variable, not "
+                    "TORPOR_..., and the name of a Secret block, not the secret itself"
+                )
+        return [line.strip() for line in value]
+
+    @model_validator(mode="after")
+    def _known_bearer(self) -> Stack:
+        if self.bearer and self.bearer not in {line.partition("=")[0] for line in self.secrets}:
+            raise ValueError(f"the bearer token {self.bearer!r} is not a variable of the secrets")
+        return self
+
     @field_validator("model_path", mode="after")
     @classmethod
     def _within(cls, value: str) -> str:
@@ -245,3 +286,12 @@ class Stack(Block):
             except ValueError as error:
                 raise ValueError(f"the body is not JSON: {error}") from None
         return value.strip()
+
+
+def _secret(line: str) -> tuple[str, str]:
+    """The variable and its value, of the Secret block that the line names."""
+    variable, _, name = line.partition("=")
+    value = load_named(Secret, name, of=f"the secret {variable} of a stack").get()
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise InvalidInput(f"the block secret/{name} of {variable} must hold a text")
+    return variable, value

@@ -42,7 +42,14 @@ from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
 from torpor.control.rental.renting import Tenancy
 from torpor.control.store.snapshots import newest_snapshot
-from torpor.shared.errors import DeployFailed, RunCancelled, SnapshotDamaged, TorporError
+from torpor.shared.errors import (
+    DeployFailed,
+    InvalidInput,
+    RestoreUnfinished,
+    RunCancelled,
+    SnapshotDamaged,
+    TorporError,
+)
 from torpor.shared.format.keys import Seal
 from torpor.shared.values import Machine, StoredSnapshot, workspace_name
 
@@ -66,6 +73,13 @@ class Deployment:
         found = machine_in_use(self.opened, None)
         if found is not None:
             return _OnMachine(self, found[0], None, None, full_check).run()
+        try:
+            return self._on_new_machine(snapshot, full_check)
+        except RestoreUnfinished as left:  # of another snapshot: that machine is destroyed
+            runner().log.warning("%s; another machine is rented instead", left)
+            return self._on_new_machine(snapshot, full_check)
+
+    def _on_new_machine(self, snapshot: str, full_check: bool) -> DeployReport:
         wanted, opened = None, self.opened
         if snapshot not in ("", NEWEST) or newest_snapshot(opened.store, opened.spec.name):
             wanted, opened = pick_snapshot_to_wake(opened, snapshot)
@@ -125,6 +139,8 @@ class _OnMachine:
             name = base_name(self._stack, facts_of(machine), key_id)
             base = self._opened.base(name, self._stack.environment)
             serving = Serving(session, spec.name, place, self._phases)
+            if self._tenancy is None and self._of.strategy.keeps:
+                self._see_room(session, place, base)
             serving.stop()
 
             def serve() -> None:
@@ -151,6 +167,24 @@ class _OnMachine:
             return self._report(serving)
 
     # -- what the server needs
+
+    def _see_room(self, session: Session, place: Place, base: StoredWorkspace) -> None:
+        """InvalidInput where the stored environment cannot be restored on the user's machine: the
+        server that runs there is not stopped for that."""
+        found = find_base(base, self._reason())
+        if found is None:
+            return
+        try:
+            with self._environment_of(session, base, found, "look").begun():
+                pass
+        except (InvalidInput, RestoreUnfinished) as error:
+            folders = ", ".join(place.environment)
+            raise InvalidInput(
+                f"{folders} on the machine holds something else than the environment of stack "
+                f"{self._stack.name}: {error}. Nothing was stopped. Move it away, or delete it if "
+                "it is an older environment; or name other environment paths in the stack; or "
+                "hibernate the workspace and deploy it on a new machine"
+            ) from error
 
     def _bring(
         self,
@@ -226,7 +260,7 @@ class _OnMachine:
         if self._of.strategy.keeps:
             found = find_base(base, self._reason())
             if found is not None:
-                self._restore_environment(session, base, found)
+                self._restore_environment(session, place, base, found)
                 return
         if not holds_files(session, place.environment):
             run_on_machine(session, ["mkdir", "-p", "--", f"{mark}/began"])
@@ -239,21 +273,34 @@ class _OnMachine:
         if not self._built and self._of.strategy.keeps:
             self._environment += ", not stored: its directories held files before"
 
-    def _restore_environment(
-        self, session: Session, base: StoredWorkspace, found: StoredSnapshot
-    ) -> None:
+    def _environment_of(
+        self, session: Session, base: StoredWorkspace, found: StoredSnapshot, run: str
+    ) -> Restoration:
         remote = RemoteRestore(
             session,
             base.store,
             found,
             base.key,
-            f"{runner().run}-environment",
+            f"{runner().run}-{run}",
             parts=base.spec.parts,
             part_bytes=base.spec.part_bytes,
             gpu=base.spec.compression.gpu,
         )
+        return Restoration(remote, "deploy", Phases(), resume=True)
+
+    def _restore_environment(
+        self, session: Session, place: Place, base: StoredWorkspace, found: StoredSnapshot
+    ) -> None:
         try:
-            self._restore(Restoration(remote, "deploy", Phases(), resume=True), "environment")
+            try:
+                one = self._environment_of(session, base, found, "environment")
+                self._restore(one, "environment")
+            except RestoreUnfinished:  # an older environment, which a killed deploy left half done
+                if self._tenancy is None:
+                    raise
+                run_on_machine(session, ["rm", "-rf", "--", *place.environment])
+                one = self._environment_of(session, base, found, "environment-again")
+                self._restore(one, "environment")
         except SnapshotDamaged as error:
             distrust_base(base, found)
             raise SnapshotDamaged(

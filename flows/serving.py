@@ -82,7 +82,8 @@ class Serving:
             with self._phases.phase("completion"):
                 body = place.body(stack.proof.body)
                 proof = stack.proof
-                answer = ask(port, proof.method, proof.path, body, stack.ready_timeout_s)
+                token = stack.secrets.token
+                answer = ask(port, proof.method, proof.path, body, stack.ready_timeout_s, token)
                 try:
                     check(proof, answer)
                 except DeployFailed as error:
@@ -106,7 +107,7 @@ class Serving:
             state = self._look("server")
             if state.state != "running":
                 raise self._failed("server", _words(state))
-            answer = ask(port, "GET", stack.health, None, HEALTH_S)
+            answer = ask(port, "GET", stack.health, None, HEALTH_S, stack.secrets.token)
             if answer is not None and answer.status == 200:
                 return
             if time.monotonic() > until:
@@ -117,7 +118,16 @@ class Serving:
     def _start(self, kind: Kind, argv: list[str], folder: str) -> None:
         job = self._id(kind)
         before = look_at_command(self._session, job, 0, 0).state
-        request = StartJob(job, before.attempt + 1, argv, folder, self.log(kind), [])
+        request = StartJob(
+            job,
+            before.attempt + 1,
+            argv,
+            folder,
+            self.log(kind),
+            [],
+            environment=dict(self._place.stack.secrets.variables),
+            serves=kind == "server",
+        )
         state = start_command(self._session, request)
         self._attempts[kind] = state.attempt
         self._offsets[kind] = state.log_from
@@ -137,9 +147,11 @@ class Serving:
         return look.state
 
     def _failed(self, kind: Kind, words: str) -> DeployFailed:
-        last = "\n".join(line[:500] for line in self._lines[kind]).strip() or "nothing"
+        stack = self._place.stack
+        hidden = stack.secrets.hidden_in  # before a line is cut, which would leave half a secret
+        last = "\n".join(hidden(line)[:500] for line in self._lines[kind]).strip() or "nothing"
         return DeployFailed(
-            f"the {kind} command of stack {self._place.stack.name}: {words}. The last lines of "
+            f"the {kind} command of stack {stack.name}: {hidden(words)}. The last lines of "
             f"{self.log(kind)} on the machine:\n{last}"
         )
 

@@ -83,14 +83,20 @@ def finish_restore(restore: RemoteRestore) -> Finished:
 @step("check restore")
 def check_restore(restore: RemoteRestore, full: bool) -> Checked:
     """Compare the machine's disk with the snapshot; SnapshotDamaged names what differs."""
-    return _right(restore, restore.check(full=full))
+    hint = ""
+    if restore.first:
+        hint = (
+            "A program that was started when what comes `first` was there may have written to "
+            "them before they were restored: name them in `first` too, or let it write elsewhere. "
+        )
+    return _right(restore, restore.check(full=full), hint)
 
 
-def _right(restore: RemoteRestore, checked: Checked) -> Checked:
+def _right(restore: RemoteRestore, checked: Checked, hint: str = "") -> Checked:
     if checked.difference_count:
         raise SnapshotDamaged(
             f"after the restore, {checked.difference_count} names differ from snapshot "
-            f"{restore.wanted.snapshot}: {'; '.join(checked.differences[:5])}. The snapshot is "
-            "untouched: wake again on another machine"
+            f"{restore.wanted.snapshot}: {'; '.join(checked.differences[:5])}. {hint}The "
+            "snapshot is untouched: wake again on another machine"
         )
     return checked

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from prefect.blocks.system import Secret
 from pydantic import ValidationError
 
 from blocks import Stack, Workspace
@@ -42,6 +43,9 @@ def _stack(**changes: Any) -> Stack:
         ({"model_path": "/models"}, "is not below the workspace"),
         ({"server": []}, "at least 1 item"),
         ({"server": ["", "x"]}, "first item is the program"),
+        ({"secrets": ["HF_TOKEN"]}, "each secret is NAME=BLOCK"),
+        ({"secrets": ["TORPOR_JOB=a-block"]}, "each secret is NAME=BLOCK"),
+        ({"secrets": ["A=a"], "bearer": "B"}, "'B' is not a variable of the secrets"),
         ({"port": 80}, "greater than or equal to 1024"),
         ({"health": "health"}, "is not the path of a URL"),
         ({"health": "/a b"}, "is not the path of a URL"),
@@ -53,6 +57,25 @@ def _stack(**changes: Any) -> Stack:
 def test_a_form_says_what_is_wrong(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         _stack(**changes)
+
+
+def test_a_secret_is_named_and_never_in_a_stack_or_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ValidationError) as pasted:
+        _stack(secrets=["HF_TOKEN=hf_AbCdEf"])
+    assert "hf_AbCdEf" not in pasted.value.errors(include_input=False)[0]["msg"]
+    monkeypatch.setattr("blocks.stack.load_named", lambda *_, **__: Secret(value="hf_AbCdEf"))
+    block = _stack(secrets=[" HF_TOKEN=hugging-face "], bearer="HF_TOKEN")
+    stack = block.value()
+    assert stack.secrets.variables == {"HF_TOKEN": "hf_AbCdEf"}
+    assert stack.secrets.token == "hf_AbCdEf"
+    assert "hf_AbCdEf" not in f"{block!r} {block.model_dump()} {stack!r} {stack.secrets!r}"
+    assert stack.secrets.hidden_in("a hf_AbCdEf b") == "a *** b"
+    assert base_name(stack, FACTS) == base_name(_stack().value(), FACTS)
+    monkeypatch.setattr("blocks.stack.load_named", lambda *_, **__: Secret(value=["a", "list"]))
+    with pytest.raises(InvalidInput, match="secret/hugging-face of HF_TOKEN must hold a text"):
+        block.value()
 
 
 def test_no_workspace_has_the_name_of_an_environment() -> None:

@@ -104,6 +104,20 @@ def test_a_machine_on_which_a_job_runs_is_busy_whatever_the_figures_say() -> Non
         assert judge(seen, RULES, since_s=NOW_S - 20).kind == "busy"
 
 
+def test_a_quiet_server_is_idle_and_one_request_within_the_window_is_a_use() -> None:
+    """A few requests are far less than a share of the seconds."""
+    assert _verdict(quiet(WINDOW), serves=True).kind == "idle"
+    asked = _with(range(WINDOW - 120, WINDOW - 119), quiet(WINDOW), gpu=50)
+    used = Verdict("busy", "a server runs on it, and used a GPU 119 s ago")
+    assert _verdict(asked, serves=True) == used
+    assert _verdict(asked).kind == "idle"
+    assert judge(activity(asked, serves=True), RULES, since_s=NOW_S - 200) == used
+    other = _with(range(100, 116), quiet(WINDOW), cpu=51)
+    assert "CPU above" in _verdict(other, serves=True).reason, "its CPU counts as any program's"
+    assert _verdict(quiet(WINDOW), serves=True, jobs=True).reason == "a job runs on it"
+    assert _verdict(quiet(WINDOW)[:-61], serves=True).kind == "unknown"
+
+
 def test_work_that_goes_on_now_is_busy_however_quiet_it_was_before() -> None:
     assert _verdict(_with(range(WINDOW - 3, WINDOW), quiet(WINDOW), gpu=50)).kind == "busy"
     assert _verdict(_with(range(WINDOW - 2, WINDOW), quiet(WINDOW), gpu=50)).kind == "idle"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -10,23 +11,28 @@ from typing import Any
 
 import msgspec
 import pytest
+from prefect.blocks.system import Secret
 
 from blocks import Stack
-from flows import deploy, deployment
+from flows import deploy, deployment, restoration
 from flows.phases import Phases
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown, wake_plainly
+from tests.fixtures.rentals import standing
 from tests.fixtures.served import small_stack
 from tests.fixtures.waiting import until
 from tests.fixtures.world import World
 from torpor.control.deploy.asking import ask
 from torpor.control.deploy.report import DeployReport
+from torpor.control.remote.restore import RemoteRestore
+from torpor.control.remote.session import Session
 from torpor.control.store.snapshots import list_snapshots, snapshot_ids
 from torpor.control.upkeep.pins import pin_times
 from torpor.shared.errors import (
     DeployFailed,
     InvalidInput,
+    SnapshotDamaged,
     TorporError,
 )
 from torpor.shared.values import BASE, MachineId, WorkspaceName
@@ -42,8 +48,10 @@ def asleep(world: World) -> World:
     return world
 
 
-def _deploy(world: World, stack: Stack, **options: Any) -> DeployReport:
-    report: DeployReport = run_plainly(world.opened, deploy, stack, **options)
+def _deploy(
+    world: World, stack: Stack, *, on: OpenWorkspace | None = None, **options: Any
+) -> DeployReport:
+    report: DeployReport = run_plainly(on or world.opened, deploy, stack, **options)
     return report
 
 
@@ -129,6 +137,117 @@ def test_a_machine_in_use_is_deployed_on_and_kept(asleep: World) -> None:
     assert [one.id for one in asleep.machines()] == [first.machine]
     assert (asleep.workspace(first.machine) / "mine").read_text() == "work"
     assert not _answers(wrong)
+
+
+def test_a_machine_with_another_environment_keeps_its_server(asleep: World) -> None:
+    """The store has an environment whose directories hold something else here."""
+    stack = small_stack()
+    first = _deploy(asleep, stack)
+    home = asleep.home(first.machine)
+    (home / "small-stack" / "serve.log").write_text("mine")  # its own additions are no hindrance
+    assert _deploy(asleep, stack).environment.startswith("restored from ")
+    name = _bases(asleep)[0]
+    shutil.rmtree(home / ".torpor" / "workspaces" / name)  # as if the files were another's
+    with pytest.raises(InvalidInput, match=r"(?s)small-stack on .*Nothing was stopped\. Move it"):
+        _deploy(asleep, stack)
+    assert _answers(stack)
+    (home / "small-stack").rename(home / "elsewhere")
+    assert _deploy(asleep, stack).environment.startswith("restored from ")
+    assert _answers(stack)
+
+
+def test_a_left_machine_with_another_snapshot_is_replaced(asleep: World) -> None:
+    """An earlier run of another snapshot was killed while it restored."""
+    (older,) = asleep.snapshots()
+    woken = wake_plainly(asleep.opened)
+    (asleep.workspace(MachineId(woken.machine)) / "model").write_text("another word")
+    hibernate_plainly(asleep.opened)
+    left, _ = standing(asleep.opened)
+    assert left.endpoint is not None
+    with Session.open(left.endpoint, asleep.opened.identity) as session:
+        restore = RemoteRestore(session, asleep.direct, older, asleep.opened.key, "killed")
+        for part in restore.begin().parts:
+            restore.restore_part(part)
+        restore.end()
+    stack = small_stack()
+    report = _deploy(asleep, stack)
+    assert [one.id for one in asleep.machines()] == [report.machine]
+    assert report.machine != left.id and asleep.leaks() == []
+    assert (asleep.workspace(report.machine) / "model").read_text() == "another word"
+
+
+_TOKEN = "hf_0123456789abcdef"
+_WITH_TOKEN = """\
+import os, sys
+token = os.environ["HF_TOKEN"]
+print("the token is", token, flush=True)
+open(sys.argv[1], "w").write(str(len(token)))
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(kind: Any, name: str, *, of: str) -> Secret[str]:
+        assert (kind, name) == (Secret, "hugging-face")
+        return Secret(value=_TOKEN)
+
+    monkeypatch.setattr("blocks.stack.load_named", load)
+
+
+def test_secrets_reach_the_commands_and_nothing_else(
+    asleep: World, secret: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The commands print theirs here: what torpor shows of their output hides it."""
+    caplog.set_level("DEBUG")
+    fetch = ["python3", "-c", _WITH_TOKEN, "{workspace}/fetched", "0"]
+    serve = Path(__file__).parents[1] / "fixtures" / "fake_server.py"
+    given = {"secrets": ["HF_TOKEN=hugging-face"], "bearer": "HF_TOKEN", "fetch": fetch}
+    server = ["python3", str(serve), "{port}", "{model_path}", "HF_TOKEN"]
+    stack = small_stack(**given, server=server)
+    report = _deploy(asleep, stack)
+    home = asleep.home(report.machine)
+    assert (home / "workspace" / "fetched").read_text() == str(len(_TOKEN))
+    denied = ask(stack.port, "GET", stack.health, None, 5.0)
+    served = ask(stack.port, "GET", stack.health, None, 5.0, _TOKEN)
+    assert denied is not None and served is not None
+    assert (denied.status, served.status) == (401, 200)
+    held = [
+        path
+        for path in home.rglob("*")
+        if path.is_file() and not path.is_symlink() and _TOKEN.encode() in path.read_bytes()
+    ]
+    assert [path.name for path in held] == ["demo-fetch.log"], "which the command wrote itself"
+    for process in asleep.processes(report.machine):
+        assert _TOKEN not in " ".join(process.cmdline())
+    assert _TOKEN not in repr(stack.value()) + repr(report) + repr(shown)
+    with pytest.raises(DeployFailed, match=r"(?s)status 1.*\nthe token is \*\*\*") as failed:
+        _deploy(asleep, small_stack(**given, server=["python3", "-c", _WITH_TOKEN, "out", "1"]))
+    assert _TOKEN not in str(failed.value) + caplog.text
+    hibernate_plainly(asleep.opened)
+    for one in asleep.direct.list(""):
+        assert _TOKEN.encode() not in asleep.direct.get(one.key, max_bytes=1 << 26)
+
+
+def test_a_server_that_writes_to_what_is_restored_later_is_named(
+    asleep: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = asleep.workspace(MachineId(wake_plainly(asleep.opened).machine))
+    (place / "rest.bin").write_bytes(os.urandom(1 << 20))
+    hibernate_plainly(asleep.opened)
+    check = restoration.check_restore
+
+    def late(remote: RemoteRestore, full: bool) -> Any:
+        if remote.first:
+            (machine,) = asleep.machines()
+            with open(asleep.workspace(machine.id) / "rest.bin", "ab") as file:
+                file.write(b"the server's")
+        return check(remote, full)
+
+    monkeypatch.setattr(restoration, "check_restore", late)
+    with pytest.raises(SnapshotDamaged, match=r"rest\.bin.*name them in `first` too"):
+        _deploy(asleep, small_stack(), on=asleep.wanting(first=["model"]))
+    assert asleep.machines() == []
 
 
 @pytest.mark.parametrize(

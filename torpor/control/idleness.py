@@ -45,7 +45,8 @@ def judge(
     activity: Activity, rules: IdleRules, gpus: int = 0, *, since_s: float | None = None
 ) -> Verdict:
     """Idle only if every rule was kept during the whole window; Unknown where that cannot be said.
-    A machine on which a job's command runs is busy, whatever the figures say.
+    A machine on which a job's command runs is busy, whatever the figures say. A server that torpor
+    has started is no job, but one second of work on a GPU in the window is a use of it.
 
     ``gpus``: how many the machine was rented with. ``since_s``: of a machine that was idle then, on
     its clock, judge only the time since, in which torpor itself used CPU, network and disk. It must
@@ -74,6 +75,11 @@ def judge(
         return Verdict("unknown", lost)
     if activity.runs and since_s is None:
         return Verdict("busy", OWN_WORK)
+    if activity.serves:
+        used = [one for one in seen if one.gpu > rules.gpu_percent]
+        if used:
+            ago = _span(activity.now_s - used[-1].at_s)
+            return Verdict("busy", f"a server runs on it, and used a GPU {ago} ago")
     person = _person(activity, seen, window_s) if rules.people else ""
     if person:
         return Verdict("busy", person)

@@ -27,6 +27,10 @@ def _jobs(machine: Machine) -> bool:
     return machine.agent.call(ReadActivity(60)).jobs
 
 
+def _serves(machine: Machine) -> bool:
+    return machine.agent.call(ReadActivity(60)).serves
+
+
 def test_a_machine_says_that_a_job_runs_also_without_its_supervisor(supervised: Machine) -> None:
     assert not _jobs(supervised)
     supervised.shell(WAITS)
@@ -35,6 +39,16 @@ def test_a_machine_says_that_a_job_runs_also_without_its_supervisor(supervised: 
     assert _jobs(supervised)
     supervised.stop(grace_s=0)
     assert not _jobs(supervised)
+
+
+def test_a_server_is_no_job(supervised: Machine) -> None:
+    assert not _serves(supervised)
+    supervised.shell(WAITS, serves=True)
+    assert _serves(supervised) and not _jobs(supervised)
+    supervised.supervisor_dies()
+    assert _serves(supervised) and not _jobs(supervised)
+    supervised.shell(WAITS, attempt=2)
+    assert _jobs(supervised) and not _serves(supervised)
 
 
 def test_home_is_not_removed_under_a_command(supervised: Machine) -> None:

@@ -23,10 +23,15 @@ class Answer(NamedTuple):
     text: str
 
 
-def ask(port: int, method: str, path: str, body: Any, timeout_s: float) -> Answer | None:
-    """The answer of the server behind a local port; None if it does not answer."""
+def ask(
+    port: int, method: str, path: str, body: Any, timeout_s: float, token: str = ""
+) -> Answer | None:
+    """The answer of the server behind a local port; None if it does not answer. ``token``: a bearer
+    token."""
     sent = None if body is None else json.dumps(body).encode()
     headers = {} if sent is None else {"Content-Type": "application/json"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)) as connection:
         try:
             connection.request(method, path, sent, headers)

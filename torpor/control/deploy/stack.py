@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import msgspec
@@ -64,6 +64,24 @@ class Proof(msgspec.Struct, frozen=True):
     answer: str
 
 
+@dataclass(frozen=True)
+class Secrets:
+    """Environment variables that no log, error or repr may show. ``bearer``: the variable that the
+    server asks for as a bearer token."""
+
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    bearer: str = ""
+
+    @property
+    def token(self) -> str:
+        return self.variables.get(self.bearer, "")
+
+    def hidden_in(self, text: str) -> str:
+        for value in sorted(self.variables.values(), key=len, reverse=True):
+            text = text.replace(value, "***")
+        return text
+
+
 class Stack(msgspec.Struct, frozen=True, kw_only=True):
     """The block of a stack without Prefect. Commands may hold the names of ``Place.filled``."""
 
@@ -83,6 +101,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     health: str
     ready_timeout_s: float
     proof: Proof
+    secrets: Secrets = Secrets()
 
     def image_for(self, strategy: Strategy) -> str:
         """InvalidInput where the strategy's image is not named."""

@@ -51,7 +51,7 @@ class RemoteRestore(RemoteRun):
         self._parts = parts
         self._part_bytes = part_bytes
         self._gpu = gpu
-        self._first = first
+        self.first = first
 
     def begin(self, *, resume: bool = False) -> RestorePlan:
         """Take the workspace on the machine; check the manifest, the targets and the free space.
@@ -66,7 +66,7 @@ class RemoteRestore(RemoteRun):
                 part_bytes=self._part_bytes,
                 resume=resume,
                 gpu=self._gpu,
-                first=list(self._first),
+                first=list(self.first),
             )
         )
 

@@ -1,4 +1,4 @@
-"""What the sampler wrote, and whether a job runs. The control side decides what follows
+"""What the sampler wrote, and whether a job or a server runs. The control side decides what follows
 (torpor/control/idleness.py)."""
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ def read_activity(request: ReadActivity, call: Call, runs: RunRegistry) -> Activ
         for one in samples
         if one is samples[-1] or (one.boot == boot and one.at_s >= now_s - request.seconds)
     ]
-    jobs = any(kept.at_work for _, kept in all_kept(call.home))
-    return Activity(now_s, boot, runs.active(), asked, jobs)
+    serve = [kept.serves for _, kept in all_kept(call.home) if kept.at_work]
+    return Activity(now_s, boot, runs.active(), asked, not all(serve), any(serve))

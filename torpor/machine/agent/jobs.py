@@ -6,6 +6,7 @@ Ending needs no supervisor: whoever asks finds the job's processes itself.
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 import subprocess
@@ -44,6 +45,7 @@ ANSWER_S: Final = 20.0
 SETTLE_S: Final = 60.0
 """A supervisor starts, writes that its command has ended, or leaves, within this time."""
 _POLL_S: Final = 0.02
+_VARIABLE: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _ANSWER_MS: Final = 200
 
 
@@ -149,6 +151,12 @@ def _resolved(request: StartJob) -> StartJob:
             raise InvalidInput(f"{path!r} must be an absolute path, or begin with ~/")
     if any("\0" in text for text in (*request.argv, *paths)):
         raise InvalidInput("a job's command and paths must not hold a zero byte")
+    for name, value in request.environment.items():
+        if not _VARIABLE.fullmatch(name) or name.startswith("TORPOR_") or "\0" in value:
+            raise InvalidInput(
+                f"{name[:80]!r} cannot be an environment variable of a command: write letters, "
+                "digits and _, not TORPOR_ in front, and no zero byte in its value"
+            )
     if request.attempt < 1:
         raise InvalidInput(f"attempts count from 1; this is {request.attempt}")
     return msgspec.structs.replace(request, folder=paths[0], log=paths[1])

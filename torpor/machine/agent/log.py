@@ -52,13 +52,17 @@ class Log:
 
 
 def scrub(text: str, args: dict[str, Any] | None = None) -> str:
-    """``text`` without URL queries, signatures, and the grants' URLs and keys in ``args``."""
+    """``text`` without URL queries, signatures, and in ``args`` the grants' URLs, keys and the
+    values of environment variables."""
     for secret in sorted(set(_secrets(args or {}, depth=0)), key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
     return _SIGNED.sub(rf"\1{_HIDDEN}", _QUERY.sub(rf"\1?{_HIDDEN}", text))
 
 
 def _secrets(value: object, depth: int, name: str = "") -> Iterator[str]:
+    if name == "environment" and depth == 1 and isinstance(value, dict):
+        yield from (one for one in value.values() if isinstance(one, str) and one)
+        return
     # A workspace key is the text under `key` at the top; deeper, `key` names an object.
     if isinstance(value, str):
         if value and (name == "url" or (name == "key" and depth == 1)):

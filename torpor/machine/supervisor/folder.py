@@ -30,13 +30,14 @@ _ID: Final = re.compile(r"[0-9a-f]{12}")
 
 class Kept(msgspec.Struct, frozen=True):
     """The file ``state``. ``state.state`` is running or ended; ``bundle`` is what the supervisor
-    was started from."""
+    was started from. ``serves``: the command is a server."""
 
     state: JobState
     supervisor: ProcessId
     command: ProcessId
     log: str
     bundle: str
+    serves: bool = False
 
     @property
     def runs(self) -> bool:

@@ -104,6 +104,7 @@ class Supervisor:
         output = log.open_log(request.log)
         environment = {
             **os.environ,
+            **request.environment,
             "TORPOR_JOB": request.job,
             "TORPOR_ATTEMPT": str(request.attempt),
             MARK: str(self._folder.path),
@@ -118,7 +119,7 @@ class Supervisor:
             log_from=began,
         )
         me = identify(os.getpid())
-        self._kept = Kept(state, me, self._command.id, request.log, bundle)
+        self._kept = Kept(state, me, self._command.id, request.log, bundle, request.serves)
         self._folder.write(self._kept)
         self._written = True  # before it runs
         error = self._command.go()

@@ -67,7 +67,10 @@ class NoticeSource(msgspec.Struct, frozen=True):
 
 class StartJob(Request[JobState], frozen=True):
     """Start the command unless this attempt was started before, or an earlier one still runs.
-    ``folder`` and ``log`` may begin with ~/; the log is appended to."""
+    ``folder`` and ``log`` may begin with ~/; the log is appended to.
+
+    ``environment``: variables for the command, which may be secrets: they stay in memory.
+    ``serves``: the command is a server, which also runs while nobody uses it."""
 
     op = "job.start"
     job: str
@@ -76,6 +79,8 @@ class StartJob(Request[JobState], frozen=True):
     folder: str
     log: str
     notices: list[NoticeSource]
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+    serves: bool = False
 
 
 class JobLook(msgspec.Struct, frozen=True):
