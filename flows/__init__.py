@@ -5,6 +5,7 @@ from flows import hibernate, wake
 
 from flows.backup import backup, check_backup
 from flows.benchmark import benchmark
+from flows.benchmark_deploy import benchmark_deploy
 from flows.compare import compare
 from flows.create import create
 from flows.deploy import deploy
@@ -37,6 +38,7 @@ install()
 __all__ = [
     "backup",
     "benchmark",
+    "benchmark_deploy",
     "cancel_job",
     "check_backup",
     "compare",

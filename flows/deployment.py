@@ -38,6 +38,7 @@ from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy.report import DeployReport
 from torpor.control.deploy.stack import Place, Stack, Strategy, base_name, see_apart
+from torpor.control.measure.scratch import machines_name
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
 from torpor.control.rental.renting import Tenancy
@@ -55,22 +56,34 @@ from torpor.shared.values import Machine, StoredSnapshot, workspace_name
 
 
 class Deployment:
-    """The order of one deploy."""
+    """The order of one deploy.
+
+    ``trial``: it is only measured, on a machine of its own that is destroyed at the end, with an
+    environment of that name's own. ``base`` is the environment's workspace, once it is known.
+    """
 
     def __init__(
-        self, opened: OpenWorkspace, stack: Stack, strategy: Strategy, name: str, phases: Phases
+        self,
+        opened: OpenWorkspace,
+        stack: Stack,
+        strategy: Strategy,
+        name: str,
+        phases: Phases,
+        trial: str = "",
     ) -> None:
         self.opened = opened
         self.stack = stack
         self.strategy = strategy
         self.name = name
         self.phases = phases
+        self.trial = trial
+        self.base: StoredWorkspace | None = None
         self.within: dict[str, float] = {}
         self.began = time.monotonic()
 
     def run(self, snapshot: str, full_check: bool) -> DeployReport:
         """Deploy on the workspace's machine, or on a new one."""
-        found = machine_in_use(self.opened, None)
+        found = None if self.trial else machine_in_use(self.opened, None)
         if found is not None:
             return _OnMachine(self, found[0], None, None, full_check).run()
         try:
@@ -87,7 +100,8 @@ class Deployment:
         want = msgspec.structs.replace(opened.spec.want, image=image)
         opened = replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
         self.began = time.monotonic()
-        with only_machine(opened, self.phases) as tenancy:
+        rents = opened.under(machines_name(opened.spec.name)) if self.trial else opened
+        with only_machine(rents, self.phases) as tenancy:
             return _OnMachine(self, tenancy.machine, tenancy, wanted, full_check).run()
 
 
@@ -136,8 +150,8 @@ class _OnMachine:
             see_apart(place.environment, [place.absolute(path) for path in spec.paths])
             # The id is of the store's key, whatever the name that the key is derived for.
             key_id = Seal(self._opened.base_key(workspace_name("environments"))).key_id.hex()
-            name = base_name(self._stack, facts_of(machine), key_id)
-            base = self._opened.base(name, self._stack.environment)
+            name = base_name(self._stack, facts_of(machine), key_id + self._of.trial)
+            base = self._of.base = self._opened.base(name, self._stack.environment)
             serving = Serving(session, spec.name, place, self._phases)
             if self._tenancy is None and self._of.strategy.keeps:
                 self._see_room(session, place, base)
@@ -162,7 +176,7 @@ class _OnMachine:
                 with self._phases.phase("store environment"):
                     self._store(session, base, serving)
             serving.see_serving()
-            if self._tenancy is not None:
+            if self._tenancy is not None and not self._of.trial:
                 self._tenancy.hand_over(alone=True)
             return self._report(serving)
 

@@ -59,6 +59,12 @@ def drop_base(base: StoredWorkspace, verified: Verified) -> None:
     bases.drop(base.store, verified)
 
 
+@step("forget environment")
+def forget_base(base: StoredWorkspace) -> None:
+    """Delete an environment that was made for a measurement."""
+    bases.forget(base.store, base.spec.name)
+
+
 @step("expire environments")
 def expire_bases(opened: OpenWorkspace, unused_s: float) -> list[SnapshotId]:
     """Delete the environments that no deploy has used for so long."""

@@ -79,11 +79,20 @@ def _over() -> dict[str, Any]:
 
 
 def _deploy() -> dict[str, Any]:
+    return {"stack": _stack(NAME)}
+
+
+def _stack(name: str) -> str:
+    """A saved stack with a port of its own."""
     stack = small_stack(
         proof_method="GET", proof_path="/api", proof_body="", proof_answer="version"
     )
-    stack.save(NAME, overwrite=True)
-    return {"stack": NAME}
+    stack.save(name, overwrite=True)
+    return name
+
+
+def _starts() -> dict[str, Any]:
+    return {"stacks": [_stack(f"{NAME}-started")], "rounds": 1}
 
 
 STAGES: list[dict[str, Parameters]] = [
@@ -111,7 +120,7 @@ STAGES: list[dict[str, Parameters]] = [
         "job-log": _over,
     },
     {"hibernate": _nothing_more},  # not beside an open job, which would refuse it
-    {"wake": _nothing_more, "unpin": _oldest},
+    {"wake": _nothing_more, "unpin": _oldest, "benchmark-deploy": _starts},
     {"sync": _oldest, "diff": _nothing_more, "deploy": _deploy},
     {
         "restore-path": _restored,
@@ -141,7 +150,7 @@ def test_every_deployment_is_run_by_a_worker(
         for name, parameters in stage.items():
             of_all = name in ("watch", "list-jobs")
             given = parameters() if of_all else {"workspace": NAME, **parameters()}
-            if name == "benchmark":
+            if name in ("benchmark", "benchmark-deploy"):
                 given["folder"] = str(tmp_path)
             runs[name] = deployed.start(name, given)
         for name, run in runs.items():

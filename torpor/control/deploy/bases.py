@@ -73,6 +73,12 @@ def drop(store: ObjectStore, verified: Verified) -> None:
     _drop(store, verified.workspace, verified.snapshot)
 
 
+def forget(store: ObjectStore, workspace: WorkspaceName) -> None:
+    """Delete every environment of this name; ``expire`` prunes what is left."""
+    for snapshot in snapshot_times(store, workspace):
+        _drop(store, workspace, snapshot)
+
+
 def expire(
     store: ObjectStore,
     seal_of: Callable[[WorkspaceName], Seal],

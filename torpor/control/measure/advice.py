@@ -26,7 +26,7 @@ def advise(figures: Sequence[Figure], prices: Mapping[str, StorePrice | None]) -
 
 def shown(figure: Figure) -> str:
     """A figure in words: median, n, lowest and highest."""
-    unit = {"MB/s": " MB/s", "s": " s", "bytes": " bytes", "ratio": ""}[figure.unit]
+    unit = {"MB/s": " MB/s", "s": " s", "bytes": " bytes", "ratio": "", "$": " $"}[figure.unit]
     digits = 0 if figure.unit == "bytes" or figure.median >= 100 else 2
     median, low, high = (
         f"{value:,.{digits}f}" for value in (figure.median, figure.low, figure.high)

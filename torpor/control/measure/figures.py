@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -11,9 +12,9 @@ import msgspec
 if TYPE_CHECKING:
     import pandas
 
-What = Literal["line", "storage", "codec", "hibernate", "wake", "replicate", "peer"]
+What = Literal["line", "storage", "codec", "hibernate", "wake", "replicate", "peer", "deploy"]
 Direction = Literal["up", "down", ""]
-Unit = Literal["MB/s", "s", "bytes", "ratio"]
+Unit = Literal["MB/s", "s", "bytes", "ratio", "$"]
 
 MB: Final = 1e6
 
@@ -24,6 +25,7 @@ class Figure(msgspec.Struct, frozen=True):
     ``line``: raw random bytes to one store, the most that this host and store were seen to move.
     ``storage``: objects of one size by one number of connections. ``codec``: one encoding on one
     kind of data. ``hibernate``, ``wake``, ``replicate``: a whole flow, or one ``phase`` of it.
+    ``deploy``: starts of the stack ``name`` by the strategy ``data``, until the first completion.
     ``peer``: another tool on the same content. Rates are decimal MB of stored bytes a second of
     wall time; of codecs, plain bytes a second of CPU time on one core.
     """
@@ -58,6 +60,11 @@ class Figure(msgspec.Struct, frozen=True):
         return max(self.values)
 
     @property
+    def p95(self) -> float:
+        """The smallest sample that 95 % of them do not exceed."""
+        return sorted(self.values)[math.ceil(0.95 * self.n) - 1]
+
+    @property
     def spread(self) -> float:
         """Highest less lowest, over the median; 0 for one sample."""
         return (self.high - self.low) / self.median if self.median else 0.0
@@ -66,6 +73,7 @@ class Figure(msgspec.Struct, frozen=True):
         """One line of the table: the samples summed up, and kept."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "values"}
         summed = {"n": self.n, "median": self.median, "min": self.low, "max": self.high}
+        summed |= {"p95": self.p95}
         return fields | summed | {"spread": self.spread, "samples": list(self.values)}
 
 

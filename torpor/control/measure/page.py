@@ -22,10 +22,7 @@ def page(
     facts: Mapping[str, Any],
     notes: Sequence[str],
 ) -> str:
-    """Markdown for Prefect's UI, which shows pictures whose address is ``data:image/...``.
-
-    Pictures are left out from the last on where the page would be over MOST_BYTES.
-    """
+    """Markdown for Prefect's UI, which shows pictures whose address is ``data:image/...``."""
     head = [
         "## What it advises",
         *(f"* **{one.about}: {one.choice}.** {one.because[:1].upper()}{one.because[1:]}."
@@ -44,6 +41,11 @@ def page(
         "Every figure is the median of n samples with the lowest and the highest. Rates up and "
         "down are two things and are never added. Nothing is projected.",
     ]
+    return joined(head, pictures, tail)
+
+
+def joined(head: list[str], pictures: Mapping[str, bytes], tail: list[str]) -> str:
+    """The page. Pictures are left out from the last on where it would be over MOST_BYTES."""
     held = sum(map(len, head)) + sum(map(len, tail))
     images: list[str] = []
     for title, svg in pictures.items():

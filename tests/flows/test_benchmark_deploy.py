@@ -1,0 +1,76 @@
+"""A benchmark of deploys measures real starts, and leaves nothing of the user's changed."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flows import benchmark_deploy
+from tasks.plain_runner import PlainRunner
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
+from tests.fixtures.served import small_stack
+from tests.fixtures.world import World
+from torpor.control.deploy.stack import Stack as StackValue
+from torpor.control.measure.scratch import scratch_name
+from torpor.control.reports import BenchmarkReport
+from torpor.control.store.snapshots import snapshot_ids
+from torpor.shared.errors import InvalidInput
+from torpor.shared.values import BASE, WorkspaceName
+
+
+def test_starts_are_measured_and_their_machines_and_environments_go(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = world.workspace(world.rent().id)
+    place.mkdir()
+    (place / "model").write_text("a word")
+    hibernate_plainly(world.opened, destroy=False)  # the user works on
+    (mine,), snapshots = world.machines(), world.snapshots()
+    stacks = {"good": small_stack(), "bad": small_stack(server=["false"])}
+
+    def opens(name: str) -> StackValue:
+        return msgspec.structs.replace(stacks[name].value(), name=name)
+
+    monkeypatch.setattr(import_module("flows.benchmark_deploy"), "open_stack", opens)
+    pages: list[str] = []
+    monkeypatch.setattr(PlainRunner, "page", lambda _, **page: pages.append(page["markdown"]))
+    report: BenchmarkReport = run_plainly(
+        world.opened, benchmark_deploy, ["good", "bad"], strategies=["D", "A"],
+        rounds=1, folder=str(tmp_path),
+    )  # fmt: skip
+    (about,) = report.advice
+    assert about.startswith("good at local:")
+    assert report.advice[about].startswith("D, warm: the first completion comes ")
+    kept = json.loads((Path(report.folder) / "benchmark.json").read_text())
+    found = {(one["data"], one["phase"]): one for one in kept["figures"] if one["unit"] == "s"}
+    for kind in ("D, cold", "D, warm"):
+        whole = found[kind, "from rental"]
+        assert whole["n"] == 1 and whole["p95"] == whole["median"]
+        assert found[kind, "from SSH"]["median"] < whole["median"]
+    assert "environment: setup" in {phase for kind, phase in found if kind == "D, cold"}
+    assert "environment: restore" in {phase for kind, phase in found if kind == "D, warm"}
+    notes = "\n".join(report.notes)
+    assert "stack good has no image" in notes and "a start of bad by D" in notes
+    assert "| good | D, warm | local:" in pages[-1]
+    assert list(Path(report.folder).glob("*.svg"))
+
+    assert world.machines() == [mine] and world.snapshots() == snapshots
+    names = {one.key.split("/")[1] for one in world.direct.list(f"workspaces/{BASE}")}
+    assert all(not snapshot_ids(world.direct, WorkspaceName(name)) for name in names)
+    assert not [*world.direct.list(f"workspaces/{scratch_name(world.opened.spec.name)}/")]
+
+
+def test_a_benchmark_without_a_way_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blocks.Stack.of", lambda name: small_stack())
+    with pytest.raises(InvalidInput, match="has no own image"):
+        run_plainly(world.opened, benchmark_deploy, ["good"], strategies=["C"])
+    with pytest.raises(InvalidInput, match=r"strategy E .* not offered"):
+        run_plainly(world.opened, benchmark_deploy, ["good"], strategies=["E"])
+    with pytest.raises(InvalidInput, match="name at least one stack"):
+        run_plainly(world.opened, benchmark_deploy, [])

@@ -1,0 +1,141 @@
+"""What a benchmark of deploys says: a table, a picture, and which strategy to use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from torpor.control.drawing import COLOURS, INK, canvas, svg
+from torpor.control.measure.advice import Advice, shown
+from torpor.control.measure.figures import Figure, find
+from torpor.control.measure.page import joined, section
+
+FROM_RENTAL: Final = "from rental"
+FROM_SSH: Final = "from SSH"
+_WHOLE: Final = (FROM_RENTAL, FROM_SSH)
+COLD: Final = "cold"
+"""In the name of a way: its environment was made and stored. It is no strategy to choose."""
+
+
+def advise_deploys(figures: Sequence[Figure]) -> list[Advice]:
+    """For each stack and provider the strategy with the soonest first completion after the rental;
+    of those within its spread, the one that costs least."""
+    said = []
+    for stack, provider in _places(figures):
+        of = find(
+            figures, "deploy", phase=FROM_RENTAL, name=stack, measured_from=provider, unit="s"
+        )
+        ways = [one for one in of if COLD not in one.data]
+        if not ways:
+            continue
+        best = min(ways, key=lambda one: one.median)
+        equal = [one for one in ways if one.median <= best.high]
+        chosen = min(equal, key=lambda one: (_cost(figures, one), one.median))
+        ssh = _beside(figures, chosen, FROM_SSH)
+        because = (
+            f"the first completion comes {shown(chosen)} after the rental and {shown(ssh)} after "
+            f"SSH, and a start costs {_cost(figures, chosen):.4f} $"
+        )
+        if len(ways) == 1:
+            because += "; nothing else was measured"
+        elif len(equal) > 1:
+            names = ", ".join(one.data for one in equal if one is not chosen)
+            because += f"; {names} is within the spread"
+        if min(one.n for one in ways) < 3:
+            because += ". Fewer than three starts have no spread: measure more rounds"
+        said.append(Advice(f"{stack} at {provider}", chosen.data, because))
+    return said
+
+
+def deploys_page(
+    figures: Sequence[Figure],
+    said: Sequence[Advice],
+    pictures: Mapping[str, bytes],
+    facts: Mapping[str, Any],
+    notes: Sequence[str],
+) -> str:
+    """Markdown for Prefect's UI."""
+    head = [
+        "## What it advises",
+        *(f"* **{one.about}: {one.choice}.** {one.because[:1].upper()}{one.because[1:]}."
+          for one in said),
+    ]  # fmt: skip
+    tail = [
+        *section("Until the first completion", _starts(figures)),
+        *section("Seconds by phase, median", _phases(figures)),
+        *section(
+            "What it was measured on", ({"what": k, "value": str(v)} for k, v in facts.items())
+        ),
+        *(f"* {note}" for note in notes),
+        "",
+        "A cold start makes the environment and stores it; a warm one restores it. Phases may run "
+        "at the same time, so they do not add up. Nothing is projected.",
+    ]
+    return joined(head, pictures, tail)
+
+
+def deploy_picture(figures: Sequence[Figure]) -> bytes | None:
+    """Every start as a dot, and each way's median, from the rental."""
+    whole = find(figures, "deploy", phase=FROM_RENTAL, unit="s")
+    if not whole:
+        return None
+    drawn, (axes,) = canvas(1.1 + 0.42 * len(whole), 1, share_y=False)
+    stacks = list(dict.fromkeys(one.name for one in whole))
+    for row, one in enumerate(whole):
+        colour = COLOURS[stacks.index(one.name) % len(COLOURS)]
+        ssh = _beside(figures, one, FROM_SSH).median
+        axes.barh([row], [one.median], 0.6, color=colour, alpha=0.45)
+        axes.barh([row], [ssh], 0.6, [one.median - ssh], color=colour)
+        axes.plot(one.values, [row] * one.n, "o", color=INK, markersize=2.5)
+    axes.set_yticks(
+        range(len(whole)), [f"{one.name}, {one.data}, {one.measured_from}" for one in whole]
+    )
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds from the rental; dark: from SSH")
+    axes.grid(axis="x", color="#e7e9ed")
+    axes.grid(axis="y", visible=False)
+    return svg(drawn)
+
+
+def _places(figures: Sequence[Figure]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((f.name, f.measured_from) for f in figures if f.what == "deploy"))
+
+
+def _beside(figures: Sequence[Figure], one: Figure, phase: str, unit: str = "s") -> Figure:
+    """Another figure of the same starts."""
+    (found,) = find(
+        figures, "deploy", phase=phase, unit=unit,
+        name=one.name, data=one.data, measured_from=one.measured_from,
+    )  # fmt: skip
+    return found
+
+
+def _cost(figures: Sequence[Figure], one: Figure) -> float:
+    return _beside(figures, one, FROM_RENTAL, "$").median
+
+
+def _starts(figures: Sequence[Figure]) -> Iterator[dict[str, str]]:
+    for one in find(figures, "deploy", phase=FROM_RENTAL, unit="s"):
+        ssh = _beside(figures, one, FROM_SSH)
+        yield {
+            "stack": one.name,
+            "strategy": one.data,
+            "provider": one.measured_from,
+            "n": str(one.n),
+            "from rental, median": f"{one.median:.1f} s",
+            "p95": f"{one.p95:.1f} s",
+            "from SSH, median": f"{ssh.median:.1f} s",
+            "p95 from SSH": f"{ssh.p95:.1f} s",
+            "cost per start": f"{_cost(figures, one):.4f} $",
+        }
+
+
+def _phases(figures: Sequence[Figure]) -> Iterator[dict[str, str]]:
+    of = [f for f in figures if f.what == "deploy" and f.unit == "s" and f.phase not in _WHOLE]
+    ways = list(dict.fromkeys((f.name, f.data, f.measured_from) for f in of))
+    for phase in dict.fromkeys(f.phase for f in of):
+        row = {"phase": phase}
+        for way in ways:
+            found = [f for f in of if (f.phase, f.name, f.data, f.measured_from) == (phase, *way)]
+            row[", ".join(way)] = f"{found[0].median:.2f}" if found else ""
+        yield row
