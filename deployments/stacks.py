@@ -3,11 +3,18 @@
 Where commands, environment variables, health and completion shapes come from:
 
 * llama.cpp: a real server from the same wheel (benchmarks/deploy.py).
-* ollama: docs/linux.mdx and docs/api.md of ollama/ollama. Not run.
-* vLLM and Jupyter: excerpts of their documentation and of others' pages. Not run, and nobody has
-  checked that their images exist under these tags.
+* ollama: docs/linux.mdx (the archive, and `ollama serve`), docs/faq.mdx (OLLAMA_HOST and
+  OLLAMA_MODELS) and docs/api.md (`/api/version`, `/api/generate` with `stream`, `response`) of
+  ollama/ollama at fb30760; v0.30.10 is a tag there. It asks for no key on its own machine.
+* vLLM: docs/serving/online_serving/openai_compatible_server.md (`vllm serve`, `/v1/completions`),
+  docs/usage/security.md (`/health` without a key, VLLM_API_KEY as a bearer token for `/v1`),
+  docs/deployment/docker.md (VLLM_CACHE_ROOT keeps what was compiled; the image; HF_TOKEN) and
+  completion/protocol.py (`choices[].text`) of vllm-project/vllm. 0.30.0 is on PyPI. It is built for
+  CUDA 13, which needs driver 580 or newer; the image has a tag v0.30.0-cu129 for older ones.
+* Jupyter: operators/security.rst of jupyter-server (token), and the list of docker-stacks' images.
 
-Each of the last three meets a server of the same shape in tests/flows/test_deploy_stacks.py.
+The last three were not run. Their images' tags were seen in others' compose files and Dockerfiles;
+no registry was asked. Each meets a server of its shape in tests/flows/test_deploy_stacks.py.
 """
 
 from __future__ import annotations
@@ -69,8 +76,8 @@ def _llama_cpp() -> Stack:
 
 def _vllm() -> Stack:
     return Stack(
-        image="vllm/vllm-openai:v0.33.0",
-        setup=[*_VENV, "vllm==0.33.0"],
+        image="vllm/vllm-openai:v0.30.0",
+        setup=[*_VENV, "vllm==0.30.0"],
         setup_minutes=60,
         environment=["~/torpor-vllm"],
         model="Qwen/Qwen2.5-0.5B-Instruct",
