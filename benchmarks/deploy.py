@@ -88,6 +88,23 @@ def prepare() -> None:
 
 def measure(folder: Path, gib: float, lines: list[float], rounds: int) -> dict[str, Any]:
     """Cold and warm deploys, ``rounds`` of each, over each line."""
+    with opened_here(folder) as (opened, store, place):
+        model_bytes = _sleep_with_model(opened, place, gib)
+        measured = [_over_line(opened, store, line, rounds) for line in lines]
+    return {
+        "benchmark": "deploy",
+        "host": host_facts(),
+        "model_bytes": model_bytes,
+        "rounds": rounds,
+        "server": _wheel(),
+        "lines": measured,
+    }
+
+
+@contextmanager
+def opened_here(folder: Path) -> Iterator[tuple[OpenWorkspace, EmbeddedStore, Path]]:
+    """A workspace with a store and a provider of its own; machines are in the folder ``m`` of the
+    place."""
     with tempfile.TemporaryDirectory(prefix="torpor-deploy-", dir=folder) as scratch:
         place = Path(scratch)
         keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
@@ -101,16 +118,7 @@ def measure(folder: Path, gib: float, lines: list[float], rounds: int) -> dict[s
                 identity=Identity(identity.export_private_key().decode()),
                 owner="benchmark",
             )
-            model_bytes = _sleep_with_model(opened, place, gib)
-            measured = [_over_line(opened, store, line, rounds) for line in lines]
-    return {
-        "benchmark": "deploy",
-        "host": host_facts(),
-        "model_bytes": model_bytes,
-        "rounds": rounds,
-        "server": _wheel(),
-        "lines": measured,
-    }
+            yield opened, store, place
 
 
 def _wheel() -> str:
