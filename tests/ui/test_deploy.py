@@ -1,0 +1,98 @@
+"""A deploy in a real browser: its form submitted, the run's phases, and the server's address. The
+stack's server asks for a token that a Secret block holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+from prefect.blocks.system import Secret
+
+from blocks import Workspace
+from deployments.server import Server
+from flows import list_machines
+from tests.fixtures.deployed import Deployed
+from tests.fixtures.prefect_api import ask
+from tests.fixtures.served import small_stack
+from tests.ui.conftest import edit_block
+from tests.ui.test_flows import Deployments
+
+pytestmark = pytest.mark.together("automations and make up")
+
+NAME = "ui-deploy"
+TOKEN = "a-token-of-nobody"
+FIELDS = {
+    "stack": "The Stack block to deploy, or its name.",
+    "strategy (Optional)": "How the software gets onto the machine.",
+    "snapshot (Optional)": "snapshot for a new machine: its id, or newest.",
+    "full_check (Optional)": "Read and hash every restored byte before the server starts.",
+    "environment_days (Optional)": "Delete stored environments that no deploy has used",
+}
+
+
+def test_a_deploy_from_the_form_to_the_address(
+    torpor_up: Server, deployed: Deployed, page: Page, pictures: Path
+) -> None:
+    Workspace(name=NAME).save(NAME, overwrite=True, _sync=True)
+    Secret(value=TOKEN).save(NAME, overwrite=True, _sync=True)
+    stack = small_stack(
+        proof_method="GET", proof_path="/api", proof_body="", proof_answer="version",
+        server=["python3", "{bin}serve.py", "{port}", "{model_path}", "SERVER_KEY"],
+        secrets=[f"SERVER_KEY={NAME}"], bearer="SERVER_KEY",
+    )  # fmt: skip
+    stack.save(NAME, overwrite=True, _sync=True)
+    deployments = Deployments(torpor_up, page, pictures)
+
+    edit_block(page, torpor_up, "stack", NAME)
+    expect(page.locator(f"text=SERVER_KEY={NAME}").first).to_be_visible()
+    deployments.picture("stack-block")
+
+    deployments.open("deploy")
+    for label, description in FIELDS.items():
+        expect(page.get_by_text(label, exact=True).first).to_be_visible()
+        expect(page.get_by_text(description).first).to_be_visible()
+    deployments.picture("deploy-form")
+    lists = page.get_by_role("button", name="Select a block")
+    for left in (1, 0):
+        lists.first.click()
+        page.get_by_role("option", name=NAME, exact=True).click()
+        expect(lists).to_have_count(left)
+    run = deployments.submitted("deploy")
+    ended = deployed.end(run)
+    assert ended["state_type"] == "COMPLETED", ended["state"]["message"]
+    assert ended["parameters"]["strategy"] == "D"
+
+    page.goto(f"{torpor_up.ui_url}/v2/runs/flow-run/{run}")
+    for step in ("create machine", "start attempt 1", "keep environment"):
+        expect(page.get_by_text(step).first).to_be_visible()
+    deployments.picture("deploy-run")
+    deployments.artifact(f"deploy-{NAME}")
+    address = f"http://127.0.0.1:{stack.port}, after the next command"
+    expect(page.get_by_role("cell", name=address, exact=True)).to_be_visible()
+    forward = page.get_by_role("cell", name=f"ssh -N -L {stack.port}:127.0.0.1:{stack.port}")
+    expect(forward.first).to_be_visible()
+    for phase in ("machine ", "restore ", "environment: setup ", "health ", "completion "):
+        expect(page.get_by_role("cell").filter(has_text=phase).first).to_be_visible()
+    deployments.picture("deploy-artifact")
+    assert TOKEN not in _all_of(torpor_up, run)
+    (machine,) = list_machines(NAME)
+    assert machine.state == "running"
+
+
+def _all_of(server: Server, run: str) -> str:
+    """What Prefect has of the run, and of the stack's block."""
+    wanted: dict[str, Any] = {"flow_run_id": {"any_": [run]}}
+    api = server.api_url
+    named = {"block_documents": {"name": {"any_": [NAME]}}, "include_secrets": False}
+    return json.dumps(
+        [
+            ask("GET", f"{api}/flow_runs/{run}"),
+            ask("POST", f"{api}/logs/filter", {"logs": wanted}),
+            ask("POST", f"{api}/artifacts/filter", {"artifacts": wanted}),
+            ask("POST", f"{api}/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}}),
+            ask("POST", f"{api}/block_documents/filter", named),
+        ]
+    )
