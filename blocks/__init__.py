@@ -11,7 +11,7 @@ from blocks.ec2_provider import Ec2Provider
 from blocks.gcp_provider import GcpProvider
 from blocks.kubernetes_provider import KubernetesProvider
 from blocks.local_provider import LocalProvider
-from blocks.markets import LambdaProvider, RunpodProvider, VastProvider
+from blocks.markets import LambdaProvider, RunpodProvider, TensordockProvider, VastProvider
 from blocks.object_store import ObjectStore
 from blocks.ssh_identity import SSHIdentity
 from blocks.stack import Stack
@@ -28,6 +28,7 @@ __all__ = [
     "RunpodProvider",
     "SSHIdentity",
     "Stack",
+    "TensordockProvider",
     "VastProvider",
     "Workspace",
 ]
@@ -40,6 +41,7 @@ ProviderBlock: TypeAlias = (
     | Ec2Provider
     | GcpProvider
     | KubernetesProvider
+    | TensordockProvider
 )
 PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     LocalProvider,
@@ -49,5 +51,6 @@ PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     Ec2Provider,
     GcpProvider,
     KubernetesProvider,
+    TensordockProvider,
 )
 """The provider blocks, the default first."""

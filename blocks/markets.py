@@ -9,7 +9,7 @@ from prefect.blocks.core import Block
 from pydantic import AfterValidator, Field, HttpUrl, SecretStr
 
 from blocks.reference import LOGOS
-from torpor.control.providers import lambda_cloud, runpod, vast
+from torpor.control.providers import lambda_cloud, runpod, tensordock, vast
 
 _ROTATION: Final = (
     "torpor names the account by a hash of this key, so end all rentals before you change it."
@@ -145,3 +145,38 @@ class LambdaProvider(Block):
     def open(self) -> lambda_cloud.LambdaProvider:
         """The provider, ready to use. Nothing is sent."""
         return lambda_cloud.LambdaProvider(self.api_key.get_secret_value(), url=self.url)
+
+
+class TensordockProvider(Block):
+    """An account at TensorDock: virtual machines on demand, on hosts of many owners.
+
+    Args:
+        api_key: The account's API token.
+        url: The address of the market's API.
+
+    Example:
+        List what is on sale:
+        ```python
+        from blocks import TensordockProvider
+        from torpor.shared.values import Want
+
+        provider = TensordockProvider.load("BLOCK_NAME").open()
+        print(provider.check(), provider.offers(Want(gpu="RTX 4090")))
+        ```
+    """
+
+    _block_type_name = "TensorDock Provider"
+    _block_type_slug = "tensordock-provider"
+    _logo_url = HttpUrl(f"{LOGOS}/process.png")
+    _documentation_url = HttpUrl("https://dashboard.tensordock.com/api/docs")
+
+    api_key: ApiKey = Field(
+        title="API key",
+        description=f"An API token of the organization, version 2 of the API. {_ROTATION}",
+    )
+
+    url: ApiUrl = Field(default=tensordock.URL, title="API address", description=_ADDRESS)
+
+    def open(self) -> tensordock.TensorDockProvider:
+        """The provider, ready to use. Nothing is sent."""
+        return tensordock.TensorDockProvider(self.api_key.get_secret_value(), url=self.url)

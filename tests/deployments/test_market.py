@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final, TypeAlias
 
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from blocks import LambdaProvider, RunpodProvider, VastProvider
+from blocks import LambdaProvider, RunpodProvider, TensordockProvider, VastProvider
 from deployments.market import described, main
 from tests.markets.market import Market
 from tests.markets.server import KEY
@@ -15,6 +16,14 @@ from tests.markets.shop import vast_wares
 from tests.markets.vast import FakeVast
 from torpor.control.providers.vast import VastProvider as Vast
 from torpor.shared.values import Want
+
+Keyed: TypeAlias = LambdaProvider | RunpodProvider | TensordockProvider | VastProvider
+KEYED: Final[list[type[Keyed]]] = [
+    LambdaProvider,
+    RunpodProvider,
+    TensordockProvider,
+    VastProvider,
+]
 
 
 @pytest.fixture
@@ -43,9 +52,9 @@ def test_a_block_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert "must be one of" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", [LambdaProvider, RunpodProvider, VastProvider])
+@pytest.mark.parametrize("kind", KEYED)
 def test_keys_are_secret_and_accounts_differ_by_key(
-    kind: type[LambdaProvider | RunpodProvider | VastProvider],
+    kind: type[Keyed],
 ) -> None:
     block = kind(api_key=SecretStr(" abc123 "))
     assert "abc123" not in repr(block)
@@ -55,9 +64,9 @@ def test_keys_are_secret_and_accounts_differ_by_key(
         kind(api_key=SecretStr("two words"))
 
 
-@pytest.mark.parametrize("kind", [LambdaProvider, RunpodProvider, VastProvider])
+@pytest.mark.parametrize("kind", KEYED)
 def test_a_key_is_sent_to_the_market_or_through_a_gateway_but_never_in_the_clear(
-    kind: type[LambdaProvider | RunpodProvider | VastProvider],
+    kind: type[Keyed],
 ) -> None:
     key = SecretStr("abc123")
     assert kind(api_key=key).url.startswith("https://")

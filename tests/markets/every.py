@@ -42,6 +42,7 @@ from tests.markets.market import Market
 from tests.markets.runpod import FakeRunPod
 from tests.markets.server import FakeMarket
 from tests.markets.shop import lambda_wares, runpod_wares, vast_wares
+from tests.markets.tensordock import FakeTensorDock, tensordock_wares
 from tests.markets.vast import FakeVast
 from torpor.control.providers.ec2 import Ec2Provider
 from torpor.control.providers.gcp import GcpProvider
@@ -51,6 +52,7 @@ from torpor.control.providers.kubernetes_objects import Machines as ClusterMachi
 from torpor.control.providers.lambda_cloud import LambdaProvider
 from torpor.control.providers.runpod import RunpodProvider
 from torpor.control.providers.seam import Provider
+from torpor.control.providers.tensordock import TensorDockProvider
 from torpor.control.providers.vast import VastProvider
 from torpor.control.remote.ssh import Identity
 from torpor.shared.values import Want, WorkspaceName, WorkspaceSpec
@@ -95,6 +97,16 @@ def _runpod(fake: FakeRunPod, options: Options) -> Provider:
 
 def _lambda(fake: FakeLambda, options: Options) -> Provider:
     return LambdaProvider(
+        fake.key,
+        url=fake.url,
+        ssh_port=options.ssh_port,
+        timeout=options.timeout,
+        sleep=options.sleep,
+    )
+
+
+def _tensordock(fake: FakeTensorDock, options: Options) -> Provider:
+    return TensorDockProvider(
         fake.key,
         url=fake.url,
         ssh_port=options.ssh_port,
@@ -222,6 +234,12 @@ ROWS: Final[dict[str, Row]] = {
         "container",
         _kubernetes,
         _kubernetes_blocks,
+    ),
+    "tensordock": Row(
+        lambda: FakeTensorDock(Market(wares=tensordock_wares())),
+        "vm",
+        _tensordock,
+        _keyed(blocks.TensordockProvider),
     ),
 }
 """The name is also that of the provider's address, and of its block: ``NAME-provider``."""

@@ -31,6 +31,7 @@ from tests.markets.market import Market, Ware
 from tests.markets.runpod import FakeRunPod
 from tests.markets.server import KEY, Answer, FakeMarket, Request
 from tests.markets.shop import lambda_wares, runpod_wares, vast_wares
+from tests.markets.tensordock import FakeTensorDock, tensordock_wares
 from tests.markets.vast import FIRST_OFFER, FakeVast
 from torpor.control.ports import free_ports
 from torpor.control.providers.gcp import GcpProvider
@@ -39,6 +40,7 @@ from torpor.control.providers.lambda_cloud import LambdaProvider
 from torpor.control.providers.offers import Offer, misfit
 from torpor.control.providers.runpod import RunpodProvider
 from torpor.control.providers.seam import Absent, Provider
+from torpor.control.providers.tensordock import TensorDockProvider
 from torpor.control.providers.vast import VastProvider
 from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
@@ -71,6 +73,70 @@ def _env(spec: dict[str, Any]) -> None:
 def _unknown_instance(spec: dict[str, Any]) -> None:
     item = spec["paths"]["/api/v0/instances/{id}/"]
     item["get"]["responses"]["404"] = item["delete"]["responses"]["404"]
+
+
+def _locations(spec: dict[str, Any]) -> None:
+    """As https://dashboard.tensordock.com/api/docs/fetch-hostnodes shows them."""
+
+    def record(**properties: Any) -> dict[str, Any]:
+        known = {"type": "object", "additionalProperties": False, "required": list(properties)}
+        return {**known, "properties": properties}
+
+    def numbers(*names: str) -> dict[str, Any]:
+        return record(**{name: {"type": "number"} for name in names})
+
+    def flags(*names: str) -> dict[str, Any]:
+        return record(**{name: {"type": "boolean"} for name in names})
+
+    text, number = {"type": "string"}, {"type": "number"}
+    gpu = record(
+        v0Name=text,
+        displayName=text,
+        max_count={"type": "integer"},
+        price_per_hr=number,
+        resources=numbers("max_vcpus", "max_ram_gb", "max_storage_gb"),
+        pricing=numbers("per_vcpu_hr", "per_gb_ram_hr", "per_gb_storage_hr"),
+        network_features=flags(
+            "dedicated_ip_available", "port_forwarding_available", "network_storage_available"
+        ),
+    )
+    place = record(
+        id=text, city=text, stateprovince=text, country=text, tier=number,
+        gpus={"type": "array", "items": gpu},
+    )  # fmt: skip
+    places = record(locations={"type": "array", "items": place})
+    content = {"application/json": {"schema": record(data=places)}}
+    answer = {"description": "Locations", "content": content}
+    spec["paths"]["/api/v2/locations"] = {"get": {"responses": {"200": answer}}}
+
+
+def _terraform(spec: dict[str, Any]) -> None:
+    schemas = spec["components"]["schemas"]
+    count = {"type": "object", "required": ["count"], "additionalProperties": False}
+    one = {**count, "properties": {"count": {"type": "integer"}}}
+    schemas["Resources"]["properties"]["gpus"] = {"type": "object", "additionalProperties": one}
+    forward = {"internal_port": {"type": "integer"}, "external_port": {"type": "integer"}}
+    schemas["InstanceAttributes"]["properties"]["portForwards"] = {
+        "type": "array",
+        "items": {"type": "object", "properties": forward},
+    }
+    asked = schemas["CreateInstanceRequest"]["properties"]["data"]["properties"]["attributes"]
+    asked["additionalProperties"] = False
+    asked["properties"]["cloud_init"] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"runcmd": {"type": "array", "items": {"type": "string"}}},
+    }
+
+
+def _refusals(spec: dict[str, Any]) -> None:
+    item = spec["paths"]["/api/v2/instances"]["post"]["responses"]
+    item["403"] = item["400"]
+    refusal = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+    item["200"] = {
+        "description": "Refused",
+        "content": {"application/json": {"schema": refusal}},
+    }
 
 
 @dataclass(frozen=True)
@@ -122,6 +188,33 @@ LAMBDA = Oracle(
 )
 
 
+class WrappedTensorDock(FakeTensorDock):
+    """Of the three shapes that it knows, the one that the specification has."""
+
+    shape = "attributes"
+
+
+TENSORDOCK = Oracle(
+    "tensordock-v2-instances.openapi.yml",
+    WrappedTensorDock,
+    tensordock_wares,
+    TensorDockProvider,
+    Want(gpu="RTX 4090"),
+    "7d000000-0000-4000-8000-ffffffffffff",
+    (
+        Disagreement("locations stand in the documentation only", _locations),
+        Disagreement(
+            "GPUs are a map by model, forwarded ports a list and cloud_init an object in the "
+            "documentation and in the Terraform provider that works",
+            _terraform,
+        ),
+        Disagreement(
+            "a create is also refused in an answer that is 200 {error, status}", _refusals
+        ),
+    ),
+)
+
+
 @dataclass
 class Prism:
     """A validating proxy before ``fake``. ``violations`` are its own words."""
@@ -140,7 +233,9 @@ class Prism:
 
 
 @pytest.fixture(
-    scope="module", params=[VAST, RUNPOD, LAMBDA], ids=lambda oracle: oracle.file.split(".")[0]
+    scope="module",
+    params=[VAST, RUNPOD, LAMBDA, TENSORDOCK],
+    ids=lambda oracle: oracle.file.split(".")[0],
 )
 def started(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -103,6 +103,14 @@ class MarketClient:
             "Nothing is concluded from it; look at the market's console and report this"
         )
 
+    def uncertain(self, what: object, doing: str) -> CreateUncertain:
+        """Of a create that may have rented all the same."""
+        return CreateUncertain(
+            f"{self.identity} may have rented a machine: {doing} had no answer that says so or "
+            f"not: {str(what)[:_TOLD_CHARACTERS]}. The attempt is abandoned; reconcile ends the "
+            "machine if it appears"
+        )
+
     def _accepted(self, answer: _Shape | Refusal, doing: str) -> _Shape:
         if not isinstance(answer, Refusal):
             return answer
@@ -173,10 +181,7 @@ class MarketClient:
     def _lost(self, effect: str, what: str, doing: str) -> ProviderError:
         if effect == "repeat":
             return self._unavailable(f"did not answer: {what}", doing)
-        return CreateUncertain(
-            f"{self.identity} may have rented a machine: {doing} had no answer that says so or "
-            f"not: {what}. The attempt is abandoned; reconcile ends the machine if it appears"
-        )
+        return self.uncertain(what, doing)
 
     def _unavailable(self, what: str, doing: str, after_s: float = 0.0) -> ProviderUnavailable:
         error = ProviderUnavailable(f"{self.identity} {what} ({doing}); try again later")

@@ -1,0 +1,383 @@
+"""TensorDock: virtual machines on hosts of many owners, on demand, priced by their parts.
+
+https://dashboard.tensordock.com/api/docs. The documentation, the specification that others made of
+it and the Terraform provider show three shapes of an instance; all are read, one is written.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import httpx
+import msgspec
+
+from torpor.control.providers.ending import warranted
+from torpor.control.providers.gpus import parse_gpu
+from torpor.control.providers.labels import label_in, label_name
+from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
+from torpor.control.providers.offers import Offer
+from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
+from torpor.control.providers.start_script import start_command
+from torpor.control.safety import Warrant
+from torpor.shared.errors import (
+    CreateFailed,
+    InvalidInput,
+    NoCapacity,
+    ProviderDenied,
+    ProviderError,
+    QuotaReached,
+)
+from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
+
+URL: Final = "https://dashboard.tensordock.com"
+IMAGE: Final = "ubuntu2404"
+_API: Final = "/api/v2"
+_SSH_PORT: Final = 22
+_GB: Final = 1e9
+_LEAST_DISK_GB: Final = 100
+_DISK_STEP_GB: Final = 50
+_CORES_A_GPU: Final = 8
+_RAM_GB_A_GPU: Final = 32
+_RAM_STEP_GB: Final = 16
+_IMAGE: Final = re.compile(r"(?:ubuntu(?!1|20)|debian(?!1?[01]\b|9))\d{2,4}(?:_\w+)?")
+_CAPACITY: Final = re.compile(r"unavailable|not available|no available|capacity|no .*hostnode")
+_MONEY: Final = re.compile(r"balance|funds|payment|deposit")
+_QUOTA: Final = re.compile(r"quota|limit")
+
+
+class _Limits(msgspec.Struct):
+    max_vcpus: int
+    max_ram_gb: float
+    max_storage_gb: float
+
+
+class _Rates(msgspec.Struct):
+    per_vcpu_hr: float
+    per_gb_ram_hr: float
+    per_gb_storage_hr: float
+
+
+class _Network(msgspec.Struct):
+    dedicated_ip_available: bool
+
+
+class _Gpu(msgspec.Struct):
+    name: str = msgspec.field(name="v0Name")
+    max_count: int
+    price_per_hr: float
+    resources: _Limits
+    pricing: _Rates
+    network_features: _Network
+
+
+class _Location(msgspec.Struct):
+    id: str
+    city: str
+    country: str
+    gpus: list[_Gpu]
+
+
+class _Locations(msgspec.Struct):
+    locations: list[_Location]
+
+
+class _LocationsData(msgspec.Struct):
+    data: _Locations
+
+
+class _Forward(msgspec.Struct):
+    internal_port: int
+    external_port: int
+
+
+class _Instance(msgspec.Struct):
+    id: str
+    name: str
+    status: str
+    address: str | None = msgspec.field(name="ipAddress", default=None)
+    forwards: list[_Forward] = msgspec.field(name="portForwards", default_factory=list)
+    usd_h: float | None = msgspec.field(name="rateHourly", default=None)
+
+    @property
+    def state(self) -> str:
+        """ "stopped_disassociated" and "StoppedDisassociated" are the same."""
+        return re.sub(r"[^a-z]", "", self.status.lower())
+
+
+class _Listed(msgspec.Struct):
+    instances: list[dict[str, Any]]
+
+
+class _ListedData(msgspec.Struct):
+    data: _Listed
+
+
+class _Shape(NamedTuple):
+    """What is asked for at one location. TensorDock sells parts, torpor takes them in proportion
+    to the GPUs."""
+
+    gpu: str
+    gpus: int
+    cores: int
+    ram_gb: int
+    location: str
+
+    def __str__(self) -> str:
+        return "/".join(str(part) for part in self)
+
+
+class TensorDockProvider:
+    """See ``torpor.control.providers.seam.Provider`` for the contract.
+
+    Only hosts that give an address of its own to each machine are used. The label is the machine's
+    name. A list of instances has neither addresses nor prices, so each of ours is asked for alone.
+    """
+
+    abilities: Final = Abilities(
+        kind="vm",
+        privileged=True,
+        host_key="installed",
+        idempotency="lookup",
+        settling_s=300.0,
+        ready_s=1200.0,
+        stop_keeps="disk",
+        stopped_usd_gib_month=None,  # each host has its own price
+        min_disk_gib=_LEAST_DISK_GB * _GB / GIB,
+        billing_s=60.0,
+        notice_s=None,
+    )
+
+    def __init__(
+        self,
+        api_key: str,
+        *,
+        url: str = URL,
+        ssh_port: int = _SSH_PORT,
+        timeout: httpx.Timeout = TIMEOUT,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = MarketClient("tensordock", url, api_key, timeout=timeout, sleep=sleep)
+        self._ssh_port = ssh_port
+
+    @property
+    def identity(self) -> str:
+        return self._client.identity
+
+    def check(self, image: str = "") -> Account:
+        """The API names neither the account nor its balance."""
+        if not _IMAGE.fullmatch(image or IMAGE):
+            raise InvalidInput(
+                f"{image} is no image of TensorDock that torpor can use: leave it empty, or name "
+                f"one of Ubuntu 22.04, Debian 12 or newer as TensorDock does, such as {IMAGE}"
+            )
+        self._listed()
+        return Account(
+            name=self.identity,
+            notes=["TensorDock's API does not state the balance; it rents from 1 $ on"],
+        )
+
+    def offers(self, want: Want) -> list[Offer]:
+        if want.spot == "only":
+            return []
+        count = want.gpu_count if want.gpu else 1
+        found = self._client.read(_LocationsData, f"{_API}/locations").data.locations
+        return [
+            self._offer(place, gpu, count, _disk_gb(want.disk_gib))
+            for place in found
+            for gpu in place.gpus
+            if gpu.network_features.dedicated_ip_available and gpu.max_count >= count
+        ]
+
+    def create(self, order: Order) -> Machine:
+        if (known := self._of_label(order.label)) is not None:
+            return known
+        shape = _shape_in(order.offer.id)
+        attributes = {
+            "name": label_name(order.label),
+            "type": "virtualmachine",
+            "image": order.image or IMAGE,
+            "resources": {
+                "vcpu_count": shape.cores,
+                "ram_gb": shape.ram_gb,
+                "storage_gb": _disk_gb(order.disk_gib),
+                "gpus": {shape.gpu: {"count": shape.gpus}},
+            },
+            "location_id": shape.location,
+            "useDedicatedIp": True,
+            "ssh_key": order.public_key,
+            "cloud_init": {"runcmd": [shlex.join(start_command(order))]},
+        }
+        body = {"data": {"type": "virtualmachine", "attributes": attributes}}
+        doing = f"POST {_API}/instances"
+        answer = self._client.create("POST", f"{_API}/instances", dict[str, Any], body)
+        refusal = answer if isinstance(answer, Refusal) else _refusal_in(answer)
+        if refusal is not None:
+            if not 400 <= refusal.status < 500:
+                raise self._client.uncertain(refusal, doing)
+            raise _refused(order, refusal)
+        made = _instance_in(answer)
+        if made is None:
+            raise self._client.uncertain(answer, doing)
+        return Machine(
+            MachineId(made.id),
+            self.identity,
+            order.label,
+            "starting",  # TensorDock says "running" at once
+            None,
+            order.offer.price_usd_h,
+        )
+
+    def find(self, machine: MachineId) -> Machine | Absent:
+        if not re.fullmatch(r"[A-Za-z0-9-]+", machine):
+            return Absent()
+        found = self._show(machine)
+        if found is None:
+            found = next((one for one in self._listed() if one.id == machine), None)
+        if found is None:
+            return Absent(f"TensorDock answers 404 for instance {machine} and does not list it")
+        if found.state in ("deleted", "terminated"):
+            return Absent(f"TensorDock says that instance {machine} is {found.status}")
+        return self._machine(found)
+
+    def list_own(self) -> list[Machine]:
+        machines = []
+        for listed in self._listed():
+            if label_in(listed.name) is not None:
+                found = self.find(MachineId(listed.id))
+                if isinstance(found, Machine):
+                    machines.append(found)
+        return machines
+
+    def destroy(self, machine: Machine, warrant: Warrant) -> None:
+        if warranted(self, machine, warrant) is None:
+            return
+        doing = f"delete instance {machine.id}"
+        path = f"{_API}/instances/{machine.id}"
+        answer = self._client.ask("DELETE", path, dict[str, Any])
+        refusal = answer if isinstance(answer, Refusal) else _refusal_in(answer)
+        if refusal is not None and refusal.status != 404:
+            raise self._failed(refusal, doing)
+
+    def residue(self) -> list[Residue]:
+        """None: disk and address go with the instance, and torpor stores no secrets here."""
+        return []
+
+    def _offer(self, place: _Location, gpu: _Gpu, count: int, disk_gb: int) -> Offer:
+        limits, rates = gpu.resources, gpu.pricing
+        cores = min(_CORES_A_GPU * count, limits.max_vcpus) // 2 * 2
+        ram_gb = int(min(_RAM_GB_A_GPU * count, limits.max_ram_gb)) // _RAM_STEP_GB * _RAM_STEP_GB
+        return Offer(
+            id=str(_Shape(gpu.name, count, cores, ram_gb, place.id)),
+            provider=self.identity,
+            gpu=parse_gpu(gpu.name),
+            gpu_count=count,
+            price_usd_h=gpu.price_per_hr * count
+            + rates.per_vcpu_hr * cores
+            + rates.per_gb_ram_hr * ram_gb
+            + rates.per_gb_storage_hr * disk_gb,
+            region=f"{place.city}, {place.country}",
+            disk_gib=limits.max_storage_gb // _DISK_STEP_GB * _DISK_STEP_GB * _GB / GIB,
+            domain=f"{gpu.name} {place.id}",
+            priced_unix=time.time(),
+            available=cores > 0 and ram_gb > 0,
+            ram_gib=ram_gb * _GB / GIB,
+            cores=cores,
+        )
+
+    def _of_label(self, label: Label) -> Machine | None:
+        own = [one for one in self._listed() if one.name == label_name(label)]
+        found = self.find(MachineId(own[0].id)) if own else None
+        return found if isinstance(found, Machine) else None
+
+    def _listed(self) -> list[_Instance]:
+        path = f"{_API}/instances"
+        rows = self._client.read(_ListedData, path).data.instances
+        found = [_instance_in(row) for row in rows]
+        if None in found:
+            raise self._client.unexpected(rows, f"GET {path}")
+        return [one for one in found if one is not None]
+
+    def _show(self, machine: str) -> _Instance | None:
+        """None: it is not found."""
+        path = f"{_API}/instances/{machine}"
+        answer = self._client.ask("GET", path, dict[str, Any])
+        refusal = answer if isinstance(answer, Refusal) else _refusal_in(answer)
+        if refusal is not None:
+            if refusal.status == 404:
+                return None
+            raise self._failed(refusal, f"show instance {machine}")
+        found = _instance_in(answer)
+        if found is None or found.id != machine:
+            raise self._client.unexpected(answer, f"GET {path}")
+        return found
+
+    def _machine(self, row: _Instance) -> Machine:
+        way = next((one.external_port for one in row.forwards if one.internal_port == 22), None)
+        up = row.state == "running" and bool(row.address)
+        ends = row.state in ("stopping", "deleting")
+        stopped = row.state.startswith("stopped") or row.state == "error"
+        endpoint = Endpoint(row.address, way or self._ssh_port, "root") if row.address else None
+        return Machine(
+            MachineId(row.id),
+            self.identity,
+            label_in(row.name),
+            "stopping" if ends else "stopped" if stopped else "running" if up else "starting",
+            endpoint if up else None,
+            row.usd_h or 0.0,
+            f"TensorDock says {row.status}",
+        )
+
+    def _failed(self, refusal: Refusal, doing: str) -> ProviderError:
+        if refusal.status in (401, 402, 403):
+            return self._client.denied(refusal, doing)
+        return self._client.unexpected(refusal, doing)
+
+
+def _refusal_in(body: dict[str, Any]) -> Refusal | None:
+    """TensorDock also refuses in an answer that is 2xx: {"error": words, "status": number}."""
+    words = body.get("error") or body.get("message")
+    status = body.get("status")
+    if not words or not isinstance(status, int) or "id" in body:
+        return None
+    return Refusal(status, str(words), body)
+
+
+def _instance_in(body: object) -> _Instance | None:
+    """Of {"data": {...}}, of {"attributes": {...}}, or flat. None: none of them."""
+    if isinstance(body, dict) and isinstance(body.get("data"), dict):
+        body = body["data"]
+    if isinstance(body, dict) and isinstance(body.get("attributes"), dict):
+        body = {**body["attributes"], "id": body.get("id")}
+    try:
+        return msgspec.convert(body, _Instance)
+    except msgspec.ValidationError:
+        return None
+
+
+def _refused(order: Order, refusal: Refusal) -> ProviderError:
+    asked = f"TensorDock refused {order.offer.id}: {refusal}"
+    words = refusal.text.lower()
+    if refusal.status in (401, 402, 403) or _MONEY.search(words):
+        return ProviderDenied(f"{asked}. Check the key, its permissions and the account's balance")
+    if _CAPACITY.search(words):
+        return NoCapacity(asked)
+    if _QUOTA.search(words):
+        return QuotaReached(asked)
+    return CreateFailed(asked)
+
+
+def _shape_in(offer: str) -> _Shape:
+    parts = offer.split("/")
+    if len(parts) != 5 or not all(part.isdecimal() for part in parts[1:4]):
+        raise CreateFailed(f"{offer!r} is no offer of TensorDock")
+    return _Shape(parts[0], int(parts[1]), int(parts[2]), int(parts[3]), parts[4])
+
+
+def _disk_gb(disk_gib: float) -> int:
+    steps = math.ceil(disk_gib * GIB / _GB / _DISK_STEP_GB)
+    return max(_LEAST_DISK_GB, steps * _DISK_STEP_GB)
