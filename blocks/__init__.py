@@ -11,7 +11,13 @@ from blocks.ec2_provider import Ec2Provider
 from blocks.gcp_provider import GcpProvider
 from blocks.kubernetes_provider import KubernetesProvider
 from blocks.local_provider import LocalProvider
-from blocks.markets import LambdaProvider, RunpodProvider, TensordockProvider, VastProvider
+from blocks.markets import (
+    HostkeyProvider,
+    LambdaProvider,
+    RunpodProvider,
+    TensordockProvider,
+    VastProvider,
+)
 from blocks.object_store import ObjectStore
 from blocks.ssh_identity import SSHIdentity
 from blocks.stack import Stack
@@ -21,6 +27,7 @@ __all__ = [
     "Budget",
     "Ec2Provider",
     "GcpProvider",
+    "HostkeyProvider",
     "KubernetesProvider",
     "LambdaProvider",
     "LocalProvider",
@@ -42,6 +49,7 @@ ProviderBlock: TypeAlias = (
     | GcpProvider
     | KubernetesProvider
     | TensordockProvider
+    | HostkeyProvider
 )
 PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     LocalProvider,
@@ -52,5 +60,6 @@ PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     GcpProvider,
     KubernetesProvider,
     TensordockProvider,
+    HostkeyProvider,
 )
 """The provider blocks, the default first."""

@@ -9,7 +9,7 @@ from prefect.blocks.core import Block
 from pydantic import AfterValidator, Field, HttpUrl, SecretStr
 
 from blocks.reference import LOGOS
-from torpor.control.providers import lambda_cloud, runpod, tensordock, vast
+from torpor.control.providers import hostkey, lambda_cloud, runpod, tensordock, vast
 
 _ROTATION: Final = (
     "torpor names the account by a hash of this key, so end all rentals before you change it."
@@ -180,3 +180,40 @@ class TensordockProvider(Block):
     def open(self) -> tensordock.TensorDockProvider:
         """The provider, ready to use. Nothing is sent."""
         return tensordock.TensorDockProvider(self.api_key.get_secret_value(), url=self.url)
+
+
+class HostkeyProvider(Block):
+    """An account at HOSTKEY: dedicated and virtual servers with GPUs, billed by the hour.
+
+    HOSTKEY refuses the login of an account without servers. Keep one there that is not torpor's.
+
+    Args:
+        api_key: The account's API key.
+        url: The address of the market's API.
+
+    Example:
+        List what is on sale:
+        ```python
+        from blocks import HostkeyProvider
+        from torpor.shared.values import Want
+
+        provider = HostkeyProvider.load("BLOCK_NAME").open()
+        print(provider.check(), provider.offers(Want(gpu="RTX A5000")))
+        ```
+    """
+
+    _block_type_name = "Hostkey Provider"
+    _block_type_slug = "hostkey-provider"
+    _logo_url = HttpUrl(f"{LOGOS}/process.png")
+    _documentation_url = HttpUrl("https://hostkey.com/documentation/apidocs/")
+
+    api_key: ApiKey = Field(
+        title="API key",
+        description=f"An API key for any server of the account. {_ROTATION}",
+    )
+
+    url: ApiUrl = Field(default=hostkey.URL, title="API address", description=_ADDRESS)
+
+    def open(self) -> hostkey.HostkeyProvider:
+        """The provider, ready to use. Nothing is sent."""
+        return hostkey.HostkeyProvider(self.api_key.get_secret_value(), url=self.url)

@@ -8,7 +8,13 @@ from typing import Final, TypeAlias
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from blocks import LambdaProvider, RunpodProvider, TensordockProvider, VastProvider
+from blocks import (
+    HostkeyProvider,
+    LambdaProvider,
+    RunpodProvider,
+    TensordockProvider,
+    VastProvider,
+)
 from deployments.market import described, main
 from tests.markets.market import Market
 from tests.markets.server import KEY
@@ -17,8 +23,11 @@ from tests.markets.vast import FakeVast
 from torpor.control.providers.vast import VastProvider as Vast
 from torpor.shared.values import Want
 
-Keyed: TypeAlias = LambdaProvider | RunpodProvider | TensordockProvider | VastProvider
+Keyed: TypeAlias = (
+    HostkeyProvider | LambdaProvider | RunpodProvider | TensordockProvider | VastProvider
+)
 KEYED: Final[list[type[Keyed]]] = [
+    HostkeyProvider,
     LambdaProvider,
     RunpodProvider,
     TensordockProvider,

@@ -36,6 +36,7 @@ from tests.markets.gcp import (
     gcp_prices,
     gcp_wares,
 )
+from tests.markets.hostkey import FakeHostkey, hostkey_wares
 from tests.markets.kubernetes import NAMESPACE, FakeKubernetes, kubeconfig, kubernetes_wares
 from tests.markets.lambda_cloud import FakeLambda
 from tests.markets.market import Market
@@ -47,6 +48,7 @@ from tests.markets.vast import FakeVast
 from torpor.control.providers.ec2 import Ec2Provider
 from torpor.control.providers.gcp import GcpProvider
 from torpor.control.providers.gcp_client import GoogleLogin
+from torpor.control.providers.hostkey import HostkeyProvider
 from torpor.control.providers.kubernetes_cluster import KubernetesProvider
 from torpor.control.providers.kubernetes_objects import Machines as ClusterMachines
 from torpor.control.providers.lambda_cloud import LambdaProvider
@@ -107,6 +109,16 @@ def _lambda(fake: FakeLambda, options: Options) -> Provider:
 
 def _tensordock(fake: FakeTensorDock, options: Options) -> Provider:
     return TensorDockProvider(
+        fake.key,
+        url=fake.url,
+        ssh_port=options.ssh_port,
+        timeout=options.timeout,
+        sleep=options.sleep,
+    )
+
+
+def _hostkey(fake: FakeHostkey, options: Options) -> Provider:
+    return HostkeyProvider(
         fake.key,
         url=fake.url,
         ssh_port=options.ssh_port,
@@ -240,6 +252,13 @@ ROWS: Final[dict[str, Row]] = {
         "vm",
         _tensordock,
         _keyed(blocks.TensordockProvider),
+    ),
+    "hostkey": Row(
+        lambda: FakeHostkey(Market(wares=hostkey_wares())),
+        "vm",
+        _hostkey,
+        _keyed(blocks.HostkeyProvider),
+        by_hand=lambda number: str(7_900_000 + number),
     ),
 }
 """The name is also that of the provider's address, and of its block: ``NAME-provider``."""

@@ -98,6 +98,10 @@ class FakeMarket(ABC):
         """A 500."""
         return Answer(500, "Internal Server Error", "text/plain")
 
+    def login_of(self, request: Request, header: str) -> str:
+        """What ``answer`` takes for authorization, where a market wants it elsewhere."""
+        return header
+
     # -- one request
 
     def answer(self, request: Request, authorization: str) -> Answer | None:
@@ -171,7 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             body = raw.decode(errors="replace")
         request = Request(self.command, parts.path, dict(parse_qsl(parts.query)), body)
-        answer = self.server.fake.answer(request, self.headers.get("Authorization", ""))
+        fake = self.server.fake
+        login = fake.login_of(request, self.headers.get("Authorization", ""))
+        answer = fake.answer(request, login)
         if answer is None:
             self.close_connection = True
             return

@@ -33,6 +33,7 @@ def tensordock_wares() -> list[Ware]:
         Ware("geforcertx4090-pcie-24gb", 1, 24, 0.31, "Porto, Portugal", stock=2, name="NO IP"),
         Ware("h100-sxm5-80gb", 1, 80, 2.25, "Manassas, United States", stock=8),
         Ware("a100-pcie-80gb", 1, 80, 1.27, "Austin, United States", stock=2, disk_gib=1000),
+        Ware("h100-sxm5-80gb", 1, 80, 2.45, "Austin, United States", stock=2),
     ]
 
 

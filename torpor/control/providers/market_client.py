@@ -39,8 +39,15 @@ class Refusal(msgspec.Struct, frozen=True):
         return f"{self.status}: {self.text[:_TOLD_CHARACTERS].strip() or 'no words'}"
 
 
+class Form(msgspec.Struct, frozen=True):
+    """A body of fields, where a market takes no JSON."""
+
+    fields: Mapping[str, str]
+
+
 class MarketClient:
-    """Asks ``url`` with a bearer key. Thread-safe. The key is in no message and no repr."""
+    """Asks ``url``, with ``key`` in the header where ``bearer``. Thread-safe. The key is in no
+    message and no repr."""
 
     def __init__(
         self,
@@ -50,6 +57,7 @@ class MarketClient:
         *,
         identity: str = "",
         transport: httpx.BaseTransport | None = None,
+        bearer: bool = True,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -59,7 +67,7 @@ class MarketClient:
         self._sleep = sleep
         self._http = httpx.Client(
             base_url=url,
-            headers={"Authorization": f"Bearer {key}"},
+            headers={"Authorization": f"Bearer {key}"} if bearer else {},
             transport=transport,
             timeout=timeout,
             limits=httpx.Limits(max_keepalive_connections=0),  # nobody closes a provider
@@ -152,8 +160,9 @@ class MarketClient:
         body: Any,
     ) -> _Shape | Refusal:
         doing = f"{method} {path}"
+        sent: dict[str, Any] = {"data": body.fields} if isinstance(body, Form) else {"json": body}
         try:
-            answer = self._http.request(method, path, params=params or None, json=body)
+            answer = self._http.request(method, path, params=params or None, **sent)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as cause:
             raise self._unavailable(f"cannot be reached: {cause}", doing) from cause
         except httpx.HTTPError as cause:

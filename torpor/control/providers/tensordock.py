@@ -147,7 +147,7 @@ class TensorDockProvider:
         ready_s=1200.0,
         stop_keeps="disk",
         stopped_usd_gib_month=None,  # each host has its own price
-        min_disk_gib=_LEAST_DISK_GB * _GB / GIB,
+        min_disk_gib=round(_LEAST_DISK_GB * _GB / GIB, 1),
         billing_s=60.0,
         notice_s=None,
     )

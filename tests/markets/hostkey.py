@@ -1,0 +1,288 @@
+"""A fake of HOSTKEY's InvAPI: forms, sessions, presets, orders, servers, cancellations, invoices.
+
+Its words and shapes are those of HOSTKEY's documentation and of the fixtures of HOSTKEY's own
+Terraform provider, where several are possible. There is no specification to check it against.
+"""
+
+from __future__ import annotations
+
+import calendar
+import hashlib
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any, Final, Literal
+from urllib.parse import parse_qsl
+
+from tests.markets.faults import Action
+from tests.markets.market import Rented, Ware
+from tests.markets.server import Answer, FakeMarket, Request
+
+OWN_SERVER: Final = 1001
+FIRST_SERVER: Final = 7_700_000
+_FIRST_INVOICE: Final = 603_548
+_PERIODS: Final = {"hourly", "monthly", "quarterly", "semi-annually", "annually"}
+_ORDER: Final = {
+    "preset", "location_name", "os_id", "soft_id", "traffic_plan", "root_pass", "hostname",
+    "ssh_key", "post_install_script", "deploy_period", "deploy_notify", "root_size", "disk_mirror",
+}  # fmt: skip
+_WORDS: Final = {
+    "no capacity": "No available servers for this preset",
+    "quota": "Server limit is reached for your account, please pass the verification",
+    "denied": "Permission denied for this key",
+    "no money": "Insufficient credit balance",
+}
+_PUBLIC: Final = {"/presets.php", "/os.php", "/traffic_plans.php"}
+_SYSTEMS: Final = (
+    {"id": 187, "name": "Debian 11", "active": 1},
+    {"id": 199, "name": "Debian 12", "active": 1},
+    {"id": 211, "name": "Ubuntu 22.04", "active": 0},
+    {"id": 240, "name": "Ubuntu 22.04 + NVIDIA CUDA", "active": 1},
+    {"id": 188, "name": "Windows Server 2022", "active": 1},
+)
+_PLANS: Final = (
+    {"id": 25, "name": "1Gbps unmetered", "active": 1, "price": 99.0, "main_plan": 0},
+    {"id": 31, "name": "1Gbps 50TB - FREE", "active": 1, "price": 0, "main_plan": 1},
+)
+
+
+def hostkey_wares() -> list[Ware]:
+    """``name`` is the preset, ``region`` a location."""
+    return [
+        Ware("RTX A5000", 1, 24, 0.42, "NL", name="gpu.v2-a5000", disk_gib=960),
+        Ware("RTX A5000", 1, 24, 0.42, "US", name="gpu.v2-a5000", disk_gib=960),
+        Ware("H100", 1, 80, 2.40, "NL", name="gpu.h100", disk_gib=1920),
+        Ware("H100", 1, 80, 2.40, "US", name="gpu.h100", disk_gib=1920),
+        Ware("", 0, 0, 0.01, "DE", name="vm.pico", disk_gib=20, ram_gib=2, cores=1),
+    ]
+
+
+class FakeHostkey(FakeMarket):
+    """``own_servers``: those of the account that are not in the market's books; with none at all,
+    nobody is let in. ``ended_status``: what is said of a cancelled server; empty: not found."""
+
+    own_servers: int = 1
+    listed_as: Literal["records", "numbers", "words"] = "records"
+    named_in: Literal["tags", "server_data"] = "tags"
+    token_in: Literal["result", "answer"] = "result"
+    id_in_order: bool = False
+    takes_unpaid: bool = False
+    unnamed_looks: int = 0  # answers that still say hostkey{id} for the host name
+    ended_status: str = ""
+    sessions: int = 0
+    told_at_login: Any = None  # instead of a session
+
+    def __init__(self, market: Any) -> None:
+        super().__init__(market)
+        self.invoices: dict[int, dict[str, Any]] = {}
+        self._numbers = itertools.count(_FIRST_INVOICE)
+
+    # -- FakeMarket
+
+    def login_of(self, request: Request, header: str) -> str:
+        """The key and the session are in the form; business requests never have the key."""
+        form = dict(parse_qsl(request.body or "")) if isinstance(request.body, str) else {}
+        key, token = form.pop("key", ""), form.pop("token", "")
+        request.body = form
+        if request.path == "/auth.php":
+            return f"Bearer {key}"
+        assert not key, "only a login has the account's key"
+        allowed = request.path in _PUBLIC or token == self._token()
+        return f"Bearer {self.key}" if allowed else "Bearer -"
+
+    def action_of(self, request: Request) -> Action:
+        asked = (request.path, request.body.get("action"))
+        known: dict[tuple[str, Any], Action] = {
+            ("/eq.php", "order_instance"): "create",
+            ("/eq.php", "show"): "find",
+            ("/eq.php", "list"): "list",
+            ("/whmcs.php", "request_cancellation"): "destroy",
+        }
+        return "offers" if request.path in _PUBLIC else known.get(asked, "account")
+
+    def handle(self, request: Request) -> Answer:
+        if request.has("denied"):
+            return _refused(_WORDS["denied"])
+        routes: dict[tuple[str, str], Callable[[Request], Answer]] = {
+            ("/auth.php", "login"): self._login,
+            ("/presets.php", "info"): self._presets,
+            ("/os.php", "list"): lambda _: _ok(os_list=list(_SYSTEMS)),
+            ("/traffic_plans.php", "list"): lambda _: _ok(traffic_plans=list(_PLANS)),
+            ("/eq.php", "order_instance"): self._order,
+            ("/eq.php", "list"): self._list,
+            ("/eq.php", "show"): self._show,
+            ("/whmcs.php", "get_client"): lambda _: _ok(client={"id": 4711, "credit": "100.00"}),
+            ("/whmcs.php", "get_invoices"): self._invoices,
+            ("/whmcs.php", "request_cancellation"): self._cancel,
+        }
+        route = routes.get((request.path, request.body.get("action", "")))
+        return route(request) if route else _refused("Unknown action")
+
+    def unauthorized(self) -> Answer:
+        return _refused("Invalid token or incorrect API key")
+
+    def error_body(self, request: Request) -> Answer:
+        return Answer(200, {"code": -1, "message": "Internal server error"})
+
+    # -- one module each
+
+    def _token(self) -> str:
+        return hashlib.sha256(f"{self.key} {self.sessions}".encode()).hexdigest()[:32]
+
+    def _login(self, request: Request) -> Answer:
+        if self.told_at_login is not None:
+            return Answer(200, self.told_at_login)
+        if not self.own_servers and not self.market.alive():
+            words = {"code": "NO_APPROPRIATE_SERVERS", "message": "No appropriate servers found"}
+            return Answer(200, {"result": -1, **words})
+        told = {"token": self._token(), "token_expire": int(time.time()) + 3600, "servers": []}
+        return Answer(200, {"result": told} if self.token_in == "result" else told)
+
+    def _presets(self, request: Request) -> Answer:
+        now = time.gmtime()
+        hours = calendar.monthrange(now.tm_year, now.tm_mon)[1] * 24
+        rows: dict[str, dict[str, Any]] = {}
+        for number, ware in enumerate(self.market.wares, 101):
+            usd = ware.usd_h * hours
+            new = {
+                "id": number,
+                "name": ware.name,
+                "cpu": ware.cores,
+                "ram": int(ware.ram_gib),
+                "hdd": f"2x{ware.disk_gib:.0f}" if ware.gpu else int(ware.disk_gib),
+                "gpu": ware.gpu or None,
+                "virtual": 0 if ware.gpu else 1,
+                "active": 0,
+                "description": ware.name,
+                "locations": "",
+                "price": {"EUR": usd * 0.9, "USD": usd},
+            }
+            row = rows.setdefault(ware.name, new)
+            if ware.stock > 0:
+                row["active"] = 1
+                row["locations"] = ",".join(filter(None, [row["locations"], ware.region]))
+        return _ok(presets=list(rows.values()))
+
+    def _order(self, request: Request) -> Answer:
+        asked: dict[str, str] = request.body
+        for kind, words in _WORDS.items():
+            if request.has(kind):
+                return _refused(words)
+        if fault := _faulty(asked):
+            return _refused(f"Wrong parameter: {fault}")
+        wanted = (asked["preset"], asked["location_name"])
+        placed = [one for one in self.market.wares if (one.name, one.region) == wanted]
+        if not placed or placed[0].stock <= 0:
+            return _refused(_WORDS["no capacity"])
+        invoice = next(self._numbers)
+        line = f"{asked['preset']} - {asked['hostname']} (01/11/2026 - 30/11/2026)"
+        self.invoices[invoice] = {
+            "id": invoice,
+            "status": "Unpaid" if self.takes_unpaid else "Paid",
+            "items": [{"description": line}],
+        }
+        told = {"action": "order_instance", "invoice": invoice}
+        if self.takes_unpaid:
+            return _ok(**told, status="Unpaid")
+        machine = self.market.rent(
+            placed[0],
+            asked["hostname"],
+            asked,
+            id_of=lambda number: str(FIRST_SERVER + number),
+            command=["/bin/sh", "-c", asked["post_install_script"]],
+        )
+        if request.has("error that created"):
+            return _refused("Timeout while the order was processed")
+        known = {"id": machine.id} if self.id_in_order else {}
+        return _ok(**told, **known, status="Paid", callback=f"cb-{invoice}")
+
+    def _list(self, request: Request) -> Answer:
+        shown = [] if request.has("not found") else self.market.visible()
+        rows = [
+            {
+                "id": int(one.id),
+                "status": "rent",
+                "hostname": one.label,
+                "location": one.ware.region,
+            }
+            for one in shown
+        ]
+        own = {"id": OWN_SERVER, "status": "rent", "hostname": "mine", "location": "NL"}
+        rows += [own] * min(self.own_servers, 1)
+        if self.listed_as == "records":
+            return _ok(servers=rows)
+        return _ok(servers=[row["id"] if self.listed_as == "numbers" else str(row["id"])
+                            for row in rows])  # fmt: skip
+
+    def _show(self, request: Request) -> Answer:
+        asked = request.body.get("id", "")
+        if asked == str(OWN_SERVER) and self.own_servers:
+            return _server("rent", "mine", "192.0.2.1", self.named_in)
+        machine = next((one for one in self.market.rented if one.id == asked), None)
+        if machine is None or request.has("not found") or machine.hidden_looks > 0:
+            return _refused("Server not found")
+        if not machine.alive:
+            if not self.ended_status:
+                return _refused("Server not found")
+            return _server(self.ended_status, machine.label, "", self.named_in)
+        name = machine.label
+        if self.unnamed_looks > 0:
+            self.unnamed_looks -= 1
+            name = f"hostkey{machine.id}"
+        status = "power_off" if machine.stopped else "rent"
+        address = "" if self.market.starting(machine) else machine.address
+        return _server(status, name, address, self.named_in)
+
+    def _invoices(self, request: Request) -> Answer:
+        wanted = request.body.get("status")
+        rows = [one for one in self.invoices.values() if wanted in (None, one["status"])]
+        return _ok(invoices=rows)
+
+    def _cancel(self, request: Request) -> Answer:
+        machine = self._alive(request.body.get("id", ""))
+        if machine is None:
+            return _refused("Server not found")
+        if request.body.get("cancellation_type") == "1" and not request.has("lives"):
+            self.market.end(machine)
+        return _ok(action="request_cancellation")
+
+    def _alive(self, server: str) -> Rented | None:
+        return next((one for one in self.market.alive() if one.id == server), None)
+
+
+def _server(status: str, name: str, address: str, named_in: str) -> Answer:
+    data = {"status": status, "preset": {"name": "gpu"}}
+    tags = [{"tag": "OS", "value": "Ubuntu"}]
+    if named_in == "tags":
+        tags.append({"tag": "hostname", "value": name})
+    else:
+        data["hostname"] = name
+    addresses = [{"ip": "198.51.100.9", "main_ip": 0}, {"ip": address, "main_ip": 1}]
+    return _ok(server_data=data, tags=tags, IP=addresses if address else [])
+
+
+def _faulty(asked: dict[str, str]) -> str:
+    """What the documentation forbids; empty: nothing."""
+    password = asked.get("root_pass", "")
+    kinds = (str.isupper, str.islower, str.isdigit, "%-_+".__contains__)
+    if set(asked) - _ORDER - {"action"}:
+        return f"{set(asked) - _ORDER}"
+    if not 8 <= len(password) <= 30 or not all(any(map(kind, password)) for kind in kinds):
+        return "root_pass"
+    if asked.get("os_id") not in {str(one["id"]) for one in _SYSTEMS if one["active"]}:
+        return "os_id"
+    if asked.get("traffic_plan") not in {str(one["id"]) for one in _PLANS}:
+        return "traffic_plan"
+    if asked.get("deploy_period") not in _PERIODS:
+        return "deploy_period"
+    if not 1 <= len(asked.get("hostname", "")) <= 253:
+        return "hostname"
+    return "" if len(asked.get("post_install_script", "")) <= 32768 else "post_install_script"
+
+
+def _ok(**told: Any) -> Answer:
+    return Answer(200, {"result": "OK", **told})
+
+
+def _refused(words: str) -> Answer:
+    return Answer(200, {"result": -1, "error": words})
