@@ -76,8 +76,8 @@ def test_wake_says_when_what_comes_first_can_be_used(
         assert differences(first, {path: now[path] for path in first}) == []
         seen.append("usable")
 
-    def hands_over(self: Tenancy, *, alone: bool = False) -> None:
-        handed_over(self, alone=alone)
+    def hands_over(self: Tenancy, **given: Any) -> None:
+        handed_over(self, **given)
         seen.append("handed over")
 
     monkeypatch.setattr(Arrival, "finish_first", finishes)
