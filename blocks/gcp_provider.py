@@ -40,6 +40,7 @@ class GcpProvider(Block):
         image: The image of new machines. Empty: Google's Deep Learning VM.
         network: The network of new machines.
         subnetwork: The subnetwork, of the same name in each region. Empty: the network chooses.
+        deadline_h: After how many hours without `watch` a machine powers itself off.
         metadata_url: Where a machine asks whether Google will take it away.
         url: The address of Compute Engine's API.
 
@@ -101,6 +102,16 @@ class GcpProvider(Block):
         default="",
         description="The subnetwork of new machines, for a network that does not choose one.",
     )
+    deadline_h: float = Field(
+        default=0,
+        ge=0,
+        title="Deadline",
+        description=(
+            "A machine powers itself off after so many hours in which the flow `watch` has not "
+            "renewed this. Google keeps its disk. 0: never. Set it only where `watch` runs on a "
+            "schedule: it cuts off whatever runs on the machine."
+        ),
+    )
     metadata_url: str = Field(
         default=gcp.METADATA_URL,
         title="Metadata service",
@@ -131,6 +142,7 @@ class GcpProvider(Block):
             subnetwork=self.subnetwork,
             url=self.url,
             metadata_url=self.metadata_url,
+            deadline_s=self.deadline_h * 3600 or None,
         )
 
     @field_validator("project", "image", "network", "subnetwork", mode="after")

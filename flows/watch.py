@@ -14,7 +14,14 @@ from flows.flow import flow
 from tasks.events import MachineUnknown, emit
 from tasks.opening import open_workspace
 from tasks.runner import runner
-from tasks.watching import Standing, list_all_machines, look_at, newest_made_unix
+from tasks.watching import (
+    Standing,
+    has_deadline,
+    list_all_machines,
+    look_at,
+    newest_made_unix,
+    renew_deadline,
+)
 from tasks.workspace import OpenWorkspace
 from torpor.control.idleness import Verdict
 from torpor.control.metrics import write_metrics
@@ -40,7 +47,8 @@ def watch(
     spent, and continue jobs whose run has gone.
 
     A machine is idle by the rules of its Workspace block. One of which that cannot be said is kept,
-    with a warning and its reason. When a budget will be spent by the time that hibernating takes,
+    with a warning and its reason. A machine whose provider block sets a deadline goes on only while
+    this flow renews it. When a budget will be spent by the time that hibernating takes,
     the machines that it counts are hibernated, also those that work. Nothing else is ended: what
     may be forgotten is only listed.
 
@@ -63,6 +71,8 @@ def watch(
     for name, why in {**standing.unread, **troubles, **unread_jobs}.items():
         watched.append(Watched(name, "unknown", why, "see that its store answers"))
     used = [one for one in standing.findings if one.kind == "in use" and one.machine and one.rental]
+    if not dry_run:
+        _renew(used, opened, faults)
     over, unread = over_budget(_handed_over(standing, opened), dry_run)
     looks = [
         (one, look_at.submit(opened[_name(one)], one.machine, one.rental))
@@ -262,6 +272,21 @@ def _act(
     if one.over:
         return hibernate_over_budget(one, opened[blocks[0]], blocks[0], faults)
     return hibernate_idle(one, blocks[0], faults) if one.idle else one
+
+
+def _renew(
+    used: list[Finding], opened: dict[WorkspaceName, OpenWorkspace], faults: list[Exception]
+) -> None:
+    """The machines that stop themselves when the control side is gone go on."""
+    for one in used:
+        workspace = opened[_name(one)]
+        if one.machine is None or not has_deadline(workspace, one.machine):
+            continue
+        try:
+            renew_deadline(workspace, one.machine)
+        except TorporError as error:
+            runner().log.error("the deadline of machine %s stands: %s", one.machine.id, error)
+            faults.append(error)
 
 
 def _free_slots(blocks: dict[str, OpenWorkspace], faults: list[Exception]) -> None:

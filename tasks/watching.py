@@ -15,6 +15,7 @@ from tasks.retrying import ONCE
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.idleness import Verdict, judge
+from torpor.control.providers.seam import Deadlines
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.remote.seam import Agent
 from torpor.control.rental.records import Rental
@@ -68,6 +69,21 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> Standing:
         {identity: str(error) for identity, error in silent.items()},
         unread,
     )
+
+
+def has_deadline(opened: OpenWorkspace, machine: Machine) -> bool:
+    """Whether a machine that runs is stopped by its provider's side unless it is renewed."""
+    if machine.state != "running":
+        return False
+    return opened.markets.of(machine.provider).abilities.deadline_s is not None
+
+
+@step("renew deadline", run_name="renew deadline of {machine.id}", retries=ONCE)
+def renew_deadline(opened: OpenWorkspace, machine: Machine) -> None:
+    """Let the machine go on. Raises the provider's error."""
+    provider = opened.markets.of(machine.provider)
+    if isinstance(provider, Deadlines):
+        provider.renew(machine)
 
 
 @step("look at machine", run_name="look at {machine.id}", retries=ONCE)

@@ -23,13 +23,14 @@ from tests.fixtures.activity import sample
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.rentals import standing
 from tests.fixtures.world import WORKSPACE, World, kill
+from torpor.control.providers.seam import Provider
 from torpor.control.remote.session import Session
 from torpor.control.store.snapshots import list_snapshots
 from torpor.control.watching import Watched, WatchReport
 from torpor.machine.agent.home import MARKER
 from torpor.machine.sampler.ring import RECORDS, Ring, boot_clock_s, boot_id
-from torpor.shared.errors import MachineInUse, StoreUnavailable
-from torpor.shared.values import IdleRules, MachineId
+from torpor.shared.errors import MachineInUse, ProviderUnavailable, StoreUnavailable
+from torpor.shared.values import IdleRules, Machine, MachineId
 from torpor.shared.wire.activity import NO_GPU, UNKNOWN
 from torpor.shared.wire.job import StartJob
 from torpor.shared.wire.request import Request
@@ -279,3 +280,46 @@ def test_a_machine_that_is_used_during_its_hibernation_is_kept(
         hibernate.fn(opened.spec.name, only_if_idle=True)
     assert len(list_snapshots(world.direct, WORKSPACE)) == 1  # the snapshot is whole all the same
     assert [one.id for one in world.machines()] == [machine]
+
+
+class _Deadlined:
+    """The local provider, as one whose machines stop unless they are renewed."""
+
+    def __init__(self, provider: Provider, refusal: Exception | None = None) -> None:
+        self.provider, self.refusal = provider, refusal
+        self.abilities = msgspec.structs.replace(provider.abilities, deadline_s=3600.0)
+        self.renewed: list[MachineId] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.provider, name)
+
+    def renew(self, machine: Machine) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.renewed.append(machine.id)
+
+
+def test_deadlines_of_machines_are_renewed_but_not_by_a_dry_run(
+    world: World, opened: OpenWorkspace
+) -> None:
+    machine = _rented(world, cpu=90)
+    provider: Any = _Deadlined(opened.providers[0])
+    kept = msgspec.structs.replace(_RULES, hibernate=False)
+    spec = msgspec.structs.replace(opened.spec, idle=kept)
+    opened = replace(opened, spec=spec, providers=(provider,))
+    _watch(opened)
+    assert provider.renewed == []
+    for round_ in (1, 2):
+        _watch(opened, dry_run=False)
+        assert provider.renewed == [machine] * round_
+
+
+def test_a_deadline_that_is_not_renewed_fails_the_watch_which_looks_all_the_same(
+    world: World, opened: OpenWorkspace, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = _rented(world, cpu=90)
+    refusal = ProviderUnavailable("the market is down")
+    provider: Any = _Deadlined(opened.providers[0], refusal)
+    with pytest.raises(ProviderUnavailable, match="the market is down"):
+        _watch(replace(opened, providers=(provider,)), dry_run=False)
+    assert f"the deadline of machine {machine} stands" in caplog.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
 import json
 import re
@@ -174,6 +176,8 @@ class FakeGcp(FakeMarket):
             return self._insert(found[1], request)
         if found := re.fullmatch(r"zones/([a-z0-9-]+)/instances/([a-z0-9-]+)", rest):
             return self._instance(found[1], found[2], request)
+        if found := re.fullmatch(r"zones/([a-z0-9-]+)/instances/([a-z0-9-]+)/setMetadata", rest):
+            return self._set_metadata(found[1], found[2], request)
         if found := re.fullmatch(r"zones/[a-z0-9-]+/operations/([a-z0-9-]+)", rest):
             return self._operation(found[1])
         if re.fullmatch(r"zones/[a-z0-9-]+/operations", rest):
@@ -268,9 +272,26 @@ class FakeGcp(FakeMarket):
             return Answer(200, operation)
         return Answer(200, self._shown(machine))
 
+    def _set_metadata(self, zone: str, name: str, request: Request) -> Answer:
+        machine = self._machine(zone, name)
+        if machine is None:
+            return _not_found(zone, name)
+        if request.body["fingerprint"] != self._fingerprint(machine):
+            return _error(412, "conditionNotMet", "Supplied fingerprint does not match current.")
+        machine.request["metadata"] = {"items": request.body["items"]}
+        return Answer(200, self._began("setMetadata", zone, name, request.query["requestId"]))
+
+    def _fingerprint(self, machine: Rented) -> str:
+        items = json.dumps(machine.request.get("metadata", {})).encode()
+        return base64.b64encode(hashlib.blake2b(items, digest_size=6).digest()).decode()
+
     def _reap(self) -> None:
-        """What belongs to machines that have ended, also by a test's own hand."""
+        """What belongs to machines that have ended, also by a test's own hand; and machines whose
+        own program has powered them off at their deadline."""
         for machine in self.market.rented:
+            until = _metadata(machine).get("torpor-deadline")
+            if until is not None and float(until) <= self.market.clock.now_unix:
+                machine.stopped = True
             if machine.alive or machine.id in self._reaped:
                 continue
             self._reaped.add(machine.id)
@@ -319,7 +340,7 @@ class FakeGcp(FakeMarket):
             "metadata": {
                 "kind": "compute#metadata",
                 "items": asked.get("metadata", {}).get("items", []),
-                "fingerprint": "Zg==",
+                "fingerprint": self._fingerprint(machine),
             },
             "scheduling": asked.get("scheduling", {}),
             "networkInterfaces": [{"name": "nic0", "accessConfigs": [card]}],
@@ -498,6 +519,11 @@ def _place(machine: Rented) -> tuple[str, str]:
     """Zone and name."""
     name, _, zone = machine.id.partition(".")
     return zone, name
+
+
+def _metadata(machine: Rented) -> dict[str, str]:
+    items = machine.request.get("metadata", {}).get("items", [])
+    return {item["key"]: item["value"] for item in items}
 
 
 def _deletes(operation: dict[str, Any], zone: str, name: str) -> bool:

@@ -385,6 +385,8 @@ def test_google_s_document_knows_every_request_and_answer(monkeypatch: pytest.Mo
         subnetwork="mine",
         url=fake.url,
         sleep=lambda s: None,
+        deadline_s=3600,
+        clock=lambda: fake.market.clock.now_unix,
     )
     try:
         assert provider.check().name
@@ -395,6 +397,8 @@ def test_google_s_document_knows_every_request_and_answer(monkeypatch: pytest.Mo
             assert rented(provider, want).id == machine.id
             assert type(provider.find(machine.id)) is Machine
             assert [one.id for one in provider.list_own()] == [machine.id]
+            fake.market.clock.advance(1800)
+            provider.renew(machine)
             fake.market.rented[-1].request["disks"][0]["autoDelete"] = False
             fake.addresses["kept"] = {
                 "kind": "compute#address",
@@ -413,11 +417,18 @@ def test_google_s_document_knows_every_request_and_answer(monkeypatch: pytest.Mo
             fake.operations.clear()
         assert discovery.violations == []
         assert {
-            "compute.instances.insert", "compute.instances.get", "compute.instances.delete",
-            "compute.instances.aggregatedList", "compute.zoneOperations.get",
-            "compute.zoneOperations.list", "compute.images.getFromFamily", "compute.disks.delete",
-            "compute.addresses.delete", "compute.machineTypes.aggregatedList",
-        } <= discovery.asked  # fmt: skip
+            "compute.instances.insert",
+            "compute.instances.get",
+            "compute.instances.delete",
+            "compute.instances.aggregatedList",
+            "compute.instances.setMetadata",
+            "compute.zoneOperations.get",
+            "compute.zoneOperations.list",
+            "compute.images.getFromFamily",
+            "compute.disks.delete",
+            "compute.addresses.delete",
+            "compute.machineTypes.aggregatedList",
+        } <= discovery.asked
     finally:
         fake.close()
 

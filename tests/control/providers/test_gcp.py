@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import google.auth.exceptions
@@ -12,6 +19,7 @@ import msgspec
 import pytest
 
 from tests.control.providers.market_contract import MarketContract, label, of_model
+from tests.fixtures.waiting import until
 from tests.markets.faults import Fault
 from tests.markets.gcp import (
     ADDRESS_USD_H,
@@ -24,9 +32,10 @@ from tests.markets.gcp import (
     gcp_wares,
 )
 from tests.markets.market import Market
-from tests.markets.server import FakeMarket
+from tests.markets.server import Answer, FakeMarket, Request
 from torpor.control.providers.gcp import GcpProvider
 from torpor.control.providers.gcp_client import GoogleLogin
+from torpor.control.providers.gcp_deadline import WATCHER, start_watcher
 from torpor.control.providers.gcp_offers import Priced, Ware, priced
 from torpor.control.providers.seam import Absent, Order, Provider
 from torpor.control.safety import never_handed_over
@@ -35,7 +44,9 @@ from torpor.shared.errors import (
     CreateUncertain,
     InvalidInput,
     NoCapacity,
+    NotOurs,
     ProviderDenied,
+    ProviderError,
     ProviderUnavailable,
     QuotaReached,
 )
@@ -235,6 +246,69 @@ class TestGcp(MarketContract):
         plain.destroy(live, never_handed_over(live, order.label))
         assert gcp.disks == {}
 
+    def test_a_machine_whose_deadline_nobody_renews_stops_and_keeps_its_disk(
+        self, gcp: FakeGcp, order: Order
+    ) -> None:
+        clock = gcp.market.clock
+        provider = self.connect(gcp, deadline_s=3600.0, clock=lambda: clock.now_unix)
+        assert provider.abilities.deadline_s == 3600
+        machine = provider.create(order)
+        made = gcp.market.rented[0].request["metadata"]["items"]
+        script = next(item["value"] for item in made if item["key"] == "startup-script")
+        assert WATCHER in script
+        for _ in range(5):
+            clock.advance(1800)
+            provider.renew(machine)
+        live = provider.find(machine.id)
+        assert isinstance(live, Machine)
+        assert live.state == "running"
+        now = gcp.market.rented[0].request["metadata"]["items"]
+        assert {"key": "startup-script", "value": script} in now
+        asked = len(gcp.calls)
+        provider.renew(machine)
+        assert len(gcp.calls) == asked + 1  # most of the time is left: it only looked
+        with pytest.raises(NotOurs):
+            provider.renew(msgspec.structs.replace(machine, label=label()))
+        clock.advance(3600)
+        stopped = provider.find(machine.id)
+        assert isinstance(stopped, Machine)
+        assert stopped.state == "stopped"
+        assert "its disk is kept and costs on" in stopped.note
+        assert stopped.price_usd_h == pytest.approx(_beside(20) - ADDRESS_USD_H)
+        assert list(gcp.disks) == [machine.id.partition(".")[0]]
+        provider.destroy(stopped, never_handed_over(stopped, order.label))
+        assert gcp.disks == {}
+
+    def test_without_a_deadline_nothing_on_the_machine_ends_it(
+        self, plain: Provider, gcp: FakeGcp, order: Order
+    ) -> None:
+        assert plain.abilities.deadline_s is None
+        machine = plain.create(order)
+        assert "poweroff" not in str(gcp.market.rented[0].request)
+        with_one = self.connect(gcp, deadline_s=60.0)
+        before = dict(gcp.market.rented[0].request["metadata"])
+        with_one.renew(machine)
+        assert gcp.market.rented[0].request["metadata"] == before
+
+    def test_a_change_of_somebody_else_is_not_undone_by_a_renewal(
+        self, gcp: FakeGcp, order: Order, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = gcp.market.clock
+        provider = self.connect(gcp, deadline_s=3600.0, clock=lambda: clock.now_unix)
+        machine = provider.create(order)
+        clock.advance(1800)
+        answer = gcp.handle
+
+        def changing(request: Request) -> Answer:
+            if request.path.endswith("/setMetadata"):
+                items = gcp.market.rented[0].request["metadata"]["items"]
+                items.append({"key": "theirs", "value": "1"})
+            return answer(request)
+
+        monkeypatch.setattr(gcp, "handle", changing)
+        with pytest.raises(ProviderError, match="conditionNotMet"):
+            provider.renew(machine)
+
     def test_disks_and_addresses_that_outlived_a_machine_end_with_its_label(
         self, plain: Provider, gcp: FakeGcp, order: Order
     ) -> None:
@@ -319,6 +393,48 @@ def test_a_price_is_for_a_machine_type_its_accelerators_and_a_place() -> None:
     for wrong in ("", "G2", "g2-standard-4/us-central1/cheap", "g2-standard-4 spot", "a/b"):
         with pytest.raises(InvalidInput):
             priced(wrong)
+
+
+class _Metadata(BaseHTTPRequestHandler):
+    until_unix = time.time() + 1000.0
+    asked = 0
+
+    def do_GET(self) -> None:
+        assert self.headers["Metadata-Flavor"] == "Google"
+        assert self.path.endswith("/instance/attributes/torpor-deadline")
+        type(self).asked += 1
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(f"{self.until_unix:.0f}".encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+def test_the_program_on_the_machine_powers_it_off_once_the_deadline_has_passed(
+    tmp_path: Path,
+) -> None:
+    off = tmp_path / "off"
+    (tmp_path / "poweroff").write_text(f"#!/bin/sh\ntouch {off}\n")
+    (tmp_path / "poweroff").chmod(0o755)
+    program = tmp_path / "watcher.py"
+    program.write_text(WATCHER)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Metadata) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,)).start()
+        where = f"http://127.0.0.1:{server.server_port}"
+        url = shlex.split(start_watcher(where, 1).partition("torpor-deadline http")[2])[0]
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        argv = [sys.executable, str(program), f"http{url}", "0.1", "0.05"]
+        process = subprocess.Popen(argv, env=environment)
+        try:
+            until(lambda: _Metadata.asked > 5, "the program has read its deadline")
+            assert not off.exists()
+            _Metadata.until_unix = 0.0
+            until(off.exists, "the machine is off")
+        finally:
+            process.kill()
+            process.wait()
+            server.shutdown()
 
 
 def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

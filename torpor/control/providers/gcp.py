@@ -23,6 +23,7 @@ from torpor.control.providers.gcp_client import (
     Operation,
     fault_of,
 )
+from torpor.control.providers.gcp_deadline import DEADLINE_KEY, start_watcher
 from torpor.control.providers.gcp_image import GcpImages, check_network, gpu_quotas
 from torpor.control.providers.gcp_launch import (
     PRICE_KEY,
@@ -38,6 +39,7 @@ from torpor.control.providers.seam import Abilities, Absent, Account, Order, Res
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
     CreateUncertain,
+    NotOurs,
     ProviderDenied,
     ProviderError,
 )
@@ -47,6 +49,7 @@ from torpor.shared.wire.job import NoticeSource
 METADATA_URL: Final = "http://metadata.google.internal"
 _SSH_PORT: Final = 22
 _ID: Final = re.compile(r"([a-z][a-z0-9-]{0,62})\.([a-z][a-z0-9-]{1,62})")
+_FRESH: Final = 0.75  # a deadline with more of its time left than this is not renewed yet
 _RENTAL_LABEL: Final = "torpor-rental"
 _STATES: Final = {
     "PENDING": "starting", "PROVISIONING": "starting", "STAGING": "starting",
@@ -62,6 +65,7 @@ class _Item(msgspec.Struct):
 
 class _Metadata(msgspec.Struct):
     items: list[_Item] = []
+    fingerprint: str = ""
 
 
 class _Access(msgspec.Struct):
@@ -137,18 +141,21 @@ class GcpProvider:
         subnetwork: str = "",
         url: str = URL,
         metadata_url: str = METADATA_URL,
+        deadline_s: float | None = None,
         ssh_port: int = _SSH_PORT,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = GcpClient(login, project, url=url, timeout=timeout, sleep=sleep)
         self._images = GcpImages(self._client, image)
         self._offers = GcpOffers(self._client, self._images, zones, prices, disk_usd_gib_month)
         self._zones, self._network, self._subnetwork = list(zones), network, subnetwork
-        self._ssh_port = ssh_port
+        self._ssh_port, self._metadata_url, self._clock = ssh_port, metadata_url, clock
         self.abilities = msgspec.structs.replace(
             self.abilities,
             stopped_usd_gib_month=disk_usd_gib_month,
+            deadline_s=deadline_s,
             notices=(NoticeSource("gcp", metadata_url),),
         )
 
@@ -181,12 +188,15 @@ class GcpProvider:
             return own[0]
         _, zone, _ = offer_parts(order.offer.id)
         name = MachineId(f"{instance_name(order)}.{zone}")
+        length_s = self.abilities.deadline_s
         body = launch_request(
             self._images.image(order.image),
             order,
             network=self._network,
             subnetwork=self._subnetwork,
             default_image=self._images.is_default(order.image),
+            more_script=start_watcher(self._metadata_url, length_s) if length_s else "",
+            more_metadata={DEADLINE_KEY: self._deadline(length_s)} if length_s else {},
         )
         # The id of the request makes Google carry it out once, however often it is sent.
         path = f"/zones/{zone}/instances?requestId={uuid.uuid4()}"
@@ -236,6 +246,34 @@ class GcpProvider:
         machine, unless somebody changed that."""
         return [one for one, _ in self._left()]
 
+    def renew(self, machine: Machine) -> None:
+        """See ``torpor.control.providers.seam.Deadlines``. A machine that was made without a
+        deadline goes on without one."""
+        name, _, zone = machine.id.partition(".")
+        path = f"/zones/{zone}/instances/{name}"
+        row = self._client.read(_Instance, path)
+        if machine.label is None or label_among(row.labels) != machine.label:
+            raise NotOurs(f"machine {machine.id} is not of {machine.label}: nothing was changed")
+        items = {item.key: item.value for item in row.metadata.items}
+        length_s = self.abilities.deadline_s
+        if length_s is None or DEADLINE_KEY not in items:
+            return
+        if _number(items[DEADLINE_KEY]) - self._clock() > length_s * _FRESH:
+            return
+        items[DEADLINE_KEY] = self._deadline(length_s)
+        # Google refuses a fingerprint that is not the newest, so nobody else's change is lost.
+        body = {
+            "fingerprint": row.metadata.fingerprint,
+            "items": [{"key": key, "value": value} for key, value in items.items()],
+        }
+        whole = f"{path}/setMetadata?requestId={uuid.uuid4()}"
+        answer = self._client.ask("POST", whole, Operation, body=body)
+        if isinstance(answer, Refusal):
+            raise self._client.refused(answer, f"renew the deadline of {machine.id}")
+
+    def _deadline(self, length_s: float) -> str:
+        return f"{self._clock() + length_s:.0f}"
+
     def _listed(self, label: Label | None) -> list[Machine]:
         asked = f"labels.{_RENTAL_LABEL}" + (f" = {label.rental}" if label else ":*")
         rows = self._client.everywhere(_Instance, "instances", asked)
@@ -263,7 +301,10 @@ class GcpProvider:
         note = f"GCP says {row.status} {row.status_message}".strip()
         if state == "stopped":
             price = self._offers.disk_usd_h(sum(float(disk.disk_size_gb) for disk in row.disks))
-            note += "; its disk is kept and costs on"
+            note += (
+                "; its disk is kept and costs on: start it in Google's console to hibernate it, or "
+                "end it"
+            )
         return msgspec.convert(
             {
                 "id": f"{row.name}.{zone_of(row.zone)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 from torpor.control.providers.gcp_client import Fault, GcpClient, denied
@@ -28,7 +29,14 @@ _NOT_ALLOWED: Final = frozenset(
 
 
 def launch_request(
-    image: Image, order: Order, *, network: str, subnetwork: str, default_image: bool
+    image: Image,
+    order: Order,
+    *,
+    network: str,
+    subnetwork: str,
+    default_image: bool,
+    more_script: str,
+    more_metadata: Mapping[str, str],
 ) -> dict[str, Any]:
     """The instance that a create asks for. It has no service account, so no process on the machine
     has a login at Google. CreateFailed: of no use."""
@@ -40,9 +48,10 @@ def launch_request(
         )
     labels = label_tags(order.label)
     metadata = {
-        "startup-script": start_script(order),
+        "startup-script": start_script(order, more_script),
         "block-project-ssh-keys": "TRUE",  # nobody else's keys of the project may log in
         PRICE_KEY: f"{order.offer.price_usd_h:.6f}",
+        **more_metadata,
     }
     if default_image:
         metadata["install-nvidia-driver"] = "True"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -35,6 +35,9 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[NoticeSource, ...] = ()
     """Where a machine itself can ask for that warning. Otherwise only the provider's state shows
     that a machine was taken."""
+    deadline_s: float | None = None
+    """How long a machine runs until it is stopped, with its disk kept, unless ``Deadlines.renew``
+    is called meanwhile; None: it runs until somebody ends it."""
     images: bool = True  # whether ``Order.image`` can be chosen
     tried: bool = False  # on the live service, not only on a fake
 
@@ -141,3 +144,12 @@ class Provider(Protocol):
     def residue(self) -> list[Residue]:
         """What else of ours costs: disks, addresses, services, invoices, nodes that outlived a
         machine."""
+
+
+@runtime_checkable
+class Deadlines(Protocol):
+    """What a provider with ``abilities.deadline_s`` can do besides."""
+
+    def renew(self, machine: Machine) -> None:
+        """Let a machine of ours that runs go on for ``deadline_s`` from now, where less than most
+        of it is left. NotOurs for a machine that has another label."""

@@ -38,7 +38,7 @@ HostKey /etc/ssh/ssh_host_ed25519_key
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 CONFIG
-if [ -d /run/systemd/system ]; then
+@MORE@if [ -d /run/systemd/system ]; then
     systemctl restart ssh || systemctl restart sshd
 else
     set -- -o HostKey=/etc/ssh/ssh_host_ed25519_key -o PermitRootLogin=prohibit-password
@@ -59,14 +59,15 @@ _OLD: Final = re.compile(
 )
 
 
-def start_script(order: Order) -> str:
-    """For user data: cloud-init runs it as root, and sshd runs already."""
+def start_script(order: Order, more: str = "") -> str:
+    """For user data: cloud-init runs it as root, and sshd runs already. ``more``: lines that run
+    before sshd has the new keys."""
     public, host = order.public_key.strip(), order.host_key.strip()
     if not _PUBLIC.fullmatch(public):
         raise InvalidInput("the public key of an order is no OpenSSH public key line")
     if not _PRIVATE.fullmatch(host):
         raise InvalidInput("the host key of an order is no OpenSSH private key")
-    return _SCRIPT.replace("@PUBLIC@", public).replace("@HOST@", host)
+    return _SCRIPT.replace("@PUBLIC@", public).replace("@HOST@", host).replace("@MORE@", more)
 
 
 def start_command(order: Order) -> list[str]:
