@@ -9,7 +9,9 @@ these tests are collected only by name, where ../shared/specs has them.
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -252,14 +254,17 @@ def started(
         *("--host", "127.0.0.1", "--port", str(port), folder / "spec.json", fake.url),
     ]
     with log.open("wb") as out:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        # node is a program that starts another one: both end by their group.
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
         try:
             ready = "Prism is listening"
             until(lambda: ready in log.read_text() or process.poll() is not None, ready)
             assert process.poll() is None, log.read_text()
             yield Prism(oracle, fake, f"http://127.0.0.1:{port}", log)
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             fake.close()
 
