@@ -33,6 +33,9 @@ COLUMNS: Final[dict[str, Callable[[Abilities], str]]] = {
     "smallest disk": lambda able: f"{able.min_disk_gib:g} GiB" if able.min_disk_gib else "any",
     "a stop keeps": lambda able: able.stop_keeps,
     "a stopped disk, GiB and month": lambda able: _usd(able.stopped_usd_gib_month),
+    "powers itself off without `watch` after": lambda able: (
+        "never" if able.deadline_s is None else _time(able.deadline_s)
+    ),
     "warning before spot is taken": lambda able: (
         "none" if able.notice_s is None else _time(able.notice_s)
     ),
