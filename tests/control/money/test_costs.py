@@ -105,6 +105,12 @@ def test_where_no_machine_was_seen_an_end_costs_nothing_and_no_end_costs_until_n
         assert hours(replace(unseen, state=state)) == (0, 10)
 
 
+def test_the_time_in_a_provider_s_queue_costs_nothing() -> None:
+    assert hours(rental(state="standing", queued_unix=BEGIN + 4 * 3600)) == (0, 6)
+    before = rental(state="standing", queued_unix=BEGIN - 60)
+    assert hours(before) == hours(rental(state="standing"))
+
+
 def test_clocks_that_differ_make_no_negative_cost() -> None:
     assert hours(rental(), now_h=-1) == (0, 0)
     assert hours(rental(seen_unix=BEGIN + 11 * 3600)) == (10, 10)

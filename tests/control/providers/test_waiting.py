@@ -159,6 +159,7 @@ def test_another_protocol_is_told(saying: Callable[[bytes], Endpoint]) -> None:
 def test_the_time_in_a_queue_does_not_count_and_is_told_once_for_each_reason() -> None:
     queued = [msgspec.structs.replace(QUEUED, note=f"queued: {n} before it") for n in (2, 2, 1)]
     provider, clock, told = Scripted(*queued * 20, RUNNING), Clock(), list[str]()
+    seen: list[float] = []
     provider.abilities = msgspec.structs.replace(provider.abilities, queue_s=3600.0)
     wait_until_reachable(
         provider,
@@ -168,8 +169,10 @@ def test_the_time_in_a_queue_does_not_count_and_is_told_once_for_each_reason() -
         clock=clock,
         greets=lambda endpoint: None,
         told=told.append,
+        queued=lambda: seen.append(clock.now),
     )
     assert clock.now > 60
+    assert len(seen) == len(queued) * 20
     assert told[:2] == [
         "machine m-1 at scripted:1 is queued: 2 before it",
         "machine m-1 at scripted:1 is queued: 1 before it",
@@ -182,7 +185,14 @@ def test_a_queue_that_never_ends_is_given_up() -> None:
     provider.abilities = msgspec.structs.replace(provider.abilities, queue_s=100.0)
     with pytest.raises(MachineUnreachable, match="queued in gpus"):
         _wait(provider, clock, lambda endpoint: None)
-    assert 160 <= clock.now <= 170
+    assert 100 <= clock.now <= 120
+
+
+def test_the_time_to_start_begins_where_the_queue_ends() -> None:
+    starting = msgspec.structs.replace(RUNNING, state="starting", endpoint=None)
+    provider, clock = Scripted(*[QUEUED] * 40, *[starting] * 4, RUNNING), Clock()
+    provider.abilities = msgspec.structs.replace(provider.abilities, queue_s=3600.0)
+    assert _wait(provider, clock, lambda endpoint: None).state == "running"
 
 
 def test_a_closed_port_is_told() -> None:

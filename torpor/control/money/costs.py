@@ -1,9 +1,10 @@
 """What rentals cost by month, each as an interval, in exact arithmetic.
 
-A rental counts from its request. It ended between the moment when its provider last showed the
-machine and the moment when the end was proven: ``low`` counts to the first, ``high`` to the second,
-or until now while the rental is open. Where no machine was ever seen, ``low`` is nothing, and so is
-``high`` once the rental has ended.
+A rental counts from its request, or from the moment when it was last seen in its provider's queue.
+It ended between the moment when its provider last showed the machine and the moment when the end
+was proven: ``low`` counts to the first, ``high`` to the second, or until now while the rental is
+open. Where no machine was ever seen, ``low`` is nothing, and so is ``high`` once the rental has
+ended.
 
 Money is in whole micro-dollars, rounded once for each rental and month; all sums are exact.
 """
@@ -108,7 +109,7 @@ def shown_now(
 
 def _span(rental: Rental, now_unix: float) -> tuple[int, int, int]:
     """When it began, and when it ended at the earliest and at the latest."""
-    begin = rental.created_unix
+    begin = max(rental.created_unix, rental.queued_unix or 0.0)
     seen = begin if rental.seen_unix is None else rental.seen_unix
     if rental.state != "ended":
         end = now_unix

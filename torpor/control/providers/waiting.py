@@ -28,29 +28,35 @@ def wait_until_reachable(
     clock: Callable[[], float] = time.monotonic,
     greets: Callable[[Endpoint], str | None] | None = None,
     told: Callable[[str], None] = lambda words: None,
+    queued: Callable[[], None] = lambda: None,
 ) -> Machine:
     """The machine once it runs and its SSH server has said its version.
 
     CreateFailed when it dies meanwhile: try the next offer. A machine that the provider does not
     show is waited for, also with a proof of its end while the provider settles. MachineUnreachable
     when ``timeout_s`` is over, with what was seen last. ``greets`` returns None or what went wrong.
-    The time in the provider's queue does not count, up to ``abilities.queue_s``; ``told`` hears why
-    the machine waits there, each time that this changes.
+    ``timeout_s`` begins again where the machine leaves the provider's queue, in which it may wait
+    for ``abilities.queue_s``; ``told`` hears why
+    the machine waits there, each time that this changes; ``queued`` is called at each look that
+    shows it there.
     """
     greets = greets or ssh_banner_fault
     end = clock() + timeout_s
     queue_end = clock() + provider.abilities.queue_s
-    queued = ""
+    words = ""
     settled = clock() + provider.abilities.settling_s
     wait_s = _FIRST_WAIT_S
     while True:
         seen = _look(provider, machine, clock() < settled)
         if isinstance(seen, Machine) and seen.state == "queued":
-            end = min(clock(), queue_end) + timeout_s
-            if seen.note != queued:
-                queued = seen.note
-                told(f"machine {machine} at {provider.identity} is {queued}")
-            seen = queued
+            end = clock() + timeout_s
+            queued()
+            if seen.note != words:
+                words = seen.note
+                told(f"machine {machine} at {provider.identity} is {words}")
+            seen = words
+            if clock() >= queue_end:
+                end = clock()
         look_again = min(clock() + wait_s * random.uniform(0.75, 1.25), end)  # noqa: S311
         wait_s = min(wait_s * _GROWTH, _LONGEST_WAIT_S)
         while True:

@@ -51,6 +51,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     machine: MachineId | None = None  # None: the provider has not named one
     host_key: str | None = None  # the only one that its SSH server may show; None: not met yet
     seen_unix: float | None = None  # when the provider last showed the machine
+    queued_unix: float | None = None  # when it was last seen in the provider's queue, at no cost
     unseen_unix: float | None = None  # abandoned: since when its provider has shown no machine
     ended_unix: float | None = None  # when the end was proven; it may have been earlier
     why: str = ""  # of abandoned and ended: the reason or the proof

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ from torpor.shared.errors import (
     ProviderDenied,
     ProviderError,
     ProviderUnavailable,
+    StoreError,
     TorporError,
     WorkspaceBusy,
 )
@@ -50,6 +52,7 @@ ASKED_S: Final = 900.0
 """A request that is so old and has no machine belongs to a run that was killed."""
 AT_ONCE_S: Final = 30.0
 """How long a failed attempt is waited for to end before the next offer is tried."""
+_QUEUED_S: Final = 60.0  # between two records that a machine waits in its provider's queue
 _PAUSES: Final = 3  # waits for one offer's provider that is busy (429)
 _PAUSE_S: Final = 60.0  # the longest of them
 _NOTHING_RENTED: Final = (CreateFailed, ProviderDenied, ProviderUnavailable, InvalidInput)
@@ -194,6 +197,7 @@ class Renting:
                 sleep=nap,
                 greets=lambda endpoint: greeting_fault(endpoint, host_key),
                 told=self._by.told.warn,
+                queued=self._see_queued(rental),
             )
         except (CreateFailed, MachineUnreachable) as error:
             raise type(error)(
@@ -439,13 +443,15 @@ class Renting:
                 seen_unix=time.time(),
             )
             self.claim(rental)
+            left_s = max(1.0, until - time.monotonic())
             live = wait_until_reachable(
                 provider,
                 machine.id,
-                timeout_s=min(able.ready_s, max(1.0, until - time.monotonic())),
+                timeout_s=able.ready_s if able.queue_s else min(able.ready_s, left_s),
                 sleep=nap,
                 greets=lambda endpoint: greeting_fault(endpoint, host_key),
                 told=self._by.told.warn,
+                queued=self._see_queued(rental),
             )
         except BaseException as cause:
             self._abandon(rental, cause)
@@ -454,6 +460,19 @@ class Renting:
         self.claim(rental)
         self._by.told.created(live)
         return Tenancy(self.pinned(live, rental), rental, self, fresh=True)
+
+    def _see_queued(self, rental: Rental) -> Callable[[], None]:
+        """Records, once a minute, that the provider's queue shows its machine."""
+        last = -math.inf
+
+        def see() -> None:
+            nonlocal last
+            if time.monotonic() - last >= _QUEUED_S:
+                last = time.monotonic()
+                with suppress(StoreError):  # the next look records it
+                    self._rentals.change(rental, queued_unix=time.time())
+
+        return see
 
     def pinned(self, machine: Machine, rental: Rental | None) -> Machine:
         """The machine with the only host key that it may show."""
