@@ -20,7 +20,7 @@ import pytest
 
 from tests.control.providers.market_contract import MarketContract, label, of_model
 from tests.fixtures.waiting import until
-from tests.markets.faults import Fault
+from tests.markets.faults import Fault, Kind
 from tests.markets.gcp import (
     ADDRESS_USD_H,
     DISK_USD_GIB_MONTH,
@@ -181,6 +181,59 @@ class TestGcp(MarketContract):
             plain.create(order)
         assert type(told.value) is error
         assert gcp.market.rented == []
+
+    @pytest.mark.parametrize("code", ["INTERNAL_ERROR", "RESOURCE_ALREADY_EXISTS"])
+    def test_a_create_that_failed_and_has_a_machine_of_its_label_is_that_machine(
+        self,
+        plain: Provider,
+        gcp: FakeGcp,
+        order: Order,
+        monkeypatch: pytest.MonkeyPatch,
+        code: str,
+    ) -> None:
+        answer = gcp.handle
+
+        def failing(request: Request) -> Answer:
+            answered = answer(request)
+            for operation in gcp.operations.values():
+                operation["error"] = {"errors": [{"code": code, "message": "in Google's words"}]}
+            return answered
+
+        monkeypatch.setattr(gcp, "handle", failing)
+        made = plain.create(order)
+        assert made.label == order.label
+        gcp.faults.arm(Fault("not found", "list", count=9))
+        gcp.market.rented[0].request["labels"] = {}
+        with pytest.raises(CreateUncertain, match="nothing proves"):
+            plain.create(order)
+
+    def test_a_failed_create_without_a_proof_is_uncertain(
+        self, plain: Provider, gcp: FakeGcp, order: Order
+    ) -> None:
+        gcp.exhausted = {"code": "RESOURCE_ALREADY_EXISTS"}
+        gcp.faults.arm(Fault("no capacity", "create"))
+        with pytest.raises(CreateUncertain, match="nothing proves"):
+            plain.create(order)
+        gcp.operation_looks, gcp.exhausted["code"] = 1000, "INTERNAL_ERROR"
+        gcp.faults.arm(Fault("no capacity", "create"))
+        with pytest.raises(CreateUncertain, match="nothing proves"):
+            plain.create(msgspec.structs.replace(order, label=label()))
+
+    @pytest.mark.parametrize("fault", ["unavailable", "denied", "wrong shape"])
+    def test_no_error_after_the_request_promises_that_nothing_was_rented(
+        self, plain: Provider, gcp: FakeGcp, order: Order, fault: Kind
+    ) -> None:
+        gcp.faults.arm(Fault("no capacity", "create"))
+        gcp.faults.arm(Fault(fault, "find", count=100))
+        with pytest.raises(CreateUncertain, match="does not say how it went"):
+            plain.create(order)
+        gcp.faults.clear()
+        plain.create(order)
+        gcp.faults.arm(Fault("not found", "list"))  # so the name is asked for again
+        gcp.faults.arm(Fault(fault, "find", count=100))
+        with pytest.raises(CreateUncertain, match="does not say how it went"):
+            plain.create(order)
+        assert len(gcp.market.rented) == 1
 
     def test_a_missing_permission_is_named(
         self, plain: Provider, gcp: FakeGcp, order: Order

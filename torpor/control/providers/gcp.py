@@ -41,7 +41,7 @@ from torpor.shared.errors import (
     CreateUncertain,
     NotOurs,
     ProviderDenied,
-    ProviderError,
+    TorporError,
 )
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want
 from torpor.shared.wire.job import NoticeSource
@@ -50,6 +50,7 @@ METADATA_URL: Final = "http://metadata.google.internal"
 _SSH_PORT: Final = 22
 _ID: Final = re.compile(r"([a-z][a-z0-9-]{0,62})\.([a-z][a-z0-9-]{1,62})")
 _FRESH: Final = 0.75  # a deadline with more of its time left than this is not renewed yet
+_ABANDONED: Final = "The attempt is abandoned; reconcile ends the machine if it appears"
 _RENTAL_LABEL: Final = "torpor-rental"
 _STATES: Final = {
     "PENDING": "starting", "PROVISIONING": "starting", "STAGING": "starting",
@@ -201,21 +202,28 @@ class GcpProvider:
         # The id of the request makes Google carry it out once, however often it is sent.
         path = f"/zones/{zone}/instances?requestId={uuid.uuid4()}"
         answer = self._client.create("POST", path, Operation, body)
-        if isinstance(answer, Refusal):
-            if answer.status == 409:
-                return self._named(name, order)
+        if isinstance(answer, Refusal) and answer.status != 409:
             raise launch_refused(self._client, order, fault_of(answer), answer.status)
-        try:
-            done = self._client.settled(zone, answer)
-        except ProviderError as cause:
-            raise CreateUncertain(
-                f"{self.identity} began to rent {name} and does not say how it went: {cause}. The "
-                "attempt is abandoned; reconcile ends the machine if it appears"
-            ) from cause
-        if done.fault is not None:
-            raise launch_refused(self._client, order, done.fault)
         price = order.offer.price_usd_h
-        return Machine(name, self.identity, order.label, "starting", None, price)
+        try:
+            done = answer if isinstance(answer, Refusal) else self._client.settled(zone, answer)
+            fault = fault_of(done) if isinstance(done, Refusal) else done.fault
+            if fault is None:
+                return Machine(name, self.identity, order.label, "starting", None, price)
+            live = self.find(name)
+        except TorporError as cause:  # whatever it is: the request was sent
+            raise CreateUncertain(
+                f"{self.identity} was asked to rent {name} and does not say how it went: {cause}. "
+                f"{_ABANDONED}"
+            ) from cause
+        if isinstance(live, Machine) and live.label == order.label:
+            return live
+        if isinstance(live, Absent) and live.proof and isinstance(done, Operation):
+            raise launch_refused(self._client, order, fault)
+        raise CreateUncertain(
+            f"{self.identity} said of {name}: {fault}, and nothing proves that {order.label} has "
+            f"no machine. {_ABANDONED}"
+        )
 
     def find(self, machine: MachineId) -> Machine | Absent:
         """That Google does not know a name is no proof. A deletion that has finished is one, and so
@@ -278,16 +286,6 @@ class GcpProvider:
         asked = f"labels.{_RENTAL_LABEL}" + (f" = {label.rental}" if label else ":*")
         rows = self._client.everywhere(_Instance, "instances", asked)
         return [self._machine(row) for _, row in rows]
-
-    def _named(self, name: MachineId, order: Order) -> Machine:
-        """The machine whose name an earlier create of this order took."""
-        live = self.find(name)
-        if isinstance(live, Machine) and live.label == order.label:
-            return live
-        raise CreateUncertain(
-            f"{self.identity} says that {name} exists, and does not show it as a machine of "
-            f"{order.label}. The attempt is abandoned; reconcile ends the machine if it appears"
-        )
 
     def _machine(self, row: _Instance) -> Machine:
         state = _STATES.get(row.status, "stopping")
