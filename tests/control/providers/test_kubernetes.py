@@ -258,6 +258,22 @@ def test_a_kubeconfig_that_is_none(text: str) -> None:
         KubernetesProvider(text, NAMESPACE, MACHINES)
 
 
+@pytest.mark.parametrize(
+    ("server", "identity"),
+    [
+        ("https://one:6443", "kubernetes://one:6443/gpus"),
+        ("https://One:6443/", "kubernetes://one:6443/gpus"),
+        ("https://me:secret@one:6443", "kubernetes://one:6443/gpus"),
+        ("https://[2001:db8::1]:6443", "kubernetes://[2001:db8::1]:6443/gpus"),
+        ("https://r/k8s/clusters/c-1", "kubernetes://r/k8s/clusters/c-1//gpus"),
+        ("https://r/k8s/clusters/c-2/", "kubernetes://r/k8s/clusters/c-2//gpus"),
+    ],
+)
+def test_each_cluster_behind_one_host_is_a_market_of_its_own(server: str, identity: str) -> None:
+    """A machine of another cluster would be proved absent."""
+    assert KubernetesProvider(kubeconfig(server, "t"), NAMESPACE, MACHINES).identity == identity
+
+
 def test_without_the_client_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(InvalidInput, match=re.escape("pip install 'torpor[kubernetes]'")):

@@ -67,7 +67,7 @@ class KubernetesClient:
             "kubernetes",
             transport.url,
             "",
-            identity=f"kubernetes://{urlsplit(transport.url).netloc}/{namespace}{identity}",
+            identity=f"kubernetes://{_place(transport.url)}/{namespace}{identity}",
             transport=transport,
             timeout=timeout,
             sleep=sleep,
@@ -102,6 +102,15 @@ class KubernetesClient:
         if isinstance(answer, Refusal):
             raise self.refused(answer, "say what its user may do")
         return answer.status.allowed
+
+
+def _place(url: str) -> str:
+    """The cluster that answers there, without a login. One host may stand before many clusters, by
+    the path; two slashes end a path, since a namespace could be a part of one."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2].lower()
+    path = parts.path.rstrip("/")
+    return f"{host}{path}/" if path else host
 
 
 def fault_of(refusal: Refusal) -> Fault:
@@ -142,7 +151,7 @@ class _Transport(httpx.BaseTransport):
             raise InvalidInput(f"the kubeconfig gives no login: {cause}") from cause
         self.url = str(configuration.host)
         if not re.fullmatch(r"https?://[^/\s]+(?:/\S*)?", self.url):
-            raise InvalidInput(f"the kubeconfig names no API server: {self.url!r}")
+            raise InvalidInput("the kubeconfig names no API server: `server` is no http(s) URL")
         self._client: Any = kubernetes.client.ApiClient(configuration)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
