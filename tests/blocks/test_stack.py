@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from typing import Any
 
 import msgspec
@@ -76,6 +77,17 @@ def test_a_secret_is_named_and_never_in_a_stack_or_an_error(
     monkeypatch.setattr("blocks.stack.load_named", lambda *_, **__: Secret(value=["a", "list"]))
     with pytest.raises(InvalidInput, match="secret/hugging-face of HF_TOKEN must hold a text"):
         block.value()
+
+
+@pytest.mark.parametrize("value", ["hf_AbCdEf\n", "hf_AbCdEf\r\nHost: x", "hf_AbCdEfü"])
+def test_what_cannot_be_a_bearer_token_is_refused_unseen(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setattr("blocks.stack.load_named", lambda *_, **__: Secret(value=value))
+    assert _stack(secrets=["KEY=a"]).value().secrets.variables == {"KEY": value}
+    with pytest.raises(InvalidInput, match="value of KEY cannot be a bearer token") as refused:
+        _stack(secrets=["KEY=a"], bearer="KEY").value()
+    assert "AbCdEf" not in "".join(traceback.format_exception(refused.value))
 
 
 def test_no_workspace_has_the_name_of_an_environment() -> None:

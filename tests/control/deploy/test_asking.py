@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import traceback
+
 import pytest
 
 from torpor.control.deploy.asking import Answer, ask, check
 from torpor.control.deploy.stack import Proof
-from torpor.shared.errors import DeployFailed
+from torpor.shared.errors import DeployFailed, InvalidInput
 
 
 def _proof(answer: str) -> Proof:
@@ -45,3 +48,12 @@ def test_an_error_and_silence_prove_nothing() -> None:
     with pytest.raises(DeployFailed, match="did not answer POST /v1/completions"):
         check(_proof("x"), None)
     assert ask(9, "GET", "/", None, 1.0) is None
+
+
+@pytest.mark.parametrize("token", ["s3cret-token\n", "s3cret-token\u20ac"])
+def test_a_token_that_cannot_be_sent_is_in_no_error(token: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(InvalidInput, match="cannot be sent") as refused:
+            ask(port, "GET", "/", None, 1.0, token)
+    assert "s3cret" not in "".join(traceback.format_exception(refused.value))

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any, Final, NamedTuple
 
 from torpor.control.deploy.stack import Proof
-from torpor.shared.errors import DeployFailed
+from torpor.shared.errors import DeployFailed, InvalidInput
 from torpor.shared.values import MIB
 
 MOST_BYTES: Final = 4 * MIB
@@ -39,6 +39,8 @@ def ask(
             text = answer.read(MOST_BYTES).decode("utf-8", "replace")
         except (OSError, http.client.HTTPException):
             return None
+        except ValueError:  # its words hold the token
+            raise InvalidInput(f"{method} {path} or its token cannot be sent to a server") from None
     return Answer(answer.status, text)
 
 

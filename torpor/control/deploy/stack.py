@@ -72,6 +72,13 @@ class Secrets:
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     bearer: str = ""
 
+    def __post_init__(self) -> None:
+        if not (self.token.isascii() and self.token.isprintable()):
+            raise InvalidInput(
+                f"the value of {self.bearer} cannot be a bearer token: it may hold printable ASCII "
+                "characters only. Look for a line break at its end"
+            )
+
     @property
     def token(self) -> str:
         return self.variables.get(self.bearer, "")
