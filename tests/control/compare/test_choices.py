@@ -78,6 +78,8 @@ def test_hibernating_and_stopping_cost_a_month() -> None:
     disk = msgspec.structs.replace(VAST, stopped_usd_gib_month=0.1)
     (one,) = sold([offer("a", 2.0)], disk).fitting
     assert one.stopped_usd_month == pytest.approx(10.0)
+    (one,) = sold([offer("a", 2.0, image_gib=50)], disk).fitting
+    assert one.stopped_usd_month == pytest.approx(15.0)
     nothing = msgspec.structs.replace(disk, stop_keeps="nothing")
     (one,) = sold([offer("a", 2.0)], nothing, store_price=None).fitting
     assert (one.stopped_usd_month, one.hibernated_usd_month) == (None, None)
@@ -101,6 +103,9 @@ def test_times_are_measured_or_stated_or_assumed() -> None:
     (one,) = sold([offer("a", 2.0)], stored_bytes=0).fitting
     assert (one.restore_s, one.work_s) == (0.0, VAST.ready_s)
     assert one.price_age_s == 60.0
+    queue = msgspec.structs.replace(VAST, queue_s=3600.0)
+    (one,) = sold([offer("a", 2.0)], queue).fitting
+    assert (one.start_p50_s, one.start_p90_s) == (3600.0 + VAST.ready_s,) * 2
 
 
 def test_the_ranking_of_ten_offers() -> None:

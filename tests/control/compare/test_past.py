@@ -37,6 +37,11 @@ def test_start_times_are_ranks_of_what_was_measured() -> None:
     assert (one.start_s(0.5), one.start_s(0.9)) == (10, 10)
 
 
+def test_a_start_begins_where_the_provider_s_queue_ends() -> None:
+    (one, _) = Past([rental(queued_unix=4000.0, answered_unix=4030.0)]).of(H100)
+    assert one.start_s(0.5) == 30
+
+
 def test_only_attempts_whose_outcome_is_known_count() -> None:
     """Records of older versions do not say whether SSH ever answered."""
     (found, _) = Past([rental(), rental(failed=True), rental(answered_unix=1001.0)]).of(H100)

@@ -409,6 +409,7 @@ class TestGcp(MarketContract):
         assert {str(o.gpu): (o.gpu_count, o.gpu.vram_gib) for o in offers if o.gpu} == {
             "L4": (1, 24), "T4": (1, 16), "A100 SXM": (1, 40), "H100 SXM": (8, 80),
         }  # fmt: skip
+        assert {o.image_gib for o in offers} == {IMAGE_GIB}
         (t4,) = of_model(offers, "T4")
         plain.create(msgspec.structs.replace(order, offer=t4))
         (attached,) = gcp.market.rented[0].request["guestAccelerators"]

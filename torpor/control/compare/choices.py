@@ -178,7 +178,7 @@ def _choice(offer: Offer, able: Abilities, past: Sequence[Experience], terms: Te
     fetched = next((one for one in past if one.links_mb_s), None)
     tried = next((one for one in past if one.attempts), Experience(of=""))
     link = _stated_mb_s(offer) if fetched is None else fetched.link_mb_s
-    disk_gib = max(terms.want.disk_gib, able.min_disk_gib)
+    disk_gib = max(terms.want.disk_gib, able.min_disk_gib) + offer.image_gib
     stopped = able.stopped_usd_gib_month if able.stop_keeps != "nothing" else None
     restore_s = terms.stored_bytes / 1e6 / link if link else None
     return Choice(
@@ -216,9 +216,9 @@ def _session_usd(offer: Offer, able: Abilities, terms: Terms) -> float | None:
 
 
 def _start_s(started: Experience | None, share: float, able: Abilities) -> float:
-    """Ours, or what an attempt is given at most."""
+    """Ours, from the end of the provider's queue, or what an attempt is given at most with it."""
     measured = None if started is None else started.start_s(share)
-    return able.ready_s if measured is None else measured
+    return able.queue_s + able.ready_s if measured is None else measured
 
 
 def _stated_mb_s(offer: Offer) -> float | None:

@@ -26,8 +26,8 @@ _NOTES: Final = (
     "with the traffic of one restore. The expected cost is higher where a market states that a "
     "host may fail. Taxes are not counted.",
     "* Start times are the time from our request until SSH answered, of the rentals of this store "
-    "in the last 90 days. Where there are none, the time is assumed: the most that an attempt is "
-    "given.",
+    "in the last 90 days, without time in a provider's queue. Where there are none, the time is "
+    "assumed: the most that an attempt is given, with the queue.",
     "* A restore is the stored bytes over the link: measured by wakes there, else as the market "
     "states it. The check of the files afterwards is not counted.",
     "* Checkpoint says whether processes could be frozen and stored: a market that gives root "

@@ -22,11 +22,12 @@ _MB: Final = 1e6
 
 
 class Experience(msgspec.Struct, frozen=True, kw_only=True):
-    """Rentals of one kind. ``of``: what they have in common."""
+    """Rentals of one kind. ``of``: what they have in common. A start begins with the request, or
+    where the provider's queue ends."""
 
     of: str
     failed: int = 0  # attempts that became no machine on which SSH answered
-    starts_s: tuple[float, ...] = ()  # of the others, from the request until SSH answered; sorted
+    starts_s: tuple[float, ...] = ()  # of the others, until SSH answered; sorted
     links_mb_s: tuple[float, ...] = ()  # stored bytes that wakes read there; MB/s
 
     @property
@@ -72,7 +73,7 @@ class Past:
 
 def _experience(of: str, rentals: Sequence[Rental]) -> Experience:
     starts = (
-        rental.answered_unix - rental.created_unix
+        rental.answered_unix - max(rental.created_unix, rental.queued_unix or 0.0)
         for rental in rentals
         if rental.answered_unix is not None
     )

@@ -171,6 +171,7 @@ class Ec2Offers:
             price_usd_h=usd_h + disk_usd_h + ADDRESS_USD_H,
             region=self._client.region,
             disk_gib=_MOST_DISK_GIB - image.gib,
+            image_gib=image.gib,
             domain=name,
             priced_unix=time.time(),
             spot=spot,

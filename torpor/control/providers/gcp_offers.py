@@ -186,6 +186,7 @@ class GcpOffers:
             price_usd_h=usd_h + self.disk_usd_h(image.gib + want.disk_gib) + ADDRESS_USD_H,
             region=region_of(kind.zone),
             disk_gib=_MOST_DISK_GIB - image.gib,
+            image_gib=image.gib,
             domain=name,
             priced_unix=time.time(),
             spot=spot,

@@ -19,6 +19,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     price_usd_h: float  # of everything: machine, the wanted disk, address; of spot, what it bids
     region: str
     disk_gib: float  # the most that it can have
+    image_gib: float = 0.0  # what the image takes of the disk besides
     domain: str  # the failure domain: where this one is sold out, all of the same domain are
     priced_unix: float  # when the price was true
     spot: bool = False
