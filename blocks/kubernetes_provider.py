@@ -116,7 +116,10 @@ class KubernetesProvider(Block):
         default=200.0,
         gt=0,
         title="Disk (GiB)",
-        description="The most ephemeral storage that a machine may ask for.",
+        description=(
+            "The most ephemeral storage that a machine asks for, and what one asks for where a "
+            "workspace does not say how much."
+        ),
     )
     price_usd_h: float = Field(
         gt=0,

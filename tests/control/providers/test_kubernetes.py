@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import sys
+from pathlib import Path
 from typing import Any
 
+import asyncssh
 import httpx
 import msgspec
 import pytest
 
 from tests.control.providers.market_contract import MarketContract, label
+from tests.fixtures.machines import KeyPair
+from tests.fixtures.waiting import until
+from tests.markets.boot import BootedMachine
 from tests.markets.faults import Fault
 from tests.markets.kubernetes import NAMESPACE, FakeKubernetes, kubeconfig, kubernetes_wares
 from tests.markets.market import Market
 from tests.markets.server import FakeMarket
+from tests.markets.test_boot import run
 from torpor.control.providers.kubernetes_client import Right
 from torpor.control.providers.kubernetes_cluster import (
     QUEUE_RIGHTS,
@@ -103,6 +112,65 @@ class TestKubernetes(MarketContract):
         assert line not in msgspec.json.encode(fake.market.rented[0].request).decode()
         ((_, secret),) = [one for one in fake.objects.items() if one[0][0] == "secrets"]
         assert line in secret["stringData"]["start"]
+
+    def test_a_machine_outlives_its_sshd(
+        self, provider: Provider, fake: FakeMarket, order: Order, identity_key: KeyPair
+    ) -> None:
+        """Who restarts or upgrades sshd keeps the work, the host key and what he changed."""
+        provider.create(order)
+        body = fake.market.rented[0].body
+        assert body is not None
+        host_key = asyncssh.import_private_key(order.host_key).export_public_key().decode().strip()
+
+        def says(command: str) -> str:
+            try:
+                return run(body, identity_key, host_key, command)
+            except (OSError, asyncssh.Error):
+                return ""
+
+        until(lambda: says("echo mine >>/root/.ssh/authorized_keys; echo done"), "it answers")
+        assert says("sleep 5; echo done")  # the first process knows by then that sshd ran
+        for _ in range(2):
+            os.kill(_children(body)["sshd"], signal.SIGTERM)
+            until(lambda: "sshd" not in _children(body), "sshd has ended")
+            until(lambda: says("tail -n 1 /root/.ssh/authorized_keys") == "mine\n", "it is back")
+        assert body.running
+
+    def test_a_machine_ends_with_a_start_script_that_fails(
+        self, provider: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        boot = fake.market.boot
+        assert boot is not None
+        broken = "mount --bind /bin/false /usr/sbin/sshd && "
+        fake.market.boot = lambda command: boot([*command[:2], broken + command[2], *command[3:]])
+        provider.create(order)
+        body = fake.market.rented[0].body
+        assert body is not None
+        until(lambda: not body.running, "the container has ended")
+
+    @pytest.mark.parametrize("disk_gib", [0, 20])
+    def test_a_machine_requests_its_disk_without_a_limit(
+        self, plain: Provider, fake: FakeMarket, order: Order, disk_gib: float
+    ) -> None:
+        """A kubelet evicts a pod that exceeds a limit, with the work on it."""
+        plain.create(msgspec.structs.replace(order, disk_gib=disk_gib))
+        (made,) = fake.market.rented
+        (container,) = made.request["spec"]["template"]["spec"]["containers"]
+        resources = container["resources"]
+        disk = {"ephemeral-storage": f"{disk_gib or MACHINES.disk_gib:.0f}Gi"}
+        assert resources["requests"] == resources["limits"] | disk
+        assert "ephemeral-storage" not in resources["limits"]
+
+    @pytest.mark.parametrize("spot", [False, True])
+    def test_only_spot_machines_are_taken_to_save_nodes(
+        self, fake: FakeMarket, order: Order, spot: bool
+    ) -> None:
+        self.connect(fake, machines=msgspec.structs.replace(MACHINES, spot=spot)).create(order)
+        (made,) = fake.market.rented
+        told = made.request["spec"]["template"]["metadata"]["annotations"]
+        assert (told.get("karpenter.sh/do-not-disrupt") == "true") != spot
+        safe = told.get("cluster-autoscaler.kubernetes.io/safe-to-evict")
+        assert (safe == "false") != spot
 
     @pytest.mark.parametrize(
         ("address", "place"),
@@ -284,6 +352,16 @@ def _at(provider: Provider, order: Order, other: Label | None = None) -> Order:
     """The same order of this provider's offer."""
     offer = msgspec.structs.replace(order.offer, provider=provider.identity)
     return msgspec.structs.replace(order, offer=offer, label=other or order.label)
+
+
+def _children(body: BootedMachine) -> dict[str, int]:
+    """What the machine's first process started, by names."""
+    first = body.first()
+    found = {}
+    for pid in Path(f"/proc/{first}/task/{first}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found[Path(f"/proc/{pid}/comm").read_text().strip()] = int(pid)
+    return found
 
 
 def _state(provider: Provider, machine: Machine) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from torpor.control.providers.labels import label_tags
 from torpor.control.providers.seam import Order
-from torpor.control.providers.start_script import start_script
+from torpor.control.providers.start_script import SSHD, start_script
 
 Address = Literal["LoadBalancer", "NodePort", "pod IP"]
 
@@ -44,11 +44,39 @@ leave() {{
 }}
 trap leave TERM
 /bin/sh {_START}/start &
-wait "$!"
+started=$!
+seen=0
+while [ "$seen" -lt 2 ]; do
+    sleep 1 &
+    wait "$!"
+    if grep -qx sshd "/proc/$started/comm" 2>/dev/null; then
+        seen=$((seen + 1))
+    elif ! kill -0 "$started" 2>/dev/null; then
+        wait "$started"
+        exit
+    fi
+done
+wait "$started"
+while :; do
+    sleep 1 &
+    wait "$!"
+    (
+mkdir -p -m 755 /run/sshd
+{SSHD}    ) &
+    wait "$!"
+done
 """
 """The pod's first process. SIGTERM is how a cluster says that it takes the pod. Only the first
 process gets it, and all others end with that one: it passes the notice to the supervisor of a job,
-and stays until the save that the supervisor makes has ended."""
+and stays until the save that the supervisor makes has ended. It ends with a start script that
+fails, but not with an sshd that ran: whoever restarts or upgrades sshd keeps the machine. The start
+script is not repeated, as it would undo what the user changed."""
+
+_KEPT: Final = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
+"""Annotations of a pod that nobody takes only to save a node."""
 
 
 class Machines(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +89,7 @@ class Machines(msgspec.Struct, frozen=True, kw_only=True):
     most_gpus: int = 8
     cores: float = 4.0
     memory_gib: float = 16.0
-    disk_gib: float = 100.0  # the most ephemeral storage that a pod may ask for
+    disk_gib: float = 100.0  # the most ephemeral storage that a pod asks for
     image: str = ""
     region: str = "cluster"
     architecture: str = "x86_64"
@@ -291,7 +319,10 @@ def job_of(
             "suspend": bool(machines.queue),
             "backoffLimit": 0,  # another pod would be another machine, without the work
             "ttlSecondsAfterFinished": _FINISHED_S,
-            "template": {"metadata": {"labels": tags}, "spec": pod},
+            "template": {
+                "metadata": {"labels": tags, "annotations": {} if machines.spot else _KEPT},
+                "spec": pod,
+            },
         },
     }
 
@@ -351,16 +382,16 @@ def _container(
         "cpu": f"{machines.cores * times:g}",
         "memory": f"{math.ceil(machines.memory_gib * times)}Gi",
     }
-    if order.disk_gib:
-        resources["ephemeral-storage"] = f"{math.ceil(order.disk_gib)}Gi"
     if gpus:
         resources[machines.gpu_resource] = str(gpus)
+    # No limit of the disk: a kubelet takes a pod that exceeds one, with the work on it.
+    disk = {"ephemeral-storage": f"{math.ceil(order.disk_gib or machines.disk_gib)}Gi"}
     return {
         "name": "machine",
         "image": image,
         "command": ["/bin/sh", "-c", _FIRST],
         "ports": [{"name": "ssh", "containerPort": ssh_port}],
-        "resources": {"requests": resources, "limits": resources},
+        "resources": {"requests": resources | disk, "limits": resources},
         "volumeMounts": [
             {"name": "start", "mountPath": _START, "readOnly": True},
             {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - programs expect it there

@@ -15,6 +15,13 @@ from torpor.shared.errors import InvalidInput
 MOST_CHARACTERS: Final = 4048
 """Of a start command. Vast.ai states this limit for its own kind of start script."""
 
+SSHD: Final = """set -- -o HostKey=/etc/ssh/ssh_host_ed25519_key
+set -- "$@" -o PermitRootLogin=prohibit-password
+exec /usr/sbin/sshd -D -e "$@" -o PasswordAuthentication=no \\
+    -o "SetEnv=PATH=$PATH LD_LIBRARY_PATH=${LD_LIBRARY_PATH-}"
+"""
+"""How a container runs sshd, once the script has prepared it."""
+
 _SCRIPT: Final = """#!/bin/sh
 set -eu
 need=
@@ -41,10 +48,7 @@ CONFIG
 @MORE@if [ -d /run/systemd/system ]; then
     systemctl restart ssh || systemctl restart sshd
 else
-    set -- -o HostKey=/etc/ssh/ssh_host_ed25519_key -o PermitRootLogin=prohibit-password
-    exec /usr/sbin/sshd -D -e "$@" -o PasswordAuthentication=no \\
-        -o "SetEnv=PATH=$PATH LD_LIBRARY_PATH=${LD_LIBRARY_PATH-}"
-fi
+@SSHD@fi
 """
 
 _PUBLIC: Final = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+(?: [\w@.:+-]*)?")
@@ -67,7 +71,8 @@ def start_script(order: Order, more: str = "") -> str:
         raise InvalidInput("the public key of an order is no OpenSSH public key line")
     if not _PRIVATE.fullmatch(host):
         raise InvalidInput("the host key of an order is no OpenSSH private key")
-    return _SCRIPT.replace("@PUBLIC@", public).replace("@HOST@", host).replace("@MORE@", more)
+    script = _SCRIPT.replace("@PUBLIC@", public).replace("@HOST@", host)
+    return script.replace("@MORE@", more).replace("@SSHD@", SSHD)
 
 
 def start_command(order: Order) -> list[str]:
