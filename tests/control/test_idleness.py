@@ -106,16 +106,46 @@ def test_a_machine_on_which_a_job_runs_is_busy_whatever_the_figures_say() -> Non
 
 def test_a_quiet_server_is_idle_and_one_request_within_the_window_is_a_use() -> None:
     """A few requests are far less than a share of the seconds."""
-    assert _verdict(quiet(WINDOW), serves=True).kind == "idle"
+    assert _verdict(quiet(WINDOW), served_s=2.0 * WINDOW).kind == "idle"
     asked = _with(range(WINDOW - 120, WINDOW - 119), quiet(WINDOW), gpu=50)
     used = Verdict("busy", "a server runs on it, and used a GPU 119 s ago")
-    assert _verdict(asked, serves=True) == used
+    assert _verdict(asked, served_s=2.0 * WINDOW) == used
     assert _verdict(asked).kind == "idle"
-    assert judge(activity(asked, serves=True), RULES, since_s=NOW_S - 200) == used
+    assert judge(activity(asked, served_s=2.0 * WINDOW), RULES, since_s=NOW_S - 200) == used
     other = _with(range(100, 116), quiet(WINDOW), cpu=51)
-    assert "CPU above" in _verdict(other, serves=True).reason, "its CPU counts as any program's"
-    assert _verdict(quiet(WINDOW), serves=True, jobs=True).reason == "a job runs on it"
-    assert _verdict(quiet(WINDOW)[:-61], serves=True).kind == "unknown"
+    assert "CPU above" in _verdict(other, served_s=2.0 * WINDOW).reason, (
+        "its CPU counts as any program's"
+    )
+    assert _verdict(quiet(WINDOW), served_s=2.0 * WINDOW, jobs=True).reason == "a job runs on it"
+    assert _verdict(quiet(WINDOW)[:-61], served_s=2.0 * WINDOW).kind == "unknown"
+
+
+def test_the_start_of_a_server_is_a_use_of_it() -> None:
+    """It may load for long, or wait for its first request."""
+    for served_s in (0.0, WINDOW - 1.0):
+        assert _verdict(quiet(WINDOW), served_s=served_s).kind == "busy"
+    assert _verdict(quiet(WINDOW), served_s=WINDOW + 0.0).kind == "idle"
+    looked = activity(quiet(WINDOW), served_s=19.0, runs=True)
+    again = Verdict("busy", "a server runs on it, and started 19 s ago")
+    assert judge(looked, RULES, since_s=NOW_S - 20) == again
+    assert judge(looked, RULES, since_s=NOW_S - 19).kind == "idle"
+
+
+@pytest.mark.parametrize("work", [{"cpu": 51}, {"network": 101}, {"disk": 1025}])
+def test_without_a_gpu_any_second_of_work_is_a_use_of_a_server(work: dict[str, int]) -> None:
+    alone = quiet(WINDOW, gpus=0, gpu_state=NO_GPU, gpu=UNKNOWN, gpu_peak=0)
+    assert _verdict(alone, served_s=2.0 * WINDOW).kind == "idle"
+    asked = _with(range(100, 101), alone, **work)
+    used = _verdict(asked, served_s=2.0 * WINDOW)
+    assert used == Verdict("busy", "a server runs on it, and something worked 3 min ago")
+    assert _verdict(asked).kind == "idle"
+
+
+@pytest.mark.parametrize("unread", [{"cpu": UNKNOWN}, {"gpu_state": GPUS_UNREADABLE, "gpu": -1}])
+def test_a_server_may_be_used_in_a_second_that_cannot_be_read(unread: dict[str, int]) -> None:
+    samples = _with(range(100, 101), quiet(WINDOW), **unread)
+    assert _verdict(samples, served_s=2.0 * WINDOW).kind == "unknown"
+    assert _verdict(samples).kind == "idle"
 
 
 def test_work_that_goes_on_now_is_busy_however_quiet_it_was_before() -> None:

@@ -46,7 +46,8 @@ def judge(
 ) -> Verdict:
     """Idle only if every rule was kept during the whole window; Unknown where that cannot be said.
     A machine on which a job's command runs is busy, whatever the figures say. A server that torpor
-    has started is no job, but one second of work on a GPU in the window is a use of it.
+    has started is no job. But its start in the window, and one second of work there, are a use of
+    it: work on a GPU; without GPUs, any work.
 
     ``gpus``: how many the machine was rented with. ``since_s``: of a machine that was idle then, on
     its clock, judge only the time since, in which torpor itself used CPU, network and disk. It must
@@ -75,14 +76,14 @@ def judge(
         return Verdict("unknown", lost)
     if activity.runs and since_s is None:
         return Verdict("busy", OWN_WORK)
-    if activity.serves:
-        used = [one for one in seen if one.gpu > rules.gpu_percent]
-        if used:
-            ago = _span(activity.now_s - used[-1].at_s)
-            return Verdict("busy", f"a server runs on it, and used a GPU {ago} ago")
+    used = _server(activity, seen, window_s, rules, newest.gpus > 0)
+    if used:
+        return Verdict("busy", f"a server runs on it, and {used} ago")
     person = _person(activity, seen, window_s) if rules.people else ""
     if person:
         return Verdict("busy", person)
+    if activity.served_s is not None and any(_UNREADABLE in _causes(one, rules) for one in seen):
+        return Verdict("unknown", "a server runs on it, and a second of it cannot be read")
     return _by_seconds(newest, seen, window_s, rules, since_s is None)
 
 
@@ -104,6 +105,22 @@ def _lost(newest: Sample, seen: int, rented: int) -> str:
     there, expected = newest.gpus, max(seen, rented)
     if there < expected and newest.gpu_state != GPUS_UNREADABLE:
         return f"{expected - there} of {expected} GPUs are missing"
+    return ""
+
+
+def _server(
+    activity: Activity, seen: list[Sample], window_s: float, rules: IdleRules, gpus: bool
+) -> str:
+    """The newest use of a server, if it was in the window."""
+    if activity.served_s is None:
+        return ""
+    for one in reversed(seen):
+        causes = set(_causes(one, rules)) - {_UNREADABLE}
+        if one.gpu > rules.gpu_percent or (causes and not gpus):
+            what = "used a GPU" if gpus else "something worked"
+            return f"{what} {_span(activity.now_s - one.at_s)}"
+    if activity.served_s < window_s:
+        return f"started {_span(activity.served_s)}"
     return ""
 
 

@@ -17,6 +17,7 @@ from tests.fixtures.supervised import JOB, Machine, end_all_of
 from tests.fixtures.waiting import until
 from tests.machine.agent.test_attach import Attached, agent_of, make_bundle
 from tests.machine.agent.test_daemon import agent_in
+from torpor.machine.sampler.ring import boot_clock_s
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.shared.wire.activity import ReadActivity
 
@@ -28,7 +29,7 @@ def _jobs(machine: Machine) -> bool:
 
 
 def _serves(machine: Machine) -> bool:
-    return machine.agent.call(ReadActivity(60)).serves
+    return machine.agent.call(ReadActivity(60)).served_s is not None
 
 
 def test_a_machine_says_that_a_job_runs_also_without_its_supervisor(supervised: Machine) -> None:
@@ -43,7 +44,11 @@ def test_a_machine_says_that_a_job_runs_also_without_its_supervisor(supervised: 
 
 def test_a_server_is_no_job(supervised: Machine) -> None:
     assert not _serves(supervised)
+    before_s = boot_clock_s()
     supervised.shell(WAITS, serves=True)
+    activity = supervised.agent.call(ReadActivity(60))
+    assert activity.served_s is not None  # a tick of the kernel's clock is 0.01 s
+    assert 0 <= activity.served_s <= activity.now_s - before_s + 0.02
     assert _serves(supervised) and not _jobs(supervised)
     supervised.supervisor_dies()
     assert _serves(supervised) and not _jobs(supervised)

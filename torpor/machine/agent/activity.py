@@ -19,5 +19,7 @@ def read_activity(request: ReadActivity, call: Call, runs: RunRegistry) -> Activ
         for one in samples
         if one is samples[-1] or (one.boot == boot and one.at_s >= now_s - request.seconds)
     ]
-    serve = [kept.serves for _, kept in all_kept(call.home) if kept.at_work]
-    return Activity(now_s, boot, runs.active(), asked, not all(serve), any(serve))
+    at_work = [kept for _, kept in all_kept(call.home) if kept.at_work]
+    served_s = [max(0.0, now_s - kept.command.began_s) for kept in at_work if kept.serves]
+    jobs = len(served_s) < len(at_work)
+    return Activity(now_s, boot, runs.active(), asked, jobs, min(served_s, default=None))

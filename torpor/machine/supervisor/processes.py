@@ -42,6 +42,11 @@ class ProcessId(msgspec.Struct, frozen=True):
         found = _look(self.pid)
         return found is not None and self._is(found) and not found.ended
 
+    @property
+    def began_s(self) -> float:
+        """When it started, on the boot clock."""
+        return self.ticks / os.sysconf("SC_CLK_TCK")
+
     def may_lead(self) -> bool:
         """Whether processes of its session may be left, and be no other's. The kernel gives its pid
         to no other process as long as one of its session lives."""

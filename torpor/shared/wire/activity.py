@@ -40,15 +40,15 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 class Activity(msgspec.Struct, frozen=True):
     """``samples``, oldest first. ``now_s`` and ``boot`` are the machine's, as in a sample.
-    ``runs``: the agent works on a workspace now. ``jobs``: the command of a job runs. ``serves``:
-    a server that torpor has started runs."""
+    ``runs``: the agent works on a workspace now. ``jobs``: the command of a job runs.
+    ``served_s``: how long ago torpor started the newest server that runs; None where none does."""
 
     now_s: float
     boot: str
     runs: bool
     samples: list[Sample]
     jobs: bool = False
-    serves: bool = False
+    served_s: float | None = None
 
 
 class ReadActivity(Request[Activity], frozen=True):
