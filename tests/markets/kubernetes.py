@@ -59,6 +59,7 @@ class FakeKubernetes(FakeMarket):
         self.priorities: set[str] = set()
         self.quota = 100
         self.conflicts = 0  # changes that come too late
+        self.quota_conflicts = 0  # Jobs that come while somebody changes their quota
         self.collects = True  # whether what a Job owned goes with it
 
     def action_of(self, request: Request) -> Action:
@@ -172,6 +173,10 @@ class FakeKubernetes(FakeMarket):
         if request.has("quota", "no capacity"):
             words = "exceeded quota: gpus, requested: count/jobs.batch=1, used: 1, limited: 1"
             return _status(403, "Forbidden", f'jobs.batch "{name}" is forbidden: {words}')
+        if self.quota_conflicts:
+            self.quota_conflicts -= 1
+            words = 'Operation cannot be fulfilled on resourcequotas "gpus": the object has been'
+            return _status(409, "Conflict", f"{words} modified; please apply your changes")
         if self._alive(name) is not None:
             return _status(409, "AlreadyExists", f'jobs.batch "{name}" already exists')
         suspended = bool(body["spec"].get("suspend"))

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import asyncssh
 import httpx
 import msgspec
 import pytest
+import urllib3
 
 from tests.control.providers.market_contract import MarketContract, label
 from tests.fixtures.machines import KeyPair
@@ -34,9 +36,11 @@ from torpor.control.providers.kubernetes_objects import Machines
 from torpor.control.providers.seam import Absent, Order, Provider
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import (
+    CreateFailed,
     CreateUncertain,
     InvalidInput,
     ProviderDenied,
+    ProviderUnavailable,
     QuotaReached,
 )
 from torpor.shared.values import Label, Machine, MachineId, Want
@@ -103,6 +107,48 @@ class TestKubernetes(MarketContract):
         assert [one.label for one in plain.list_own()] == [order.label]
         assert plain.create(order).id == fake.market.alive()[0].id
 
+    @pytest.mark.parametrize("kind", ["denied", "unavailable", "wrong shape"])
+    def test_a_taken_name_that_nobody_can_look_at_is_no_promise_that_nothing_was_rented(
+        self, plain: Provider, fake: FakeMarket, order: Order, kind: Any
+    ) -> None:
+        plain.create(order)
+        fake.faults.arm(Fault(kind, "find", count=100))
+        with pytest.raises(CreateUncertain, match="the Job's name is taken"):
+            plain.create(order)
+
+    def test_a_quota_that_changes_meanwhile_does_not_deny_the_market(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        assert isinstance(fake, FakeKubernetes)
+        fake.quota_conflicts = 1
+        with pytest.raises(CreateFailed, match="has been modified"):
+            plain.create(order)
+        plain.create(order)
+
+    @pytest.mark.parametrize(
+        ("error", "told"),
+        [
+            (urllib3.exceptions.SSLError("bad record mac"), CreateUncertain),
+            (urllib3.exceptions.ClosedPoolError(Any, "closed"), ProviderUnavailable),
+        ],
+    )
+    def test_what_a_lost_connection_says_of_a_create(
+        self,
+        plain: Provider,
+        order: Order,
+        monkeypatch: pytest.MonkeyPatch,
+        error: Exception,
+        told: type[Exception],
+    ) -> None:
+        """TLS may fail after the request was sent; without a connection nothing was."""
+
+        def fails(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(urllib3.PoolManager, "request", fails)
+        with pytest.raises(told):
+            plain.create(order)
+
     def test_the_host_key_is_in_the_secret_alone(
         self, plain: Provider, fake: FakeMarket, order: Order
     ) -> None:
@@ -119,7 +165,7 @@ class TestKubernetes(MarketContract):
         """Who restarts or upgrades sshd keeps the work, the host key and what he changed."""
         provider.create(order)
         body = fake.market.rented[0].body
-        assert body is not None
+        assert isinstance(body, BootedMachine)
         host_key = asyncssh.import_private_key(order.host_key).export_public_key().decode().strip()
 
         def says(command: str) -> str:
@@ -145,7 +191,7 @@ class TestKubernetes(MarketContract):
         fake.market.boot = lambda command: boot([*command[:2], broken + command[2], *command[3:]])
         provider.create(order)
         body = fake.market.rented[0].body
-        assert body is not None
+        assert isinstance(body, BootedMachine)
         until(lambda: not body.running, "the container has ended")
 
     @pytest.mark.parametrize("disk_gib", [0, 20])
@@ -280,8 +326,10 @@ class TestKubernetes(MarketContract):
             (offer,) = provider.offers(Want(gpu="H100", gpu_count=count))
             assert (offer.gpu_count, offer.available) == (count, there)
             assert offer.price_usd_h == pytest.approx(2.30 * count)
-        fake.nodes[0]["status"]["allocatable"] = {"cpu": "4"}
-        assert provider.offers(Want(gpu="H100"))[0].available is False
+        fake.nodes[0]["status"]["allocatable"] = {"nvidia.com/gpu": "1"}
+        assert provider.offers(Want(gpu="H100", gpu_count=2))[0].available is False
+        fake.nodes[0]["status"]["allocatable"] = {"cpu": "4"}  # the pool with GPUs is empty
+        assert provider.offers(Want(gpu="H100"))[0].available is None
         fake.nodes = []
         assert provider.offers(Want(gpu="H100"))[0].available is None
         fake.forbidden = {("list", "nodes")}
@@ -299,8 +347,9 @@ class TestKubernetes(MarketContract):
         provider.create(order)
         assert provider.residue() == []
         fake.forbidden = {("list", "nodes")}
-        with pytest.raises(ProviderDenied, match="may not list nodes"):
-            provider.residue()
+        for ask in (provider.residue, provider.check):
+            with pytest.raises(ProviderDenied, match="may not list nodes"):
+                ask()
 
     def test_a_service_that_outlives_its_job_is_left_over_and_ended(
         self, plain: Provider, fake: FakeMarket, order: Order
@@ -324,6 +373,21 @@ class TestKubernetes(MarketContract):
 def test_a_kubeconfig_that_is_none(text: str) -> None:
     with pytest.raises(InvalidInput, match="the kubeconfig"):
         KubernetesProvider(text, NAMESPACE, MACHINES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "users: [{name: me, user: {token: s3cret}}",
+        "clusters: [{name: c, cluster: {server: 'https://c'}}]\n"
+        "contexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n"
+        "users: [{name: u, user: {client-certificate-data: 's3cret-é'}}]",
+    ],
+)
+def test_a_faulty_kubeconfig_is_not_quoted(text: str) -> None:
+    with pytest.raises(InvalidInput) as told:
+        KubernetesProvider(text, NAMESPACE, MACHINES)
+    assert "s3cret" not in "".join(traceback.format_exception(told.value))
 
 
 @pytest.mark.parametrize(

@@ -129,12 +129,13 @@ class _Transport(httpx.BaseTransport):
             import urllib3
         except ImportError as missing:
             raise InvalidInput(_NO_EXTRA) from missing
+        # The client's own error is that of TLS, which may also fail after the request was sent.
         self._errors = (urllib3.exceptions.HTTPError, kubernetes.client.ApiException)
         self._unsent: tuple[type[Exception], ...] = (
             urllib3.exceptions.NewConnectionError,
             urllib3.exceptions.ConnectTimeoutError,
             urllib3.exceptions.ProxyError,
-            kubernetes.client.ApiException,  # of TLS: the only one that comes before an answer
+            urllib3.exceptions.ClosedPoolError,  # another thread cleared the pool meanwhile
         )
         self._login_errors = (kubernetes.config.ConfigException, OSError, KeyError, ValueError)
         configuration = kubernetes.client.Configuration()
@@ -148,7 +149,9 @@ class _Transport(httpx.BaseTransport):
                 persist_config=False,
             )
         except self._login_errors as cause:
-            raise InvalidInput(f"the kubeconfig gives no login: {cause}") from cause
+            raise InvalidInput(
+                f"the kubeconfig gives no login: {_without_secrets(cause)}"
+            ) from None
         self.url = str(configuration.host)
         if not re.fullmatch(r"https?://[^/\s]+(?:/\S*)?", self.url):
             raise InvalidInput("the kubeconfig names no API server: `server` is no http(s) URL")
@@ -166,7 +169,8 @@ class _Transport(httpx.BaseTransport):
                 headers, [], ["BearerToken"], str(request.url), request.method, None
             )
         except self._login_errors as cause:  # a program that the kubeconfig runs for a login
-            raise ProviderDenied(f"the kubeconfig gives no login now: {cause}") from cause
+            told = _without_secrets(cause)
+            raise ProviderDenied(f"the kubeconfig gives no login now: {told}") from None
         try:
             answer = self._client.rest_client.request(
                 request.method,
@@ -189,13 +193,20 @@ class _Transport(httpx.BaseTransport):
         raise error(f"{type(cause).__name__}: {cause}", request=request) from cause
 
 
+def _without_secrets(cause: Exception) -> str:
+    """Names of keys that are missing, but no value, and not what a program printed."""
+    words = str(cause)
+    return words if words.startswith("Invalid kube-config") else type(cause).__name__
+
+
 def _parsed(kubeconfig: str) -> dict[str, Any]:
     import yaml  # comes with the extra
 
     try:
         parsed = yaml.safe_load(kubeconfig)
-    except yaml.YAMLError as cause:
-        raise InvalidInput("the kubeconfig is no YAML") from cause
+    except yaml.YAMLError:
+        # Without the cause, which quotes the faulty line: it may hold a token.
+        raise InvalidInput("the kubeconfig is no YAML") from None
     if not isinstance(parsed, dict) or "clusters" not in parsed:
         raise InvalidInput("the kubeconfig is not one: it has no `clusters`")
     return parsed

@@ -151,6 +151,8 @@ class KubernetesProvider:
             raise self._client.refused(answer, "show the namespace")
         if queue:
             self._check_queue(queue)
+        if self._machines.nodes_billed:
+            self._billed_nodes()
         notes = [*self._check_priority(), *self._node_notes()]
         return Account(name=self.identity, notes=notes)
 
@@ -189,9 +191,9 @@ class KubernetesProvider:
         image = order.image or self._machines.image or IMAGE
         body = job_of(order, self._machines, gpus, image, self._ssh_port)
         answer = self._market.create("POST", self._client.path("jobs", api=BATCH), Job, body)
-        job = self._known(order) if _is(answer, 409) else answer
-        if isinstance(job, Refusal):
-            raise self._not_made(order, job)
+        if isinstance(answer, Refusal) and answer.status != 409:
+            raise self._not_made(order, answer)
+        job = self._known(order, answer) if isinstance(answer, Refusal) else answer
         try:
             self._add("secrets", secret_of(order, job.metadata), job.metadata)
             service = service_of(order, job.metadata, self._machines, self._ssh_port)
@@ -266,7 +268,7 @@ class KubernetesProvider:
 
     # -- looking
 
-    def _idle_nodes(self) -> list[Residue]:
+    def _billed_nodes(self) -> Nodes:
         nodes = self._nodes()
         if nodes is None:
             raise ProviderDenied(
@@ -274,6 +276,10 @@ class KubernetesProvider:
                 "in docs/guide.md, Kubernetes, or say in the provider block that nodes are not "
                 "billed"
             )
+        return nodes
+
+    def _idle_nodes(self) -> list[Residue]:
+        nodes = self._billed_nodes()
         used = {pod.spec.node_name for pod in self._pods(RENTAL)}
         return [
             Residue(
@@ -390,12 +396,19 @@ class KubernetesProvider:
 
     # -- changing
 
-    def _known(self, order: Order) -> Job | Refusal:
-        """The Job that an earlier create of this order made."""
+    def _known(self, order: Order, conflict: Refusal) -> Job:
+        """The Job that an earlier create of this order made. CreateFailed where there is none."""
         path = self._client.path("jobs", name_of(order), BATCH)
-        answer = self._market.ask("GET", path, Job)
+        try:
+            answer = self._market.ask("GET", path, Job)
+        except ProviderError as cause:
+            raise self._market.uncertain(cause, "the Job's name is taken, but GET") from cause
         if isinstance(answer, Refusal):
-            return answer
+            if answer.status != 404:
+                raise self._market.uncertain(answer, "the Job's name is taken, but GET")
+            raise CreateFailed(  # a quota that somebody else changed meanwhile, as a rule
+                f"{self.identity} refused {order.offer.id}: {fault_of(conflict).message}"
+            )
         if label_among(answer.metadata.labels) != order.label:
             raise CreateFailed(f"{name_of(order)} is the name of a Job that is not ours")
         if answer.metadata.deletion_timestamp is not None:
@@ -484,7 +497,8 @@ class KubernetesProvider:
         nodes = self._nodes()
         if nodes is None or not nodes.items:
             return None
-        return any(node.has(self._machines.gpu_resource) >= gpus for node in nodes.items)
+        most = max(node.has(self._machines.gpu_resource) for node in nodes.items)
+        return most >= gpus if most or not gpus else None
 
     def _node_notes(self) -> list[str]:
         nodes = self._nodes()
