@@ -39,6 +39,7 @@ from torpor.shared.errors import (
     ProviderDenied,
     ProviderError,
     ProviderUnavailable,
+    QuotaReached,
     StoreError,
     TorporError,
     WorkspaceBusy,
@@ -430,7 +431,7 @@ class Renting:
             except TorporError as error:
                 if asked and not isinstance(error, _NOTHING_RENTED):
                     raise
-                failed = asked and isinstance(error, _NEXT_OFFER)
+                failed = asked and _is_failure(error)
                 why = f"nothing was rented: {error}"
                 self._rentals.change(rental, state="ended", why=why, failed=failed)
                 self.leave(rental)
@@ -492,7 +493,7 @@ class Renting:
                 rental,
                 state="abandoned",
                 why=str(cause)[:500],
-                failed=isinstance(cause, _NEXT_OFFER),
+                failed=_is_failure(cause),
             )
             self.claim(rental)
         try:
@@ -535,6 +536,12 @@ class Renting:
         """Whether it may still be ended; a machine under a reserved name always may."""
         if not label.workspace.startswith(RESERVED):
             self._rentals.see_unclaimed(label)
+
+
+def _is_failure(cause: BaseException) -> bool:
+    """Whether the market, and not our account or the way to it, failed to make a machine."""
+    failed = isinstance(cause, (CreateFailed, MachineUnreachable))
+    return failed and not isinstance(cause, QuotaReached)
 
 
 def _measured(rental: Rental) -> dict[str, float]:
