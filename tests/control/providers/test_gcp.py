@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -322,6 +321,11 @@ class TestGcp(MarketContract):
         assert len(gcp.calls) == asked + 1  # most of the time is left: it only looked
         with pytest.raises(NotOurs):
             provider.renew(msgspec.structs.replace(machine, label=label()))
+        wrong = self.connect(gcp, deadline_s=3600.0, clock=lambda: clock.now_unix - 9000)
+        ahead = dict(gcp.market.rented[0].request["metadata"])
+        wrong.renew(machine)  # the deadline is of a clock that was ahead
+        assert gcp.market.rented[0].request["metadata"] != ahead
+        provider.renew(machine)
         clock.advance(3600)
         stopped = provider.find(machine.id)
         assert isinstance(stopped, Machine)
@@ -450,22 +454,26 @@ def test_a_price_is_for_a_machine_type_its_accelerators_and_a_place() -> None:
 
 
 class _Metadata(BaseHTTPRequestHandler):
-    until_unix = time.time() + 1000.0
+    says: str = "a new one"
     asked = 0
 
     def do_GET(self) -> None:
         assert self.headers["Metadata-Flavor"] == "Google"
         assert self.path.endswith("/instance/attributes/torpor-deadline")
         type(self).asked += 1
-        self.send_response(200)
+        if self.says == "not HTTP":
+            self.wfile.write(b"what\r\n\r\n")
+            return
+        self.send_response(503 if self.says == "an error" else 200)
         self.end_headers()
-        self.wfile.write(f"{self.until_unix:.0f}".encode())
+        deadline = 0 if self.says == "the old one" else self.asked
+        self.wfile.write(f"{deadline}".encode())
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""
 
 
-def test_the_program_on_the_machine_powers_it_off_once_the_deadline_has_passed(
+def test_the_program_on_the_machine_powers_it_off_once_nobody_renewed_the_deadline(
     tmp_path: Path,
 ) -> None:
     off = tmp_path / "off"
@@ -481,9 +489,11 @@ def test_the_program_on_the_machine_powers_it_off_once_the_deadline_has_passed(
         argv = [sys.executable, str(program), f"http{url}", "0.1", "0.05"]
         process = subprocess.Popen(argv, env=environment)
         try:
-            until(lambda: _Metadata.asked > 5, "the program has read its deadline")
-            assert not off.exists()
-            _Metadata.until_unix = 0.0
+            for says in ("a new one", "an error", "not HTTP"):
+                _Metadata.says, enough = says, _Metadata.asked + 8
+                until(lambda: _Metadata.asked > enough, f"the program has read {says}")  # noqa: B023
+                assert not off.exists()
+            _Metadata.says = "the old one"
             until(off.exists, "the machine is off")
         finally:
             process.kill()

@@ -266,7 +266,8 @@ class GcpProvider:
         length_s = self.abilities.deadline_s
         if length_s is None or DEADLINE_KEY not in items:
             return
-        if _number(items[DEADLINE_KEY]) - self._clock() > length_s * _FRESH:
+        left_s = _number(items[DEADLINE_KEY]) - self._clock()
+        if length_s * _FRESH < left_s <= length_s:  # more is of a clock that was wrong
             return
         items[DEADLINE_KEY] = self._deadline(length_s)
         # Google refuses a fingerprint that is not the newest, so nobody else's change is lost.

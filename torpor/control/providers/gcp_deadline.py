@@ -3,7 +3,8 @@
 Google changes the run time that it limits itself (``maxRunDuration``, ``terminationTime``) only
 while a machine is off, so nobody could renew it. But it changes the metadata of a running machine,
 and a machine that powers itself off costs its disk alone, which Google keeps. So the deadline is in
-the metadata, and a program on the machine reads it there.
+the metadata, and a program on the machine powers it off once the deadline was not changed for the
+whole time. No clock of the machine is asked what day it is.
 """
 
 from __future__ import annotations
@@ -16,20 +17,24 @@ _PATH: Final = f"/computeMetadata/v1/instance/attributes/{DEADLINE_KEY}"
 _PAUSE_S: Final = 60
 
 WATCHER: Final = '''\
-"""Powers the machine off once its deadline has passed. Each boot has the whole time again."""
-import subprocess, sys, time, urllib.request
+"""Powers the machine off once its deadline was the same for the whole time. Each boot has the whole
+time again. Neither a clock that is wrong nor a deadline that cannot be read powers it off."""
+import http.client, subprocess, sys, time, urllib.request
 
 url, length_s, pause_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-began_s, until_unix = time.monotonic(), 0.0
+last, since_s = None, 0.0
 while True:
     try:
         asked = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
         with urllib.request.urlopen(asked, timeout=10) as answer:
-            until_unix = float(answer.read())
-    except (OSError, ValueError):
-        print("the deadline cannot be read: the last one holds", flush=True)
-    if time.monotonic() - began_s >= length_s and time.time() >= until_unix:
-        subprocess.run(["poweroff"], check=False)
+            deadline = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        print(f"the deadline cannot be read, so the machine goes on: {error}", flush=True)
+    else:
+        if deadline != last:
+            last, since_s = deadline, time.monotonic()
+        elif time.monotonic() - since_s >= length_s:
+            subprocess.run(["poweroff"], check=False)
     time.sleep(pause_s)
 '''
 
