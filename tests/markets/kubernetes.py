@@ -48,13 +48,16 @@ def first_process(pod: dict[str, Any], secret: dict[str, str]) -> list[str]:
 
 class FakeKubernetes(FakeMarket):
     """``forbidden``: (verb, resource) that the user may not. ``objects``: Secrets and Services.
-    ``queues``: the condition Active of each; ``quota``: how many Jobs of queues may run."""
+    ``orphans``: Jobs that were deleted without their pods. ``queues``: the condition Active of
+    each; ``quota``: how many Jobs of queues may run."""
 
     def __init__(self, market: Market) -> None:
         super().__init__(market)
         self.forbidden: set[tuple[str, str]] = set()
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.nodes = [_node("node-1", "8")]
+        self.orphans: set[str] = set()
+        self.minor = "27+"
         self.queues: dict[str, dict[str, str]] = {}
         self.priorities: set[str] = set()
         self.quota = 100
@@ -79,6 +82,8 @@ class FakeKubernetes(FakeMarket):
             asked = request.body["spec"]["resourceAttributes"]
             allowed = (asked["verb"], asked["resource"]) not in self.forbidden
             return Answer(201, {"status": {"allowed": allowed}})
+        if path == "/version":
+            return Answer(200, {"major": "1", "minor": self.minor})
         if path == "/nodes":
             if ("list", "nodes") in self.forbidden:
                 return _status(403, "Forbidden", "nodes is forbidden")
@@ -95,7 +100,7 @@ class FakeKubernetes(FakeMarket):
             if resource == "jobs":
                 return self._job(request, name)
             if resource == "pods":
-                return self._pods(request.query["labelSelector"])
+                return self._end_pod(name) if name else self._pods(request.query["labelSelector"])
             if resource == "localqueues":
                 return self._queue(name)
             if resource == "workloads":
@@ -120,9 +125,10 @@ class FakeKubernetes(FakeMarket):
             return self._create(request)
         if not name:
             shown = [one for one in self.market.visible() if _RENTAL in _labels(one)]
+            shown = [one for one in shown if one.id not in self.orphans]
             return Answer(200, {"items": [_job(one) for one in shown]})
         machine = self._alive(name)
-        if machine is None or request.has("not found"):
+        if machine is None or name in self.orphans or request.has("not found"):
             return _missing("jobs.batch", name)
         if request.method == "PATCH":
             wanted = request.body["metadata"]
@@ -131,6 +137,8 @@ class FakeKubernetes(FakeMarket):
                 return _status(409, "Conflict", "the object has been modified")
             machine.request["metadata"]["ownerReferences"] = wanted["ownerReferences"]
         elif request.method == "DELETE" and not request.has("lives"):
+            if request.body["preconditions"]["uid"] != _uid(machine):
+                return _status(409, "Conflict", "the UID in the precondition is another")
             self.market.end(machine)
         return Answer(200, _job(machine))
 
@@ -216,6 +224,7 @@ class FakeKubernetes(FakeMarket):
             return _missing(resource, name)
         found = self.objects[resource, name]
         if request.method == "DELETE":
+            assert request.body["preconditions"]["uid"] == found["metadata"]["uid"]
             del self.objects[resource, name]
         elif resource == "services" and (machine := self._alive(name)) is not None:
             found = {**found, "status": {"loadBalancer": {"ingress": [{"ip": machine.address}]}}}
@@ -230,6 +239,13 @@ class FakeKubernetes(FakeMarket):
             if one["metadata"]["ownerReferences"][0]["uid"] not in uids:
                 del self.objects[key]
 
+    def _end_pod(self, name: str) -> Answer:
+        machine = self._alive(name.removesuffix("-x"))
+        if machine is None:
+            return _missing("pods", name)
+        self.market.end(machine)
+        return Answer(200, self._pod(machine))
+
     def _pods(self, selector: str) -> Answer:
         _, _, job = selector.partition("=")
         found = [one for one in self.market.alive() if one.hidden_looks == 0 and not one.stopped]
@@ -241,8 +257,12 @@ class FakeKubernetes(FakeMarket):
         reason = {"reason": "ContainerCreating"}
         waiting = [{"state": {"waiting": reason}}] if waits else []
         labels = {**_labels(machine), _JOB_NAME: machine.id}
+        meta = _object(f"{machine.id}-x", f"pod-{machine.number}", labels)["metadata"]
+        told = machine.request.get("spec", {}).get("template", {}).get("metadata", {})
+        owners = [] if machine.id in self.orphans else [{"uid": _uid(machine)}]
+        meta |= {"annotations": told.get("annotations", {}), "ownerReferences": owners}
         return {
-            **_object(f"{machine.id}-x", f"pod-{machine.number}", labels),
+            "metadata": meta,
             "spec": {"nodeName": self.nodes[0]["metadata"]["name"] if self.nodes else ""},
             "status": {
                 "phase": "Pending" if waits else "Running",

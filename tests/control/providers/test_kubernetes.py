@@ -351,6 +351,40 @@ class TestKubernetes(MarketContract):
             with pytest.raises(ProviderDenied, match="may not list nodes"):
                 ask()
 
+    @pytest.mark.parametrize("address", ["LoadBalancer", "pod IP"])
+    def test_a_pod_whose_job_was_deleted_without_it_is_listed_and_ended(
+        self, fake: FakeMarket, order: Order, address: Any
+    ) -> None:
+        """It runs, holds the work and costs."""
+        assert isinstance(fake, FakeKubernetes)
+        there = msgspec.structs.replace(QUEUED, address=address)
+        provider = self.connect(fake, machines=there)
+        machine = provider.create(_at(provider, order))
+        assert _state(provider, machine) == "running"
+        fake.orphans = {machine.id}
+        fake.collects = False
+        (live,) = provider.list_own()
+        assert live == provider.find(machine.id)
+        assert (live.id, live.label, live.state) == (machine.id, order.label, "running")
+        assert live.endpoint is not None
+        assert live.price_usd_h == machine.price_usd_h
+        assert provider.residue() == []
+        other = msgspec.structs.replace(QUEUED, queue="another")
+        assert self.connect(fake, machines=other).list_own() == []
+        provider.destroy(live, never_handed_over(live, order.label))
+        assert fake.market.alive() == []
+        assert provider.find(machine.id) == Absent()
+        provider.destroy(live, never_handed_over(live, order.label))
+        gone = provider.find(machine.id)
+        assert isinstance(gone, Absent)
+        assert gone.proof
+
+    def test_a_cluster_that_is_too_old_is_refused(self, plain: Provider, fake: FakeMarket) -> None:
+        assert isinstance(fake, FakeKubernetes)
+        fake.minor = "26"
+        with pytest.raises(InvalidInput, match=r"is Kubernetes 1\.26; torpor needs 1\.27 or newer"):
+            plain.check()
+
     def test_a_service_that_outlives_its_job_is_left_over_and_ended(
         self, plain: Provider, fake: FakeMarket, order: Order
     ) -> None:

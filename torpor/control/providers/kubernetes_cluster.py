@@ -21,6 +21,7 @@ from torpor.control.providers.kubernetes_objects import (
     BATCH,
     JOB,
     KUEUE,
+    OF_QUEUE,
     PRICE,
     QUEUE,
     RENTAL,
@@ -36,6 +37,7 @@ from torpor.control.providers.kubernetes_objects import (
     Pod,
     Pods,
     Service,
+    Version,
     is_name,
     job_of,
     name_of,
@@ -64,6 +66,7 @@ from torpor.shared.values import Endpoint, Machine, MachineId, Want
 IMAGE: Final = "nvidia/cuda:12.4.1-base-ubuntu22.04"
 QUEUE_S: Final = 24 * 3600.0
 _SSH_PORT: Final = 22
+_OLDEST: Final = (1, 27)  # it labels the pods of Jobs as ``JOB`` says
 _NODES: Final = "/api/v1/nodes"
 _PRIORITIES: Final = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
@@ -73,7 +76,7 @@ RIGHTS: Final = (
     *(Right(verb, "jobs", "batch") for verb in ("create", "get", "list", "patch", "delete")),
     *(Right(verb, "secrets") for verb in ("create", "get", "delete")),
     *(Right(verb, "services") for verb in ("create", "get", "list", "delete")),
-    Right("list", "pods"),
+    *(Right(verb, "pods") for verb in ("list", "delete")),
 )
 QUEUE_RIGHTS: Final = (
     *(Right(verb, "localqueues", "kueue.x-k8s.io") for verb in ("get", "list")),
@@ -135,6 +138,7 @@ class KubernetesProvider:
     def check(self, image: str = "") -> Account:
         """Asks the API server for each right that renting needs, and Kueue for the queue."""
         check_image(image or self._machines.image or IMAGE)
+        self._check_version()
         queue = self._machines.queue
         for right in (*RIGHTS, *(QUEUE_RIGHTS if queue else ())):
             if not self._client.may(right):
@@ -218,7 +222,7 @@ class KubernetesProvider:
             raise self._client.refused(answer, f"show Job {machine}")
         pods = self._pods(pods_of(machine))
         if pods:
-            return self._ending(pods[0], machine)
+            return self._without_job(machine, pods)
         if self._left(machine):
             return Absent()
         return Absent(
@@ -237,23 +241,39 @@ class KubernetesProvider:
             for name, job in jobs.items()
             if job.metadata.labels.get(QUEUE, "") == self._machines.queue
         ]
+        machines += [
+            self._without_job(MachineId(name), found)
+            for name, found in pods.items()
+            if name not in jobs and is_name(name)
+            for pod in _orphans(found)[:1]
+            if pod.metadata.annotations.get(OF_QUEUE, "") == self._machines.queue
+        ]
         return [machine for machine in machines if machine.label is not None]
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
-        """The Job's pods, Secret and Service go with it."""
+        """The Job's pods, Secret and Service go with it. A pod that no Job owns is deleted too."""
         if warranted(self, machine, warrant) is not None:
-            self._delete("jobs", machine.id, BATCH)
-            return
-        for resource, left in self._left(machine.id).items():
-            if label_among(left.labels) == machine.label:
-                self._delete(resource, machine.id)
+            answer = self._market.ask("GET", self._client.path("jobs", machine.id, BATCH), Job)
+            if isinstance(answer, Job):
+                ending = [("jobs", answer.metadata)]
+            elif answer.status == 404:
+                pods = self._pods(pods_of(machine.id))
+                ending = [("pods", pod.metadata) for pod in _orphans(pods)]
+            else:
+                raise self._client.refused(answer, f"show Job {machine.id}")
+        else:
+            ending = [*self._left(machine.id).items()]
+        for resource, meta in ending:
+            if label_among(meta.labels) == machine.label:
+                self._delete(resource, meta)
 
     def residue(self) -> list[Residue]:
-        """Services that outlived their Jobs: a load balancer costs. Where nodes are billed, also
-        those on which no machine of ours is: a pool that does not shrink costs on."""
+        """Services that outlived their Jobs and pods: a load balancer costs. Where nodes are
+        billed, also those on which no machine of ours is: a pool that does not shrink costs on."""
         services = self._read(Objects, self._client.path("services"), RENTAL).items
         jobs = self._read(Objects, self._client.path("jobs", api=BATCH), RENTAL).items
         names = {job.metadata.name for job in jobs}
+        names |= {pod.metadata.labels.get(JOB, "") for pod in self._pods(RENTAL)}
         left = [
             Residue(
                 id=one.metadata.name,
@@ -332,10 +352,23 @@ class KubernetesProvider:
             note,
         )
 
-    def _ending(self, pod: Pod, machine: MachineId) -> Machine:
+    def _without_job(self, machine: MachineId, pods: list[Pod]) -> Machine:
         """Its Job is gone, its pod not yet."""
+        orphans = _orphans(pods)
+        pod = orphans[0] if orphans else pods[0]
+        endpoint, price = None, 0.0
+        state: Any = "stopping"
+        if orphans and pod.metadata.deletion_timestamp is None:
+            price = _price(pod.metadata)
+            if pod.status.phase in ("Succeeded", "Failed"):
+                state = "stopped"
+            else:
+                running = pod.status.phase == "Running"
+                endpoint = self._endpoint(machine, pod) if running else None
+                state = "running" if endpoint else "starting"
+        note = "its Job was deleted without its pod" if orphans else "its pod ends"
         label = label_among(pod.metadata.labels)
-        return Machine(machine, self.identity, label, "stopping", None, 0.0, "its pod ends")
+        return Machine(machine, self.identity, label, state, endpoint, price, note)
 
     def _pin(self, job: Job, pod: Pod) -> bool:
         path = self._client.path("jobs", job.metadata.name, BATCH)
@@ -428,9 +461,16 @@ class KubernetesProvider:
                 "abandoned; reconcile ends it"
             )
 
-    def _delete(self, resource: str, name: str, api: str = "v1") -> None:
-        path = self._client.path(resource, name, api)
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+    def _delete(self, resource: str, meta: Metadata) -> None:
+        """This very object, and none that has its name by now."""
+        name = meta.name
+        path = self._client.path(resource, name, BATCH if resource == "jobs" else "v1")
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": meta.uid},
+        }
         answer = self._market.ask("DELETE", path, dict[str, Any], body=body)
         if isinstance(answer, Refusal) and answer.status not in (404, 409):
             raise self._client.refused(answer, f"delete {name} among {resource}")
@@ -447,6 +487,14 @@ class KubernetesProvider:
         return CreateFailed(asked)
 
     # -- before anything is rented
+
+    def _check_version(self) -> None:
+        answer = self._market.ask("GET", "/version", Version)
+        if isinstance(answer, Version) and answer.is_before(*_OLDEST):
+            raise InvalidInput(
+                f"{self.identity} is Kubernetes {answer.major}.{answer.minor}; torpor needs "
+                f"{_OLDEST[0]}.{_OLDEST[1]} or newer"
+            )
 
     def _check_queue(self, queue: str) -> None:
         path = self._client.path("localqueues", api=KUEUE)
@@ -517,6 +565,12 @@ def _offer_id(with_gpu: bool, count: int, machines: Machines) -> str:
 
 def _is(answer: object, status: int) -> bool:
     return isinstance(answer, Refusal) and answer.status == status
+
+
+def _orphans(pods: list[Pod]) -> list[Pod]:
+    """Those whose Job was deleted without them, as a plain DELETE of the API does. They stay; all
+    others of a Job that is gone go by themselves."""
+    return [pod for pod in pods if not pod.metadata.owner_references]
 
 
 def _price(meta: Metadata) -> float:

@@ -19,6 +19,7 @@ Address = Literal["LoadBalancer", "NodePort", "pod IP"]
 BATCH: Final = "batch/v1"
 KUEUE: Final = "kueue.x-k8s.io/v1beta2"
 PRICE: Final = "torpor.dev/price-usd-h"
+OF_QUEUE: Final = "torpor.dev/queue"  # of a pod: Kueue takes pods with its own label as its own
 RENTAL: Final = "torpor-rental"
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 _PRIORITY: Final = "kueue.x-k8s.io/priority-class"
@@ -196,6 +197,17 @@ class Pod(msgspec.Struct, frozen=True):
         return " ".join(word for word in told if word)
 
 
+class Version(msgspec.Struct, frozen=True):
+    """Of the API server. A minor may end in a plus sign."""
+
+    major: str = ""
+    minor: str = ""
+
+    def is_before(self, major: int, minor: int) -> bool:
+        found = re.match(r"(\d+)\.(\d+)", f"{self.major}.{self.minor}")
+        return found is not None and (int(found[1]), int(found[2])) < (major, minor)
+
+
 class Pods(msgspec.Struct, frozen=True):
     items: list[Pod]
 
@@ -286,6 +298,8 @@ def job_of(
     """The Job. With a queue it is made suspended: Kueue starts it when there is quota."""
     tags = label_tags(order.label)
     labels = dict(tags)
+    price = {PRICE: json.dumps(order.offer.price_usd_h)}
+    told = price | {OF_QUEUE: machines.queue} | ({} if machines.spot else _KEPT)
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,  # the machine needs no right in the cluster
@@ -313,16 +327,13 @@ def job_of(
         "metadata": {
             "name": name_of(order),
             "labels": labels,
-            "annotations": {PRICE: json.dumps(order.offer.price_usd_h)},
+            "annotations": price,
         },
         "spec": {
             "suspend": bool(machines.queue),
             "backoffLimit": 0,  # another pod would be another machine, without the work
             "ttlSecondsAfterFinished": _FINISHED_S,
-            "template": {
-                "metadata": {"labels": tags, "annotations": {} if machines.spot else _KEPT},
-                "spec": pod,
-            },
+            "template": {"metadata": {"labels": tags, "annotations": told}, "spec": pod},
         },
     }
 
