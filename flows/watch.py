@@ -29,7 +29,7 @@ from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
 from torpor.control.watching import Watched, WatchedJob, WatchReport
 from torpor.shared.errors import TorporError
-from torpor.shared.values import Label, MachineId, WorkspaceName
+from torpor.shared.values import Label, MachineId, WorkspaceName, names_of
 
 _NEXT: Final = {
     "busy": "none: it works",
@@ -72,7 +72,7 @@ def watch(
         watched.append(Watched(name, "unknown", why, "see that its store answers"))
     used = [one for one in standing.findings if one.kind == "in use" and one.machine and one.rental]
     if not dry_run:
-        _renew(used, opened, faults)
+        _renew(standing.findings, opened, faults)
     over, unread = over_budget(_handed_over(standing, opened), dry_run)
     looks = [
         (one, look_at.submit(opened[_name(one)], one.machine, one.rental))
@@ -275,15 +275,18 @@ def _act(
 
 
 def _renew(
-    used: list[Finding], opened: dict[WorkspaceName, OpenWorkspace], faults: list[Exception]
+    findings: list[Finding], opened: dict[WorkspaceName, OpenWorkspace], faults: list[Exception]
 ) -> None:
-    """The machines that stop themselves when the control side is gone go on."""
-    for one in used:
-        workspace = opened[_name(one)]
-        if one.machine is None or not has_deadline(workspace, one.machine):
+    """The machines that stop themselves when the control side is gone go on, also those on which a
+    run works that has not handed them over: a long restore, a drill."""
+    of = {name: one for one in opened.values() for name in names_of(one.spec.name)}
+    for one in findings:
+        if one.kind not in ("in use", "unfinished") or one.machine is None:
             continue
+        workspace = of[_name(one)]
         try:
-            renew_deadline(workspace, one.machine)
+            if has_deadline(workspace, one.machine):
+                renew_deadline(workspace, one.machine)
         except TorporError as error:
             runner().log.error("the deadline of machine %s stands: %s", one.machine.id, error)
             faults.append(error)

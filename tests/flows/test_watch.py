@@ -312,6 +312,10 @@ def test_deadlines_of_machines_are_renewed_but_not_by_a_dry_run(
     for round_ in (1, 2):
         _watch(opened, dry_run=False)
         assert provider.renewed == [machine] * round_
+    left, _ = standing(opened)  # a run restores there, or was killed
+    provider.renewed.clear()
+    _watch(opened, dry_run=False)
+    assert sorted(provider.renewed) == sorted([machine, left.id])
 
 
 def test_a_deadline_that_is_not_renewed_fails_the_watch_which_looks_all_the_same(
