@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import deque
 from typing import Final, Literal
 
 from flows.phases import Phases
 from tasks.jobs import look_at_command, start_command, stop_command
 from torpor.control.deploy.asking import ask, check
+from torpor.control.deploy.last_lines import LastLines
 from torpor.control.deploy.stack import Place
 from torpor.control.remote.session import Session
 from torpor.shared.errors import DeployFailed
@@ -20,9 +20,7 @@ LOOK_S: Final = 0.1
 """Between two looks at a command or a server."""
 HEALTH_S: Final = 10.0
 """For one answer about its health."""
-LAST_LINES: Final = 20
 _LOOK_BYTES: Final = 256 * KIB
-_LINE_CHARS: Final = 2000
 _LOGS: Final = "~/.torpor/deploy"
 
 Kind = Literal["setup", "fetch", "server"]
@@ -40,7 +38,7 @@ class Serving:
         self._workspace = workspace
         self._place = place
         self._phases = phases
-        self._lines: dict[Kind, deque[str]] = {}
+        self._lines: dict[Kind, LastLines] = {}
         self._offsets: dict[Kind, int] = {}
         self._attempts: dict[Kind, int] = {}
 
@@ -85,7 +83,7 @@ class Serving:
                 token = stack.secrets.token
                 answer = ask(port, proof.method, proof.path, body, stack.ready_timeout_s, token)
                 try:
-                    check(proof, answer)
+                    check(proof, answer, stack.secrets)
                 except DeployFailed as error:
                     self._look("server")
                     raise self._failed("server", str(error)) from error
@@ -131,7 +129,7 @@ class Serving:
         state = start_command(self._session, request)
         self._attempts[kind] = state.attempt
         self._offsets[kind] = state.log_from
-        self._lines[kind] = deque(maxlen=LAST_LINES)
+        self._lines[kind] = LastLines(self._place.stack.secrets)
 
     def _look(self, kind: Kind) -> JobState:
         """How it stands; keeps the last lines of its log."""
@@ -139,20 +137,16 @@ class Serving:
         if look.bytes - look.offset > _LOOK_BYTES:  # it writes faster than it can be read
             begin = look.bytes - _LOOK_BYTES
             look = look_at_command(self._session, self._id(kind), begin, _LOOK_BYTES)
-        lines = self._lines[kind]
-        first, *rest = look.text.split("\n")
-        last = lines.pop() if lines else ""
-        lines.extend(line[-_LINE_CHARS:] for line in (last + first, *rest))
+            self._lines[kind].skip()
+        self._lines[kind].add(look.text)
         self._offsets[kind] = look.offset
         return look.state
 
     def _failed(self, kind: Kind, words: str) -> DeployFailed:
         stack = self._place.stack
-        hidden = stack.secrets.hidden_in  # before a line is cut, which would leave half a secret
-        last = "\n".join(hidden(line)[:500] for line in self._lines[kind]).strip() or "nothing"
         return DeployFailed(
-            f"the {kind} command of stack {stack.name}: {hidden(words)}. The last lines of "
-            f"{self.log(kind)} on the machine:\n{last}"
+            f"the {kind} command of stack {stack.name}: {stack.secrets.hidden_in(words)}. The last "
+            f"lines of {self.log(kind)} on the machine:\n{self._lines[kind].text()}"
         )
 
     def _id(self, kind: Kind) -> str:

@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from torpor.control.deploy.asking import Answer, ask, check
-from torpor.control.deploy.stack import Proof
+from torpor.control.deploy.stack import Proof, Secrets
 from torpor.shared.errors import DeployFailed, InvalidInput
 
 
@@ -26,7 +26,7 @@ def _proof(answer: str) -> Proof:
     ],
 )
 def test_an_answer_that_holds_something_proves_it(where: str, text: str) -> None:
-    check(_proof(where), Answer(200, text))
+    check(_proof(where), Answer(200, text), Secrets())
 
 
 @pytest.mark.parametrize(
@@ -39,14 +39,14 @@ def test_an_answer_that_holds_something_proves_it(where: str, text: str) -> None
 )  # fmt: skip
 def test_an_answer_that_holds_nothing_proves_nothing(text: str) -> None:
     with pytest.raises(DeployFailed, match=r"holds nothing at choices\.0\.text"):
-        check(_proof("choices.0.text"), Answer(200, text))
+        check(_proof("choices.0.text"), Answer(200, text), Secrets())
 
 
 def test_an_error_and_silence_prove_nothing() -> None:
     with pytest.raises(DeployFailed, match="with status 500: out of memory"):
-        check(_proof("x"), Answer(500, "out of memory"))
+        check(_proof("x"), Answer(500, "out of memory"), Secrets())
     with pytest.raises(DeployFailed, match="did not answer POST /v1/completions"):
-        check(_proof("x"), None)
+        check(_proof("x"), None, Secrets())
     assert ask(9, "GET", "/", None, 1.0) is None
 
 
@@ -57,3 +57,12 @@ def test_a_token_that_cannot_be_sent_is_in_no_error(token: str) -> None:
         with pytest.raises(InvalidInput, match="cannot be sent") as refused:
             ask(port, "GET", "/", None, 1.0, token)
     assert "s3cret" not in "".join(traceback.format_exception(refused.value))
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_answer_is_shown_without_secrets_and_without_half_of_one(status: int) -> None:
+    secrets = Secrets({"KEY": "s3cret-0123456789"})
+    text = "x" * 290 + "s3cret-0123456789"
+    with pytest.raises(DeployFailed, match="xxx") as failed:
+        check(_proof("x"), Answer(status, text), secrets)
+    assert "s3cret" not in str(failed.value)

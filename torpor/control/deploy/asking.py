@@ -7,7 +7,7 @@ import json
 from contextlib import closing
 from typing import Any, Final, NamedTuple
 
-from torpor.control.deploy.stack import Proof
+from torpor.control.deploy.stack import Proof, Secrets
 from torpor.shared.errors import DeployFailed, InvalidInput
 from torpor.shared.values import MIB
 
@@ -44,15 +44,14 @@ def ask(
     return Answer(answer.status, text)
 
 
-def check(proof: Proof, answer: Answer | None) -> None:
-    """DeployFailed unless the answer holds what the stack says."""
+def check(proof: Proof, answer: Answer | None, secrets: Secrets) -> None:
+    """DeployFailed unless the answer holds what the stack says. ``secrets`` are not shown."""
     what = f"{proof.method} {proof.path}"
     if answer is None:
         raise DeployFailed(f"the server did not answer {what}")
+    shown = secrets.hidden_in(answer.text)[:_SHOWN]
     if not 200 <= answer.status < 300:
-        raise DeployFailed(
-            f"the server answered {what} with status {answer.status}: {answer.text[:_SHOWN]}"
-        )
+        raise DeployFailed(f"the server answered {what} with status {answer.status}: {shown}")
     try:
         found = json.loads(answer.text)
         for step in proof.answer.split("."):
@@ -60,6 +59,4 @@ def check(proof: Proof, answer: Answer | None) -> None:
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         found = None
     if found in _NOTHING or found in ([], {}):
-        raise DeployFailed(
-            f"the answer to {what} holds nothing at {proof.answer}: {answer.text[:_SHOWN]}"
-        )
+        raise DeployFailed(f"the answer to {what} holds nothing at {proof.answer}: {shown}")

@@ -13,6 +13,9 @@ import msgspec
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import BASE, WorkspaceName, workspace_name
 
+_SECRET_LINE: Final = 4
+"""A shorter line of a secret, such as a bracket, is not hidden by itself."""
+
 StrategyName = Literal["A", "B", "C", "D", "E", "F"]
 
 
@@ -83,9 +86,20 @@ class Secrets:
     def token(self) -> str:
         return self.variables.get(self.bearer, "")
 
+    @property
+    def forms(self) -> list[str]:
+        """What a program may print of them, longest first: each value, its lines, and as JSON."""
+        found = set(self.variables.values())
+        for value in self.variables.values():
+            lines = [line.strip() for line in value.splitlines()]
+            found.update(line for line in lines if len(line) >= _SECRET_LINE)
+            found.update(json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (True, False))
+        return sorted(found - {""}, key=len, reverse=True)
+
     def hidden_in(self, text: str) -> str:
-        for value in sorted(self.variables.values(), key=len, reverse=True):
-            text = text.replace(value, "***")
+        """Give it the whole text: half a secret is not found."""
+        for form in self.forms:
+            text = text.replace(form, "***")
         return text
 
 
