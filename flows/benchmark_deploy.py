@@ -20,7 +20,7 @@ from tasks.deploying import forget_base, open_stack
 from tasks.opening import open_workspace, probe_store
 from tasks.restore import NEWEST
 from tasks.runner import runner
-from tasks.workspace import OpenWorkspace
+from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy import stack as of_deploys
 from torpor.control.deploy.report import DeployReport
 from torpor.control.deploy.stack import StrategyName, strategy_named
@@ -40,6 +40,7 @@ from torpor.control.measure.scratch import scratch_name
 from torpor.control.providers.seam import Provider
 from torpor.control.reports import BenchmarkReport
 from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.values import WorkspaceName
 
 _MOST_FAILED: Final = 2
 """After so many failed starts in a row, a way is measured no more."""
@@ -164,7 +165,7 @@ class Starts:
         opened = replace(self._opened, providers=(way.provider,))
         kinds = (f"{way.strategy}, {COLD}", f"{way.strategy}, warm")
         keeps = strategy_named(way.strategy).keeps
-        base = None
+        bases: dict[WorkspaceName, StoredWorkspace] = {}
         try:
             for kind in kinds if keeps else (way.strategy,):
                 work = Deployment(
@@ -175,8 +176,11 @@ class Starts:
                     Phases(),
                     trial=trial,
                 )
-                report = work.run(self._snapshot, full_check=True)
-                base = work.base
+                try:
+                    report = work.run(self._snapshot, full_check=True)
+                finally:
+                    if keeps and work.base is not None:  # it may be stored although this failed
+                        bases[work.base.spec.name] = work.base
                 if kind == kinds[1] and not report.environment.startswith("restored"):
                     self.note(f"no warm start of {way.stack.name}: {report.environment}")
                     return
@@ -188,8 +192,17 @@ class Starts:
             where = f"{way.stack.name} by {way.strategy} at {way.provider.identity}"
             self.note(f"a start of {where} failed: {error}")
         finally:
-            if keeps and base is not None:
-                forget_base(base)
+            for base in bases.values():
+                self._forget(base)
+
+    def _forget(self, base: StoredWorkspace) -> None:
+        try:
+            forget_base(base)
+        except TorporError as error:  # what was measured counts nevertheless
+            self.note(
+                f"the measured environment {base.spec.name} may still be in the store: {error}. "
+                "The next benchmark of this workspace deletes it"
+            )
 
     def figures(self) -> list[Figure]:
         """InvalidInput where no start went well."""

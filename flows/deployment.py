@@ -38,7 +38,7 @@ from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy.report import DeployReport
 from torpor.control.deploy.stack import Place, Stack, Strategy, base_name, see_apart
-from torpor.control.measure.scratch import machines_name
+from torpor.control.measure.scratch import machines_name, scratch_name
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
 from torpor.control.rental.renting import Tenancy
@@ -368,9 +368,9 @@ class _OnMachine:
         self._environment += f", {words}"
 
     def _reason(self) -> str:
-        return f"environment of stack {self._stack.name}, for workspace {self._opened.spec.name}"[
-            :400
-        ]
+        workspace = self._opened.spec.name
+        whose = f"{scratch_name(workspace)}: " if self._of.trial else ""
+        return f"{whose}environment of stack {self._stack.name}, for workspace {workspace}"[:400]
 
     def _report(self, serving: Serving) -> DeployReport:
         endpoint = endpoint_of(self._machine)

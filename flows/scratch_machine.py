@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from threading import Event
 
 from flows.phases import Phases
+from tasks.deploying import forget_measured_bases
 from tasks.machines import (
     create_machine,
     endpoint_of,
@@ -106,6 +107,7 @@ def _attached(
 
 def _clear(opened: OpenWorkspace, workspace: WorkspaceName) -> None:
     renting(opened.under(machines_name(workspace))).end_scratch()
+    forget_measured_bases(opened)
     clear_scratch(opened, "")
 
 

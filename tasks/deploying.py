@@ -65,6 +65,12 @@ def forget_base(base: StoredWorkspace) -> None:
     bases.forget(base.store, base.spec.name)
 
 
+@step("forget measured environments")
+def forget_measured_bases(opened: OpenWorkspace) -> None:
+    """Delete what a killed benchmark under this scratch name has left of them."""
+    bases.forget_measured(opened.store, opened.spec.name)
+
+
 @step("expire environments")
 def expire_bases(opened: OpenWorkspace, unused_s: float) -> list[SnapshotId]:
     """Delete the environments that no deploy has used for so long."""

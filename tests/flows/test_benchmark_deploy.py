@@ -18,7 +18,8 @@ from torpor.control.deploy.stack import Stack as StackValue
 from torpor.control.measure.scratch import scratch_name
 from torpor.control.reports import BenchmarkReport
 from torpor.control.store.snapshots import snapshot_ids
-from torpor.shared.errors import InvalidInput
+from torpor.control.upkeep.pins import pinned
+from torpor.shared.errors import DeployFailed, InvalidInput, StoreError
 from torpor.shared.values import BASE, WorkspaceName
 
 
@@ -62,6 +63,37 @@ def test_starts_are_measured_and_their_machines_and_environments_go(
     names = {one.key.split("/")[1] for one in world.direct.list(f"workspaces/{BASE}")}
     assert all(not snapshot_ids(world.direct, WorkspaceName(name)) for name in names)
     assert not [*world.direct.list(f"workspaces/{scratch_name(world.opened.spec.name)}/")]
+
+
+def test_the_environment_of_a_start_that_fails_goes(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server ends after it was stored. What cannot be deleted at once goes with the scratch
+    name, by which the next benchmark also finds what a killed one left."""
+    fetch = ["sh", "-euc", 'echo fetched > "$1"', "sh", "{model_path}"]
+    stack = msgspec.structs.replace(small_stack(fetch=fetch).value(), name="good")
+    monkeypatch.setattr(import_module("flows.benchmark_deploy"), "open_stack", lambda _: stack)
+    seen: list[list[str]] = []
+
+    def kept() -> list[str]:
+        names = {one.key.split("/")[1] for one in world.direct.list(f"workspaces/{BASE}")}
+        return [why for name in names for why in pinned(world.direct, WorkspaceName(name)).values()]
+
+    def ended(_: object) -> None:
+        seen.append(kept())
+        if len(seen) > 1:  # the first look is before it is pinned
+            raise DeployFailed("the server has ended")
+
+    def fails(_: object) -> None:
+        raise StoreError("the store does not answer")
+
+    monkeypatch.setattr("flows.serving.Serving.see_serving", ended)
+    monkeypatch.setattr(import_module("flows.benchmark_deploy"), "forget_base", fails)
+    with pytest.raises(InvalidInput, match=r"has ended.*may still be in the store"):
+        run_plainly(world.opened, benchmark_deploy, ["good"], rounds=1, folder=str(tmp_path))
+    scratch = scratch_name(world.opened.spec.name)
+    assert [why.startswith(f"{scratch}: ") for why in seen[1]] == [True]
+    assert kept() == []
 
 
 def test_a_benchmark_without_a_way_is_refused(

@@ -20,7 +20,7 @@ from torpor.control.store.snapshots import find_snapshot, snapshot_ids
 from torpor.control.upkeep.pins import pin, pin_times, unpin
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.names import manifest_key
-from torpor.shared.values import BASE, SnapshotId, WorkspaceName
+from torpor.shared.values import BASE, BENCHMARK, SnapshotId, WorkspaceName, reserved_name
 
 NAME = WorkspaceName(f"{BASE}{'a' * 32}")
 PLAIN = Seal(None)
@@ -153,3 +153,17 @@ def test_a_workspace_of_an_older_version_is_no_environment(lab: Lab) -> None:
     lab.store.advance(100 * DAY)
     lab.expire(days=1)
     assert snapshot_ids(lab.store, WorkspaceName(f"{BASE}mine")) == [made.snapshot]
+
+
+def test_only_what_a_benchmark_of_that_name_made_is_forgotten(lab: Lab) -> None:
+    scratch = reserved_name(BENCHMARK, WorkspaceName("demo"))
+    other = reserved_name(BENCHMARK, WorkspaceName("demo-2"))
+    assert bases.keep(lab.store, lab.made("one"), f"{other}: environment of stack s")
+    bases.forget_measured(lab.store, scratch)
+    assert lab.used() is not None  # which pins it for "a test"
+    bases.forget_measured(lab.store, scratch)
+    kept = lab.used()
+    assert kept is not None
+    pin(lab.store, NAME, kept, f"{scratch}: environment of stack s")
+    bases.forget_measured(lab.store, scratch)
+    assert lab.used() is None and snapshot_ids(lab.store, NAME) == []

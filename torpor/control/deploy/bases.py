@@ -16,7 +16,7 @@ from torpor.control.safety import Verified, see_whole
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, snapshot_times
 from torpor.control.upkeep.deletion import delete_snapshot
-from torpor.control.upkeep.pins import pin, pin_times, unpin
+from torpor.control.upkeep.pins import pin, pin_times, pinned, unpin
 from torpor.control.upkeep.prune import PruneRules, carry_out, plan_prune
 from torpor.shared.errors import (
     ManifestInvalid,
@@ -77,6 +77,14 @@ def forget(store: ObjectStore, workspace: WorkspaceName) -> None:
     """Delete every environment of this name; ``expire`` prunes what is left."""
     for snapshot in snapshot_times(store, workspace):
         _drop(store, workspace, snapshot)
+
+
+def forget_measured(store: ObjectStore, scratch: WorkspaceName) -> None:
+    """Delete the environments that a benchmark made under that scratch name and left: the reason of
+    their pins begins with it. Those without a pin are ``expire``'s."""
+    for workspace in _names(store):
+        if any(why.startswith(f"{scratch}: ") for why in pinned(store, workspace).values()):
+            forget(store, workspace)
 
 
 def expire(
