@@ -153,8 +153,10 @@ class _OnMachine:
             name = base_name(self._stack, facts_of(machine), key_id + self._of.trial)
             base = self._of.base = self._opened.base(name, self._stack.environment)
             serving = Serving(session, spec.name, place, self._phases)
-            if self._tenancy is None and self._of.strategy.keeps:
-                self._see_room(session, place, base)
+            if self._tenancy is None:
+                serving.see_port()
+                if self._of.strategy.keeps:
+                    self._see_room(session, place, base)
             serving.stop()
 
             def serve() -> None:

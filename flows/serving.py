@@ -22,6 +22,26 @@ HEALTH_S: Final = 10.0
 """For one answer about its health."""
 _LOOK_BYTES: Final = 256 * KIB
 _LOGS: Final = "~/.torpor/deploy"
+_HOLDS: Final = """\
+import os, sys
+port, mark, sockets = int(sys.argv[1]), b"TORPOR_JOB=" + sys.argv[2].encode(), set()
+for name in ("tcp", "tcp6"):
+    if os.path.exists("/proc/net/" + name):
+        for line in open("/proc/net/" + name).readlines()[1:]:
+            facts = line.split()
+            if facts[3] == "0A" and int(facts[1].rpartition(":")[2], 16) == port:
+                sockets.add("socket:[" + facts[9] + "]")
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    place = "/proc/" + pid
+    try:
+        if mark in open(place + "/environ", "rb").read().split(b"\\0"):
+            if any(os.readlink(place + "/fd/" + fd) in sockets for fd in os.listdir(place + "/fd")):
+                sys.exit(0)
+    except OSError:
+        continue
+sys.exit(3)
+"""
+_NOT_HELD: Final = 3
 
 Kind = Literal["setup", "fetch", "server"]
 KINDS: Final[tuple[Kind, ...]] = ("setup", "fetch", "server")
@@ -51,6 +71,14 @@ class Serving:
         for kind in KINDS:
             stop_command(self._session, self._id(kind))
 
+    def see_port(self) -> None:
+        """DeployFailed where a program that ``stop`` does not end has the server's port."""
+        port = self._place.stack.port
+        if self._session.listens(port):
+            argv = [self._session.machine.python, "-c", _HOLDS, str(port), self._id("server")]
+            if self._session.execute(argv).exit == _NOT_HELD:  # else ``serve`` asks again
+                raise self._taken()
+
     def run(self, kind: Kind, argv: list[str], folder: str) -> None:
         """Run a command to its end; DeployFailed with its last lines if it fails."""
         until = time.monotonic() + self._place.stack.setup_timeout_s
@@ -67,10 +95,7 @@ class Serving:
         """Start the server, wait until it is ready, and have it answer one request."""
         stack, place = self._place.stack, self._place
         if self._session.listens(stack.port):
-            raise DeployFailed(
-                f"another program on the machine listens on port {stack.port}: end it, or choose "
-                "another port in the stack"
-            )
+            raise self._taken()
         with self._phases.phase("server"):
             folder = place.absolute(place.workspace)
             self._start("server", place.filled(stack.server), folder)
@@ -147,6 +172,12 @@ class Serving:
         return DeployFailed(
             f"the {kind} command of stack {stack.name}: {stack.secrets.hidden_in(words)}. The last "
             f"lines of {self.log(kind)} on the machine:\n{self._lines[kind].text()}"
+        )
+
+    def _taken(self) -> DeployFailed:
+        return DeployFailed(
+            "another program on the machine listens on port "
+            f"{self._place.stack.port}: end it, or choose another port in the stack"
         )
 
     def _id(self, kind: Kind) -> str:

@@ -156,6 +156,18 @@ def test_a_machine_with_another_environment_keeps_its_server(asleep: World) -> N
     assert _answers(stack)
 
 
+def test_a_machine_in_use_keeps_its_server_where_another_program_has_the_port(
+    asleep: World,
+) -> None:
+    stack = small_stack()
+    _deploy(asleep, stack)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = small_stack(port=other.getsockname()[1])
+        with pytest.raises(DeployFailed, match="another program on the machine listens on port"):
+            _deploy(asleep, taken)
+    assert _answers(stack)
+
+
 def test_a_left_machine_with_another_snapshot_is_replaced(asleep: World) -> None:
     """An earlier run of another snapshot was killed while it restored."""
     (older,) = asleep.snapshots()
