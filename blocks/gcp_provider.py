@@ -145,6 +145,16 @@ class GcpProvider(Block):
             deadline_s=self.deadline_h * 3600 or None,
         )
 
+    @field_validator("deadline_h", mode="after")
+    @classmethod
+    def _long_enough(cls, value: float) -> float:
+        if 0 < value < 1:
+            raise ValueError(
+                f"a machine would power itself off after {value} h, before `watch` has looked "
+                "often enough: 1 h is the least, 0 is never"
+            )
+        return value
+
     @field_validator("project", "image", "network", "subnetwork", mode="after")
     @classmethod
     def _named(cls, value: str, info: ValidationInfo) -> str:

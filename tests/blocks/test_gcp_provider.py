@@ -94,3 +94,10 @@ def test_a_damaged_key_is_named_and_not_shown(key: str) -> None:
 def test_what_google_does_not_write_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         GcpProvider(**{**PLAIN, **fields})
+
+
+def test_a_deadline_leaves_watch_the_time_to_renew_it() -> None:
+    with pytest.raises(ValidationError, match="1 h is the least"):
+        GcpProvider(**PLAIN, deadline_h=0.5)
+    assert GcpProvider(**PLAIN).deadline_h == 0
+    assert GcpProvider(**PLAIN, deadline_h=1).deadline_h == 1
