@@ -248,6 +248,25 @@ def test_a_create_that_is_repeated_after_a_lost_answer_makes_one_job(
     _end(provider, first.id, order)
 
 
+def test_a_pod_whose_job_was_deleted_without_it_is_shown_and_ended(
+    cluster: Cluster, identity_key: KeyPair
+) -> None:
+    provider = cluster.provider(queue="")
+    order = _order(provider, identity_key)
+    machine = provider.create(order)
+    until(lambda: _runs(provider, machine.id), "it runs")
+    # Nobody owns the Job but its pod: who deletes it so keeps the pod.
+    path = f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs/{machine.id}"
+    options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Orphan"}
+    cluster.kubelet.ask("DELETE", path, options)
+    until(lambda: not cluster.jobs(), "the Job is gone")
+    (live,) = provider.list_own()
+    assert (live.id, live.label, live.state) == (machine.id, order.label, "running")
+    assert live.endpoint is not None
+    assert provider.residue() == []
+    _end(provider, machine.id, order)
+
+
 def test_the_second_wake_waits_in_the_queue_until_the_first_has_hibernated(
     cluster: Cluster, rented_workspace: OpenWorkspace, caplog: pytest.LogCaptureFixture
 ) -> None:
