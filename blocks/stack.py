@@ -249,13 +249,16 @@ class Stack(Block):
     @classmethod
     def _of_blocks(cls, value: list[str]) -> list[str]:
         """Without what does not fit in the error: it may be a secret."""
-        for line in value:
-            if not _SECRET.fullmatch(line.strip()) or line.startswith("TORPOR_"):
+        lines = [line.strip() for line in value]
+        for line in lines:
+            if not _SECRET.fullmatch(line) or line.startswith("TORPOR_"):
                 raise ValueError(
                     "each secret is NAME=BLOCK, such as HF_TOKEN=hugging-face: a variable, not "
                     "TORPOR_..., and the name of a Secret block, not the secret itself"
                 )
-        return [line.strip() for line in value]
+        if len({line.partition("=")[0] for line in lines}) < len(lines):
+            raise ValueError("each variable of the secrets is named once")
+        return lines
 
     @model_validator(mode="after")
     def _known_bearer(self) -> Stack:

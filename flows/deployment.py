@@ -194,13 +194,15 @@ class _OnMachine:
             with self._environment_of(session, base, found, "look").begun():
                 pass
         except (InvalidInput, RestoreUnfinished) as error:
-            folders = ", ".join(place.environment)
-            raise InvalidInput(
-                f"{folders} on the machine holds something else than the environment of stack "
-                f"{self._stack.name}: {error}. Nothing was stopped. Move it away, or delete it if "
-                "it is an older environment; or name other environment paths in the stack; or "
-                "hibernate the workspace and deploy it on a new machine"
-            ) from error
+            raise InvalidInput(self._no_room(place, error, " Nothing was stopped.")) from error
+
+    def _no_room(self, place: Place, error: TorporError, stopped: str = "") -> str:
+        return (
+            f"{', '.join(place.environment)} on the machine holds something else than the "
+            f"environment of stack {self._stack.name}: {error}.{stopped} Move it away, or delete "
+            "it if it is an older environment, which no wake takes; or name other environment "
+            "paths in the stack; or hibernate the workspace and deploy it on a new machine"
+        )
 
     def _bring(
         self,
@@ -317,6 +319,8 @@ class _OnMachine:
                 run_on_machine(session, ["rm", "-rf", "--", *place.environment])
                 one = self._environment_of(session, base, found, "environment-again")
                 self._restore(one, "environment")
+        except (InvalidInput, RestoreUnfinished) as error:  # it says nothing of the workspace
+            raise DeployFailed(self._no_room(place, error)) from error
         except SnapshotDamaged as error:
             distrust_base(base, found)
             raise SnapshotDamaged(

@@ -46,6 +46,8 @@ def _stack(**changes: Any) -> Stack:
         ({"server": ["", "x"]}, "first item is the program"),
         ({"secrets": ["HF_TOKEN"]}, "each secret is NAME=BLOCK"),
         ({"secrets": ["TORPOR_JOB=a-block"]}, "each secret is NAME=BLOCK"),
+        ({"secrets": [" TORPOR_JOB=a-block"]}, "each secret is NAME=BLOCK"),
+        ({"secrets": ["A=a", " A=b"]}, "each variable of the secrets is named once"),
         ({"secrets": ["A=a"], "bearer": "B"}, "'B' is not a variable of the secrets"),
         ({"port": 80}, "greater than or equal to 1024"),
         ({"health": "health"}, "is not the path of a URL"),

@@ -32,6 +32,7 @@ from torpor.control.upkeep.pins import pin_times
 from torpor.shared.errors import (
     DeployFailed,
     InvalidInput,
+    RestoreUnfinished,
     SnapshotDamaged,
     TorporError,
 )
@@ -186,6 +187,27 @@ def test_a_left_machine_with_another_snapshot_is_replaced(asleep: World) -> None
     assert [one.id for one in asleep.machines()] == [report.machine]
     assert report.machine != left.id and asleep.leaks() == []
     assert (asleep.workspace(report.machine) / "model").read_text() == "another word"
+
+
+@pytest.mark.parametrize("kind", [RestoreUnfinished, InvalidInput])
+def test_an_environment_without_room_is_no_reason_for_another_machine(
+    asleep: World, monkeypatch: pytest.MonkeyPatch, kind: type[TorporError]
+) -> None:
+    """What the agent says of the environment's directories says nothing of the workspace's."""
+    stack = small_stack()
+    _deploy(asleep, stack)
+    hibernate_plainly(asleep.opened)
+    tried: list[str] = []
+
+    class Refused(restoration.Restoration):
+        def begun(self) -> Any:
+            tried.append("environment")
+            raise kind("made up")
+
+    monkeypatch.setattr("flows.deployment.Restoration", Refused)
+    with pytest.raises(DeployFailed, match=r"made up\. Move it away, .* no wake takes"):
+        _deploy(asleep, stack)
+    assert len(tried) == (2 if kind is RestoreUnfinished else 1) and asleep.machines() == []
 
 
 _TOKEN = "hf_0123456789abcdef"
