@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -39,6 +38,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.deploy.report import DeployReport
 from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
+from torpor.control.ports import free_ports
 from torpor.control.providers.local import LocalProvider
 from torpor.control.remote.ssh import Identity
 from torpor.control.store.embedded import EmbeddedStore
@@ -128,9 +128,7 @@ def _wheel() -> str:
 def stack() -> Stack:
     """The ready-made one, with a free port and the wheel from this host's disk."""
     made = ready_made()["llama-cpp"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        made.port = free.getsockname()[1]
+    (made.port,) = free_ports(1)
     made.setup = [*made.setup[:-1], "--no-index", "--find-links", str(TOOLS / "wheels"), _wheel()]
     made.server = [*made.server[:-1], "256"]  # tokens of context, which the model has
     return made

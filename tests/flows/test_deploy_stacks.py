@@ -10,9 +10,9 @@ import pytest
 from deployments.stacks import ready_made
 from flows import deploy
 from tests.fixtures.plain_flows import run_plainly
-from tests.fixtures.served import free_port
 from tests.fixtures.world import World
 from torpor.control.deploy.report import DeployReport
+from torpor.control.ports import free_ports
 
 SERVER = str(Path(__file__).parents[1] / "fixtures" / "fake_server.py")
 
@@ -30,6 +30,6 @@ def test_its_health_request_and_answer_fit_together(name: str, world: World, mod
     stack.setup = ["mkdir", "-p", "{environment}/bin"]
     stack.fetch = []
     stack.server = ["python3", SERVER, "{port}", str(model)]
-    stack.port = free_port()
+    stack.port = free_ports(1)[0]
     report: DeployReport = run_plainly(world.opened, deploy, stack)
     assert report.server_port == stack.port and "completion" in report.seconds

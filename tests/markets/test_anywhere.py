@@ -7,17 +7,18 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from flows import create, reconcile
+from flows import create, hibernate, reconcile, wake
 from tasks.workspace import OpenWorkspace
-from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown, wake_plainly
+from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, shown, wake_plainly
 from tests.fixtures.trees import differences, kept, let_settle, plant_every_kind
 from tests.markets.ec2 import REGION
-from tests.markets.every import NAMES, Markets
+from tests.markets.every import DEMO, NAMES, Markets
 from tests.markets.faults import Fault
 from tests.markets.market import Ware
 from tests.markets.server import HELD_S, FakeMarket
@@ -56,19 +57,24 @@ def test_from_each_market_to_each_other(markets: Markets, rented_workspace: Open
         others = tuple(providers.values())
         return replace(rented_workspace, providers=(providers[name],), others=lambda: others)
 
-    run_plainly(at(WALK[0]), create)
+    patient = partial(plain, wait_factor=1.0)  # a booting machine starts its sshd again
+    with patient(at(WALK[0])):
+        create.fn(DEMO)
     _plant(markets.workspace(WALK[0]))
     truth = kept(markets.workspace(WALK[0]))
     let_settle()
     for here, there in itertools.pairwise(WALK):
-        stored = hibernate_plainly(at(there))
+        with patient(at(there)):
+            stored = hibernate.fn(DEMO)
         assert stored.destroyed
         assert markets.alive() == []
-        report = wake_plainly(at(there))
+        with patient(at(there)):
+            report = wake.fn(DEMO)
         assert report.snapshot == stored.snapshot
         assert markets.alive() == [there]
         assert not differences(truth, kept(markets.workspace(there))), (here, there)
-    hibernate_plainly(at(WALK[-1]))
+    with patient(at(WALK[-1])):
+        hibernate.fn(DEMO)
     assert markets.alive() == []
     for name, provider in providers.items():
         assert provider.residue() == [], name

@@ -4,6 +4,7 @@ stack's server asks for a token that a Secret block holds."""
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from flows import list_machines
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.served import small_stack
+from tests.fixtures.waiting import until
 from tests.ui.conftest import edit_block
 from tests.ui.test_flows import Deployments
 
@@ -68,11 +70,7 @@ def test_a_deploy_from_the_form_to_the_address(
     page.goto(f"{torpor_up.ui_url}/v2/runs/flow-run/{run}")
     expect(page.get_by_text("Completed").first).to_be_visible()
     deployments.picture("deploy-run")
-    done = ask(
-        "POST", f"{torpor_up.api_url}/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}}
-    )
-    names = " ".join(str(one["name"]) for one in done)
-    assert all(step in names for step in ("create machine", "start attempt 1", "keep environment"))
+    until(partial(_steps_seen, torpor_up, run), "Prefect has the run's steps", every_s=0.5)
     deployments.artifact(f"deploy-{NAME}")
     address = f"http://127.0.0.1:{stack.port}, after the next command"
     expect(page.get_by_role("cell", name=address, exact=True)).to_be_visible()
@@ -84,6 +82,14 @@ def test_a_deploy_from_the_form_to_the_address(
     assert TOKEN not in _all_of(torpor_up, run)
     (machine,) = list_machines(NAME)
     assert machine.state == "running"
+
+
+def _steps_seen(server: Server, run: str) -> bool:
+    """Prefect records them a while after they have ended."""
+    wanted = {"flow_runs": {"id": {"any_": [run]}}}
+    found = ask("POST", f"{server.api_url}/task_runs/filter", wanted)
+    names = " ".join(str(one["name"]) for one in found)
+    return all(step in names for step in ("create machine", "start attempt 1", "keep environment"))
 
 
 def _all_of(server: Server, run: str) -> str:

@@ -53,7 +53,8 @@ def test_a_job_from_the_form_to_its_report(
     expect(page.get_by_text("Running").first).to_be_visible()
     deployments.picture("job-log")
 
-    assert deployed.end(deployed.start("watch", {}))["state_type"] == "COMPLETED"
+    watched = deployed.end(deployed.start("watch", {"workspaces": [NAME]}))
+    assert watched["state_type"] == "COMPLETED"
     deployments.artifact("watch")
     expect(page.get_by_role("cell", name=f"{new_job_id(run)} is running").first).to_be_visible()
     expect(page.get_by_role("cell", name=f"{machine.id} at").first).to_be_visible()
