@@ -8,7 +8,7 @@ from typing import Any, Final
 from torpor.control.drawing import COLOURS, INK, canvas, svg
 from torpor.control.measure.advice import Advice, shown
 from torpor.control.measure.figures import Figure, find
-from torpor.control.measure.page import joined, section
+from torpor.control.measure.page import joined, measured_on, section
 
 FROM_RENTAL: Final = "from rental"
 FROM_SSH: Final = "from SSH"
@@ -55,23 +55,14 @@ def deploys_page(
     notes: Sequence[str],
 ) -> str:
     """Markdown for Prefect's UI."""
-    head = [
-        "## What it advises",
-        *(f"* **{one.about}: {one.choice}.** {one.because[:1].upper()}{one.because[1:]}."
-          for one in said),
-    ]  # fmt: skip
     tail = [
         *section("Until the first completion", _starts(figures)),
         *section("Seconds by phase, median", _phases(figures)),
-        *section(
-            "What it was measured on", ({"what": k, "value": str(v)} for k, v in facts.items())
-        ),
-        *(f"* {note}" for note in notes),
-        "",
+        *measured_on(facts, notes),
         "A cold start makes the environment and stores it; a warm one restores it. Phases may run "
         "at the same time, so they do not add up. Nothing is projected.",
     ]
-    return joined(head, pictures, tail)
+    return joined(said, pictures, tail)
 
 
 def deploy_picture(figures: Sequence[Figure]) -> bytes | None:

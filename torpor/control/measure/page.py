@@ -23,29 +23,32 @@ def page(
     notes: Sequence[str],
 ) -> str:
     """Markdown for Prefect's UI, which shows pictures whose address is ``data:image/...``."""
-    head = [
-        "## What it advises",
-        *(f"* **{one.about}: {one.choice}.** {one.because[:1].upper()}{one.because[1:]}."
-          for one in said),
-    ]  # fmt: skip
     tail = [
         *section("Stores", _stores(figures, prices)),
         *section("Hibernate and wake", _flows(figures)),
         *section("Beside other tools, on the same content", _peers(figures)),
         *section("Encodings", _codecs(figures)),
-        *section(
-            "What it was measured on", ({"what": k, "value": str(v)} for k, v in facts.items())
-        ),
-        *(f"* {note}" for note in notes),
-        "",
+        *measured_on(facts, notes),
         "Every figure is the median of n samples with the lowest and the highest. Rates up and "
         "down are two things and are never added. Nothing is projected.",
     ]
-    return joined(head, pictures, tail)
+    return joined(said, pictures, tail)
 
 
-def joined(head: list[str], pictures: Mapping[str, bytes], tail: list[str]) -> str:
-    """The page. Pictures are left out from the last on where it would be over MOST_BYTES."""
+def measured_on(facts: Mapping[str, Any], notes: Sequence[str]) -> list[str]:
+    """The section about the host, and the notes."""
+    rows = ({"what": name, "value": str(value)} for name, value in facts.items())
+    return [*section("What it was measured on", rows), *(f"* {note}" for note in notes), ""]
+
+
+def joined(said: Sequence[Advice], pictures: Mapping[str, bytes], tail: list[str]) -> str:
+    """The page, which begins with the advice. Pictures are left out from the last on where it would
+    be over MOST_BYTES."""
+    head = [
+        "## What it advises",
+        *(f"* **{one.about}: {one.choice}.** {one.because[:1].upper()}{one.because[1:]}."
+          for one in said),
+    ]  # fmt: skip
     held = sum(map(len, head)) + sum(map(len, tail))
     images: list[str] = []
     for title, svg in pictures.items():
