@@ -310,15 +310,8 @@ class _OnMachine:
         self, session: Session, place: Place, base: StoredWorkspace, found: StoredSnapshot
     ) -> None:
         try:
-            try:
-                one = self._environment_of(session, base, found, "environment")
-                self._restore(one, "environment")
-            except RestoreUnfinished:  # an older environment, which a killed deploy left half done
-                if self._tenancy is None:
-                    raise
-                run_on_machine(session, ["rm", "-rf", "--", *place.environment])
-                one = self._environment_of(session, base, found, "environment-again")
-                self._restore(one, "environment")
+            one = self._environment_of(session, base, found, "environment")
+            self._restore(one, "environment")
         except (InvalidInput, RestoreUnfinished) as error:  # it says nothing of the workspace
             raise DeployFailed(self._no_room(place, error)) from error
         except SnapshotDamaged as error:
