@@ -41,6 +41,7 @@ def test_a_deploy_from_the_form_to_the_address(
     Workspace(name=NAME).save(NAME, overwrite=True, _sync=True)
     Secret(value=TOKEN).save(NAME, overwrite=True, _sync=True)
     stack = small_stack(
+        environment=[f"~/{NAME}"],  # of its own: the store holds the others' when this test begins
         proof_method="GET", proof_path="/api", proof_body="", proof_answer="version",
         server=["python3", "{bin}serve.py", "{port}", "{model_path}", "SERVER_KEY"],
         secrets=[f"SERVER_KEY={NAME}"], bearer="SERVER_KEY",
