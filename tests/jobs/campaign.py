@@ -147,7 +147,9 @@ class Campaign:
         self._judge(report, goal)
 
     def end(self) -> None:
-        """Nothing is left anywhere."""
+        """Nothing is left anywhere, once the markets answer again."""
+        for fake in self.markets.fakes.values():
+            fake.faults.clear()
         with self._plain(self.opened):
             for _ in range(2):
                 time.sleep(SETTLING_S)
