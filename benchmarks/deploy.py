@@ -1,12 +1,14 @@
 """Deploys of a real llama.cpp server with a model of random weights, over limited lines.
 
-    python -m benchmarks.deploy [--gib 4] [--lines 1000 200] [--rounds 10] [--keep NAME]
+    python -m benchmarks.deploy [--gib 4] [--rest 0] [--lines 1000 200] [--rounds 10] [--keep NAME]
 
 Each round deploys cold (no environment in the store: the setup command installs the server, and the
 environment is stored) and warm (the environment is restored). Both restore the workspace, which
-holds the model. Only the line between the machine and the store is limited. The wheel comes from
-this host's disk. The flow runs without Prefect, on local machines; the S3 server (SeaweedFS) shares
-the host. Prints a table and JSON; --keep keeps the JSON under benchmarks/results.
+holds the model. With --rest GIB of other data beside the model, each round deploys warm: without an
+order, and with the model first. Only the line between the machine and the store is limited. The
+wheel comes from this host's disk. The flow runs without Prefect, on local machines; the S3 server
+(SeaweedFS) shares the host. Prints a table and JSON; --keep keeps the JSON under
+benchmarks/results.
 
 ``--prepare`` only installs the server and what makes the model, into .venv/llama.
 """
@@ -27,6 +29,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import asyncssh
+import msgspec
 
 from benchmarks.kept import write_result
 from benchmarks.shaping import Shaper
@@ -43,7 +46,8 @@ from torpor.control.providers.local import LocalProvider
 from torpor.control.remote.ssh import Identity
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
-from torpor.shared.values import BASE, WorkspaceName, WorkspaceSpec
+from torpor.shared.content import make_below
+from torpor.shared.values import BASE, GIB, WorkspaceName, WorkspaceSpec
 
 NAME: Final = WorkspaceName("served")
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -56,6 +60,8 @@ _BUCKET: Final = "torpor"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=float, default=4.0, help="of the model")
+    parser.add_argument("--weights", choices=["BF16", "F16"], default="BF16")
+    parser.add_argument("--rest", type=float, default=0.0, help="GiB of other data")
     parser.add_argument("--lines", type=float, nargs="+", default=[1000.0, 200.0], help="Mbit/s")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
@@ -65,7 +71,9 @@ def main() -> None:
     prepare()
     if options.prepare:
         return
-    result = measure(options.folder, options.gib, options.lines, options.rounds)
+    result = measure(
+        options.folder, options.gib, options.lines, options.rounds, options.weights, options.rest
+    )
     _print(result)
     print(json.dumps(result, indent=1, sort_keys=True))
     if options.keep:
@@ -86,15 +94,29 @@ def prepare() -> None:
     ready.write_text(wanted)
 
 
-def measure(folder: Path, gib: float, lines: list[float], rounds: int) -> dict[str, Any]:
-    """Cold and warm deploys, ``rounds`` of each, over each line."""
+def measure(
+    folder: Path,
+    gib: float,
+    lines: list[float],
+    rounds: int,
+    weights: str = "BF16",
+    rest_gib: float = 0.0,
+) -> dict[str, Any]:
+    """Deploys of two kinds, ``rounds`` of each in turn, over each line."""
+    kinds = {"usual": [], "first": ["models"]} if rest_gib else {"cold": [], "warm": []}
     with opened_here(folder) as (opened, store, place):
-        model_bytes = _sleep_with_model(opened, place, gib)
-        measured = [_over_line(opened, store, line, rounds) for line in lines]
+        model_bytes, whole_bytes = _sleep_with_model(opened, place, gib, weights, rest_gib)
+        if rest_gib:
+            with PlainRunner(opened):  # stores the environment
+                deploy.fn(NAME, stack())
+                hibernate.fn(NAME)
+        measured = [_over_line(opened, store, line, rounds, kinds) for line in lines]
     return {
         "benchmark": "deploy",
         "host": host_facts(),
+        "weights": weights,
         "model_bytes": model_bytes,
+        "workspace_bytes": whole_bytes,
         "rounds": rounds,
         "server": _wheel(),
         "lines": measured,
@@ -134,24 +156,34 @@ def stack() -> Stack:
     return made
 
 
-def _sleep_with_model(opened: OpenWorkspace, place: Path, gib: float) -> int:
-    """Hibernate a workspace that holds the model; returns the model's size."""
+def _sleep_with_model(
+    opened: OpenWorkspace, place: Path, gib: float, weights: str, rest_gib: float
+) -> tuple[int, int]:
+    """Hibernate a workspace that holds the model; returns the sizes of the model and of all."""
     with PlainRunner(opened):
         create.fn(NAME)
         (home,) = (place / "m").glob("m-*/home")
         model = home / "workspace" / "models" / "model.gguf"
         model.parent.mkdir(parents=True)
         maker = [str(TOOLS / "bin" / "python"), str(ROOT / "benchmarks" / "random_gguf.py")]
-        subprocess.run([*maker, str(model), str(round(gib * 1024))], check=True)
-        model_bytes = model.stat().st_size
+        subprocess.run([*maker, str(model), str(round(gib * 1024)), weights], check=True)
+        sizes = model_bytes = model.stat().st_size
+        if rest_gib:
+            made = make_below(home / "workspace" / "rest", int(rest_gib * GIB), seed=1)
+            sizes += made.bytes
         hibernate.fn(NAME)
-    return model_bytes
+    return model_bytes, sizes
 
 
 def _over_line(
-    opened: OpenWorkspace, store: EmbeddedStore, mbit_s: float, rounds: int
+    opened: OpenWorkspace,
+    store: EmbeddedStore,
+    mbit_s: float,
+    rounds: int,
+    kinds: dict[str, list[str]],
 ) -> dict[str, Any]:
-    runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
+    """``kinds``: of deploys, each with what its workspace wants first."""
+    runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     bytes_s = mbit_s * 1e6 / 8
     with _behind(opened, store, bytes_s) as (behind, shaper):
         for _ in range(rounds):
@@ -160,16 +192,19 @@ def _over_line(
                     bases = [one.key for one in opened.store.list(f"workspaces/{BASE}")]
                     opened.store.delete(bases)
                 carried = shaper.carried.total()
-                with PlainRunner(behind):
+                spec = msgspec.structs.replace(behind.spec, first=kinds[kind])
+                with PlainRunner(replace(behind, spec=spec)):
                     report = deploy.fn(NAME, stack())
                 _see(report, kind)
                 found.append(_figures(report, shaper.carried.total() - carried, bytes_s))
                 with PlainRunner(opened):
                     hibernate.fn(NAME)
-    return {"mbit_s": mbit_s} | {
+    line: dict[str, Any] = {"mbit_s": mbit_s} | {
         kind: {name: summed_up([one[name] for one in found]) for name in found[0]}
         for kind, found in runs.items()
     }
+    one, other = (line[kind]["from rental"]["median"] for kind in kinds)
+    return line | {"ratio": other / one}
 
 
 @contextmanager
@@ -205,10 +240,12 @@ def _figures(report: DeployReport, carried: int, bytes_s: float) -> dict[str, fl
 
 def _print(result: dict[str, Any]) -> None:
     for line in result["lines"]:
-        for kind in ("cold", "warm"):
+        kinds = [kind for kind, of in line.items() if isinstance(of, dict)]
+        for kind in kinds:
             print(f"\n{line['mbit_s']:g} Mbit/s, {kind}, median (min to max)")
             for name, of in line[kind].items():
                 print(f"  {name:26}{of['median']:8.2f}  ({of['min']:.2f} to {of['max']:.2f})")
+        print(f"{' over '.join(reversed(kinds))}, from rental: {line['ratio']:.3f}")
 
 
 if __name__ == "__main__":

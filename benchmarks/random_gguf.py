@@ -1,4 +1,4 @@
-"""A llama model with random weights: ``PYTHON random_gguf.py FILE MIB``, with the package gguf.
+"""A llama model with random weights: ``PYTHON random_gguf.py FILE MIB [BF16|F16]``. Needs gguf.
 
 llama.cpp loads it and answers as it would with a real one; what it says means nothing.
 """
@@ -16,7 +16,8 @@ _CONTEXT: Final = 256
 _DEVIATION: Final = 0.02  # as trained weights have
 
 
-def main(path: str, mib: int) -> None:
+def main(path: str, mib: int, kind: str = "BF16") -> None:
+    stored = gguf.GGMLQuantizationType[kind]
     width, hidden, heads = (256, 512, 4) if mib <= 32 else (2048, 5632, 16)
     layer_bytes = 2 * (4 * width * width + 3 * width * hidden)
     layers = max(1, round(mib * 2**20 / layer_bytes))
@@ -35,7 +36,7 @@ def main(path: str, mib: int) -> None:
 
     def weights(name: str, *shape: int) -> None:
         drawn = dice.standard_normal(shape, dtype=np.float32) * _DEVIATION
-        writer.add_tensor(f"{name}.weight", drawn.astype(np.float16))
+        writer.add_tensor(f"{name}.weight", gguf.quantize(drawn, stored), raw_dtype=stored)
 
     def norm(name: str) -> None:
         writer.add_tensor(f"{name}.weight", np.ones(width, dtype=np.float32))
@@ -75,4 +76,4 @@ def _add_tokens(writer: gguf.GGUFWriter) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -31,3 +31,12 @@ def test_a_real_server_answers_with_a_made_and_with_a_restored_environment(folde
     assert {"environment: restore", "workspace: restore", "health"} <= set(line["warm"])
     for kind in ("cold", "warm"):
         assert 0 < line[kind]["from ssh"]["median"] < line[kind]["from rental"]["median"]
+
+
+def test_a_real_server_answers_with_the_model_first(folder: Path) -> None:
+    result = measure(folder, gib=0.004, lines=[1000.0], rounds=1, weights="F16", rest_gib=0.02)
+    (line,) = result["lines"]
+    assert result["workspace_bytes"] > 4 * result["model_bytes"]
+    for kind in ("usual", "first"):
+        assert {"environment: restore", "workspace: restore", "completion"} <= set(line[kind])
+    assert line["ratio"] > 0
