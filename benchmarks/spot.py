@@ -262,7 +262,7 @@ def _print(groups: dict[str, list[Zone]], rows: list[dict[str, Any]]) -> None:
         if header != (header := (row["group"], row["zones"], f"{row['hours']} h of work")):
             print("\n" + ", ".join(header))
         print(
-            f"{row['way']:36}{row['succeeded'] / row['n']:>6.0%} done{_pair(row['time'])}"
+            f"{row['way']:36}{100 * row['succeeded'] / row['n']:>5.3g} % done{_pair(row['time'])}"
             f"{_pair(row['cost'])}{_pair(row['lost_h'])} h lost"
         )
 

@@ -48,7 +48,7 @@ def main() -> None:
     print(json.dumps(result, indent=1, sort_keys=True))
     took = result["compare_s"]
     print(f"{result['offers']} offers: {took['median']:.2f} s, at most {took['max']:.2f} s; "
-          f"budget {MOST_S:g} s")  # fmt: skip
+          f"goal {MOST_S:g} s")  # fmt: skip
     if options.keep:
         print(f"kept as {write_result(options.keep, result)}")
 
@@ -77,7 +77,7 @@ def measure(rounds: int, rentals: int = RENTALS) -> dict[str, Any]:
     return {
         "benchmark": "compare",
         "host": host_facts(),
-        "budget_s": MOST_S,
+        "goal_s": MOST_S,
         "offers": offers,
         "markets": len(NAMES),
         "rentals": rentals,

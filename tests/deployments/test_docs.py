@@ -112,9 +112,9 @@ def test_examples_call_what_exists(page: Path) -> None:
     assert wrong == []
 
 
-def test_the_budgets_are_what_the_results_say() -> None:
+def test_the_goals_are_what_the_results_say() -> None:
     """README quotes lines of the table that docs/figures.md holds whole."""
-    command = [sys.executable, "-m", "benchmarks.budgets"]
+    command = [sys.executable, "-m", "benchmarks.goals"]
     table = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
     assert table in (PROJECT / "docs" / "figures.md").read_text()
     quoted = re.findall(

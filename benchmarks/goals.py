@@ -1,9 +1,9 @@
-"""The performance budgets beside the measured figures, as a table for README.md.
+"""The performance goals beside the measured figures, as the table of docs/figures.md.
 
-    python -m benchmarks.budgets
+    python -m benchmarks.goals
 
 Reads benchmarks/results/*.json and prints Markdown. After a new measurement, paste the table into
-README.md: a test compares the two.
+docs/figures.md and the quoted lines into README.md: a test compares them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RESTIC: Final = "restic"
 TAR: Final = "tar+lz4+s5cmd"
 
 
-class Budget(NamedTuple):
+class Goal(NamedTuple):
     """One figure and its bound. ``measured`` is None where no result holds the figure."""
 
     what: str
@@ -44,9 +44,9 @@ class Budget(NamedTuple):
 def table() -> list[str]:
     """The lines of the table."""
     return [
-        "| | budget | measured | |",
+        "| | goal | measured | |",
         "|---|---|---|---|",
-        *(budget.row() for budget in BUDGETS),
+        *(goal.row() for goal in GOALS),
     ]
 
 
@@ -122,31 +122,31 @@ def _wake_to_ssh_s() -> float:
 
 _LINE: Final = "peers-line-50"
 
-BUDGETS: Final = (
-    Budget("full snapshot, time / restic's", "≤", 0.50, _against(RESTIC, "full")),
-    Budget("full snapshot, time / tar's", "≤", 0.70, _against(TAR, "full")),
-    Budget("full snapshot, CPU / restic's", "≤", 0.35, _against(RESTIC, "full", "cpu_s")),
-    Budget("full snapshot, CPU / tar's", "≤", 0.75, _against(TAR, "full", "cpu_s")),
-    Budget("full snapshot, CPU per GiB", "≤", 4.0, _cpu_s_per_gib, " s"),
-    Budget(
+GOALS: Final = (
+    Goal("full snapshot, time / restic's", "≤", 0.50, _against(RESTIC, "full")),
+    Goal("full snapshot, time / tar's", "≤", 0.70, _against(TAR, "full")),
+    Goal("full snapshot, CPU / restic's", "≤", 0.35, _against(RESTIC, "full", "cpu_s")),
+    Goal("full snapshot, CPU / tar's", "≤", 0.75, _against(TAR, "full", "cpu_s")),
+    Goal("full snapshot, CPU per GiB", "≤", 4.0, _cpu_s_per_gib, " s"),
+    Goal(
         "50 MiB/s line, share used",
         "≥",
         0.95,
         _line_share(lambda result: float(result["tools"]["torpor"]["stored_full"]["median"])),
     ),
-    Budget("50 MiB/s line, goodput / line", "≥", 1.6, _line_share(lambda r: float(r["bytes"]))),
-    Budget("50 MiB/s line, time / restic's", "≤", 0.58, _against(RESTIC, "full", result=_LINE)),
-    Budget("stored bytes / restic's", "≤", 0.70, _stored_against_restic),
-    Budget("BF16 weights, ratio", "≥", 1.50, _bf16_ratio, "x"),
-    Budget("1 % changed, time / restic's", "≤", 0.10, _against(RESTIC, "incremental")),
-    Budget("100,000 files unchanged, CPU", "≤", 0.6, _unchanged_s, " s"),
-    Budget("1,000,000 files unchanged, CPU", "≤", 5.0, None, " s"),
-    Budget("restore, time / restic's", "≤", 0.25, _against(RESTIC, "restore")),
-    Budget("restore, time / tar's", "≤", 0.45, _against(TAR, "restore")),
-    Budget("agent's memory, 8 GiB file", "≤", 1.0, _agent_peak_gib, " GiB"),
-    Budget("replicate to 8 / to 1, own links", "≤", 1.2, _many_over_one),
-    Budget("wake to SSH, beyond the market's", "≤", 3.0, _wake_to_ssh_s, " s"),
-    Budget("Prefect and SSH per flow", "≤", 2.0, None, " s"),
+    Goal("50 MiB/s line, goodput / line", "≥", 1.6, _line_share(lambda r: float(r["bytes"]))),
+    Goal("50 MiB/s line, time / restic's", "≤", 0.58, _against(RESTIC, "full", result=_LINE)),
+    Goal("stored bytes / restic's", "≤", 0.70, _stored_against_restic),
+    Goal("BF16 weights, ratio", "≥", 1.50, _bf16_ratio, "x"),
+    Goal("1 % changed, time / restic's", "≤", 0.10, _against(RESTIC, "incremental")),
+    Goal("100,000 files unchanged, CPU", "≤", 0.6, _unchanged_s, " s"),
+    Goal("1,000,000 files unchanged, CPU", "≤", 5.0, None, " s"),
+    Goal("restore, time / restic's", "≤", 0.25, _against(RESTIC, "restore")),
+    Goal("restore, time / tar's", "≤", 0.45, _against(TAR, "restore")),
+    Goal("agent's memory, 8 GiB file", "≤", 1.0, _agent_peak_gib, " GiB"),
+    Goal("replicate to 8 / to 1, own links", "≤", 1.2, _many_over_one),
+    Goal("wake to SSH, beyond the market's", "≤", 3.0, _wake_to_ssh_s, " s"),
+    Goal("Prefect and SSH per flow", "≤", 2.0, None, " s"),
 )
 
 
