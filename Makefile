@@ -93,7 +93,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Lines of code and tests, room by room; make lines BEFORE=REVISION compares with that revision.
+# Lines of code and tests, package by package; make lines BEFORE=REVISION compares with that revision.
 lines:
 	@$(PYTHON) -m benchmarks.lines $(BEFORE)
 

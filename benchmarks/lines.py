@@ -1,7 +1,7 @@
-"""Count lines of code and of tests, room by room: ``python -m benchmarks.lines [REVISION]``.
+"""Count lines of code and of tests, package by package: ``python -m benchmarks.lines [REVISION]``.
 
-With a revision of git: how many lines each room had there, has here, and the difference. Rooms
-that moved to another folder since are compared under the name that they have here.
+With a revision of git: how many lines each package had there, has here, and the difference. A
+package that moved to another folder since is compared under the name that it has here.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FLOORS = ("shared", "machine", "control")
 
 Kind = Literal["code", "tests"]
 Counts = Counter[tuple[str, Kind]]
-"""Lines by room and kind."""
+"""Lines by package and kind."""
 
 
-def room_of(path: str, floors: dict[str, str]) -> tuple[str, Kind]:
-    """The room that ``path`` belongs to, and whether it is code or tests.
+def package_of(path: str, floors: dict[str, str]) -> tuple[str, Kind]:
+    """The package that ``path`` belongs to, and whether it is code or tests.
 
-    ``floors`` says on which floor each of torpor's rooms is: a path without a floor, from before
-    there were floors, belongs to the room of that name.
+    ``floors`` says on which floor each of torpor's packages is: a path without a floor, from before
+    there were floors, belongs to the package of that name.
     """
     parts = PurePosixPath(path).with_suffix("").parts
     kind: Kind = "tests" if parts[0] == "tests" else "code"
@@ -48,7 +48,7 @@ def room_of(path: str, floors: dict[str, str]) -> tuple[str, Kind]:
 
 
 def floors_of(paths: Iterable[str]) -> dict[str, str]:
-    """Each of torpor's rooms, with its floor."""
+    """Each of torpor's packages, with its floor."""
     found = {}
     for path in paths:
         parts = PurePosixPath(path).with_suffix("").parts
@@ -60,27 +60,27 @@ def floors_of(paths: Iterable[str]) -> dict[str, str]:
 def count(files: Iterable[tuple[str, bytes]], floors: dict[str, str]) -> Counts:
     counts: Counts = Counter()
     for path, content in files:
-        counts[room_of(path, floors)] += len(content.splitlines())
+        counts[package_of(path, floors)] += len(content.splitlines())
     return counts
 
 
 def table(before: Counts | None, after: Counts) -> str:
-    """A line a room, and the sums of all rooms without the benchmarks."""
-    rooms = sorted({room for room, _ in after | (before or Counter())})
-    lines = [_row("room", "code", "tests") if before is None else _head()]
-    lines += [_line(room, [room], before, after) for room in rooms]
-    others = [room for room in rooms if room != "benchmarks"]
+    """A line for each package, and the sums of all packages without the benchmarks."""
+    packages = sorted({package for package, _ in after | (before or Counter())})
+    lines = [_row("package", "code", "tests") if before is None else _head()]
+    lines += [_line(package, [package], before, after) for package in packages]
+    others = [package for package in packages if package != "benchmarks"]
     lines.append(_line("all but benchmarks", others, before, after))
     return "\n".join(lines)
 
 
-def _line(name: str, rooms: list[str], before: Counts | None, after: Counts) -> str:
+def _line(name: str, packages: list[str], before: Counts | None, after: Counts) -> str:
     cells: list[str] = []
     kinds: tuple[Kind, ...] = ("code", "tests")
     for kind in kinds:
-        now = sum(after[room, kind] for room in rooms)
+        now = sum(after[package, kind] for package in packages)
         if before is not None:
-            was = sum(before[room, kind] for room in rooms)
+            was = sum(before[package, kind] for package in packages)
             cells += [str(was), str(now), f"{now - was:+}"]
         else:
             cells.append(str(now))
@@ -91,7 +91,7 @@ def _head() -> str:
     return "\n".join(
         (
             _row("", "code", "", "", "tests", "", ""),
-            _row("room", *("before", "after", "change") * 2),
+            _row("package", *("before", "after", "change") * 2),
         )
     )
 

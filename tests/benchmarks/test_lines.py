@@ -1,16 +1,16 @@
-"""The count of lines: which room a path belongs to, and the comparison with a revision."""
+"""The count of lines: which package a path belongs to, and the comparison with a revision."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.lines import Kind, at, count, floors_of, here, room_of, table
+from benchmarks.lines import Kind, at, count, floors_of, here, package_of, table
 
 FLOORS = {"codecs": "shared", "errors": "shared", "agent": "machine"}
 
 
 @pytest.mark.parametrize(
-    ("path", "room", "kind"),
+    ("path", "package", "kind"),
     [
         ("torpor/shared/codecs/planes.py", "torpor/shared/codecs", "code"),
         ("torpor/codecs/planes.py", "torpor/shared/codecs", "code"),
@@ -23,11 +23,11 @@ FLOORS = {"codecs": "shared", "errors": "shared", "agent": "machine"}
         ("gpu_kernels/rans/rans.c", "gpu_kernels", "code"),
     ],
 )
-def test_each_path_belongs_to_the_room_it_has_now(path: str, room: str, kind: Kind) -> None:
-    assert room_of(path, FLOORS) == (room, kind)
+def test_each_path_belongs_to_the_package_it_has_now(path: str, package: str, kind: Kind) -> None:
+    assert package_of(path, FLOORS) == (package, kind)
 
 
-def test_a_comparison_shows_each_room_and_the_sum_without_the_benchmarks() -> None:
+def test_a_comparison_shows_each_package_and_the_sum_without_the_benchmarks() -> None:
     before = count([("torpor/errors.py", b"a\nb\n"), ("benchmarks/x.py", b"a\n")], FLOORS)
     after = count([("torpor/shared/errors.py", b"a\n"), ("tests/test_errors.py", b"a\n")], FLOORS)
     lines = [line.split() for line in table(before, after).splitlines()]

@@ -1,4 +1,4 @@
-"""Values that cross a room's border: frozen, typed, checked where they are made. No I/O."""
+"""Values that pass between packages: frozen, typed, checked where they are made. No I/O."""
 
 from __future__ import annotations
 
