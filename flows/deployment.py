@@ -318,7 +318,7 @@ class _OnMachine:
             distrust_base(base, found)
             raise SnapshotDamaged(
                 f"the stored environment of stack {self._stack.name} is damaged and is not used "
-                f"any more: {error}. Deploy again, which makes it anew"
+                f"any more: {error}. Deploy again: the setup command makes a new one"
             ) from error
         self._environment = f"restored from {found.snapshot} of {base.spec.name}"
 

@@ -81,8 +81,8 @@ class Absent(msgspec.Struct, frozen=True):
 
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine leaves behind and costs on: a disk, an address, a service, an invoice, a
-    node."""
+    """What outlives a machine and still costs money: a disk, an address, a service, an invoice,
+    a node."""
 
     id: str
     provider: str

@@ -322,7 +322,7 @@ class S3Store:
 
 @functools.cache
 def _session() -> boto3.session.Session:
-    """One for all clients: each session reads what it knows of AWS anew, 0.2 s of CPU."""
+    """One for all clients: each session loads botocore's AWS data again, 0.2 s of CPU."""
     return boto3.session.Session()
 
 
