@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -13,7 +14,7 @@ from flows.attending import Attending
 from flows.hibernate import store_workspace
 from flows.phases import Phases
 from flows.wake import wake_workspace
-from tasks.jobs import machine_in_use, stop_command
+from tasks.jobs import machine_in_use, refuse_other_jobs, stop_command
 from tasks.machines import open_session
 from tasks.opening import open_workspace
 from tasks.runner import runner
@@ -30,7 +31,6 @@ from torpor.shared.errors import (
     HandedOver,
     InvalidInput,
     MachineError,
-    MachineInUse,
     NoOffer,
     ProviderError,
     StoreError,
@@ -308,9 +308,8 @@ class Driver:
         if stop is not None and stop.then == "keep":
             self._end()
             return
-        for other in self._opened.jobs.open():
-            if other.id != self.job.id and other.attempt and other.attempt.machine == machine.id:
-                raise MachineInUse(f"job {other.id} works on machine {machine.id}: it was kept")
+        unused = partial(refuse_other_jobs, self._opened, job=self.job.id)
+        unused(machine)
         self._driven.change(state="hibernating")
         run = f"{runner().run}-end-{len(self.job.attempts)}-{time.time_ns()}"
         try:
@@ -321,6 +320,7 @@ class Driver:
                 machine=machine.id,
                 run=run,
                 proven=self._proven,
+                unused=unused,
             )
         except InvalidInput:
             if machine_in_use(self._opened, machine.id) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -16,12 +17,13 @@ from tasks.machines import chosen_machine, destroy_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
 from tasks.snapshot import confirm
-from tasks.watching import see_idle
+from tasks.watching import see_idle, see_nothing_began
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
-from torpor.control.safety import Verified
+from torpor.control.safety import Verified, boot_clock_s
 from torpor.shared.errors import InvalidInput
+from torpor.shared.values import Machine
 
 
 @flow("hibernate")
@@ -51,7 +53,15 @@ def hibernate(
         opened = open_workspace(workspace)
         if destroy:
             refuse_during_job(opened)
-    report, _ = store_workspace(opened, phases, destroy, machine, accept_changed, only_if_idle)
+    report, _ = store_workspace(
+        opened,
+        phases,
+        destroy,
+        machine,
+        accept_changed,
+        only_if_idle,
+        unused=lambda _: refuse_during_job(opened),
+    )
     runner().table(
         key=f"hibernate-{report.workspace}",
         rows=report.rows(),
@@ -69,9 +79,11 @@ def store_workspace(
     only_if_idle: bool = False,
     run: str = "",
     proven: Callable[[Verified], None] = lambda verified: None,
+    unused: Callable[[Machine], None] = lambda machine: None,
 ) -> tuple[HibernateReport, Verified]:
     """Store the workspace as part of any flow; a backup continues with the proof. ``proven`` is
-    called before the last walk of the disk, and may raise to keep the machine."""
+    called before the last walk of the disk, and ``unused`` right before each destroy. Both may
+    raise to keep the machine."""
     with phases.phase("prepare"):
         patterns = [*opened.spec.accept_changed, *accept_changed]
         spec = msgspec.structs.replace(opened.spec, accept_changed=patterns)
@@ -82,6 +94,7 @@ def store_workspace(
             raise InvalidInput(
                 f"{machine} is your own machine, which torpor never destroys: turn `destroy` off"
             )
+        began_s = boot_clock_s()
         session = open_session(opened, live)
 
     def still_idle() -> None:
@@ -91,8 +104,10 @@ def store_workspace(
     def end(snapshot: RemoteSnapshot, verified: Verified) -> None:
         proven(verified)
         with phases.phase("confirm"):
-            warrant = confirm(opened, snapshot, verified, live, session)
+            warrant = confirm(opened, snapshot, verified, live, session, partial(unused, live))
             still_idle()
+            if not only_if_idle:  # whose rules say more
+                see_nothing_began(opened, live, session, boot_clock_s() - began_s)
         with phases.phase("destroy"):
             destroy_machine(opened, live, warrant)
 

@@ -68,13 +68,20 @@ def look_at_command(session: Agent, job: str, offset: int, most_bytes: int) -> J
 
 
 def refuse_during_job(opened: OpenWorkspace) -> None:
-    """MachineInUse while a job runs on the workspace's machine."""
+    """MachineInUse while a job runs on the workspace's machine, or is about to."""
     for job in opened.jobs.open():
         if job.driven or job.attempt is not None:
             raise MachineInUse(
                 f"job {job.id} of workspace {opened.spec.name} is {job.state}: it hibernates the "
                 "machine when it has ended. Stop it with cancel-job, which saves its work"
             )
+
+
+def refuse_other_jobs(opened: OpenWorkspace, machine: Machine, job: str) -> None:
+    """MachineInUse while another job than ``job`` works on the machine."""
+    for other in opened.jobs.open():
+        if other.id != job and other.attempt is not None and other.attempt.machine == machine.id:
+            raise MachineInUse(f"job {other.id} works on machine {machine.id}: it was kept")
 
 
 def cost_of(opened: OpenWorkspace, job: Job) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tasks.events import SnapshotCommitted, SnapshotVerified, VerificationFailed, emit
 from tasks.progress import Progress
 from tasks.retrying import ONCE, WHILE_BUSY
@@ -90,8 +92,10 @@ def confirm(
     verified: Verified,
     machine: Machine,
     session: Agent,
+    unused: Callable[[], None],
 ) -> Warrant:
-    """Compare the disk once more; return the warrant to destroy, or raise StillChanging."""
+    """Compare the disk once more; return the warrant to destroy, or raise StillChanging. The
+    warrant calls ``unused``, which raises while somebody else uses the machine."""
     return warrant_to_destroy(
-        opened.store, verified, machine, session.hello.machine, snapshot.confirm
+        opened.store, verified, machine, session.hello.machine, snapshot.confirm, unused
     )

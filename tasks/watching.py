@@ -119,6 +119,22 @@ def see_idle(
     return activity.now_s
 
 
+@step("see that nothing began", retries=ONCE)
+def see_nothing_began(
+    opened: OpenWorkspace, machine: Machine, session: Agent, since_s: float
+) -> None:
+    """MachineInUse if a job's command runs on the machine, or a server that was started at most
+    ``since_s`` seconds ago."""
+    activity = _read(opened, session)
+    served = activity.served_s is not None and activity.served_s <= since_s
+    if activity.jobs or served:
+        what = "the command of a job runs" if activity.jobs else "a server was started meanwhile"
+        raise MachineInUse(
+            f"machine {machine.id} of workspace {opened.spec.name} was kept: {what} on it. "
+            "Hibernate it again when that has ended"
+        )
+
+
 @step("find newest snapshot")
 def newest_made_unix(opened: OpenWorkspace) -> float | None:
     """When the workspace's newest snapshot was made; None if it has none."""

@@ -14,6 +14,7 @@ from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.trees import content, let_settle
 from torpor.control import safety
 from torpor.control.safety import (
+    HOLDS_S,
     Verified,
     Warrant,
     compare_packs,
@@ -25,6 +26,7 @@ from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.machine.agent.machine import machine_id
 from torpor.shared.errors import (
     HandedOver,
+    MachineInUse,
     ManifestInvalid,
     NotOurs,
     SnapshotDamaged,
@@ -83,10 +85,11 @@ class Kept:
         machine: Machine = MACHINE,
         agent_machine: str | None = None,
         confirm: Callable[[], Confirmed] = lambda: SAME,
+        ask: Callable[[], None] = lambda: None,
     ) -> Warrant:
         agent_machine = self.agent_machine if agent_machine is None else agent_machine
         return warrant_to_destroy(
-            self.store, verified or self.verify(), machine, agent_machine, confirm
+            self.store, verified or self.verify(), machine, agent_machine, confirm, ask
         )
 
     def pack(self) -> ObjectKey:
@@ -364,6 +367,58 @@ def test_a_warrant_fits_its_machine_in_any_state() -> None:
     warrant = never_handed_over(MACHINE, LABEL)
     for state in ("starting", "running", "stopped", "stopping"):
         warrant.check(msgspec.structs.replace(MACHINE, state=state))
+
+
+def test_a_warrant_holds_for_a_minute_after_the_last_look(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(safety, "boot_clock_s", lambda: now_s[0])
+
+    def confirm() -> Confirmed:
+        now_s[0] += 500.0  # the walk of a large disk
+        return SAME
+
+    warrant = kept.warrant(confirm=confirm)
+    now_s[0] += HOLDS_S
+    warrant.check(MACHINE)
+    warrant.check_label(LABEL)
+    now_s[0] += 1.0
+    with pytest.raises(StillChanging, match=r"compared 61 s ago.* was not destroyed"):
+        warrant.check(MACHINE)
+    with pytest.raises(StillChanging):
+        warrant.check_label(LABEL)
+    warrant.accepted()  # by the provider: the machine ends in any case
+    warrant.check(MACHINE)
+    warrant.check_label(LABEL)
+    with pytest.raises(NotOurs):
+        warrant.check_label(Label("me", WORKSPACE, "lease-2"))
+
+
+def test_whoever_uses_the_machine_is_asked_for_at_each_destroy(kept: Kept) -> None:
+    in_use = [False]
+
+    def ask() -> None:
+        if in_use[0]:
+            raise MachineInUse("a job runs there")
+
+    warrant = kept.warrant(ask=ask)
+    warrant.check(MACHINE)
+    in_use[0] = True
+    with pytest.raises(MachineInUse):
+        warrant.check(MACHINE)
+    warrant.accepted()
+    warrant.check(MACHINE)
+
+
+def test_the_ledger_is_asked_also_after_an_accepted_end() -> None:
+    def ask() -> None:
+        raise HandedOver("handed over meanwhile")
+
+    warrant = never_handed_over(MACHINE, LABEL, ask)
+    warrant.accepted()
+    with pytest.raises(HandedOver):
+        warrant.check(MACHINE)
 
 
 def test_the_ledger_is_asked_at_each_destroy_of_a_machine_not_handed_over() -> None:

@@ -3,11 +3,13 @@
 A ``Verified`` proves that a snapshot is whole in the store; only ``verify_snapshot`` makes one. A
 ``Warrant`` allows one machine to be destroyed. Only this module makes one: from a ``Verified``
 after the disk was compared once more, or for a machine that never held any work. Providers'
-``destroy`` takes a warrant, so the type checker stops a destroy without proof.
+``destroy`` takes a warrant, so the type checker stops a destroy without proof. A warrant from a
+snapshot holds for a minute after that comparison.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -33,12 +35,39 @@ from torpor.shared.wire.snapshot import Confirmed
 
 _MINT: Final = object()
 _REREAD_GRANT_S: Final = 6 * 3600
+HOLDS_S: Final = 60.0
+"""How old the last comparison of the disk may be when a provider is asked to destroy. What the
+provider's client waits between its own tries comes on top."""
 
 
 def _ask_nobody() -> None:
-    """Nothing to check again: a verified snapshot stays verified, and a benchmark's machine holds
-    no work.
-    """
+    """Nothing to check again."""
+
+
+class _LastLook:
+    """When the disk was compared for the last time, and who else may use the machine."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        self._made_s = boot_clock_s()
+        self._ask = ask
+        self.ends = False
+
+    def __call__(self) -> None:
+        """StillChanging once that look is too old; or the error of ``ask``."""
+        if self.ends:
+            return
+        age_s = boot_clock_s() - self._made_s
+        if age_s > HOLDS_S:
+            raise StillChanging(
+                f"the disk was compared {age_s:.0f} s ago, and may have changed since: the machine "
+                "was not destroyed. Hibernate again"
+            )
+        self._ask()
+
+
+def boot_clock_s() -> float:
+    """Seconds on a clock that goes on while this host sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class _Proof:
@@ -122,6 +151,12 @@ class Warrant(_Proof):
                 f"{live.id} at {live.provider}: nothing was destroyed"
             )
         self._ask()
+
+    def accepted(self) -> None:
+        """The provider has accepted that the machine ends: work can no more begin there, so the
+        last comparison of its disk stays the last one."""
+        if isinstance(self._ask, _LastLook):
+            self._ask.ends = True
 
     def check_label(self, label: Label | None) -> None:
         """The same for what outlived the machine and carries only its label: a disk, an address."""
@@ -222,11 +257,15 @@ def warrant_to_destroy(
     machine: Machine,
     agent_machine: str,
     confirm: Callable[[], Confirmed],
+    ask: Callable[[], None] = _ask_nobody,
 ) -> Warrant:
     """Permission to destroy ``machine``, whose agent calls itself ``agent_machine``.
 
     Raises UnsafeDestroy when the snapshot is not of that machine or not the workspace's newest,
     and StillChanging when the disk has changed since, in names that the user did not accept.
+
+    The warrant holds for HOLDS_S after ``confirm``, until the provider has accepted the end. Until
+    then it calls ``ask`` right before each destroy, which raises if somebody else uses the machine.
     """
     if machine.label is None or machine.label.workspace != verified.workspace:
         raise NotOurs(
@@ -254,7 +293,7 @@ def warrant_to_destroy(
             "these names, and hibernate again"
         )
     reason = f"snapshot {verified.snapshot} is verified and the newest"
-    return Warrant(_MINT, machine, reason, snapshot=verified.snapshot)
+    return Warrant(_MINT, machine, reason, _LastLook(ask), verified.snapshot)
 
 
 def never_handed_over(

@@ -37,7 +37,8 @@ def destroy(
     its label; returns the proof.
 
     A provider that has not settled may claim the end of a machine that it does not show yet. Raises
-    ProviderError if there is no proof in time: the machine may still cost money.
+    StillChanging if the warrant grows too old before the provider accepts, and ProviderError if
+    there is no proof in time: the machine may still cost money.
     """
     settled_unix = created_unix + provider.abilities.settling_s
     give_up = time.monotonic() + within_s
@@ -49,6 +50,7 @@ def destroy(
             if isinstance(live, Machine):
                 settled_unix = 0.0  # it shows
                 provider.destroy(live, warrant)
+                warrant.accepted()
             elif (
                 not live.proof or time.time() < settled_unix or residue_of(provider, machine.label)
             ):
