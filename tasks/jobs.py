@@ -23,6 +23,11 @@ from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJ
 
 GRACE_S = 30.0
 """How long a command that is stopped may take to end by itself."""
+LOOK_S = 60.0
+START_S = 300.0
+STOP_S = GRACE_S + 150.0
+"""An agent that has not answered after this time hangs, with a disk or for want of memory: its own
+limits for each step of a stop add up to as much."""
 
 
 @step("find machine of job")
@@ -52,19 +57,20 @@ def machine_in_use(
 @step("start command", run_name="start attempt {request.attempt}", retries=ONCE)
 def start_command(session: Agent, request: StartJob) -> JobState:
     """Start the command on the machine, unless this attempt was started before."""
-    return session.call(request, request_id=_request())
+    return session.call(request, request_id=_request(), within_s=START_S)
 
 
 @step("stop command")
 def stop_command(session: Agent, job: str) -> JobState:
     """End the command and what it left in the background."""
-    return session.call(StopJob(job, GRACE_S), request_id=_request())
+    return session.call(StopJob(job, GRACE_S), request_id=_request(), within_s=STOP_S)
 
 
 def look_at_command(session: Agent, job: str, offset: int, most_bytes: int) -> JobLook:
     """How the command stands, and more of its log. No step: a job is looked at thousands of
     times."""
-    return session.call(LookAtJob(job, offset, most_bytes), request_id=_request())
+    wanted = LookAtJob(job, offset, most_bytes)
+    return session.call(wanted, request_id=_request(), within_s=LOOK_S)
 
 
 def refuse_during_job(opened: OpenWorkspace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import Final
 
 from tasks.runner import runner
 from tasks.step import step
@@ -11,6 +12,10 @@ from torpor.control.jobs.standby import book_for, newest_whole
 from torpor.control.remote.seam import Agent
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import SnapshotId, StoredSnapshot
+
+STANDBY_S: Final = 180.0
+"""An agent that has not answered after this time hangs. The request may have to pass a slow line:
+it has up to 16 MiB."""
 
 
 @step("stand by")
@@ -24,7 +29,8 @@ def stand_by(
     """Hand the machine all it needs to save by itself for the next hour. ``basis``: the newest
     snapshot of this machine, or what it was woken from; ``manifest``: its manifest, if at hand."""
     book = book_for(opened.store, opened.spec, opened.key, job, basis, manifest)
-    session.call(book, request_id=f"{runner().run}:standby:{secrets.token_hex(8)}")
+    request_id = f"{runner().run}:standby:{secrets.token_hex(8)}"
+    session.call(book, request_id=request_id, within_s=STANDBY_S)
 
 
 @step("find newest save")

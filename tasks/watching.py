@@ -144,7 +144,8 @@ def newest_made_unix(opened: OpenWorkspace) -> float | None:
 
 def _read(opened: OpenWorkspace, session: Agent) -> Activity:
     wanted = ReadActivity(opened.spec.idle.minutes * 60)
-    return session.call(wanted, request_id=f"activity:{secrets.token_hex(8)}")
+    request_id = f"activity:{secrets.token_hex(8)}"
+    return session.call(wanted, request_id=request_id, within_s=LOOK_S)
 
 
 def _judged(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,12 @@ from tests.fixtures.agent_operations import Big, Echo, Fail, Odd, Wait
 from tests.fixtures.sshd import Sshd, argv_of
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.remote import session as session_module
+from torpor.control.remote.link import Link
 from torpor.control.remote.session import Session
 from torpor.shared.errors import AgentLost, InvalidInput, MachineError, RunCancelled
 from torpor.shared.values import Grant, ObjectKey
 from torpor.shared.wire.machine import Bye, Forget
+from torpor.shared.wire.protocol import PING_LINE, Hello, Said
 from torpor.shared.wire.request import Event, Nothing, Request
 
 Opener = Callable[..., Session]
@@ -189,6 +194,111 @@ def test_a_wait_that_is_broken_off_cancels_on_the_machine(opened: Opener) -> Non
         session.call(args, request_id="r")
 
 
+def test_a_call_with_a_limit_ends_where_the_agent_does_not_answer(
+    opened: Opener, agent_home: Path
+) -> None:
+    """As one whose disk hangs: the connection is up, and the agent answers pings."""
+    session = opened()
+    args = Wait("n", "go")
+    with pytest.raises(AgentLost, match=r"wait was not answered within 0\.5 s") as lost:
+        session.call(args, request_id="r", within_s=0.5)
+    assert lost.value.retryable
+    with pytest.raises(RunCancelled):  # the kept answer of the very same request
+        session.call(args, request_id="r", within_s=PATIENCE_S)
+
+
+def test_a_limit_begins_again_with_each_connection(
+    opened: Opener, agent_home: Path, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session bounds the time without a connection itself."""
+    dropped: list[int] = []
+    sends = Link.send
+
+    async def send(self: Link, line: bytes) -> None:
+        if line != PING_LINE and not dropped:
+            dropped.append(sshd.drop_connections())
+        await sends(self, line)
+
+    monkeypatch.setattr(Link, "send", send)
+    monkeypatch.setattr(session_module, "BACKOFF_S", (8.0,) * 5)  # at least 4 s
+    session = opened()
+    (agent_home / "go").touch()
+    assert session.call(Wait("n", "go"), request_id="r", within_s=3.0).starts == 1
+
+
+def test_a_stopped_agent_is_left_and_attached_again_once_it_goes_on(
+    opened: Opener, agent_home: Path, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "PING_S", 0.1)
+    session = opened()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
+        until((agent_home / "n").exists, "the request runs")
+        with _stopped(sshd):
+            until(lambda: sshd.log.read_text().count("Accepted publickey") > 1, "it is left")
+        (agent_home / "go").touch()
+        assert answer.result(PATIENCE_S).starts == 1
+
+
+def test_calls_to_an_agent_that_stays_stopped_end_in_agent_lost(
+    opened: Opener, agent_home: Path, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise AgentLost("an agent lives but does not answer")
+
+    monkeypatch.setattr(session_module, "PING_S", 0.1)
+    monkeypatch.setattr(session_module, "BACKOFF_S", (0.01,) * 5)
+    session = opened()
+    with ThreadPoolExecutor(2) as pool:
+        answers = [
+            pool.submit(session.call, Wait(f"n{i}", "go"), request_id=f"r{i}") for i in range(2)
+        ]
+        until(lambda: all((agent_home / f"n{i}").exists() for i in range(2)), "both run")
+        monkeypatch.setattr(session_module, "open_link", refuse)  # attach looks for 75 s
+        with _stopped(sshd):
+            for answer in answers:
+                with pytest.raises(AgentLost, match="stays away after 5 attempts: an agent lives"):
+                    answer.result(PATIENCE_S)
+
+
+def test_only_a_silent_link_is_ended(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pongs alone keep it, however long an operation says nothing."""
+
+    class FakeLink:
+        """Answers 50 pings."""
+
+        heard = pings = pings_at_end = 0
+
+        def __init__(self) -> None:
+            self.ended = asyncio.Event()
+
+        async def send(self, line: bytes) -> None:
+            self.pings += line == PING_LINE
+            self.heard += 14 if self.pings <= 50 else 0
+
+        async def messages(self) -> AsyncIterator[Said]:
+            yield Said(pong=True)
+            await self.ended.wait()
+            raise AgentLost("the connection ended")
+
+        async def close(self, graceful: bool = True) -> None:
+            self.pings_at_end = self.pings_at_end or self.pings
+            self.ended.set()
+
+    links: list[FakeLink] = []
+
+    async def open_fake(*_: object) -> tuple[FakeLink, Hello]:
+        links.append(FakeLink())
+        return links[-1], Hello(1, "agent", "machine", 0.0, False)
+
+    monkeypatch.setattr(session_module, "PING_S", 0.001)
+    monkeypatch.setattr(session_module, "UNANSWERED", 3)
+    monkeypatch.setattr(session_module, "open_link", open_fake)
+    with Session.open(sshd.endpoint, sshd.identity):
+        until(lambda: links[0].pings_at_end, "the link is ended")
+    assert links[0].pings_at_end == 53
+
+
 def test_errors_of_the_agent_arrive_as_themselves(opened: Opener) -> None:
     with pytest.raises(InvalidInput, match="no operation"):
         opened().call(NoSuch(), request_id="r")
@@ -296,6 +406,19 @@ def test_a_half_installed_bundle_is_installed_again(opened: Opener, agent_home: 
 
 def _no_network(*_: object) -> None:
     raise AssertionError("the package index was asked")
+
+
+@contextmanager
+def _stopped(sshd: Sshd) -> Iterator[None]:
+    """Its agents have SIGSTOP meanwhile; the SSH server answers."""
+    agents = [pid for pid in sshd.agents() if argv_of(pid)[-3] == "daemon"]
+    for pid in agents:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in agents:
+            os.kill(pid, signal.SIGCONT)
 
 
 def _holds(path: Path, text: str) -> bool:

@@ -62,6 +62,7 @@ class Link:
         machine: Probed,
     ) -> None:
         self.machine = machine
+        self.heard = 0  # bytes that came
         self._connection = connection
         self._process = process
         self._where = where
@@ -174,6 +175,7 @@ class Link:
                 return
             if not data:
                 return
+            self.heard += len(data)
             self._waiting += data
 
 

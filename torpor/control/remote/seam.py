@@ -24,12 +24,13 @@ class Agent(Protocol):
         *,
         request_id: str,
         on_event: Callable[[Event], None] | None = None,
+        within_s: float | None = None,
     ) -> A:
         """Ask and wait for the answer; ``on_event`` is called in this thread.
 
         ``request_id`` names the work: the same id again gets the same answer. Raises the agent's
-        error, or AgentLost where the agent stays away. Whatever else ends the wait cancels the
-        request.
+        error, or AgentLost where the agent stays away, or was attached for ``within_s`` and did not
+        answer. Whatever ends the wait without an answer cancels the request.
         """
 
     def cancel(self, request_id: str) -> None:

@@ -32,6 +32,9 @@ ATTEMPTS: Final = 5
 BACKOFF_S: Final = (0.1, 1.0, 3.0, 8.0, 15.0)  # before each attempt, times 0.5 to 1.5
 RECONNECT_S: Final = 60.0  # no attempt begins after this
 MAX_SENDS: Final = 5  # a request that kills each agent it meets
+UNANSWERED: Final = 20
+"""Pings, one each PING_S. A link on which no byte came meanwhile is lost: the agent is stopped, or
+its machine hangs. A busy agent answers: its reader and its writer wait for no request."""
 OPEN_S: Final = 1200.0  # a first install over a slow link
 _WAITING_EVENTS: Final = 64
 _CLOSE_S: Final = 20.0
@@ -106,15 +109,17 @@ class Session:
         *,
         request_id: str,
         on_event: Callable[[Event], None] | None = None,
+        within_s: float | None = None,
     ) -> A:
         """Ask the agent and wait for the answer; ``on_event`` is called in this thread.
 
         ``request_id`` names the work: the same id again gets the same answer. Raises the agent's
-        error, which then names the machine, or AgentLost where the agent stays away. Whatever else
-        ends the wait (``on_event`` raises, the thread is interrupted) cancels the request.
+        error, which then names the machine, or AgentLost where the agent stays away, or was
+        attached for ``within_s`` and did not answer. Whatever ends the wait without an answer (the
+        limit, ``on_event`` raises, the thread is interrupted) cancels the request.
         """
         line = request_line(request_id, request)
-        waiting = _Waiting(request.op, request_id, line, self._route.where)
+        waiting = _Waiting(request.op, request_id, line, self._route.where, within_s)
         self._submit(lambda: self._begin(waiting))
         try:
             while (event := waiting.next_event()) is not None:
@@ -229,10 +234,29 @@ class Session:
         if self._link is None:
             self._mend()
         else:
-            waiting.sends += 1
-            self._spawn(self._send(self._link, waiting.line))
+            self._spawn(self._ask(self._link, waiting))
+
+    async def _ask(self, link: Link, waiting: _Waiting) -> None:
+        """Send the request; from now on it has ``within_s``, unless the link ends before."""
+        waiting.sends += 1
+        if waiting.within_s is not None:
+            waiting.end_limit()
+            waiting.limit = self._loop.call_later(waiting.within_s, self._expire, link, waiting)
+        await self._send(link, waiting.line)
+
+    def _expire(self, link: Link, waiting: _Waiting) -> None:
+        if self._link is link and not waiting.done:
+            waiting.fail(
+                AgentLost(
+                    f"{self._route.where}: {waiting.op} was not answered within "
+                    f"{waiting.within_s:g} s: does a disk of the machine hang, or is it short of "
+                    "memory?"
+                )
+            )
+            self._cancel(waiting.request_id)
 
     def _end(self, waiting: _Waiting) -> None:
+        waiting.end_limit()
         if self._waiting.get(waiting.request_id) is waiting:
             del self._waiting[waiting.request_id]
 
@@ -281,20 +305,28 @@ class Session:
             self._mend()
 
     async def _ping(self, link: Link) -> None:
-        while self._link is link:
+        """Ping; end a link that is silent. The silence is counted in pings, not in seconds: a
+        control side that slept has heard nothing either."""
+        heard, unanswered = link.heard, 0
+        while self._link is link and unanswered < UNANSWERED:
+            self._spawn(self._send(link, PING_LINE))  # which may wait for a peer that reads nothing
             await asyncio.sleep(PING_S)
-            await self._send(link, PING_LINE)
+            unanswered = unanswered + 1 if link.heard == heard else 0
+            heard = link.heard
+        if self._link is link:  # `_listen` sees the end, and reconnects
+            await link.close(graceful=False)
 
     def _mend(self) -> None:
         if self._mending is None or self._mending.done():
             self._mending = self._loop.create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        began, cause = time.monotonic(), "no attempt"
+        began, made, cause = time.monotonic(), 0, "no attempt"
         for attempt in range(ATTEMPTS):
             await asyncio.sleep(BACKOFF_S[attempt] * random.uniform(0.5, 1.5))  # noqa: S311  jitter
             if time.monotonic() - began > RECONNECT_S:
                 break
+            made += 1
             try:
                 await self._connect()
             except TorporError as error:
@@ -305,9 +337,7 @@ class Session:
             else:
                 await self._repeat()
                 return
-        self._fail_all(
-            AgentLost(f"{self._route.where} stays away after {ATTEMPTS} attempts: {cause}")
-        )
+        self._fail_all(AgentLost(f"{self._route.where} stays away after {made} attempts: {cause}"))
 
     async def _repeat(self) -> None:
         link = self._link
@@ -322,8 +352,7 @@ class Session:
                     )
                 )
                 continue
-            waiting.sends += 1
-            await self._send(link, waiting.line)
+            await self._ask(link, waiting)
             if waiting.cancelled:
                 await self._send(link, cancel_line(waiting.request_id))
 
@@ -347,10 +376,14 @@ class Session:
 class _Waiting:
     """A request without an answer yet: written by the loop's thread, read by the caller's."""
 
-    def __init__(self, op: str, request_id: str, line: bytes, where: str) -> None:
+    def __init__(
+        self, op: str, request_id: str, line: bytes, where: str, within_s: float | None
+    ) -> None:
         self.op = op
         self.request_id = request_id
         self.line = line
+        self.within_s = within_s
+        self.limit: asyncio.TimerHandle | None = None
         self._where = where
         self.sends = 0
         self.cancelled = False
@@ -375,6 +408,12 @@ class _Waiting:
             elif isinstance(said.result, dict):
                 self._result = said.result
             self._wake.notify_all()
+
+    def end_limit(self) -> None:
+        """On the loop's thread."""
+        if self.limit is not None:
+            self.limit.cancel()
+            self.limit = None
 
     def fail(self, error: TorporError) -> None:
         with self._wake:

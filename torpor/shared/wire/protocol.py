@@ -19,7 +19,7 @@ EVENTS_PER_S: Final = 4
 PING_S: Final = 15.0
 """How often an idle control side sends ``{"ping": true}``."""
 SILENCE_S: Final = 90.0
-"""A side that was silent for this long is gone, whatever TCP reports."""
+"""A control side that was silent for this long is gone, whatever TCP reports."""
 
 
 class Envelope(msgspec.Struct, frozen=True):
