@@ -21,7 +21,7 @@ Kind = Literal[
     "no money",
     # the request is carried out
     "lost",  # the connection closes instead of an answer
-    "error after",  # 500, though it was done
+    "error after",  # an error of a gateway (``Fault.status``), though it was done
     "error that created",  # the market's own way of refusing a create and renting all the same
     "lives",  # a destroy is answered with success, and the machine goes on
     "not found",  # the machine is missing in this answer, and goes on
@@ -39,6 +39,7 @@ class Fault:
     count: int = 1
     skip: int = 0
     retry_after_s: int | None = None  # "too many" only
+    status: int = 500  # "error after" only
 
 
 class Faults:

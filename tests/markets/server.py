@@ -125,7 +125,11 @@ class FakeMarket(ABC):
         after = self.faults.take(request.action, lambda kind: kind in self.shown)
         if after is None:
             return answer
-        return None if after.kind == "lost" else self.failed()
+        if after.kind == "lost":
+            return None
+        if after.status != 500:
+            return Answer(after.status, "<html>the gateway gave up</html>", "text/html")
+        return self.failed()
 
     def _instead(self, fault: Fault, request: Request) -> Answer | None:
         if fault.kind == "hang":

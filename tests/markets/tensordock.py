@@ -8,6 +8,7 @@ the specification that others made.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from tests.markets.faults import Action
@@ -42,6 +43,10 @@ class FakeTensorDock(FakeMarket):
 
     shape: Literal["flat", "data", "attributes"] = "flat"
     statuses_in_capitals: bool = False
+    error: tuple[str, int] = ("Internal error", 500)  # in a 200 that refuses
+    create_error: tuple[str, int] = ("The deployment timed out", 500)  # of one that was made
+    named: Callable[[str], str] = staticmethod(lambda name: name)  # what becomes of a name
+    named_in_answer: Callable[[str], str] = staticmethod(lambda name: name)  # of a create
 
     def action_of(self, request: Request) -> Action:
         path = request.path.removeprefix(API)
@@ -80,7 +85,7 @@ class FakeTensorDock(FakeMarket):
         return _errors(401, "Unauthorized", "Invalid token")
 
     def error_body(self, request: Request) -> Answer:
-        return Answer(200, {"error": "Internal error", "status": 500})
+        return _refusal(*self.error)
 
     def _locations(self) -> list[dict[str, Any]]:
         places: dict[str, dict[str, Any]] = {}
@@ -129,9 +134,9 @@ class FakeTensorDock(FakeMarket):
         if fault := _faulty(data, asked):
             return _errors(400, "Bad Request", fault)
         if request.has("no money") or self.market.balance_usd < 1:
-            return Answer(200, {"error": "A minimum balance of $1 is required", "status": 400})
+            return _refusal("A minimum balance of $1 is required", 400)
         if request.has("quota"):
-            return Answer(200, {"error": "You have reached your instance limit", "status": 400})
+            return _refusal("You have reached your instance limit", 400)
         resources = asked["resources"]
         ((gpu, wanted),) = resources["gpus"].items()
         count = int(wanted["count"])
@@ -144,10 +149,10 @@ class FakeTensorDock(FakeMarket):
             and (ware.name != "NO IP" or not asked.get("useDedicatedIp"))
         ]
         if not placed or request.has("no capacity"):
-            return Answer(200, {"error": "Hostnode unavailable", "status": 400})
+            return _refusal("Hostnode unavailable", 400)
         machine = self.market.rent(
             placed[0],
-            asked["name"],
+            self.named(asked["name"]),
             asked,
             id_of=lambda number: f"7d000000-0000-4000-8000-{number:012x}",
             command=["/bin/sh", "-c", "\n".join(asked.get("cloud_init", {}).get("runcmd", []))],
@@ -159,8 +164,9 @@ class FakeTensorDock(FakeMarket):
             + DISK_USD_GB_H * resources["storage_gb"]
         )
         if request.has("error that created"):
-            return Answer(200, {"error": "The deployment timed out", "status": 500})
-        made = {"type": "virtualmachine", "id": machine.id, "name": machine.label}
+            return _refusal(*self.create_error)
+        name = self.named_in_answer(machine.label)
+        made = {"type": "virtualmachine", "id": machine.id, "name": name}
         return Answer(201, {"data": {**made, "status": "running"}})
 
     def _one(self, wanted: str, request: Request) -> Answer:
@@ -220,6 +226,10 @@ def _faulty(data: dict[str, Any], asked: dict[str, Any]) -> str:
     if len(resources.get("gpus", {})) != 1:
         return "at least one GPU is required"
     return "" if re.fullmatch(r"[a-z]+\d+(_\w+)?", asked.get("image", "")) else "unknown image"
+
+
+def _refusal(words: str, status: int) -> Answer:
+    return Answer(200, {"error": words, "status": status})
 
 
 def _errors(status: int, title: str, detail: str) -> Answer:

@@ -6,7 +6,8 @@ import base64
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
+from typing import Any, ClassVar
 
 import asyncssh
 import msgspec
@@ -119,6 +120,20 @@ class MarketContract(ProviderContract, ABC):
         again = plain.create(order)
         assert [m.id for m in fake.market.alive()] == [again.id]
 
+    @pytest.mark.parametrize("status", [408, 409, 425, 499])
+    def test_a_gateway_that_gives_up_on_a_create_promises_nothing(
+        self, plain: Provider, fake: FakeMarket, order: Order, status: int
+    ) -> None:
+        """An adapter that knows what a conflict means may find the machine."""
+        fake.faults.arm(Fault("error after", "create", status=status))
+        made: Machine | None = None
+        with suppress(CreateUncertain):
+            made = plain.create(order)
+        (rented,) = fake.market.rented
+        assert made is None or (status == 409 and made.id == plain.list_own()[0].id)
+        assert plain.create(order).id == plain.list_own()[0].id
+        assert fake.market.alive() == [rented]
+
     def test_a_create_that_was_refused_everything_is_denied(
         self, plain: Provider, fake: FakeMarket, order: Order
     ) -> None:
@@ -165,6 +180,18 @@ class MarketContract(ProviderContract, ABC):
         with pytest.raises(CreateUncertain):
             provider.create(order)
 
+    def test_a_page_instead_of_json_is_asked_again(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        """Of a gateway: the market has not spoken."""
+        machine = plain.create(order)
+        fake.faults.arm(Fault("not json", count=2))
+        assert isinstance(plain.find(machine.id), Machine)
+        assert self.slept
+        fake.faults.arm(Fault("not json", "destroy", count=2))
+        plain.destroy(machine, never_handed_over(machine, order.label))
+        assert fake.market.alive() == []
+
     @pytest.mark.parametrize("kind", ["wrong shape", "error body", "not json"])
     def test_an_unknown_shape_is_never_an_empty_list(
         self, plain: Provider, fake: FakeMarket, order: Order, want: Want, kind: Any
@@ -178,7 +205,7 @@ class MarketContract(ProviderContract, ABC):
         ):
             fake.faults.clear()
             fake.faults.arm(Fault(kind, count=100))
-            with pytest.raises(UnexpectedAnswer):
+            with pytest.raises(self.concludes_nothing[kind]):
                 ask()
 
     def test_a_machine_that_is_listed_late_is_found_late(
@@ -253,6 +280,11 @@ class MarketContract(ProviderContract, ABC):
 
     body: Any = "container"
     price_slack = 0.01
+    concludes_nothing: ClassVar[dict[str, type[ProviderError]]] = {
+        "wrong shape": UnexpectedAnswer,
+        "error body": UnexpectedAnswer,
+        "not json": ProviderUnavailable,
+    }
     ssh_port = 22
     slept: list[float]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import httpx
 import msgspec
@@ -16,13 +17,24 @@ from tests.markets.tensordock import FakeTensorDock, tensordock_wares
 from torpor.control.providers.offers import misfit
 from torpor.control.providers.seam import Absent, Order, Provider
 from torpor.control.providers.tensordock import TensorDockProvider
-from torpor.shared.errors import CreateFailed, InvalidInput
+from torpor.control.safety import never_handed_over
+from torpor.shared.errors import (
+    CreateFailed,
+    CreateUncertain,
+    InvalidInput,
+    ProviderError,
+    ProviderUnavailable,
+)
 from torpor.shared.values import Machine, MachineId, Want
 
 
 class TestTensorDock(MarketContract):
     body = "vm"
     images = False  # TensorDock's images are no container images
+    concludes_nothing: ClassVar[dict[str, type[ProviderError]]] = {
+        **MarketContract.concludes_nothing,
+        "error body": ProviderUnavailable,  # {"error": ..., "status": 500}
+    }
 
     @pytest.fixture
     def want(self) -> Want:
@@ -77,6 +89,11 @@ class TestTensorDock(MarketContract):
         parts = 8 * 2.25 + 40 * 0.003 + 192 * 0.002 + 150 * 0.00005
         assert offer.price_usd_h == pytest.approx(parts)
 
+    def test_its_hosts_are_of_many_owners_and_state_no_reliability(self, plain: Provider) -> None:
+        offers = plain.offers(Want())
+        assert {(offer.many_owners, offer.reliability) for offer in offers} == {(True, None)}
+        assert all(misfit(offer, Want(min_reliability=0.5)) for offer in offers)
+
     def test_a_host_without_an_address_of_its_own_is_no_offer(self, plain: Provider) -> None:
         regions = {offer.region for offer in plain.offers(Want(gpu="RTX 4090"))}
         assert "Porto, Portugal" not in regions
@@ -111,6 +128,114 @@ class TestTensorDock(MarketContract):
             plain.create(_with(order, bad))
         assert "vcpu_count" in str(told.value)
         assert fake.market.rented == []
+
+    @pytest.mark.parametrize(
+        "refusal",
+        [
+            ("Deployment timed out", 400),
+            ("Deployment timed out", 408),
+            ("The host did not answer within the time limit", 400),
+            ("A deployment of this name already exists", 409),
+            ("Something went wrong", 400),
+        ],
+    )
+    def test_a_refusal_in_unknown_words_promises_nothing(
+        self, plain: Provider, fake: FakeMarket, order: Order, refusal: tuple[str, int]
+    ) -> None:
+        assert isinstance(fake, FakeTensorDock)
+        fake.create_error = refusal
+        fake.faults.arm(Fault("error that created", "create"))
+        with pytest.raises(CreateUncertain):
+            plain.create(order)
+        assert len(fake.market.rented) == 1
+
+    @pytest.mark.parametrize("status", [429, 500, 503])
+    def test_a_busy_market_that_says_so_in_a_200_is_asked_again(
+        self, plain: Provider, fake: FakeMarket, order: Order, status: int
+    ) -> None:
+        assert isinstance(fake, FakeTensorDock)
+        machine = plain.create(order)
+        warrant = never_handed_over(machine, order.label)
+        fake.error = ("Rate limit exceeded", status)
+        for ask in (
+            plain.list_own,
+            lambda: plain.find(machine.id),
+            lambda: plain.destroy(machine, warrant),
+        ):
+            fake.faults.clear()
+            fake.faults.arm(Fault("error body", count=100))
+            with pytest.raises(ProviderUnavailable):
+                ask()
+        fake.faults.clear()
+        for action in ("list", "find", "destroy"):
+            fake.faults.arm(Fault("error body", action, count=2))
+        assert [one.id for one in plain.list_own()] == [machine.id]
+        plain.destroy(machine, warrant)
+        assert fake.market.alive() == []
+
+    def test_a_create_that_is_limited_in_a_200_is_sent_again(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        """It is no quota of the account."""
+        assert isinstance(fake, FakeTensorDock)
+        fake.error = ("Rate limit exceeded", 429)
+        fake.faults.arm(Fault("error body", "create", count=100))
+        with pytest.raises(ProviderUnavailable):
+            plain.create(order)
+        assert fake.market.rented == []
+        fake.faults.clear()
+        fake.faults.arm(Fault("error body", "create", count=2))
+        assert [plain.create(order).id] == [one.id for one in fake.market.alive()]
+
+    @pytest.mark.parametrize(
+        "named",
+        [
+            lambda name: name[:32],
+            lambda name: name.replace(".", "-"),
+            lambda name: name.upper(),
+        ],
+    )
+    def test_a_new_machine_that_lost_our_label_is_ended_at_once(
+        self, plain: Provider, fake: FakeMarket, order: Order, named: Callable[[str], str]
+    ) -> None:
+        """Nobody could end it later: it is in no listing of ours."""
+        assert isinstance(fake, FakeTensorDock)
+        fake.named = named
+        with pytest.raises(CreateUncertain) as told:
+            plain.create(order)
+        (rented,) = fake.market.rented
+        assert rented.id in str(told.value)
+        assert rented.label in str(told.value)
+        assert fake.market.alive() == []
+
+    def test_a_new_machine_with_a_strange_name_is_named_and_not_ended(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        assert isinstance(fake, FakeTensorDock)
+        fake.named = lambda name: "My Instance"
+        with pytest.raises(CreateUncertain, match="it was not ended") as told:
+            plain.create(order)
+        (rented,) = fake.market.alive()
+        assert rented.id in str(told.value)
+
+    def test_a_new_machine_that_cannot_be_ended_is_named(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        assert isinstance(fake, FakeTensorDock)
+        fake.named = lambda name: name[:32]
+        fake.faults.arm(Fault("error body", "destroy", count=100))
+        with pytest.raises(CreateUncertain, match="not ended") as told:
+            plain.create(order)
+        (rented,) = fake.market.alive()
+        assert rented.id in str(told.value)
+
+    def test_the_name_that_counts_is_the_one_that_is_shown(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        assert isinstance(fake, FakeTensorDock)
+        fake.named_in_answer = lambda name: name[:32]
+        machine = plain.create(order)
+        assert [one.id for one in plain.list_own()] == [machine.id]
 
     def test_there_is_no_spot(self, plain: Provider) -> None:
         assert plain.offers(Want(spot="only")) == []

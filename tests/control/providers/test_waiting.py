@@ -201,3 +201,29 @@ def test_a_closed_port_is_told() -> None:
         fault = ssh_banner_fault(Endpoint("127.0.0.1", free.getsockname()[1], "me"))
     assert fault is not None
     assert "refused" in fault
+
+
+def test_a_machine_without_our_label_is_not_handed_out() -> None:
+    """torpor could never end it. A market may show the label late."""
+    clock = Clock()
+    bare = msgspec.structs.replace(RUNNING, label=None)
+    late = wait_until_reachable(
+        Scripted(bare, bare, RUNNING),
+        ID,
+        timeout_s=60,
+        sleep=clock.sleep,
+        clock=clock,
+        greets=lambda _: None,
+        label=LABEL,
+    )
+    assert late == RUNNING
+    with pytest.raises(MachineUnreachable, match=r"torpor\.me\.w\.1.*end it in the provider's"):
+        wait_until_reachable(
+            Scripted(bare),
+            ID,
+            timeout_s=60,
+            sleep=clock.sleep,
+            clock=clock,
+            greets=lambda _: None,
+            label=LABEL,
+        )

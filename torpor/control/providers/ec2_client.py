@@ -25,6 +25,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
+from torpor.control.providers.market_client import UNDECIDED
 from torpor.shared.errors import (
     CreateUncertain,
     InvalidInput,
@@ -90,7 +91,7 @@ class _Caller(msgspec.Struct, rename={"account": "Account"}):
 
 
 class _NotAws(Exception):
-    """A refusal in plain text: of something between AWS and this host."""
+    """A refusal in plain text, or a page: of something between AWS and this host."""
 
 
 class Ec2Client:
@@ -237,6 +238,8 @@ class Ec2Client:
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if refusal.code in _THROTTLED or status == 429:
             raise self._unavailable(f"asks for fewer requests ({refusal.code})", operation)
+        if status in UNDECIDED or (once and status == 409):
+            raise self._lost(once, refusal, operation)
         # "No capacity" comes with status 500, too.
         if status >= 500 and not refusal.code.startswith("Insufficient"):
             raise self._lost(once, refusal, operation)
@@ -250,7 +253,7 @@ class Ec2Client:
                 made = self._session.client(
                     name, region_name=region, endpoint_url=self._url, config=self._config
                 )
-                made.meta.events.register("before-parse", _stop_plain_text)
+                made.meta.events.register("before-parse", _stop_strangers)
                 self._clients[service] = made
             return self._clients[service]
 
@@ -269,8 +272,10 @@ class Ec2Client:
         return ProviderUnavailable(f"{self.identity} {what} ({operation}); try again later")
 
 
-def _stop_plain_text(response_dict: dict[str, Any], **_: object) -> None:
-    """botocore's parsers take it for a damaged answer, whatever its status says."""
+def _stop_strangers(response_dict: dict[str, Any], **_: object) -> None:
+    """botocore's parsers take it for a damaged answer, and a page for an empty one, whatever its
+    status says."""
     status, body = response_dict["status_code"], response_dict["body"].lstrip()
-    if status >= 300 and not body.startswith((b"<", b"{")):
+    is_page = body[:14].lower().startswith((b"<html", b"<!doctype html"))
+    if is_page or (status >= 300 and not body.startswith((b"<", b"{"))):
         raise _NotAws(f"{status} {body[:_TOLD_CHARACTERS].decode(errors='replace')}")

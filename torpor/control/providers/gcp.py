@@ -201,7 +201,7 @@ class GcpProvider:
         )
         # The id of the request makes Google carry it out once, however often it is sent.
         path = f"/zones/{zone}/instances?requestId={uuid.uuid4()}"
-        answer = self._client.create("POST", path, Operation, body)
+        answer = self._client.create("POST", path, Operation, body, reads_conflict=True)
         if isinstance(answer, Refusal) and answer.status != 409:
             raise launch_refused(self._client, order, fault_of(answer), answer.status)
         price = order.offer.price_usd_h

@@ -194,7 +194,8 @@ class KubernetesProvider:
             )
         image = order.image or self._machines.image or IMAGE
         body = job_of(order, self._machines, gpus, image, self._ssh_port)
-        answer = self._market.create("POST", self._client.path("jobs", api=BATCH), Job, body)
+        path = self._client.path("jobs", api=BATCH)
+        answer = self._market.create("POST", path, Job, body, reads_conflict=True)
         if isinstance(answer, Refusal) and answer.status != 409:
             raise self._not_made(order, answer)
         job = self._known(order, answer) if isinstance(answer, Refusal) else answer

@@ -24,6 +24,8 @@ _TRIES: Final = 4  # of what is safe to repeat
 _FIRST_WAIT_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 30.0
 _TOLD_CHARACTERS: Final = 300  # of an answer, in an error message
+UNDECIDED: Final = frozenset({408, 425, 499})
+"""What a gateway may also answer to a request that the market carries out."""
 
 _Shape = TypeVar("_Shape")
 
@@ -47,7 +49,7 @@ class Form(msgspec.Struct, frozen=True):
 
 class MarketClient:
     """Asks ``url``, with ``key`` in the header where ``bearer``. Thread-safe. The key is in no
-    message and no repr."""
+    message and no repr. ``refusal_in`` finds the refusal in a body that came with 2xx."""
 
     def __init__(
         self,
@@ -60,11 +62,13 @@ class MarketClient:
         bearer: bool = True,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
+        refusal_in: Callable[[Any], Refusal | None] = lambda body: None,
     ) -> None:
         """Without ``identity``, the account is named by a hash of its key."""
         hashed = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
         self.identity = identity or f"{market}://{hashed}"
         self._sleep = sleep
+        self._refusal_in = refusal_in
         self._http = httpx.Client(
             base_url=url,
             headers={"Authorization": f"Bearer {key}"} if bearer else {},
@@ -93,10 +97,22 @@ class MarketClient:
         """A request that is safe to repeat. ProviderUnavailable after some tries."""
         return self._tried("repeat", method, path, shape, params, body)
 
-    def create(self, method: str, path: str, shape: type[_Shape], body: Any) -> _Shape | Refusal:
+    def create(
+        self,
+        method: str,
+        path: str,
+        shape: type[_Shape],
+        body: Any,
+        *,
+        reads_conflict: bool = False,
+    ) -> _Shape | Refusal:
         """A request that rents: carried out once at most. CreateUncertain when nobody knows whether
-        it was; ProviderUnavailable when it certainly was not."""
-        return self._tried("once", method, path, shape, None, body)
+        it was; ProviderUnavailable when it certainly was not. ``reads_conflict``: the caller finds
+        out what a 409 means."""
+        answer = self._tried("once", method, path, shape, None, body)
+        if isinstance(answer, Refusal) and answer.status == 409 and not reads_conflict:
+            raise self.uncertain(answer, f"{method} {path}")
+        return answer
 
     def denied(self, refusal: Refusal, doing: str) -> ProviderDenied:
         return ProviderDenied(
@@ -167,18 +183,26 @@ class MarketClient:
             raise self._unavailable(f"cannot be reached: {cause}", doing) from cause
         except httpx.HTTPError as cause:
             raise self._lost(effect, f"{type(cause).__name__} {cause}".strip(), doing) from cause
-        if answer.status_code == 429:
-            retry_after_s = _seconds(answer.headers.get("Retry-After"))
-            raise self._unavailable("asks for fewer requests (429)", doing, retry_after_s)
-        if answer.status_code >= 500:
-            raise self._lost(effect, str(Refusal(answer.status_code, answer.text, None)), doing)
         decoded: Any
         try:
             decoded = msgspec.json.decode(answer.content) if answer.content else None
-        except msgspec.DecodeError:
+        except msgspec.DecodeError as cause:
+            if answer.is_success:  # a gateway's page: the market has not spoken
+                told = f"no JSON: {answer.text[:_TOLD_CHARACTERS]}"
+                raise self._lost(effect, told, doing) from cause
             decoded = None
-        if not answer.is_success:
-            return Refusal(answer.status_code, answer.text, decoded)
+        refusal = (
+            self._refusal_in(decoded)
+            if answer.is_success
+            else Refusal(answer.status_code, answer.text, decoded)
+        )
+        if refusal is not None:
+            if refusal.status == 429:
+                retry_after_s = _seconds(answer.headers.get("Retry-After"))
+                raise self._unavailable("asks for fewer requests (429)", doing, retry_after_s)
+            if refusal.status >= 500 or refusal.status in UNDECIDED:
+                raise self._lost(effect, str(refusal), doing)
+            return refusal
         try:
             return msgspec.convert(decoded, shape)
         except msgspec.ValidationError as cause:

@@ -26,6 +26,7 @@ from torpor.control.providers.start_script import start_command
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
     CreateFailed,
+    CreateUncertain,
     InvalidInput,
     NoCapacity,
     ProviderDenied,
@@ -44,7 +45,9 @@ _DISK_STEP_GB: Final = 50
 _CORES_A_GPU: Final = 8
 _RAM_GB_A_GPU: Final = 32
 _RAM_STEP_GB: Final = 16
+_LEAST_REST: Final = 12  # letters and digits of our label in the name of a machine that is ours
 _IMAGE: Final = re.compile(r"(?:ubuntu(?!1|20)|debian(?!1?[01]\b|9))\d{2,4}(?:_\w+)?")
+_UNDECIDED: Final = re.compile(r"time[ds]?[ -]?out|time limit|in progress|pending|already exists")
 _CAPACITY: Final = re.compile(r"unavailable|not available|no available|capacity|no .*hostnode")
 _MONEY: Final = re.compile(r"balance|funds|payment|deposit")
 _QUOTA: Final = re.compile(r"quota|limit")
@@ -161,7 +164,9 @@ class TensorDockProvider:
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._client = MarketClient("tensordock", url, api_key, timeout=timeout, sleep=sleep)
+        self._client = MarketClient(
+            "tensordock", url, api_key, timeout=timeout, sleep=sleep, refusal_in=_refusal_in
+        )
         self._ssh_port = ssh_port
 
     @property
@@ -194,7 +199,8 @@ class TensorDockProvider:
         ]
 
     def create(self, order: Order) -> Machine:
-        if (known := self._of_label(order.label)) is not None:
+        listed = self._listed()
+        if (known := self._of_label(order.label, listed)) is not None:
             return known
         shape = _shape_in(order.offer.id)
         attributes = {
@@ -215,14 +221,13 @@ class TensorDockProvider:
         body = {"data": {"type": "virtualmachine", "attributes": attributes}}
         doing = f"POST {_API}/instances"
         answer = self._client.create("POST", f"{_API}/instances", dict[str, Any], body)
-        refusal = answer if isinstance(answer, Refusal) else _refusal_in(answer)
-        if refusal is not None:
-            if not 400 <= refusal.status < 500:
-                raise self._client.uncertain(refusal, doing)
-            raise _refused(order, refusal)
+        if isinstance(answer, Refusal):
+            raise _refused(order, answer) or self._client.uncertain(answer, doing)
         made = _instance_in(answer)
         if made is None:
             raise self._client.uncertain(answer, doing)
+        if made.name != label_name(order.label):
+            self._check_name(made, order.label, made.id in {one.id for one in listed})
         return Machine(
             MachineId(made.id),
             self.identity,
@@ -256,12 +261,7 @@ class TensorDockProvider:
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         if warranted(self, machine, warrant) is None:
             return
-        doing = f"delete instance {machine.id}"
-        path = f"{_API}/instances/{machine.id}"
-        answer = self._client.ask("DELETE", path, dict[str, Any])
-        refusal = answer if isinstance(answer, Refusal) else _refusal_in(answer)
-        if refusal is not None and refusal.status != 404:
-            raise self._failed(refusal, doing)
+        self._delete(machine.id)
 
     def residue(self) -> list[Residue]:
         """None: disk and address go with the instance, and torpor stores no secrets here."""
@@ -285,12 +285,41 @@ class TensorDockProvider:
             domain=f"{gpu.name} {place.id}",
             priced_unix=time.time(),
             available=cores > 0 and ram_gb > 0,
+            many_owners=True,
             ram_gib=ram_gb * _GB / GIB,
             cores=cores,
         )
 
-    def _of_label(self, label: Label) -> Machine | None:
-        own = [one for one in self._listed() if one.name == label_name(label)]
+    def _delete(self, machine: str) -> None:
+        answer = self._client.ask("DELETE", f"{_API}/instances/{machine}", dict[str, Any])
+        if isinstance(answer, Refusal) and answer.status != 404:
+            raise self._failed(answer, f"delete instance {machine}")
+
+    def _check_name(self, made: _Instance, label: Label, is_older: bool) -> None:
+        """CreateUncertain for a new machine without our label, which nobody could end: it is ended
+        here where its name is what is left of ours."""
+        try:
+            live = self._show(made.id)
+        except ProviderError:
+            live = None  # the name in the answer counts
+        name = made.name if live is None else live.name
+        if name == label_name(label):
+            return
+        told = (
+            f"{self.identity} made instance {made.id} with the name {name!r} instead of "
+            f"{label_name(label)!r}, so torpor does not find it again"
+        )
+        look = "look at it in TensorDock's dashboard"
+        if is_older or not _is_rest_of(name, label):
+            raise CreateUncertain(f"{told}. It may not be torpor's, so it was not ended: {look}")
+        try:
+            self._delete(made.id)
+        except ProviderError as cause:
+            raise CreateUncertain(f"{told}. It was not ended: {cause}; {look}") from cause
+        raise CreateUncertain(f"{told}. It was deleted; if in doubt, {look}")
+
+    def _of_label(self, label: Label, listed: list[_Instance]) -> Machine | None:
+        own = [one for one in listed if one.name == label_name(label)]
         found = self.find(MachineId(own[0].id)) if own else None
         return found if isinstance(found, Machine) else None
 
@@ -306,11 +335,10 @@ class TensorDockProvider:
         """None: it is not found."""
         path = f"{_API}/instances/{machine}"
         answer = self._client.ask("GET", path, dict[str, Any])
-        refusal = answer if isinstance(answer, Refusal) else _refusal_in(answer)
-        if refusal is not None:
-            if refusal.status == 404:
+        if isinstance(answer, Refusal):
+            if answer.status == 404:
                 return None
-            raise self._failed(refusal, f"show instance {machine}")
+            raise self._failed(answer, f"show instance {machine}")
         found = _instance_in(answer)
         if found is None or found.id != machine:
             raise self._client.unexpected(answer, f"GET {path}")
@@ -338,13 +366,15 @@ class TensorDockProvider:
         return self._client.unexpected(refusal, doing)
 
 
-def _refusal_in(body: dict[str, Any]) -> Refusal | None:
+def _refusal_in(body: object) -> Refusal | None:
     """TensorDock also refuses in an answer that is 2xx: {"error": words, "status": number}."""
-    words = body.get("error") or body.get("message")
-    status = body.get("status")
-    if not words or not isinstance(status, int) or "id" in body:
+    if not isinstance(body, dict) or "id" in body:
         return None
-    return Refusal(status, str(words), body)
+    words = body.get("error") or body.get("message")
+    status = str(body.get("status"))
+    if not words or not re.fullmatch(r"[45]\d\d", status):
+        return None
+    return Refusal(int(status), str(words), body)
 
 
 def _instance_in(body: object) -> _Instance | None:
@@ -359,16 +389,35 @@ def _instance_in(body: object) -> _Instance | None:
         return None
 
 
-def _refused(order: Order, refusal: Refusal) -> ProviderError:
+def _is_rest_of(name: str, label: Label) -> bool:
+    """Whether our label became ``name``: cut off, in other case, or with other signs in it."""
+    rest, whole = (re.sub(r"[^a-z0-9]", "", one.lower()) for one in (name, label_name(label)))
+    return len(rest) >= _LEAST_REST and whole.startswith(rest)
+
+
+def _refused(order: Order, refusal: Refusal) -> ProviderError | None:
+    """None: nothing in the answer promises that no machine was rented."""
     asked = f"TensorDock refused {order.offer.id}: {refusal}"
     words = refusal.text.lower()
+    if _UNDECIDED.search(words):
+        return None
     if refusal.status in (401, 402, 403) or _MONEY.search(words):
         return ProviderDenied(f"{asked}. Check the key, its permissions and the account's balance")
     if _CAPACITY.search(words):
         return NoCapacity(asked)
     if _QUOTA.search(words):
         return QuotaReached(asked)
-    return CreateFailed(asked)
+    return CreateFailed(asked) if _is_validation(refusal.body) else None
+
+
+def _is_validation(body: object) -> bool:
+    """Of the documented shape: {"errors": [{"status": ..., "title": ..., "detail": ...}]}."""
+    errors = body.get("errors") if isinstance(body, dict) else None
+    return (
+        bool(errors)
+        and isinstance(errors, list)
+        and all(isinstance(one, dict) and {"title", "detail"} & one.keys() for one in errors)
+    )
 
 
 def _shape_in(offer: str) -> _Shape:

@@ -257,6 +257,7 @@ class VastProvider:
             spot=spot,
             available=True,
             reliability=stated,
+            many_owners=True,
             architecture=_ARCHITECTURES.get(arch, arch),
             cuda=None if cuda is None else _version(cuda),
             ram_gib=None if bundle.cpu_ram is None else bundle.cpu_ram / 1024,
@@ -317,6 +318,8 @@ class VastProvider:
             return NoCapacity(f"{asked}: {told}")
         if "quota" in error:
             return QuotaReached(f"{asked}: {told}")
+        if status == 200 and not error:
+            return self._client.uncertain(told, asked)
         if status in (401, 402, 403) or "credit" in error:
             return ProviderDenied(f"{asked}: {told}. Check the key, its permissions and the credit")
         return CreateFailed(f"{asked}: {told}")

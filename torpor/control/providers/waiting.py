@@ -7,9 +7,10 @@ import socket
 import time
 from collections.abc import Callable
 
+from torpor.control.providers.labels import label_name
 from torpor.control.providers.seam import Absent, Provider
 from torpor.shared.errors import CreateFailed, MachineUnreachable, ProviderError
-from torpor.shared.values import Endpoint, Machine, MachineId
+from torpor.shared.values import Endpoint, Label, Machine, MachineId
 
 _FIRST_WAIT_S = 0.05  # between two questions to the provider
 _LONGEST_WAIT_S = 4.0  # markets limit requests
@@ -29,6 +30,7 @@ def wait_until_reachable(
     greets: Callable[[Endpoint], str | None] | None = None,
     told: Callable[[str], None] = lambda words: None,
     queued: Callable[[], None] = lambda: None,
+    label: Label | None = None,
 ) -> Machine:
     """The machine once it runs and its SSH server has said its version.
 
@@ -38,7 +40,8 @@ def wait_until_reachable(
     ``timeout_s`` begins again where the machine leaves the provider's queue, in which it may wait
     for ``abilities.queue_s``; ``told`` hears why
     the machine waits there, each time that this changes; ``queued`` is called at each look that
-    shows it there.
+    shows it there. With ``label``, a machine that does not show it is not handed out: torpor could
+    never end it.
     """
     greets = greets or ssh_banner_fault
     end = clock() + timeout_s
@@ -47,7 +50,7 @@ def wait_until_reachable(
     settled = clock() + provider.abilities.settling_s
     wait_s = _FIRST_WAIT_S
     while True:
-        seen = _look(provider, machine, clock() < settled)
+        seen = _look(provider, machine, clock() < settled, label)
         if isinstance(seen, Machine) and seen.state == "queued":
             end = clock() + timeout_s
             queued()
@@ -96,7 +99,9 @@ def ssh_banner_fault(endpoint: Endpoint) -> str | None:
     return f"{told} does not speak SSH: it said {heard[:80]!r}"
 
 
-def _look(provider: Provider, machine: MachineId, in_settling: bool) -> Machine | str:
+def _look(
+    provider: Provider, machine: MachineId, in_settling: bool, label: Label | None
+) -> Machine | str:
     """The machine once it has an address, or waits in a queue; else what is missing. CreateFailed
     when it is in vain."""
     try:
@@ -120,4 +125,9 @@ def _look(provider: Provider, machine: MachineId, in_settling: bool) -> Machine 
         return live
     if live.state != "running" or live.endpoint is None:
         return f"it is {live.state} {live.note}".strip()
+    if label is not None and live.label != label:
+        return (
+            f"the provider does not show the label {label_name(label)} on it, so torpor cannot end "
+            "it: if that stays so, end it in the provider's console"
+        )
     return live

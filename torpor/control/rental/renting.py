@@ -453,6 +453,7 @@ class Renting:
                 greets=lambda endpoint: greeting_fault(endpoint, host_key),
                 told=self._by.told.warn,
                 queued=self._see_queued(rental),
+                label=label,
             )
         except BaseException as cause:
             self._abandon(rental, cause)
