@@ -170,7 +170,8 @@ class Workspace(Block):
         ge=0,
         le=1,
         title="Lowest reliability",
-        description="The lowest reliability of a host, 0 to 1, where a provider states it.",
+        description="The lowest reliability of a host, 0 to 1. Data centres that state none fit, "
+        "private hosts that state none do not.",
     )
     rank: Literal["price", "order"] = Field(
         default="price",

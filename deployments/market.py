@@ -58,7 +58,9 @@ def described(provider: Provider, want: Want, *, image: str = "", most: int = 20
 
 
 def _line(offer: Offer) -> str:
-    reliability = "" if offer.reliability is None else f" reliability {offer.reliability:.3f}"
+    reliability = " reliability not stated" if offer.many_owners else ""
+    if offer.reliability is not None:
+        reliability = f" reliability {offer.reliability:.3f}"
     cuda = "" if offer.cuda is None else f" CUDA {offer.cuda[0]}.{offer.cuda[1]}"
     spot = " spot" if offer.spot else ""
     gpu = f"{offer.gpu_count}x {offer.gpu}" if offer.gpu else "no GPU"

@@ -30,6 +30,7 @@ COLUMNS: Final[dict[str, Callable[[Abilities], str]]] = {
     "waits in a queue for": lambda able: _time(able.queue_s) if able.queue_s else "no queue",
     "given up without SSH after": lambda able: _time(able.ready_s),
     "billed by": lambda able: _time(able.billing_s),
+    "billed after its end": lambda able: _time(able.ending_s) if able.ending_s else "no",
     "smallest disk": lambda able: f"{able.min_disk_gib:g} GiB" if able.min_disk_gib else "any",
     "a stop keeps": lambda able: able.stop_keeps,
     "a stopped disk, GiB and month": lambda able: _usd(able.stopped_usd_gib_month),

@@ -59,6 +59,7 @@ class ProviderContract:
         assert 0 <= able.settling_s <= 3600
         assert 0 < able.ready_s <= 3600
         assert able.billing_s > 0
+        assert 0 <= able.ending_s <= 86_400
         assert able.min_disk_gib >= 0
         for source in able.notices:
             assert able.notice_s is not None

@@ -61,6 +61,9 @@ def test_a_session_is_what_is_billed_with_the_traffic_of_a_restore() -> None:
     hourly = msgspec.structs.replace(VAST, billing_s=3600.0)
     (one,) = sold([offer("a", 2.0)], hourly, hours=7.1, stored_bytes=0).fitting
     assert one.session_usd == pytest.approx(8 * 2.0)
+    slow = msgspec.structs.replace(hourly, ending_s=43_200.0)
+    (one,) = sold([offer("a", 2.0)], slow, hours=7.1, stored_bytes=0).fitting
+    assert one.session_usd == pytest.approx(20 * 2.0)
     (minutes,) = sold([offer("a", 60.0)], LAMBDA, hours=0.021, stored_bytes=0).fitting
     assert minutes.session_usd == pytest.approx(2.0)  # 75.6 s are two minutes
 

@@ -96,6 +96,15 @@ def test_our_own_failures_keep_a_market_out_of_production() -> None:
     assert chosen(failed)["production without checkpoint"] == "lambda-1"
 
 
+def test_a_host_of_many_owners_that_states_nothing_is_not_reliable() -> None:
+    given = (("vast", 1.0, {"many_owners": True}), ("lambda", 3.0, {}))
+    found = comparison(*given)
+    assert chosen(found)["production without checkpoint"] == "lambda-1"
+    assert chosen(found)["development"] == "vast-0"
+    stated = (("vast", 1.0, {"many_owners": True, "reliability": 0.99}), given[1])
+    assert chosen(comparison(*stated))["production without checkpoint"] == "vast-0"
+
+
 @pytest.mark.parametrize("given", [[], [("local", 1.0, {})], [("vast", 0.0, {})]])
 def test_where_nothing_suits_it_says_why(given: list[Any]) -> None:
     """Nor is this host recommended, nor what has no price."""

@@ -53,6 +53,13 @@ def test_an_offer_fits_or_says_why_not(want: Want, reason: str) -> None:
         ({"available": False}, Want(), "it is sold out"),
         ({"available": None}, Want(), ""),
         ({"reliability": None}, Want(min_reliability=0.99), ""),
+        (
+            {"reliability": None, "many_owners": True},
+            Want(min_reliability=0.5),
+            "its host states no reliability, 0.5 is wanted",
+        ),
+        ({"reliability": None, "many_owners": True}, Want(), ""),
+        ({"many_owners": True}, Want(min_reliability=0.9), ""),
         ({"cuda": None}, Want(cuda=(12, 0)), ""),
         ({"gpu": None, "gpu_count": 0, "cuda": None}, Want(cuda=(12, 0)), ""),
         ({"gpu": None, "gpu_count": 0}, Want(gpu="L4"), "it has no GPU, L4 is wanted"),

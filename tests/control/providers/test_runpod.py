@@ -46,6 +46,10 @@ class TestRunPod(MarketContract):
             ("H100 PCIe", "CA-MTL-1"),
         }
 
+    def test_the_community_s_hosts_are_those_of_many_owners(self, plain: Provider) -> None:
+        owners = {(offer.region, offer.many_owners) for offer in plain.offers(Want(gpu="RTX 4090"))}
+        assert {("US-KS-2", False), ("EU-RO-1", True)} <= owners
+
     def test_there_is_no_spot(self, plain: Provider) -> None:
         assert plain.offers(Want(spot="only")) == []
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fixtures.market import H100, Market
 from torpor.control.rental.markets import Markets, ask_all
-from torpor.control.rental.search import find_offers, fit
+from torpor.control.rental.search import billed_s, find_offers, fit
 from torpor.shared.errors import InvalidInput, NoOffer, ProviderDenied, ProviderUnavailable
 from torpor.shared.values import GIB, Want
 
@@ -45,6 +45,22 @@ def test_what_may_fail_and_what_its_traffic_costs_count() -> None:
     found = find_offers([dear, sound], Want(), restored_bytes=100 * GIB)
     assert found.fitting[0].provider == "sound"
     assert find_offers([dear, sound], Want(), restored_bytes=0).fitting[0].provider == "dear"
+
+
+def test_a_host_of_many_owners_that_states_nothing_counts_as_one_that_may_fail() -> None:
+    private = _market("private", 1.0, reliability=None, many_owners=True)
+    centre = _market("centre", 1.05, reliability=None)
+    assert find_offers([private, centre], Want()).fitting[0].provider == "centre"
+    never = _market("never", 0.9, reliability=0.0)
+    assert find_offers([never, private], Want()).fitting[0].provider == "private"
+
+
+def test_what_is_billed_after_a_machine_s_end_counts() -> None:
+    slow, quick = _market("slow", 1.0), _market("quick", 2.0)
+    slow.abilities = replace(slow.abilities, billing_s=3600.0, ending_s=43_200.0)
+    assert find_offers([slow, quick], Want()).fitting[0].provider == "quick"  # 20 $, 16 $
+    assert billed_s(7.1, slow.abilities) == 20 * 3600
+    assert billed_s(7.5, replace(slow.abilities, ending_s=0.0)) == 8 * 3600
 
 
 def test_a_market_that_fails_is_named_and_costs_none_of_the_others() -> None:

@@ -12,7 +12,7 @@ from torpor.control.compare.past import Experience, Past
 from torpor.control.measure.prices import StorePrice
 from torpor.control.providers.offers import Offer, misfit
 from torpor.control.providers.seam import Abilities, Provider
-from torpor.control.rental.search import Tried, expected
+from torpor.control.rental.search import Tried, billed_s, expected
 from torpor.shared.values import GIB, Want
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
     "stopped_usd_month": lambda one: one.stopped_usd_month,
     "stop_keeps": lambda one: one.able.stop_keeps,
     "billing_s": lambda one: one.able.billing_s,
+    "ending_s": lambda one: one.able.ending_s,
     "start_p50_s": lambda one: one.start_p50_s,
     "start_p90_s": lambda one: one.start_p90_s,
     "starts": lambda one: one.starts,
@@ -115,6 +116,7 @@ COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
     "attempts": lambda one: one.attempts,
     "attempts_at": lambda one: one.past_of,
     "reliability": lambda one: one.offer.reliability,
+    "many_owners": lambda one: one.offer.many_owners,
     "checkpoint": lambda one: one.checkpoint,
     "host_key": lambda one: one.able.host_key,
     "notice_s": lambda one: one.able.notice_s if one.offer.spot else None,
@@ -203,12 +205,11 @@ def _choice(offer: Offer, able: Abilities, past: Sequence[Experience], terms: Te
 
 
 def _session_usd(offer: Offer, able: Abilities, terms: Terms) -> float | None:
-    """The hours, rounded up as the market bills them, and the traffic of one restore. No market
-    gives machines away, so a price of 0 is not known."""
+    """The hours as the market bills them, and the traffic of one restore. No market gives machines
+    away, so a price of 0 is not known."""
     if offer.price_usd_h <= 0:
         return None
-    billed_s = math.ceil(terms.hours * 3600 / able.billing_s) * able.billing_s
-    usd = offer.price_usd_h * billed_s / 3600
+    usd = offer.price_usd_h * billed_s(terms.hours, able) / 3600
     usd += offer.traffic_usd_gib * terms.stored_bytes / GIB
     if terms.store_price is not None:
         usd += terms.store_price.egress_gb_usd * terms.stored_bytes / _GB

@@ -15,6 +15,7 @@ from torpor.control.drawing import COLOURS, canvas, svg
 from torpor.control.measure.advice import Advice
 from torpor.control.measure.page import dated, section
 from torpor.control.measure.results import left_out
+from torpor.control.rental.search import UNSTATED
 from torpor.control.reports import Row
 
 MOST_ROWS: Final = 200
@@ -22,9 +23,10 @@ MOST_ROWS: Final = 200
 MOST_REASONS: Final = 40
 
 _NOTES: Final = (
-    "* A session is the hours that the machine is rented, rounded up as the market bills them, "
-    "with the traffic of one restore. The expected cost is higher where a market states that a "
-    "host may fail. Taxes are not counted.",
+    "* A session is the hours that the machine is rented, with the most that the market bills "
+    "after its end, rounded up as the market bills them, and the traffic of one restore. The "
+    "expected cost is higher where a market states that a host may fail: of hosts of many owners "
+    f"that state nothing, {UNSTATED:g} is assumed. Taxes are not counted.",
     "* Start times are the time from our request until SSH answered, of the rentals of this store "
     "in the last 90 days, without time in a provider's queue. Where there are none, the time is "
     "assumed: the most that an attempt is given, with the queue.",
@@ -157,7 +159,8 @@ def _row(one: Choice, hours: float) -> Row:
         "spot": notice(one),
         "$ a month hibernated": _usd(one.hibernated_usd_month),
         "stop keeps": stop_words(one),
-        "billed by": f"{one.able.billing_s:g} s",
+        "billed by": f"{one.able.billing_s:g} s"
+        + (f", {one.able.ending_s:g} s after its end" if one.able.ending_s else ""),
         "start p50 / p90": start,
         "restore": restore,
         "our failures": f"{one.failed} of {one.attempts}"

@@ -135,7 +135,8 @@ def _advice(use: Use, fitting: Sequence[Choice], found: Compared) -> Advice:
 
 def _is_reliable(one: Choice) -> bool:
     stated = one.offer.reliability
-    return (stated is None or stated >= RELIABLE) and one.failed <= FEW_FAILURES * one.attempts
+    enough = not one.offer.many_owners if stated is None else stated >= RELIABLE
+    return enough and one.failed <= FEW_FAILURES * one.attempts
 
 
 def _reliability(one: Choice) -> str:

@@ -70,6 +70,7 @@ class HostkeyProvider:
         stopped_usd_gib_month=None,
         min_disk_gib=0.0,
         billing_s=3600.0,
+        ending_s=43_200.0,
         notice_s=None,
     )
 

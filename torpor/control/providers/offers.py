@@ -24,7 +24,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     priced_unix: float  # when the price was true
     spot: bool = False
     available: bool | None = None
-    reliability: float | None = None  # 0 to 1; None: of a data centre that states none
+    reliability: float | None = None  # 0 to 1
+    many_owners: bool = False
+    """On a host of one of many owners. Without a stated reliability nothing is known of it; a data
+    centre that states none counts as reliable."""
     architecture: str = "x86_64"
     cuda: tuple[int, int] | None = None  # the newest that its driver supports
     ram_gib: float | None = None
@@ -55,6 +58,8 @@ def misfit(offer: Offer, want: Want) -> str:
         return "it is no spot machine"
     if offer.reliability is not None and offer.reliability < want.min_reliability:
         return f"its reliability is {offer.reliability:.3g}, {want.min_reliability:.3g} is wanted"
+    if offer.reliability is None and offer.many_owners and want.min_reliability > 0:
+        return f"its host states no reliability, {want.min_reliability:.3g} is wanted"
     if want.architecture and offer.architecture != want.architecture:
         return f"its processor is {offer.architecture}, {want.architecture} is wanted"
     if want.cuda is not None and offer.cuda is not None and offer.cuda < want.cuda:

@@ -243,6 +243,7 @@ class RunpodProvider:
                 domain=f"{gpu.id} x{count} {cloud} {centre.id}",
                 priced_unix=time.time(),
                 available=centre.availability != "NONE",
+                many_owners=cloud == "COMMUNITY",
                 cuda=newest,
             )
             for centre in centres

@@ -3,6 +3,7 @@ with its reason."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from torpor.control.providers.offers import Offer, misfit
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.seam import Abilities, Provider
 from torpor.control.rental.markets import ANSWER_S, ask_all
 from torpor.control.reports import Row
 from torpor.shared.errors import NoOffer, TorporError
@@ -20,6 +21,8 @@ DISK_MARGIN: Final = 1.1
 """A snapshot takes this much of a disk: its files, what the agent keeps meanwhile."""
 _HOURS: Final = 8.0
 """What an offer costs is compared over so many hours, with the traffic of the restore."""
+UNSTATED: Final = 0.9
+"""Assumed for the ranking of a host of one of many owners that states no reliability."""
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -74,7 +77,13 @@ def find_offers(providers: Sequence[Provider], want: Want, restored_bytes: int =
     if not fitting:
         raise _no_offer(providers, want, refused, answers)
     in_order = want.rank == "order"
-    fitting.sort(key=lambda one: (one[0] if in_order else 0, _cost(one[1], restored_bytes)))
+    able = [provider.abilities for provider in providers]
+
+    def rank(one: tuple[int, Offer]) -> tuple[int, float]:
+        place, offer = one
+        return (place if in_order else 0, _cost(offer, able[place], restored_bytes))
+
+    fitting.sort(key=rank)
     return Offers([offer for _, offer in fitting], refused)
 
 
@@ -93,7 +102,15 @@ def ask_for_offers(providers: Sequence[Provider], want: Want) -> list[list[Offer
 
 def expected(usd: float, offer: Offer) -> float:
     """More than ``usd`` where a machine may fail and be rented again."""
-    return usd / max(offer.reliability or 1.0, 0.01)
+    reliability = offer.reliability
+    if reliability is None:
+        reliability = UNSTATED if offer.many_owners else 1.0
+    return usd / max(reliability, 0.01)
+
+
+def billed_s(hours: float, able: Abilities) -> float:
+    """What the market bills for them: rounded up, with the time that it takes to end a machine."""
+    return math.ceil((hours * 3600 + able.ending_s) / able.billing_s) * able.billing_s
 
 
 def fit(want: Want, environment: Mapping[str, Any], workspace_bytes: int) -> Want:
@@ -107,9 +124,9 @@ def fit(want: Want, environment: Mapping[str, Any], workspace_bytes: int) -> Wan
     )
 
 
-def _cost(offer: Offer, restored_bytes: int) -> float:
+def _cost(offer: Offer, able: Abilities, restored_bytes: int) -> float:
     """Dollars for the first hours."""
-    hours = offer.price_usd_h * _HOURS
+    hours = offer.price_usd_h * billed_s(_HOURS, able) / 3600
     traffic = offer.traffic_usd_gib * restored_bytes / GIB
     return expected(hours + traffic, offer)
 
