@@ -109,6 +109,7 @@ def measure(
         if rest_gib:
             with PlainRunner(opened):  # stores the environment
                 deploy.fn(NAME, stack())
+            with PlainRunner(opened):
                 hibernate.fn(NAME)
         measured = [_over_line(opened, store, line, rounds, kinds) for line in lines]
     return {
