@@ -130,24 +130,29 @@ class Attending:
         self._hear(state)
         if state.state == "ended" and not self._may_be_taken(state):
             self._saves.settle()
-            stop_command(self._session, job.id)  # and what it left in the background
+            self._stop_command()  # and what it left in the background
             self._show_log()
             self._ended(state.status, state.error)
             return True
         if state.state in ("lost", "none"):
             runner().log.warning("job %s lost its supervisor", job.id)
             self._saves.settle()
-            stop_command(self._session, job.id)  # it may run on
+            self._stop_command()  # it may run on
             self._driven.change_attempt(end="supervisor lost", ended_unix=time.time())
             return True
         if self._driven.stop is not None:
             runner().log.info("job %s is stopped: %s", job.id, self._driven.stop.why)
             self._saves.settle()
-            stop_command(self._session, job.id)
+            self._stop_command()
             self._driven.change_attempt(end="stopped", ended_unix=time.time())
             return True
         self._saves.go_on(threads, hurry=state.notice is not None and bool(state.save_error))
         return False
+
+    def _stop_command(self) -> None:
+        """A run that slept may have a successor, whose attempt this one must not end."""
+        self._driven.change()
+        stop_command(self._session, self._driven.job.id)
 
     def _show_log(self) -> JobState:
         """The next piece of the log: its end, where the log grows faster than it can be shown."""

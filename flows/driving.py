@@ -31,11 +31,13 @@ from torpor.shared.errors import (
     HandedOver,
     InvalidInput,
     MachineError,
+    MachineInUse,
     NoOffer,
     ProviderError,
     StoreError,
     TorporError,
     UnexpectedAnswer,
+    WorkspaceAwake,
     WorkspaceBusy,
 )
 from torpor.shared.values import Machine
@@ -114,7 +116,7 @@ class Driver:
                 self._once()
                 self._troubles = 0
             except TorporError as error:
-                again = isinstance(error, UnexpectedAnswer | WorkspaceBusy)
+                again = isinstance(error, UnexpectedAnswer | WorkspaceBusy | WorkspaceAwake)
                 if not (error.retryable or again):
                     raise
                 self._troubles += 1
@@ -131,11 +133,13 @@ class Driver:
             return
         newest = self.job.attempts[-1].machine if self.job.attempts else self.job.rented
         found = machine_in_use(self._opened, newest)
+        if found is not None:
+            self._missing_since = None
         if found is None and self._may_show_again():
             self._driven.nap(AGAIN_S)
         elif found is None:
             self._without_machine()
-        elif stop is not None and stop.then == "keep" and self._is_ours(found[0]):
+        elif self._keeps() and self._is_ours(found[0]):
             self._keep(found[0])
         elif found[0].state in ("stopped", "stopping"):
             self._see_stopped(*found)
@@ -184,11 +188,14 @@ class Driver:
             self._rent()
 
     def _may_show_again(self) -> bool:
-        """Whether its machine may only be missing in an answer: no provider has proven its end."""
-        attempt = self.job.attempt
-        rental = None if attempt is None else attempt.rental
-        still_open = {one.label.rental for one in self._opened.rentals.open()}
-        if rental not in still_open:
+        """Whether its machine may only be missing in an answer: no provider has proven its end.
+        After the end of the command, too: the machine holds what no save has."""
+        job = self.job
+        last = job.attempts[-1].rental if job.attempts else None
+        over = [one for one in self._opened.rentals.open() if one.state == "handed over"]
+        if not any(
+            one.label.rental == last or (one.machine and one.machine == job.rented) for one in over
+        ):
             self._missing_since = None
             return False
         if self._missing_since is None:
@@ -264,8 +271,11 @@ class Driver:
     def _see_failed_wake(self, error: TorporError) -> None:
         """Nothing runs, and what it had saved is stored: try again for a while, at growing
         intervals, because each try may rent a machine."""
+        if isinstance(error, WorkspaceAwake | WorkspaceBusy | HandedOver):
+            self._say_waiting(f"another run wakes this workspace or has woken it: {error}")
+            raise WorkspaceAwake(str(error)) from error  # its machine is found in the next look
         early = isinstance(error, StoreError | ProviderError) and error.retryable
-        if early or isinstance(error, HandedOver | UnexpectedAnswer):
+        if early or isinstance(error, UnexpectedAnswer):
             raise error
         failures = self.job.failures + 1
         if not isinstance(error, MachineError) or failures >= MOST_FAILURES:
@@ -304,8 +314,7 @@ class Driver:
 
     def _finish(self, machine: Machine) -> None:
         """Hibernate with proof, and end the job; or keep the machine if that was asked."""
-        stop = self._driven.stop
-        if stop is not None and stop.then == "keep":
+        if self._keeps():
             self._end()
             return
         unused = partial(refuse_other_jobs, self._opened, job=self.job.id)
@@ -322,6 +331,9 @@ class Driver:
                 proven=self._proven,
                 unused=unused,
             )
+        except MachineInUse:
+            if not self._keeps():
+                raise
         except InvalidInput:
             if machine_in_use(self._opened, machine.id) is not None:
                 raise
@@ -329,9 +341,17 @@ class Driver:
         self._end()
 
     def _proven(self, verified: Verified) -> None:
-        """Record, before the machine can be destroyed, that this snapshot holds the end."""
+        """Record, before the machine can be destroyed, that this snapshot holds the end. A user who
+        keeps the machine may say so until here."""
         self._driven.saved(verified.snapshot, time.time())
+        self._driven.look_for_stop()
+        if self._keeps():
+            raise MachineInUse(f"job {self.job.id} is cancelled, and its machine is to be kept")
         self._driven.change(final=verified.snapshot)
+
+    def _keeps(self) -> bool:
+        """Whether the machine is to be kept for its user."""
+        return self._driven.stop is not None and self._driven.stop.then == "keep"
 
     def _keep(self, machine: Machine) -> None:
         """End the job and leave the machine to its user, whether it answers or not."""
@@ -340,6 +360,7 @@ class Driver:
         if attempt is not None:
             try:
                 with open_session.function(self._opened, machine) as session:
+                    self._driven.change()  # HandedOver before a successor's attempt is ended
                     stop_command(session, self.job.id)
             except MachineError as error:
                 why += f". Its command may still run on machine {machine.id}: {error}"

@@ -15,7 +15,7 @@ from torpor.control.rental.search import Offers
 @contextmanager
 def only_machine(opened: OpenWorkspace, phases: Phases) -> Iterator[Tenancy]:
     """A new machine for the workspace, or the one that a killed run left; it is ended after a
-    failure if that is safe. InvalidInput if the workspace is on a machine already."""
+    failure if that is safe. WorkspaceAwake if the workspace is on a machine already."""
     with renting(opened) as held:
         with phases.phase("machine"):
             left = left_unfinished(opened, held, alone=True)

@@ -17,7 +17,7 @@ from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import AT_ONCE_S, Renter, Renting, Tenancy
 from torpor.control.rental.search import Offers, find_offers
 from torpor.control.safety import Warrant
-from torpor.shared.errors import InvalidInput, MachineUnreachable, NotOurs
+from torpor.shared.errors import InvalidInput, MachineUnreachable, NotOurs, WorkspaceAwake
 from torpor.shared.values import Endpoint, Machine, MachineId, WorkspaceName
 
 MOST_REFUSED: Final = 100
@@ -152,7 +152,8 @@ def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[T
     """The machines that earlier runs of the workspace left unfinished. First what nobody will use
     is ended.
 
-    ``alone``: InvalidInput if the workspace is on a machine already, or if there is more than one.
+    ``alone``: WorkspaceAwake if the workspace is on a machine already; InvalidInput if there is
+    more than one.
     """
     held.end_abandoned()
     mine = [(m, rental) for m, rental in held.machines() if rental or alone]
@@ -161,7 +162,7 @@ def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[T
     for machine, rental in mine if alone else []:
         if rental is None or rental.state == "handed over":
             also = f". A replicate left {left} unfinished: run it again to continue" if left else ""
-            raise InvalidInput(
+            raise WorkspaceAwake(
                 f"workspace {opened.spec.name} is already on machine {machine.id} at "
                 f"{machine.provider}: work there, or hibernate it first{also}"
             )

@@ -25,18 +25,20 @@ from tests.fixtures.waiting import until
 from tests.fixtures.world import WORKSPACE, World, argv_of, kill
 from tests.jobs import training
 from tests.jobs.campaign import hurried
-from torpor.control.jobs import records
+from torpor.control.jobs import driven, records
 from torpor.control.jobs.records import Job, Jobs, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.money.budgets import Budget, OpenBudget
 from torpor.control.providers.local import LocalProvider
 from torpor.shared.errors import (
     AgentLost,
+    HandedOver,
     InvalidInput,
     JobFailed,
     MachineInUse,
     MachineUnreachable,
     StoreDenied,
+    TorporError,
     WorkspaceBusy,
 )
 from torpor.shared.values import Machine, MachineId, ObjectKey
@@ -442,6 +444,44 @@ def test_a_command_whose_end_was_stored_by_hand_does_not_run_again(
     assert report.job.state == "succeeded" and len(report.job.attempts) == 1
     assert report.job.final == world.snapshots()[0].snapshot
     assert world.machines() == []
+
+
+@pytest.mark.parametrize("says", [None, WorkspaceBusy, HandedOver], ids=["on", "busy", "over"])
+def test_a_wake_by_somebody_else_ends_no_job(
+    world: World, place: Path, monkeypatch: pytest.MonkeyPatch, says: type[TorporError] | None
+) -> None:
+    hibernate_plainly(world.opened)
+    wake, woken = driving.wake_workspace, []
+
+    def meet(*given: Any) -> Any:
+        woken.append(wake_plainly(world.opened).machine)
+        if says is not None:
+            raise says("another run was there before")
+        return wake(*given)
+
+    monkeypatch.setattr(driving, "wake_workspace", meet)
+    report = _run(world, _FINE)
+    assert [one.machine for one in report.job.attempts] == woken
+    assert report.job.state == "succeeded" and world.machines() == []
+
+
+def test_a_user_may_keep_the_machine_until_it_is_destroyed(
+    world: World, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = driving.store_workspace
+
+    def begun(*given: Any, **options: Any) -> Any:
+        """The user decides after the final hibernate has begun."""
+        (job_,) = _jobs(world).open()
+        _jobs(world).ask_stop(job_.id, Stop("cancelled", "keep", "I go on by hand", 2.0))
+        return store(*given, **options)
+
+    monkeypatch.setattr(driving, "store_workspace", begun)
+    monkeypatch.setattr(driven, "STOP_S", 1000.0)  # the request is seen by nobody else
+    report = _run(world, _FINE)
+    assert (report.job.state, report.job.final) == ("succeeded", None)
+    assert report.job.newest == world.snapshots()[0].snapshot
+    assert len(world.machines()) == 1
 
 
 def test_wakes_that_fail_again_and_again_end_the_job(

@@ -2,7 +2,8 @@
 
     TorporError
     ├── InvalidInput            the user named something that cannot be; nothing was touched
-    │   └── WorkspaceInvalid    a workspace path is missing, empty, unreadable or not a directory
+    │   ├── WorkspaceInvalid    a workspace path is missing, empty, unreadable or not a directory
+    │   └── WorkspaceAwake      the workspace is on a machine already: no other one is rented
     ├── StoreError              the object store
     │   ├── StoreDenied         403: credentials or grant refused
     │   ├── StoreMissing        no such bucket or object
@@ -73,6 +74,10 @@ class InvalidInput(TorporError):
 
 
 class WorkspaceInvalid(InvalidInput):
+    pass
+
+
+class WorkspaceAwake(InvalidInput):
     pass
 
 

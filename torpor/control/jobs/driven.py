@@ -58,6 +58,11 @@ class Driven:
         """The last request to stop it, as far as it is known here."""
         return self._stop
 
+    def look_for_stop(self) -> Stop | None:
+        """The last request to stop it, as the store has it now."""
+        self._stop = self._jobs.stop_asked(self._job.id) or self._stop
+        return self._stop
+
     def nap(self, seconds: float) -> None:
         """Sleep; a new request to stop the job ends it early."""
         until, known = time.monotonic() + seconds, self._stop
@@ -138,7 +143,7 @@ class Driven:
         kept = time.monotonic()
         while not self._over.wait(STOP_S):
             try:
-                self._stop = self._jobs.stop_asked(self._job.id) or self._stop
+                self.look_for_stop()
                 if time.monotonic() - kept >= DRIVEN_S:
                     with self._lock:
                         if self._over.is_set():

@@ -1,0 +1,164 @@
+"""The decisions of the run that drives a job: store and market in memory, commands that end at
+once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from flows import driving
+from flows.attending import Attending
+from flows.driving import drive
+from tasks.plain_runner import PlainRunner
+from tests.fixtures.lab import DEMO, Lab
+from tests.fixtures.rentals import handed_over
+from tests.fixtures.waiting import until
+from tests.jobs.campaign import hurried
+from torpor.control.jobs.driven import Driven
+from torpor.control.jobs.records import Attempt, Job, Stop
+from torpor.control.rental.records import Rental
+from torpor.shared.errors import HandedOver
+from torpor.shared.values import Machine, MachineId
+from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StopJob
+
+_ID = "3f2a9c81d04e"
+_SOON = Stop("cancelled", "hibernate", "enough", 2.0)
+
+
+@dataclass
+class Story:
+    """What the driver did, in order. ``during`` is called while a command runs."""
+
+    did: list[str] = field(default_factory=list)
+    during: Callable[[], None] = lambda: None
+
+
+@pytest.fixture
+def story(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
+    """A command ends at once with status 0; a hibernated machine ends; nothing can be woken."""
+    told = Story()
+
+    class Ends:
+        def __init__(self, opened: Any, driven: Driven, machine: Machine, rental: Rental, _: Any):
+            self._driven, self._machine = driven, machine
+
+        def run(self) -> None:
+            if self._driven.job.attempt is None:
+                told.did.append(f"start on {self._machine.id}")
+                self._driven.begin_attempt(self._machine, False, 4.0)
+            told.during()
+            self._driven.change_attempt(end="command ended", status=0)
+
+    def store(opened: Any, phases: Any, *, machine: MachineId, **_: Any) -> None:
+        told.did.append(f"hibernate {machine}")
+        label = lab.market.alive.pop(machine).label
+        (rental,) = [one for one in lab.opened.rentals.open() if one.label == label]
+        lab.opened.rentals.change(rental, state="ended")
+
+    def wake(*_: Any) -> None:
+        raise AssertionError("nothing is to be woken")
+
+    with hurried():
+        monkeypatch.setattr(driving, "open_session", lambda *_: nullcontext())
+        monkeypatch.setattr(driving, "Attending", Ends)
+        monkeypatch.setattr(driving, "store_workspace", store)
+        monkeypatch.setattr(driving, "wake_workspace", wake)
+        yield told
+
+
+def _job(lab: Lab, job: str = _ID, **changes: Any) -> Job:
+    """A job that any run may continue."""
+    fields = {"command": ["true"], "created_unix": 1.0, **changes}
+    made = Job(id=job, workspace=DEMO, block=DEMO, **fields)
+    jobs = lab.opened.jobs
+    jobs.leave(jobs.take(made, "gone"))
+    return next(one for one in jobs.open() if one.id == job)
+
+
+def _attempt(machine: Machine, rental: Rental, **changes: Any) -> Attempt:
+    facts = {"number": 1, "spot": False, "price_usd_h": 4.0, "began_unix": 1.0, "seen_unix": 1.0}
+    of = {"machine": machine.id, "provider": machine.provider, "rental": rental.label.rental}
+    return Attempt(**facts | of | changes)
+
+
+def _drive(lab: Lab, job: Job) -> Job:
+    with PlainRunner(lab.opened, wait_factor=0.01):
+        return drive(lab.opened, job)
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["command ended", "rented only"])
+def test_a_machine_that_is_missing_in_an_answer_is_waited_for_when_no_command_runs(
+    lab: Lab, story: Story, begun: bool
+) -> None:
+    """It may hold the only copy of what the command wrote."""
+    machine, rental = handed_over(lab.opened)
+    ended = [_attempt(machine, rental, end="command ended", status=0)]
+    lab.market.proofs, lab.market.hidden = False, 3
+    left = _job(lab, attempts=ended) if begun else _job(lab, rented=machine.id)
+    assert _drive(lab, left).state == "succeeded"
+    started = [] if begun else [f"start on {machine.id}"]
+    assert story.did == [*started, f"hibernate {machine.id}"]
+
+
+def test_each_gap_in_the_answers_is_waited_for_as_long(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, _ = handed_over(lab.opened)
+    lab.market.proofs, lab.market.hidden = False, 2
+    began = time.monotonic()
+
+    def gap() -> None:
+        until(lambda: time.monotonic() - began > 1.0, "the first gap is long ago")
+        monkeypatch.setattr(driving, "UNPROVEN_S", 1.0)
+        lab.market.hidden = 1
+
+    story.during = gap
+    assert _drive(lab, _job(lab, rented=machine.id)).state == "succeeded"
+    assert story.did == [f"start on {machine.id}", f"hibernate {machine.id}"]
+
+
+class _Line:
+    """A session to a machine on which the command stands as ``state``."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self.stopped: list[str] = []
+
+    def call(self, request: Any, *, request_id: str, within_s: float) -> Any:
+        if isinstance(request, StopJob):
+            self.stopped.append(request.job)
+        return JobLook(self._state, "", 0) if isinstance(request, LookAtJob) else self._state
+
+    def close(self) -> None:
+        """Nothing waits."""
+
+
+@pytest.mark.parametrize(
+    ("state", "stop"),
+    [
+        (JobState(_ID, 1, "ended", 3), None),
+        (JobState(_ID, 1, "lost"), None),
+        (JobState(_ID, 1, "running"), _SOON),
+    ],
+)
+def test_a_run_that_slept_does_not_end_its_successors_attempt(
+    lab: Lab, state: JobState, stop: Stop | None
+) -> None:
+    machine, rental = handed_over(lab.opened)
+    jobs = lab.opened.jobs
+    mine = jobs.take(_job(lab, attempts=[_attempt(machine, rental)]), "slept")
+    driven = Driven(jobs, mine, lambda message: None)  # its thread sleeps, too
+    if stop is not None:
+        jobs.ask_stop(_ID, stop)
+        driven.look_for_stop()
+    jobs.take(msgspec.structs.replace(mine, driven_unix=0.0), "awake")
+    line = _Line(state)
+    with PlainRunner(lab.opened), pytest.raises(HandedOver, match="driven by flow run awake"):
+        Attending(lab.opened, driven, machine, rental, line).run()  # type: ignore[arg-type]
+    assert line.stopped == []
