@@ -177,6 +177,9 @@ class FakeEc2(FakeMarket):
     def failed(self) -> Answer:
         return _error(500, "InternalError", "An internal error has occurred")
 
+    def gave_up(self, status: int) -> Answer:
+        return _error(status, "RequestTimeout", "Your socket connection was not read from in time")
+
     def _instead(self, fault: Any, request: Request) -> Answer | None:
         if fault.kind == "too many":
             return _error(503, "RequestLimitExceeded", "Request limit exceeded.")

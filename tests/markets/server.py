@@ -98,6 +98,10 @@ class FakeMarket(ABC):
         """A 500."""
         return Answer(500, "Internal Server Error", "text/plain")
 
+    def gave_up(self, status: int) -> Answer:
+        """A gateway's, which no longer waits for the market."""
+        return Answer(status, "<html>the gateway gave up</html>", "text/html")
+
     def login_of(self, request: Request, header: str) -> str:
         """What ``answer`` takes for authorization, where a market wants it elsewhere."""
         return header
@@ -128,7 +132,7 @@ class FakeMarket(ABC):
         if after.kind == "lost":
             return None
         if after.status != 500:
-            return Answer(after.status, "<html>the gateway gave up</html>", "text/html")
+            return self.gave_up(after.status)
         return self.failed()
 
     def _instead(self, fault: Fault, request: Request) -> Answer | None:

@@ -38,6 +38,7 @@ class FakeVast(FakeMarket):
 
     account: int = 4242
     unknown_is_null: bool = False  # their own client expects it of GET; of DELETE a 404 is written
+    refuses_without_reason: bool = False  # what "error that created" says
 
     def action_of(self, request: Request) -> Action:
         path = request.path.rstrip("/")
@@ -178,6 +179,8 @@ class FakeVast(FakeMarket):
             stopped=failed or asked.get("target_state") == "stopped",
         )
         contract = int(machine.id)
+        if failed and self.refuses_without_reason:
+            return Answer(200, {"success": False, "msg": "timed out"})
         if failed:
             said = _error(410, "no_such_ask", f"Instance type {number} is no longer available")
             said.body["new_contract"] = contract

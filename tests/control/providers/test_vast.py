@@ -69,6 +69,16 @@ class TestVast(MarketContract):
             plain.create(order)
         assert [m.state for m in plain.list_own()] == ["stopped"]
 
+    def test_a_refusal_without_a_reason_promises_nothing(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        assert isinstance(fake, FakeVast)
+        fake.refuses_without_reason = True
+        fake.faults.arm(Fault("error that created", "create"))
+        with pytest.raises(CreateUncertain):
+            plain.create(order)
+        assert len(fake.market.rented) == 1
+
     def test_an_account_without_credit_is_denied(self, plain: Provider, fake: FakeMarket) -> None:
         fake.market.balance_usd = 0.0
         with pytest.raises(ProviderDenied, match="credit"):
