@@ -35,13 +35,16 @@ def machine_in_use(
     opened: OpenWorkspace, wanted: MachineId | None
 ) -> tuple[Machine, Rental] | None:
     """The workspace's machine that was handed over, of several the ``wanted`` one; None if it is on
-    none. Closes the rental of one that has provably gone."""
+    none. Closes the rental of one that has provably gone. One that is being ended counts only for
+    a job that ran on it."""
     held = renting(opened)
     held.end_abandoned(within_s=AT_ONCE_S)
     over = [
         (machine, rental)
         for machine, rental in held.machines()
-        if rental is not None and rental.state == "handed over"
+        if rental is not None
+        and rental.state == "handed over"
+        and (machine.id == wanted or not rental.is_ending(machine))
     ]
     if len(over) > 1:
         names = ", ".join(machine.id for machine, _ in over)

@@ -81,12 +81,13 @@ def renting(opened: OpenWorkspace) -> Renting:
 def find_machine(opened: OpenWorkspace, wanted: str) -> Machine:
     """The workspace's live machine, or the one with that id; never one without our label. It is
     looked for at all providers that the workspace or an open rental names. A machine that nobody
-    will use is ended on the way."""
+    will use is ended on the way. One that is being ended counts only where there is no other."""
     held = renting(opened)
     mine = held.machines()
     if any(_is_abandoned(rental) for _, rental in mine):  # a lost answer's machine shows by now
         held.end_abandoned(within_s=AT_ONCE_S)
         mine = [(machine, rental) for machine, rental in mine if not _is_abandoned(rental)]
+    mine = [one for one in mine if not _is_ending(*one)] or mine
     if wanted:
         mine = [(machine, rental) for machine, rental in mine if machine.id == wanted]
     if len(mine) == 1:
@@ -102,6 +103,10 @@ def find_machine(opened: OpenWorkspace, wanted: str) -> Machine:
         f"workspace {opened.spec.name} is on no machine at {at}"
         f"{f' called {wanted}' if wanted else ''}: wake it first, or check the provider block"
     )
+
+
+def _is_ending(machine: Machine, rental: Rental | None) -> bool:
+    return rental is not None and rental.is_ending(machine)
 
 
 def _is_abandoned(rental: Rental | None) -> bool:
@@ -156,11 +161,18 @@ def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[T
     more than one.
     """
     held.end_abandoned()
-    mine = [(m, rental) for m, rental in held.machines() if rental or alone]
+    mine = [(m, r) for m, r in held.machines() if (r or alone) and not _is_ending(m, r)]
     unfinished = [(m, rental) for m, rental in mine if rental is not None and rental.unfinished]
     left = ", ".join(machine.id for machine, _ in unfinished)
     for machine, rental in mine if alone else []:
         if rental is None or rental.state == "handed over":
+            if machine.state == "stopping":
+                raise InvalidInput(
+                    f"machine {machine.id} at {machine.provider}, on which workspace "
+                    f"{opened.spec.name} is, is being ended: {machine.note or 'so its provider'}. "
+                    "Do not work there. Store what it holds with hibernate while it answers, or "
+                    "wait until reconcile has recorded its end; then wake the workspace"
+                )
             also = f". A replicate left {left} unfinished: run it again to continue" if left else ""
             raise WorkspaceAwake(
                 f"workspace {opened.spec.name} is already on machine {machine.id} at "

@@ -56,7 +56,7 @@ class ProviderContract:
     def test_abilities_have_bounds(self, provider: Provider) -> None:
         able = provider.abilities
         assert able == provider.abilities
-        assert 0 <= able.settling_s <= 3600
+        assert 0 <= able.settling_s <= 7200
         assert 0 < able.ready_s <= 3600
         assert able.billing_s > 0
         assert 0 <= able.ending_s <= 86_400

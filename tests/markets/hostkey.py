@@ -1,5 +1,7 @@
 """A fake of HOSTKEY's InvAPI: forms, sessions, presets, orders, servers, cancellations, invoices.
 
+A session knows the servers of its beginning until ``eq/update_servers``. A cancellation is accepted
+at once and carried out ``cancel_s`` later.
 Its words and shapes are those of HOSTKEY's documentation and of the fixtures of HOSTKEY's own
 Terraform provider, where several are possible. There is no specification to check it against.
 """
@@ -59,30 +61,48 @@ def hostkey_wares() -> list[Ware]:
 
 class FakeHostkey(FakeMarket):
     """``own_servers``: those of the account that are not in the market's books; with none at all,
-    nobody is let in. ``ended_status``: what is said of a cancelled server; empty: not found."""
+    nobody is let in. ``ended_status``: what is said of a cancelled server; empty: not found.
+    ``live_status``: what is said of one that runs. ``takes_names``: what gives a server its name.
+    """
 
     own_servers: int = 1
     listed_as: Literal["records", "numbers", "words"] = "records"
-    named_in: Literal["tags", "server_data"] = "tags"
+    named_in: Literal["tags", "server_data", "nested"] = "tags"
+    takes_names: frozenset[str] = frozenset({"order_instance", "rename_server", "tags"})
     token_in: Literal["result", "answer"] = "result"
     id_in_order: bool = False
-    takes_unpaid: bool = False
+    callbacks: Literal["", "order", "update_servers"] = ""  # who tells an order's key
+    takes_unpaid: str = ""  # the status of an order that nobody paid
+    invoices_as: Literal["list", "nested", "bare"] = "list"
+    cancel_s: float = 0.0
     unnamed_looks: int = 0  # answers that still say hostkey{id} for the host name
     ended_status: str = ""
+    live_status: str = "rent"
+    unlisted: bool = False  # show answers, the lists do not
+    filters: bool = True  # cancellations by server
+    late_lists: int = 0  # answers that do not tell the cancellations yet
+    order_refusal: dict[str, Any] | None = None
+    expired: Answer | None = None  # instead of words about the token
     sessions: int = 0
     told_at_login: Any = None  # instead of a session
 
     def __init__(self, market: Any) -> None:
         super().__init__(market)
         self.invoices: dict[int, dict[str, Any]] = {}
+        self.cancellations: dict[str, float] = {}  # server: when it is carried out
+        self.cancelled: list[str] = []  # servers, each time one was asked for
+        self.instead: dict[str, Answer] = {}  # by action
         self._numbers = itertools.count(_FIRST_INVOICE)
+        self._names: dict[str, str] = {}
+        self._known: set[str] = set()  # to the session
 
     # -- FakeMarket
 
     def login_of(self, request: Request, header: str) -> str:
         """The key and the session are in the form; business requests never have the key."""
         form = dict(parse_qsl(request.body or "")) if isinstance(request.body, str) else {}
-        key, token = form.pop("key", ""), form.pop("token", "")
+        is_order = request.path == "/eq_callback.php"  # its key is that of an order
+        key, token = "" if is_order else form.pop("key", ""), form.pop("token", "")
         request.body = form
         if request.path == "/auth.php":
             return f"Bearer {key}"
@@ -103,6 +123,14 @@ class FakeHostkey(FakeMarket):
     def handle(self, request: Request) -> Answer:
         if request.has("denied"):
             return _refused(_WORDS["denied"])
+        if told := self.instead.get(request.body.get("action", "")):
+            return told
+        for server, due_unix in [*self.cancellations.items()]:
+            machine = self._alive(server)
+            if machine is not None and due_unix <= self.market.clock.now_unix:
+                self.market.end(machine)
+            if machine is None or not machine.alive:
+                del self.cancellations[server]
         routes: dict[tuple[str, str], Callable[[Request], Answer]] = {
             ("/auth.php", "login"): self._login,
             ("/presets.php", "info"): self._presets,
@@ -111,6 +139,12 @@ class FakeHostkey(FakeMarket):
             ("/eq.php", "order_instance"): self._order,
             ("/eq.php", "list"): self._list,
             ("/eq.php", "show"): self._show,
+            ("/eq.php", "update_servers"): self._update,
+            ("/eq.php", "rename_server"): self._rename,
+            ("/tags.php", "add"): self._rename,
+            ("/eq_callback.php", "check"): self._check,
+            ("/whmcs.php", "get_invoice"): self._invoice,
+            ("/whmcs.php", "get_cancellation_requests"): self._cancellations,
             ("/whmcs.php", "get_client"): lambda _: _ok(client={"id": 4711, "credit": "100.00"}),
             ("/whmcs.php", "get_invoices"): self._invoices,
             ("/whmcs.php", "request_cancellation"): self._cancel,
@@ -119,7 +153,7 @@ class FakeHostkey(FakeMarket):
         return route(request) if route else _refused("Unknown action")
 
     def unauthorized(self) -> Answer:
-        return _refused("Invalid token or incorrect API key")
+        return self.expired or _refused("Invalid token or incorrect API key")
 
     def error_body(self, request: Request) -> Answer:
         return Answer(200, {"code": -1, "message": "Internal server error"})
@@ -130,11 +164,13 @@ class FakeHostkey(FakeMarket):
         return hashlib.sha256(f"{self.key} {self.sessions}".encode()).hexdigest()[:32]
 
     def _login(self, request: Request) -> Answer:
+        assert request.body.get("fix_ip") == "0", "a session is not for one address"
         if self.told_at_login is not None:
             return Answer(200, self.told_at_login)
         if not self.own_servers and not self.market.alive():
             words = {"code": "NO_APPROPRIATE_SERVERS", "message": "No appropriate servers found"}
             return Answer(200, {"result": -1, **words})
+        self._known = {one.id for one in self.market.alive() if not one.hidden_looks}
         told = {"token": self._token(), "token_expire": int(time.time()) + 3600, "servers": []}
         return Answer(200, {"result": told} if self.token_in == "result" else told)
 
@@ -165,6 +201,8 @@ class FakeHostkey(FakeMarket):
 
     def _order(self, request: Request) -> Answer:
         asked: dict[str, str] = request.body
+        if self.order_refusal is not None:
+            return Answer(200, {"result": -1, **self.order_refusal})
         for kind, words in _WORDS.items():
             if request.has(kind):
                 return _refused(words)
@@ -179,11 +217,12 @@ class FakeHostkey(FakeMarket):
         self.invoices[invoice] = {
             "id": invoice,
             "status": "Unpaid" if self.takes_unpaid else "Paid",
+            "server": "",
             "items": [{"description": line}],
         }
         told = {"action": "order_instance", "invoice": invoice}
         if self.takes_unpaid:
-            return _ok(**told, status="Unpaid")
+            return _ok(**told, status=self.takes_unpaid)
         machine = self.market.rent(
             placed[0],
             asked["hostname"],
@@ -191,13 +230,50 @@ class FakeHostkey(FakeMarket):
             id_of=lambda number: str(FIRST_SERVER + number),
             command=["/bin/sh", "-c", asked["post_install_script"]],
         )
+        self.invoices[invoice]["server"] = machine.id
+        if "order_instance" in self.takes_names:
+            self._names[machine.id] = asked["hostname"]
         if request.has("error that created"):
             return _refused("Timeout while the order was processed")
         known = {"id": machine.id} if self.id_in_order else {}
-        return _ok(**told, **known, status="Paid", callback=f"cb-{invoice}")
+        if self.callbacks == "order":
+            known["callback"] = f"cb-{invoice}"
+        return _ok(**told, **known, status="Paid")
+
+    def _update(self, request: Request) -> Answer:
+        """Each is one look at the servers that are listed late."""
+        self._known = set() if self.unlisted else {one.id for one in self.market.visible()}
+        keys = {str(one): f"cb-{one}" for one in self.invoices}
+        return _ok(
+            servers=[int(server) for server in sorted(self._known)],
+            billing_servers=[],
+            deploy_keys=keys if self.callbacks == "update_servers" else [],
+        )
+
+    def _check(self, request: Request) -> Answer:
+        invoice = self.invoices.get(int(request.body["key"].removeprefix("cb-")), {})
+        machine = self._alive(invoice.get("server", ""))
+        if machine is None:
+            return Answer(200, {"code": -1, "message": "AsyncKey not found"})
+        if machine.hidden_looks:
+            return _ok(action="check", scope={"location": machine.ware.region}, context=[])
+        told = {"action": "deploy", "id": int(machine.id), "password": "censored"}
+        return _ok(action="check", scope={}, context=told)
+
+    def _rename(self, request: Request) -> Answer:
+        asked: dict[str, str] = request.body
+        if asked["id"] not in self._known:
+            return _refused("Server not found")
+        if asked["action"] == "rename_server" and "rename_server" in self.takes_names:
+            self._names[asked["id"]] = asked["hostname"]
+        if asked["action"] == "add" and "tags" in self.takes_names:
+            assert asked["tag"] == "hostname"
+            self._names[asked["id"]] = asked["value"]
+        return _ok(action=asked["action"])
 
     def _list(self, request: Request) -> Answer:
-        shown = [] if request.has("not found") else self.market.visible()
+        known = set() if request.has("not found") else self._known
+        shown = [one for one in self.market.alive() if one.id in known]
         rows = [
             {
                 "id": int(one.id),
@@ -219,31 +295,59 @@ class FakeHostkey(FakeMarket):
         if asked == str(OWN_SERVER) and self.own_servers:
             return _server("rent", "mine", "192.0.2.1", self.named_in)
         machine = next((one for one in self.market.rented if one.id == asked), None)
-        if machine is None or request.has("not found") or machine.hidden_looks > 0:
+        unknown = asked not in self._known and not self.unlisted
+        if machine is None or request.has("not found") or (unknown and machine.alive):
             return _refused("Server not found")
         if not machine.alive:
             if not self.ended_status:
                 return _refused("Server not found")
             return _server(self.ended_status, machine.label, "", self.named_in)
-        name = machine.label
+        name = self._names.get(asked, machine.label)
+        if asked not in self._names and "order_instance" not in self.takes_names:
+            name = f"hostkey{asked}"
         if self.unnamed_looks > 0:
             self.unnamed_looks -= 1
             name = f"hostkey{machine.id}"
-        status = "power_off" if machine.stopped else "rent"
+        status = "power_off" if machine.stopped else self.live_status
         address = "" if self.market.starting(machine) else machine.address
         return _server(status, name, address, self.named_in)
 
     def _invoices(self, request: Request) -> Answer:
         wanted = request.body.get("status")
         rows = [one for one in self.invoices.values() if wanted in (None, one["status"])]
-        return _ok(invoices=rows)
+        if self.invoices_as == "list":
+            return _ok(invoices=rows)
+        bare = [{"id": one["id"], "status": one["status"]} for one in rows]
+        nested = rows if self.invoices_as == "nested" else bare
+        return _ok(invoices={"invoice": nested})
+
+    def _invoice(self, request: Request) -> Answer:
+        return _ok(invoice=self.invoices[int(request.body["invoice_id"])])
+
+    def _cancellations(self, request: Request) -> Answer:
+        """The shape of a row is not documented."""
+        wanted = request.body.get("id")
+        if self.late_lists:
+            self.late_lists -= 1
+            return _ok(action="get_cancellation_requests", requests=[])
+        rows = [
+            {"id": number, "server_id": int(server), "type": "Immediate"}
+            for number, server in enumerate(self.cancellations, 91)
+            if wanted in (None, server) or not self.filters
+        ]
+        return _ok(action="get_cancellation_requests", requests=rows)
 
     def _cancel(self, request: Request) -> Answer:
         machine = self._alive(request.body.get("id", ""))
         if machine is None:
             return _refused("Server not found")
+        self.cancelled.append(machine.id)
+        if machine.id in self.cancellations:
+            return _refused("This service is to be closed")
         if request.body.get("cancellation_type") == "1" and not request.has("lives"):
-            self.market.end(machine)
+            self.cancellations[machine.id] = self.market.clock.now_unix + self.cancel_s
+            if not self.cancel_s:
+                self.market.end(machine)
         return _ok(action="request_cancellation")
 
     def _alive(self, server: str) -> Rented | None:
@@ -251,9 +355,11 @@ class FakeHostkey(FakeMarket):
 
 
 def _server(status: str, name: str, address: str, named_in: str) -> Answer:
-    data = {"status": status, "preset": {"name": "gpu"}}
+    data: dict[str, Any] = {"status": status, "preset": {"name": "gpu"}}
     tags = [{"tag": "OS", "value": "Ubuntu"}]
-    if named_in == "tags":
+    if named_in == "nested":
+        data["os"] = {"name": "Ubuntu", "instance": {"HostName": name}}
+    elif named_in == "tags":
         tags.append({"tag": "hostname", "value": name})
     else:
         data["hostname"] = name

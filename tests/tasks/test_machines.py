@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tasks import machines
-from tasks.machines import destroy_machine, find_machine, renting
+from tasks.jobs import machine_in_use
+from tasks.machines import destroy_machine, find_machine, left_unfinished, renting
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import plain
 from torpor.control.rental.order import order_for
 from torpor.control.safety import Warrant, never_handed_over
-from torpor.shared.errors import ProviderUnavailable
-from torpor.shared.values import Machine
+from torpor.shared.errors import InvalidInput, ProviderUnavailable
+from torpor.shared.values import Machine, SnapshotId
 
 
 def _late(lab: Lab) -> Machine:
@@ -68,3 +70,40 @@ def test_an_end_that_another_run_recorded_meanwhile_is_an_end(
         destroy_machine(lab.opened, machine, never_handed_over(machine, rental.label))
     assert lab.market.alive == {}
     assert lab.states() == ["ended"]
+
+
+def test_a_machine_that_is_being_ended_is_no_place_to_work(lab: Lab) -> None:
+    """Its provider accepted the end and may take hours. It may hold work that is not stored."""
+    with plain(lab.opened):
+        held = renting(lab.opened)
+        tenancy = held.rent(lab.market.on_sale)
+        tenancy.hand_over()
+        _is_stopping(lab, tenancy.machine)
+        with pytest.raises(InvalidInput, match="is being ended: its rent was cancelled") as told:
+            left_unfinished(lab.opened, held, alone=True)
+        assert "work there, or" not in str(told.value)
+        assert find_machine(lab.opened, "").id == tenancy.machine.id  # hibernate may store it
+
+
+def test_a_wake_passes_over_a_machine_that_is_being_ended_with_its_work_stored(lab: Lab) -> None:
+    with plain(lab.opened):
+        held = renting(lab.opened)
+        old = held.rent(lab.market.on_sale)
+        old.hand_over()
+        _is_stopping(lab, old.machine)
+        assert old.rental is not None
+        lab.opened.rentals.change(old.rental, snapshot=SnapshotId("s-1"))
+        assert left_unfinished(lab.opened, held, alone=True) == []
+        assert machine_in_use(lab.opened, None) is None
+        ran_on_it = machine_in_use(lab.opened, old.machine.id)
+        assert ran_on_it is not None
+        new = renting(lab.opened).rent(lab.market.on_sale)
+        new.hand_over(alone=True)
+        assert find_machine(lab.opened, "").id == new.machine.id
+        with pytest.raises(InvalidInput, match=f"already on machine {new.machine.id}"):
+            left_unfinished(lab.opened, held, alone=True)
+
+
+def _is_stopping(lab: Lab, machine: Machine) -> None:
+    seen = msgspec.structs.replace(machine, state="stopping", note="its rent was cancelled")
+    lab.market.alive[machine.id] = seen

@@ -37,6 +37,8 @@
     │   │   ├── NoCapacity      in the offer's failure domain
     │   │   └── QuotaReached    of the account, for this GPU in this region
     │   ├── CreateUncertain     the answer was lost: a machine may exist, or may appear later
+    │   │   └── OrderUnpaid     an order stands, and a payment would start its machine
+    │   ├── EndUnproven         a machine was told to end; the provider has not proven that it has
     │   ├── ProviderDenied      login, permission, balance: nothing can be rented there now
     │   ├── ProviderUnavailable*  no answer, 429, 5xx; nothing was changed
     │   ├── UnexpectedAnswer    an answer of a shape that we do not know; never an empty list
@@ -212,6 +214,14 @@ class QuotaReached(CreateFailed):
 
 class CreateUncertain(ProviderError):
     pass
+
+
+class OrderUnpaid(CreateUncertain):
+    pass
+
+
+class EndUnproven(ProviderError):
+    accepted: bool = False  # the provider says that the machine is being ended
 
 
 class ProviderDenied(ProviderError):

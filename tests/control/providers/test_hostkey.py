@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import monotonic
 from typing import Any, Literal
 
 import httpx
@@ -12,17 +14,20 @@ from tests.control.providers.market_contract import MarketContract, label
 from tests.markets.faults import Fault
 from tests.markets.hostkey import OWN_SERVER, FakeHostkey, hostkey_wares
 from tests.markets.market import Market
-from tests.markets.server import FakeMarket
+from tests.markets.server import Answer, FakeMarket
 from torpor.control.providers.hostkey import HostkeyProvider
 from torpor.control.providers.hostkey_client import NoServers
-from torpor.control.providers.offers import misfit
+from torpor.control.providers.offers import blocks, misfit
 from torpor.control.providers.seam import Absent, Order, Provider
+from torpor.control.rental.renting import RENT_S
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,
     InvalidInput,
+    OrderUnpaid,
     ProviderDenied,
+    ProviderError,
     UnexpectedAnswer,
 )
 from torpor.shared.values import Machine, MachineId, Want
@@ -80,22 +85,61 @@ class TestHostkey(MarketContract):
             with pytest.raises(NoServers, match="Order one server") as told:
                 ask()
             assert isinstance(told.value, ProviderDenied)
-        assert plain.list_own() == []
-        assert plain.residue() == []
+        for ask in (plain.list_own, plain.residue):
+            with pytest.raises(NoServers):
+                ask()
         assert hostkey.market.rented == []
 
-    def test_the_end_of_the_last_server_is_proved_by_the_refused_login(
+    def test_a_refused_login_proves_no_end(
         self, plain: Provider, hostkey: FakeHostkey, order: Order
     ) -> None:
+        """HOSTKEY may say so of an account that has servers, for a while."""
         machine = plain.create(order)
+        no_servers = {"code": "NO_APPROPRIATE_SERVERS", "message": "No appropriate servers found"}
+        hostkey.told_at_login = {"result": -1, **no_servers}
+        fresh = HostkeyProvider(hostkey.key, url=hostkey.url, clock=lambda: monotonic() + 3600)
+        assert fresh.find(machine.id) == Absent()
+        assert fresh.find(machine.id) == Absent()
+        with pytest.raises(NoServers):
+            fresh.list_own()
+        hostkey.told_at_login = None
+        assert isinstance(fresh.find(machine.id), Machine)
+
+    def test_two_refused_logins_prove_the_end_of_a_server_that_was_cancelled(
+        self, hostkey: FakeHostkey, order: Order
+    ) -> None:
+        now = monotonic()
+        provider = HostkeyProvider(hostkey.key, url=hostkey.url, clock=lambda: now)
+        machine = provider.create(order)
         hostkey.own_servers = 0
-        plain.destroy(machine, never_handed_over(machine, order.label))
-        fresh = self.connect(hostkey)
-        found = fresh.find(machine.id)
+        provider.destroy(machine, never_handed_over(machine, order.label))
+        hostkey.sessions += 1
+        assert provider.find(machine.id) == Absent()
+        now = monotonic() + 59
+        assert provider.find(machine.id) == Absent()
+        now = monotonic() + 61
+        found = provider.find(machine.id)
         assert isinstance(found, Absent)
         assert "has no servers" in found.proof
-        assert fresh.list_own() == []
-        fresh.destroy(machine, never_handed_over(machine, order.label))
+        assert provider.residue() == []
+
+    # -- a session knows the servers of its beginning
+
+    def test_a_server_that_is_newer_than_the_session_is_seen(
+        self, plain: Provider, hostkey: FakeHostkey, order: Order
+    ) -> None:
+        assert plain.list_own() == []
+        machine = self.connect(hostkey).create(order)
+        assert [one.id for one in plain.list_own()] == [machine.id]
+
+    def test_a_running_server_that_the_session_does_not_know_is_not_absent(
+        self, plain: Provider, hostkey: FakeHostkey, order: Order
+    ) -> None:
+        assert plain.list_own() == []
+        machine = self.connect(hostkey).create(order)
+        found = plain.find(machine.id)
+        assert isinstance(found, Machine)
+        assert found.label == order.label
 
     def test_check_says_to_keep_a_server(self, plain: Provider) -> None:
         account = plain.check()
@@ -113,7 +157,36 @@ class TestHostkey(MarketContract):
         hostkey.market.next_hidden_looks = 2
         machine = plain.create(order)
         assert [one.id for one in hostkey.market.alive()] == [machine.id]
-        assert len(self.slept) == (0 if id_in_order else 5)
+        assert machine.label == order.label
+        assert 1 <= len(self.slept) <= 5
+
+    @pytest.mark.parametrize("callbacks", ["order", "update_servers"])
+    @pytest.mark.parametrize("by", ["rename_server", "tags"])
+    def test_a_server_without_the_order_s_name_is_found_by_its_key_and_named(
+        self,
+        plain: Provider,
+        hostkey: FakeHostkey,
+        order: Order,
+        callbacks: Literal["order", "update_servers"],
+        by: str,
+    ) -> None:
+        hostkey.callbacks, hostkey.takes_names = callbacks, frozenset({by})
+        hostkey.market.next_hidden_looks = 2
+        machine = plain.create(order)
+        live = self.connect(hostkey).find(machine.id)
+        assert isinstance(live, Machine)
+        assert machine.label == live.label == order.label
+
+    @pytest.mark.parametrize("id_in_order", [True, False])
+    def test_a_server_that_never_takes_its_name_is_uncertain(
+        self, plain: Provider, hostkey: FakeHostkey, order: Order, id_in_order: bool
+    ) -> None:
+        """Nobody could tell it from the account's other servers."""
+        hostkey.id_in_order, hostkey.callbacks = id_in_order, "" if id_in_order else "order"
+        hostkey.takes_names = frozenset()
+        with pytest.raises(CreateUncertain, match="does not carry the order's name"):
+            plain.create(order)
+        assert plain.list_own() == []
 
     def test_an_order_whose_server_never_appears_is_uncertain(
         self, plain: Provider, hostkey: FakeHostkey, order: Order
@@ -124,16 +197,37 @@ class TestHostkey(MarketContract):
         hostkey.market.alive()[0].hidden_looks = 0
         assert [one.label for one in plain.list_own()] == [order.label]
 
-    def test_an_unpaid_order_is_denied_and_its_invoice_is_residue(
-        self, plain: Provider, hostkey: FakeHostkey, order: Order
+    @pytest.mark.parametrize("status", ["Unpaid", "Awaiting payment", "Payment Pending"])
+    @pytest.mark.parametrize("invoices_as", ["list", "nested", "bare"])
+    def test_an_unpaid_order_is_uncertain_and_its_invoice_is_residue(
+        self,
+        plain: Provider,
+        hostkey: FakeHostkey,
+        order: Order,
+        status: str,
+        invoices_as: Literal["list", "nested", "bare"],
     ) -> None:
-        hostkey.takes_unpaid = True
-        with pytest.raises(ProviderDenied, match="invoice 603548"):
+        hostkey.takes_unpaid, hostkey.invoices_as = status, invoices_as
+        with pytest.raises(OrderUnpaid, match="invoice 603548") as told:
             plain.create(order)
+        assert isinstance(told.value, CreateUncertain)
+        assert blocks(told.value, order.offer, plain.offers(Want())[-1])
         (left,) = plain.residue()
         assert (left.kind, left.id, left.label) == ("invoice", "603548", order.label)
         hostkey.invoices[603548]["status"] = "Cancelled"
         assert plain.residue() == []
+
+    @pytest.mark.parametrize(
+        "words", ["Invoice 603548 was created, payment failed", "Payment failed", "No credit"]
+    )
+    def test_a_refusal_that_speaks_of_an_invoice_does_not_promise_that_nothing_was_ordered(
+        self, plain: Provider, hostkey: FakeHostkey, order: Order, words: str
+    ) -> None:
+        hostkey.order_refusal = {"error": words}
+        if words == "No credit":
+            hostkey.order_refusal["invoice"] = 603548
+        with pytest.raises(OrderUnpaid):
+            plain.create(order)
 
     def test_unknown_words_never_promise_that_nothing_was_ordered(
         self, plain: Provider, hostkey: FakeHostkey, order: Order
@@ -179,6 +273,58 @@ class TestHostkey(MarketContract):
         plain.destroy(machine, never_handed_over(machine, order.label))
         assert hostkey.market.alive() == []
 
+    def test_a_cancellation_is_asked_for_once_and_the_server_is_being_ended(
+        self, plain: Provider, hostkey: FakeHostkey, order: Order
+    ) -> None:
+        """HOSTKEY accepts it at once and may take 12 hours."""
+        machine = plain.create(order)
+        hostkey.cancel_s = 12 * 3600.0
+        for provider in (plain, plain, self.connect(hostkey)):
+            provider.destroy(machine, never_handed_over(machine, order.label))
+            live = provider.find(machine.id)
+            assert isinstance(live, Machine)
+            assert live.state == "stopping"
+            assert live.endpoint is not None
+            assert "cancellation was requested" in live.note
+        assert [one.state for one in plain.list_own()] == ["stopping"]
+        assert hostkey.cancelled == [machine.id]
+        hostkey.market.clock.advance(12 * 3600.0)
+        found = plain.find(machine.id)
+        assert isinstance(found, Absent)
+        assert found.proof
+
+    def test_a_second_request_that_is_refused_is_no_failure(
+        self, plain: Provider, hostkey: FakeHostkey, order: Order
+    ) -> None:
+        """Another run asked between our look and our request."""
+        machine = plain.create(order)
+        hostkey.cancel_s = 60.0
+        hostkey.late_lists = 1
+        hostkey.cancellations[machine.id] = hostkey.market.clock.now_unix + 60.0
+        plain.destroy(machine, never_handed_over(machine, order.label))
+        assert hostkey.cancelled == [machine.id]
+
+    def test_another_server_s_cancellation_is_not_this_one_s(
+        self, plain: Provider, hostkey: FakeHostkey, order: Order
+    ) -> None:
+        first = plain.create(order)
+        second = plain.create(msgspec.structs.replace(order, label=label()))
+        hostkey.cancel_s, hostkey.filters = 3600.0, False
+        plain.destroy(first, never_handed_over(first, order.label))
+        live = {one.id: one.state for one in plain.list_own()}
+        assert live == {first.id: "stopping", second.id: "running"}
+
+    @pytest.mark.parametrize("status", ["install", "TT", "suspended"])
+    def test_an_unknown_status_is_no_proof_of_an_end(
+        self, plain: Provider, hostkey: FakeHostkey, order: Order, status: str
+    ) -> None:
+        machine = plain.create(order)
+        hostkey.live_status, hostkey.unlisted = status, True
+        assert plain.find(machine.id) == Absent()
+
+    def test_it_settles_for_longer_than_its_own_client_waits(self, plain: Provider) -> None:
+        assert plain.abilities.settling_s >= max(7200, RENT_S + 3600)
+
     def test_a_server_of_another_status_is_gone_only_when_it_is_not_listed(
         self, plain: Provider, hostkey: FakeHostkey, order: Order
     ) -> None:
@@ -203,24 +349,35 @@ class TestHostkey(MarketContract):
     # -- shapes and sessions
 
     @pytest.mark.parametrize("listed", ["records", "numbers", "words"])
-    @pytest.mark.parametrize("named", ["tags", "server_data"])
+    @pytest.mark.parametrize("named", ["tags", "server_data", "nested"])
     def test_every_known_shape_is_read(
         self,
         plain: Provider,
         hostkey: FakeHostkey,
         order: Order,
         listed: Literal["records", "numbers", "words"],
-        named: Literal["tags", "server_data"],
+        named: Literal["tags", "server_data", "nested"],
     ) -> None:
         hostkey.listed_as, hostkey.named_in = listed, named
         hostkey.token_in = "answer"
         machine = plain.create(order)
         assert [(one.id, one.label) for one in plain.list_own()] == [(machine.id, order.label)]
 
+    @pytest.mark.parametrize(
+        "expired",
+        [
+            None,
+            Answer(401, "Unauthorized", "text/plain"),
+            Answer(401, {"result": -1, "error": "Session"}),
+            Answer(200, {"result": -1, "error": "User is not authorized"}),
+            Answer(200, {"code": -1, "message": "Authentication failed"}),
+        ],
+    )
     def test_a_session_that_ended_early_is_renewed_once(
-        self, plain: Provider, hostkey: FakeHostkey
+        self, plain: Provider, hostkey: FakeHostkey, expired: Answer | None
     ) -> None:
         plain.check()
+        hostkey.expired = expired
         hostkey.sessions += 1
         plain.check()
         logins = [path for _, path in hostkey.calls if path == "/auth.php"]
@@ -235,6 +392,34 @@ class TestHostkey(MarketContract):
         hostkey.told_at_login = told
         with pytest.raises(UnexpectedAnswer):
             plain.check()
+
+    @pytest.mark.parametrize("status", [200, 404, 500])
+    def test_no_error_repeats_what_an_answer_may_hold_in_secret(
+        self, hostkey: FakeHostkey, order: Order, status: int
+    ) -> None:
+        """Its words go into logs, reports and the rental's record."""
+        token = "9f8e7d6c5b4a39281706f5e4d3c2b1a0"
+        secrets = {"token": token, "root_pass": "S3cret%pass", "api_key": token}
+        shapes: list[Any] = [
+            {"result": "new", "server_data": secrets, **secrets},
+            {"result": -1, "error": f"Bad session {token}", **secrets},
+            [secrets],
+            f"token {token} root_pass S3cret%pass",
+        ]
+        asks: dict[str, Callable[[HostkeyProvider], object]] = {
+            "order_instance": lambda provider: provider.create(order),
+            "show": lambda provider: provider.find(MachineId(str(OWN_SERVER))),
+            "list": lambda provider: provider.list_own(),
+            "login": lambda provider: provider.check(),
+            "get_invoices": lambda provider: provider.residue(),
+        }
+        for action, ask in asks.items():
+            for shape in shapes:
+                hostkey.instead = {action: Answer(status, shape)}
+                with pytest.raises(ProviderError) as told:
+                    ask(self.connect(hostkey))
+                assert token not in str(told.value)
+                assert "S3cret" not in str(told.value)
 
     def test_the_gpus_are_counted_and_the_disk_is_one_of_two(
         self, plain: Provider, hostkey: FakeHostkey

@@ -14,6 +14,7 @@ from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,
     NoCapacity,
+    OrderUnpaid,
     ProviderDenied,
     ProviderUnavailable,
     QuotaReached,
@@ -84,6 +85,8 @@ def test_what_is_not_stated(changes: dict[str, Any], want: Want, reason: str) ->
         (NoCapacity("x"), {"provider": "vast:2"}, False),
         (ProviderUnavailable("x"), {"id": "2"}, False),
         (CreateUncertain("x"), {"id": "2"}, False),
+        (OrderUnpaid("x"), {"domain": "host-2", "region": "EU", "gpu": Gpu("L4")}, True),
+        (OrderUnpaid("x"), {"provider": "vast:2"}, False),
     ],
 )
 def test_an_error_blocks_its_domain_and_no_more(

@@ -16,11 +16,20 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import httpx
+import msgspec
 
 from torpor.control.providers.ending import warranted
-from torpor.control.providers.gpus import Gpu, parse_gpu
+from torpor.control.providers.hostkey_answers import (
+    concerns,
+    disk_gb,
+    gpu_of,
+    label_among,
+    label_of,
+    rows_in,
+    status_of,
+)
 from torpor.control.providers.hostkey_client import Body, HostkeyClient, NoServers, is_gone
-from torpor.control.providers.labels import label_in, label_name
+from torpor.control.providers.labels import label_name
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
@@ -28,8 +37,10 @@ from torpor.control.providers.start_script import start_script
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
     CreateFailed,
+    CreateUncertain,
     InvalidInput,
     NoCapacity,
+    OrderUnpaid,
     ProviderDenied,
     ProviderError,
     QuotaReached,
@@ -39,13 +50,24 @@ from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
 URL: Final = "https://invapi.hostkey.com"
 _SSH_PORT: Final = 22
 _GB: Final = 1e9
-_ID_LOOKS: Final = 40  # for the id of a server that was ordered
+_ID_LOOKS: Final = 180  # for the id of a server that was ordered, and for its name
 _ID_WAIT_S: Final = 15.0
+_TAG_LOOK: Final = 3  # of a server whose name stays another: the name is written as a tag too
+_EMPTY_S: Final = 60.0  # two refused logins so far apart say that an account has no servers
 _AT_ONCE: Final = "1"  # of request_cancellation; "0" is the end of the period
 _LIVE: Final = frozenset({"rent", "power_off", "poweroff", "off", "stopped"})
+_ENDED: Final = re.compile(r"cancel|terminat|delet|presale")  # of a status
 _SYSTEM: Final = re.compile(r"(?:Ubuntu 2[24]\.04|Debian 1[23])(?!\d)")
 _PREPARED: Final = re.compile(r"cuda|nvidia|gpu", re.IGNORECASE)
-_MONEY: Final = re.compile(r"credit|balance|funds|unpaid|payment", re.IGNORECASE)
+_UNPAID: Final = re.compile(
+    r"unpaid|not ?paid|(?:await|wait)\w* (?:for )?payment|payment pending|pending payment",
+    re.IGNORECASE,
+)
+_INVOICED: Final = re.compile(r"invoice|unpaid|payment", re.IGNORECASE)
+_REQUESTS: Final = re.compile(r"cancel|request")  # a key for their list, which is not documented
+_SETTLED: Final = re.compile(r"^(?:paid|cancel|refund|draft)", re.IGNORECASE)  # of an invoice
+_MONEY: Final = re.compile(r"credit|balance|funds", re.IGNORECASE)
+_ASKED: Final = re.compile(r"already|exists|pending|duplicate", re.IGNORECASE)
 _CAPACITY: Final = re.compile(r"no (?:free|available|suitable)|out of stock|not available", re.I)
 _QUOTA: Final = re.compile(r"quota|limit|verif", re.IGNORECASE)
 _DENIED: Final = re.compile(r"permission|denied|authori[sz]ed|access|blocked", re.IGNORECASE)
@@ -56,7 +78,8 @@ class HostkeyProvider:
 
     The label is the host name, which is unique and goes with the order. A machine is its server's
     id, which HOSTKEY may tell only a while after it took the order: ``create`` waits for it.
-    HOSTKEY gives no session to an account without servers, so keep one that is not torpor's.
+    HOSTKEY gives no session to an account without servers, so keep one that is not torpor's. Its
+    refused login proves nothing of a server that this object did not cancel.
     """
 
     abilities: Final = Abilities(
@@ -64,7 +87,7 @@ class HostkeyProvider:
         privileged=True,
         host_key="installed",
         idempotency="lookup",
-        settling_s=3600.0,
+        settling_s=7200.0,  # HOSTKEY's own client waits 90 minutes for a new server
         ready_s=3600.0,
         stop_keeps="disk",  # and the whole rent runs on
         stopped_usd_gib_month=None,
@@ -82,10 +105,13 @@ class HostkeyProvider:
         ssh_port: int = _SSH_PORT,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = HostkeyClient(url, api_key, timeout=timeout, sleep=sleep)
         self._ssh_port = ssh_port
         self._sleep = sleep
+        self._clock = clock
+        self._cancelled: set[MachineId] = set()  # HOSTKEY accepted it
 
     @property
     def identity(self) -> str:
@@ -102,7 +128,7 @@ class HostkeyProvider:
         client = told.get("client")
         if not isinstance(client, dict) or "id" not in client:
             raise self._client.unexpected(sorted(told), "whmcs/get_client")
-        servers = len(self._ids())
+        servers = len(self._client.servers()[0])
         notes = [
             "HOSTKEY refuses the login of an account without servers: keep one that is not "
             f"torpor's. There are {servers} now",
@@ -123,10 +149,11 @@ class HostkeyProvider:
                 for place in str(row["locations"]).split(",")
             ]
         except (KeyError, TypeError, ValueError) as cause:
-            raise self._client.unexpected(f"{cause!r} in {told}", "presets/info") from cause
+            raise self._client.unexpected(told, "presets/info") from cause
 
     def create(self, order: Order) -> Machine:
-        if (known := self._of_label(order.label)) is not None:
+        before, _ = self._client.servers()
+        if (known := self._of_label(order.label, before)) is not None:
             return known
         preset, number, place = _offer_parts(order.offer.id)
         form = {
@@ -144,48 +171,34 @@ class HostkeyProvider:
         answer = self._client.order(form)
         if isinstance(answer, Refusal):
             raise self._refused(order, answer)
-        if str(answer.get("status", "Paid")).lower() == "unpaid":
-            raise ProviderDenied(
-                f"HOSTKEY took the order of {order.offer.id} with invoice {answer.get('invoice')} "
-                "that the account's credit does not pay: cancel the invoice in HOSTKEY's panel, or "
-                "a payment will start the server"
-            )
-        server = self._server_of(order, answer)
-        price = order.offer.price_usd_h
-        return Machine(MachineId(server), self.identity, order.label, "starting", None, price)
+        if _UNPAID.search(str(answer.get("status") or "")):
+            raise self._unpaid(order, f"invoice {answer.get('invoice')}")
+        live = self._server_of(order, answer, before)
+        return msgspec.structs.replace(live, price_usd_h=order.offer.price_usd_h)
 
     def find(self, machine: MachineId) -> Machine | Absent:
-        """Proof is that the account does not have the server any more, by two questions, or that it
-        has no servers at all: a key that could not see them could not have ordered this one."""
+        """Proof is that the account does not have the server any more, by two questions after its
+        session was told of new servers; or, after a cancellation that HOSTKEY accepted from this
+        object, that two logins some time apart were refused because there are no servers."""
         if not machine.isdecimal():
             return Absent()
         try:
-            answer = self._client.ask("eq", "show", id=machine)
-            listed = isinstance(answer, dict) or machine in self._ids()
+            return self._look(machine)
         except NoServers:
-            return Absent(f"HOSTKEY says that the account of server {machine} has no servers")
-        if isinstance(answer, Refusal):
-            if not is_gone(answer):
-                raise self._client.failed(answer, f"show server {machine}")
-            if listed:
-                return Absent()
-            return Absent(f"HOSTKEY has no server {machine} and does not list it")
-        seen = self._machine(machine, answer)
-        status = _status(answer)
-        if status not in _LIVE and status and machine not in self._ids():
-            return Absent(f"HOSTKEY says {status} of server {machine} and does not list it")
-        return seen
+            if machine in self._cancelled and self._is_empty():
+                return Absent(f"HOSTKEY says that the account of server {machine} has no servers")
+            return Absent()
 
     def list_own(self) -> list[Machine]:
-        try:
-            found = [self.find(MachineId(server)) for server in self._ids()]
-        except NoServers:
-            return []
+        """NoServers for an account without servers: see ``HostkeyProvider``."""
+        found = [self.find(MachineId(server)) for server in sorted(self._client.servers()[0])]
         return [one for one in found if isinstance(one, Machine) and one.label is not None]
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
-        """Cancels at once; what is given back, HOSTKEY reckons."""
-        if warranted(self, machine, warrant) is None:
+        """Cancels at once, unless a cancellation is under way; what is given back, HOSTKEY
+        reckons."""
+        live = warranted(self, machine, warrant)
+        if live is None or live.state == "stopping":
             return
         answer = self._client.ask(
             "whmcs",
@@ -195,23 +208,30 @@ class HostkeyProvider:
             cancellation_reason="torpor",
         )
         if isinstance(answer, Refusal) and not is_gone(answer):
-            raise self._client.failed(answer, f"cancel server {machine.id}")
+            asked = _ASKED.search(answer.text) or self._is_cancelled(machine.id)
+            if not asked:
+                raise self._client.failed(answer, f"cancel server {machine.id}")
+        self._cancelled.add(machine.id)
 
     def residue(self) -> list[Residue]:
-        """Unpaid invoices of our orders: a payment would start the server. An account without
-        servers cannot be asked."""
+        """Unpaid invoices of our orders: a payment would start the server."""
         try:
             told = self._client.read("whmcs", "get_invoices", status="Unpaid")
         except NoServers:
-            return []
+            if self._is_empty():
+                return []  # nobody can ask
+            raise
         rows = told.get("invoices")
-        if not isinstance(rows, list):
-            raise self._client.unexpected(sorted(told), "whmcs/get_invoices")
+        if isinstance(rows, dict) and "invoice" in rows:  # as WHMCS nests them
+            rows = rows["invoice"] if isinstance(rows["invoice"], list) else [rows["invoice"]]
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise self._client.unexpected(told, "whmcs/get_invoices")
         found = []
         for row in rows:
-            labels = [label_in(word) for word in re.findall(r"torpor\.[\w.-]*\w", str(row))]
-            label = next((one for one in labels if one is not None), None)
-            if label is not None and isinstance(row, dict):
+            label = None
+            if not _SETTLED.search(str(row.get("status") or "")):
+                label = label_among(row) or self._label_of_invoice(str(row.get("id")))
+            if label is not None:
                 found.append(
                     Residue(
                         id=str(row.get("id")), provider=self.identity, kind="invoice", label=label
@@ -219,8 +239,15 @@ class HostkeyProvider:
                 )
         return found
 
+    def _label_of_invoice(self, invoice: str) -> Label | None:
+        """A list of invoices may not say what they are for."""
+        answer = self._client.ask("whmcs", "get_invoice", invoice_id=invoice)
+        if isinstance(answer, Refusal) and not is_gone(answer):
+            raise self._client.failed(answer, f"show invoice {invoice}")
+        return None if isinstance(answer, Refusal) else label_among(answer)
+
     def _offer(self, row: dict[str, Any], place: str) -> Offer:
-        gpu, count = _gpu(row)
+        gpu, count = gpu_of(row)
         now = time.gmtime()
         hours = calendar.monthrange(now.tm_year, now.tm_mon)[1] * 24
         memory = float(row["ram"])
@@ -231,7 +258,7 @@ class HostkeyProvider:
             gpu_count=count,
             price_usd_h=float(row["price"]["USD"]) / hours,
             region=place.strip(),
-            disk_gib=_disk_gb(str(row["hdd"])) * _GB / GIB,
+            disk_gib=disk_gb(str(row["hdd"])) * _GB / GIB,
             domain=f"{row['name']} {place.strip()}",
             priced_unix=time.time(),
             ram_gib=memory / 1024 if memory > 4096 else memory,  # of both, there are examples
@@ -269,48 +296,104 @@ class HostkeyProvider:
             raise self._client.unexpected(told, f"{module}/list")
         return [row for row in rows if row.get("active", 1)]
 
-    def _server_of(self, order: Order, answer: Body) -> str:
-        """The id of the ordered server; CreateUncertain when HOSTKEY does not tell it in time."""
-        if re.fullmatch(r"[1-9]\d*", str(answer.get("id", ""))):
-            return str(answer["id"])
+    def _server_of(self, order: Order, answer: Body, before: set[str]) -> Machine:
+        """The ordered server once it carries the order's name; CreateUncertain when HOSTKEY does
+        not tell it in time. ``before``: the servers before the order, which are others."""
+        server, callback = str(answer.get("id", "")), str(answer.get("callback") or "")
+        invoice, named_late = str(answer.get("invoice")), 0
         for look in range(_ID_LOOKS):
             if look:
                 self._sleep(_ID_WAIT_S)
             try:
-                known = self._of_label(order.label)
+                ids, updated = self._client.servers()
+                keys = updated.get("deploy_keys")
+                if not callback and isinstance(keys, dict):
+                    callback = str(keys.get(invoice) or "")
+                if not server.isdecimal() and callback:
+                    server = self._deployed(callback)
+                known = self._of_label(order.label, ids - before)
+                if known is not None:
+                    return known
+                if server in before:
+                    raise self._client.uncertain(f"server {server} is older than the order")
+                if server.isdecimal():
+                    named_late += 1
+                    self._name(MachineId(server), order.label, named_late)
+            except CreateUncertain:
+                raise
             except ProviderError as cause:
                 raise self._client.uncertain(cause) from cause
-            if known is not None:
-                return str(known.id)
-        raise self._client.uncertain(f"invoice {answer.get('invoice')} has no server yet")
+        raise self._client.uncertain(
+            f"server {server} of invoice {invoice} does not carry the order's name"
+            if server.isdecimal()
+            else f"invoice {invoice} has no server yet"
+        )
 
-    def _of_label(self, label: Label) -> Machine | None:
-        own = [machine for machine in self.list_own() if machine.label == label]
+    def _deployed(self, callback: str) -> str:
+        """The id of the server that an order makes; empty while HOSTKEY does not say it."""
+        answer = self._client.ask("eq_callback", "check", key=callback)
+        context = None if isinstance(answer, Refusal) else answer.get("context")
+        return str(context.get("id") or "") if isinstance(context, dict) else ""
+
+    def _name(self, server: MachineId, label: Label, look: int) -> None:
+        """Give a server of ours its name, which HOSTKEY does not always take from the order. What
+        came of it, the next look at the server says."""
+        live = self.find(server)
+        if not isinstance(live, Machine) or live.label is not None:
+            return
+        self._client.ask("eq", "rename_server", id=server, hostname=label_name(label))
+        if look == _TAG_LOOK:
+            self._client.ask("tags", "add", id=server, tag="hostname", value=label_name(label))
+
+    def _of_label(self, label: Label, ids: set[str]) -> Machine | None:
+        found = [self.find(MachineId(server)) for server in sorted(ids)]
+        own = [one for one in found if isinstance(one, Machine) and one.label == label]
         return own[0] if own else None
 
-    def _ids(self) -> list[str]:
-        """Of every server of the account, which HOSTKEY lists as numbers, words or records."""
-        told = self._client.read("eq", "list")
-        rows = told.get("servers")
-        if not isinstance(rows, list):
-            raise self._client.unexpected(told, "eq/list")
-        ids = [str(row.get("id") if isinstance(row, dict) else row) for row in rows]
-        if not all(one.isdecimal() for one in ids):
-            raise self._client.unexpected(told, "eq/list")
-        return ids
+    def _look(self, machine: MachineId) -> Machine | Absent:
+        answer = self._client.ask("eq", "show", id=machine)
+        if isinstance(answer, Refusal) and is_gone(answer):
+            listed = machine in self._client.servers()[0]
+            answer = self._client.ask("eq", "show", id=machine)
+            if isinstance(answer, Refusal) and is_gone(answer):
+                words = f"HOSTKEY has no server {machine} and does not list it"
+                return Absent("" if listed else words)
+        if isinstance(answer, Refusal):
+            raise self._client.failed(answer, f"show server {machine}")
+        seen, status = self._machine(machine, answer), status_of(answer)
+        if status and status not in _LIVE and machine not in self._client.servers()[0]:
+            ended = f"HOSTKEY says {status} of server {machine} and does not list it"
+            return Absent(ended if _ENDED.search(status) else "")
+        if seen.label is not None and self._is_cancelled(machine):
+            note = f"{seen.note}, and that its cancellation was requested"
+            return msgspec.structs.replace(seen, state="stopping", note=note)
+        return seen
+
+    def _is_cancelled(self, machine: MachineId) -> bool:
+        """Whether HOSTKEY has been asked to end the server and has not done so yet."""
+        told = self._client.read("whmcs", "get_cancellation_requests", id=machine)
+        held = {key: value for key, value in told.items() if isinstance(value, (list, dict))}
+        lists = [value for key, value in held.items() if _REQUESTS.search(key)] or [*held.values()]
+        if not lists:
+            raise self._client.unexpected(told, "whmcs/get_cancellation_requests")
+        return any(concerns(row, machine) for one in lists for row in rows_in(one))
+
+    def _is_empty(self) -> bool:
+        since = self._client.empty_since
+        return since is not None and self._clock() - since >= _EMPTY_S
 
     def _machine(self, server: str, answer: Body) -> Machine:
-        status, addresses = _status(answer), answer.get("IP") or []
+        status, addresses = status_of(answer), answer.get("IP") or []
         if not isinstance(answer.get("server_data"), dict) or not isinstance(addresses, list):
             raise self._client.unexpected(answer, "eq/show")
         main = sorted(addresses, key=lambda row: str(row.get("main_ip")) != "1")
         up = status == "rent" and bool(main)
         stopped = status in _LIVE and status != "rent"
-        ends = bool(status) and "cancel" in status
+        ends = "cancel" in status
         return Machine(
             MachineId(server),
             self.identity,
-            label_in(_host_name(answer)),
+            label_of(answer),
             "stopping" if ends else "stopped" if stopped else "running" if up else "starting",
             Endpoint(str(main[0]["ip"]), self._ssh_port, "root") if up else None,
             0.0,  # not stated
@@ -320,6 +403,9 @@ class HostkeyProvider:
     def _refused(self, order: Order, refusal: Refusal) -> ProviderError:
         """Only words that are known to mean so promise that nothing was ordered."""
         asked = f"HOSTKEY refused {order.offer.id}: {refusal.text[:200]}"
+        body = refusal.body if isinstance(refusal.body, dict) else {}
+        if body.get("invoice") or _INVOICED.search(refusal.text):
+            return self._unpaid(order, f"invoice {body.get('invoice') or refusal.text[:200]}")
         if _MONEY.search(refusal.text):
             return ProviderDenied(f"{asked}. Add funds in HOSTKEY's panel: it sells in advance")
         if _CAPACITY.search(refusal.text):
@@ -330,40 +416,12 @@ class HostkeyProvider:
             return ProviderDenied(f"{asked}. Check the key and its permissions")
         return self._client.uncertain(refusal)
 
-
-def _status(answer: Body) -> str:
-    data = answer.get("server_data")
-    return str(data.get("status") or "").lower() if isinstance(data, dict) else ""
-
-
-def _host_name(answer: Body) -> str:
-    """In server_data, or in the tags, where it stands mostly."""
-    data = answer.get("server_data")
-    if isinstance(data, dict) and isinstance(data.get("hostname"), str) and data["hostname"]:
-        return str(data["hostname"])
-    tags = answer.get("tags")
-    rows = [row for row in tags if isinstance(row, dict)] if isinstance(tags, list) else []
-    names = [row.get("value") for row in rows if row.get("tag") == "hostname"]
-    return str(names[0]) if names else ""
-
-
-def _gpu(row: dict[str, Any]) -> tuple[Gpu | None, int]:
-    """In ``gpu`` where it stands, else in the preset's name: gpu.v2-2xa5000."""
-    name = str(row["name"])
-    text = str(row.get("gpu") or "")
-    if not text:
-        if not re.match(r"v?gpu\.", name):
-            return None, 0
-        text = name.rpartition("-")[2]
-    counted = re.match(r"\s*(\d+) ?x ?(.*)", text)
-    gpu = parse_gpu(counted[2] if counted else text)
-    return gpu, (int(counted[1]) if counted else 1) if gpu else 0
-
-
-def _disk_gb(text: str) -> float:
-    """Of one disk: "2x960" is 960, on which the system is."""
-    found = re.search(r"(?:\d+x)?(\d+(?:\.\d+)?)\s*(t?)", text.lower())
-    return float(found[1]) * (1000 if found[2] else 1) if found else 0.0
+    def _unpaid(self, order: Order, what: str) -> ProviderError:
+        return OrderUnpaid(
+            f"HOSTKEY took the order of {order.offer.id}, which the account's credit does not pay "
+            f"({what}): cancel the invoice in HOSTKEY's panel, or a payment will start the server. "
+            "The attempt is abandoned; reconcile ends the server if it appears"
+        )
 
 
 def _offer_parts(offer: str) -> tuple[str, str, str]:

@@ -1,7 +1,8 @@
 """HOSTKEY's InvAPI: forms with a session, whose refusals are answers with 200.
 
 https://hostkey.com/documentation/apidocs. A session is bought with the account's key, and an
-account without servers gets none.
+account without servers gets none. A session knows the servers of its beginning: ``eq/list`` and
+``eq/show`` see a newer one only after ``eq/update_servers``.
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ from torpor.shared.errors import ProviderDenied, ProviderError
 _SESSION_S: Final = 3600
 _LEAD_S: Final = 120.0  # a session that ends sooner is renewed
 _EMPTY: Final = re.compile(r"no.appropriate.servers", re.IGNORECASE)
-_EXPIRED: Final = re.compile(r"invalid token|invalid hash|token expired|token is invalid", re.I)
+_EXPIRED: Final = re.compile(
+    r"invalid token|invalid hash|token expired|token is invalid|unauthori[sz]ed|not authori[sz]ed"
+    r"|authentication failed",
+    re.IGNORECASE,
+)
 _DENIED: Final = re.compile(r"\bkey\b|permission|denied|authori[sz]ed|access|blocked", re.I)
 _GONE: Final = re.compile(r"not found|no such|unknown server|not exist", re.IGNORECASE)
+_OPAQUE: Final = re.compile(r"[\w+/=-]{24,}")  # what may be a token, among words
+_PLAIN: Final = re.compile(r"[\w .-]{1,20}")
 
 Body = dict[str, Any]
 
@@ -32,7 +39,8 @@ class NoServers(ProviderDenied):
 
 
 class HostkeyClient:
-    """Thread-safe. Neither the key nor a session is in a message or a repr."""
+    """Thread-safe. Neither the key nor a session is in a message or a repr, and of an answer only
+    the keys, the code and the words: it may hold a token or a password."""
 
     def __init__(
         self,
@@ -42,11 +50,15 @@ class HostkeyClient:
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._market = MarketClient("hostkey", url, key, bearer=False, timeout=timeout, sleep=sleep)
+        self._market = MarketClient(
+            "hostkey", url, key, bearer=False, quotes=False, timeout=timeout, sleep=sleep
+        )
         self._key = key
         self._lock = threading.Lock()
         self._token = ""
         self._ends = 0.0
+        self.empty_since: float | None = None
+        """Since when HOSTKEY has said each time that the account has no servers (monotonic)."""
 
     @property
     def identity(self) -> str:
@@ -64,41 +76,69 @@ class HostkeyClient:
     def ask(self, module: str, action: str, **fields: str) -> Body | Refusal:
         """A request that is safe to repeat. NoServers, ProviderDenied, ProviderUnavailable."""
         form = {"action": action, **fields}
-        answer = self._ask(module, {**form, "token": self._session()})
-        if isinstance(answer, Refusal) and _EXPIRED.search(answer.text):
-            with self._lock:
-                self._token = ""
+        token = self._session()
+        answer = self._ask(module, {**form, "token": token})
+        if isinstance(answer, Refusal) and self._is_expired(answer, token):
             answer = self._ask(module, {**form, "token": self._session()})
         return answer
 
+    def servers(self) -> tuple[set[str], Body]:
+        """The ids of every server of the account, as numbers, words or records, and the answer of
+        ``eq/update_servers``, without which a session does not see new servers."""
+        updated = self.read("eq", "update_servers")
+        listed = self.read("eq", "list")
+        found = _ids(updated.get("servers") or [], self) | _ids(listed.get("servers"), self)
+        self.empty_since = None
+        return found, updated
+
     def order(self, form: Mapping[str, str]) -> Body | Refusal:
         """Rent: carried out once at most. CreateUncertain when nobody knows whether it was."""
-        sent = {"action": "order_instance", **form, "token": self._session()}
+        token = self._session()
+        sent = {"action": "order_instance", **form, "token": token}
         answer = self._market.create("POST", "/eq.php", Body, Form(sent))
-        if isinstance(answer, Refusal):
-            return answer
-        refusal = _refusal_in(answer)
-        if refusal is None and answer.get("result") != "OK":
+        refusal = answer if isinstance(answer, Refusal) else _refusal_in(answer)
+        if refusal is not None:
+            refusal = _worded(refusal)
+            self._is_expired(refusal, token)  # the next request logs in again
+            return refusal
+        if isinstance(answer, Refusal) or answer.get("result") != "OK":
             raise self.uncertain(answer)
-        return refusal or answer
+        return answer
 
     def uncertain(self, told: object) -> ProviderError:
         """Of an order that may have been placed."""
-        return self._market.uncertain(told, "eq/order_instance")
+        return self._market.uncertain(_told(told), "eq/order_instance")
 
     def failed(self, refusal: Refusal, doing: str) -> ProviderError:
+        if _EMPTY.search(refusal.text):
+            if self.empty_since is None:
+                self.empty_since = time.monotonic()
+            return NoServers(
+                f"{self.identity} has no servers, and HOSTKEY refuses the login of such an "
+                "account: its API can neither list nor order. The key need not be wrong. Order "
+                "one server, the smallest will do, in HOSTKEY's panel, and keep it"
+            )
         if refusal.status in (401, 402, 403) or _DENIED.search(refusal.text):
             return self._market.denied(refusal, doing)
         return self._market.unexpected(refusal, doing)
 
     def unexpected(self, told: object, doing: str) -> ProviderError:
-        return self._market.unexpected(told, doing)
+        return self._market.unexpected(_told(told), doing)
+
+    def _is_expired(self, refusal: Refusal, token: str) -> bool:
+        """Whether the session is refused; it is dropped."""
+        if refusal.status != 401 and not _EXPIRED.search(refusal.text):
+            return False
+        with self._lock:
+            if self._token == token:
+                self._token = ""
+        return True
 
     def _session(self) -> str:
         with self._lock:
             if self._token and time.time() < self._ends - _LEAD_S:
                 return self._token
-            form = {"action": "login", "key": self._key, "ttl": str(_SESSION_S)}
+            form = {"action": "login", "key": self._key, "ttl": str(_SESSION_S), "fix_ip": "0"}
             answer = self._market.ask("POST", "/auth.php", Body, body=Form(form))
             # {"result": {"token": ...}} on the live service, {"token": ...} in its documentation
             told = answer.get("result") if isinstance(answer, dict) else None
@@ -108,28 +148,23 @@ class HostkeyClient:
             ends = told.get("token_expire")
             self._ends = float(ends) if isinstance(ends, int) else time.time() + _SESSION_S
             self._token = told["token"]
+            self.empty_since = None
             return self._token
 
     def _no_session(self, answer: Body | Refusal) -> ProviderError:
         refusal = answer if isinstance(answer, Refusal) else _refusal_in(answer)
         if refusal is None:
             return self._market.unexpected("no token and no error", "auth/login")
-        if _EMPTY.search(refusal.text):
-            return NoServers(
-                f"{self.identity} has no servers, and HOSTKEY refuses the login of such an "
-                "account: its API can neither list nor order. The key need not be wrong. Order "
-                "one server, the smallest will do, in HOSTKEY's panel, and keep it"
-            )
-        return self.failed(refusal, "log in")
+        return self.failed(_worded(refusal), "log in")
 
     def _ask(self, module: str, form: Mapping[str, str]) -> Body | Refusal:
         answer = self._market.ask("POST", f"/{module}.php", Body, body=Form(form))
-        if isinstance(answer, Refusal):
-            return answer
-        refusal = _refusal_in(answer)
-        if refusal is None and answer.get("result") != "OK":
-            raise self._market.unexpected(answer, f"{module}/{form['action']}")
-        return refusal or answer
+        refusal = answer if isinstance(answer, Refusal) else _refusal_in(answer)
+        if refusal is not None:
+            return _worded(refusal)
+        if isinstance(answer, Refusal) or answer.get("result") != "OK":
+            raise self.unexpected(answer, f"{module}/{form['action']}")
+        return answer
 
     def _accepted(self, answer: Body | Refusal, doing: str) -> Body:
         if isinstance(answer, Refusal):
@@ -149,3 +184,36 @@ def _refusal_in(body: Body) -> Refusal | None:
         return None
     code = body.get("code")
     return Refusal(200, f"{code} {words}" if isinstance(code, str) else str(words), body)
+
+
+def _worded(refusal: Refusal) -> Refusal:
+    """With the words of its JSON, without what may be a secret among them."""
+    words = refusal.text
+    if not words and isinstance(refusal.body, dict):
+        words = " ".join(str(refusal.body.get(key) or "") for key in ("code", "message", "error"))
+    return Refusal(refusal.status, _OPAQUE.sub("...", words).strip(), refusal.body)
+
+
+def _told(answer: object) -> str:
+    """What a message may say of an answer: its keys, and its result, code and words."""
+    if isinstance(answer, (str, Refusal, Exception)):
+        return str(answer)
+    if not isinstance(answer, dict):
+        return f"a {type(answer).__name__}"
+    said = [f"keys {', '.join(sorted(map(str, answer)))}"]
+    for key in ("result", "code", "message", "error"):
+        value = answer.get(key)
+        if key in ("message", "error") and isinstance(value, str):
+            said.append(f"{key} {_OPAQUE.sub('...', value)}")
+        elif isinstance(value, (str, int)) and _PLAIN.fullmatch(str(value)):
+            said.append(f"{key} {value}")
+    return "; ".join(said)
+
+
+def _ids(rows: object, client: HostkeyClient) -> set[str]:
+    if not isinstance(rows, list):
+        raise client.unexpected(rows, "for its list of servers")
+    ids = {str(row.get("id") if isinstance(row, dict) else row) for row in rows}
+    if not all(one.isdecimal() for one in ids):
+        raise client.unexpected(rows, "for its list of servers")
+    return ids

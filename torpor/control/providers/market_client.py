@@ -60,13 +60,16 @@ class MarketClient:
         identity: str = "",
         transport: httpx.BaseTransport | None = None,
         bearer: bool = True,
+        quotes: bool = True,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
         refusal_in: Callable[[Any], Refusal | None] = lambda body: None,
     ) -> None:
-        """Without ``identity``, the account is named by a hash of its key."""
+        """Without ``identity``, the account is named by a hash of its key. ``quotes``: errors may
+        repeat the market's answers; off where an answer can hold a secret."""
         hashed = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
         self.identity = identity or f"{market}://{hashed}"
+        self._quotes = quotes
         self._sleep = sleep
         self._refusal_in = refusal_in
         self._http = httpx.Client(
@@ -183,18 +186,19 @@ class MarketClient:
             raise self._unavailable(f"cannot be reached: {cause}", doing) from cause
         except httpx.HTTPError as cause:
             raise self._lost(effect, f"{type(cause).__name__} {cause}".strip(), doing) from cause
+        text = answer.text if self._quotes else ""
         decoded: Any
         try:
             decoded = msgspec.json.decode(answer.content) if answer.content else None
         except msgspec.DecodeError as cause:
             if answer.is_success:  # a gateway's page: the market has not spoken
-                told = f"no JSON: {answer.text[:_TOLD_CHARACTERS]}"
+                told = f"no JSON: {text[:_TOLD_CHARACTERS]}"
                 raise self._lost(effect, told, doing) from cause
             decoded = None
         refusal = (
             self._refusal_in(decoded)
             if answer.is_success
-            else Refusal(answer.status_code, answer.text, decoded)
+            else Refusal(answer.status_code, text, decoded)
         )
         if refusal is not None:
             if refusal.status == 429:
@@ -207,9 +211,9 @@ class MarketClient:
             return msgspec.convert(decoded, shape)
         except msgspec.ValidationError as cause:
             if effect == "once":
-                told = f"{cause} in {answer.text[:_TOLD_CHARACTERS]}"
+                told = f"{cause} in {text[:_TOLD_CHARACTERS]}"
                 raise self._lost(effect, told, doing) from cause
-            raise self.unexpected(f"{cause} in {answer.text}", doing) from cause
+            raise self.unexpected(f"{cause} in {text}", doing) from cause
 
     def _lost(self, effect: str, what: str, doing: str) -> ProviderError:
         if effect == "repeat":

@@ -5,7 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from torpor.control.providers.gpus import Gpu, gpu_misfit, wanted_gpu
-from torpor.shared.errors import NoCapacity, ProviderDenied, QuotaReached, TorporError
+from torpor.shared.errors import (
+    NoCapacity,
+    OrderUnpaid,
+    ProviderDenied,
+    QuotaReached,
+    TorporError,
+)
 from torpor.shared.values import Want
 
 
@@ -71,7 +77,7 @@ def blocks(error: TorporError, failed: Offer, other: Offer) -> bool:
     """Whether ``error``, which creating ``failed`` raised, holds for ``other`` too."""
     if failed.provider != other.provider:
         return False
-    if isinstance(error, ProviderDenied):
+    if isinstance(error, (ProviderDenied, OrderUnpaid)):
         return True
     if isinstance(error, QuotaReached):
         same = (failed.region, failed.spot) == (other.region, other.spot)

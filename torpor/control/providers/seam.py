@@ -31,7 +31,8 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     stopped_usd_gib_month: float | None  # what the kept disk costs; None: not stated
     min_disk_gib: float
     billing_s: float  # the granularity of the bill
-    ending_s: float = 0.0  # what is billed after a destroy, at most, until it is carried out
+    ending_s: float = 0.0
+    """How long an accepted destroy may take, and is billed, where that is hours."""
     notice_s: float | None  # the warning before a spot machine is taken; None: none
     notices: tuple[NoticeSource, ...] = ()
     """Where a machine itself can ask for that warning. Otherwise only the provider's state shows

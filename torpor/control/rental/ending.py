@@ -8,11 +8,13 @@ from typing import Final
 from torpor.control.providers.seam import Provider
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.safety import Warrant
-from torpor.shared.errors import ProviderError, StoreError, TorporError
+from torpor.shared.errors import EndUnproven, StoreError, TorporError
 from torpor.shared.values import Label, Machine
 
 GONE_S: Final = 300.0
 """How long a provider may take to prove an end; what it may take to settle comes on top."""
+SLOW_S: Final = 30.0
+"""How long an end is waited for that a provider has accepted and may take hours to carry out."""
 _FIRST_POLL_S: Final = 0.1
 _LONGEST_POLL_S: Final = 5.0
 
@@ -37,18 +39,22 @@ def destroy(
     its label; returns the proof.
 
     A provider that has not settled may claim the end of a machine that it does not show yet. Raises
-    StillChanging if the warrant grows too old before the provider accepts, and ProviderError if
+    StillChanging if the warrant grows too old before the provider accepts, and EndUnproven if
     there is no proof in time: the machine may still cost money.
     """
     settled_unix = created_unix + provider.abilities.settling_s
     give_up = time.monotonic() + within_s
     wait_s = _FIRST_POLL_S
+    accepted = False
     while True:
         fault: TorporError | None = None
         try:
             live = provider.find(machine.id)
             if isinstance(live, Machine):
                 settled_unix = 0.0  # it shows
+                if live.state == "stopping" and not accepted and provider.abilities.ending_s:
+                    give_up = min(give_up, time.monotonic() + SLOW_S)
+                accepted = live.state == "stopping"
                 provider.destroy(live, warrant)
                 warrant.accepted()
             elif (
@@ -64,13 +70,33 @@ def destroy(
         if time.monotonic() > give_up:
             if isinstance(fault, StoreError):  # nobody could say that it may go
                 raise fault
-            raise ProviderError(
-                f"machine {machine.id} at {provider.identity} was told to end but its end is not "
-                f"proven after {within_s:.0f} s{f' ({fault})' if fault else ''}: it may still cost "
-                "money; check the provider's console, then run reconcile"
-            )
+            raise _unproven(provider, machine, accepted, within_s, fault)
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_POLL_S)
+
+
+def _unproven(
+    provider: Provider,
+    machine: Machine,
+    accepted: bool,
+    within_s: float,
+    fault: TorporError | None,
+) -> EndUnproven:
+    ending_s = provider.abilities.ending_s
+    if accepted and ending_s:
+        error = EndUnproven(
+            f"machine {machine.id} at {provider.identity} was told to end, which the provider has "
+            f"accepted and may take up to {ending_s / 3600:.0f} h to do: do not work on it. Until "
+            "then it costs money. reconcile records its end once that is proven"
+        )
+    else:
+        error = EndUnproven(
+            f"machine {machine.id} at {provider.identity} was told to end but its end is not "
+            f"proven after {within_s:.0f} s{f' ({fault})' if fault else ''}: it may still cost "
+            "money; check the provider's console, then run reconcile"
+        )
+    error.accepted = accepted
+    return error
 
 
 def close_unseen(rentals: Rentals, provider: Provider, rental: Rental) -> None:

@@ -55,7 +55,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     unseen_unix: float | None = None  # abandoned: since when its provider has shown no machine
     ended_unix: float | None = None  # when the end was proven; it may have been earlier
     why: str = ""  # of abandoned and ended: the reason or the proof
-    snapshot: SnapshotId | None = None  # ended: what its machine held to the last
+    snapshot: SnapshotId | None = None  # ended, or being ended: what its machine held to the last
     project: str = ""  # the workspace's when the machine was asked for
     answered_unix: float | None = None  # when SSH first answered; None: it has not, as far as known
     failed: bool = False  # the market made no machine on which SSH answers
@@ -66,6 +66,11 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     def unfinished(self) -> bool:
         """Its run works on it or was killed."""
         return self.state in ("asked", "standing")
+
+    def is_ending(self, machine: Machine) -> bool:
+        """Whether its provider carries out an end that torpor asked for, of a machine whose work is
+        stored: nobody needs it any more."""
+        return machine.state == "stopping" and self.snapshot is not None
 
 
 class _Lease(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ from torpor.control.safety import Warrant, never_handed_over
 from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,
+    EndUnproven,
     HandedOver,
     InvalidInput,
     MachineUnreachable,
@@ -308,7 +309,13 @@ class Renting:
             self.leave(rental)
             return
         warrant = warrant or never_handed_over(machine, label, lambda: self._ask(label))
-        why = destroy(provider, machine, warrant, rental.created_unix, within_s)
+        try:
+            why = destroy(provider, machine, warrant, rental.created_unix, within_s)
+        except EndUnproven as error:
+            if error.accepted and warrant.snapshot is not None:
+                with suppress(HandedOver):
+                    self._rentals.change(rental, machine=machine.id, snapshot=warrant.snapshot)
+            raise
         self.leave(rental)
         self._by.told.ended(machine, warrant.reason)
         with suppress(HandedOver):  # another run has seen the end, and recorded it
