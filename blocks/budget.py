@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 from functools import cache
+from typing import Self
 
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, field_validator, model_validator
-from typing_extensions import Self
 
 from blocks.reference import LOGOS, Reference, load, load_all
 from blocks.workspace import Workspace

@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import secrets
-from typing import Final
+from typing import Final, Self
 
 from prefect.blocks.core import Block
 from prefect_aws.credentials import AwsCredentials, MinIOCredentials
 from pydantic import ConfigDict, Field, HttpUrl, SecretStr, field_validator, model_validator
-from typing_extensions import Self
 
 from blocks.flavour import Flavour, region_and_endpoint
 from blocks.reference import LOGOS, Reference, load

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, Self
 
 import asyncssh
 from prefect.blocks.core import Block
 from pydantic import ConfigDict, Field, HttpUrl, SecretStr, field_validator
-from typing_extensions import Self
 
 from blocks.reference import LOGOS
 from torpor.control.remote.ssh import Identity
