@@ -35,7 +35,6 @@ DEMO: Final = "demo"
 EMBEDDED: Final = "embedded"
 """The credentials block of the embedded store. torpor serves a store block that names it."""
 BUCKET: Final = "torpor"
-DEPLOY_S: Final = 900.0
 KNOCK_S: Final = 2.0
 
 

@@ -63,7 +63,6 @@ def hibernate_idle(one: Watched, block: str, faults: list[Exception]) -> Watched
             machine=machine,
             provider=one.provider,
             reason=one.reason,
-            hibernates=True,
         )
     )
     return _start(one, f"watch-{machine}", block, faults, only_if_idle=True)

@@ -93,11 +93,10 @@ class MachineDestroyed(_OfMachine, frozen=True, kw_only=True):
 
 
 class MachineIdle(_OfMachine, frozen=True, kw_only=True):
-    """Nothing has run on the machine for long enough; ``hibernates``: it is being hibernated."""
+    """Nothing has run on the machine for long enough: it is being hibernated."""
 
     event: ClassVar[str] = "torpor.machine.idle"
     reason: str
-    hibernates: bool
 
 
 class MachineUnknown(_OfMachine, frozen=True, kw_only=True):

@@ -53,7 +53,6 @@ def queued_jobs(queue: str = "") -> list[QueuedJob]:
             run=one.id,
             since_unix=one.created_unix,
             command=one.parameters.get("command") or [],
-            continues=bool(one.parameters.get("job")),
         )
         for one in runner().job_runs("waiting", "taken", queue=queue)
     ]

@@ -143,10 +143,12 @@ def test_what_does_not_fit_is_there_with_the_reason() -> None:
 
 
 def test_the_table_has_a_row_for_each_offer() -> None:
-    found = sold([offer("a", 2.0), offer("b", 9.0)], want=Want(max_price_usd_h=5))
-    table = frame(found)
+    offers = [offer("a", 2.0, cores=8.0, ram_gib=64.0), offer("b", 9.0)]
+    table = frame(sold(offers, want=Want(max_price_usd_h=5)))
     assert list(table.columns) == list(COLUMNS)
     assert list(table.offer) == ["a", "b"]
+    assert (table.cores[0], table.ram_gib[0]) == (8.0, 64.0)
+    assert table[["cores", "ram_gib"]].isna().to_numpy()[1].all()
     assert list(table.rejected) == ["", "it costs 9 $/h, the limit is 5 $/h"]
     assert list(frame(sold([])).columns) == list(COLUMNS)
 

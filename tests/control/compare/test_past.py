@@ -45,13 +45,9 @@ def test_a_start_begins_where_the_provider_s_queue_ends() -> None:
 def test_only_attempts_whose_outcome_is_known_count() -> None:
     """Records of older versions do not say whether SSH ever answered."""
     (found, _) = Past([rental(), rental(failed=True), rental(answered_unix=1001.0)]).of(H100)
-    assert (found.failed, found.attempts, found.failure_share) == (1, 2, 0.5)
+    assert (found.failed, found.attempts) == (1, 2)
     (none, _) = Past([rental()]).of(H100)
-    assert (none.attempts, none.failure_share, none.start_s(0.5), none.link_mb_s) == (
-        *(0, 0.0),
-        None,
-        None,
-    )
+    assert (none.attempts, none.start_s(0.5), none.link_mb_s) == (0, None, None)
 
 
 def test_a_link_is_the_median_of_restores_that_are_big_enough() -> None:

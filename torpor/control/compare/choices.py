@@ -95,6 +95,8 @@ COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
     "gpu": lambda one: str(one.offer.gpu or ""),
     "gpu_count": lambda one: one.offer.gpu_count,
     "vram_gib": lambda one: one.vram_gib,
+    "cores": lambda one: one.offer.cores,
+    "ram_gib": lambda one: one.offer.ram_gib,
     "spot": lambda one: one.offer.spot,
     "price_usd_h": lambda one: one.offer.price_usd_h or None,
     "session_usd": lambda one: one.session_usd,

@@ -34,10 +34,6 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
     def attempts(self) -> int:
         return self.failed + len(self.starts_s)
 
-    @property
-    def failure_share(self) -> float:
-        return self.failed / self.attempts if self.attempts else 0.0
-
     def start_s(self, share: float) -> float | None:
         """The time within which so many machines answered (nearest rank); None without any."""
         if not self.starts_s:

@@ -14,7 +14,7 @@ _MOST_COMMAND = 120  # characters
 
 
 class QueuedJob(msgspec.Struct, frozen=True):
-    """A flow run that waits in a queue for its turn. ``continues``: the job has begun before."""
+    """A flow run that waits in a queue for its turn."""
 
     job: str
     workspace: str  # as the run names it: the name of a block
@@ -22,7 +22,6 @@ class QueuedJob(msgspec.Struct, frozen=True):
     run: str
     since_unix: float
     command: list[str]
-    continues: bool
 
 
 class JobList(msgspec.Struct, frozen=True):

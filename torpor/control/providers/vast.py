@@ -52,7 +52,6 @@ class _Bundle(msgspec.Struct):
     dph_total: float  # with the storage that was asked for
     disk_space: float  # GB
     geolocation: str | None
-    min_bid: float | None = None
     cuda_max_good: float | None = None
     reliability: float | None = None
     reliability2: float | None = None

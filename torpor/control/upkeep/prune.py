@@ -103,8 +103,6 @@ class Pruned(msgspec.Struct, frozen=True):
 
     plan: PrunePlan
     freed: PackShare
-    marks_written: int
-    marks_removed: int
 
 
 def plan_prune(
@@ -157,16 +155,12 @@ def carry_out(store: ObjectStore, plan: PrunePlan) -> Pruned:
     """Mark and delete as planned, whatever the plan's age: a pack that was unnamed and marked can
     never be named again."""
     still = {bytes.fromhex(pack.id): pack for pack in plan.free}
-    written = _write_mark(store, plan)
+    _write_mark(store, plan)
     store.delete(pack_key(plan.workspace, pack_id) for pack_id in still)
     left = _packs(store, plan.workspace)
     freed = [pack for pack_id, pack in still.items() if pack_id not in left]
-    return Pruned(
-        plan=plan,
-        freed=share_of(freed),
-        marks_written=written,
-        marks_removed=_remove_marks(store, plan.workspace),
-    )
+    _remove_marks(store, plan.workspace)
+    return Pruned(plan=plan, freed=share_of(freed))
 
 
 def share_of(packs: Sequence[Marked]) -> PackShare:
@@ -272,17 +266,15 @@ def _mostly_dead(
     return chosen
 
 
-def _write_mark(store: ObjectStore, plan: PrunePlan) -> int:
+def _write_mark(store: ObjectStore, plan: PrunePlan) -> None:
     """One mark with what is new, and with what stands in earlier ones and is named: those can go
     once what they say of unnamed packs is done."""
-    if not plan.unnamed and not plan.retired:
-        return 0
-    retired = [*plan.retired, *plan.retiring]
-    write_mark(store, plan.workspace, plan.marks, plan.unnamed, retired)
-    return 1
+    if plan.unnamed or plan.retired:
+        retired = [*plan.retired, *plan.retiring]
+        write_mark(store, plan.workspace, plan.marks, plan.unnamed, retired)
 
 
-def _remove_marks(store: ObjectStore, workspace: WorkspaceName) -> int:
+def _remove_marks(store: ObjectStore, workspace: WorkspaceName) -> None:
     """Remove the marks whose packs are all gone, or stand in a later mark. A pack's last mark is
     never removed while the pack is there, so that no snapshot ever refers to it again."""
     # In this order: a marked pack that is gone by now never comes back.
@@ -296,7 +288,6 @@ def _remove_marks(store: ObjectStore, workspace: WorkspaceName) -> int:
         else:
             later |= mark.packs
     store.delete(done)
-    return len(done)
 
 
 def _in(sets: Iterable[frozenset[bytes]]) -> set[bytes]:
