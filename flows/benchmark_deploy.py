@@ -12,6 +12,7 @@ from pydantic import Field
 
 from blocks import PROVIDERS, Workspace
 from blocks.reference import load
+from flows.deploy import StrategyChoice
 from flows.deployment import Deployment
 from flows.flow import flow
 from flows.phases import Phases
@@ -50,7 +51,7 @@ _MOST_FAILED: Final = 2
 def benchmark_deploy(
     workspace: Workspace | str,
     stacks: list[str],
-    strategies: list[StrategyName] = ["D"],  # noqa: B006 - a form shows it; it is never changed
+    strategies: list[StrategyChoice] = ["D"],  # noqa: B006 - a form shows it; it is never changed
     providers: list[str] = [],  # noqa: B006
     rounds: Annotated[int, Field(ge=1, le=50)] = 5,
     minutes: Annotated[float, Field(ge=0.1, le=1440)] = 60.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from blocks import Stack, Workspace
 from flows.deployment import Deployment
@@ -22,11 +22,21 @@ from torpor.shared.errors import TorporError
 DAY_S = 24 * 3600.0
 
 
+def _refuse_e(value: object) -> object:
+    """The form does not offer E; a call from Python is told the reason."""
+    if value == "E":
+        strategy_named("E")
+    return value
+
+
+StrategyChoice = Annotated[StrategyName, BeforeValidator(_refuse_e)]
+
+
 @flow("deploy")
 def deploy(
     workspace: Workspace | str,
     stack: Stack | str,
-    strategy: StrategyName = "D",
+    strategy: StrategyChoice = "D",
     snapshot: str = NEWEST,
     full_check: bool = True,
     environment_days: Annotated[float, Field(ge=1, le=3660)] = 30.0,
@@ -41,8 +51,7 @@ def deploy(
         stack: The Stack block to deploy, or its name.
         strategy: How the software gets onto the machine. A: official image. B: official image and
             the setup command. C: your own image. D: the environment from the store; the first
-            deploy makes and stores it. F: your own image, data and models from the store. E is not
-            offered.
+            deploy makes and stores it. F: your own image, data and models from the store.
         snapshot: The workspace's snapshot for a new machine: its id, or newest.
         full_check: Read and hash every restored byte before the server starts.
         environment_days: Delete stored environments that no deploy has used for so many days.

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from prefect.flows import Flow
+from prefect.utilities.callables import parameter_schema
 
-from flows import benchmark_deploy
+from flows import benchmark_deploy, deploy
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.served import small_stack
@@ -106,3 +109,16 @@ def test_a_benchmark_without_a_way_is_refused(
         run_plainly(world.opened, benchmark_deploy, ["good"], strategies=["E"])
     with pytest.raises(InvalidInput, match="name at least one stack"):
         run_plainly(world.opened, benchmark_deploy, [])
+
+
+@pytest.mark.parametrize(("flow", "parameters", "field", "value"), [
+    (deploy, {"workspace": "mywork", "stack": "good"}, "strategy", "E"),
+    (benchmark_deploy, {"workspace": "mywork", "stacks": ["good"]}, "strategies", ["E"]),
+])  # fmt: skip
+def test_the_form_does_not_offer_strategy_e_and_a_call_is_told_the_reason(
+    flow: Flow[..., Any], parameters: dict[str, Any], field: str, value: object
+) -> None:
+    form = json.dumps(parameter_schema(flow).model_dump()["properties"][field])
+    assert '["A", "B", "C", "D", "F"]' in form
+    with pytest.raises(InvalidInput, match=r"strategy E .* not offered: .*Use D"):
+        flow.validate_parameters(parameters | {field: value})

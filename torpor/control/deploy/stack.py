@@ -16,7 +16,7 @@ from torpor.shared.values import BASE, WorkspaceName, workspace_name
 _SECRET_LINE: Final = 4
 """A shorter line of a secret, such as a bracket, is not hidden by itself."""
 
-StrategyName = Literal["A", "B", "C", "D", "E", "F"]
+StrategyName = Literal["A", "B", "C", "D", "F"]
 
 
 class Strategy(msgspec.Struct, frozen=True):
