@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import inspect
 import re
@@ -92,13 +93,15 @@ def test_the_first_steps_are_those_that_ci_and_the_first_click_run() -> None:
 
 @pytest.mark.parametrize("page", [README, GUIDE], ids=_name)
 def test_examples_call_what_exists(page: Path) -> None:
-    """Each example parses; what it imports is there; functions and blocks know its keywords."""
+    """Each example parses and imports what it uses; what it imports is there; functions and blocks
+    know its keywords."""
     known: dict[str, Any] = {}
-    wrong = []
+    wrong: list[tuple[str, set[str | None]]] = []
     examples = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert examples
     for example in examples:
         tree = ast.parse(example.replace("    ...,\n", ""))
+        wrong += [("not imported", {name}) for name in sorted(_read(tree) - _bound(tree))]
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 module = importlib.import_module(node.module or "")
@@ -143,6 +146,21 @@ def _anchors(page: Path) -> set[str]:
     """The headings of a page, as links name them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def _read(tree: ast.AST) -> set[str]:
+    """The names that an example reads."""
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return {node.id for node in names if isinstance(node.ctx, ast.Load)}
+
+
+def _bound(tree: ast.AST) -> set[str]:
+    """The names that an example imports or assigns, and Python's own."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.asname or alias.name for node in imports for alias in node.names}
+    stores = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    names |= {node.id for node in stores if isinstance(node.ctx, ast.Store)}
+    return names | set(dir(builtins))
 
 
 def _parameters(callee: Any) -> set[str]:
