@@ -29,7 +29,8 @@ class GcpProvider(Block):
     """One project of Google Cloud: Compute Engine machines with NVIDIA GPUs, on demand and spot.
 
     The project needs a network with a firewall rule that opens port 22 to the host of the flows.
-    torpor creates neither. It needs the extra gcp: pip install 'torpor[gcp]'.
+    torpor creates neither. It needs the extra gcp, which `make setup`
+    installs.
 
     Args:
         project: The project's id.

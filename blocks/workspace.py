@@ -273,7 +273,9 @@ class Workspace(Block):
         ge=0,
         lt=100,
         title="Idle GPU (percent)",
-        description="A GPU above this activity works. The busiest GPU counts.",
+        description=(
+            "A GPU above this activity works. The busiest GPU counts. 0: any activity is work."
+        ),
     )
     idle_cpu_percent: float = Field(
         default=50.0,

@@ -43,7 +43,8 @@ def job(
         save: A command that makes the program write its state, run before each save. May stay
             empty.
         save_minutes: Minutes between two saves. The first ones on a spot machine come sooner.
-        spot: Whether to rent spot machines, which cost less and may be taken away at any time.
+        spot: Whether to rent spot machines, which cost less and may be taken away at any time. This
+            replaces the Workspace block's choice.
         retries: How often a command that fails is started again.
         on_cancel: What becomes of the machine when the job is cancelled.
         job: The id of a job to continue. Empty: begin a new one.

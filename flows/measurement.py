@@ -34,7 +34,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.measure import advice, page, peers, plots
 from torpor.control.measure.figures import Direction, Figure, find
 from torpor.control.measure.host import host_facts
-from torpor.control.measure.results import left_out, write_results
+from torpor.control.measure.results import INSTALL, left_out, write_results
 from torpor.control.measure.rounds import Rounds
 from torpor.control.measure.scratch import scratch_name
 from torpor.control.measure.storage import MACHINE, above_line
@@ -198,8 +198,8 @@ class Measurement:
         missing = left_out()
         if missing:
             self._note(
-                f"not written: {', '.join(missing.values())}. Install the extra `benchmark`, which "
-                f"brings {' and '.join(missing)}"
+                f"not written: {', '.join(missing.values())}. Missing: {' and '.join(missing)}. "
+                f"{INSTALL}"
             )
         if "matplotlib" not in missing:
             with self._phases.phase("pictures"):

@@ -503,7 +503,7 @@ def test_the_program_on_the_machine_powers_it_off_once_nobody_renewed_the_deadli
 
 def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.auth", None)
-    with pytest.raises(InvalidInput, match=r"pip install 'torpor\[gcp\]'"):
+    with pytest.raises(InvalidInput, match=r"pip install '\.\[gcp\]'"):
         GoogleLogin.of_this_host()
 
 

@@ -442,7 +442,7 @@ def test_each_cluster_behind_one_host_is_a_market_of_its_own(server: str, identi
 
 def test_without_the_client_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
-    with pytest.raises(InvalidInput, match=re.escape("pip install 'torpor[kubernetes]'")):
+    with pytest.raises(InvalidInput, match=re.escape("pip install '.[kubernetes]'")):
         KubernetesProvider(kubeconfig("http://127.0.0.1:1", "t"), NAMESPACE, MACHINES)
 
 

@@ -14,7 +14,7 @@ from torpor.control.compare.uses import notice
 from torpor.control.drawing import COLOURS, canvas, svg
 from torpor.control.measure.advice import Advice
 from torpor.control.measure.page import dated, section
-from torpor.control.measure.results import left_out
+from torpor.control.measure.results import INSTALL, left_out
 from torpor.control.rental.search import UNSTATED
 from torpor.control.reports import Row
 
@@ -58,7 +58,7 @@ def page(found: Compared, said: Sequence[Advice], plot: bytes | None) -> str:
         encoded = base64.b64encode(plot).decode()
         image = f"![Price and time to work](data:image/svg+xml;base64,{encoded})"
     elif "matplotlib" in left_out():
-        image = "No plot: install the extra `benchmark`, which has matplotlib."
+        image = f"No plot: matplotlib is missing. {INSTALL}"
     terms = found.terms
     restored = f"snapshot {terms.snapshot}, {terms.stored_bytes:,} stored bytes"
     return "\n".join(

@@ -16,6 +16,9 @@ from torpor.control.measure.figures import Figure, frame
 
 _EXTRA: Final = {"matplotlib": "pictures", "pyarrow": "the table as Parquet"}
 """Packages of the extra ``benchmark``, and what is written only where they are installed."""
+INSTALL: Final = (
+    "Run `pip install '.[benchmark]'` in torpor's folder, with the Python of the flows."
+)
 
 
 def left_out() -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Final
 from torpor.control.drawing import COLOURS, INK, canvas, svg
 from torpor.control.measure.page import dated, section
 from torpor.control.measure.prices import StorePrice
-from torpor.control.measure.results import left_out
+from torpor.control.measure.results import INSTALL, left_out
 from torpor.control.money.budgets import between
 from torpor.control.money.costs import HOUR_US, dollars
 from torpor.control.money.months import Month
@@ -39,7 +39,7 @@ def page(
         encoded = base64.b64encode(plot).decode()
         image = f"![Cost by month](data:image/svg+xml;base64,{encoded})"
     elif "matplotlib" in left_out():
-        image = "No plot: install the extra `benchmark`, which has matplotlib."
+        image = f"No plot: matplotlib is missing. {INSTALL}"
     return "\n".join(
         [
             f"## Machines by month ({timezone})",

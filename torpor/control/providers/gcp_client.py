@@ -295,6 +295,7 @@ def _google() -> Any:
         import google.oauth2.service_account
     except ImportError as cause:
         raise InvalidInput(
-            "GCP needs google-auth, which comes with the extra gcp: pip install 'torpor[gcp]'"
+            "GCP needs google-auth, which is not installed: run `pip install '.[gcp]'` in torpor's "
+            "folder, with the Python of the flows"
         ) from cause
     return google

@@ -19,8 +19,8 @@ from torpor.shared.errors import InvalidInput, ProviderDenied, ProviderError
 
 _RIGHTS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _NO_EXTRA: Final = (
-    "the Kubernetes provider needs the official Python client, which is not installed: install "
-    "torpor with its extra, pip install 'torpor[kubernetes]'"
+    "the Kubernetes provider needs the official Python client, which is not installed: run "
+    "`pip install '.[kubernetes]'` in torpor's folder, with the Python of the flows"
 )
 
 
