@@ -96,6 +96,8 @@ class Attending:
         begins = attempt is None
         if attempt is None:
             attempt = self._new_attempt()
+            if attempt.number == 1 and not self._has_turn():
+                return
             if self._driven.stop is not None:
                 self._driven.change_attempt(end="stopped", ended_unix=time.time())
                 return
@@ -116,6 +118,19 @@ class Attending:
         )
         if begins:  # what an earlier machine wrote after its newest save is not in this log
             self._driven.see(min(job.log_offset, state.log_from))
+
+    def _has_turn(self) -> bool:
+        """Look again for jobs that have begun on this workspace, now that others can see this
+        attempt. Of two that begin at once, one sees the other at least, and is not started."""
+        try:
+            others = [one for one in self._opened.jobs.open() if one.id != self._driven.job.id]
+        except TorporError:
+            self._driven.withdraw_attempt()
+            raise
+        if any(one.attempts for one in others):
+            self._driven.withdraw_attempt()
+            return False
+        return True
 
     def _new_attempt(self) -> Attempt:
         price = self._machine.price_usd_h or self._rental.price_usd_h

@@ -13,6 +13,7 @@ import msgspec
 from flows.attending import Attending
 from flows.hibernate import store_workspace
 from flows.phases import Phases
+from flows.unfinished import end_unfinished
 from flows.wake import wake_workspace
 from tasks.jobs import machine_in_use, refuse_other_jobs, stop_command
 from tasks.machines import open_session
@@ -22,7 +23,7 @@ from tasks.standing_by import newest_save
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.policy import MOST_FAILURES, is_hopeless, is_retried, spot_for, wait_s
-from torpor.control.jobs.records import DRIVEN_S, MOST_ATTEMPTS, Job, State
+from torpor.control.jobs.records import DRIVEN_S, MOST_ATTEMPTS, Job, State, Stop
 from torpor.control.rental.records import Rental
 from torpor.control.safety import Verified
 from torpor.shared.errors import (
@@ -40,10 +41,10 @@ from torpor.shared.errors import (
     WorkspaceAwake,
     WorkspaceBusy,
 )
-from torpor.shared.values import Machine
+from torpor.shared.values import Machine, MachineId
 
 TURN_S: Final = 10.0
-"""Between two looks at an older job of the workspace, which comes first."""
+"""Between two looks at the job of the workspace that comes first."""
 AGAIN_S: Final = 5.0
 LONGEST_S: Final = 60.0
 """Between two tries where a machine, a provider or the store does not answer: the first wait, and
@@ -125,21 +126,22 @@ class Driver:
         return self.job
 
     def _once(self) -> None:
-        stop = self._driven.stop
-        if not self.job.attempts and self.job.rented is None and stop is not None:
-            self._driven.end(stop.state, stop.why)  # nothing of it has begun anywhere
+        stop = self._driven.look_for_stop()
+        if stop is not None and self._is_untouched():
+            self._driven.end(stop.state, stop.why)
             return
         if not self.job.attempts and not self._has_turn():
             return
-        newest = self.job.attempts[-1].machine if self.job.attempts else self.job.rented
-        found = machine_in_use(self._opened, newest)
+        found = machine_in_use(self._opened, self._newest_machine())
         if found is not None:
             self._missing_since = None
+        if found is not None and stop is not None and not self._is_ours(*found):
+            found = None  # the user's, or another job's: it is left alone
         if found is None and self._may_show_again():
             self._driven.nap(AGAIN_S)
         elif found is None:
             self._without_machine()
-        elif self._keeps() and self._is_ours(found[0]):
+        elif self._keeps() and self._is_ours(*found):
             self._keep(found[0])
         elif found[0].state in ("stopped", "stopping"):
             self._see_stopped(*found)
@@ -149,13 +151,11 @@ class Driver:
             self._attend(*found)
 
     def _has_turn(self) -> bool:
-        """Jobs of one workspace run one after the other, the oldest first. One that nobody drives
-        is driven by this run, which would otherwise wait for a run that finds no free slot."""
-        me = (self.job.created_unix, self.job.id)
-        before = [j for j in self._opened.jobs.open() if (j.created_unix, j.id) < me]
-        if not before:
+        """Jobs of one workspace run one after the other. One that nobody drives is driven by this
+        run, which would otherwise wait for a run that finds no free slot."""
+        first = next(iter(self._opened.jobs.open()), self.job)
+        if first.id == self.job.id:
             return True
-        first = before[0]
         self._say_waiting(f"job {first.id} of this workspace comes first")
         self._driven.nap(TURN_S)
         pause_s = wait_s(first.failures) if first.failures else 0.0
@@ -168,9 +168,26 @@ class Driver:
                 self._driven.nap(LONGEST_S)
         return False
 
-    def _is_ours(self, machine: Machine) -> bool:
-        job = self.job
-        return machine.id == (job.attempts[-1].machine if job.attempts else job.rented)
+    def _is_untouched(self) -> bool:
+        """Whether nothing of the job has begun anywhere. A wake that was killed may have rented a
+        machine, or handed it over, that the job's record does not name."""
+        if self.job.attempts or self.job.rented is not None:
+            return False
+        return all(
+            one.job != self.job.id or one.state == "abandoned"
+            for one in self._opened.rentals.open()
+        )
+
+    def _newest_machine(self) -> MachineId | None:
+        attempts, rented = self.job.attempts, self.job.rented
+        if not attempts or (rented and rented not in {one.machine for one in attempts}):
+            return rented  # no command was started there yet
+        return attempts[-1].machine
+
+    def _is_ours(self, machine: Machine, rental: Rental) -> bool:
+        """Whether the job works there, or it was rented for the job."""
+        last = [one.machine for one in self.job.attempts[-1:]]
+        return machine.id in (*last, self.job.rented) or rental.job == self.job.id
 
     # -- no machine
 
@@ -181,11 +198,30 @@ class Driver:
         if self.job.final is not None:
             self._end()
         elif stop is not None:
-            self._driven.end(stop.state, stop.why)
+            self._stop_without_machine(stop)
         elif is_hopeless(self.job):
             self._end_hopeless()
-        else:
+        elif self.job.attempts or self._still_has_turn():
             self._rent()
+
+    def _stop_without_machine(self, stop: Stop) -> None:
+        """End the job, and before it what its killed wakes left: nobody else would."""
+        opened = replace(self._opened, job=self.job.id)
+        if any(one.job == opened.job and one.unfinished for one in opened.rentals.open()):
+            self._say_waiting("it ends the machine that a wake which was killed has left")
+            whole = end_unfinished(opened, self.job.newest)
+            if whole is None:
+                self._driven.nap(AGAIN_S)
+            else:
+                self._driven.change(rented=whole)  # and it is hibernated like any other
+            return
+        self._driven.end(stop.state, stop.why)
+
+    def _still_has_turn(self) -> bool:
+        """Before anything is rented, look again: the records of jobs that were begun at the same
+        time are there by now."""
+        self._driven.nap(AGAIN_S)
+        return self._driven.stop is None and self._has_turn()
 
     def _may_show_again(self) -> bool:
         """Whether its machine may only be missing in an answer: no provider has proven its end.
@@ -194,7 +230,10 @@ class Driver:
         last = job.attempts[-1].rental if job.attempts else None
         over = [one for one in self._opened.rentals.open() if one.state == "handed over"]
         if not any(
-            one.label.rental == last or (one.machine and one.machine == job.rented) for one in over
+            one.label.rental == last
+            or (one.machine and one.machine == job.rented)
+            or one.job == job.id
+            for one in over
         ):
             self._missing_since = None
             return False
@@ -250,7 +289,9 @@ class Driver:
         """Wake the newest save on a new machine, or wait where none is on sale."""
         spec = self._opened.spec
         want = msgspec.structs.replace(spec.want, spot=spot_for(self.job))
-        opened = replace(self._opened, spec=msgspec.structs.replace(spec, want=want))
+        opened = replace(
+            self._opened, spec=msgspec.structs.replace(spec, want=want), job=self.job.id
+        )
         try:
             report = wake_workspace(opened, Phases(), self.job.newest or "")
         except (NoOffer, CreateFailed) as error:

@@ -72,6 +72,7 @@ def renting(opened: OpenWorkspace) -> Renting:
             opened.identity.load(),
             _Told(opened.spec.name),
             opened.project,
+            opened.job,
             lambda usd_h: see_that_budgets_allow(opened, usd_h),
         )
     )

@@ -72,6 +72,8 @@ class OpenWorkspace(StoredWorkspace):
     )
     """The same by their references, with the error of each that cannot be opened."""
     project: str = ""
+    job: str = ""
+    """The job that machines are rented for."""
     budgets: Callable[[], Sequence[OpenBudget]] = field(default=tuple, repr=False)
     """Opens all budgets of the installation, also those of other workspaces."""
     store_price: Callable[[], StorePrice | None] = field(default=lambda: None, repr=False)

@@ -53,7 +53,10 @@ def story(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
                 told.did.append(f"start on {self._machine.id}")
                 self._driven.begin_attempt(self._machine, False, 4.0)
             told.during()
-            self._driven.change_attempt(end="command ended", status=0)
+            if self._driven.look_for_stop() is None:
+                self._driven.change_attempt(end="command ended", status=0)
+            else:
+                self._driven.change_attempt(end="stopped")
 
     def store(opened: Any, phases: Any, *, machine: MachineId, **_: Any) -> None:
         told.did.append(f"hibernate {machine}")
@@ -128,11 +131,11 @@ class _Line:
 
     def __init__(self, state: JobState) -> None:
         self._state = state
-        self.stopped: list[str] = []
+        self.asked: list[Any] = []
 
     def call(self, request: Any, *, request_id: str, within_s: float) -> Any:
-        if isinstance(request, StopJob):
-            self.stopped.append(request.job)
+        if not isinstance(request, LookAtJob):
+            self.asked.append(request)
         return JobLook(self._state, "", 0) if isinstance(request, LookAtJob) else self._state
 
     def close(self) -> None:
@@ -161,4 +164,76 @@ def test_a_run_that_slept_does_not_end_its_successors_attempt(
     line = _Line(state)
     with PlainRunner(lab.opened), pytest.raises(HandedOver, match="driven by flow run awake"):
         Attending(lab.opened, driven, machine, rental, line).run()  # type: ignore[arg-type]
-    assert line.stopped == []
+    assert not any(isinstance(request, StopJob) for request in line.asked)
+
+
+_EARLY, _LATE = "0" * 12, "f" * 12
+
+
+def test_a_job_that_has_begun_goes_on_whatever_the_clocks_say(lab: Lab, story: Story) -> None:
+    machine, rental = handed_over(lab.opened)
+    begun = _job(lab, _LATE, created_unix=9.0, attempts=[_attempt(machine, rental)])
+    story.during = lambda: lab.opened.jobs.ask_stop(_EARLY, _SOON)
+    assert _drive(lab, _job(lab, _EARLY)).state == "cancelled"
+    assert story.did == [f"hibernate {machine.id}"]  # after the command that ran already
+    other = lab.opened.jobs.of(begun.id)
+    assert other is not None and other.state == "succeeded"
+
+
+def test_of_two_jobs_that_begin_at_once_one_is_started_at_most(lab: Lab) -> None:
+    """The other one began after this one's last look."""
+    machine, rental = handed_over(lab.opened)
+    jobs = lab.opened.jobs
+    driven = Driven(jobs, jobs.take(_job(lab, _EARLY), "mine"), lambda message: None)
+    jobs.take(_job(lab, _LATE, attempts=[_attempt(machine, rental)]), "theirs")
+    line = _Line(JobState(_EARLY, 1, "running"))
+    with PlainRunner(lab.opened):
+        Attending(lab.opened, driven, machine, rental, line).run()  # type: ignore[arg-type]
+    assert line.asked == []
+    assert [(one.id, len(one.attempts)) for one in jobs.open()] == [(_LATE, 1), (_EARLY, 0)]
+
+
+def test_a_job_looks_again_before_it_rents(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older job is recorded after the first look, and its machine is there."""
+    look = driving.machine_in_use
+
+    def late(*given: Any) -> None:
+        monkeypatch.setattr(driving, "machine_in_use", look)
+        _job(lab, _EARLY)
+        handed_over(lab.opened)
+
+    monkeypatch.setattr(driving, "machine_in_use", late)
+    late_job = _job(lab, _LATE, created_unix=9.0)
+    story.during = lambda: lab.opened.jobs.ask_stop(_LATE, _SOON)
+    assert _drive(lab, late_job).state == "cancelled"
+    first = lab.opened.jobs.of(_EARLY)
+    assert first is not None
+    assert first.state == "succeeded"
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_stopped_job_hibernates_what_its_wake_handed_over_and_nothing_else(
+    lab: Lab, story: Story, mine: bool
+) -> None:
+    """Its run was killed before the record named the machine."""
+    machine, rental = handed_over(lab.opened)
+    if mine:
+        lab.opened.rentals.change(rental, job=_ID)
+    left = _job(lab)
+    lab.opened.jobs.ask_stop(_ID, _SOON)
+    assert _drive(lab, left).state == "cancelled"
+    assert list(lab.market.alive) == ([] if mine else [machine.id])
+    assert (f"hibernate {machine.id}" in story.did) == mine
+
+
+def test_a_stopped_job_leaves_the_machine_that_a_user_woke_since(lab: Lab, story: Story) -> None:
+    gone, of_gone = handed_over(lab.opened)
+    del lab.market.alive[gone.id]
+    machine, _ = handed_over(lab.opened)
+    left = _job(lab, rented=gone.id, attempts=[_attempt(gone, of_gone)])
+    lab.opened.jobs.ask_stop(_ID, _SOON)
+    assert _drive(lab, left).state == "cancelled"
+    assert story.did == []
+    assert list(lab.market.alive) == [machine.id]

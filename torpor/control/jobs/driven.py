@@ -96,6 +96,10 @@ class Driven:
         self.change(state="running", why="", failures=0, attempts=begun)
         return attempt
 
+    def withdraw_attempt(self) -> None:
+        """The command was not started: the machine has not heard of the newest attempt."""
+        self.change(state="waiting", attempts=self._job.attempts[:-1])
+
     def change_attempt(self, **changes: Any) -> None:
         """Change the newest attempt, and write the record."""
         with self._lock:

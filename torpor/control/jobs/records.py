@@ -98,6 +98,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.process) and time.time() - self.driven_unix < LOST_S
 
     @property
+    def turn(self) -> tuple[bool, bool, float, str]:
+        """Sorts the jobs of a workspace, which run one after the other. One that has begun goes
+        on, whatever the clocks of hosts say; else the oldest is first."""
+        return (not self.attempts, self.rented is None, self.created_unix, self.id)
+
+    @property
     def attempt(self) -> Attempt | None:
         """The attempt that has not ended."""
         newest = self.attempts[-1] if self.attempts else None
@@ -147,11 +153,11 @@ class Jobs:
         return self._read(self._key("ended", job)) or self._read(self._key("open", job))
 
     def open(self) -> list[Job]:
-        """Every job that has not ended, oldest first."""
+        """Every job that has not ended, by their turns."""
         ended = set(self._names("ended"))
         names = [name for name in self._names("open") if name not in ended]
         found = [self._read(self._key("open", name)) for name in names]
-        return sorted((one for one in found if one), key=lambda one: (one.created_unix, one.id))
+        return sorted((one for one in found if one), key=lambda one: one.turn)
 
     def ended(self, most: int = MOST_ENDED) -> list[Job]:
         """The jobs that ended last, at most so many, oldest first."""

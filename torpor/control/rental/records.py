@@ -57,6 +57,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""  # of abandoned and ended: the reason or the proof
     snapshot: SnapshotId | None = None  # ended, or being ended: what its machine held to the last
     project: str = ""  # the workspace's when the machine was asked for
+    job: str = ""  # the one that it was rented for, until another one's run takes it up
     answered_unix: float | None = None  # when SSH first answered; None: it has not, as far as known
     failed: bool = False  # the market made no machine on which SSH answers
     fetched_bytes: int = 0  # what its wake read from the store
@@ -102,7 +103,9 @@ class Rentals:
         """A label that no other attempt has."""
         return Label(owner, self.workspace, secrets.token_hex(8))
 
-    def begin(self, label: Label, offer: Offer, host_key: str | None, project: str = "") -> Rental:
+    def begin(
+        self, label: Label, offer: Offer, host_key: str | None, project: str = "", job: str = ""
+    ) -> Rental:
         """Record that a machine is about to be asked for, with the key that it must show."""
         rental = Rental(
             label=label,
@@ -117,6 +120,7 @@ class Rentals:
             price_usd_h=offer.price_usd_h,
             host_key=host_key,
             project=project,
+            job=job,
         )
         self._store.put(self.key(label), msgspec.json.encode(rental))
         return rental

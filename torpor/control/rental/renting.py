@@ -81,6 +81,7 @@ class Renter(msgspec.Struct, frozen=True):
     identity: asyncssh.SSHKey
     told: Told
     project: str = ""
+    job: str = ""
     afford: Callable[[float], None] = lambda usd_h: None
     """Called with its price between the record of a rental and the request for its machine: raises
     BudgetExceeded if the budgets do not allow what is recorded by now."""
@@ -213,6 +214,7 @@ class Renting:
             provider=live.provider,
             machine=live.id,
             seen_unix=time.time(),
+            job=rental.job if rental.job == self._by.job else "",
         )
         return Tenancy(self.pinned(live, rental), rental, self, fresh=False)
 
@@ -427,7 +429,7 @@ class Renting:
         order = order_for(offer, label, self._by.identity, self._by.want)
         installed = able.host_key == "installed"
         host_key = host_key_of(self._by.identity, label).public if installed else None
-        rental = self._rentals.begin(label, offer, host_key, self._by.project)
+        rental = self._rentals.begin(label, offer, host_key, self._by.project, self._by.job)
         self.claim(rental)
         try:
             asked = False

@@ -1,0 +1,76 @@
+"""What a killed wake of a job left is ended with the job; what others rented stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from flows import job
+from tasks.plain_runner import PlainRunner
+from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.rentals import standing
+from tests.fixtures.world import WORKSPACE, World
+from tests.jobs.campaign import hurried
+from torpor.control.jobs.records import Job, Jobs, Stop
+from torpor.shared.values import ObjectKey
+
+_ID = "3f2a9c81d04e"
+
+
+@pytest.fixture
+def stored(world: World, short_agent: None) -> Iterator[World]:
+    """A workspace on no machine."""
+    place = world.workspace(world.rent().id)
+    place.mkdir()
+    (place / "work").write_bytes(b"mine" * 1000)
+    hibernate_plainly(world.opened)
+    with hurried():
+        yield world
+
+
+def _cancelled(world: World) -> Job:
+    """A job that was cancelled while its run was killed in a wake."""
+    jobs = Jobs(world.direct, WORKSPACE)
+    made = Job(id=_ID, workspace=WORKSPACE, block=WORKSPACE, command=["true"], created_unix=1.0)
+    jobs.leave(jobs.take(made, "killed"))
+    jobs.ask_stop(_ID, Stop("cancelled", "hibernate", "enough", 2.0))
+    with PlainRunner(world.opened, wait_factor=0.1):
+        return job.fn(WORKSPACE, [], job=_ID).job
+
+
+@pytest.mark.parametrize("of", [_ID, "", "0" * 12], ids=["this job", "a user", "another job"])
+def test_a_stopped_job_ends_the_unfinished_machine_of_its_own_wake_only(
+    stored: World, of: str
+) -> None:
+    machine, rental = standing(stored.opened)
+    stored.opened.rentals.change(rental, job=of)
+    assert _cancelled(stored).state == "cancelled"
+    assert [one.id for one in stored.machines()] == ([] if of == _ID else [machine.id])
+    assert len(stored.snapshots()) == 1
+
+
+def test_a_whole_restore_is_hibernated_and_not_just_ended(stored: World) -> None:
+    """The wake was killed right before it handed its machine over."""
+    wake_plainly(replace(stored.opened, job=_ID))
+    (rental,) = stored.opened.rentals.open()
+    assert rental.job == _ID
+    left = msgspec.structs.replace(rental, state="standing")
+    stored.direct.put(ObjectKey(stored.opened.rentals.key(rental.label)), msgspec.json.encode(left))
+    ended = _cancelled(stored)
+    assert ended.state == "cancelled"
+    assert stored.machines() == []
+    assert ended.final == stored.snapshots()[0].snapshot
+    assert len(stored.snapshots()) == 2
+
+
+def test_a_machine_that_another_run_took_up_is_not_the_jobs_any_more(stored: World) -> None:
+    _, rental = standing(stored.opened)
+    stored.opened.rentals.change(rental, job=_ID)
+    woken = wake_plainly(stored.opened)
+    (now,) = stored.opened.rentals.open()
+    assert (now.machine, now.job) == (woken.machine, "")
+    assert _cancelled(stored).state == "cancelled"
+    assert len(stored.machines()) == 1
