@@ -136,6 +136,7 @@ class _OnMachine:
         self._served = 0.0
         self._environment = "of the image"
         self._built = False
+        self._began = ""  # the record on the machine that this deploy makes the environment
         self._restoring: list[Restoration] = []
         self._stopped = threading.Event()
         self._warnings: list[str] = []
@@ -157,7 +158,7 @@ class _OnMachine:
                 serving.see_port()
                 if self._of.strategy.keeps:
                     self._see_room(session, place, base)
-            serving.stop()
+            self._stop(serving)
 
             def serve() -> None:
                 self._fetch_model(session, place, serving)
@@ -177,10 +178,19 @@ class _OnMachine:
             if self._built:
                 with self._phases.phase("store environment"):
                     self._store(session, base, serving)
+            if self._began:
+                # Before the last look: a deploy that finds it has ended this one's server before.
+                run_on_machine(session, ["rm", "-rf", "--", self._began])
             serving.see_serving()
             if self._tenancy is not None and not self._of.trial:
                 self._tenancy.hand_over(alone=True)
             return self._report(serving)
+
+    def _stop(self, serving: Serving) -> None:
+        """End what earlier deploys have started here; HandedOver if it is a user's by now."""
+        if self._tenancy is not None:
+            self._tenancy.see_unclaimed()
+        serving.stop()
 
     # -- what the server needs
 
@@ -247,7 +257,7 @@ class _OnMachine:
                 for restoration in self._restoring:
                     restoration.remote.give_up(RunCancelled("another part of the deploy failed"))
                 with suppress(TorporError):  # ends a setup command that still runs
-                    serving.stop()
+                    self._stop(serving)
                 raise
 
     def _restore_workspace(self, session: Session, wanted: _Wanted) -> None:
@@ -272,9 +282,11 @@ class _OnMachine:
     ) -> None:
         """From the store, or by the setup command."""
         mark = f"{place.home}/.torpor/deploy/{base.spec.name}"
-        if self._tenancy is not None and holds_files(session, [mark]):
-            # A deploy that was killed began to make it on this machine, which nobody got.
-            run_on_machine(session, ["rm", "-rf", "--", *place.environment, mark])
+        if self._tenancy is not None:
+            begun = holds_files(session, [mark])
+            self._tenancy.see_unclaimed()
+            if begun:  # by a deploy that was killed, on this machine, which nobody got
+                run_on_machine(session, ["rm", "-rf", "--", *place.environment, mark])
         if self._of.strategy.keeps:
             found = find_base(base, self._reason())
             if found is not None:
@@ -282,6 +294,7 @@ class _OnMachine:
                 return
         if not holds_files(session, place.environment):
             run_on_machine(session, ["mkdir", "-p", "--", f"{mark}/began"])
+            self._began = mark
             self._built = self._of.strategy.keeps
         self._see_wanted()
         began = time.monotonic()

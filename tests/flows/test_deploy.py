@@ -16,6 +16,7 @@ from prefect.blocks.system import Secret
 from blocks import Stack
 from flows import deploy, deployment, restoration
 from flows.phases import Phases
+from flows.serving import Serving
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown, wake_plainly
@@ -27,13 +28,16 @@ from torpor.control.deploy.asking import ask
 from torpor.control.deploy.report import DeployReport
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
+from torpor.control.rental.records import Rentals
 from torpor.control.store.snapshots import list_snapshots, snapshot_ids
 from torpor.control.upkeep.pins import pin_times
 from torpor.shared.errors import (
     DeployFailed,
+    HandedOver,
     InvalidInput,
     RestoreUnfinished,
     SnapshotDamaged,
+    StoreUnavailable,
     TorporError,
 )
 from torpor.shared.values import BASE, MachineId, WorkspaceName
@@ -167,6 +171,63 @@ def test_a_machine_in_use_keeps_its_server_where_another_program_has_the_port(
         with pytest.raises(DeployFailed, match="another program on the machine listens on port"):
             _deploy(asleep, taken)
     assert _answers(stack)
+
+
+@pytest.mark.parametrize("moment", ["it connects", "it has ended what ran"])
+def test_a_machine_that_another_deploy_hands_over_meanwhile_keeps_its_server(
+    asleep: World, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Both took up the same machine that a killed run left."""
+    left, _ = standing(asleep.opened)
+    stack = small_stack()
+    others: list[DeployReport] = []
+    before: list[tuple[set[int], int]] = []
+
+    def stands() -> tuple[set[int], int]:
+        """The processes of the server, and the environment."""
+        servers = {p.pid for p in asleep.processes(left.id) if "serve.py" in " ".join(p.cmdline())}
+        return servers, (asleep.home(left.id) / "small-stack" / "made").stat().st_ino
+
+    def late(real: Any) -> Any:
+        def first_the_other(*args: Any) -> Any:
+            done = real(*args)
+            monkeypatch.undo()
+            others.append(_deploy(asleep, stack))
+            before.append(stands())
+            return done
+
+        return first_the_other
+
+    if moment == "it connects":
+        monkeypatch.setattr(deployment, "open_session", late(deployment.open_session))
+    else:
+        monkeypatch.setattr(Serving, "stop", late(Serving.stop))
+    with pytest.raises(HandedOver):
+        _deploy(asleep, stack)
+    assert [one.machine for one in others] == [one.id for one in asleep.machines()] == [left.id]
+    assert before == [stands()] and before[0][0] and _answers(stack)
+
+
+def test_a_whole_environment_is_not_recorded_as_unfinished(asleep: World) -> None:
+    """Else a deploy that has taken up the same machine could delete it."""
+    report = _deploy(asleep, small_stack())
+    assert not list((asleep.home(report.machine) / ".torpor" / "deploy").glob(f"{BASE}*"))
+
+
+def test_a_machine_whose_rental_cannot_be_read_is_left_alone(
+    asleep: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standing(asleep.opened)
+    stopped: list[str] = []
+
+    def unread(*_: object) -> None:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(Rentals, "see_unclaimed", unread)
+    monkeypatch.setattr(Serving, "stop", lambda _: stopped.append("server"))
+    with pytest.raises(StoreUnavailable):
+        _deploy(asleep, small_stack())
+    assert stopped == [] and len(asleep.machines()) == 1
 
 
 def test_a_left_machine_with_another_snapshot_is_replaced(asleep: World) -> None:

@@ -108,6 +108,12 @@ class Tenancy:
         if self._renting is not None and self.rental is not None:
             self._renting.claim(self.rental)
 
+    def see_unclaimed(self) -> None:
+        """HandedOver if another run has handed the machine over, or ended it. A machine that a
+        killed run left may be another run's too."""
+        if self._renting is not None and self.rental is not None:
+            self._renting.see_unclaimed(self.rental.label)
+
     def hand_over(
         self, *, alone: bool = False, fetched_bytes: int = 0, fetched_s: float = 0.0
     ) -> None:
@@ -290,6 +296,11 @@ class Renting:
 
     # -- the end
 
+    def see_unclaimed(self, label: Label) -> None:
+        """HandedOver unless it may still be ended; a machine under a reserved name always may."""
+        if not label.workspace.startswith(RESERVED):
+            self._rentals.see_unclaimed(label)
+
     def end(
         self, rental: Rental, warrant: Warrant | None = None, *, within_s: float = GONE_S
     ) -> None:
@@ -301,7 +312,7 @@ class Renting:
         """
         label = rental.label
         if warrant is None:
-            self._ask(label)
+            self.see_unclaimed(label)
         provider = self._by.markets.of(rental.provider)
         shown = listed(provider, label)
         seen = {} if shown is None else {"seen_unix": time.time()}
@@ -310,7 +321,7 @@ class Renting:
             close_unseen(self._rentals, provider, rental)
             self.leave(rental)
             return
-        warrant = warrant or never_handed_over(machine, label, lambda: self._ask(label))
+        warrant = warrant or never_handed_over(machine, label, lambda: self.see_unclaimed(label))
         try:
             why = destroy(provider, machine, warrant, rental.created_unix, within_s)
         except EndUnproven as error:
@@ -541,11 +552,6 @@ class Renting:
     def _note(self, offer: Offer, outcome: str) -> None:
         with self._lock:
             self.tried.append(Tried.of(offer, outcome))
-
-    def _ask(self, label: Label) -> None:
-        """Whether it may still be ended; a machine under a reserved name always may."""
-        if not label.workspace.startswith(RESERVED):
-            self._rentals.see_unclaimed(label)
 
 
 def _is_failure(cause: BaseException) -> bool:
