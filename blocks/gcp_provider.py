@@ -29,8 +29,7 @@ class GcpProvider(Block):
     """One project of Google Cloud: Compute Engine machines with NVIDIA GPUs, on demand and spot.
 
     The project needs a network with a firewall rule that opens port 22 to the host of the flows.
-    torpor creates neither. It needs the extra gcp, which `make setup`
-    installs.
+    torpor creates neither. It needs the extra gcp, which `make setup` installs.
 
     Args:
         project: The project's id.

@@ -89,7 +89,7 @@ def store_workspace(
         spec = msgspec.structs.replace(opened.spec, accept_changed=patterns)
         opened = replace(opened, spec=spec)
         probe_store(opened)
-        live = chosen_machine(opened, machine)
+        live = chosen_machine(opened, machine, to_store=True)
         if destroy and live.label is None:
             raise InvalidInput(
                 f"{machine} is your own machine, which torpor never destroys: turn `destroy` off"

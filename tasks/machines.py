@@ -79,16 +79,18 @@ def renting(opened: OpenWorkspace) -> Renting:
 
 
 @step("find machine")
-def find_machine(opened: OpenWorkspace, wanted: str) -> Machine:
+def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> Machine:
     """The workspace's live machine, or the one with that id; never one without our label. It is
     looked for at all providers that the workspace or an open rental names. A machine that nobody
-    will use is ended on the way. One that is being ended counts only where there is no other."""
+    will use is ended on the way. One that is being ended counts only ``to_store`` what somebody did
+    there since, and where there is no other."""
     held = renting(opened)
     mine = held.machines()
     if any(_is_abandoned(rental) for _, rental in mine):  # a lost answer's machine shows by now
         held.end_abandoned(within_s=AT_ONCE_S)
         mine = [(machine, rental) for machine, rental in mine if not _is_abandoned(rental)]
-    mine = [one for one in mine if not _is_ending(*one)] or mine
+    lasting = [one for one in mine if not _is_ending(*one)]
+    mine = lasting or mine if to_store else lasting
     if wanted:
         mine = [(machine, rental) for machine, rental in mine if machine.id == wanted]
     if len(mine) == 1:
@@ -114,10 +116,10 @@ def _is_abandoned(rental: Rental | None) -> bool:
     return rental is not None and rental.state == "abandoned"
 
 
-def chosen_machine(opened: OpenWorkspace, wanted: str) -> Machine:
+def chosen_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> Machine:
     """The machine that the user chose: its id, user@host:port, or nothing for the workspace's only
-    machine."""
-    return own_machine(wanted) if "@" in wanted else find_machine(opened, wanted)
+    machine. ``to_store``: as in find_machine."""
+    return own_machine(wanted) if "@" in wanted else find_machine(opened, wanted, to_store)
 
 
 @step("open session")
@@ -222,7 +224,7 @@ def destroy_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -
     rental = None if machine.label is None else opened.rentals.of(machine.label)
     if rental is None:
         raise NotOurs(f"machine {machine.id} at {machine.provider} has no rental: it was left")
-    held.end(held.tenancy(machine, rental).rental or rental, warrant)
+    held.end(held.tenancy(machine, rental).rental or rental, warrant, shown=machine)
 
 
 def endpoint_of(machine: Machine) -> Endpoint:

@@ -123,16 +123,15 @@ def see_idle(
 def see_nothing_began(
     opened: OpenWorkspace, machine: Machine, session: Agent, since_s: float
 ) -> None:
-    """MachineInUse if a job's command runs on the machine, or a server that was started at most
-    ``since_s`` seconds ago."""
+    """MachineInUse if the command of a job or a server that was started at most ``since_s`` seconds
+    ago runs on the machine."""
     activity = _read(opened, session)
-    served = activity.served_s is not None and activity.served_s <= since_s
-    if activity.jobs or served:
-        what = "the command of a job runs" if activity.jobs else "a server was started meanwhile"
-        raise MachineInUse(
-            f"machine {machine.id} of workspace {opened.spec.name} was kept: {what} on it. "
-            "Hibernate it again when that has ended"
-        )
+    for what, age_s in (("the command of a job", activity.job_s), ("a server", activity.served_s)):
+        if age_s is not None and age_s <= since_s:
+            raise MachineInUse(
+                f"machine {machine.id} of workspace {opened.spec.name} was kept: {what} was "
+                "started on it meanwhile. Hibernate it again when that has ended"
+            )
 
 
 @step("find newest snapshot")

@@ -99,7 +99,7 @@ def test_torpors_own_run_is_busy_and_hides_no_other_work() -> None:
 def test_a_machine_on_which_a_job_runs_is_busy_whatever_the_figures_say() -> None:
     """A job may wait for a slow download: it uses no GPU and hardly any CPU meanwhile."""
     for samples in (quiet(WINDOW), quiet(WINDOW)[:-61], [], quiet(WINDOW, gpu_state=GPU_LOST)):
-        seen = activity(samples, jobs=True)
+        seen = activity(samples, job_s=5.0)
         assert judge(seen, RULES) == Verdict("busy", "a job runs on it")
         assert judge(seen, RULES, since_s=NOW_S - 20).kind == "busy"
 
@@ -116,7 +116,7 @@ def test_a_quiet_server_is_idle_and_one_request_within_the_window_is_a_use() -> 
     assert "CPU above" in _verdict(other, served_s=2.0 * WINDOW).reason, (
         "its CPU counts as any program's"
     )
-    assert _verdict(quiet(WINDOW), served_s=2.0 * WINDOW, jobs=True).reason == "a job runs on it"
+    assert _verdict(quiet(WINDOW), served_s=2.0 * WINDOW, job_s=5.0).reason == "a job runs on it"
     assert _verdict(quiet(WINDOW)[:-61], served_s=2.0 * WINDOW).kind == "unknown"
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from torpor.control.providers.seam import Residue
 from torpor.control.reconciliation import Finding, Reconciliation, choose, compare
 from torpor.control.rental.records import Rental, State
 from torpor.shared.errors import InvalidInput, NotOurs, UnsafeDestroy
-from torpor.shared.values import Label, Machine, MachineId, WorkspaceName
+from torpor.shared.values import Label, Machine, MachineId, SnapshotId, WorkspaceName
 
 DEMO, DRILL, OTHER = (WorkspaceName(name) for name in ("demo", "drill--demo", "other"))
 HERE, THERE = "local://here", "local://there"
@@ -83,6 +84,19 @@ def test_every_finding_is_listed_and_possible_waste_comes_first() -> None:
         ("at another provider", "h"),
         ("another workspace's", "mx"),
     ]
+
+
+def test_a_machine_whose_work_is_stored_and_that_its_provider_ends_is_not_in_use() -> None:
+    label = _label("a")
+    stopping = msgspec.structs.replace(_machine("ma", label), state="stopping")
+    rental = _rental(label, "handed over")
+    assert _kinds(_compare([rental], [stopping])) == [("in use", "ma")]  # it may hold work
+    stored = msgspec.structs.replace(rental, snapshot=SnapshotId("s-1"))
+    (ending,) = _compare([stored], [stopping])
+    assert ending.kind == "being ended" and "do not work on it" in ending.next_step
+    assert _kinds(_compare([stored], [_machine("ma", label)])) == [("in use", "ma")]
+    with pytest.raises(NotOurs, match="being ended"):
+        choose([ending], ["ma"])
 
 
 def test_one_that_stands_here_is_here_whatever_the_provider_was_called() -> None:

@@ -381,18 +381,35 @@ def test_a_warrant_holds_for_a_minute_after_the_last_look(
 
     warrant = kept.warrant(confirm=confirm)
     now_s[0] += HOLDS_S
-    warrant.check(MACHINE)
     warrant.check_label(LABEL)
+    warrant.check(MACHINE)
     now_s[0] += 1.0
     with pytest.raises(StillChanging, match=r"compared 61 s ago.* was not destroyed"):
         warrant.check(MACHINE)
     with pytest.raises(StillChanging):
         warrant.check_label(LABEL)
-    warrant.accepted()  # by the provider: the machine ends in any case
+    warrant.accepted()  # the first destroy, by the provider: the machine ends in any case
     warrant.check(MACHINE)
     warrant.check_label(LABEL)
     with pytest.raises(NotOurs):
         warrant.check_label(Label("me", WORKSPACE, "lease-2"))
+
+
+def test_what_no_destroy_asked_for_was_not_accepted(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A provider's destroy also returns where it does not find the machine."""
+    now_s = [1000.0]
+    monkeypatch.setattr(safety, "boot_clock_s", lambda: now_s[0])
+    warrant = kept.warrant()
+    warrant.check_label(LABEL)
+    warrant.accepted()
+    warrant.check(MACHINE)  # a destroy that fails
+    warrant.check_label(LABEL)  # and one that finds no machine
+    warrant.accepted()
+    now_s[0] += HOLDS_S + 1
+    with pytest.raises(StillChanging):
+        warrant.check(MACHINE)
 
 
 def test_whoever_uses_the_machine_is_asked_for_at_each_destroy(kept: Kept) -> None:

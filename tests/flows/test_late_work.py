@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone, tzinfo
 from pathlib import Path
 
 import pytest
@@ -48,12 +49,22 @@ def test_what_was_written_while_the_provider_was_silent_is_stored(
     clock, silent_s = safety.boot_clock_s, [0.0]
     monkeypatch.setattr(safety, "boot_clock_s", lambda: clock() + silent_s[0])
 
+    class SameSecond(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> SameSecond:
+            return began.astimezone(tz)  # type: ignore[return-value]
+
+    began = SameSecond.fromtimestamp(time.time(), timezone.utc)
+    monkeypatch.setattr("torpor.control.remote.snapshot.datetime", SameSecond)
+
     def write_late() -> None:
         (place / "late").write_text("after the last look at the disk")
         silent_s[0] += HOLDS_S + 1
 
     _hibernate(world, "destroy machine", write_late)
     assert world.machines() == []
+    first, second = (one.snapshot for one in reversed(world.snapshots()))
+    assert first[:16] < second[:16]  # both were made in one second: the later one sorts later
     woken = world.workspace(MachineId(wake_plainly(world.opened).machine))
     assert (woken / "late").read_text() == "after the last look at the disk"
     assert (woken / "early").exists()
@@ -88,7 +99,9 @@ def test_a_command_that_was_started_during_a_hibernation_keeps_the_machine(
         with open_session.function(world.opened, machine) as session:
             return session.call(asked, request_id="late")
 
-    what = "server was started" if serves else "command of a job runs"
+    what = "a server was started" if serves else "the command of a job was started"
     with pytest.raises(MachineInUse, match=what):
         _hibernate(world, "see that nothing began", start)
     assert [one.id for one in world.machines()] == [machine.id]
+    _hibernate(world, "see that nothing began", lambda: None)  # now it runs since before
+    assert world.machines() == []

@@ -94,12 +94,16 @@ def test_a_wake_passes_over_a_machine_that_is_being_ended_with_its_work_stored(l
         assert old.rental is not None
         lab.opened.rentals.change(old.rental, snapshot=SnapshotId("s-1"))
         assert left_unfinished(lab.opened, held, alone=True) == []
+        with pytest.raises(InvalidInput, match="on no machine"):
+            find_machine(lab.opened, "")
+        assert find_machine(lab.opened, "", to_store=True).id == old.machine.id
         assert machine_in_use(lab.opened, None) is None
         ran_on_it = machine_in_use(lab.opened, old.machine.id)
         assert ran_on_it is not None
         new = renting(lab.opened).rent(lab.market.on_sale)
         new.hand_over(alone=True)
-        assert find_machine(lab.opened, "").id == new.machine.id
+        for to_store in (False, True):
+            assert find_machine(lab.opened, "", to_store).id == new.machine.id
         with pytest.raises(InvalidInput, match=f"already on machine {new.machine.id}"):
             left_unfinished(lab.opened, held, alone=True)
 

@@ -53,7 +53,7 @@ def judge(
     its clock, judge only the time since, in which torpor itself used CPU, network and disk. It must
     not be longer than the rules' window, and nothing is spared.
     """
-    if activity.jobs:
+    if activity.job_s is not None:
         return Verdict("busy", "a job runs on it")
     window_s = rules.minutes * 60.0
     if since_s is not None:

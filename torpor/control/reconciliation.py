@@ -21,6 +21,7 @@ Kind = Literal[
     "without a rental",
     "residue",
     "lost",
+    "being ended",
     "in use",
     "asked for",
     "at another provider",
@@ -39,6 +40,9 @@ _ADVICE: Final[dict[Kind, str]] = {
     "hibernate was killed in its last step. Wake restores the newest snapshot. The next wake, or "
     "reconcile with `abandoned`, closes the rental once the provider proves that it is gone; "
     "otherwise delete {key} in the bucket",
+    "being ended": "its work is stored, and its provider ends it, which may take hours: do not "
+    "work on it. A wake rents another one. Reconcile with `abandoned` records its end once that is "
+    "proven",
     "in use": "yours to work on; hibernate ends it while it runs",
     "asked for": "there is no machine: a run is about to create it, or was killed before that. "
     "A later run closes the rental",
@@ -164,13 +168,16 @@ def compare(
             found.append(Finding("another workspace's", machine, None))
         elif machine.label in rental_of:
             rental = rental_of[machine.label]
-            found.append(Finding(_KINDS.get(rental.state, "unfinished"), machine, rental))
+            kind = _KINDS.get(rental.state, "unfinished")
+            if rental.is_ending(machine):
+                kind = "being ended"
+            found.append(Finding(kind, machine, rental))
         elif machine.id in listed_before:
             found.append(Finding("without a rental", machine, None))
     standing = {machine.label for machine in (*before, *after)}
     for rental in rentals:
         if rental.label not in standing:
-            kind: Kind = "lost" if rental.state == "handed over" else "asked for"
+            kind = "lost" if rental.state == "handed over" else "asked for"
             if rental.state == "abandoned":
                 kind = "abandoned"
             if rental.provider not in providers:

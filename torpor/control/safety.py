@@ -50,7 +50,7 @@ class _LastLook:
     def __init__(self, ask: Callable[[], None]) -> None:
         self._made_s = boot_clock_s()
         self._ask = ask
-        self.ends = False
+        self.checked = self.ends = False  # whether a destroy followed, and was accepted
 
     def __call__(self) -> None:
         """StillChanging once that look is too old; or the error of ``ask``."""
@@ -151,18 +151,22 @@ class Warrant(_Proof):
                 f"{live.id} at {live.provider}: nothing was destroyed"
             )
         self._ask()
+        if isinstance(self._ask, _LastLook):
+            self._ask.checked = True
 
     def accepted(self) -> None:
-        """The provider has accepted that the machine ends: work can no more begin there, so the
-        last comparison of its disk stays the last one."""
+        """The provider's ``destroy`` has returned. If it asked for the end of the machine, work can
+        no more begin there, so the last comparison of its disk stays the last one."""
         if isinstance(self._ask, _LastLook):
-            self._ask.ends = True
+            self._ask.ends = self._ask.checked
 
     def check_label(self, label: Label | None) -> None:
         """The same for what outlived the machine and carries only its label: a disk, an address."""
         if label != self._label:
             raise NotOurs(f"the warrant is for label {self._label}, not {label}: nothing was ended")
         self._ask()
+        if isinstance(self._ask, _LastLook):
+            self._ask.checked = self._ask.ends  # there was no machine to end
 
 
 def verify_snapshot(

@@ -25,7 +25,7 @@ WAITS = "while [ ! -e go ]; do sleep 0.02; done"
 
 
 def _jobs(machine: Machine) -> bool:
-    return machine.agent.call(ReadActivity(60)).jobs
+    return machine.agent.call(ReadActivity(60)).job_s is not None
 
 
 def _serves(machine: Machine) -> bool:

@@ -71,6 +71,7 @@ class RemoteSnapshot(RemoteRun):
         self.spec = spec
         self._resumed: list[ObjectKey] = []
         self._parent: SnapshotId | None = None
+        self._tried: SnapshotId | None = None  # the last commit, maybe in this very second
         self._leave: _Leave | None = None
 
     def begin(self) -> None:
@@ -147,6 +148,7 @@ class RemoteSnapshot(RemoteRun):
         if self._leave is None:
             raise RuntimeError("commit comes after lost_packs, and nothing between them")
         leave = self._leave
+        self._tried = leave.snapshot
         committed = self._held(
             Commit(
                 self.run,
@@ -185,7 +187,7 @@ class RemoteSnapshot(RemoteRun):
 
     def _new_leave(self) -> _Leave:
         now = datetime.now(timezone.utc)
-        snapshot = new_snapshot_id(now, self._parent)
+        snapshot = new_snapshot_id(now, self._tried or self._parent)
         key = manifest_key(self.spec.name, snapshot)
         grant = self._store.grant("PUT", key, expires_s=COMMIT_S)
         return _Leave(snapshot, now.timestamp(), grant)

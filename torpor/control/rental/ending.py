@@ -87,7 +87,7 @@ def _unproven(
         error = EndUnproven(
             f"machine {machine.id} at {provider.identity} was told to end, which the provider has "
             f"accepted and may take up to {ending_s / 3600:.0f} h to do: do not work on it. Until "
-            "then it costs money. reconcile records its end once that is proven"
+            "then it costs money. reconcile with `abandoned` records its end once that is proven"
         )
     else:
         error = EndUnproven(

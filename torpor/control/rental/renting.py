@@ -302,9 +302,15 @@ class Renting:
             self._rentals.see_unclaimed(label)
 
     def end(
-        self, rental: Rental, warrant: Warrant | None = None, *, within_s: float = GONE_S
+        self,
+        rental: Rental,
+        warrant: Warrant | None = None,
+        *,
+        shown: Machine | None = None,
+        within_s: float = GONE_S,
     ) -> None:
-        """Destroy the rental's machine, and what belongs to it, until its end is proven.
+        """Destroy the rental's machine, and what belongs to it, until its end is proven. ``shown``:
+        the machine, where the caller has just seen it.
 
         Without ``warrant``, of what was never handed over; HandedOver if another run has handed it
         over meanwhile. A rental whose machine was never seen is abandoned until its provider has
@@ -314,7 +320,7 @@ class Renting:
         if warrant is None:
             self.see_unclaimed(label)
         provider = self._by.markets.of(rental.provider)
-        shown = listed(provider, label)
+        shown = shown or listed(provider, label)
         seen = {} if shown is None else {"seen_unix": time.time()}
         machine = shown or last_known(provider, rental)
         if machine is None:
@@ -327,7 +333,9 @@ class Renting:
         except EndUnproven as error:
             if error.accepted and warrant.snapshot is not None:
                 with suppress(HandedOver):
-                    self._rentals.change(rental, machine=machine.id, snapshot=warrant.snapshot)
+                    self._rentals.change(
+                        rental, machine=machine.id, snapshot=warrant.snapshot, **seen
+                    )
             raise
         self.leave(rental)
         self._by.told.ended(machine, warrant.reason)

@@ -20,6 +20,9 @@ def read_activity(request: ReadActivity, call: Call, runs: RunRegistry) -> Activ
         if one is samples[-1] or (one.boot == boot and one.at_s >= now_s - request.seconds)
     ]
     at_work = [kept for _, kept in all_kept(call.home) if kept.at_work]
-    served_s = [max(0.0, now_s - kept.command.began_s) for kept in at_work if kept.serves]
-    jobs = len(served_s) < len(at_work)
-    return Activity(now_s, boot, runs.active(), asked, jobs, min(served_s, default=None))
+
+    def newest_s(serves: bool) -> float | None:
+        began_s = [kept.command.began_s for kept in at_work if kept.serves == serves]
+        return max(0.0, now_s - max(began_s)) if began_s else None
+
+    return Activity(now_s, boot, runs.active(), asked, newest_s(False), newest_s(True))

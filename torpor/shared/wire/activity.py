@@ -40,14 +40,14 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 class Activity(msgspec.Struct, frozen=True):
     """``samples``, oldest first. ``now_s`` and ``boot`` are the machine's, as in a sample.
-    ``runs``: the agent works on a workspace now. ``jobs``: the command of a job runs.
-    ``served_s``: how long ago torpor started the newest server that runs; None where none does."""
+    ``runs``: the agent works on a workspace now. ``job_s`` and ``served_s``: how long ago torpor
+    started the newest command of a job that runs, and the newest server; None where none runs."""
 
     now_s: float
     boot: str
     runs: bool
     samples: list[Sample]
-    jobs: bool = False
+    job_s: float | None = None
     served_s: float | None = None
 
 
