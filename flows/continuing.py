@@ -35,8 +35,8 @@ a minute. After this time, their process is gone."""
 @dataclass(frozen=True)
 class JobSeen:
     """An open job. ``queued``: the run that waits to continue it. ``driver``: how Prefect sees the
-    run that drives it, or drove it last. ``after``: the older job of its workspace that comes
-    first. ``trouble``: Prefect's error, which leaves the two unknown."""
+    run that drives it, or drove it last. ``after``: the job of its workspace whose turn comes
+    before its own. ``trouble``: Prefect's error, which leaves the two unknown."""
 
     opened: OpenWorkspace
     job: Job

@@ -29,6 +29,7 @@ from torpor.control.safety import Verified
 from torpor.shared.errors import (
     BudgetExceeded,
     CreateFailed,
+    EndUnproven,
     HandedOver,
     InvalidInput,
     MachineError,
@@ -103,6 +104,7 @@ class Driver:
         self._driven = driven
         self._refusals = self._troubles = 0
         self._missing_since: float | None = None
+        self._left: tuple[set[str], float] = (set(), 0.0)
 
     @property
     def job(self) -> Job:
@@ -133,14 +135,16 @@ class Driver:
         if not self.job.attempts and not self._has_turn():
             return
         found = machine_in_use(self._opened, self._newest_machine())
-        if found is not None:
-            self._missing_since = None
         if found is not None and stop is not None and not self._is_ours(*found):
             found = None  # the user's, or another job's: it is left alone
+        if found is not None:
+            self._missing_since = None
         if found is None and self._may_show_again():
             self._driven.nap(AGAIN_S)
         elif found is None:
             self._without_machine()
+        elif self.job.final is not None and found[1].is_ending(found[0]):
+            self._end()  # its provider carries out the end, which may take hours
         elif self._keeps() and self._is_ours(*found):
             self._keep(found[0])
         elif found[0].state in ("stopped", "stopping"):
@@ -205,17 +209,34 @@ class Driver:
             self._rent()
 
     def _stop_without_machine(self, stop: Stop) -> None:
-        """End the job, and before it what its killed wakes left: nobody else would."""
+        """End the job, and before it what its killed wakes left, where that answers in time."""
         opened = replace(self._opened, job=self.job.id)
-        if any(one.job == opened.job and one.unfinished for one in opened.rentals.open()):
-            self._say_waiting("it ends the machine that a wake which was killed has left")
-            whole = end_unfinished(opened, self.job.newest)
-            if whole is None:
-                self._driven.nap(AGAIN_S)
-            else:
-                self._driven.change(rented=whole)  # and it is hibernated like any other
+        open_now = opened.rentals.open()
+        left = {one.label.rental for one in open_now if one.job == opened.job and one.unfinished}
+        if not left:
+            self._driven.end(stop.state, stop.why)
             return
-        self._driven.end(stop.state, stop.why)
+        if left != self._left[0]:
+            self._left = (left, time.monotonic())
+        self._say_waiting("it ends the machine that a wake which was killed has left")
+        why = "its provider does not show it"
+        try:
+            whole = end_unfinished(opened, self.job.newest)
+        except HandedOver as error:  # its rental, not the job: the next look shows whose it is
+            raise WorkspaceAwake(str(error)) from error
+        except (MachineError, CreateFailed) as error:
+            whole, why = None, str(error)
+        if whole is not None:
+            self._driven.change(rented=whole)  # and it is hibernated like any other
+        elif time.monotonic() - self._left[1] < UNPROVEN_S:
+            self._driven.nap(AGAIN_S)
+        else:
+            self._driven.end(
+                stop.state,
+                f"{stop.why}. A wake of it was killed, and the end of what it rented is not "
+                f"proven (rental {', '.join(sorted(left))}): {why}. It may cost money: reconcile "
+                "lists it",
+            )
 
     def _still_has_turn(self) -> bool:
         """Before anything is rented, look again: the records of jobs that were begun at the same
@@ -379,6 +400,10 @@ class Driver:
             if machine_in_use(self._opened, machine.id) is not None:
                 raise
             return  # it was lost meanwhile: the command runs again from the newest save
+        except EndUnproven as error:
+            if self.job.final is None or not error.accepted:
+                raise
+            runner().log.warning("job %s has ended: %s", self.job.id, error)
         self._end()
 
     def _proven(self, verified: Verified) -> None:

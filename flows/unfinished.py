@@ -8,29 +8,44 @@ from tasks.machines import open_session, renting
 from tasks.restore import pick_snapshot_to_wake
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
+from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import Tenancy
-from torpor.shared.errors import RestoreUnfinished, RunCancelled
+from torpor.shared.errors import CreateFailed, MachineError, RestoreUnfinished, RunCancelled
 from torpor.shared.values import MachineId, SnapshotId, StoredSnapshot
 
 
 def end_unfinished(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId | None:
     """End the machines that were rented for the job of ``opened`` and hold an unfinished restore,
     and nothing else. One that holds a whole restore is handed over and returned: only a verified
-    snapshot ends it. WorkspaceBusy while a run works on one; MachineUnreachable where one does not
-    answer."""
+    snapshot ends it. One that another run takes up meanwhile is left to it. WorkspaceBusy while a
+    run works on one, HandedOver if that ends or hands over one; after all were tried, MachineError
+    or CreateFailed where one does not answer."""
+    fault: MachineError | CreateFailed | None = None
     with renting(opened) as held:
         for machine, rental in held.machines():
             if rental is None or rental.job != opened.job or not rental.unfinished:
                 continue
             wanted, _ = pick_snapshot_to_wake(opened, newest or "")
-            tenancy = held.take_up(held.tenancy(machine, rental))
             try:
+                tenancy = held.take_up(held.tenancy(machine, rental))
+                if not _is_of_job(opened, rental):
+                    continue
                 _hand_over(opened, tenancy, wanted)
             except (RunCancelled, RestoreUnfinished) as ended:
                 runner().log.info("machine %s was ended: %s", machine.id, ended)
+            except (MachineError, CreateFailed) as error:
+                fault = error
             else:
-                return machine.id
+                if _is_of_job(opened, rental):
+                    return machine.id
+    if fault is not None:
+        raise fault
     return None
+
+
+def _is_of_job(opened: OpenWorkspace, rental: Rental) -> bool:
+    now = opened.rentals.of(rental.label)
+    return now is not None and now.job == opened.job
 
 
 def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, wanted: StoredSnapshot) -> None:

@@ -23,7 +23,8 @@ from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJ
 
 GRACE_S = 30.0
 """How long a command that is stopped may take to end by itself."""
-LOOK_S = 60.0
+LOOK_S = 300.0
+"""The longest look at a command. A new agent may have to be installed within it."""
 START_S = 300.0
 STOP_S = GRACE_S + 150.0
 """An agent that has not answered after this time hangs, with a disk or for want of memory: its own

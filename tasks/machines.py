@@ -112,6 +112,15 @@ def _is_ending(machine: Machine, rental: Rental | None) -> bool:
     return rental is not None and rental.is_ending(machine)
 
 
+def _is_known(opened: OpenWorkspace, machine: Machine) -> bool:
+    """Whether the store has its rental by now: the machine was listed later than the rentals, and
+    one that has just ended may be listed for a while."""
+    label = machine.label
+    return label is not None and bool(
+        opened.rentals.of(label) or opened.rentals.ended(label.rental)
+    )
+
+
 def _is_abandoned(rental: Rental | None) -> bool:
     return rental is not None and rental.state == "abandoned"
 
@@ -160,8 +169,8 @@ def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[T
     """The machines that earlier runs of the workspace left unfinished. First what nobody will use
     is ended.
 
-    ``alone``: WorkspaceAwake if the workspace is on a machine already; InvalidInput if there is
-    more than one.
+    ``alone``: WorkspaceAwake if the workspace is on a machine already; NotOurs if that has no
+    rental in this store; InvalidInput if there is more than one.
     """
     held.end_abandoned()
     mine = [(m, r) for m, r in held.machines() if (r or alone) and not _is_ending(m, r)]
@@ -176,6 +185,8 @@ def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[T
                     "Do not work there. Store what it holds with hibernate while it answers, or "
                     "wait until reconcile has recorded its end; then wake the workspace"
                 )
+            if rental is None and not _is_known(opened, machine):
+                _usable(opened, machine, rental)
             also = f". A replicate left {left} unfinished: run it again to continue" if left else ""
             raise WorkspaceAwake(
                 f"workspace {opened.spec.name} is already on machine {machine.id} at "

@@ -12,19 +12,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import driving
-from flows.attending import Attending
+from flows import attending, driving, unfinished
+from flows.attending import Attending, _Saves
 from flows.driving import drive
+from tasks.machines import left_unfinished
+from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.lab import DEMO, Lab
-from tests.fixtures.rentals import handed_over
+from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.waiting import until
 from tests.jobs.campaign import hurried
 from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.records import Attempt, Job, Stop
+from torpor.control.rental import ending, renting
 from torpor.control.rental.records import Rental
-from torpor.shared.errors import HandedOver
-from torpor.shared.values import Machine, MachineId
+from torpor.control.safety import never_handed_over
+from torpor.shared.errors import CreateFailed, EndUnproven, HandedOver, MachineUnreachable
+from torpor.shared.values import Machine, MachineId, SnapshotId, StoredSnapshot
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StopJob
 
 _ID = "3f2a9c81d04e"
@@ -228,7 +232,12 @@ def test_a_stopped_job_hibernates_what_its_wake_handed_over_and_nothing_else(
     assert (f"hibernate {machine.id}" in story.did) == mine
 
 
-def test_a_stopped_job_leaves_the_machine_that_a_user_woke_since(lab: Lab, story: Story) -> None:
+@pytest.mark.parametrize("proofs", [True, False])
+def test_a_stopped_job_leaves_the_machine_that_a_user_woke_since(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch, proofs: bool
+) -> None:
+    monkeypatch.setattr(driving, "UNPROVEN_S", 1.0)
+    lab.market.proofs = proofs
     gone, of_gone = handed_over(lab.opened)
     del lab.market.alive[gone.id]
     machine, _ = handed_over(lab.opened)
@@ -237,3 +246,152 @@ def test_a_stopped_job_leaves_the_machine_that_a_user_woke_since(lab: Lab, story
     assert _drive(lab, left).state == "cancelled"
     assert story.did == []
     assert list(lab.market.alive) == [machine.id]
+
+
+def _stopped(lab: Lab) -> Job:
+    """A job that was stopped when its run had been killed in a wake."""
+    left = _job(lab)
+    lab.opened.jobs.ask_stop(_ID, _SOON)
+    return _drive(lab, left)
+
+
+def test_a_stopped_job_ends_without_a_proof_of_what_its_killed_wake_rented(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that come later in its workspace wait for it."""
+    monkeypatch.setattr(driving, "UNPROVEN_S", 1.0)
+    machine, rental = standing(lab.opened)
+    lab.opened.rentals.change(rental, job=_ID)
+    del lab.market.alive[machine.id]
+    lab.market.proofs = False
+    ended = _stopped(lab)
+    assert ended.state == "cancelled"
+    assert rental.label.rental in ended.why
+    assert lab.states() == ["standing"]
+
+
+@pytest.mark.parametrize("error", [MachineUnreachable, CreateFailed])
+def test_a_stopped_job_waits_once_for_a_machine_that_never_answers(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def silent(*_: Any, **__: Any) -> Machine:
+        raise error("no banner")
+
+    monkeypatch.setattr(driving, "UNPROVEN_S", 1.0)
+    monkeypatch.setattr(renting, "wait_until_reachable", silent)
+    monkeypatch.setattr(unfinished, "pick_snapshot_to_wake", lambda *_: (None, None))
+    machine, rental = standing(lab.opened)
+    lab.opened.rentals.change(rental, job=_ID)
+    ended = _stopped(lab)
+    assert ended.state == "cancelled"
+    assert rental.label.rental in ended.why
+    assert "no banner" in ended.why
+    assert list(lab.market.alive) == [machine.id]
+
+
+@pytest.mark.parametrize("over", [True, False], ids=["handed over", "taken up"])
+def test_a_stopped_job_leaves_a_machine_that_a_user_takes_up_while_it_waits(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    def user_is_first(*_: Any, **__: Any) -> Machine:
+        lab.opened.rentals.change(rental, state="handed over" if over else "standing", job="")
+        return machine
+
+    monkeypatch.setattr(renting, "wait_until_reachable", user_is_first)
+    monkeypatch.setattr(unfinished, "pick_snapshot_to_wake", lambda *_: (None, None))
+    machine, rental = standing(lab.opened)
+    lab.opened.rentals.change(rental, job=_ID)
+    assert _stopped(lab).state == "cancelled"
+    assert list(lab.market.alive) == [machine.id]
+    (now,) = lab.opened.rentals.open()
+    assert (now.job, now.state) == ("", "handed over" if over else "standing")
+
+
+def test_a_job_fails_where_a_machine_of_its_workspace_has_no_rental(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands for ever: another look would find the same."""
+
+    monkeypatch.setattr(
+        driving,
+        "wake_workspace",
+        lambda opened, *_: left_unfinished(opened, renting_of(opened), alone=True),
+    )
+    machine, rental = standing(lab.opened)
+    lab.store.delete([lab.opened.rentals.key(rental.label)])
+    ended = _drive(lab, _job(lab))
+    assert ended.state == "failed"
+    assert f"machine {machine.id}" in ended.why
+    assert "has no rental for it" in ended.why
+    assert list(lab.market.alive) == [machine.id]
+
+
+def _end_slowly(lab: Lab, rental: Rental, machine: Machine) -> None:
+    """The provider accepts the end of a stored machine, and takes hours."""
+    warrant = never_handed_over(machine, rental.label)
+    object.__setattr__(warrant, "snapshot", SnapshotId("s-1"))
+    renting_of(lab.opened).end(rental, warrant)
+
+
+@pytest.fixture
+def slow(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    monkeypatch.setattr(ending, "SLOW_S", 0.0)
+    lab.market.slow = True
+    lab.market.abilities = msgspec.structs.replace(lab.market.abilities, ending_s=12 * 3600.0)
+    return lab
+
+
+def test_a_job_ends_when_the_end_of_its_machine_is_accepted(
+    slow: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, rental = handed_over(slow.opened)
+
+    def store(*_: Any, proven: Callable[[Any], None], **__: Any) -> None:
+        proven(StoredSnapshot(DEMO, SnapshotId("s-1"), "", 0, 0.0))
+        _end_slowly(slow, rental, machine)
+
+    monkeypatch.setattr(driving, "store_workspace", store)
+    ended = _drive(slow, _job(slow, rented=machine.id))
+    assert (ended.state, ended.final) == ("succeeded", "s-1")
+    assert slow.market.alive[machine.id].state == "stopping"
+
+
+@pytest.mark.parametrize("then", ["", "hibernate", "keep"])
+def test_a_job_whose_machine_is_being_ended_does_not_wait_for_that(
+    slow: Lab, story: Story, then: Any
+) -> None:
+    """Its run was killed after the end was accepted."""
+    machine, rental = handed_over(slow.opened)
+    with pytest.raises(EndUnproven):
+        _end_slowly(slow, rental, machine)
+    ended = [_attempt(machine, rental, end="command ended", status=0)]
+    left = _job(slow, attempts=ended, final=SnapshotId("s-1"))
+    if then:
+        slow.opened.jobs.ask_stop(_ID, msgspec.structs.replace(_SOON, then=then))
+    assert _drive(slow, left).state == "succeeded"
+    assert story.did == []
+
+
+@pytest.mark.parametrize(("ago_s", "due"), [(3600.0, True), (60.0, False)])
+def test_a_save_is_due_by_the_last_one_also_in_a_new_session(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, ago_s: float, due: bool
+) -> None:
+    """Sessions that end sooner than the interval between two saves starve none."""
+
+    class Threads:
+        begun = 0
+
+        def submit(self, *_: Any) -> None:
+            self.begun += 1
+
+    machine, rental = handed_over(lab.opened)
+    monkeypatch.setattr(attending, "stand_by", lambda *_: None)
+    began = [_attempt(machine, rental, began_unix=time.time() - 7200.0)]
+    jobs = lab.opened.jobs
+    left = _job(lab, attempts=began, newest_unix=time.time() - ago_s)
+    driven = Driven(jobs, jobs.take(left, "mine"), lambda message: None)
+    threads: Any = Threads()
+    with PlainRunner(lab.opened):
+        saves = _Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        saves.go_on(threads, hurry=False)
+    assert threads.begun == int(due)

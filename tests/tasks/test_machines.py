@@ -10,9 +10,10 @@ from tasks.jobs import machine_in_use
 from tasks.machines import destroy_machine, find_machine, left_unfinished, renting
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import plain
+from tests.fixtures.rentals import handed_over
 from torpor.control.rental.order import order_for
 from torpor.control.safety import Warrant, never_handed_over
-from torpor.shared.errors import InvalidInput, ProviderUnavailable
+from torpor.shared.errors import InvalidInput, NotOurs, ProviderUnavailable, WorkspaceAwake
 from torpor.shared.values import Machine, SnapshotId
 
 
@@ -105,6 +106,22 @@ def test_a_wake_passes_over_a_machine_that_is_being_ended_with_its_work_stored(l
         for to_store in (False, True):
             assert find_machine(lab.opened, "", to_store).id == new.machine.id
         with pytest.raises(InvalidInput, match=f"already on machine {new.machine.id}"):
+            left_unfinished(lab.opened, held, alone=True)
+
+
+def test_a_wake_refuses_a_machine_without_a_rental_and_waits_where_that_has_just_ended(
+    lab: Lab,
+) -> None:
+    with plain(lab.opened):
+        held = renting(lab.opened)
+        machine, rental = handed_over(lab.opened)
+        lab.opened.rentals.change(rental, state="ended", why="it was gone")
+        with pytest.raises(WorkspaceAwake, match=f"already on machine {machine.id}"):
+            left_unfinished(lab.opened, held, alone=True)
+        lab.market.alive[machine.id] = msgspec.structs.replace(
+            machine, label=lab.opened.rentals.new_label("me")
+        )
+        with pytest.raises(NotOurs, match="has no rental for it"):
             left_unfinished(lab.opened, held, alone=True)
 
 

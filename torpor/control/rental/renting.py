@@ -214,13 +214,14 @@ class Renting:
                 "restore, so it was not destroyed. Run this again; if the machine never answers, "
                 "name it in `end` of reconcile, which lists it"
             ) from error
+        now = self._rentals.of(rental.label)  # another run may have taken it up meanwhile
         rental = self._rentals.change(
             rental,
             state="standing",
             provider=live.provider,
             machine=live.id,
             seen_unix=time.time(),
-            job=rental.job if rental.job == self._by.job else "",
+            job=self._by.job if now is not None and now.job == self._by.job else "",
         )
         return Tenancy(self.pinned(live, rental), rental, self, fresh=False)
 
