@@ -69,7 +69,7 @@ class Attending:
         self._session = session
         self._log = log_path(opened.spec, driven.job.id)
         self._lines = Lines(self._log)
-        self._saves = _Saves(opened, driven, machine, rental.spot, session)
+        self._saves = Saves(opened, driven, machine, rental.spot, session)
         self._notice: Notice | None = None
         self._noticed = 0.0
         self._left = threading.Event()
@@ -226,7 +226,7 @@ class Attending:
         self._session.close()
 
 
-class _Saves:
+class Saves:
     """Incremental snapshots beside the command, one at a time."""
 
     def __init__(

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from flows import attending, driving, unfinished
-from flows.attending import Attending, _Saves
+from flows.attending import Attending, Saves
 from flows.driving import drive
 from tasks.machines import left_unfinished
 from tasks.machines import renting as renting_of
@@ -392,6 +392,6 @@ def test_a_save_is_due_by_the_last_one_also_in_a_new_session(
     driven = Driven(jobs, jobs.take(left, "mine"), lambda message: None)
     threads: Any = Threads()
     with PlainRunner(lab.opened):
-        saves = _Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
         saves.go_on(threads, hurry=False)
     assert threads.begun == int(due)
