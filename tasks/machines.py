@@ -235,7 +235,7 @@ def destroy_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -
     rental = None if machine.label is None else opened.rentals.of(machine.label)
     if rental is None:
         raise NotOurs(f"machine {machine.id} at {machine.provider} has no rental: it was left")
-    held.end(held.tenancy(machine, rental).rental or rental, warrant, shown=machine)
+    held.end(held.tenancy(machine, rental).rental or rental, warrant, machine)
 
 
 def endpoint_of(machine: Machine) -> Endpoint:

@@ -306,8 +306,8 @@ class Renting:
         self,
         rental: Rental,
         warrant: Warrant | None = None,
-        *,
         shown: Machine | None = None,
+        *,
         within_s: float = GONE_S,
     ) -> None:
         """Destroy the rental's machine, and what belongs to it, until its end is proven. ``shown``:
