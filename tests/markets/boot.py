@@ -73,7 +73,9 @@ class BootedMachine:
     def first(self) -> int:
         """The machine's first process. Its root is the machine's from the start command on."""
         pid = self._process.pid
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        until(lambda: children.read_text() or not self.running, "the first process has begun")
+        return int(children.read_text())
 
 
 class Machines:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Request, TimeoutError, expect, sync_playwright
 
 from deployments.installation import CHECKOUT
 from deployments.server import Server
@@ -21,17 +21,26 @@ from tests.fixtures.waiting import PATIENCE_S
 
 OUTPUT_VARIABLE = "TORPOR_TEST_OUTPUT"
 WAIT_MS = PATIENCE_S * 1000
+CLICK_MS = 60_000
+"""A page that has not asked the server after this time has lost the click."""
 
 
 def press(page: Page, button: str, stores: str) -> None:
     """Press what has the server store something under ``stores``, as a person does: once more
-    where it was too busy (see tests/fixtures/prefect_api.py)."""
+    where a form that was just being drawn lost the click, and where the server was too busy (see
+    tests/fixtures/prefect_api.py)."""
+
+    def is_stored(request: Request) -> bool:
+        return stores in request.url and request.method in ("POST", "PATCH")
+
     while True:  # the test's own time limit ends it
-        with page.expect_response(
-            lambda got: stores in got.url and got.request.method in ("POST", "PATCH")
-        ) as answered:
-            page.get_by_role("button", name=button).click()
-        answer = answered.value
+        try:
+            with page.expect_request(is_stored, timeout=CLICK_MS) as asked:
+                page.get_by_role("button", name=button).click()
+        except TimeoutError:
+            continue
+        answer = asked.value.response()
+        assert answer is not None, f"{asked.value.url}: {asked.value.failure}"
         if answer.status != httpx.codes.SERVICE_UNAVAILABLE:
             assert answer.ok, f"{answer.url}: {answer.status}: {answer.text()}"
             return
