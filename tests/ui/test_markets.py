@@ -12,6 +12,7 @@ import blocks
 from blocks import LambdaProvider, RunpodProvider, VastProvider, Workspace
 from deployments.server import Server
 from flows import create, hibernate
+from tests.fixtures.waiting import until
 from tests.markets.ec2 import REGION, FakeEc2
 from tests.markets.every import Markets
 from tests.markets.faults import Fault
@@ -101,8 +102,8 @@ def test_from_the_blocks_of_markets_to_the_report_of_a_wake(
     expect(page.get_by_role("cell", name=f"machine {machine.id}", exact=True)).to_be_visible()
     expect(page.get_by_role("cell", name="RunPod refused").first).to_be_visible()
     expect(page.get_by_role("cell", name="RTX 4090 is wanted").first).to_be_visible()
-    box = page.get_by_role("cell", name=f"machine {machine.id}", exact=True).bounding_box()
-    assert box is not None
+    outcome = page.get_by_role("cell", name=f"machine {machine.id}", exact=True)
+    box = until(outcome.bounding_box, "the table stands, which is drawn more than once")
     assert box["x"] + 100 < 850, "the outcome is not in the part of the table that a page shows"
     forms.picture("wake-market-offers")
     hibernate(NAME)
