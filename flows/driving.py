@@ -13,7 +13,7 @@ import msgspec
 from flows.attending import Attending
 from flows.hibernate import store_workspace
 from flows.phases import Phases
-from flows.unfinished import end_unfinished
+from flows.unfinished import end_leftovers
 from flows.wake import wake_workspace
 from tasks.jobs import machine_in_use, refuse_other_jobs, stop_command
 from tasks.machines import open_session
@@ -221,7 +221,7 @@ class Driver:
         self._say_waiting("it ends the machine that a wake which was killed has left")
         why = "its provider does not show it"
         try:
-            whole = end_unfinished(opened, self.job.newest)
+            whole = end_leftovers(opened, self.job.newest)
         except HandedOver as error:  # its rental, not the job: the next look shows whose it is
             raise WorkspaceAwake(str(error)) from error
         except (MachineError, CreateFailed) as error:

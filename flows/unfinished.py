@@ -14,7 +14,7 @@ from torpor.shared.errors import CreateFailed, MachineError, RestoreUnfinished, 
 from torpor.shared.values import MachineId, SnapshotId, StoredSnapshot
 
 
-def end_unfinished(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId | None:
+def end_leftovers(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId | None:
     """End the machines that were rented for the job of ``opened`` and hold an unfinished restore,
     and nothing else. One that holds a whole restore is handed over and returned: only a verified
     snapshot ends it. One that another run takes up meanwhile is left to it. WorkspaceBusy while a

@@ -46,7 +46,6 @@ class FakeTensorDock(FakeMarket):
     error: tuple[str, int] = ("Internal error", 500)  # in a 200 that refuses
     create_error: tuple[str, int] = ("The deployment timed out", 500)  # of one that was made
     named: Callable[[str], str] = staticmethod(lambda name: name)  # what becomes of a name
-    named_in_answer: Callable[[str], str] = staticmethod(lambda name: name)  # of a create
 
     def action_of(self, request: Request) -> Action:
         path = request.path.removeprefix(API)
@@ -165,8 +164,7 @@ class FakeTensorDock(FakeMarket):
         )
         if request.has("error that created"):
             return _refusal(*self.create_error)
-        name = self.named_in_answer(machine.label)
-        made = {"type": "virtualmachine", "id": machine.id, "name": name}
+        made = {"type": "virtualmachine", "id": machine.id, "name": machine.label}
         return Answer(201, {"data": {**made, "status": "running"}})
 
     def _one(self, wanted: str, request: Request) -> Answer:

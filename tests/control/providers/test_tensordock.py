@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import httpx
@@ -22,6 +21,7 @@ from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,
     InvalidInput,
+    NotOurs,
     ProviderError,
     ProviderUnavailable,
 )
@@ -187,55 +187,19 @@ class TestTensorDock(MarketContract):
         fake.faults.arm(Fault("error body", "create", count=2))
         assert [plain.create(order).id] == [one.id for one in fake.market.alive()]
 
-    @pytest.mark.parametrize(
-        "named",
-        [
-            lambda name: name[:32],
-            lambda name: name.replace(".", "-"),
-            lambda name: name.upper(),
-        ],
-    )
-    def test_a_new_machine_that_lost_our_label_is_ended_at_once(
-        self, plain: Provider, fake: FakeMarket, order: Order, named: Callable[[str], str]
-    ) -> None:
-        """Nobody could end it later: it is in no listing of ours."""
-        assert isinstance(fake, FakeTensorDock)
-        fake.named = named
-        with pytest.raises(CreateUncertain) as told:
-            plain.create(order)
-        (rented,) = fake.market.rented
-        assert rented.id in str(told.value)
-        assert rented.label in str(told.value)
-        assert fake.market.alive() == []
-
-    def test_a_new_machine_with_a_strange_name_is_named_and_not_ended(
+    def test_a_new_machine_whose_name_was_cut_off_is_nobody_s_to_end(
         self, plain: Provider, fake: FakeMarket, order: Order
     ) -> None:
-        assert isinstance(fake, FakeTensorDock)
-        fake.named = lambda name: "My Instance"
-        with pytest.raises(CreateUncertain, match="it was not ended") as told:
-            plain.create(order)
-        (rented,) = fake.market.alive()
-        assert rented.id in str(told.value)
-
-    def test_a_new_machine_that_cannot_be_ended_is_named(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
+        """No run uses it (tests/control/rental/test_market_failures.py)."""
         assert isinstance(fake, FakeTensorDock)
         fake.named = lambda name: name[:32]
-        fake.faults.arm(Fault("error body", "destroy", count=100))
-        with pytest.raises(CreateUncertain, match="not ended") as told:
-            plain.create(order)
-        (rented,) = fake.market.alive()
-        assert rented.id in str(told.value)
-
-    def test_the_name_that_counts_is_the_one_that_is_shown(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
-        assert isinstance(fake, FakeTensorDock)
-        fake.named_in_answer = lambda name: name[:32]
         machine = plain.create(order)
-        assert [one.id for one in plain.list_own()] == [machine.id]
+        assert [one.id for one in fake.market.alive()] == [machine.id]
+        found = plain.find(machine.id)
+        assert isinstance(found, Machine) and found.label is None
+        with pytest.raises(NotOurs):
+            plain.destroy(machine, never_handed_over(machine, order.label))
+        assert len(fake.market.alive()) == 1
 
     def test_there_is_no_spot(self, plain: Provider) -> None:
         assert plain.offers(Want(spot="only")) == []

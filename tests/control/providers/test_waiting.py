@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -207,23 +208,14 @@ def test_a_machine_without_our_label_is_not_handed_out() -> None:
     """torpor could never end it. A market may show the label late."""
     clock = Clock()
     bare = msgspec.structs.replace(RUNNING, label=None)
-    late = wait_until_reachable(
-        Scripted(bare, bare, RUNNING),
-        ID,
+    wait = partial(
+        wait_until_reachable,
         timeout_s=60,
         sleep=clock.sleep,
         clock=clock,
         greets=lambda _: None,
         label=LABEL,
     )
-    assert late == RUNNING
+    assert wait(Scripted(bare, bare, RUNNING), ID) == RUNNING
     with pytest.raises(MachineUnreachable, match=r"torpor\.me\.w\.1.*end it in the provider's"):
-        wait_until_reachable(
-            Scripted(bare),
-            ID,
-            timeout_s=60,
-            sleep=clock.sleep,
-            clock=clock,
-            greets=lambda _: None,
-            label=LABEL,
-        )
+        wait(Scripted(bare), ID)

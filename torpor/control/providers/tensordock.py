@@ -26,7 +26,6 @@ from torpor.control.providers.start_script import start_command
 from torpor.control.safety import Warrant
 from torpor.shared.errors import (
     CreateFailed,
-    CreateUncertain,
     InvalidInput,
     NoCapacity,
     ProviderDenied,
@@ -45,7 +44,6 @@ _DISK_STEP_GB: Final = 50
 _CORES_A_GPU: Final = 8
 _RAM_GB_A_GPU: Final = 32
 _RAM_STEP_GB: Final = 16
-_LEAST_REST: Final = 12  # letters and digits of our label in the name of a machine that is ours
 _IMAGE: Final = re.compile(r"(?:ubuntu(?!1|20)|debian(?!1?[01]\b|9))\d{2,4}(?:_\w+)?")
 _UNDECIDED: Final = re.compile(r"time[ds]?[ -]?out|time limit|in progress|pending|already exists")
 _CAPACITY: Final = re.compile(r"unavailable|not available|no available|capacity|no .*hostnode")
@@ -199,8 +197,7 @@ class TensorDockProvider:
         ]
 
     def create(self, order: Order) -> Machine:
-        listed = self._listed()
-        if (known := self._of_label(order.label, listed)) is not None:
+        if (known := self._of_label(order.label)) is not None:
             return known
         shape = _shape_in(order.offer.id)
         attributes = {
@@ -226,8 +223,6 @@ class TensorDockProvider:
         made = _instance_in(answer)
         if made is None:
             raise self._client.uncertain(answer, doing)
-        if made.name != label_name(order.label):
-            self._check_name(made, order.label, made.id in {one.id for one in listed})
         return Machine(
             MachineId(made.id),
             self.identity,
@@ -261,7 +256,10 @@ class TensorDockProvider:
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         if warranted(self, machine, warrant) is None:
             return
-        self._delete(machine.id)
+        path = f"{_API}/instances/{machine.id}"
+        answer = self._client.ask("DELETE", path, dict[str, Any])
+        if isinstance(answer, Refusal) and answer.status != 404:
+            raise self._failed(answer, f"delete instance {machine.id}")
 
     def residue(self) -> list[Residue]:
         """None: disk and address go with the instance, and torpor stores no secrets here."""
@@ -290,36 +288,8 @@ class TensorDockProvider:
             cores=cores,
         )
 
-    def _delete(self, machine: str) -> None:
-        answer = self._client.ask("DELETE", f"{_API}/instances/{machine}", dict[str, Any])
-        if isinstance(answer, Refusal) and answer.status != 404:
-            raise self._failed(answer, f"delete instance {machine}")
-
-    def _check_name(self, made: _Instance, label: Label, is_older: bool) -> None:
-        """CreateUncertain for a new machine without our label, which nobody could end: it is ended
-        here where its name is what is left of ours."""
-        try:
-            live = self._show(made.id)
-        except ProviderError:
-            live = None  # the name in the answer counts
-        name = made.name if live is None else live.name
-        if name == label_name(label):
-            return
-        told = (
-            f"{self.identity} made instance {made.id} with the name {name!r} instead of "
-            f"{label_name(label)!r}, so torpor does not find it again"
-        )
-        look = "look at it in TensorDock's dashboard"
-        if is_older or not _is_rest_of(name, label):
-            raise CreateUncertain(f"{told}. It may not be torpor's, so it was not ended: {look}")
-        try:
-            self._delete(made.id)
-        except ProviderError as cause:
-            raise CreateUncertain(f"{told}. It was not ended: {cause}; {look}") from cause
-        raise CreateUncertain(f"{told}. It was deleted; if in doubt, {look}")
-
-    def _of_label(self, label: Label, listed: list[_Instance]) -> Machine | None:
-        own = [one for one in listed if one.name == label_name(label)]
+    def _of_label(self, label: Label) -> Machine | None:
+        own = [one for one in self._listed() if one.name == label_name(label)]
         found = self.find(MachineId(own[0].id)) if own else None
         return found if isinstance(found, Machine) else None
 
@@ -387,12 +357,6 @@ def _instance_in(body: object) -> _Instance | None:
         return msgspec.convert(body, _Instance)
     except msgspec.ValidationError:
         return None
-
-
-def _is_rest_of(name: str, label: Label) -> bool:
-    """Whether our label became ``name``: cut off, in other case, or with other signs in it."""
-    rest, whole = (re.sub(r"[^a-z0-9]", "", one.lower()) for one in (name, label_name(label)))
-    return len(rest) >= _LEAST_REST and whole.startswith(rest)
 
 
 def _refused(order: Order, refusal: Refusal) -> ProviderError | None:
