@@ -139,28 +139,29 @@ def test_three_machines_of_a_spent_budget_are_hibernated_with_proof(
 
 
 @pytest.fixture
-def costly(world: World, prefect_server: object) -> Iterator[str]:
-    """The name of a workspace's block and of its budget's. Other tests share the server, and a
-    budget holds for all workspaces of a name."""
-    name = "costly"
+def costly(world: World, prefect_server: object) -> Iterator[World]:
+    """Of a workspace that is named as its block and its budget are. A budget holds for every
+    workspace of a name, also for those that other tests saved on the server they share."""
+    world = world.named("costly")
+    name = world.access.spec.name
     world.access.save_blocks(name)
     blocks.Budget(usd_month=0.01, workspaces=[name], timezone=_zone()).save(name)
-    yield name
+    yield world
     blocks.Budget.delete(name)
-    blocks.Workspace.delete(name)
 
 
-def test_a_budget_block_ends_a_machine_in_prefect(world: World, costly: str) -> None:
-    machine, rental = handed_over(world.opened)
-    world.opened.rentals.change(rental, created_unix=time.time() - HOUR / 2)
-    world.workspace(machine.id).mkdir()
-    (world.workspace(machine.id) / "weights.bin").write_bytes(b"w" * 100_000)
-    seen = watch([costly])
-    assert "budget costly is spent: hibernate it" in _of(seen, machine.id).next_step
-    assert len(world.machines()) == 1
-    ended = _of(watch([costly], dry_run=False), machine.id)
-    assert ended.next_step == "budget costly is spent: it was hibernated: wake it to work on it"
-    assert world.machines() == [] and world.verify_listed() == 1
+def test_a_budget_block_ends_a_machine_in_prefect(costly: World) -> None:
+    machine, rental = handed_over(costly.opened)
+    costly.opened.rentals.change(rental, created_unix=time.time() - HOUR / 2)
+    costly.workspace(machine.id).mkdir()
+    (costly.workspace(machine.id) / "weights.bin").write_bytes(b"w" * 100_000)
+    name = costly.access.spec.name
+    seen = watch([name])
+    assert f"budget {name} is spent: hibernate it" in _of(seen, machine.id).next_step
+    assert len(costly.machines()) == 1
+    ended = _of(watch([name], dry_run=False), machine.id)
+    assert ended.next_step == f"budget {name} is spent: it was hibernated: wake it to work on it"
+    assert costly.machines() == [] and costly.verify_listed() == 1
 
 
 @pytest.fixture
