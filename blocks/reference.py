@@ -72,7 +72,14 @@ def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
 
 def load_all(kind: type[BlockT], *, of: str = "this installation") -> list[BlockT]:
     """Every saved block of this type; InvalidInput if one of them is damaged."""
-    return [load_named(kind, name, of=of) for name in saved_names(kind)]
+    found = []
+    for name in saved_names(kind):
+        try:
+            found.append(load_named(kind, name, of=of))
+        except InvalidInput:
+            if name in saved_names(kind):  # else somebody has deleted it meanwhile
+                raise
+    return found
 
 
 def saved_names(kind: type[Block]) -> list[str]:

@@ -44,9 +44,15 @@ def list_jobs(
     found: dict[str, Job] = {}
     unread: dict[str, str] = {}
     names = workspaces or runner().workspaces()
+    reads = {}
     for name in names:
         try:
-            of_one = read_jobs(open_workspace(name), ended)
+            reads[name] = read_jobs.submit(open_workspace(name), ended)
+        except TorporError as error:
+            unread[name] = str(error)
+    for name, read in reads.items():
+        try:
+            of_one = read.result()
         except TorporError as error:
             unread[name] = str(error)
         else:  # several blocks may be for one workspace

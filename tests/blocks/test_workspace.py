@@ -12,7 +12,7 @@ from prefect.deployments import run_deployment
 from prefect_aws.credentials import AwsCredentials
 from pydantic import Field, SecretStr, ValidationError
 
-from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace
+from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace, reference
 from blocks.reference import load, load_all
 from deployments.server import Server
 from tests.fixtures.prefect_api import ask
@@ -30,6 +30,11 @@ class Lookalike(Block):
     folder: str = Field(default="/lookalike", description="A folder.")
     price_usd_h: float = Field(default=9.0, description="A price.")
     server: str = Field(default="auto", description="A server.")
+
+
+class Deleted(Lookalike):
+    _block_type_name = "Deleted"
+    _block_type_slug = "deleted"
 
 
 class NeverSaved(LocalProvider):
@@ -227,3 +232,20 @@ def test_a_block_object_as_a_deployment_parameter_arrives_whole(prefect_server: 
 @pytest.mark.usefixtures("prefect_server")
 def test_a_server_may_not_know_a_type_of_which_nothing_was_saved() -> None:
     assert load_all(NeverSaved) == []
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_block_that_is_deleted_while_all_are_loaded_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("goes", "stays"):
+        Deleted(price_usd_h=len(name)).save(name)
+    load_named = reference.load_named
+
+    def late(kind: type[Deleted], name: str, *, of: str) -> Deleted:
+        if name == "goes":
+            Deleted.delete(name)
+        return load_named(kind, name, of=of)
+
+    monkeypatch.setattr(reference, "load_named", late)
+    assert [one.price_usd_h for one in load_all(Deleted)] == [len("stays")]
