@@ -69,6 +69,13 @@ class S3Settings:
     verify_tls: bool | str = True  # or the file of a certificate authority of one's own
 
 
+def _send_body_at_once(params: dict[str, Any], **_: Any) -> None:
+    """botocore asks first whether a PUT may send its body. That costs a round trip, up to a second
+    behind a proxy, and it has read an earlier request's answer for this one's (boto/botocore#3755).
+    What we PUT is small."""
+    params["headers"].pop("Expect", None)
+
+
 class S3Store:
     """The seam's ObjectStore over one bucket and prefix. Safe to use from several threads.
 
@@ -88,6 +95,9 @@ class S3Store:
             raise InvalidInput(f"{bucket!r} is not the name of a bucket")
         base = prefix.strip("/")
         self._base = f"{object_key(base)}/" if base else ""
+        client.meta.events.register_last(
+            "before-call.s3", _send_body_at_once, unique_id="torpor-body-at-once"
+        )
         self._client = client
         self._bucket = bucket
         self._requests = S3Requests(client, bucket, self._base, self.address, Retries(attempts))
