@@ -7,9 +7,9 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -53,6 +53,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.keys import Seal
 from torpor.shared.values import Machine, StoredSnapshot, workspace_name
+from torpor.shared.wire.restore import RestorePlan
 
 
 class Deployment:
@@ -139,6 +140,7 @@ class _OnMachine:
         self._began = ""  # the record on the machine that this deploy makes the environment
         self._restoring: list[Restoration] = []
         self._stopped = threading.Event()
+        self._environment_lined_up = threading.Event()
         self._warnings: list[str] = []
 
     def run(self) -> DeployReport:
@@ -222,8 +224,9 @@ class _OnMachine:
         serving: Serving,
         serve: Callable[[], None],
     ) -> None:
-        """The environment and the workspace, at the same time. Where the workspace wants something
-        first, the server starts when that and the environment are there, and the rest follows.
+        """The environment and the workspace, at the same time; the environment's parts are fetched
+        before the workspace's. Where the workspace wants something first, the server starts when
+        that and the environment are there, and the rest follows.
         A command that fetches the model writes into the workspace, so it waits for all of it."""
         spec = self._opened.spec
         made: list[Future[None]] = []
@@ -243,6 +246,9 @@ class _OnMachine:
                 if self._of.strategy.sets_up:
                     make = partial(self._make_environment, session, place, base, serving)
                     made.append(threads.submit(copy_context().run, make))
+                    made[0].add_done_callback(lambda _: self._environment_lined_up.set())
+                else:
+                    self._environment_lined_up.set()
                 if self._tenancy is not None and self._wanted is not None:
                     wanted = _Wanted(self._tenancy, self._wanted, when_first)
                     bring = partial(self._restore_workspace, session, wanted)
@@ -264,16 +270,18 @@ class _OnMachine:
         work = Arrival(
             self._opened, session, wanted.tenancy, wanted.snapshot, runner().run, Phases()
         )
-        self._restore(work, "workspace", wanted.when_first)
+        with self._begun(work, "workspace") as plan:
+            self._environment_lined_up.wait()
+            self._see_wanted()
+            finished = work.restore(plan, full_check=self._full_check, when_first=wanted.when_first)
+        self._warnings += finished.warnings
 
-    def _restore(
-        self, restoration: Restoration, what: str, when_first: Callable[[], None] = lambda: None
-    ) -> None:
+    @contextmanager
+    def _begun(self, restoration: Restoration, what: str) -> Iterator[RestorePlan]:
         self._restoring.append(restoration)
         self._see_wanted()
         with restoration.begun() as plan:
-            finished = restoration.restore(plan, full_check=self._full_check, when_first=when_first)
-        self._warnings += finished.warnings
+            yield plan
         for name, seconds in restoration.phases.seconds.items():
             self._of.within[f"{what}: {name}"] = seconds
 
@@ -292,6 +300,7 @@ class _OnMachine:
             if found is not None:
                 self._restore_environment(session, place, base, found)
                 return
+        self._environment_lined_up.set()  # the setup command fetches what it needs by itself
         if not holds_files(session, place.environment):
             run_on_machine(session, ["mkdir", "-p", "--", f"{mark}/began"])
             self._began = mark
@@ -324,7 +333,13 @@ class _OnMachine:
     ) -> None:
         try:
             one = self._environment_of(session, base, found, "environment")
-            self._restore(one, "environment")
+            with self._begun(one, "environment") as plan:
+                finished = one.restore(
+                    plan,
+                    full_check=self._full_check,
+                    when_submitted=self._environment_lined_up.set,
+                )
+            self._warnings += finished.warnings
         except (InvalidInput, RestoreUnfinished) as error:  # it says nothing of the workspace
             raise DeployFailed(self._no_room(place, error)) from error
         except SnapshotDamaged as error:

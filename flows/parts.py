@@ -19,12 +19,15 @@ def do_parts(
     parts: Sequence[Part],
     submit: Callable[[Part, Progress], Pending[R]],
     *,
+    submitted: Callable[[], None] = lambda: None,
     after: tuple[int, Callable[[], None]] | None = None,
 ) -> list[R]:
     """``submit`` each part, wait for all, and return what they return, in the parts' order.
+    ``submitted``: what to do when all are submitted; steps run in the order of their submission.
     ``after``: what to do as soon as so many of them are done, while the others go on."""
     progress = Progress(key, description, total_bytes)
     pending = [submit(part, progress) for part in parts]
+    submitted()
     done: list[R] = []
     for one in pending:
         if after is not None and len(done) == after[0]:

@@ -57,16 +57,18 @@ class Restoration:
         plan: RestorePlan,
         *,
         full_check: bool = True,
+        when_submitted: Callable[[], None] = lambda: None,
         when_first: Callable[[], None] = lambda: None,
     ) -> Finished:
         """Fetch everything from the store, and finish.
 
+        ``when_submitted`` is called when every part waits for its turn, if there are any.
         ``when_first`` is called once: when what the workspace wants first can be used, while the
         rest follows; in the end, if it wants nothing first. What it raises ends the restore.
         """
         if not plan.complete:
             with self.phases.phase("restore"):
-                self._fetch(plan, when_first)
+                self._fetch(plan, when_submitted, when_first)
         finished = self.finish(plan, full_check=full_check)
         if not plan.first:
             when_first()
@@ -95,7 +97,12 @@ class Restoration:
         warnings += [f"first: nothing in the snapshot matches {text!r}" for text in plan.unmatched]
         return replace(finished, warnings=[*warnings, *finished.warnings])
 
-    def _fetch(self, plan: RestorePlan, when_first: Callable[[], None]) -> None:
+    def _fetch(
+        self,
+        plan: RestorePlan,
+        when_submitted: Callable[[], None],
+        when_first: Callable[[], None],
+    ) -> None:
         wanted = self.remote.wanted
 
         def reached() -> None:
@@ -108,6 +115,7 @@ class Restoration:
             sum(part.bytes for part in plan.parts),
             plan.parts,
             lambda part, progress: restore_part.submit(self.remote, part, progress),
+            submitted=when_submitted,
             after=(sum(part.first for part in plan.parts), reached) if plan.first else None,
         )
 

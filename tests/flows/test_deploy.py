@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tasks.workspace import OpenWorkspace
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown, wake_plainly
 from tests.fixtures.rentals import standing
 from tests.fixtures.served import small_stack
+from tests.fixtures.standing import gets
 from tests.fixtures.waiting import until
 from tests.fixtures.world import World
 from torpor.control.deploy.asking import ask
@@ -354,7 +356,7 @@ def test_a_server_that_writes_to_what_is_restored_later_is_named(
         ({"setup": ["sleep", "600"], "setup_minutes": 0.01}, "phase restore: .* not end in time"),
         ({"fetch": ["sh", "-c", "echo lost >&2; exit 5"]}, "phase fetch: .*status 5.*lost"),
         ({"server": ["sh", "-c", "echo broken; exit 1"]}, "phase health: .*status 1.*broken"),
-        ({"health": "/nowhere", "ready_minutes": 0.02}, "phase health: .*/nowhere gave status 404"),
+        ({"health": "/nowhere", "ready_minutes": 0.25}, "phase health: .*/nowhere gave status 404"),
         ({"proof_path": "/nowhere"}, "phase completion: .*with status 404"),
         ({"proof_answer": "choices.1.text"}, "phase completion: .*holds nothing at choices.1.text"),
         ({"environment": ["~/workspace/env"]}, "phase connect: .*overlap"),
@@ -446,6 +448,27 @@ def test_two_deploys_that_make_one_environment_do_not_both_keep_it(
     kept = _kept(asleep)
     (name,) = _bases(asleep)
     assert len(kept) == 1 and snapshot_ids(asleep.direct, name) == kept
+
+
+def test_the_environment_is_fetched_before_the_workspace(asleep: World) -> None:
+    """The server needs all of it; of the workspace, it may need little."""
+    place = asleep.workspace(MachineId(wake_plainly(asleep.opened).machine))
+    (place / "rest.bin").write_bytes(os.urandom(8 << 20))
+    hibernate_plainly(asleep.opened)
+    _deploy(asleep, small_stack())
+    hibernate_plainly(asleep.opened)
+    asleep.proxy.clear()
+
+    def slow(step: str) -> None:
+        if step == "find environment":  # the workspace's plan is made long before
+            time.sleep(2)
+
+    with PlainRunner(asleep.wanting(first=["model"]), wait_factor=0.1, at_once=1, before=slow):
+        deploy.fn("demo", small_stack())
+    fetched = [path for method, path in asleep.proxy.requests if gets("/packs/")(method, path)]
+    of_environment = [f"/{BASE}" in path for path in fetched]
+    assert True in of_environment and False in of_environment
+    assert of_environment == sorted(of_environment, reverse=True)
 
 
 def test_the_server_starts_when_what_the_workspace_wants_first_is_there(asleep: World) -> None:
