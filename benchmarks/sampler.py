@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def measure(home: Path, seconds: float, start_s: float = _START_S) -> dict[str, Any]:
-    """Run a sampler for so long, after its start."""
+    """Run a sampler for so long, ``start_s`` after its first sample."""
     home = enter_home(home)
     argv = [sys.executable, "-m", "torpor.machine.agent", "sample", "--home", str(home)]
     process = ensure_sampler(home, "source", argv, "agent.log")
@@ -53,6 +53,10 @@ def measure(home: Path, seconds: float, start_s: float = _START_S) -> dict[str, 
         raise RuntimeError(f"a sampler runs in {home} already")
     try:
         seen = psutil.Process(process.pid)
+        while not read(home / RING):
+            if process.poll() is not None:
+                raise RuntimeError(f"the sampler has ended: see {home / 'agent.log'}")
+            time.sleep(0.1)
         time.sleep(start_s)
         before, began = seen.cpu_times(), time.monotonic()
         time.sleep(seconds)

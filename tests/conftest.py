@@ -3,9 +3,17 @@
 import os
 import sys
 
+from hypothesis import HealthCheck, settings
+
 # Keep bytecode, whatever the shell says: else each process of a test compiles Prefect, 8 s of CPU.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A busy host may hold up any example; hypothesis would call the test flaky.
+settings.register_profile(
+    "tests", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 pytest_plugins = [
     "tests.fixtures.servers",

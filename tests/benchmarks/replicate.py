@@ -40,6 +40,7 @@ from tests.fixtures.stores import Server
 from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.world import WORKSPACE, World, kill, make_world
 from torpor.control.measure.host import host_facts
+from torpor.control.remote.exchange import PeerMode
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.reports import ReplicateReport
 from torpor.control.store.embedded import EmbeddedStore
@@ -82,12 +83,14 @@ def embedded_server() -> Iterator[Server]:
         yield Server("seaweedfs", store.endpoint_url, *keys)
 
 
-def limited(server: Server, what: str, count: int, mib: int, bytes_s: float) -> dict[str, Any]:
+def limited(
+    server: Server, what: str, count: int, mib: int, bytes_s: float, peers: PeerMode = "auto"
+) -> dict[str, Any]:
     """Seconds to one machine and to ``count``, with the machines' links or the store's limited."""
     limit = {"machine_bytes_s" if what == "links" else "store_bytes_s": bytes_s}
     with Shaper(**limit) as shaper, shaped_world(server, shaper, mib) as (world, truth):
         one, one_s = _timed(world, truth, 1, shaper)
-        many, many_s = _timed(world, truth, count, shaper)
+        many, many_s = _timed(world, truth, count, shaper, peers)
     return {
         "limited": what,
         "bytes_s": bytes_s,
@@ -187,10 +190,12 @@ def _shaped_peers(shaper: Shaper) -> Iterator[None]:
         yield
 
 
-def _timed(world: World, truth: Tree, count: int, shaper: Shaper) -> tuple[ReplicateReport, float]:
+def _timed(
+    world: World, truth: Tree, count: int, shaper: Shaper, peers: PeerMode = "auto"
+) -> tuple[ReplicateReport, float]:
     shaper.carried.clear()
     started = time.monotonic()
-    report = _replicate(world, count)
+    report = _replicate(world, count, peers=peers)
     seconds = time.monotonic() - started
     same = judged(world, truth, report, [])
     if same["identical"] != count or same["not_of_the_report"]:
@@ -225,9 +230,11 @@ def _killing(world: World, shaper: Shaper, victims: int) -> Iterator[list[str]]:
         thread.join()
 
 
-def _replicate(world: World, count: int, spares: int = 0) -> ReplicateReport:
+def _replicate(
+    world: World, count: int, spares: int = 0, peers: PeerMode = "auto"
+) -> ReplicateReport:
     with PlainRunner(world.opened, at_once=MOST_TASKS):
-        return replicate.fn(WORKSPACE, count=count, spares=spares)
+        return replicate.fn(WORKSPACE, count=count, spares=spares, peers=peers)
 
 
 def _started(world: World) -> list[Machine]:

@@ -15,7 +15,7 @@ def test_the_sampler_is_measured_and_small(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     stand_in_gpus.are(*["samples=0,0,0,0,0,0 rate=0"] * 8)
-    figures = measure(tmp_path / "home", 1.0, start_s=4.0)
+    figures = measure(tmp_path / "home", 1.0, start_s=2.0)
     assert figures["gpus"] == 8
     assert 0 < figures["resident_mib"] < BOUND_MIB
     assert figures["cpu_percent"] >= 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.activity import NOW_S, activity, quiet, sample
@@ -232,7 +232,6 @@ def _machine(spells: list[tuple[int, int, dict[str, Any]]]) -> list[Sample]:
     return samples
 
 
-@settings(deadline=None)
 @given(_SPELLS)
 def test_idle_means_that_every_rule_was_kept(
     spells: list[tuple[int, int, dict[str, Any]]],
@@ -261,7 +260,6 @@ def test_idle_means_that_every_rule_was_kept(
             assert one.gpus <= newest.gpus
 
 
-@settings(deadline=None)
 @given(_SPELLS, st.sets(st.integers(0, WINDOW - 1), max_size=60))
 def test_less_knowledge_never_makes_a_machine_idle(
     spells: list[tuple[int, int, dict[str, Any]]], lost: set[int]
@@ -278,7 +276,6 @@ def test_less_knowledge_never_makes_a_machine_idle(
         assert _verdict(left).kind != "idle"
 
 
-@settings(deadline=None)
 @given(_SPELLS, st.integers(16, WINDOW))
 def test_a_busy_gpu_is_never_idle(
     spells: list[tuple[int, int, dict[str, Any]]], seconds: int

@@ -17,7 +17,6 @@ from deployments.installation import CHECKOUT
 from tests.fixtures.waiting import PATIENCE_S
 
 ARGV = [sys.executable, "-m", "deployments.demo"]
-TOLD_S = 240
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def test_a_workspace_wakes_identical_and_nothing_is_left(scratch: Path) -> None:
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=TOLD_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

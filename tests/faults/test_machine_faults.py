@@ -13,6 +13,7 @@ import pytest
 from flows.phases import phases_told_to
 from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.short_agent import SMALL_PARTS, copy_agent, installing
 from tests.fixtures.standing import Asleep, Awake, gets, raises
 from tests.fixtures.trees import differences, facts
 from tests.fixtures.world import World, kill, until_gone
@@ -75,7 +76,8 @@ def test_a_wake_survives_what_is_killed_on_the_machine_in_each_phase(
     hibernate_plainly(asleep.world.opened)
 
 
-def test_a_part_goes_on_after_its_connection_drops(asleep: Asleep, short_agent: None) -> None:
+def test_a_part_goes_on_after_its_connection_drops(asleep: Asleep, tmp_path: Path) -> None:
+    """The agent waits as long as it really does: a slow connection would end the part."""
     proxy = asleep.world.proxy
     proxy.clear()
     dropped = 0
@@ -88,11 +90,12 @@ def test_a_part_goes_on_after_its_connection_drops(asleep: Asleep, short_agent: 
         return False
 
     proxy.add(Fault("delay", drop))
-    wake_plainly(asleep.world.opened, retries=0)
-    assert dropped
-    packs = [path for method, path in proxy.requests if gets("/packs/")(method, path)]
-    assert len(packs) == len(set(packs))
-    hibernate_plainly(asleep.world.opened)
+    with installing(copy_agent(tmp_path / "agent", SMALL_PARTS)):
+        wake_plainly(asleep.world.opened, retries=0)
+        assert dropped
+        packs = [path for method, path in proxy.requests if gets("/packs/")(method, path)]
+        assert len(packs) == len(set(packs))
+        hibernate_plainly(asleep.world.opened)
 
 
 def test_a_machine_that_cannot_hold_the_agent_says_so(awake: Awake, short_agent: None) -> None:

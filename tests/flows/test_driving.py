@@ -101,9 +101,10 @@ def _drive(lab: Lab, job: Job) -> Job:
 
 @pytest.mark.parametrize("begun", [True, False], ids=["command ended", "rented only"])
 def test_a_machine_that_is_missing_in_an_answer_is_waited_for_when_no_command_runs(
-    lab: Lab, story: Story, begun: bool
+    lab: Lab, story: Story, begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may hold the only copy of what the command wrote."""
+    monkeypatch.setattr(driving, "UNPROVEN_S", 900.0)
     machine, rental = handed_over(lab.opened)
     ended = [_attempt(machine, rental, end="command ended", status=0)]
     lab.market.proofs, lab.market.hidden = False, 3

@@ -48,6 +48,12 @@ _FINE = ["python3", "training.py", str(_STEPS), "0.1"]
 _LONG = ["python3", "training.py", "100000", "0.1"]
 
 
+def _held(go: Path) -> list[str]:
+    """It ends as `_FINE` does, once ``go`` is there; it stands at step 20 until then."""
+    there = f"until test -e {go}; do sleep 0.1; done"
+    return ["sh", "-c", f"python3 training.py 20 0.1; {there}; exec {' '.join(_FINE)}"]
+
+
 @pytest.fixture(autouse=True)
 def _hurried(short_agent: None) -> Iterator[None]:
     with hurried():
@@ -178,13 +184,16 @@ def test_a_program_that_is_not_there_is_the_users_mistake(world: World, place: P
     assert "no-such-program" in ended.why and world.machines() == []
 
 
-def test_a_lost_machine_costs_what_came_after_the_newest_save(world: World, place: Path) -> None:
+def test_a_lost_machine_costs_what_came_after_the_newest_save(
+    world: World, place: Path, tmp_path: Path
+) -> None:
     hibernate_plainly(world.opened, destroy=False)
-    with _running(world, _FINE, save_minutes=0.01) as ended:
+    with _running(world, _held(tmp_path / "go"), save_minutes=0.01) as ended:
         until(lambda: _open(world).saves >= 2, "it was saved")
         saved = _open(world).newest
         first = _open(world).attempts[-1].machine
         world.lose_machines()
+        (tmp_path / "go").touch()
         report = ended()
     job_ = report.job
     assert job_.state == "succeeded"
@@ -301,14 +310,17 @@ def test_a_machine_that_is_missing_in_an_answer_is_not_lost(
     assert (report.job.state, len(report.job.attempts)) == ("succeeded", 1)
 
 
-def test_the_agent_and_the_supervisor_may_be_killed(world: World, place: Path) -> None:
-    with _running(world, _FINE) as ended:
+def test_the_agent_and_the_supervisor_may_be_killed(
+    world: World, place: Path, tmp_path: Path
+) -> None:
+    with _running(world, _held(tmp_path / "go")) as ended:
         machine = _open(world).attempts[-1].machine
         until(lambda: _step(place) > 3, "it works")
         assert kill(world.agents(machine))
         until(lambda: _step(place) > 10, "it works on")
         supervisors = [p.pid for p in world.processes(machine) if "supervise" in argv_of(p.pid)]
         assert kill(supervisors)
+        (tmp_path / "go").touch()
         report = ended()
     assert [one.end for one in report.job.attempts] == ["supervisor lost", "command ended"]
     assert report.job.state == "succeeded" and world.machines() == []

@@ -7,7 +7,7 @@ there: the campaign, the walk from market to market, and the search for keys.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -288,6 +288,13 @@ class Markets:
     def blocks(self, name: str, saved: str) -> list[Block]:
         """What a user saves under the name ``saved``."""
         return ROWS[name].blocks(self.fakes[name], saved)
+
+    def delete_blocks(self, names: Iterable[str], saved: str) -> None:
+        """What a user saved, providers before the logins that they name: runs of other tests load
+        every provider of the server."""
+        kinds = [type(block) for name in names for block in self.blocks(name, saved)]
+        for kind in reversed(list(dict.fromkeys(kinds))):
+            kind.delete(saved, _sync=True)  # type: ignore[call-arg, unused-ignore]
 
     def alive(self) -> list[str]:
         """The markets of the machines that cost money now."""

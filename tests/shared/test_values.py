@@ -86,7 +86,7 @@ def test_snapshot_ids_tell_the_time() -> None:
     assert new_snapshot_id(NOW) != made
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=100)
 @given(minutes=st.integers(-10_000, 10_000), more=st.integers(1, 4))
 def test_a_snapshot_id_sorts_after_the_one_before_whatever_the_clock(
     minutes: int, more: int

@@ -7,12 +7,20 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, Request, TimeoutError, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    Locator,
+    Page,
+    Request,
+    TimeoutError,
+    expect,
+    sync_playwright,
+)
 
 from deployments.installation import CHECKOUT
 from deployments.server import Server
@@ -43,6 +51,16 @@ def press(page: Page, button: str, stores: str) -> None:
         assert answer is not None, f"{asked.value.url}: {asked.value.failure}"
         if answer.status != httpx.codes.SERVICE_UNAVAILABLE:
             assert answer.ok, f"{answer.url}: {answer.status}: {answer.text()}"
+            return
+
+
+def click_for(target: Locator, wanted: Locator) -> None:
+    """Click until ``wanted`` is to be seen: a page that was just being drawn loses a click."""
+    while True:  # the test's own time limit ends it
+        with suppress(TimeoutError):  # a slow page may have taken it away after the last click
+            target.click(timeout=CLICK_MS)
+        with suppress(AssertionError):
+            expect(wanted).to_be_visible(timeout=CLICK_MS)
             return
 
 
@@ -84,7 +102,9 @@ def chromium() -> str:
 def browser(needs_server: None, chromium: str) -> Iterator[Browser]:
     """Not for the session: playwright keeps an event loop running in this thread."""
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        opened = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox"], timeout=WAIT_MS
+        )
         expect.set_options(timeout=WAIT_MS)
         try:
             yield opened

@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 from blocks import Budget, ObjectStore, SSHIdentity, Workspace
 from blocks.reference import load_named
 from deployments.server import Server
-from tests.ui.conftest import edit_block, new_block, save_block
+from tests.ui.conftest import click_for, edit_block, new_block, save_block
 
 
 def test_a_workspace_made_and_edited(torpor_up: Server, page: Page, pictures: object) -> None:
@@ -104,8 +104,8 @@ def test_a_save_that_the_server_was_too_busy_for_can_be_pressed_again(
     page.get_by_label("Workspace name").fill("ui-busy")
     busy = {"status": 503, "json": {"exception_message": "Service Unavailable"}}
     page.route("**/api/block_documents/", lambda route: route.fulfill(**busy), times=1)
-    page.get_by_role("button", name="Save").click()
-    expect(page.get_by_text("Unknown error while creating block")).to_be_visible()
+    refusal = page.get_by_text("Unknown error while creating block")
+    click_for(page.get_by_role("button", name="Save"), refusal)
     page.screenshot(path=f"{pictures}/block-busy.png", full_page=True)
     expect(page.get_by_label("Workspace name")).to_have_value("ui-busy")
     save_block(page)

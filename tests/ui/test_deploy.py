@@ -72,7 +72,7 @@ def test_a_deploy_from_the_form_to_the_address(
     expect(page.get_by_text("Completed").first).to_be_visible()
     deployments.picture("deploy-run")
     until(partial(_steps_seen, torpor_up, run), "Prefect has the run's steps", every_s=0.5)
-    deployments.artifact(f"deploy-{NAME}")
+    deployments.artifact(f"deploy-{NAME}", run)
     address = f"http://127.0.0.1:{stack.port}, after the next command"
     expect(page.get_by_role("cell", name=address, exact=True)).to_be_visible()
     forward = page.get_by_role("cell", name=f"ssh -N -L {stack.port}:127.0.0.1:{stack.port}")

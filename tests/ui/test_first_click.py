@@ -24,7 +24,7 @@ from tests.fixtures.deployed import ENDED
 from tests.fixtures.ordinary_user import as_nobody
 from tests.fixtures.prefect_api import NO_AUTHORITIES
 from tests.fixtures.waiting import PATIENCE_S, until
-from tests.ui.conftest import WAIT_MS, press
+from tests.ui.conftest import WAIT_MS, click_for, press
 
 WORKSPACE = "machines/*/home/workspace"
 USERS = ["root", "ordinary"] if os.geteuid() == 0 else ["ordinary"]
@@ -167,7 +167,8 @@ def test_the_first_click(
     assert before.differences(Inventory.of(woken)) == []
 
     listed = newcomer.shell(f"exec .venv/bin/python -c '{COUNT}'")
-    assert (listed.stdout, listed.stderr) == ("1\n", "")
+    assert listed.stdout == "1\n"
+    assert "Traceback" not in listed.stderr  # Prefect may say that events are still on their way
 
     identity = newcomer.identity()
     assert "ended workers, store, Prefect server" in newcomer.make("down")
@@ -224,10 +225,13 @@ def _run(newcomer: Newcomer, page: Page, name: str, picture: Any) -> None:
     page.get_by_placeholder("Search deployments").fill(name)
     expect(page.get_by_role("link", name="backup", exact=True)).to_have_count(0)  # filtered by now
     page.get_by_role("link", name=name, exact=True).first.click()
-    page.get_by_role("button", name="Run", exact=True).click()
-    page.get_by_role("menuitem", name="Custom run").click()
-    page.get_by_role("button", name="Select a block").click()
-    page.get_by_role("option", name="demo", exact=True).click()
+    custom = page.get_by_role("menuitem", name="Custom run")
+    click_for(page.get_by_role("button", name="Run", exact=True), custom)
+    blocks = page.get_by_role("button", name="Select a block")
+    click_for(custom, blocks)
+    option = page.get_by_role("option", name="demo", exact=True)
+    click_for(blocks, option)
+    option.click()
     picture(f"{name}-form")
     press(page, "Submit", "/create_flow_run")
     page.wait_for_url("**?tab=Runs", timeout=WAIT_MS)

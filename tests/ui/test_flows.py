@@ -19,7 +19,7 @@ from flows import list_machines, list_snapshots
 from tests.fixtures.deployed import ENDED
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import until
-from tests.ui.conftest import WAIT_MS, press
+from tests.ui.conftest import WAIT_MS, click_for, press
 from torpor.control.providers.local_folder import folder_of
 
 NAME = "ui-forms"
@@ -106,9 +106,9 @@ class Deployments:
         """Go to the form as a person does: deployment, Run, Custom run."""
         deployment = self._one("deployments/filter", {"deployments": {"name": {"any_": [name]}}})
         self.page.goto(f"{self.server.ui_url}/v2/deployments/deployment/{deployment['id']}")
-        self.page.get_by_role("button", name="Run", exact=True).click()
-        self.page.get_by_role("menuitem", name="Custom run").click()
-        expect(self.page.get_by_role("button", name="Submit")).to_be_visible(timeout=WAIT_MS)
+        custom = self.page.get_by_role("menuitem", name="Custom run")
+        click_for(self.page.get_by_role("button", name="Run", exact=True), custom)
+        click_for(custom, self.page.get_by_role("button", name="Submit"))
 
     def see_fields(self, name: str) -> None:
         """The form says what each field is, in the order of the flow's parameters."""
@@ -123,8 +123,9 @@ class Deployments:
 
     def pick(self, workspace: str) -> None:
         """Choose a saved block from the list that the form opens on."""
-        self.page.get_by_role("button", name="Select a block").click()
-        self.page.get_by_role("option", name=workspace, exact=True).click()
+        option = self.page.get_by_role("option", name=workspace, exact=True)
+        click_for(self.page.get_by_role("button", name="Select a block"), option)
+        option.click()
 
     def submit(self, name: str) -> dict[str, Any]:
         """Submit the form and wait for the run that it made to end."""
@@ -164,10 +165,11 @@ class Deployments:
         expect(self.page.get_by_role("cell", name="203", exact=True)).to_be_visible()
         self.picture(f"{name}-table")
 
-    def artifact(self, key: str) -> None:
-        """Open the newest artifact of that key."""
-        found = self._one("artifacts/latest/filter", {"artifacts": {"key": {"any_": [key]}}})
-        self.page.goto(f"{self.server.ui_url}/v2/artifacts/artifact/{found['latest_id']}")
+    def artifact(self, key: str, run: str) -> None:
+        """Open what this run told last under that key. Other runs may tell under it too."""
+        wanted = {"key": {"any_": [key]}, "flow_run_id": {"any_": [run]}}
+        found = self._one("artifacts/filter", {"artifacts": wanted, "sort": "CREATED_DESC"})
+        self.page.goto(f"{self.server.ui_url}/v2/artifacts/artifact/{found['id']}")
 
     def picture(self, name: str) -> None:
         path = self.pictures / f"{name}.png"
@@ -199,9 +201,8 @@ def test_a_form_says_what_each_field_is_and_needs_a_workspace(
 ) -> None:
     deployments.open(name)
     deployments.see_fields(name)
-    deployments.page.get_by_role("button", name="Submit").click()
     refusal = deployments.page.get_by_text("'workspace' is a required property")
-    expect(refusal.first).to_be_visible(timeout=WAIT_MS)
+    click_for(deployments.page.get_by_role("button", name="Submit"), refusal.first)
 
 
 def test_forms_filled_and_submitted(

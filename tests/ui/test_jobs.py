@@ -55,7 +55,7 @@ def test_a_job_from_the_form_to_its_report(
 
     watched = deployed.end(deployed.start("watch", {"workspaces": [NAME]}))
     assert watched["state_type"] == "COMPLETED"
-    deployments.artifact("watch")
+    deployments.artifact("watch", watched["id"])
     expect(page.get_by_role("cell", name=f"{new_job_id(run)} is running").first).to_be_visible()
     expect(page.get_by_role("cell", name=f"{machine.id} at").first).to_be_visible()
     page.set_viewport_size({"width": 2600, "height": 900})  # to see more columns
@@ -68,7 +68,7 @@ def test_a_job_from_the_form_to_its_report(
     assert ended["parameters"]["command"] == ["sh", "-c", COUNT]
     assert ended["parameters"]["save_minutes"] == 15
     assert ended["name"] == f"job-{NAME}"
-    deployments.artifact(f"job-{new_job_id(run)}")
+    deployments.artifact(f"job-{new_job_id(run)}", run)
     outcome = "succeeded: the command ended with status 0"
     expect(page.get_by_role("cell", name=outcome, exact=True)).to_be_visible()
     deployments.picture("job-report")

@@ -30,8 +30,7 @@ def login(torpor_up: Server, markets: Markets) -> Iterator[FakeEc2]:
     assert isinstance(aws, FakeEc2)
     markets.blocks("ec2", NAME)[0].save(NAME, overwrite=True, _sync=True)
     yield aws
-    for kind in {type(block) for name in SHOP for block in markets.blocks(name, NAME)}:
-        kind.delete(NAME, _sync=True)
+    markets.delete_blocks(SHOP, NAME)
 
 
 def test_from_the_blocks_of_markets_to_the_report_of_a_wake(

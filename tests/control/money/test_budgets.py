@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.control.money.test_costs import BEGIN, BERLIN, DEMO, OTHER, rental
@@ -116,7 +116,6 @@ def test_a_month_that_begins_meanwhile_begins_with_nothing_spent() -> None:
     assert exhausted_unix(budget(2 * 24 * 31 + 3), [late], end - HOUR) is None
 
 
-@settings(deadline=None)
 @given(
     usd=some.integers(1, 3000),
     spans=some.lists(

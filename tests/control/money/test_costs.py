@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.fixtures.market import H100
@@ -68,7 +68,6 @@ def test_months_begin_when_the_zone_s_clocks_say_so() -> None:
     assert march.begin_us(BERLIN) == march.begin_us(UTC) - HOUR_US
 
 
-@settings(deadline=None)
 @given(
     begin=some.integers(1_400_000_000, 2_000_000_000),
     length_s=some.integers(0, 10**8),

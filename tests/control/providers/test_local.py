@@ -63,7 +63,7 @@ class Client:
         known.write_text(f"[{self._at.host}]:{self._at.port} {self._at.host_key}\n")
         self._options = ["-F", "none", "-i", str(key), "-o", "BatchMode=yes"]
         self._options += ["-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes"]
-        self._options += ["-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=10"]
+        self._options += ["-o", "IdentitiesOnly=yes", "-o", f"ConnectTimeout={PATIENCE_S:.0f}"]
 
     def argv(self, command: str, user: str | None = None) -> list[str]:
         where = f"{user or self._at.user}@{self._at.host}"

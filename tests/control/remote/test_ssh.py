@@ -25,12 +25,6 @@ def _key(kind: str = "ssh-ed25519", passphrase: str | None = None) -> Identity:
     return Identity(key.export_private_key(passphrase=passphrase).decode(), passphrase)
 
 
-@pytest.fixture(autouse=True)
-def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torpor.control.remote.ssh.CONNECT_S", 2.0)
-    monkeypatch.setattr("torpor.control.remote.ssh.LOGIN_S", 2.0)
-
-
 @pytest.fixture
 def agent_files(agent_source: Path, bundle_cache: Path) -> dict[str, Any]:
     return {"source": agent_source, "cache": bundle_cache}
@@ -101,7 +95,9 @@ def test_an_unknown_host_name_is_reported(sshd: Sshd) -> None:
 
 
 @pytest.mark.parametrize("words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
-def test_a_port_that_does_not_speak_ssh(words: bytes) -> None:
+def test_a_port_that_does_not_speak_ssh(words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torpor.control.remote.ssh.CONNECT_S", 2.0)
+    monkeypatch.setattr("torpor.control.remote.ssh.LOGIN_S", 2.0)
     with _Speaker(words) as port, pytest.raises(MachineUnreachable, match=f"port {port}"):
         Session.open(Endpoint("127.0.0.1", port, "root"), _key())
 

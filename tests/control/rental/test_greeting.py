@@ -8,6 +8,7 @@ import asyncssh
 import msgspec
 
 from tests.fixtures.machines import KeyPair
+from tests.fixtures.waiting import until
 from torpor.control.providers.local import LocalProvider
 from torpor.control.rental.greeting import greeting_fault
 from torpor.control.rental.order import host_key_of, order_for
@@ -24,7 +25,7 @@ def test_another_host_key_means_not_ready_yet(
     assert endpoint is not None
     right = host_key_of(key, label).public
     other = host_key_of(key, msgspec.structs.replace(label, rental="2")).public
-    assert greeting_fault(endpoint, None) is None
+    until(lambda: greeting_fault(endpoint, None) is None, "its server greets")
     assert greeting_fault(endpoint, right) is None
 
     async def in_a_notebook() -> str | None:

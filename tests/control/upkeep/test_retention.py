@@ -133,7 +133,7 @@ def test_what_cannot_be_is_refused(options: dict[str, object], words: str) -> No
         Retention(**options)  # type: ignore[arg-type]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     hours=st.lists(st.integers(0, 24 * 400), max_size=60),
     counts=st.lists(st.integers(0, 8), min_size=6, max_size=6),

@@ -35,7 +35,7 @@ class Agent:
     def attach(self) -> Peer:
         return Peer(self.address)
 
-    def left(self, timeout_s: float = 10.0) -> bool:
+    def left(self, timeout_s: float = PATIENCE_S) -> bool:
         self.thread.join(timeout_s)
         return not self.thread.is_alive()
 
@@ -275,12 +275,12 @@ def test_a_run_goes_on_with_a_control_side_that_came_back(tmp_path: Path) -> Non
 
 
 def test_it_leaves_when_it_has_neither_connection_nor_run(tmp_path: Path) -> None:
-    with agent_in(tmp_path, leave_s=0.2) as agent:
+    with agent_in(tmp_path, leave_s=2.0) as agent:
         peer = agent.attach()
-        assert not agent.left(0.4)
+        assert not agent.left(2.5)
         (tmp_path / "run-is-active").touch()
         peer.close()
-        assert not agent.left(0.4)
+        assert not agent.left(2.5)
         (tmp_path / "run-is-active").unlink()
         assert agent.left()
 

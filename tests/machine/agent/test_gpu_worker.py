@@ -87,7 +87,6 @@ def test_runs_at_odd_offsets_and_of_many_elements(worker: GpuWorker) -> None:
 @given(data=st.data())
 @settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # one worker serves them all
 )
 def test_any_layout_gives_the_cpu_s_bytes(

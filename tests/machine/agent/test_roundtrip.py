@@ -89,8 +89,6 @@ def bucket(seaweed: Server) -> str:
 
 @settings(
     max_examples=12,
-    deadline=None,
-    database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(one=TREES, other=st.one_of(TREES, st.none()), changes=CHANGES, sealed=st.booleans())

@@ -68,7 +68,7 @@ def test_what_nothing_uses_is_not_fetched() -> None:
     assert FetchPlan(unused, 32, set()).chunks_of(b"p" * 16) == [0]
 
 
-@settings(max_examples=50, deadline=None, database=None)
+@settings(max_examples=50)
 @given(packs=st.integers(1, 40), max_parts=st.integers(1, 64))
 def test_every_pack_is_in_one_part(packs: int, max_parts: int) -> None:
     plan = FetchPlan(_packed(packs, 4, 16 * MIB), max_parts, set())
@@ -81,7 +81,7 @@ def test_every_pack_is_in_one_part(packs: int, max_parts: int) -> None:
 # -- what comes first
 
 
-@settings(max_examples=50, deadline=None, database=None)
+@settings(max_examples=50)
 @given(
     packs=st.integers(1, 12),
     max_parts=st.integers(1, 64),

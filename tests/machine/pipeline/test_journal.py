@@ -53,7 +53,7 @@ def test_a_tail_torn_at_any_byte_costs_the_last_record_only(tmp_path: Path) -> N
         assert [r.pack for r in journal.read()] == [_record(n)[0] for n in (0, 2)]
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_damaged_record_is_never_believed(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

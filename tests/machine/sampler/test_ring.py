@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.activity import sample
@@ -32,7 +32,6 @@ _SAMPLES = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(_SAMPLES)
 def test_a_sample_is_read_as_it_was_written(one: Sample) -> None:
     record = pack(one)
@@ -40,7 +39,6 @@ def test_a_sample_is_read_as_it_was_written(one: Sample) -> None:
     assert unpack(record) == one
 
 
-@settings(deadline=None)
 @given(_SAMPLES, _SAMPLES, st.integers(1, RECORD_BYTES - 1))
 def test_a_torn_record_is_never_read(old: Sample, new: Sample, written: int) -> None:
     torn = pack(new)[:written] + pack(old)[written:]
@@ -48,7 +46,6 @@ def test_a_torn_record_is_never_read(old: Sample, new: Sample, written: int) -> 
     assert unpack(bytes(RECORD_BYTES)) is None
 
 
-@settings(deadline=None)
 @given(_SAMPLES, st.integers(0, 8 * RECORD_BYTES - 1))
 def test_a_flipped_bit_is_noticed(one: Sample, bit: int) -> None:
     record = bytearray(pack(one))

@@ -62,7 +62,7 @@ def test_a_sparse_file_is_cut_where_its_data_is(tmp_path: Path) -> None:
     ]
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=100)
 @given(
     sizes=st.lists(
         st.one_of(

@@ -54,7 +54,7 @@ def test_a_sample_that_promised_too_much_is_stored_raw() -> None:
     assert decode_chunk(code, stored, len(lured)) == lured
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=100)
 @given(
     plain=st.one_of(
         st.binary(min_size=1, max_size=2000),

@@ -91,7 +91,7 @@ def layouts(draw: st.DrawFn) -> tuple[bytes, list[Run]]:
 
 @pytest.mark.parametrize("codec", [PLANES, RANS], ids=lambda codec: codec.name)
 @given(case=layouts())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_layout_comes_back(codec: PlanesCodec, case: tuple[bytes, list[Run]]) -> None:
     plain, runs = case
     stream = codec.encode(memoryview(plain), runs)

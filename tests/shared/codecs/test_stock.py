@@ -24,7 +24,7 @@ PLAIN = b"some plain bytes, " * 500
 
 
 @codecs
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=60)
 @given(plain=st.one_of(st.binary(min_size=1, max_size=3000), st.just(PLAIN)))
 def test_what_goes_in_comes_out(codec: Codec, plain: bytes) -> None:
     for given_as in (plain, bytearray(plain), memoryview(plain)):
@@ -58,7 +58,7 @@ def test_every_cut_is_damage(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", [LZ4, ZSTD], ids=lambda codec: codec.name)
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_damage_gives_the_right_length_or_an_error(codec: Codec, data: st.DataObject) -> None:
     stored = bytearray(codec.encode(PLAIN))

@@ -58,7 +58,7 @@ def test_the_incremental_hasher_agrees(key: bytes | None) -> None:
     assert hasher.digest(length=16) == seal.digest(b"onetwo") == seal.name(b"onetwo")[:16]
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=100)
 @given(plain=st.binary(max_size=200), data=st.data())
 def test_changed_sealed_bytes_do_not_open(plain: bytes, data: st.DataObject) -> None:
     seal = Seal(KEY)

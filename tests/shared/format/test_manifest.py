@@ -88,7 +88,7 @@ def test_a_manifest_cut_short_anywhere_is_refused(seal: Seal) -> None:
 
 
 @seals
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_flipped_bit_never_gives_another_manifest(seal: Seal, data: st.DataObject) -> None:
     blob = bytearray(encode_manifest(honest(), seal)[0])
@@ -103,7 +103,7 @@ def test_a_flipped_bit_never_gives_another_manifest(seal: Seal, data: st.DataObj
     assert (manifest, root) == (honest(), PLAIN.name(BODY))
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=150)
 @given(blob=st.binary(max_size=300))
 def test_noise_is_refused(blob: bytes) -> None:
     for noise in (blob, b"TORPOR\r\n\1\0\0\0" + blob):

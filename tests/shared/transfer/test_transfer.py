@@ -65,7 +65,7 @@ def watch() -> Iterator[Watch]:
 
 @pytest.fixture
 def impatient() -> Iterator[Watch]:
-    watch = Watch(timeout_s=0.5)
+    watch = Watch(timeout_s=3.0)
     yield watch
     watch.transfer.close()
 
@@ -225,7 +225,7 @@ def test_a_silent_store_times_out(
     grant = get_grant(faulty)
     assert download(impatient.transfer, grant, WHOLE) == [BODY]
     assert [type(error) for error, _ in impatient.retries] == [StoreUnavailable] * 2
-    assert "no progress within 0.5 s" in str(impatient.retries[0][0])
+    assert "no progress within 3 s" in str(impatient.retries[0][0])
 
 
 def test_a_trickle_is_a_stall() -> None:
@@ -250,7 +250,7 @@ def test_a_trickle_is_a_stall() -> None:
         grant = Grant(KEY, "GET", f"http://127.0.0.1:{listener.getsockname()[1]}/x", 0x7FFFFFFF)
         try:
             with (
-                Transfer(timeout_s=0.3, attempts=1) as transfer,
+                Transfer(timeout_s=2.0, attempts=1) as transfer,
                 pytest.raises(StoreUnavailable, match="bytes moved in"),
             ):
                 download(transfer, grant, [Range(0, 99999)])
