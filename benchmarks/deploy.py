@@ -103,7 +103,7 @@ def measure(
     rest_gib: float = 0.0,
 ) -> dict[str, Any]:
     """Deploys of two kinds, ``rounds`` of each in turn, over each line."""
-    kinds = {"usual": [], "first": ["models"]} if rest_gib else {"cold": [], "warm": []}
+    kinds = {"usual": [], "first": ["models/*"]} if rest_gib else {"cold": [], "warm": []}
     with opened_here(folder) as (opened, store, place):
         model_bytes, whole_bytes = _sleep_with_model(opened, place, gib, weights, rest_gib)
         if rest_gib:

@@ -120,6 +120,20 @@ def _wake_to_ssh_s() -> float:
     return max(float(result[case]["added_s"]["median"]) for case in cases)
 
 
+def _deploys(name: str, mbit_s: float) -> dict[str, Any]:
+    """What was measured over that line."""
+    lines: list[dict[str, Any]] = _result(name)["lines"]
+    return next(line for line in lines if line["mbit_s"] == mbit_s)
+
+
+def _warm(what: str) -> Callable[[], float]:
+    return lambda: float(_deploys("deploy", 1000)["warm"][what]["median"])
+
+
+def _first(mbit_s: float) -> Callable[[], float]:
+    return lambda: float(_deploys("deploy-first", mbit_s)["ratio"])
+
+
 _LINE: Final = "peers-line-50"
 
 GOALS: Final = (
@@ -146,6 +160,10 @@ GOALS: Final = (
     Goal("agent's memory, 8 GiB file", "≤", 1.0, _agent_peak_gib, " GiB"),
     Goal("replicate to 8 / to 1, own links", "≤", 1.2, _many_over_one),
     Goal("wake to SSH, beyond the market's", "≤", 3.0, _wake_to_ssh_s, " s"),
+    Goal("deploy 4 GiB, warm, 1 Gbit/s", "≤", 30.0, _warm("from rental"), " s"),
+    Goal("deploy 4 GiB, warm, share of the line", "≥", 0.95, _warm("line share")),
+    Goal("deploy, a quarter first / without, 200 Mbit/s", "≤", 0.4, _first(200)),
+    Goal("deploy, a quarter first / without, 1 Gbit/s", "≤", 0.4, _first(1000)),
     Goal("Prefect and SSH per flow", "≤", 2.0, None, " s"),
 )
 
