@@ -103,6 +103,7 @@ def measure(
     rest_gib: float = 0.0,
 ) -> dict[str, Any]:
     """Deploys of two kinds, ``rounds`` of each in turn, over each line."""
+    host = host_facts()  # the code is read now, whatever is committed meanwhile
     kinds = {"usual": [], "first": ["models/*"]} if rest_gib else {"cold": [], "warm": []}
     with opened_here(folder) as (opened, store, place):
         model_bytes, whole_bytes = _sleep_with_model(opened, place, gib, weights, rest_gib)
@@ -114,7 +115,7 @@ def measure(
         measured = [_over_line(opened, store, line, rounds, kinds) for line in lines]
     return {
         "benchmark": "deploy",
-        "host": host_facts(),
+        "host": host,
         "weights": weights,
         "model_bytes": model_bytes,
         "workspace_bytes": whole_bytes,

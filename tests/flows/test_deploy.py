@@ -459,8 +459,12 @@ def test_the_environment_is_fetched_before_the_workspace(asleep: World) -> None:
     hibernate_plainly(asleep.opened)
     asleep.proxy.clear()
 
+    steps: list[str] = []
+
     def slow(step: str) -> None:
+        steps.append(step)
         if step == "find environment":  # the workspace's plan is made long before
+            until(lambda: "begin restore" in steps, "the workspace's plan is asked for")
             time.sleep(2)
 
     with PlainRunner(asleep.wanting(first=["model"]), wait_factor=0.1, at_once=1, before=slow):

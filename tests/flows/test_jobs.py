@@ -14,7 +14,7 @@ from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
 from torpor.control.jobs.records import Job, Jobs, Stop, new_job_id
-from torpor.shared.errors import InvalidInput
+from torpor.shared.errors import InvalidInput, StoreDenied
 
 RUN = "0f8fad5b-d9cb-469f-a165-70867728950e"
 DRIVER = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
@@ -98,6 +98,9 @@ def test_one_workspace_that_cannot_be_read_leaves_the_others(lab: Lab) -> None:
     assert "knows" in found.unread["nowhere"]
     with Queues(lab.opened):
         assert list_jobs.fn(workspaces=["nowhere"]).rows(9)[0]["workspace"] == "nowhere"
+    lab.store.fails = StoreDenied("the key is refused")
+    with Queues(lab.opened):
+        assert "the key is refused" in list_jobs.fn(workspaces=[DEMO]).unread[DEMO]
 
 
 def test_a_status_says_who_drives_the_job_and_what_was_asked(lab: Lab) -> None:

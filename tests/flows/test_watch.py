@@ -105,7 +105,7 @@ def test_a_machine_that_hangs_holds_up_no_verdict(
         freeze()
     else:
         monkeypatch.setattr(Session, "call", frozen)
-    monkeypatch.setattr(watching, "LOOK_S", 60.0)
+    monkeypatch.setattr(watching, "LOOK_S", 30.0)
     report = _watch(opened)
     assert (_of(report, hangs).kind, _of(report, busy).kind) == ("unknown", "busy")
 

@@ -6,6 +6,7 @@ import base64
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -56,12 +57,15 @@ def press(page: Page, button: str, stores: str) -> None:
 
 def click_for(target: Locator, wanted: Locator) -> None:
     """Click until ``wanted`` is to be seen: a page that was just being drawn loses a click."""
-    while True:  # the test's own time limit ends it
+    hangs = time.monotonic() + PATIENCE_S
+    while not wanted.is_visible():
         with suppress(TimeoutError):  # a slow page may have taken it away after the last click
             target.click(timeout=CLICK_MS)
-        with suppress(AssertionError):
+        try:
             expect(wanted).to_be_visible(timeout=CLICK_MS)
-            return
+        except AssertionError:
+            if time.monotonic() > hangs:
+                raise
 
 
 def new_block(page: Page, server: Server, slug: str, name: str) -> None:

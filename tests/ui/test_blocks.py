@@ -103,10 +103,11 @@ def test_a_save_that_the_server_was_too_busy_for_can_be_pressed_again(
     new_block(page, torpor_up, "workspace", "ui-busy")
     page.get_by_label("Workspace name").fill("ui-busy")
     busy = {"status": 503, "json": {"exception_message": "Service Unavailable"}}
-    page.route("**/api/block_documents/", lambda route: route.fulfill(**busy), times=1)
+    page.route("**/api/block_documents/", lambda route: route.fulfill(**busy))
     refusal = page.get_by_text("Unknown error while creating block")
     click_for(page.get_by_role("button", name="Save"), refusal)
     page.screenshot(path=f"{pictures}/block-busy.png", full_page=True)
     expect(page.get_by_label("Workspace name")).to_have_value("ui-busy")
+    page.unroute("**/api/block_documents/")
     save_block(page)
     assert load_named(Workspace, "ui-busy", of="test").name == "ui-busy"

@@ -37,7 +37,7 @@ def _cpu() -> str:
 def _commit() -> str:
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
+            ["git", "describe", "--always", "--dirty", "--exclude", "*"],
             capture_output=True,
             check=False,
             cwd=Path(__file__).parent,

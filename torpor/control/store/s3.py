@@ -72,7 +72,7 @@ class S3Settings:
 def _send_body_at_once(params: dict[str, Any], **_: Any) -> None:
     """botocore asks first whether a PUT may send its body. That costs a round trip, up to a second
     behind a proxy, and it has read an earlier request's answer for this one's (boto/botocore#3755).
-    What we PUT is small."""
+    What we PUT is small, or a manifest."""
     params["headers"].pop("Expect", None)
 
 
@@ -90,7 +90,7 @@ class S3Store:
         self, client: S3Client, bucket: str, prefix: str = "", *, attempts: int = ATTEMPTS
     ) -> None:
         """``client`` must carry ``client_config``: it sends each request once, and without the
-        checksums that break stores beside AWS."""
+        checksums that break stores beside AWS. From now on it sends bodies without asking."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]", bucket):
             raise InvalidInput(f"{bucket!r} is not the name of a bucket")
         base = prefix.strip("/")
