@@ -22,7 +22,9 @@ def test_killed_machines_are_reported_and_replaced_when_spares_are_asked_for(
         assert len(figure["killed"]) == 1
         assert figure["not_of_the_report"] == figure["leaked"] == []
     assert (without["ready"], without["identical"], without["replaced"]) == (2, 2, 0)
-    assert (spared["ready"], spared["identical"], spared["replaced"]) == (3, 3, 1)
+    assert (spared["ready"], spared["identical"]) == (3, 3)
+    # The spare took the place if it was still starting, else a new one did.
+    assert spared["replaced"] in (0, 1)
 
 
 def test_peers_relieve_the_store_s_link(seaweed: Server, short_agent: None) -> None:
