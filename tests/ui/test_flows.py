@@ -121,11 +121,15 @@ class Deployments:
         fields = [text for text in shown if text in FIELDS[name]]
         assert fields == list(FIELDS[name])
 
-    def pick(self, workspace: str) -> None:
-        """Choose a saved block from the list that the form opens on."""
-        option = self.page.get_by_role("option", name=workspace, exact=True)
-        click_for(self.page.get_by_role("button", name="Select a block"), option)
+    def pick(self, saved: str, number: int = 0) -> None:
+        """Choose a saved block from a list of the form, unless it is chosen."""
+        listed = self.page.get_by_role("button", name="Select a block").nth(number)
+        option = self.page.get_by_role("option", name=saved, exact=True)
+        if listed.filter(has_text=saved).is_visible():
+            return
+        click_for(listed, option)
         option.click()
+        expect(option).to_have_count(0)
 
     def submit(self, name: str) -> dict[str, Any]:
         """Submit the form and wait for the run that it made to end."""
