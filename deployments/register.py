@@ -10,9 +10,11 @@ import io
 import secrets
 import socket
 import sys
-from typing import Final
+import tempfile
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+import yaml
 from prefect.blocks.core import Block
 from prefect.cli import app as prefect_command
 from prefect.client.orchestration import get_client
@@ -25,7 +27,7 @@ from blocks import PROVIDERS, Budget, LocalProvider, ObjectStore, SSHIdentity, S
 from blocks.reference import load_named
 from deployments.first_machine import make_demo, revive
 from deployments.installation import CHECKOUT, Installation
-from deployments.schedules import offer_schedules
+from deployments.schedules import WATCH, offer_schedules
 from deployments.stacks import ready_made
 from deployments.worker import POOLS
 from torpor.control.store.embedded import EmbeddedStore
@@ -46,8 +48,8 @@ def main() -> int:
         make_first_blocks(installation)
         serve_store(installation)
         make_pools()
-        deploy()
-        offer_schedules(DEMO, installation.metrics)
+        deploy(installation)
+        offer_schedules()
         first_machine(installation)
     except TorporError as error:
         print(error, file=sys.stderr)
@@ -138,27 +140,50 @@ def make_pools() -> None:
                     client.create_work_queue(queue, priority=priority, work_pool_name=pool.name)
 
 
-def deploy() -> None:
-    """Deploy prefect.yaml from this checkout, as `prefect --no-prompt deploy --all` does.
+def deploy(installation: Installation) -> None:
+    """Deploy prefect.yaml from this checkout, as `prefect --no-prompt deploy --all` does. What the
+    user has set as a parameter of a deployment stays so.
 
     In this process, which has imported Prefect and the flows: another one takes 5 s to do so.
     """
     said = io.StringIO()
-    sys.argv = ["prefect", "--no-prompt", "deploy", "--all"]
     status: object = None
-    with (
-        contextlib.chdir(CHECKOUT),
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(said),
-    ):
-        try:
-            prefect_command()
-        except SystemExit as ended:
-            status = ended.code
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(_with_parameters(installation), file)
+        file.flush()
+        sys.argv = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file.name]
+        with (
+            contextlib.chdir(CHECKOUT),
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
+            try:
+                prefect_command()
+            except SystemExit as ended:
+                status = ended.code
     if status:
         raise TorporError(
             f"prefect deploy ended with {status} in {CHECKOUT}:\n{said.getvalue()[-4000:]}"
         )
+
+
+def _with_parameters(installation: Installation) -> dict[str, Any]:
+    """prefect.yaml, with the parameters that its deployments have on the server. Prefect would
+    replace them: a backup would forget which snapshots its user wants to keep."""
+    content: dict[str, Any] = yaml.safe_load((CHECKOUT / "prefect.yaml").read_text())
+    with get_client(sync_client=True) as client:
+        for one in content["deployments"]:
+            function = one["entrypoint"].rpartition(":")[2]
+            name = f"{function.replace('_', '-')}/{one['name']}"
+            try:
+                there = client.read_deployment_by_name(name).parameters
+            except ObjectNotFound:
+                there = {}
+            ours = one.get("parameters", {})
+            if name == WATCH:
+                ours = {**ours, "metrics": str(installation.metrics)}
+            one["parameters"] = {**ours, **there}
+    return content
 
 
 def first_machine(installation: Installation) -> None:

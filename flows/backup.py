@@ -1,10 +1,12 @@
 """Backup: a snapshot on a schedule that keeps the machine, then retention; and a check that it
-ran.
-"""
+ran. Both are of one workspace, or of all."""
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import Field
 
@@ -13,20 +15,27 @@ from flows.flow import flow
 from flows.hibernate import store_workspace
 from flows.phases import Phases
 from tasks.events import BackupFailed, BackupFinished, BackupMissed, emit
-from tasks.opening import open_workspace
+from tasks.opening import open_all, open_workspace
 from tasks.retention import apply_retention, judge_snapshots, look_at_newest
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
-from torpor.control.upkeep.reports import BackupReport, FreshnessReport
+from torpor.control.rental.records import Rental
+from torpor.control.upkeep.reports import BackupReport, EachReport, FreshnessReport
 from torpor.control.upkeep.retention import MOST_KEPT, Retention
-from torpor.shared.errors import TorporError
+from torpor.shared.errors import InvalidInput, TorporError
 
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_KEPT)]
+
+ALL: Final = "all workspaces"
+"""No workspace has this name: it has a space."""
+DAILY_HOURS: Final = 26.0
+"""A day between backups, and two hours more."""
+NOT_RENTED: Final = "nothing: it has no rented machine. Name a machine of your own in a run for it"
 
 
 @flow("backup")
 def backup(
-    workspace: Workspace | str,
+    workspace: Workspace | str = ALL,
     keep_last: Count = 0,
     keep_hourly: Count = 0,
     keep_daily: Count = 0,
@@ -37,14 +46,15 @@ def backup(
     dry_run: bool = False,
     machine: str = "",
     accept_changed: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
-) -> BackupReport:
+) -> BackupReport | EachReport:
     """Take a snapshot, keep the machine, and then delete old snapshots that no rule keeps.
 
     A snapshot stays if any rule keeps it. The newest and all pinned snapshots stay. With all
     numbers at 0, nothing is deleted. Nothing is deleted before the new snapshot is verified.
+    For all workspaces, a run of its own backs up each one that has a rented machine.
 
     Args:
-        workspace: The Workspace block to back up, or its name.
+        workspace: The Workspace block to back up, or its name. As it is: every workspace.
         keep_last: Keep the newest N snapshots.
         keep_hourly: Keep the newest snapshot of each of the last N hours that have one.
         keep_daily: Keep the newest snapshot of each of the last N days that have one.
@@ -61,6 +71,20 @@ def backup(
     retention = Retention(
         keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, timezone
     )
+    if workspace == ALL:
+        if machine:
+            raise InvalidInput(f"machine {machine} is of one workspace: name the workspace too")
+        return _back_up_each(
+            keep_last=keep_last,
+            keep_hourly=keep_hourly,
+            keep_daily=keep_daily,
+            keep_weekly=keep_weekly,
+            keep_monthly=keep_monthly,
+            keep_yearly=keep_yearly,
+            timezone=timezone,
+            dry_run=dry_run,
+            accept_changed=accept_changed,
+        )
     opened = open_workspace(workspace)
     if dry_run:
         verdicts = judge_snapshots(opened, retention, and_a_new_one=True)
@@ -85,17 +109,25 @@ def backup(
 
 @flow("check-backup")
 def check_backup(
-    workspace: Workspace | str, most_hours: Annotated[float, Field(gt=0, le=24 * 366)] = 26.0
-) -> FreshnessReport:
+    workspace: Workspace | str = ALL,
+    most_hours: Annotated[float, Field(gt=0, le=24 * 366)] = DAILY_HOURS,
+) -> FreshnessReport | EachReport:
     """Check that the newest snapshot is young enough; otherwise fail and send an event.
 
-    The check also fails if the store does not answer.
+    The check also fails if the store does not answer. Of all workspaces, those are checked that
+    have had a rented machine for that long.
 
     Args:
-        workspace: The Workspace block whose backups are checked, or its name.
+        workspace: The Workspace block whose backups are checked, or its name. As it is: every
+            workspace.
         most_hours: The highest age of the newest snapshot, in hours. 26 suits a daily backup.
     """
-    opened = open_workspace(workspace)
+    if workspace == ALL:
+        return _check_each(most_hours)
+    return _check(open_workspace(workspace), most_hours)
+
+
+def _check(opened: OpenWorkspace, most_hours: float) -> FreshnessReport:
     try:
         report = look_at_newest(opened, most_hours)
     except TorporError as error:
@@ -108,6 +140,66 @@ def check_backup(
         rows=report.rows(),
         description=f"Workspace {opened.spec.name} has a backup that is young enough",
     )
+    return report
+
+
+def _back_up_each(**options: Any) -> EachReport:
+    """A run of ``backup`` for each rented machine."""
+
+    def start(block: str, opened: OpenWorkspace, rented: list[Rental]) -> str:
+        runs = [
+            runner().start(
+                backup,
+                f"{runner().run}-{block}-{rental.machine}",
+                workspace=block,
+                machine=str(rental.machine),
+                **options,
+            )
+            or "this run"
+            for rental in rented
+        ]
+        return f"{' and '.join(runs)} for its backup"
+
+    return _of_each("backup", "Backups of all workspaces", start)
+
+
+def _check_each(most_hours: float) -> EachReport:
+    def check(block: str, opened: OpenWorkspace, rented: list[Rental]) -> str:
+        if time.time() - min(one.created_unix for one in rented) < most_hours * 3600:
+            return f"nothing: its machine was rented less than {most_hours:g} hours ago"
+        return f"{_check(opened, most_hours).newest} is young enough"
+
+    return _of_each("check-backup", "The newest snapshots of all workspaces", check)
+
+
+def _of_each(
+    key: str, title: str, act: Callable[[str, OpenWorkspace, list[Rental]], str]
+) -> EachReport:
+    """``act`` on each Workspace block that has rented machines, also after one has failed; raises
+    the first failure."""
+    opened, closed = open_all(runner().workspaces())
+    blocks = Counter(one.spec.name for one in opened.values())
+    failures: dict[str, Exception] = {**closed}
+    results: dict[str, str] = {}
+    for block, one in opened.items():
+        try:
+            rented = [rental for rental in one.rentals.open() if rental.state == "handed over"]
+            if rented and blocks[one.spec.name] > 1:
+                failures[block] = InvalidInput(
+                    f"{blocks[one.spec.name]} blocks are for workspace {one.spec.name}, and may "
+                    "keep different folders: delete all but one, or run this flow for one by name"
+                )
+            else:
+                results[block] = act(block, one, rented) if rented else NOT_RENTED
+        except Exception as fault:  # noqa: BLE001 - the other workspaces come all the same
+            failures[block] = fault
+    for block, failure in failures.items():
+        runner().log.error("workspace block %s: %s", block, failure)
+        results[block] = f"failed: {failure}"
+    report = EachReport(results)
+    runner().table(key=key, rows=report.rows(), description=title)
+    for failure in failures.values():
+        raise failure
     return report
 
 

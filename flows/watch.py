@@ -12,7 +12,7 @@ from flows.continuing import JobSeen, act_on, free_slots, see_jobs
 from flows.ending import hibernate_idle, hibernate_over_budget, over_budget
 from flows.flow import flow
 from tasks.events import MachineUnknown, emit
-from tasks.opening import open_workspace
+from tasks.opening import open_all
 from tasks.runner import runner
 from tasks.watching import (
     Standing,
@@ -58,7 +58,11 @@ def watch(
         metrics: A file for Prometheus to write, such as torpor.prom in the folder of
             node_exporter's textfile collector. Empty: write none.
     """
-    blocks, watched = _open_all(workspaces or runner().workspaces())
+    blocks, closed = open_all(workspaces or runner().workspaces())
+    watched = [
+        Watched(WorkspaceName(name), "unknown", str(error), "correct its Workspace block")
+        for name, error in closed.items()
+    ]
     opened = {one.spec.name: one for one in blocks.values()}
     named = {name: [b for b, one in blocks.items() if one.spec.name == name] for name in opened}
     standing = list_all_machines([*opened.values()])
@@ -123,20 +127,6 @@ def watch(
     if faults:
         raise faults[-1]
     return report
-
-
-def _open_all(names: list[str]) -> tuple[dict[str, OpenWorkspace], list[Watched]]:
-    """The workspaces by the names of their blocks, and a row for each that cannot be opened."""
-    opened: dict[str, OpenWorkspace] = {}
-    closed = []
-    for name in names:
-        try:
-            opened[name] = open_workspace(name)
-        except TorporError as error:
-            closed.append(
-                Watched(WorkspaceName(name), "unknown", str(error), "correct its Workspace block")
-            )
-    return opened, closed
 
 
 def _newest(

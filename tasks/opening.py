@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from blocks import Workspace
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
+from torpor.shared.errors import TorporError
 from torpor.shared.values import Capabilities
 
 
 def open_workspace(workspace: Workspace | str) -> OpenWorkspace:
     """Load the blocks a workspace refers to; errors name the block and what to do."""
     return runner().open(workspace)
+
+
+def open_all(names: Iterable[str]) -> tuple[dict[str, OpenWorkspace], dict[str, TorporError]]:
+    """The workspaces by the names of their blocks, and the errors of those that cannot be
+    opened."""
+    opened, closed = {}, {}
+    for name in names:
+        try:
+            opened[name] = open_workspace(name)
+        except TorporError as error:
+            closed[name] = error
+    return opened, closed
 
 
 @step("probe store")

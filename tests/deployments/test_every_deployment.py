@@ -110,7 +110,7 @@ STAGES: list[dict[str, Parameters]] = [
         "reconcile": _nothing_more,
         "compare": lambda: {"hours": 2.5},
         "spend": lambda: {"timezone": "Europe/Berlin"},
-        "watch": _nothing_more,
+        "watch": lambda: {"dry_run": True},
     },
     {
         "job/critical": _over,

@@ -63,15 +63,21 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     machines = _of_the_demo(installation)
     url, schedule = _schedule(torpor_up, "backup")
     assert not schedule["active"]  # until the user says so
-    assert schedule["parameters"] == {"workspace": "demo"}
     _, watching = _schedule(torpor_up, "watch")
     assert not watching["active"]
-    assert watching["parameters"] == {"dry_run": False, "metrics": str(installation.metrics)}
+    # Switching a schedule on empties its parameters, so its runs have those of the deployment.
+    assert schedule["parameters"] == watching["parameters"] == {}
+    watch = _deployment(torpor_up, "watch")
+    assert watch["parameters"] == {"dry_run": False, "metrics": str(installation.metrics)}
+    backup = _deployment(torpor_up, "backup")
+    changed = {**backup["parameters"], "keep_daily": 30}
+    ask("PATCH", f"{torpor_up.api_url}/deployments/{backup['id']}", {"parameters": changed})
     theirs = {"active": True, "schedule": {"cron": "0 5 29 2 *", "timezone": "Europe/Berlin"}}
     ask("PATCH", url, theirs)
     printed = make(installation, "up")
     url, again = _schedule(torpor_up, "backup")
     assert (again["active"], again["schedule"]["cron"]) == (True, "0 5 29 2 *")
+    assert _deployment(torpor_up, "backup")["parameters"] == changed
     ask("PATCH", url, {"active": False})
     assert _longest_running(installation) == before
     assert _document(torpor_up, "object-store", "default")["data"]["endpoint_url"] == endpoint
@@ -165,9 +171,13 @@ def _all(server: Server, path: str) -> Any:
 
 def _schedule(server: Server, name: str) -> tuple[str, dict[str, Any]]:
     """The URL and content of a deployment's only schedule."""
-    deployment = ask("GET", f"{server.api_url}/deployments/name/{name}/{name}")
+    deployment = _deployment(server, name)
     (schedule,) = deployment["schedules"]
     return f"{server.api_url}/deployments/{deployment['id']}/schedules/{schedule['id']}", schedule
+
+
+def _deployment(server: Server, name: str) -> Any:
+    return ask("GET", f"{server.api_url}/deployments/name/{name}/{name}")
 
 
 def _document(server: Server, slug: str, name: str) -> dict[str, object]:

@@ -12,10 +12,13 @@ import msgspec
 import pytest
 
 from flows import backup, check_backup
+from flows.backup import NOT_RENTED
 from flows.phases import phases_told_to
-from tests.fixtures.plain_flows import plain, run_plainly
+from tests.fixtures.plain_flows import Shows, plain, run_plainly
+from tests.fixtures.rentals import handed_over
 from tests.fixtures.standing import raises
-from tests.fixtures.world import WORKSPACE, World
+from tests.fixtures.stores import Server
+from tests.fixtures.world import WORKSPACE, World, make_world
 from torpor.control.store.snapshots import read_manifest, snapshot_ids
 from torpor.control.upkeep.pins import pin, unpin
 from torpor.shared.errors import (
@@ -108,6 +111,55 @@ def test_a_backup_keeps_the_machine_and_lets_old_snapshots_go(
         "deleted": report.deleted,
     }
     unpin(standing.direct, WORKSPACE, pinned)
+
+
+def test_all_workspaces_are_backed_up_and_checked_also_after_one_fails(
+    seaweed: Server, events: Told
+) -> None:
+    """What a schedule runs: Prefect leaves it no parameters."""
+    with make_world(seaweed) as standing:
+        home = standing.workspace(standing.rent().id)
+        home.mkdir()
+        (home / "a.txt").write_text("a\n")
+        first = _backup(standing)
+        off = standing.named("asleep").opened
+        broken = standing.named("broken").wanting(paths=["~/nowhere"])
+        handed_over(broken)
+        shows = Shows(standing.opened, off, broken, retries=0)
+        with shows, raises(WorkspaceInvalid, "nowhere"):
+            backup.fn(keep_last=1)
+        said = {row["workspace block"]: row["result"] for row in shows.rows}
+        assert said == {
+            "demo": "this run for its backup",
+            "asleep": NOT_RENTED,
+            "broken": said["broken"],
+        }
+        assert said["broken"].startswith("failed: ")
+        (newest,) = _ids(standing)
+        assert newest > first.snapshot  # taken, and `keep_last` reached it
+
+        shows = Shows(standing.opened, off, broken, retries=0)
+        with shows:  # a machine that is younger than the limit owes no backup yet
+            young = check_backup.fn().results
+        assert young["demo"] == "nothing: its machine was rented less than 26 hours ago"
+        with (
+            Shows(standing.opened, off, broken, retries=0),
+            raises(SnapshotOverdue, "workspace demo"),
+        ):
+            check_backup.fn(most_hours=1e-6)
+        assert [one["payload"]["workspace"] for one in _named(events, "torpor.backup.missed")] == [
+            "demo",
+            "broken",
+        ]
+
+        twice = Shows(standing.opened, retries=0)
+        twice.workspaces = lambda: ["demo", "demo-2"]  # type: ignore[method-assign]
+        twice.open = lambda _: standing.opened  # type: ignore[method-assign]
+        with twice, raises(InvalidInput, "2 blocks are for workspace demo"):
+            backup.fn()
+        assert _ids(standing) == [newest]
+        with Shows(standing.opened), raises(InvalidInput, "name the workspace too"):
+            backup.fn(machine="m-1")
 
 
 def test_a_backup_that_fails_deletes_nothing_and_says_so(

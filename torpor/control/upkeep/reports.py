@@ -66,6 +66,17 @@ class BackupReport(msgspec.Struct, frozen=True):
         return "deleted" if verdict.snapshot in self.deleted else "pinned or gone meanwhile"
 
 
+class EachReport(msgspec.Struct, frozen=True):
+    """What became of each Workspace block of the installation, by the block's name."""
+
+    results: dict[str, str]
+
+    def rows(self) -> list[Row]:
+        if not self.results:
+            return [{"result": "the installation has no Workspace block"}]
+        return [{"workspace block": block, "result": said} for block, said in self.results.items()]
+
+
 class FreshnessReport(msgspec.Struct, frozen=True):
     """The newest snapshot is young enough for the schedule."""
 
