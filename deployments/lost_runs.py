@@ -1,0 +1,85 @@
+"""Runs whose process is gone: a kill or a crash leaves them Running, and Prefect never looks again.
+
+Such a run counts for the limit of its deployment: after a crash, the dead run of `watch` would keep
+all later ones from starting. Only runs of the installation's own workers are judged. Its server
+listens on loopback, so their processes are on this host.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Any, Final
+
+from deployments.api import Api
+from deployments.server import Server
+from deployments.worker import POOLS
+from torpor.control.processes import all_processes
+
+STUCK_S: Final = 600.0
+"""A worker starts the process of a run that it has taken within seconds."""
+_MARK: Final = b"PREFECT__FLOW_RUN_ID="
+"""Prefect sets it in the process of each run, which hands it on to all that it starts."""
+_OPEN: Final = ("PENDING", "RUNNING", "CANCELLING")
+
+
+def end_lost_runs(server: Server, *, workers: bool) -> list[str]:
+    """Record the end of runs whose process is gone; a sentence for each. A run that a worker took
+    and never started waits in its queue again: at once if no worker runs (``workers``), else after
+    STUCK_S. Raises TorporError; does nothing at the user's own server, which may have workers on
+    other hosts."""
+    if not server.own:
+        return []
+    said = []
+    with Api(server) as api:
+        open_runs = _open_runs(api)
+        alive = {
+            word.removeprefix(_MARK).decode()
+            for words in all_processes().values()
+            for word in words
+            if word.startswith(_MARK)
+        }
+        for run in open_runs:
+            if run["id"] in alive:
+                continue
+            seen = run["state_type"]
+            if seen == "PENDING" and workers and _since_s(run) < STUCK_S:
+                continue
+            # It may have ended since the list was read: its process records the end before it goes.
+            now = api.ask("GET", f"flow_runs/{run['id']}")
+            if now["state_type"] != seen or now["state"]["timestamp"] != run["state"]["timestamp"]:
+                continue
+            wanted, words = _ended(run)
+            api.ask("POST", f"flow_runs/{run['id']}/set_state", {"state": wanted})
+            said.append(f"run {run['name']} {words}")
+    return said
+
+
+def _open_runs(api: Api) -> list[dict[str, Any]]:
+    return api.all(
+        "flow_runs/filter",
+        {
+            "flow_runs": {"state": {"type": {"any_": [*_OPEN]}}},
+            "work_pools": {"name": {"any_": [pool.name for pool in POOLS]}},
+            "sort": "EXPECTED_START_TIME_ASC",
+        },
+    )
+
+
+def _ended(run: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    if run["state_type"] == "PENDING":
+        again = {"scheduled_time": run["expected_start_time"]}
+        return {"type": "SCHEDULED", "name": "Scheduled", "state_details": again}, (
+            "waits again: its worker ended before it started"
+        )
+    if run["state_type"] == "CANCELLING":
+        return {"type": "CANCELLED", "name": "Cancelled", "message": _WHY}, "is cancelled: " + _WHY
+    return {"type": "CRASHED", "name": "Crashed", "message": _WHY}, "crashed: " + _WHY
+
+
+_WHY: Final = "its process on this host is gone, without a word of its end (a kill, or a reboot)"
+
+
+def _since_s(run: dict[str, Any]) -> float:
+    since = datetime.fromisoformat(run["state"]["timestamp"].replace("Z", "+00:00"))
+    return time.time() - since.timestamp()
