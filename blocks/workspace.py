@@ -256,10 +256,10 @@ class Workspace(Block):
     )
     idle_minutes: float = Field(
         default=30.0,
-        ge=5,
+        ge=1,
         le=240,
         title="Idle minutes",
-        description="A machine counts as idle after this many minutes without work, 5 to 240.",
+        description="A machine counts as idle after this many minutes without work, 1 to 240.",
     )
     idle_share: float = Field(
         default=0.95,

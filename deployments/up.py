@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from deployments import server, worker
+from deployments import lost_runs, server, worker
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import last_words, mark
 from deployments.server import Server
@@ -43,6 +43,8 @@ def up(installation: Installation, port: int | None = None) -> Server:
         server.start(installation, used)
         _say("blocks, store, flows", "registering (half a minute the first time)")
         notes = register(installation, used)
+        for words in lost_runs.end_lost_runs(used, workers=worker.works(installation)):
+            _say("lost runs", words)
         _say("workers", "starting")
         worker.start(installation, used)
     print(

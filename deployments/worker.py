@@ -82,6 +82,11 @@ def start(installation: Installation, server: Server) -> bool:
     return bool(started)
 
 
+def works(installation: Installation) -> bool:
+    """Whether a worker runs; flow runs outlive a killed one."""
+    return any(_is_worker(process) for process in running(installation, *ROLES))
+
+
 def _is_worker(process: psutil.Process) -> bool:
     try:
         return "worker" in process.cmdline()

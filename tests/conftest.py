@@ -33,6 +33,7 @@ pytest_plugins = [
     "tests.fixtures.short_agent",
     "tests.fixtures.standing",
     "tests.fixtures.prefect_server",
+    "tests.fixtures.alone",
     "tests.fixtures.deployed",
     "tests.markets.boot",
     "tests.markets.every",

@@ -1,0 +1,53 @@
+"""What has become of a number of workspaces, as the store and the providers say. A process of the
+installation's environment; prints a line of JSON for each look, until it is killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import httpx
+
+from tasks.opening import open_workspace
+from tasks.workspace import OpenWorkspace
+from torpor.control.store.snapshots import snapshot_ids
+from torpor.shared.errors import TorporError
+
+EVERY_S = 2.0
+
+
+NAMES = ("idle", "spent", "kept", "work", "left", "far")
+
+
+def main(number: int) -> None:
+    opened: dict[str, OpenWorkspace] = {}
+    while True:
+        try:
+            for name in NAMES:
+                if name not in opened:
+                    opened[name] = open_workspace(f"{name}{number}")
+            said: dict[str, Any] = {name: _state(one) for name, one in opened.items()}
+        except (TorporError, OSError, httpx.HTTPError) as error:
+            said = {"error": str(error)}  # the server or the store was just killed
+            opened.clear()  # and may be elsewhere when it comes back
+        print(json.dumps(said), flush=True)
+        time.sleep(EVERY_S)
+
+
+def _state(opened: OpenWorkspace) -> dict[str, Any]:
+    name, rentals = opened.spec.name, opened.rentals.open()
+    listed = [] if name.startswith("far") else opened.providers[0].list_own()
+    mine = {one.label.rental: one.id for one in listed if one.label and one.label.workspace == name}
+    return {
+        "open": [one.state for one in rentals],
+        "machines": [*mine.values()],
+        "snapshots": snapshot_ids(opened.store, name),
+        "jobs": {one.id: one.state for one in [*opened.jobs.open(), *opened.jobs.ended()]},
+        "saves": [one.newest for one in opened.jobs.open()],
+    }
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

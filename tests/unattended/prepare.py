@@ -1,0 +1,63 @@
+"""What a user has set up before going away, run in the installation's environment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+
+from blocks import Budget, GcpProvider, LocalProvider, SSHIdentity, Workspace
+from blocks.reference import load_named
+from tasks.opening import open_workspace
+from tests.fixtures.rentals import handed_over, standing
+from torpor.control.providers.local_folder import folder_of
+
+QUIET = {"idle_minutes": 1, "idle_people": False}
+QUIET |= dict.fromkeys(("idle_cpu_percent", "idle_network_kib_s", "idle_disk_kib_s"), 1e9)
+"""The machines share this host, which is busy."""
+
+
+def prepare(number: int, machines: str, hook: str, gcp: dict[str, Any]) -> dict[str, Any]:
+    """Where a person can log in to the machine that will be idle."""
+    CustomWebhookNotificationBlock(
+        name="tests", url=hook, json_data={"subject": "{{subject}}", "body": "{{body}}"}
+    ).save("tests", overwrite=True)
+    LocalProvider(folder=machines, price_usd_h=1.0).save("paid", overwrite=True)
+    for name, settings in (
+        (f"idle{number}", QUIET),
+        (f"spent{number}", {"when_idle": "report"}),
+        (f"kept{number}", {"when_idle": "report"}),
+        (f"work{number}", {"when_idle": "report"}),
+        (f"left{number}", {}),
+    ):
+        paid = {"provider": "local-provider/paid", "parts": 1}
+        Workspace(name=name, **paid, **settings).save(name, overwrite=True)
+    idle = None
+    for name in (f"spent{number}", f"kept{number}", f"work{number}", f"idle{number}"):
+        idle, rental = handed_over(open_workspace(name))
+        home = folder_of(Path(machines), rental.label).home / "workspace"
+        home.mkdir(parents=True)
+        (home / "a.txt").write_text(f"{name}\n")
+    # Saved when its machine runs: nothing is rented that a budget cannot pay for an hour.
+    Budget(usd_month=0.01, workspaces=[f"spent{number}"]).save(f"spent{number}", overwrite=True)
+
+    left = open_workspace(f"left{number}")
+    _, rental = standing(left)
+    left.rentals.change(rental, state="abandoned", why="its answer was lost")
+
+    GcpProvider(**gcp).save("far", overwrite=True)
+    Workspace(name=f"far{number}", provider="gcp-provider/far", gpu="L4").save(
+        f"far{number}", overwrite=True
+    )
+    handed_over(open_workspace(f"far{number}"))
+    assert idle is not None and idle.endpoint is not None
+    key = load_named(SSHIdentity, "default", of="a test").private_key.get_secret_value()
+    at = idle.endpoint
+    return {"host": at.host, "port": at.port, "user": at.user, "key": key}
+
+
+if __name__ == "__main__":
+    print(json.dumps(prepare(**json.loads(sys.argv[1]))))
