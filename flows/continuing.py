@@ -9,7 +9,7 @@ from typing import Final
 
 from flows.job import job
 from tasks.events import JobFailing, emit
-from tasks.job_listing import job_of, queued_jobs, read_jobs
+from tasks.job_listing import queued_jobs, read_jobs, record_of
 from tasks.runner import runner
 from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
@@ -189,4 +189,4 @@ def free_slots(blocks: Mapping[str, OpenWorkspace]) -> None:
 
 def _left_no_record(run: JobRun, blocks: Mapping[str, OpenWorkspace]) -> bool:
     opened = blocks.get(str(run.parameters.get("workspace")))
-    return opened is not None and opened.jobs.of(job_of(run)) is None
+    return opened is not None and record_of(opened, run) is None

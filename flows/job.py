@@ -53,7 +53,7 @@ def job(
     probe_store(opened)
     record = _continued(opened, job) if job else None
     if record is None:
-        record = opened.jobs.of(new_job_id(runner().run))  # Prefect may start a run again
+        record = opened.jobs.begun_by(runner().run)  # Prefect may start a run again
     if record is None:
         _see_command(command)
         name = workspace if isinstance(workspace, str) else workspace._block_document_name

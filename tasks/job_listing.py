@@ -39,7 +39,17 @@ def read_jobs(opened: OpenWorkspace, most_ended: int) -> JobsOf:
 
 def job_of(run: JobRun) -> str:
     """The id of the job that a run drives, or will."""
-    return str(run.parameters.get("job") or "").strip() or new_job_id(run.id)
+    return _named_job(run) or new_job_id(run.id)
+
+
+def record_of(opened: OpenWorkspace, run: JobRun) -> Job | None:
+    """The record of the job that a run drives; None if it has written none."""
+    named = _named_job(run)
+    return opened.jobs.of(named) if named else opened.jobs.begun_by(run.id)
+
+
+def _named_job(run: JobRun) -> str:
+    return str(run.parameters.get("job") or "").strip()
 
 
 def queued_jobs(queue: str = "") -> list[QueuedJob]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import attending, driving, unfinished
+from flows import attending, driving, job, unfinished
 from flows.attending import Attending, Saves
 from flows.driving import drive
 from tasks.machines import left_unfinished
@@ -129,6 +129,21 @@ def test_each_gap_in_the_answers_is_waited_for_as_long(
     story.during = gap
     assert _drive(lab, _job(lab, rented=machine.id)).state == "succeeded"
     assert story.did == [f"start on {machine.id}", f"hibernate {machine.id}"]
+
+
+def test_of_two_runs_that_a_schedule_makes_at_once_each_runs_its_command(
+    lab: Lab, story: Story
+) -> None:
+    """Their ids begin with the same milliseconds."""
+    done = []
+    for run in ("019aab3c-5d2e-7c41-9f00-3b1d2a7c9e55", "019aab3c-5d2e-7c41-9f00-3b1d2a7c9e56"):
+        handed_over(lab.opened)
+        with PlainRunner(lab.opened, wait_factor=0.01) as runner:
+            runner.run = run
+            done.append(job.fn(DEMO, ["true"]).job)
+    assert [len(one.attempts) for one in done] == [1, 1]
+    assert done[0].id != done[1].id
+    assert [what.split()[0] for what in story.did] == ["start", "hibernate"] * 2
 
 
 class _Line:

@@ -119,7 +119,7 @@ def test_a_status_says_who_drives_the_job_and_what_was_asked(lab: Lab) -> None:
         said = job_status.fn(DEMO, new_job_id(RUN)).answer
     assert said["outcome"] == "not begun"
     assert "waits in low since 1970" in said["queue"]
-    with Queues(lab.opened), pytest.raises(InvalidInput, match="has no job 0f8fad5bd9cb"):
+    with Queues(lab.opened), pytest.raises(InvalidInput, match=f"has no job {new_job_id(RUN)}"):
         job_status.fn(DEMO, new_job_id(RUN))
 
 

@@ -98,8 +98,23 @@ def test_a_damaged_record_is_an_error_that_names_it(jobs: Jobs, memory_store: Me
         jobs.open()
 
 
+def test_runs_that_were_made_in_one_millisecond_begin_jobs_of_their_own(jobs: Jobs) -> None:
+    """A schedule makes its runs in one loop; a run's id begins with its milliseconds."""
+    one, two = "019aab3c-5d2e-7c41-9f00-3b1d2a7c9e55", "019aab3c-5d2e-7c41-9f00-3b1d2a7c9e56"
+    assert job_id(new_job_id(one)) != job_id(new_job_id(two))
+    ended = jobs.end(msgspec.structs.replace(jobs.take(made(new_job_id(one)), one), state="failed"))
+    assert (jobs.begun_by(one), jobs.begun_by(two)) == (ended, None)
+
+
+def test_a_job_that_is_on_record_keeps_its_former_id(jobs: Jobs) -> None:
+    """Such ids were the milliseconds alone: the record is only of a run that it names."""
+    one, two = "019aab3c-5d2e-7c41-9f00-3b1d2a7c9e55", "019aab3c-5d2e-7c41-9f00-3b1d2a7c9e56"
+    former = jobs.take(made("019aab3c5d2e"), one)
+    assert (jobs.begun_by(one), jobs.begun_by(two)) == (former, None)
+    assert jobs.of(former.id) == former
+
+
 def test_ids() -> None:
-    assert new_job_id("3f2a9c81-d04e-4000-8000-000000000000") == _ID
     for wrong in ("", "3f2a9c81d04", "../../../../x", "3F2A9C81D04E"):
         with pytest.raises(InvalidInput, match="is not a job's id"):
             job_id(wrong)

@@ -7,6 +7,7 @@ job has ended, the record moves to ``jobs/ended/ID``.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from typing import Any, Final, Literal, TypeVar
@@ -125,7 +126,16 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 def new_job_id(run: str) -> str:
-    """The id of the job that a flow run begins: Prefect may start the same run again."""
+    """The id of the job that a flow run begins: Prefect may start the same run again.
+
+    A hash of all of the run's id, which begins with its milliseconds (UUIDv7): a schedule makes
+    several runs within one.
+    """
+    return hashlib.sha256(run.encode()).hexdigest()[:_ID_CHARS]
+
+
+def _former_id(run: str) -> str:
+    """The id that ``new_job_id`` made until 2026-11: other runs of that millisecond share it."""
     return run.replace("-", "")[:_ID_CHARS]
 
 
@@ -151,6 +161,15 @@ class Jobs:
     def of(self, job: str) -> Job | None:
         """The job, open or ended; None if there is none of this id."""
         return self._read(self._key("ended", job)) or self._read(self._key("open", job))
+
+    def begun_by(self, run: str) -> Job | None:
+        """The job that a flow run began. One on record under a former id counts if this run drove
+        it last: nothing else tells the runs apart that share such an id."""
+        job = self.of(new_job_id(run))
+        if job is not None:
+            return job
+        former = self.of(_former_id(run))
+        return former if former is not None and former.driver == run else None
 
     def open(self) -> list[Job]:
         """Every job that has not ended, by their turns."""
