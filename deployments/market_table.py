@@ -33,6 +33,9 @@ COLUMNS: Final[dict[str, Callable[[Abilities], str]]] = {
     "billed after its end": lambda able: _time(able.ending_s) if able.ending_s else "no",
     "smallest disk": lambda able: f"{able.min_disk_gib:g} GiB" if able.min_disk_gib else "any",
     "a stop keeps": lambda able: able.stop_keeps,
+    "a job whose machine is stopped": lambda able: (
+        "ends it" if able.stop_keeps == "nothing" else "starts it" if able.restarts else "waits"
+    ),
     "a stopped disk, GiB and month": lambda able: _usd(able.stopped_usd_gib_month),
     "powers itself off without `watch` after": lambda able: (
         "never" if able.deadline_s is None else _time(able.deadline_s)

@@ -20,7 +20,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.lines import Lines
 from torpor.control.jobs.policy import save_interval_s
-from torpor.control.jobs.records import Attempt, log_path
+from torpor.control.jobs.records import Attempt, End, log_path
 from torpor.control.jobs.standby import AGAIN_S as BOOK_S
 from torpor.control.remote.session import Session
 from torpor.control.rental.records import Rental
@@ -143,6 +143,8 @@ class Attending:
             return True
         state = self._show_log()
         self._hear(state)
+        if state.state == "running" and job.stopped is not None:
+            self._driven.change(stopped=None)  # its provider was wrong, or reached it again
         if state.state == "ended" and not self._may_be_taken(state):
             self._saves.settle()
             self._stop_command()  # and what it left in the background
@@ -153,7 +155,9 @@ class Attending:
             runner().log.warning("job %s lost its supervisor", job.id)
             self._saves.settle()
             self._stop_command()  # it may run on
-            self._driven.change_attempt(end="supervisor lost", ended_unix=time.time())
+            taken = job.stopped == self._machine.id  # and started again since
+            end: End = "machine lost" if taken else "supervisor lost"
+            self._driven.change_attempt(end=end, ended_unix=time.time())
             return True
         if self._driven.stop is not None:
             runner().log.info("job %s is stopped: %s", job.id, self._driven.stop.why)

@@ -13,6 +13,7 @@ import msgspec
 from flows.attending import Attending
 from flows.hibernate import store_workspace
 from flows.phases import Phases
+from flows.stopped import Stopped
 from flows.unfinished import end_leftovers
 from flows.wake import wake_workspace
 from tasks.jobs import machine_in_use, refuse_other_jobs, stop_command
@@ -55,8 +56,6 @@ UNPROVEN_S: Final = 120.0
 it counts as lost."""
 SURE_S: Final = 2 * DRIVEN_S + 5.0
 """A run that drives a job writes its record within this time."""
-STOPPED_S: Final = 60.0
-"""Between two looks at a machine that its provider has stopped."""
 
 
 def drive(opened: OpenWorkspace, record: Job) -> Job:
@@ -104,6 +103,7 @@ class Driver:
         self._driven = driven
         self._refusals = self._troubles = 0
         self._missing_since: float | None = None
+        self._stopped = Stopped(opened, driven, self._say_waiting)
         self._left: tuple[set[str], float] = (set(), 0.0)
 
     @property
@@ -139,6 +139,8 @@ class Driver:
             found = None  # the user's, or another job's: it is left alone
         if found is not None:
             self._missing_since = None
+        if found is None or found[0].state == "running":
+            self._stopped.forget()
         if found is None and self._may_show_again():
             self._driven.nap(AGAIN_S)
         elif found is None:
@@ -147,8 +149,8 @@ class Driver:
             self._end()  # its provider carries out the end, which may take hours
         elif self._keeps() and self._is_ours(*found):
             self._keep(found[0])
-        elif found[0].state in ("stopped", "stopping"):
-            self._see_stopped(*found)
+        elif found[0].state != "running":
+            self._stopped.see(*found, ours=self._is_ours(*found))
         elif self._is_over_on(found[0]):
             self._finish(found[0])
         else:
@@ -360,6 +362,8 @@ class Driver:
         if self.job.attempt is not None and self.job.attempt.machine != machine.id:
             self._see_loss()
         with open_session(self._opened, machine) as session:
+            if self.job.stopped == machine.id:
+                self._stopped.save(machine, session)
             Attending(self._opened, self._driven, machine, rental, session).run()
         if self._is_over_on(machine):
             self._finish(machine)
@@ -370,7 +374,8 @@ class Driver:
         newest = job.attempts[-1] if job.attempts else None
         if newest is None or newest.machine != machine.id:
             return False
-        if newest.end == "stopped" or (newest.end == "supervisor lost" and is_hopeless(job)):
+        lost = newest.end in ("supervisor lost", "machine lost")
+        if newest.end == "stopped" or (lost and is_hopeless(job)):
             return True
         return newest.end == "command ended" and (newest.status == 0 or not is_retried(job))
 
@@ -436,7 +441,7 @@ class Driver:
     def _end(self) -> None:
         stop, newest = self._driven.stop, self.job.attempts[-1]
         state: State
-        if newest.end == "supervisor lost":
+        if newest.end in ("supervisor lost", "machine lost"):
             self._end_hopeless()
             return
         if newest.end == "command ended":
@@ -447,10 +452,3 @@ class Driver:
         else:
             state, why = "cancelled", "it was stopped"
         self._driven.end(state, why)
-
-    def _see_stopped(self, machine: Machine, rental: Rental) -> None:
-        self._say_waiting(
-            f"{machine.provider} has stopped machine {machine.id}, which may hold work that is in "
-            "no snapshot: the job goes on when the machine runs again or has ended"
-        )
-        self._driven.nap(STOPPED_S)

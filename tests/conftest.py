@@ -37,4 +37,5 @@ pytest_plugins = [
     "tests.fixtures.deployed",
     "tests.markets.boot",
     "tests.markets.every",
+    "tests.fixtures.driver",  # last: it imports some of the others
 ]

@@ -17,6 +17,7 @@ from torpor.control.safety import (
     HOLDS_S,
     Verified,
     Warrant,
+    beyond_reach,
     compare_packs,
     never_handed_over,
     verify_snapshot,
@@ -367,6 +368,38 @@ def test_a_warrant_fits_its_machine_in_any_state() -> None:
     warrant = never_handed_over(MACHINE, LABEL)
     for state in ("starting", "running", "stopped", "stopping"):
         warrant.check(msgspec.structs.replace(MACHINE, state=state))
+
+
+def _beyond_reach(kept: Kept, machine: Machine = MACHINE, *, used: bool = False) -> Warrant:
+    def ask() -> None:
+        if used:
+            raise MachineInUse("another job works there")
+
+    return beyond_reach(kept.store, kept.stored, kept.seal, machine, ask)
+
+
+def test_a_machine_beyond_reach_is_ended_only_while_it_does_not_run(kept: Kept) -> None:
+    """Its disk may hold work that is in no snapshot."""
+    warrant = _beyond_reach(kept)
+    assert warrant.snapshot is None  # of what it held to the last there is none
+    for state in ("stopped", "stopping", "starting"):
+        warrant.check(msgspec.structs.replace(MACHINE, state=state))
+    with pytest.raises(UnsafeDestroy, match="runs again"):
+        warrant.check(msgspec.structs.replace(MACHINE, state="running"))
+    used = _beyond_reach(kept, used=True)
+    with pytest.raises(MachineInUse):
+        used.check(msgspec.structs.replace(MACHINE, state="stopped"))
+
+
+def test_a_machine_beyond_reach_is_ended_only_for_a_whole_save_of_its_workspace(
+    kept: Kept,
+) -> None:
+    other = Label("me", WorkspaceName("x"), "lease-1")
+    with pytest.raises(NotOurs, match="was not destroyed"):
+        _beyond_reach(kept, msgspec.structs.replace(MACHINE, label=other))
+    kept.store.delete([kept.pack()])
+    with pytest.raises(SnapshotDamaged, match="missing or changed"):
+        _beyond_reach(kept)
 
 
 def test_a_warrant_holds_for_a_minute_after_the_last_look(

@@ -4,9 +4,7 @@ once."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,89 +12,24 @@ import pytest
 
 from flows import attending, driving, job, unfinished
 from flows.attending import Attending, Saves
-from flows.driving import drive
 from tasks.machines import left_unfinished
 from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
+from tests.fixtures.driver import Story, attempt_on, drive_job, left_job
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.waiting import until
-from tests.jobs.campaign import hurried
 from torpor.control.jobs.driven import Driven
-from torpor.control.jobs.records import Attempt, Job, Stop
+from torpor.control.jobs.records import Job, Stop
 from torpor.control.rental import ending, renting
 from torpor.control.rental.records import Rental
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import CreateFailed, EndUnproven, HandedOver, MachineUnreachable
-from torpor.shared.values import Machine, MachineId, SnapshotId, StoredSnapshot
+from torpor.shared.values import Machine, SnapshotId, StoredSnapshot
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StopJob
 
 _ID = "3f2a9c81d04e"
 _SOON = Stop("cancelled", "hibernate", "enough", 2.0)
-
-
-@dataclass
-class Story:
-    """What the driver did, in order. ``during`` is called while a command runs."""
-
-    did: list[str] = field(default_factory=list)
-    during: Callable[[], None] = lambda: None
-
-
-@pytest.fixture
-def story(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
-    """A command ends at once with status 0; a hibernated machine ends; nothing can be woken."""
-    told = Story()
-
-    class Ends:
-        def __init__(self, opened: Any, driven: Driven, machine: Machine, rental: Rental, _: Any):
-            self._driven, self._machine = driven, machine
-
-        def run(self) -> None:
-            if self._driven.job.attempt is None:
-                told.did.append(f"start on {self._machine.id}")
-                self._driven.begin_attempt(self._machine, False, 4.0)
-            told.during()
-            if self._driven.look_for_stop() is None:
-                self._driven.change_attempt(end="command ended", status=0)
-            else:
-                self._driven.change_attempt(end="stopped")
-
-    def store(opened: Any, phases: Any, *, machine: MachineId, **_: Any) -> None:
-        told.did.append(f"hibernate {machine}")
-        label = lab.market.alive.pop(machine).label
-        (rental,) = [one for one in lab.opened.rentals.open() if one.label == label]
-        lab.opened.rentals.change(rental, state="ended")
-
-    def wake(*_: Any) -> None:
-        raise AssertionError("nothing is to be woken")
-
-    with hurried():
-        monkeypatch.setattr(driving, "open_session", lambda *_: nullcontext())
-        monkeypatch.setattr(driving, "Attending", Ends)
-        monkeypatch.setattr(driving, "store_workspace", store)
-        monkeypatch.setattr(driving, "wake_workspace", wake)
-        yield told
-
-
-def _job(lab: Lab, job: str = _ID, **changes: Any) -> Job:
-    """A job that any run may continue."""
-    fields = {"command": ["true"], "created_unix": 1.0, **changes}
-    made = Job(id=job, workspace=DEMO, block=DEMO, **fields)
-    jobs = lab.opened.jobs
-    jobs.leave(jobs.take(made, "gone"))
-    return next(one for one in jobs.open() if one.id == job)
-
-
-def _attempt(machine: Machine, rental: Rental, **changes: Any) -> Attempt:
-    facts = {"number": 1, "spot": False, "price_usd_h": 4.0, "began_unix": 1.0, "seen_unix": 1.0}
-    of = {"machine": machine.id, "provider": machine.provider, "rental": rental.label.rental}
-    return Attempt(**facts | of | changes)
-
-
-def _drive(lab: Lab, job: Job) -> Job:
-    with PlainRunner(lab.opened, wait_factor=0.01):
-        return drive(lab.opened, job)
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["command ended", "rented only"])
@@ -106,10 +39,10 @@ def test_a_machine_that_is_missing_in_an_answer_is_waited_for_when_no_command_ru
     """It may hold the only copy of what the command wrote."""
     monkeypatch.setattr(driving, "UNPROVEN_S", 900.0)
     machine, rental = handed_over(lab.opened)
-    ended = [_attempt(machine, rental, end="command ended", status=0)]
+    ended = [attempt_on(machine, rental, end="command ended", status=0)]
     lab.market.proofs, lab.market.hidden = False, 3
-    left = _job(lab, attempts=ended) if begun else _job(lab, rented=machine.id)
-    assert _drive(lab, left).state == "succeeded"
+    left = left_job(lab, attempts=ended) if begun else left_job(lab, rented=machine.id)
+    assert drive_job(lab, left).state == "succeeded"
     started = [] if begun else [f"start on {machine.id}"]
     assert story.did == [*started, f"hibernate {machine.id}"]
 
@@ -127,7 +60,7 @@ def test_each_gap_in_the_answers_is_waited_for_as_long(
         lab.market.hidden = 1
 
     story.during = gap
-    assert _drive(lab, _job(lab, rented=machine.id)).state == "succeeded"
+    assert drive_job(lab, left_job(lab, rented=machine.id)).state == "succeeded"
     assert story.did == [f"start on {machine.id}", f"hibernate {machine.id}"]
 
 
@@ -175,7 +108,7 @@ def test_a_run_that_slept_does_not_end_its_successors_attempt(
 ) -> None:
     machine, rental = handed_over(lab.opened)
     jobs = lab.opened.jobs
-    mine = jobs.take(_job(lab, attempts=[_attempt(machine, rental)]), "slept")
+    mine = jobs.take(left_job(lab, attempts=[attempt_on(machine, rental)]), "slept")
     driven = Driven(jobs, mine, lambda message: None)  # its thread sleeps, too
     if stop is not None:
         jobs.ask_stop(_ID, stop)
@@ -192,9 +125,9 @@ _EARLY, _LATE = "0" * 12, "f" * 12
 
 def test_a_job_that_has_begun_goes_on_whatever_the_clocks_say(lab: Lab, story: Story) -> None:
     machine, rental = handed_over(lab.opened)
-    begun = _job(lab, _LATE, created_unix=9.0, attempts=[_attempt(machine, rental)])
+    begun = left_job(lab, _LATE, created_unix=9.0, attempts=[attempt_on(machine, rental)])
     story.during = lambda: lab.opened.jobs.ask_stop(_EARLY, _SOON)
-    assert _drive(lab, _job(lab, _EARLY)).state == "cancelled"
+    assert drive_job(lab, left_job(lab, _EARLY)).state == "cancelled"
     assert story.did == [f"hibernate {machine.id}"]  # after the command that ran already
     other = lab.opened.jobs.of(begun.id)
     assert other is not None and other.state == "succeeded"
@@ -204,8 +137,8 @@ def test_of_two_jobs_that_begin_at_once_one_is_started_at_most(lab: Lab) -> None
     """The other one began after this one's last look."""
     machine, rental = handed_over(lab.opened)
     jobs = lab.opened.jobs
-    driven = Driven(jobs, jobs.take(_job(lab, _EARLY), "mine"), lambda message: None)
-    jobs.take(_job(lab, _LATE, attempts=[_attempt(machine, rental)]), "theirs")
+    driven = Driven(jobs, jobs.take(left_job(lab, _EARLY), "mine"), lambda message: None)
+    jobs.take(left_job(lab, _LATE, attempts=[attempt_on(machine, rental)]), "theirs")
     line = _Line(JobState(_EARLY, 1, "running"))
     with PlainRunner(lab.opened):
         Attending(lab.opened, driven, machine, rental, line).run()  # type: ignore[arg-type]
@@ -221,13 +154,13 @@ def test_a_job_looks_again_before_it_rents(
 
     def late(*given: Any) -> None:
         monkeypatch.setattr(driving, "machine_in_use", look)
-        _job(lab, _EARLY)
+        left_job(lab, _EARLY)
         handed_over(lab.opened)
 
     monkeypatch.setattr(driving, "machine_in_use", late)
-    late_job = _job(lab, _LATE, created_unix=9.0)
+    late_job = left_job(lab, _LATE, created_unix=9.0)
     story.during = lambda: lab.opened.jobs.ask_stop(_LATE, _SOON)
-    assert _drive(lab, late_job).state == "cancelled"
+    assert drive_job(lab, late_job).state == "cancelled"
     first = lab.opened.jobs.of(_EARLY)
     assert first is not None
     assert first.state == "succeeded"
@@ -241,9 +174,9 @@ def test_a_stopped_job_hibernates_what_its_wake_handed_over_and_nothing_else(
     machine, rental = handed_over(lab.opened)
     if mine:
         lab.opened.rentals.change(rental, job=_ID)
-    left = _job(lab)
+    left = left_job(lab)
     lab.opened.jobs.ask_stop(_ID, _SOON)
-    assert _drive(lab, left).state == "cancelled"
+    assert drive_job(lab, left).state == "cancelled"
     assert list(lab.market.alive) == ([] if mine else [machine.id])
     assert (f"hibernate {machine.id}" in story.did) == mine
 
@@ -257,18 +190,18 @@ def test_a_stopped_job_leaves_the_machine_that_a_user_woke_since(
     gone, of_gone = handed_over(lab.opened)
     del lab.market.alive[gone.id]
     machine, _ = handed_over(lab.opened)
-    left = _job(lab, rented=gone.id, attempts=[_attempt(gone, of_gone)])
+    left = left_job(lab, rented=gone.id, attempts=[attempt_on(gone, of_gone)])
     lab.opened.jobs.ask_stop(_ID, _SOON)
-    assert _drive(lab, left).state == "cancelled"
+    assert drive_job(lab, left).state == "cancelled"
     assert story.did == []
     assert list(lab.market.alive) == [machine.id]
 
 
 def _stopped(lab: Lab) -> Job:
     """A job that was stopped when its run had been killed in a wake."""
-    left = _job(lab)
+    left = left_job(lab)
     lab.opened.jobs.ask_stop(_ID, _SOON)
-    return _drive(lab, left)
+    return drive_job(lab, left)
 
 
 def test_a_stopped_job_ends_without_a_proof_of_what_its_killed_wake_rented(
@@ -335,7 +268,7 @@ def test_a_job_fails_where_a_machine_of_its_workspace_has_no_rental(
     )
     machine, rental = standing(lab.opened)
     lab.store.delete([lab.opened.rentals.key(rental.label)])
-    ended = _drive(lab, _job(lab))
+    ended = drive_job(lab, left_job(lab))
     assert ended.state == "failed"
     assert f"machine {machine.id}" in ended.why
     assert "has no rental for it" in ended.why
@@ -367,7 +300,7 @@ def test_a_job_ends_when_the_end_of_its_machine_is_accepted(
         _end_slowly(slow, rental, machine)
 
     monkeypatch.setattr(driving, "store_workspace", store)
-    ended = _drive(slow, _job(slow, rented=machine.id))
+    ended = drive_job(slow, left_job(slow, rented=machine.id))
     assert (ended.state, ended.final) == ("succeeded", "s-1")
     assert slow.market.alive[machine.id].state == "stopping"
 
@@ -380,11 +313,11 @@ def test_a_job_whose_machine_is_being_ended_does_not_wait_for_that(
     machine, rental = handed_over(slow.opened)
     with pytest.raises(EndUnproven):
         _end_slowly(slow, rental, machine)
-    ended = [_attempt(machine, rental, end="command ended", status=0)]
-    left = _job(slow, attempts=ended, final=SnapshotId("s-1"))
+    ended = [attempt_on(machine, rental, end="command ended", status=0)]
+    left = left_job(slow, attempts=ended, final=SnapshotId("s-1"))
     if then:
         slow.opened.jobs.ask_stop(_ID, msgspec.structs.replace(_SOON, then=then))
-    assert _drive(slow, left).state == "succeeded"
+    assert drive_job(slow, left).state == "succeeded"
     assert story.did == []
 
 
@@ -402,9 +335,9 @@ def test_a_save_is_due_by_the_last_one_also_in_a_new_session(
 
     machine, rental = handed_over(lab.opened)
     monkeypatch.setattr(attending, "stand_by", lambda *_: None)
-    began = [_attempt(machine, rental, began_unix=time.time() - 7200.0)]
+    began = [attempt_on(machine, rental, began_unix=time.time() - 7200.0)]
     jobs = lab.opened.jobs
-    left = _job(lab, attempts=began, newest_unix=time.time() - ago_s)
+    left = left_job(lab, attempts=began, newest_unix=time.time() - ago_s)
     driven = Driven(jobs, jobs.take(left, "mine"), lambda message: None)
     threads: Any = Threads()
     with PlainRunner(lab.opened):

@@ -32,7 +32,7 @@ from unittest.mock import patch
 import msgspec
 import psutil
 
-from flows import attending, create, driving, hibernate, job, reconcile
+from flows import attending, create, driving, hibernate, job, reconcile, stopped
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests import independent_reader as reader
@@ -85,6 +85,9 @@ def hurried() -> Iterator[None]:
             (driving, "SURE_S", 1.5),
             (driving, "UNPROVEN_S", 5.0),
             (driving, "TURN_S", 0.5),
+            (stopped, "LOOK_S", 0.5),
+            (stopped, "RESTART_S", 5.0),
+            (stopped, "GONE_S", 2.0),
             (policy, "WAITS_S", (1.0,)),
         ):
             stack.enter_context(patch.object(module, name, value))

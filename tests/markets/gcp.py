@@ -178,6 +178,8 @@ class FakeGcp(FakeMarket):
             return self._instance(found[1], found[2], request)
         if found := re.fullmatch(r"zones/([a-z0-9-]+)/instances/([a-z0-9-]+)/setMetadata", rest):
             return self._set_metadata(found[1], found[2], request)
+        if found := re.fullmatch(r"zones/([a-z0-9-]+)/instances/([a-z0-9-]+)/start", rest):
+            return self._start(found[1], found[2], request)
         if found := re.fullmatch(r"zones/[a-z0-9-]+/operations/([a-z0-9-]+)", rest):
             return self._operation(found[1])
         if re.fullmatch(r"zones/[a-z0-9-]+/operations", rest):
@@ -280,6 +282,17 @@ class FakeGcp(FakeMarket):
             return _error(412, "conditionNotMet", "Supplied fingerprint does not match current.")
         machine.request["metadata"] = {"items": request.body["items"]}
         return Answer(200, self._began("setMetadata", zone, name, request.query["requestId"]))
+
+    def _start(self, zone: str, name: str, request: Request) -> Answer:
+        machine = self._machine(zone, name)
+        if machine is None:
+            return _not_found(zone, name)
+        operation = self._began("start", zone, name, request.query["requestId"])
+        if machine.ware.stock <= 0:
+            operation["error"] = {"errors": [self.exhausted]}
+        else:
+            machine.stopped = False
+        return Answer(200, operation)
 
     def _fingerprint(self, machine: Rented) -> str:
         items = json.dumps(machine.request.get("metadata", {})).encode()

@@ -2,9 +2,10 @@
 
 A ``Verified`` proves that a snapshot is whole in the store; only ``verify_snapshot`` makes one. A
 ``Warrant`` allows one machine to be destroyed. Only this module makes one: from a ``Verified``
-after the disk was compared once more, or for a machine that never held any work. Providers'
-``destroy`` takes a warrant, so the type checker stops a destroy without proof. A warrant from a
-snapshot holds for a minute after that comparison.
+after the disk was compared once more, for a machine that never held any work, or for a job's
+machine that its provider has stopped and does not start again. Providers' ``destroy`` takes a
+warrant, so the type checker stops a destroy without proof. A warrant from a snapshot holds for a
+minute after that comparison.
 """
 
 from __future__ import annotations
@@ -105,12 +106,13 @@ class Verified(_Proof):
 class Warrant(_Proof):
     """Permission to destroy one machine, after its live identity was compared. See ``check``."""
 
-    __slots__ = ("_ask", "_label", "_machine", "_provider", "reason", "snapshot")
+    __slots__ = ("_ask", "_label", "_machine", "_only_stopped", "_provider", "reason", "snapshot")
 
     _provider: str
     _machine: MachineId
     _label: Label
     _ask: Callable[[], None]
+    _only_stopped: bool
     reason: str
     snapshot: SnapshotId | None  # that holds what was on the machine
 
@@ -121,11 +123,13 @@ class Warrant(_Proof):
         reason: str,
         ask: Callable[[], None] = _ask_nobody,
         snapshot: SnapshotId | None = None,
+        *,
+        only_stopped: bool = False,
     ) -> None:
         if mint is not _MINT:
             raise UnsafeDestroy(
-                "a Warrant can only be made by torpor.control.safety, from a verified snapshot or "
-                "for a machine that was never handed over"
+                "a Warrant can only be made by torpor.control.safety, from a verified snapshot, "
+                "for a machine that was never handed over, or for one that is beyond reach"
             )
         if machine.label is None:
             raise NotOurs(f"machine {machine.id} at {machine.provider} carries no torpor label")
@@ -134,6 +138,7 @@ class Warrant(_Proof):
         keep("_machine", machine.id)
         keep("_label", machine.label)
         keep("_ask", ask)
+        keep("_only_stopped", only_stopped)
         keep("reason", reason)
         keep("snapshot", snapshot)
 
@@ -149,6 +154,11 @@ class Warrant(_Proof):
             raise UnsafeDestroy(
                 f"the warrant is for machine {self._machine} at {self._provider}, not for "
                 f"{live.id} at {live.provider}: nothing was destroyed"
+            )
+        if self._only_stopped and live.state == "running":
+            raise UnsafeDestroy(
+                f"machine {live.id} at {live.provider} runs again, so its disk can be reached: it "
+                "was not destroyed"
             )
         self._ask()
         if isinstance(self._ask, _LastLook):
@@ -315,3 +325,27 @@ def never_handed_over(
             f"{label}: nothing was destroyed"
         )
     return Warrant(_MINT, machine, "never handed over to anybody", ask)
+
+
+def beyond_reach(
+    store: ObjectStore,
+    save: StoredSnapshot,
+    seal: Seal,
+    machine: Machine,
+    ask: Callable[[], None],
+) -> Warrant:
+    """A warrant for a job's machine that its provider has stopped, and whose disk nobody can reach:
+    the job goes on from ``save``, and what was written after it is lost.
+
+    SnapshotDamaged unless the save is whole in the store. The warrant holds only while the machine
+    does not run. ``ask`` is called right before each destroy, and raises if somebody else uses the
+    machine.
+    """
+    if machine.label is None or machine.label.workspace != save.workspace:
+        raise NotOurs(
+            f"machine {machine.id} at {machine.provider} carries label {machine.label}, not one of "
+            f"workspace {save.workspace}: it was not destroyed"
+        )
+    see_whole(store, save, seal)
+    reason = f"it is stopped and does not start again; snapshot {save.snapshot} is whole"
+    return Warrant(_MINT, machine, reason, ask, only_stopped=True)

@@ -36,7 +36,7 @@ from torpor.control.providers.gcp import GcpProvider
 from torpor.control.providers.gcp_client import GoogleLogin
 from torpor.control.providers.gcp_deadline import WATCHER, start_watcher
 from torpor.control.providers.gcp_offers import Priced, Ware, priced
-from torpor.control.providers.seam import Absent, Order, Provider
+from torpor.control.providers.seam import Absent, Order, Provider, Restarts
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import (
     CreateFailed,
@@ -297,6 +297,31 @@ class TestGcp(MarketContract):
         assert plain.list_own() == [live]
         plain.destroy(live, never_handed_over(live, order.label))
         assert gcp.disks == {}
+
+    def test_a_machine_that_google_took_is_started_where_there_is_room(
+        self, plain: Provider, gcp: FakeGcp, order: Order
+    ) -> None:
+        assert plain.abilities.restarts
+        assert isinstance(plain, Restarts)
+        machine = plain.create(order)
+        rented = gcp.market.rented[0]
+        rented.stopped, stock, rented.ware.stock = True, rented.ware.stock, 0
+        gcp.operation_looks = 1
+        with pytest.raises(NoCapacity, match="ZONE_RESOURCE_POOL_EXHAUSTED"):
+            plain.start(machine)
+        rented.ware.stock = stock
+        with pytest.raises(NotOurs, match="was not started"):
+            plain.start(msgspec.structs.replace(machine, label=label()))
+        assert rented.stopped
+        plain.start(machine)
+        live = plain.find(machine.id)
+        assert isinstance(live, Machine)
+        assert live.state == "running"
+        asked = len(gcp.operations)
+        plain.start(machine)  # it runs: Google is not asked again
+        assert len(gcp.operations) == asked
+        plain.destroy(live, never_handed_over(live, order.label))
+        assert plain.list_own() == []
 
     def test_a_machine_whose_deadline_nobody_renews_stops_and_keeps_its_disk(
         self, gcp: FakeGcp, order: Order

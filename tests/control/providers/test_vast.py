@@ -12,9 +12,9 @@ from tests.markets.market import Market
 from tests.markets.server import FakeMarket
 from tests.markets.shop import vast_wares
 from tests.markets.vast import FIRST_INSTANCE, FakeVast
-from torpor.control.providers.seam import Absent, Order, Provider
+from torpor.control.providers.seam import Absent, Order, Provider, Restarts
 from torpor.control.providers.vast import VastProvider
-from torpor.shared.errors import CreateUncertain, ProviderDenied
+from torpor.shared.errors import CreateUncertain, NotOurs, ProviderDenied
 from torpor.shared.values import MachineId, Want
 
 
@@ -78,6 +78,23 @@ class TestVast(MarketContract):
         with pytest.raises(CreateUncertain):
             plain.create(order)
         assert len(fake.market.rented) == 1
+
+    def test_an_instance_that_was_outbid_is_started_once_its_gpu_is_free(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        assert plain.abilities.restarts
+        assert isinstance(plain, Restarts)
+        machine = plain.create(order)
+        rented = fake.market.rented[0]
+        rented.stopped, stock, rented.ware.stock = True, rented.ware.stock, 0
+        plain.start(machine)
+        assert [one.state for one in plain.list_own()] == ["stopped"]
+        rented.ware.stock = stock
+        with pytest.raises(NotOurs, match="was not started"):
+            plain.start(msgspec.structs.replace(machine, label=label()))
+        assert rented.stopped
+        plain.start(machine)
+        assert [one.state for one in plain.list_own()] == ["running"]
 
     def test_an_account_without_credit_is_denied(self, plain: Provider, fake: FakeMarket) -> None:
         fake.market.balance_usd = 0.0

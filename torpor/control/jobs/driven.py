@@ -93,7 +93,7 @@ class Driven:
             seen_unix=now_unix,
         )
         begun = [*self._job.attempts, attempt]
-        self.change(state="running", why="", failures=0, attempts=begun)
+        self.change(state="running", why="", failures=0, stopped=None, attempts=begun)
         return attempt
 
     def withdraw_attempt(self) -> None:

@@ -80,6 +80,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     driven_unix: float = 0.0
     failures: int = 0  # runs in a row that failed
     rented: MachineId | None = None  # the last machine that was rented for it
+    stopped: MachineId | None = None  # its machine, since the provider was seen to have stopped it
     attempts: list[Attempt] = []
     saves: int = 0
     newest: SnapshotId | None = None  # of its saves, or what it began with

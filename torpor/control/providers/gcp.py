@@ -30,6 +30,7 @@ from torpor.control.providers.gcp_launch import (
     instance_name,
     launch_refused,
     launch_request,
+    start_refused,
 )
 from torpor.control.providers.gcp_offers import GcpOffers, offer_parts, region_of, zone_of
 from torpor.control.providers.labels import label_among
@@ -122,6 +123,7 @@ class GcpProvider:
         settling_s=300.0,
         ready_s=900.0,
         stop_keeps="disk",
+        restarts=True,
         stopped_usd_gib_month=None,
         min_disk_gib=0.0,
         billing_s=1.0,
@@ -280,6 +282,22 @@ class GcpProvider:
         if isinstance(answer, Refusal):
             raise self._client.refused(answer, f"renew the deadline of {machine.id}")
 
+    def start(self, machine: Machine) -> None:
+        """See ``torpor.control.providers.seam.Restarts``."""
+        name, _, zone = machine.id.partition(".")
+        path, doing = f"/zones/{zone}/instances/{name}", f"start instance {machine.id}"
+        row = self._client.read(_Instance, path)
+        if machine.label is None or label_among(row.labels) != machine.label:
+            raise NotOurs(f"machine {machine.id} is not of {machine.label}: it was not started")
+        if _STATES.get(row.status) != "stopped":
+            return
+        answer = self._client.ask("POST", f"{path}/start?requestId={uuid.uuid4()}", Operation)
+        if isinstance(answer, Refusal):
+            raise self._client.refused(answer, doing)
+        fault = self._client.settled(zone, answer).fault
+        if fault is not None:
+            raise start_refused(self._client, machine.id, fault)
+
     def _deadline(self, length_s: float) -> str:
         return f"{self._clock() + length_s:.0f}"
 
@@ -302,7 +320,7 @@ class GcpProvider:
             price = self._offers.disk_usd_h(sum(float(disk.disk_size_gb) for disk in row.disks))
             note += (
                 "; its disk is kept and costs on: start it in Google's console to hibernate it, or "
-                "end it"
+                "end it. A job starts its own"
             )
         return msgspec.convert(
             {

@@ -89,7 +89,7 @@ def instance_name(order: Order) -> str:
 def launch_refused(client: GcpClient, order: Order, fault: Fault, status: int = 0) -> ProviderError:
     """``status``: of the answer; 0 where the operation failed later."""
     asked = f"GCP refused {order.offer.id}: {fault}"
-    if "RESOURCE_POOL_EXHAUSTED" in fault.code or "STOCKOUT" in fault.code:
+    if _is_exhausted(fault):
         return NoCapacity(asked)
     if fault.code in _QUOTA:
         return QuotaReached(
@@ -99,6 +99,20 @@ def launch_refused(client: GcpClient, order: Order, fault: Fault, status: int = 
     if status in (401, 403) or fault.code in _NOT_ALLOWED:
         return denied(client.identity, client.account, fault, f"create {order.offer.id}")
     return CreateFailed(asked)
+
+
+def start_refused(client: GcpClient, machine: str, fault: Fault) -> ProviderError:
+    """Of a machine that was stopped."""
+    asked = f"GCP did not start {machine}: {fault}"
+    if _is_exhausted(fault):
+        return NoCapacity(asked)
+    if fault.code in _QUOTA:
+        return QuotaReached(asked)
+    return ProviderError(asked)
+
+
+def _is_exhausted(fault: Fault) -> bool:
+    return "RESOURCE_POOL_EXHAUSTED" in fault.code or "STOCKOUT" in fault.code
 
 
 def _disk(

@@ -28,6 +28,8 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     ready_s: float  # an attempt whose SSH does not answer by then is given up
     queue_s: float = 0.0  # how long it may wait in the provider's queue before that
     stop_keeps: Literal["nothing", "disk", "volume"]
+    restarts: bool = False
+    """Whether ``Restarts.start`` can start a machine that was stopped with its disk kept."""
     stopped_usd_gib_month: float | None  # what the kept disk costs; None: not stated
     min_disk_gib: float
     billing_s: float  # the granularity of the bill
@@ -155,3 +157,13 @@ class Deadlines(Protocol):
     def renew(self, machine: Machine) -> None:
         """Let a machine of ours that runs go on for ``deadline_s`` from now, where less than most
         of it is left. NotOurs for a machine that has another label."""
+
+
+@runtime_checkable
+class Restarts(Protocol):
+    """What a provider with ``abilities.restarts`` can do besides."""
+
+    def start(self, machine: Machine) -> None:
+        """Ask for the start of a machine of ours that is stopped, with its disk as it was; ``find``
+        shows whether it runs. May be repeated. NoCapacity where the market has no room for it now,
+        NotOurs for a machine that has another label."""

@@ -26,6 +26,7 @@ from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,
     NoCapacity,
+    NotOurs,
     ProviderDenied,
     ProviderError,
     QuotaReached,
@@ -39,7 +40,7 @@ _MOST_OFFERS: Final = 5000  # in one answer; there are some thousand in all
 _MOST_PAGES: Final = 400
 _PAGE: Final = 25  # the most that Vast.ai shows at once
 _ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
-_DEAD: Final = frozenset({"exited", "unknown", "offline"})  # Vast.ai never starts these again
+_DEAD: Final = frozenset({"exited", "unknown", "offline"})  # until somebody starts them
 _NOT_THERE: Final = frozenset({400, 404, 410})
 
 
@@ -104,7 +105,7 @@ class _Created(msgspec.Struct):
     msg: str = ""
 
 
-class _Destroyed(msgspec.Struct):
+class _Done(msgspec.Struct):
     success: bool
     msg: str = ""
 
@@ -120,6 +121,7 @@ class VastProvider:
         settling_s=300.0,
         ready_s=900.0,
         stop_keeps="disk",
+        restarts=True,
         stopped_usd_gib_month=None,  # each host has its own price
         min_disk_gib=8.0,
         billing_s=1.0,
@@ -209,7 +211,7 @@ class VastProvider:
             return
         doing = f"destroy instance {machine.id}"
         path = f"/api/v0/instances/{machine.id}/"
-        answer = self._client.ask("DELETE", path, _Destroyed)
+        answer = self._client.ask("DELETE", path, _Done)
         if isinstance(answer, Refusal):
             if answer.status in (401, 402, 403):
                 raise self._client.denied(answer, doing)
@@ -217,6 +219,22 @@ class VastProvider:
                 raise self._client.unexpected(answer, doing)
         elif not answer.success:
             raise ProviderError(f"Vast.ai did not {doing}: {answer.msg or 'no words'}")
+
+    def start(self, machine: Machine) -> None:
+        """See ``torpor.control.providers.seam.Restarts``. An instance that was outbid waits until
+        its bid is the highest, and its disk cannot be reached meanwhile."""
+        live = self.find(machine.id)
+        if machine.label is None or isinstance(live, Absent) or live.label != machine.label:
+            raise NotOurs(f"machine {machine.id} is not of {machine.label}: it was not started")
+        doing = f"start instance {machine.id}"
+        path = f"/api/v0/instances/{machine.id}/"
+        answer = self._client.ask("PUT", path, _Done, body={"state": "running"})
+        if isinstance(answer, Refusal):
+            if answer.status in (401, 402, 403):
+                raise self._client.denied(answer, doing)
+            raise NoCapacity(f"Vast.ai did not {doing}: {answer}")
+        if not answer.success:
+            raise NoCapacity(f"Vast.ai did not {doing}: {answer.msg or 'no words'}")
 
     def residue(self) -> list[Residue]:
         """None: the disk goes with the instance, and torpor rents no volumes here."""

@@ -1,0 +1,163 @@
+"""Stopped: a job's machine that its provider does not run: it is started, ended or left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from flows.phases import Phases
+from flows.storing import Storing
+from tasks.jobs import refuse_other_jobs
+from tasks.runner import runner
+from tasks.standing_by import newest_save
+from tasks.stopped import end_stopped, start_machine
+from tasks.workspace import OpenWorkspace
+from torpor.control.jobs.driven import Driven
+from torpor.control.jobs.records import Stop
+from torpor.control.remote.session import Session
+from torpor.control.rental.records import Rental
+from torpor.shared.errors import (
+    AgentLost,
+    HandedOver,
+    MachineInUse,
+    ProviderError,
+    SnapshotError,
+    TorporError,
+    UnsafeDestroy,
+)
+from torpor.shared.values import Machine
+
+LOOK_S: Final = 30.0
+"""Between two looks at a machine that does not run, and between two requests to start it."""
+RESTART_S: Final = 600.0
+"""How long a market is asked to start a machine again, and how long one that does not run is waited
+for before a job that is stopped leaves it. What that costs is at most the price of the machine for
+this time, and the save."""
+GONE_S: Final = 60.0
+"""How long a provider must say that a machine is stopped whose disk is lost with the stop."""
+
+
+class Stopped:
+    """What one job does about its machine while that does not run."""
+
+    def __init__(self, opened: OpenWorkspace, driven: Driven, say: Callable[[str], None]) -> None:
+        self._opened = opened
+        self._driven = driven
+        self._say = say
+        self._since: float | None = None
+
+    def forget(self) -> None:
+        """The machine runs, or there is none."""
+        self._since = None
+
+    def see(self, machine: Machine, rental: Rental, *, ours: bool) -> None:
+        """One look. ``ours``: the job works on the machine, or it was rented for the job."""
+        if self._since is None:
+            self._since = time.monotonic()
+        stopped = machine.state == "stopped"
+        if ours and stopped and self._driven.job.stopped != machine.id:
+            self._driven.change(stopped=machine.id)
+        able = self._opened.markets.of(machine.provider).abilities
+        keeps = able.stop_keeps != "nothing"
+        starts = ours and stopped and keeps and able.restarts
+        if time.monotonic() - self._since < (RESTART_S if starts or not stopped else GONE_S):
+            self._wait(machine, starts)
+            return
+        left = "it may hold work that is in no snapshot"
+        if ours and (able.restarts or not keeps) and self._holds_no_others_work(machine, rental):
+            left = self._end(machine, rental)
+            if not left:
+                return
+        stop = self._driven.look_for_stop()
+        if stop is not None:
+            self._leave(machine, stop, left)
+        else:
+            self._wait(machine, starts, left)
+
+    def save(self, machine: Machine, session: Session) -> None:
+        """Store at once what is on the disk of a machine that runs again: it may be taken again. As
+        for every save, a failure does not keep the command from going on."""
+        runner().log.info("machine %s runs again: it is saved first", machine.id)
+        opened = replace(
+            self._opened, spec=msgspec.structs.replace(self._opened.spec, quiesce=[])
+        )  # nothing runs there that could be made to rest
+        run = f"{runner().run}-again-{len(self._driven.job.attempts)}-{time.time_ns()}"
+        read_unix = time.time()
+        try:
+            _, verified = Storing(opened, session, machine.id, Phases(), run=run).run()
+        except AgentLost:
+            raise
+        except TorporError as error:
+            runner().log.warning("the save failed, the command goes on: %s", error)
+        else:
+            self._driven.saved(verified.snapshot, read_unix)
+
+    def _wait(self, machine: Machine, starts: bool, left: str = "") -> None:
+        words = f"{machine.provider} does not run machine {machine.id}: it is {machine.state}"
+        if starts:
+            words += f"; torpor asks for its start, and for {RESTART_S / 60:.0f} min at most"
+        elif left:
+            words += f". The job goes on when it runs again or has ended: {left}"
+        self._say(words)
+        if starts:
+            self._start(machine)
+        self._driven.nap(LOOK_S)
+
+    def _start(self, machine: Machine) -> None:
+        self._driven.change()  # HandedOver before a successor's machine is started
+        try:
+            start_machine(self._opened, machine)
+        except ProviderError as error:
+            runner().log.warning("machine %s was not started: %s", machine.id, error)
+
+    def _holds_no_others_work(self, machine: Machine, rental: Rental) -> bool:
+        """Whether its disk held nothing but a snapshot when the job got it, or was saved by the
+        job since. Else a user may have worked there before, and nothing is ended."""
+        job = self._driven.job
+        if job.stopped != machine.id:
+            return False
+        saved = any(one.machine == machine.id and one.saved for one in job.attempts)
+        return saved or rental.job == job.id
+
+    def _end(self, machine: Machine, rental: Rental) -> str:
+        """End the machine and go on from the newest save; why not, where it must be left."""
+        job = self._driven.job
+        self._driven.change()  # HandedOver before a successor's machine is ended
+        try:
+            save = newest_save(self._opened, job.newest)
+            if save is None:
+                return "its workspace has no snapshot to go on from"
+            runner().log.warning(
+                "machine %s is stopped at %s and does not start: it is ended, and what it wrote "
+                "after snapshot %s is lost",
+                machine.id,
+                machine.provider,
+                save.snapshot,
+            )
+            unused = partial(refuse_other_jobs, self._opened, machine, job.id)
+            end_stopped(self._opened, machine, rental, save, unused)
+        except HandedOver as error:  # its rental, not the job: the next look shows whose it is
+            return str(error)
+        except UnsafeDestroy as error:  # it runs again: the next look shows it
+            runner().log.warning("machine %s was not ended: %s", machine.id, error)
+            self._driven.nap(LOOK_S)
+        except (ProviderError, SnapshotError, MachineInUse) as error:
+            runner().log.warning("machine %s was not ended: %s", machine.id, error)
+            return str(error)
+        return ""
+
+    def _leave(self, machine: Machine, stop: Stop, why: str) -> None:
+        """End the job, and not its machine."""
+        if self._driven.job.attempt is not None:
+            self._driven.change_attempt(end="machine lost", ended_unix=time.time())
+        self._driven.end(
+            stop.state,
+            f"{stop.why}. Machine {machine.id} at {machine.provider} was left, which is "
+            f"{machine.state} and costs money: {why}. Start it in the market's console and "
+            "hibernate the workspace, or end it there",
+        )

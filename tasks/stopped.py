@@ -1,0 +1,36 @@
+"""The steps for a job's machine that its provider has stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tasks.machines import renting
+from tasks.retrying import ONCE
+from tasks.step import step
+from tasks.workspace import OpenWorkspace
+from torpor.control.providers.seam import Restarts
+from torpor.control.rental.records import Rental
+from torpor.control.safety import beyond_reach
+from torpor.shared.values import Machine, StoredSnapshot
+
+
+@step("start machine", run_name="start {machine.id}", retries=ONCE)
+def start_machine(opened: OpenWorkspace, machine: Machine) -> None:
+    """Ask its provider to start the machine. Raises the provider's error."""
+    provider = opened.markets.of(machine.provider)
+    if isinstance(provider, Restarts):
+        provider.start(machine)
+
+
+@step("end stopped machine", run_name="end {machine.id}", retries=ONCE)
+def end_stopped(
+    opened: OpenWorkspace,
+    machine: Machine,
+    rental: Rental,
+    save: StoredSnapshot,
+    unused: Callable[[], None],
+) -> None:
+    """End a machine that does not start again; what was written there after ``save`` is lost.
+    ``unused`` raises if somebody else works there."""
+    warrant = beyond_reach(opened.store, save, opened.seal, machine, unused)
+    renting(opened).end(rental, warrant, machine)
