@@ -47,8 +47,9 @@ class JobSeen:
 
     @property
     def cancelled(self) -> bool:
-        """Whether a person has cancelled its run in Prefect, and nobody has seen that yet."""
-        return self.driver == "cancelled" and not self._stopping
+        """Whether a person has cancelled its run in Prefect, and nobody has seen that yet. A run
+        that drove it while its own job waited was cancelled for that job."""
+        return self.driver == "cancelled" and not self.job.driven_for and not self._stopping
 
     @property
     def left(self) -> bool:

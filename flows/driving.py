@@ -58,13 +58,14 @@ SURE_S: Final = 2 * DRIVEN_S + 5.0
 """A run that drives a job writes its record within this time."""
 
 
-def drive(opened: OpenWorkspace, record: Job) -> Job:
+def drive(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Job:
     """Bring a job to its end. After an error any run may continue it. WorkspaceBusy if another run
-    drives it."""
+    drives it. ``driven_for``: the job of this run, where it is another one that waits for this."""
     record = _silent(opened, record)
     if record.ended:
         return record
-    with Driven(opened.jobs, opened.jobs.take(record, runner().run), _warn) as driven:
+    taken = opened.jobs.take(record, runner().run, driven_for)
+    with Driven(opened.jobs, taken, _warn) as driven:
         try:
             return Driver(opened, driven).run()
         except HandedOver:
@@ -168,11 +169,19 @@ class Driver:
         if not first.driven and time.time() - first.driven_unix > pause_s:
             runner().log.warning("job %s comes first and has no run: this run takes it", first.id)
             try:
-                drive(open_workspace(first.block), first)
+                with self._driven.while_others_run(self._stop_untouched):
+                    drive(open_workspace(first.block), first, driven_for=self.job.id)
             except TorporError as error:  # it is tried again, by this run or another one
+                if self.job.ended:
+                    return False
                 self._say_waiting(f"job {first.id} comes first and was not ended: {error}")
                 self._driven.nap(LONGEST_S)
         return False
+
+    def _stop_untouched(self, stop: Stop) -> None:
+        """End this job while its run drives another one, which that goes on to do."""
+        if self._is_untouched():
+            self._driven.end(stop.state, stop.why)
 
     def _is_untouched(self) -> bool:
         """Whether nothing of the job has begun anywhere. A wake that was killed may have rented a

@@ -127,6 +127,18 @@ def test_a_job_whose_run_is_silent_is_continued_once_and_its_slot_is_freed(
     assert again.jobs == report.jobs
 
 
+def test_a_run_that_is_cancelled_cancels_its_own_job_and_not_the_one_that_it_drives_meanwhile(
+    lab: Lab,
+) -> None:
+    """Its job waits for its turn behind one that had no run."""
+    job = _job(lab.opened, LOST_S + 1)
+    _put(lab.opened, msgspec.structs.replace(job, driven_for="f" * 12))
+    report, prefect = _watch(lab.opened, driver="cancelled")
+    assert lab.opened.jobs.stop_asked(job.id) is None
+    assert ("start", "critical", "a-block", job.id) in prefect.did
+    assert _only(report).next_step == "run again continued it"
+
+
 def test_a_run_that_has_just_ended_is_given_time_to_be_the_last_one(lab: Lab) -> None:
     """Its process may still be ending."""
     _job(lab.opened, LOST_S - 60)

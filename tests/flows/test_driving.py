@@ -133,6 +133,27 @@ def test_a_job_that_has_begun_goes_on_whatever_the_clocks_say(lab: Lab, story: S
     assert other is not None and other.state == "succeeded"
 
 
+def test_a_waiting_job_is_cancelled_while_its_run_drives_the_one_before_it(
+    lab: Lab, story: Story
+) -> None:
+    """The other job may run for days."""
+    machine, rental = handed_over(lab.opened)
+    begun = left_job(lab, _LATE, created_unix=9.0, attempts=[attempt_on(machine, rental)])
+    ended: list[Job] = []
+
+    def during() -> None:
+        lab.opened.jobs.ask_stop(_EARLY, _SOON)
+        ended.append(until(lambda: lab.opened.jobs.ended(1), "the waiting job has ended")[0])
+
+    story.during = during
+    assert drive_job(lab, left_job(lab, _EARLY)).state == "cancelled"
+    assert [(one.id, one.state) for one in ended] == [(_EARLY, "cancelled")]
+    other = lab.opened.jobs.of(begun.id)
+    assert other is not None
+    assert other.state == "succeeded"  # its machine was not left without a run
+    assert story.did == [f"hibernate {machine.id}"]
+
+
 def test_of_two_jobs_that_begin_at_once_one_is_started_at_most(lab: Lab) -> None:
     """The other one began after this one's last look."""
     machine, rental = handed_over(lab.opened)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import copy_context
 from types import TracebackType
 from typing import Any, Final
@@ -31,6 +32,8 @@ class Driven:
         self._over = threading.Event()
         self._stop: Stop | None = None
         self._taken: HandedOver | None = None
+        self._on_stop: Callable[[Stop], None] | None = None
+        self._on_stop_lock = threading.Lock()
         context = copy_context()  # a warning needs to know the flow run that it belongs to
         self._thread = threading.Thread(
             target=context.run, args=(self._keep_fresh,), name="job", daemon=True
@@ -62,6 +65,18 @@ class Driven:
         """The last request to stop it, as the store has it now."""
         self._stop = self._jobs.stop_asked(self._job.id) or self._stop
         return self._stop
+
+    @contextmanager
+    def while_others_run(self, on_stop: Callable[[Stop], None]) -> Iterator[None]:
+        """As long as the caller does something else, the thread calls ``on_stop`` with each look
+        at a request to stop the job."""
+        with self._on_stop_lock:
+            self._on_stop = on_stop
+        try:
+            yield
+        finally:
+            with self._on_stop_lock:  # a call that runs has returned
+                self._on_stop = None
 
     def nap(self, seconds: float) -> None:
         """Sleep; a new request to stop the job ends it early."""
@@ -147,7 +162,10 @@ class Driven:
         kept = time.monotonic()
         while not self._over.wait(STOP_S):
             try:
-                self.look_for_stop()
+                stop = self.look_for_stop()
+                with self._on_stop_lock:
+                    if stop is not None and self._on_stop is not None:
+                        self._on_stop(stop)
                 if time.monotonic() - kept >= DRIVEN_S:
                     with self._lock:
                         if self._over.is_set():

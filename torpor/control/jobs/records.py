@@ -78,6 +78,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     driver: str = ""  # the flow run that drives it, or drove it last
     process: str = ""  # of that run, while it drives: Prefect may start a run twice
     driven_unix: float = 0.0
+    driven_for: str = ""  # the job whose own run drives this one, while it waits for its turn
     failures: int = 0  # runs in a row that failed
     rented: MachineId | None = None  # the last machine that was rented for it
     stopped: MachineId | None = None  # its machine, since the provider was seen to have stopped it
@@ -186,16 +187,21 @@ class Jobs:
         jobs = [self._read(one.key) for one in found[-most:]] if most else []
         return sorted((one for one in jobs if one), key=lambda one: one.ended_unix or 0.0)
 
-    def take(self, job: Job, driver: str) -> Job:
+    def take(self, job: Job, driver: str, driven_for: str = "") -> Job:
         """Make ``driver`` the run that drives the job, which may be new. WorkspaceBusy while
-        another run drives it; an earlier process of the same run is replaced at once."""
+        another run drives it; an earlier process of the same run is replaced at once.
+        ``driven_for``: the job of that run, where it is another one that waits for this one."""
         if job.driven and job.driver != driver:
             raise WorkspaceBusy(
                 f"flow run {job.driver} works on job {job.id} of workspace {self.workspace}: wait "
                 f"until it has ended. A run that is gone is replaced after {LOST_S:.0f} s"
             )
         taken = msgspec.structs.replace(
-            job, driver=driver, process=secrets.token_hex(8), driven_unix=time.time()
+            job,
+            driver=driver,
+            process=secrets.token_hex(8),
+            driven_unix=time.time(),
+            driven_for=driven_for,
         )
         self._write(taken)
         return taken
