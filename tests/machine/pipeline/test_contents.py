@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
+
+import pytest
 
 from torpor.machine.pipeline.contents import Contents
 from torpor.machine.tree.plan import Group, Job, Piece
 from torpor.machine.tree.read import Read
-from torpor.machine.tree.walk import Held, Signature, Unread
+from torpor.machine.tree.walk import Held, Signature, Unread, Walk
 from torpor.shared.format.manifest import FILE, HOLE, Entry, Extent
 
 NOW = 1_800_000_000 * 10**9
 OLD = NOW - 10**10
-GONE = Read(b"", stable=False, settled=False, gone=True)
+GONE = Read(b"", stable=False, gone=True)
 
 
-def _unread(*sizes: int, ctime: int = OLD + 1) -> list[Unread]:
+def _unread(*sizes: int, ctime: int = OLD + 1, mapped: bool = False) -> list[Unread]:
     return [
         Unread(
             Entry(FILE, 0, b"%d" % n, 0o600, 1, 2, 3, 0, xattrs=((b"user.x", b"y"),)),
             Signature(n, size, OLD + 1, ctime),
             False,
+            mapped=mapped,
         )
         for n, size in enumerate(sizes)
     ]
 
 
-def _read(length: int, *, stable: bool = True, settled: bool = True) -> Read:
-    return Read(b"x" * length, stable, stable and settled)
+def _read(length: int, *, stable: bool = True) -> Read:
+    return Read(b"x" * length, stable)
 
 
 def _contents(unread: list[Unread], jobs: list[Job]) -> tuple[Contents, dict[bytes, Held]]:
     held: dict[bytes, Held] = {}
-    return Contents(unread, jobs, [held], NOW), held
+    return Contents(Walk([], [], unread, [], [held], NOW, NOW + 1), jobs), held
 
 
 PIECES = [Piece(0, 0, 8), Piece(0, 8, 8), Piece(0, 16, 4)]
@@ -93,13 +97,13 @@ def test_one_unstable_piece_marks_the_file() -> None:
         assert held[b"0"].signature is None
 
 
-def test_one_unsettled_piece_has_the_file_looked_at_again() -> None:
-    for number in range(3):
-        contents, held = _contents(_unread(20), list(PIECES))
-        for n, piece in enumerate(PIECES):
-            contents.add_piece(piece, _read(piece.length, settled=n != number), n)
-        assert not held[b"0"].entry.changed
-        assert held[b"0"].signature is None
+@pytest.mark.parametrize("may_change", [{"ctime": NOW}, {"mapped": True}])
+def test_what_may_change_unseen_is_looked_at_again(may_change: dict[str, Any]) -> None:
+    contents, held = _contents(_unread(20, **may_change), list(PIECES))
+    for n, piece in enumerate(PIECES):
+        contents.add_piece(piece, _read(piece.length), n)
+    assert not held[b"0"].entry.changed
+    assert held[b"0"].signature is None
 
 
 def test_a_file_that_shrank_is_filled_up_and_marked() -> None:

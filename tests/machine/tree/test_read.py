@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torpor.machine.tree.read import Read, data_regions, opened, read_at
 from torpor.machine.tree.walk import Signature
 from torpor.shared.errors import WorkspaceInvalid
 
-GONE = Read(b"", stable=False, settled=False, gone=True)
+GONE = Read(b"", stable=False, gone=True)
 
 
 def _seen(path: Path) -> Signature:
@@ -36,34 +37,27 @@ def test_a_file_at_rest_is_stable_and_settled(file: Path) -> None:
     let_settle()
     seen = _seen(file)
     atime = file.stat().st_atime_ns
-    assert _read(file, seen) == Read(bytes(range(100)), stable=True, settled=True)
+    assert _read(file, seen) == Read(bytes(range(100)), stable=True)
     assert _read(file, seen, 90, 10).data == bytes(range(90, 100))
     assert file.stat().st_atime_ns == atime
 
 
-def test_a_file_that_was_just_written_is_not_settled(file: Path) -> None:
-    read = _read(file, _seen(file))
-    assert read.stable
-    assert not read.settled
-
-
-def test_a_rewrite_in_the_same_tick_leaves_no_trace_and_is_not_believed(tmp_path: Path) -> None:
-    """The reason for the racy rule, as it happens: the signature does not move."""
-    unseen = 0
-    for number in range(300):
-        file = tmp_path / str(number)
-        file.write_bytes(b"one")
-        read = _read(file, _seen(file), 0, 3)
-        before = _seen(file)
-        file_fd = os.open(file, os.O_WRONLY)
-        os.pwrite(file_fd, b"two", 0)
-        os.close(file_fd)
-        os.utime(file, ns=(0, before.mtime_ns))
-        assert read.data == b"one"
-        assert not read.settled
-        unseen += _seen(file) == before
-    # kernels from 6.13 on have finer clocks for files that were looked at; others show the danger
-    assert unseen > 0 or os.uname().release >= "6.13"
+def test_a_write_that_has_begun_is_waited_for(tmp_path: Path) -> None:
+    """It set the time when it began, and no time moves when its last bytes are written."""
+    file, size = tmp_path / "file", 96 << 20
+    with file.open("wb") as new:
+        os.posix_fallocate(new.fileno(), 0, size)
+    let_settle()
+    before = _seen(file)
+    fd = os.open(file, os.O_WRONLY)
+    writer = threading.Thread(target=os.pwrite, args=(fd, b"new" * (size // 3), 0))
+    writer.start()
+    while _seen(file) == before:
+        pass
+    read = _read(file, _seen(file), size - 3, 3)
+    writer.join()
+    os.close(fd)
+    assert read == Read(b"new", stable=True)
 
 
 @pytest.mark.parametrize("change", ["append", "truncate", "rewrite", "replace", "chmod"])
@@ -84,7 +78,6 @@ def test_a_changed_file_is_not_stable(file: Path, change: str) -> None:
         file.chmod(0o600)
     read = _read(file, seen)
     assert not read.stable
-    assert not read.settled
     assert not read.gone
     assert len(read.data) == (40 if change == "truncate" else 100)
 

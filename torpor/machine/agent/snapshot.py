@@ -156,7 +156,7 @@ class SnapshotRun(AgentRun):
             seen.unread,
             run.seal,
             run.known.table,
-            Contents(seen.unread, jobs, seen.held, seen.started_ns),
+            Contents(seen, jobs),
             Numbers(run.roots, seen.unread),
             self._journal,
             self._buffers,

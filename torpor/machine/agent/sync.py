@@ -32,6 +32,7 @@ from torpor.machine.pipeline.download import FetchPlan, restore_part
 from torpor.machine.tree.apply import TreeChanger
 from torpor.machine.tree.changes import Changes, Staged, leave_out, plan_changes
 from torpor.machine.tree.directories import Directories
+from torpor.machine.tree.mappings import sync_disk
 from torpor.machine.tree.staging import TOKEN_BYTES, Staging, staged_names
 from torpor.machine.tree.survey import OTHER, Name, Saved, Survey, survey
 from torpor.machine.tree.walk import (
@@ -39,7 +40,6 @@ from torpor.machine.tree.walk import (
     Signature,
     absolute_root,
     compile_excludes,
-    sync_disk,
     walk,
 )
 from torpor.shared.errors import AgentLost, StillChanging, UnsavedWork, WorkspaceInvalid

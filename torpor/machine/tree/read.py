@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
-from torpor.machine.tree.walk import Signature, settled
+from torpor.machine.tree.walk import Signature
 from torpor.shared.errors import WorkspaceInvalid
 
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -21,37 +20,41 @@ class Read(NamedTuple):
 
     data: bytes
     stable: bool  # the file is still what the walk saw
-    settled: bool  # and a later change is sure to be seen
     gone: bool = False  # there is no regular file of that name any more
 
 
 def read_at(root: bytes, path: bytes, offset: int, length: int, seen: Signature) -> Read:
     """Read ``length`` bytes at ``offset`` of a regular file; see Read."""
-    looked_ns = time.time_ns()
     try:
         fd = _open(os.path.join(root, path))
     except OSError as exc:
         if exc.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-            return Read(b"", stable=False, settled=False, gone=True)
+            return Read(b"", stable=False, gone=True)
         raise WorkspaceInvalid(
             f"{os.fsdecode(os.path.join(root, path))} cannot be read: {exc.strerror}; log in as "
             "its owner or as root, or exclude it in the workspace block"
         ) from None
     try:
+        let_writes_end(fd, offset)
         data = _pread(fd, length, offset)
         st = os.fstat(fd)
     except OSError as exc:
         if exc.errno in (errno.ESPIPE, errno.EISDIR):
-            return Read(b"", stable=False, settled=False, gone=True)  # a FIFO, a directory
+            return Read(b"", stable=False, gone=True)  # a FIFO, a directory
         raise WorkspaceInvalid(
             f"{os.fsdecode(os.path.join(root, path))} cannot be read at {offset}: {exc.strerror}; "
             "look at the machine's disk, or exclude the file in the workspace block"
         ) from None
     finally:
         os.close(fd)
-    now = Signature.of(st)
-    stable = now == seen and len(data) == length
-    return Read(data, stable, stable and settled(now, looked_ns))
+    return Read(data, stable=Signature.of(st) == seen and len(data) == length)
+
+
+def let_writes_end(fd: int, offset: int = 0) -> None:
+    """Wait for a write that has begun. It has set the file's time already, so nothing else would
+    tell of the bytes that it writes after they were read: one call may write 2 GiB."""
+    with suppress(OSError):  # ENXIO: there is no data
+        os.lseek(fd, offset, os.SEEK_DATA)  # takes the lock of the file, which a write holds
 
 
 def data_regions(root: bytes, path: bytes, size: int) -> list[tuple[int, int]]:
@@ -70,9 +73,10 @@ def data_regions(root: bytes, path: bytes, size: int) -> list[tuple[int, int]]:
 
 @contextmanager
 def opened(full: bytes) -> Iterator[int]:
-    """A file descriptor for reading, never through a symlink."""
+    """A file descriptor for reading, never through a symlink, once writes that run have ended."""
     fd = _open(full)
     try:
+        let_writes_end(fd)
         yield fd
     finally:
         os.close(fd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fnmatch
 import itertools
 import os
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from torpor.machine.tree.mappings import file_systems, mapped_unseen, sync_disk
 from torpor.shared.errors import WorkspaceInvalid
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry, Skipped
 
@@ -51,6 +51,7 @@ class Unread(NamedTuple):
     signature: Signature
     sparse: bool
     before: Entry | None = None  # what was held under its name
+    mapped: bool = False  # a process can change it, unseen
 
 
 class Walk(NamedTuple):
@@ -62,21 +63,28 @@ class Walk(NamedTuple):
     skipped: list[Skipped]
     held: list[dict[bytes, Held]]  # unchanged entries; an Unread joins after it was read
     started_ns: int
+    synced_ns: int  # afterwards the disks were synced, and nothing was read before
+
+    def rests(self, file: Unread) -> bool:
+        """Whether any change after the walk is sure to change the signature of ``file``."""
+        return not file.mapped and settled(file.signature, self.started_ns, self.synced_ns)
 
 
 Holding = Sequence[dict[bytes, Held]]
 """For each root, what is held for each path."""
 
 
-def settled(signature: Signature, looked_ns: int) -> bool:
-    """Whether a change after ``looked_ns`` (wall clock) is sure to change ``signature``.
+def settled(signature: Signature, looked_ns: int, done_ns: int | None = None) -> bool:
+    """Whether a change after ``looked_ns`` (wall clock) is sure to change ``signature``, which was
+    taken between then and ``done_ns``.
 
     Times in the future are settled: a write now would set them to now.
     """
     coarse = signature.mtime_ns % 10**9 == 0 and signature.ctime_ns % 10**9 == 0
     margin = RACY_COARSE_NS if coarse else RACY_NS
     # only ctime decides: it moves with every change, and mtime may be set to any value
-    return abs(looked_ns - signature.ctime_ns) > margin
+    later = (looked_ns if done_ns is None else done_ns) + margin
+    return not looked_ns - margin <= signature.ctime_ns <= later
 
 
 def resolve_roots(roots: Sequence[str]) -> list[bytes]:
@@ -162,11 +170,29 @@ def walk(
     ``check`` is called once a directory and may raise RunCancelled. Raises WorkspaceInvalid when
     something cannot be looked at: leaving it out silently would lose it.
     """
-    found = Walk([], [], [], [], [{} for _ in roots], time.time_ns())
+    places = [place for root in roots for place in file_systems(root, excluded)]
+    mapped = mapped_unseen(places)
+    started_ns = time.time_ns()
+    found = Walk([], [], [], [], [{} for _ in roots], started_ns, started_ns)
+    fresh: list[int] = []
     for number, root in enumerate(roots):
-        sync_disk(root)
-        _walk_root(number, root, held[number], excluded, check, found)
+        _walk_root(number, root, held[number], excluded, mapped, check, found, fresh)
+    found = found._replace(synced_ns=time.time_ns())
+    _distrust(found, fresh)
+    if found.unread:
+        for place in places:
+            sync_disk(place)
     return found
+
+
+def _distrust(found: Walk, fresh: Sequence[int]) -> None:
+    """Take the signature from what may change again without changing it."""
+    for number in fresh:
+        entry, signature = found.entries[number], found.signatures[number]
+        if signature and not settled(signature, found.started_ns, found.synced_ns):
+            found.signatures[number] = None
+            if entry.kind != FILE:
+                found.held[entry.root][entry.path] = Held(None, entry)
 
 
 def _walk_root(
@@ -174,8 +200,10 @@ def _walk_root(
     root: bytes,
     held: dict[bytes, Held],
     excluded: Callable[[bytes], bool] | None,
+    mapped: frozenset[tuple[int, int] | bytes],
     check: Callable[[], None],
     found: Walk,
+    fresh: list[int],
 ) -> None:
     links: dict[tuple[int, int], bytes] = {}
     entries, signatures, now_held = found.entries, found.signatures, found.held[number]
@@ -187,8 +215,12 @@ def _walk_root(
         if st.st_nlink > 1 and stat.S_ISREG(st.st_mode):
             first = links.setdefault((st.st_dev, st.st_ino), path)
         known = held.get(path)
+        is_mapped = bool(mapped) and (
+            (st.st_dev, st.st_ino) in mapped or os.path.join(root, path) in mapped
+        )
         if (
             known is not None
+            and not is_mapped
             and known.signature == (st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
             and (is_directory or st.st_nlink == 1 or _names(known.entry, first))
         ):
@@ -200,18 +232,16 @@ def _walk_root(
         if isinstance(new, Skipped):
             found.skipped.append(new)
             return False
-        signature: Signature | None
         signature = Signature(st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
         if new.kind == FILE:
             sparse = st.st_blocks * 512 < st.st_size
             before = None if known is None else known.entry
-            found.unread.append(Unread(new, signature, sparse, before))
-        if not settled(signature, found.started_ns):
-            signature = None
-        if new.kind != FILE:
+            found.unread.append(Unread(new, signature, sparse, before, is_mapped))
+        else:
             now_held[path] = Held(signature, new)
+        fresh.append(len(entries))
         entries.append(new)
-        signatures.append(signature)
+        signatures.append(None if is_mapped else signature)
         return is_directory
 
     note(b"", os.stat(root))
@@ -310,15 +340,3 @@ def _kind_name(mode: int) -> str:
     if stat.S_ISSOCK(mode):
         return "socket"
     return "block device" if stat.S_ISBLK(mode) else "character device"
-
-
-def sync_disk(root: bytes) -> None:
-    """Write dirty pages back: afterwards a write through mmap must fault, which sets mtime.
-
-    Without it, a page that was dirty when it was read can be changed again unseen.
-    """
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        ctypes.CDLL(None, use_errno=True).syncfs(fd)
-    finally:
-        os.close(fd)
