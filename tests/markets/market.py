@@ -116,13 +116,14 @@ class Market:
         id_of: Callable[[int], str],
         command: list[str] | None = None,
         spot: bool = False,
+        bid_usd_h: float | None = None,
         disk_gib: float = 0.0,
         stopped: bool = False,
     ) -> Rented:
-        """Make the machine; money runs from here."""
+        """Make the machine; money runs from here. ``bid_usd_h``: of a market that bills the bid."""
         with self.lock:
             number = next(self._numbers)
-            usd_h = (ware.spot_usd_h if spot else None) or ware.usd_h
+            usd_h = bid_usd_h or (ware.spot_usd_h if spot else None) or ware.usd_h
             machine = Rented(
                 id_of(number),
                 number,

@@ -175,6 +175,7 @@ class FakeVast(FakeMarket):
             id_of=lambda one: str(FIRST_INSTANCE + one),
             command=command if "-p 22:22" in ports else None,
             spot=price is not None,
+            bid_usd_h=price,
             disk_gib=float(asked.get("disk", 8.0)),
             stopped=failed or asked.get("target_state") == "stopped",
         )

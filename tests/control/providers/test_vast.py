@@ -15,7 +15,7 @@ from tests.markets.vast import FIRST_INSTANCE, FakeVast
 from torpor.control.providers.seam import Absent, Order, Provider, Restarts
 from torpor.control.providers.vast import VastProvider
 from torpor.shared.errors import CreateUncertain, NotOurs, ProviderDenied
-from torpor.shared.values import MachineId, Want
+from torpor.shared.values import Machine, MachineId, Want
 
 
 class TestVast(MarketContract):
@@ -46,10 +46,38 @@ class TestVast(MarketContract):
         assert offers
         assert all(offer.spot for offer in offers)
         bid = of_model(offers, "RTX 4090")[0]
-        plain.create(msgspec.structs.replace(order, offer=bid, bid_usd_h=0.25))
+        plain.create(msgspec.structs.replace(order, offer=bid, bid_usd_h=2.0))
         plain.create(msgspec.structs.replace(order, offer=bid, label=label()))
-        assert [m.request["price"] for m in fake.market.rented] == [0.25, bid.price_usd_h]
+        assert [m.request["price"] for m in fake.market.rented] == pytest.approx(
+            [bid.bid_usd_h] * 2
+        )
         assert all(machine.spot for machine in fake.market.rented)
+
+    @pytest.mark.parametrize("most_usd_h", [None, 2.0, 0.21])
+    def test_a_bid_is_the_least_with_a_margin_and_never_above_the_maximum(
+        self, plain: VastProvider, fake: FakeMarket, order: Order, most_usd_h: float | None
+    ) -> None:
+        """Vast.ai bills what is bid, and the disk besides: the offer's price is the bill."""
+        want = Want(spot="only", disk_gib=20, max_price_usd_h=most_usd_h)
+        bid = of_model(plain.offers(want), "RTX 4090")[0]
+        made = plain.create(msgspec.structs.replace(order, offer=bid, bid_usd_h=most_usd_h))
+        (machine,) = fake.market.rented
+        least = machine.ware.spot_usd_h or 0.0
+        assert least <= machine.request["price"] <= least * 1.06
+        assert machine.usd_h == pytest.approx(bid.price_usd_h, abs=1e-6)
+        live = plain.find(made.id)
+        assert isinstance(live, Machine)
+        assert live.price_usd_h == pytest.approx(made.price_usd_h, abs=1e-6)
+        assert made.price_usd_h <= (most_usd_h or 1.0)
+
+    def test_a_bid_above_the_maximum_is_lowered_whatever_the_offer_says(
+        self, plain: VastProvider, fake: FakeMarket, order: Order
+    ) -> None:
+        bid = of_model(plain.offers(Want(spot="only", disk_gib=20)), "RTX 4090")[0]
+        most_usd_h = bid.price_usd_h - 0.002
+        plain.create(msgspec.structs.replace(order, offer=bid, bid_usd_h=most_usd_h))
+        (machine,) = fake.market.rented
+        assert machine.usd_h == pytest.approx(most_usd_h, abs=1e-6)
 
     def test_offers_carry_model_form_region_and_reliability(self, plain: Provider) -> None:
         offers = plain.offers(Want(disk_gib=20))

@@ -29,6 +29,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     domain: str  # the failure domain: where this one is sold out, all of the same domain are
     priced_unix: float  # when the price was true
     spot: bool = False
+    bid_usd_h: float | None = None  # of spot, where the market bills the bid: the part to bid
     available: bool | None = None
     reliability: float | None = None  # 0 to 1
     many_owners: bool = False

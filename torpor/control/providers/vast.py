@@ -42,6 +42,8 @@ _PAGE: Final = 25  # the most that Vast.ai shows at once
 _ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 _DEAD: Final = frozenset({"exited", "unknown", "offline"})  # until somebody starts them
 _NOT_THERE: Final = frozenset({400, 404, 410})
+_BID: Final = 1.05
+"""Of the least bid: whoever bids exactly that is outbid by the next."""
 
 
 class _Bundle(msgspec.Struct):
@@ -51,6 +53,7 @@ class _Bundle(msgspec.Struct):
     num_gpus: int
     gpu_ram: float  # MB each
     dph_total: float  # with the storage that was asked for
+    dph_base: float  # without
     disk_space: float  # GB
     geolocation: str | None
     cuda_max_good: float | None = None
@@ -61,6 +64,7 @@ class _Bundle(msgspec.Struct):
     cpu_cores_effective: float | None = None
     inet_down: float | None = None  # Mbit/s
     inet_down_cost: float | None = None  # dollars a GB
+    min_bid: float | None = None  # dollars an hour, without storage
 
 
 class _Bundles(msgspec.Struct):
@@ -170,7 +174,7 @@ class VastProvider:
             "cancel_unavail": True,  # rather than a stopped machine that waits for its GPU
         }
         if order.offer.spot:  # without a price it would be rented on demand
-            body["price"] = order.bid_usd_h or order.offer.price_usd_h
+            body["price"] = round(_bid(order), 6)
         path = f"/api/v0/asks/{_offer_number(order.offer.id)}/"
         answer = self._client.create("PUT", path, _Created, body)
         created = answer if isinstance(answer, _Created) else _words(answer)
@@ -255,9 +259,10 @@ class VastProvider:
         if spot:
             query["type"] = "bid"
         found = self._client.search(_Bundles, "/api/v0/bundles/", query).offers
-        return [self._offer(bundle, spot) for bundle in found]
+        return [self._offer(bundle, want, spot) for bundle in found]
 
-    def _offer(self, bundle: _Bundle, spot: bool) -> Offer:
+    def _offer(self, bundle: _Bundle, want: Want, spot: bool) -> Offer:
+        bid = _least_bid(bundle, want) if spot else None
         cuda = bundle.cuda_max_good
         stated = bundle.reliability if bundle.reliability is not None else bundle.reliability2
         arch = bundle.cpu_arch or "amd64"
@@ -266,12 +271,13 @@ class VastProvider:
             provider=self.identity,
             gpu=parse_gpu(bundle.gpu_name, round(bundle.gpu_ram / 1024, 1)),
             gpu_count=bundle.num_gpus,
-            price_usd_h=bundle.dph_total,
+            price_usd_h=bundle.dph_total if bid is None else bid + _beside(bundle),
             region=(bundle.geolocation or "unknown").rsplit(",", 1)[-1].strip(),
             disk_gib=bundle.disk_space * _GB / GIB,
             domain=f"machine {bundle.machine_id}",
             priced_unix=time.time(),
             spot=spot,
+            bid_usd_h=bid,
             available=True,
             reliability=stated,
             many_owners=True,
@@ -349,6 +355,28 @@ def _words(refusal: Refusal) -> _Created | None:
     except (TypeError, msgspec.ValidationError):
         return None
     return said
+
+
+def _beside(bundle: _Bundle) -> float:
+    """What the storage costs an hour."""
+    return max(0.0, bundle.dph_total - bundle.dph_base)
+
+
+def _least_bid(bundle: _Bundle, want: Want) -> float:
+    """The least bid with a margin, as far as the user's maximum allows one. Vast.ai bills what is
+    bid."""
+    least = bundle.min_bid or bundle.dph_base
+    bid = least * _BID
+    if want.max_price_usd_h is not None:
+        bid = max(least, min(bid, want.max_price_usd_h - _beside(bundle)))
+    return bid
+
+
+def _bid(order: Order) -> float:
+    """The offer's bid, or less where that would cost more than the order allows."""
+    total = order.offer.price_usd_h
+    bid = total if order.offer.bid_usd_h is None else order.offer.bid_usd_h
+    return bid if order.bid_usd_h is None else min(bid, order.bid_usd_h - (total - bid))
 
 
 def _version(number: float) -> tuple[int, int]:

@@ -487,7 +487,11 @@ class Renting:
         except BaseException as cause:
             self._abandon(rental, cause)
             raise
-        rental = msgspec.structs.replace(rental, answered_unix=time.time())
+        rental = msgspec.structs.replace(
+            rental,
+            answered_unix=time.time(),
+            price_usd_h=live.price_usd_h or rental.price_usd_h,  # the market's word is the bill
+        )
         self.claim(rental)
         self._by.told.created(live)
         return Tenancy(self.pinned(live, rental), rental, self, fresh=True)
@@ -571,7 +575,7 @@ def _is_failure(cause: BaseException) -> bool:
 
 def _measured(rental: Rental) -> dict[str, float]:
     """What this run measured of it: written with the next change of state."""
-    names = ("answered_unix", "fetched_bytes", "fetched_s")
+    names = ("answered_unix", "price_usd_h", "fetched_bytes", "fetched_s")
     return {name: value for name in names if (value := getattr(rental, name))}
 
 
