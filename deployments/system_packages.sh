@@ -4,6 +4,7 @@
 #   sh deployments/system_packages.sh demo    for `make demo` and `make up`
 #   sh deployments/system_packages.sh test    for `make test` as well
 #   sh deployments/system_packages.sh bench   for `make bench` as well
+#   sh deployments/system_packages.sh campaign for `make campaign`, `make rentals` and `make jobs`
 #   sh deployments/system_packages.sh oracles for a cluster that `make oracles` asks
 set -eu
 python="${PYTHON:-python3.11}"
@@ -19,19 +20,20 @@ has "$python" || basic="$basic python3.11"
 # Without these torpor works: plain Python can encode snapshots.
 better=""
 has gcc && [ -e /usr/include/stdio.h ] || better="$better gcc libc6-dev"
+# What a machine of the tests answers with.
+machines=""
+has sshd || machines=" openssh-server"
 # The peers that `make bench` compares with.
 peers=""
 has restic || peers="$peers restic"
 has lz4 || peers="$peers lz4"
-tests="$peers"
-has sshd || tests="$tests openssh-server"
+tests="$peers$machines"
 has chromium || tests="$tests chromium"
 has g++ || tests="$tests g++"
 has hledger || tests="$tests hledger"
 has promtool || tests="$tests prometheus"
 # What the programs of a Kubernetes cluster are started with.
-oracles=""
-has sshd || oracles="$oracles openssh-server"
+oracles="$machines"
 has openssl || oracles="$oracles openssl"
 has curl || oracles="$oracles curl"
 has xz || oracles="$oracles xz-utils"
@@ -41,8 +43,9 @@ case "${1:-demo}" in
     demo) needed="$basic$better" ;;
     test) needed="$basic$better$tests" ;;
     bench) needed="$basic$better$peers" ;;
+    campaign) needed="$basic$better$machines" ;;
     oracles) tests="$oracles" needed="$basic$oracles" ;;
-    *) echo "usage: sh deployments/system_packages.sh demo|test|bench|oracles" >&2 && exit 2 ;;
+    *) echo "usage: sh deployments/system_packages.sh demo|test|bench|campaign|oracles" >&2 && exit 2 ;;
 esac
 [ -n "$needed" ] || exit 0
 

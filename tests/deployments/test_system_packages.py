@@ -29,7 +29,7 @@ def programs() -> Iterator[Path]:
         yield made
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "bench"])
+@pytest.mark.parametrize("target", ["demo", "test", "bench", "campaign"])
 def test_one_message_names_all_that_root_must_install(target: str, programs: Path) -> None:
     code, printed = _run(target, programs, "id")
     (command,) = [line for line in printed.splitlines() if line.startswith(COMMAND)]
@@ -46,6 +46,11 @@ def test_the_demo_goes_on_without_a_compiler_and_the_tests_do_not(programs: Path
     assert "`make demo` and `make up` run without them" in printed
     assert "python3.11-venv" not in printed
     assert _run("test", programs, *there)[0] == 1
+
+
+def test_a_campaign_needs_no_more_than_an_ssh_server(programs: Path) -> None:
+    every = ("id", "python3.11", "gcc", "sshd")
+    assert _run("campaign", programs, *every) == (0, "")
 
 
 def test_nothing_is_said_where_nothing_is_missing(programs: Path) -> None:

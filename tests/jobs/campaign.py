@@ -42,7 +42,7 @@ from tests.fixtures.trees import let_settle
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import BUCKET, own_store
 from tests.jobs import training
-from tests.markets.boot import BootedMachine, Machines
+from tests.markets.boot import BootedMachine, Machines, unfit
 from tests.markets.campaign import AheadClock
 from tests.markets.every import DEMO, ROWS, Markets, opened_markets
 from tests.markets.faults import Fault, Kind
@@ -427,6 +427,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--each", type=int, default=20, help="strikes at one job")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     given = parser.parse_args(argv)
+    if why := unfit():
+        print(why, file=sys.stderr)
+        return 2
     print(f"campaign of jobs: {given.strikes} strikes, seed {given.seed}", flush=True)
     began = time.monotonic()
     with open_campaign(given.seed) as campaign:

@@ -22,6 +22,12 @@ from tests.fixtures.waiting import until
 
 _IMAGE: Final = Path(__file__).with_name("image.sh")
 
+_PROGRAMS: Final = {
+    "sshd": "openssh-server",
+    "ssh-keygen": "openssh-client",
+    "unshare": "util-linux",
+}
+
 Kind = Literal["container", "bare", "vm"]
 
 
@@ -76,6 +82,21 @@ class BootedMachine:
         children = Path(f"/proc/{pid}/task/{pid}/children")
         until(lambda: children.read_text() or not self.running, "the first process has begun")
         return int(children.read_text())
+
+
+def unfit() -> str:
+    """Why no machine can boot on this host, and what to do; empty if one can."""
+    if os.geteuid() != 0:
+        return "only root may mount the root of a fake machine: run this as root"
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
+    missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
+    if not missing:
+        return ""
+    packages = " ".join(_PROGRAMS[name] for name in missing)
+    return (
+        f"no fake machine can boot on this host: {', '.join(missing)} is missing. Run "
+        f"`sh deployments/system_packages.sh campaign`, or apt-get install {packages}"
+    )
 
 
 class Machines:

@@ -279,7 +279,7 @@ class FakeEc2(FakeMarket):
         form = _form(request)
         if named := form.get("InstanceId.1"):
             machine = self._machine(named)
-            if request.has("not found") or (machine is not None and machine.hidden_looks > 0):
+            if request.has("not found") or (machine is not None and self.market.hidden(machine)):
                 return _not_found(named)
         else:
             form.setdefault("MaxResults", "1000")

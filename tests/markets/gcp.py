@@ -324,7 +324,7 @@ class FakeGcp(FakeMarket):
             if not machine.alive and self._looks.get(machine.id, 0) > 0:
                 self._looks[machine.id] -= 1
                 return machine
-            if machine.alive and machine.hidden_looks == 0:
+            if machine.alive and not self.market.hidden(machine):
                 return machine
         return None
 

@@ -248,8 +248,9 @@ class FakeKubernetes(FakeMarket):
 
     def _pods(self, selector: str) -> Answer:
         _, _, job = selector.partition("=")
-        found = [one for one in self.market.alive() if one.hidden_looks == 0 and not one.stopped]
+        found = [one for one in self.market.alive() if not one.stopped]
         found = [one for one in found if one.id == job or (not job and _RENTAL in _labels(one))]
+        found = [one for one in found if not self.market.hidden(one)]
         return Answer(200, {"items": [self._pod(one) for one in found]})
 
     def _pod(self, machine: Rented) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Rented:
     created_unix: float
     request: dict[str, Any]
     disk_gib: float = 0.0
-    hidden_looks: int = 0  # listings that do not show it yet
+    hidden_looks: int = 0  # answers that do not show it yet
     starting_looks: int = 0  # answers in which it is still starting
     stopped: bool = False
     ended_unix: float | None = None
@@ -175,6 +175,14 @@ class Market:
                 else:
                     shown.append(machine)
             return shown
+
+    def hidden(self, machine: Rented) -> bool:
+        """Whether a look at this machine alone does not show it yet; each call is one look."""
+        with self.lock:
+            if machine.hidden_looks > 0:
+                machine.hidden_looks -= 1
+                return True
+            return False
 
     def starting(self, machine: Rented) -> bool:
         """Whether the machine still starts; each call is one look."""

@@ -219,6 +219,17 @@ class MarketContract(ProviderContract, ABC):
         assert seen[0] == []
         assert seen[-1] == [order.label]
 
+    def test_a_new_machine_that_is_shown_late_is_found_by_looking_for_it_alone(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        """As a wake waits for it: it asks for no list meanwhile."""
+        fake.market.next_hidden_looks = 3
+        machine = plain.create(order)
+        for _ in range(4):
+            found = plain.find(machine.id)
+        assert isinstance(found, Machine)
+        assert found.endpoint is not None
+
     def test_not_found_once_is_no_proof(
         self, plain: Provider, fake: FakeMarket, order: Order
     ) -> None:
