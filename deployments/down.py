@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from deployments import server, worker
+from deployments import server, supervisor, worker
 from deployments.installation import Installation
 from deployments.local_machines import running_machines, stop_machines
 from deployments.processes import end
@@ -33,12 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def down(installation: Installation, *, machines: bool = False) -> None:
     """End workers, store and server, and local machines only with ``machines``: they hold work."""
     with installation.locked():
+        supervisor.stop(installation)  # first: it would start again what ends
         ended = {
-            "workers": worker.stop(installation),  # first: its flow runs still report
+            "workers": worker.stop(installation),  # its flow runs still report
             "store": embedded.stop(installation.store),
             "Prefect server": server.stop(installation),
         }
-        end(installation, "register", polite_s=5.0)  # of a `make up` that was killed
+        # Of a `make up` or a supervisor that was killed.
+        end(installation, "register", supervisor.STORE_ROLE, polite_s=5.0)
         if machines:
             stop_machines(installation)
         names = [name for name, was_there in ended.items() if was_there]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from torpor.control.supervision import FOLDER_VARIABLE
 from torpor.shared.errors import InvalidInput
 
-FOLDER_VARIABLE: Final = "TORPOR_STATE"
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 """Where prefect.yaml and the flows are."""
 
@@ -85,17 +85,17 @@ class Installation:
         return self.folder / f"{role}.log"
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder exclusively. The lock ends with its process."""
+    def locked(
+        self, name: str = "lock", holder: str = "another `make up` or `make down` uses"
+    ) -> Iterator[None]:
+        """Hold the lock of that name exclusively. It ends with its process."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise InvalidInput(
-                    f"another `make up` or `make down` uses {self.folder}: wait until it has ended"
-                ) from None
+                raise InvalidInput(f"{holder} {self.folder}: wait until it has ended") from None
             yield
         finally:
             os.close(fd)

@@ -6,7 +6,9 @@ was killed a moment later, and a reused pid never counts as ours.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,16 +26,19 @@ from torpor.control.processes import (
     is_running,
 )
 from torpor.control.providers.local_folder import MARK as MACHINE_MARK
+from torpor.shared.values import MIB
 
 MARK: Final = "TORPOR_STARTED_BY"
+LOG_BYTES: Final = 16 * MIB
+"""Of one log; as much again lies in the older one beside it."""
 
 
 def launch(
     installation: Installation, role: str, argv: Sequence[str], env: Mapping[str, str]
 ) -> ProcessRecord:
-    """Start a process that outlives this one. Its output replaces the role's log."""
+    """Start a process that outlives this one. Its output is appended to the role's log."""
     log = os.open(
-        installation.log(role), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
+        installation.log(role), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
     )
     try:
         child = subprocess.Popen(
@@ -74,6 +79,22 @@ def running(
         and wanted <= words
         and is_running(process)
     ]
+
+
+def started_process(installation: Installation, role: str) -> ProcessRecord | None:
+    """The role's own process, `prefect server start` say; not the flow runs that it started."""
+    for process in running(installation, role):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if "start" in process.cmdline():
+                return identify(process.pid)
+    return None
+
+
+def trim(log: Path) -> None:
+    """Move a log that is too big to ``NAME.1``. The process that appends to it goes on doing so."""
+    if log.stat().st_size > LOG_BYTES:
+        shutil.copy(log, log.with_name(f"{log.name}.1"))
+        os.truncate(log, 0)  # a line that is written in between is lost
 
 
 def end(installation: Installation, *roles: str, polite_s: float) -> int:

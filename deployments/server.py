@@ -16,8 +16,10 @@ from typing import Final
 from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.processes import end, last_words, launch, running
 from torpor.control.processes import is_alive
+from torpor.control.supervision import FOLDER_VARIABLE
 from torpor.shared.errors import InvalidInput, TorporError
 
+ROLE: Final = "server"
 HOST: Final = "127.0.0.1"
 USUAL_PORT: Final = 4200
 READY_S: Final = 300.0
@@ -65,6 +67,7 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
         part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part
     )
     env["PREFECT_API_URL"] = server.api_url
+    env[FOLDER_VARIABLE] = str(installation.folder)
     if server.own:
         env |= {
             LOGIN_VARIABLE: server.login,
@@ -93,10 +96,10 @@ def start(installation: Installation, server: Server) -> bool:
             )
         return False
     demanded = {_DEMANDED: server.login}
-    serving = running(installation, "server", having=demanded)
+    serving = running(installation, ROLE, having=demanded)
     if serving and _recorded_port(installation) == _port(server) and answers(server):
         return False
-    end(installation, "server", polite_s=STOP_S)  # of another port, or without this login
+    end(installation, ROLE, polite_s=STOP_S)  # of another port, or without this login
     port = _port(server)
     if not _is_free(port):
         raise InvalidInput(
@@ -104,15 +107,15 @@ def start(installation: Installation, server: Server) -> bool:
         )
     installation.prefect_home.mkdir(mode=0o700, parents=True, exist_ok=True)
     installation.port_file.write_text(f"{port}\n")
-    argv = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST]
+    argv = [sys.executable, "-m", "deployments.prefect_server", "server", "start", "--host", HOST]
     argv += ["--port", str(port)]
     env = environment(installation, server) | demanded
-    process = launch(installation, "server", argv, env)
+    process = launch(installation, ROLE, argv, env)
     deadline = time.monotonic() + READY_S
     while not answers(server):
         if not is_alive(process) or time.monotonic() > deadline:
-            end(installation, "server", polite_s=STOP_S)
-            log = installation.log("server")
+            end(installation, ROLE, polite_s=STOP_S)
+            log = installation.log(ROLE)
             raise TorporError(
                 f"the Prefect server did not answer at {server.api_url} within {READY_S:.0f} s; "
                 f"the last of {log}:\n{last_words(log)}"
@@ -123,7 +126,7 @@ def start(installation: Installation, server: Server) -> bool:
 
 def stop(installation: Installation) -> bool:
     """End the installation's server; False if none ran."""
-    return end(installation, "server", polite_s=STOP_S) > 0
+    return end(installation, ROLE, polite_s=STOP_S) > 0
 
 
 def answers(server: Server) -> bool:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from deployments import lost_runs, server, worker
+from deployments import lost_runs, server, services, supervisor, worker
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import last_words, mark
 from deployments.server import Server
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def up(installation: Installation, port: int | None = None) -> Server:
     """Start what is missing and print the UI's address."""
     with installation.locked():
+        supervisor.stop(installation)  # two would start one thing twice
         used = server.server_of(installation, port)
         _say("Prefect server", f"starting at {used.ui_url}" if used.own else used.ui_url)
         server.start(installation, used)
@@ -47,6 +48,10 @@ def up(installation: Installation, port: int | None = None) -> Server:
             _say("lost runs", words)
         _say("workers", "starting")
         worker.start(installation, used)
+        supervisor.start(installation, used)
+        if used.own:
+            _say("schedules", "checking that the server runs them")
+            services.check_scheduler(used)
     print(
         _WELCOME.format(
             ui=used.ui_url,

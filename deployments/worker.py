@@ -5,14 +5,12 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import psutil
-
 from deployments.installation import Installation
-from deployments.processes import end, last_words, launch, running
+from deployments.processes import end, last_words, launch, running, started_process
 from deployments.server import LOGIN_VARIABLE, Server, environment
 from tasks.runs import JOB_POOL
 from torpor.control.processes import ProcessRecord, is_alive
@@ -52,8 +50,8 @@ _POLL_S: Final = 0.2
 _STARTED: Final = b"started!"
 
 
-def start(installation: Installation, server: Server) -> bool:
-    """Start a worker for each pool that has none; True if one was started."""
+def start(installation: Installation, server: Server, pools: Sequence[Pool] = POOLS) -> bool:
+    """Start a worker for each of these pools that has none; True if one was started."""
     env = environment(installation, server) | {
         "PREFECT_WORKER_QUERY_SECONDS": str(_LOOK_S),
         "TMPDIR": str(installation.temporary),  # Prefect leaves a folder in it for each worker
@@ -62,16 +60,18 @@ def start(installation: Installation, server: Server) -> bool:
     having = {name: env[name] for name in spoken if name in env}
     installation.temporary.mkdir(mode=0o700, exist_ok=True)
     started = {}
-    for pool in POOLS:
+    for pool in pools:
         ours = running(installation, pool.role, having=having)
         if not ours:
             end(installation, pool.role, polite_s=STOP_S)  # one of another server
-        if not any(_is_worker(process) for process in ours):  # flow runs outlive a killed worker
-            started[pool.role] = _launch(installation, pool, env)
+        if not started_process(installation, pool.role):  # flow runs outlive a killed worker
+            log = installation.log(pool.role)
+            said_bytes = log.stat().st_size if log.exists() else 0
+            started[pool.role] = said_bytes, _launch(installation, pool, env)
     deadline = time.monotonic() + READY_S
-    for role, process in started.items():
+    for role, (said_bytes, process) in started.items():
         log = installation.log(role)
-        while _STARTED not in log.read_bytes():
+        while _STARTED not in log.read_bytes()[said_bytes:]:
             if not is_alive(process) or time.monotonic() > deadline:
                 end(installation, *started, polite_s=STOP_S)
                 raise TorporError(
@@ -84,14 +84,7 @@ def start(installation: Installation, server: Server) -> bool:
 
 def works(installation: Installation) -> bool:
     """Whether a worker runs; flow runs outlive a killed one."""
-    return any(_is_worker(process) for process in running(installation, *ROLES))
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    try:
-        return "worker" in process.cmdline()
-    except psutil.Error:  # it has ended
-        return False
+    return any(started_process(installation, pool.role) for pool in POOLS)
 
 
 def _launch(installation: Installation, pool: Pool, env: Mapping[str, str]) -> ProcessRecord:

@@ -1,4 +1,4 @@
-"""The Prefect server is killed during a job, in an installation of the test's own."""
+"""Processes of an installation are killed during a job, in an installation of the test's own."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from typing import Any
 import psutil
 import pytest
 
-from deployments import server
+from deployments import server, supervisor
 from deployments.down import down
 from deployments.installation import CHECKOUT, FOLDER_VARIABLE, Installation
-from deployments.processes import running
+from deployments.local_machines import running_machines
+from deployments.processes import running, started_process
 from deployments.server import Server
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.ports import free_ports
 from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.local_folder import folder_of
+from torpor.control.store import embedded
+from torpor.control.supervision import read_supervision
+from torpor.shared.errors import InvalidInput
 
 WORK = "until test -e go; do date >> ticks; sleep 0.1; done"
 COMMAND = f"echo started; touch begun; {WORK}; echo done"
@@ -44,6 +48,14 @@ record = json.loads(opened.store.get(key, max_bytes=1 << 20))
 record |= {"process": "", "driven_unix": 0.0}  # as if its run had been silent for long enough
 opened.store.put(key, json.dumps(record).encode())
 say({"driver": job.driver, "next": [one.next_step for one in watch(["demo"], dry_run=False).jobs]})
+"""
+DRIVER = """
+import time
+from tasks.opening import open_workspace
+jobs = open_workspace("demo").jobs
+while jobs.open()[0].driver == sys.argv[1]:
+    time.sleep(0.5)
+say(jobs.open()[0].driver)
 """
 RESULT = """
 import time
@@ -105,6 +117,45 @@ def alone(needs_server: None) -> Iterator[Alone]:
         shutil.rmtree(made.folder)
 
 
+def _see_that_what_is_killed_comes_back(alone: Alone) -> None:
+    """The server, the store and a worker; the worker's runs and the machines go on."""
+    roles = ["store", "server", "job-worker"]
+    (supervisor,) = running(alone.installation, "supervisor")
+    machines = [one.id for one in running_machines(alone.installation)]
+    store = embedded.process_of(alone.installation.store)
+    assert store
+    begun = [started_process(alone.installation, role) for role in roles[1:]]
+    _kill([psutil.Process(one.pid) for one in (store, *begun) if one])
+
+    def restarted() -> bool:
+        seen = read_supervision(alone.installation.folder)
+        events = seen.events if seen else []
+        return {one.who for one in events if "restarted" in one.what} >= {*roles}
+
+    until(restarted, "server, store and worker were restarted", every_s=0.5)
+    assert server.answers(alone.server)
+    again = embedded.process_of(alone.installation.store)
+    assert again not in (None, store)
+    assert [one.id for one in running_machines(alone.installation)] == machines
+    assert running(alone.installation, "supervisor") == [supervisor]
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        process.kill()
+    psutil.wait_procs(processes)
+
+
+def test_a_second_supervisor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Installation(tmp_path)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    with (
+        made.locked(supervisor.ROLE),
+        pytest.raises(InvalidInput, match="another supervisor looks after"),
+    ):
+        supervisor.main()
+
+
 def test_a_job_goes_on_when_the_server_is_killed_and_started_again(alone: Alone) -> None:
     alone.up()
     (machine,) = LocalProvider(alone.installation.machines).list_own()
@@ -113,10 +164,8 @@ def test_a_job_goes_on_when_the_server_is_killed_and_started_again(alone: Alone)
     run = alone.python(SUBMIT, COMMAND)
     until((place / "begun").exists, "its command was started", every_s=0.2)
 
-    killed = running(alone.installation, "server")
-    for process in killed:
-        process.kill()
-    psutil.wait_procs(killed)
+    _kill(running(alone.installation, "supervisor"))
+    _kill(running(alone.installation, "server"))
     assert not server.answers(alone.server)
     ticks = (place / "ticks").stat().st_size
     until(lambda: (place / "ticks").stat().st_size > ticks + 100, "it works on", every_s=0.2)
@@ -125,9 +174,12 @@ def test_a_job_goes_on_when_the_server_is_killed_and_started_again(alone: Alone)
     continued = alone.python(CONTINUE)
     assert continued["driver"] == run
     assert continued["next"][0].endswith("continued it")
+    driver = alone.python(DRIVER, run)
+    _see_that_what_is_killed_comes_back(alone)
     (place / "go").touch()
     result = alone.python(RESULT)
     assert (result["state"], result["ends"]) == ("succeeded", ["command ended"])
+    assert result["driver"] == driver  # the run outlived its worker
     said = [line for line in result["log"].splitlines() if "torpor:" not in line]
     assert said == ["started", "done"]  # the command was started once
     assert result["machines"] == 0

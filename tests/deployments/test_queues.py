@@ -17,9 +17,8 @@ import psutil
 import pytest
 
 from blocks import Workspace
-from deployments import worker
 from deployments.installation import Installation
-from deployments.processes import running
+from deployments.processes import running, started_process
 from deployments.server import Server
 from flows import (
     cancel_job,
@@ -139,8 +138,8 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     killed, *its_runs = sorted(
         running(installation, "job-worker"), key=lambda one: one.create_time()
     )
-    _kill([killed])
-    assert worker.start(installation, torpor_up)  # though a run of the killed one is still there
+    _kill([killed])  # and restarted by the supervisor, though a run of it is still there
+    until(lambda: started_process(installation, "job-worker"), "it is restarted", every_s=0.5)
     _kill(its_runs)
     assert _run(deployed, first)["state_type"] == "RUNNING"  # Prefect does not know, and waits
     _silent(first)

@@ -7,14 +7,18 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from torpor.control.ports import free_ports
+from torpor.control.processes import ProcessRecord, identify
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.shared.errors import StoreError, StoreUnavailable, TorporError
 from torpor.shared.values import object_key
@@ -46,7 +50,8 @@ class EmbeddedStore:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         stop(folder)
         for left in reversed(range(TRIES)):
-            server = _launch(folder.resolve(), access_key, secret_key)
+            kept = _kept_ports(folder) if left == TRIES - 1 else []
+            server = _launch(folder, kept or free_ports(2 * len(_PORTS)), access_key, secret_key)
             try:
                 server.make_bucket(bucket, wait_s=READY_S)
             except TorporError:
@@ -101,11 +106,45 @@ class EmbeddedStore:
         self.stop()
 
 
+def is_set_up(folder: Path) -> bool:
+    """Whether a server was ever started on ``folder``."""
+    return _state(folder) is not None
+
+
+def process_of(folder: Path) -> ProcessRecord | None:
+    """The server that runs on ``folder``."""
+    state = _state(folder)
+    if state is None or not _is_alive(int(state["pid"]), str(state["started"])):
+        return None
+    return identify(int(state["pid"]))
+
+
+def log_of(folder: Path) -> Path:
+    """What the server prints."""
+    return folder / _LOG
+
+
+def restart(folder: Path, environment: Mapping[str, str]) -> EmbeddedStore:
+    """Start a server that has ended again, with the credentials and ports that its clients know.
+
+    ``environment`` is that of the server. Returns before it is ready.
+    """
+    ports = _kept_ports(folder)
+    if not ports:
+        raise StoreUnavailable(
+            f"the ports of the embedded store on {folder} are taken by another program: run "
+            "`make up`, which gives it others"
+        )
+    stop(folder)
+    (identity,) = json.loads((folder / _CONFIG).read_text())["identities"]
+    (keys,) = identity["credentials"]
+    return _launch(folder, ports, keys["accessKey"], keys["secretKey"], environment)
+
+
 def stop(folder: Path) -> bool:
     """End the server that runs on ``folder``; False if none runs."""
-    try:
-        state = json.loads((folder / _STATE).read_text())
-    except FileNotFoundError:
+    state = _state(folder)
+    if state is None:
         return False
     pid, started = int(state["pid"]), str(state["started"])
     was_alive = _is_alive(pid, started)
@@ -120,12 +159,40 @@ def stop(folder: Path) -> bool:
     for port in state["ports"]:  # its sockets, which remain after a kill
         for leftover in Path("/tmp").glob(f"seaweedfs-*-{int(port)}.sock"):  # noqa: S108
             leftover.unlink(missing_ok=True)
-    (folder / _STATE).unlink(missing_ok=True)
     return was_alive
 
 
-def _launch(folder: Path, access_key: str, secret_key: str) -> EmbeddedStore:
-    ports = free_ports(2 * len(_PORTS))
+def _state(folder: Path) -> dict[str, Any] | None:
+    """The newest server of ``folder``; its ports are used again."""
+    try:
+        return dict(json.loads((folder / _STATE).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def _kept_ports(folder: Path) -> list[int]:
+    """The ports of the folder's newest server; none if another program has one of them."""
+    state = _state(folder)
+    ports = [int(port) for port in state["ports"]] if state else []
+    with contextlib.ExitStack() as held:
+        for port in ports:
+            probe = held.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                return []
+    return ports if len(ports) == 2 * len(_PORTS) else []
+
+
+def _launch(
+    folder: Path,
+    ports: list[int],
+    access_key: str,
+    secret_key: str,
+    environment: Mapping[str, str] = os.environ,
+) -> EmbeddedStore:
+    folder = folder.resolve()
     config = folder / _CONFIG  # not the environment, which other processes can read
     config.touch(mode=0o600)
     identity = {
@@ -153,12 +220,12 @@ def _launch(folder: Path, access_key: str, secret_key: str) -> EmbeddedStore:
     ]
     for name, port, grpc in zip(_PORTS, ports[::2], ports[1::2], strict=True):
         argv += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc}"]
-    with (folder / _LOG).open("wb") as log:
+    with (folder / _LOG).open("ab") as log:
         # A session of its own: Ctrl-C at the demo must not end the store before the demo is done.
         process = subprocess.Popen(
             argv,
             cwd=folder,
-            env={**os.environ, "TMPDIR": str(folder)},  # its own logs would fill /tmp
+            env={**environment, "TMPDIR": str(folder)},  # its own logs would fill /tmp
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -167,7 +234,9 @@ def _launch(folder: Path, access_key: str, secret_key: str) -> EmbeddedStore:
     process.returncode = 0  # stop() waits for it; this silences Popen's warning
     started = _stat(process.pid)[1]
     state = {"pid": process.pid, "started": started, "ports": ports}
-    (folder / _STATE).write_text(json.dumps(state))
+    unfinished = folder / f"{_STATE}.new"
+    unfinished.write_text(json.dumps(state))
+    unfinished.rename(folder / _STATE)
     return EmbeddedStore(
         folder=folder,
         endpoint_url=f"http://127.0.0.1:{ports[0]}",
