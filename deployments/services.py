@@ -13,13 +13,13 @@ from torpor.shared.errors import TorporError
 SCHEDULED_S: Final = 60.0
 """The scheduler looks for changed deployments every 5 s."""
 _POLL_S: Final = 0.5
-_NAME: Final = "torpor-checks-the-scheduler"
+NAME: Final = "torpor-checks-the-scheduler"
 
 
 def check_scheduler(server: Server) -> None:
     """TorporError unless the server makes a run of a new schedule within SCHEDULED_S."""
     with Api(server) as api:
-        flow = api.ask("POST", "flows/", {"name": _NAME})["id"]
+        flow = api.ask("POST", "flows/", {"name": NAME})["id"]
         try:
             if not _is_scheduled(api, flow):
                 raise TorporError(
@@ -34,7 +34,7 @@ def check_scheduler(server: Server) -> None:
 
 def _is_scheduled(api: Api, flow: str) -> bool:
     hourly = {"schedule": {"interval": 3600}, "active": True}
-    wanted = {"name": _NAME, "flow_id": flow, "schedules": [hourly]}
+    wanted = {"name": NAME, "flow_id": flow, "schedules": [hourly]}
     deployment = api.ask("POST", "deployments/", wanted)["id"]
     deadline = time.monotonic() + SCHEDULED_S
     while time.monotonic() < deadline:
