@@ -26,7 +26,7 @@ NAME = "ui-forms"
 
 FIELDS = {
     "backup": {
-        "workspace": "The Workspace block to back up, or its name.",
+        "workspace (Optional)": "The Workspace block to back up, or its name.",
         "keep_last (Optional)": "Keep the newest N snapshots.",
         "keep_daily (Optional)": "of each of the last N days that have one.",
         "timezone (Optional)": "The time zone of days, such as Europe/Berlin.",
