@@ -16,6 +16,7 @@ from tasks.opening import open_all
 from tasks.runner import runner
 from tasks.watching import (
     Standing,
+    close_gone,
     has_deadline,
     list_all_machines,
     look_at,
@@ -49,8 +50,8 @@ def watch(
     A machine is idle by the rules of its Workspace block. One of which that cannot be said is kept,
     with a warning and its reason. A machine whose provider block sets a deadline goes on only while
     this flow renews it. When a budget will be spent by the time that hibernating takes,
-    the machines that it counts are hibernated, also those that work. Nothing else is ended: what
-    may be forgotten is only listed.
+    the machines that it counts are hibernated, also those that work. The rental of a machine that
+    has gone without torpor is closed. Nothing else is ended: what may be forgotten is only listed.
 
     Args:
         workspaces: The Workspace blocks to look at. Empty: all of them.
@@ -66,6 +67,8 @@ def watch(
     opened = {one.spec.name: one for one in blocks.values()}
     named = {name: [b for b, one in blocks.items() if one.spec.name == name] for name in opened}
     standing = list_all_machines([*opened.values()])
+    if not dry_run:
+        standing = close_gone(standing, [*opened.values()])
     newest, troubles = _newest(opened)
     faults: list[Exception] = []
     if not dry_run:

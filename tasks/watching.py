@@ -9,9 +9,10 @@ from typing import Final
 
 import msgspec
 
-from tasks.machines import open_session
+from tasks.machines import open_session, renting
 from tasks.reconciliation import just_ended, listed, open_rentals
 from tasks.retrying import ONCE
+from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.idleness import Verdict, judge
@@ -69,6 +70,28 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> Standing:
         {identity: str(error) for identity, error in silent.items()},
         unread,
     )
+
+
+def close_gone(standing: Standing, workspaces: Sequence[OpenWorkspace]) -> Standing:
+    """What there is once the rentals of machines that have gone are closed. One that cannot be
+    looked for stays open: unknown is not gone."""
+    of = {name: opened for opened in workspaces for name in names_of(opened.spec.name)}
+    left = [one for one in standing.findings if not _is_closed(of, one)]
+    return msgspec.structs.replace(standing, findings=left)
+
+
+def _is_closed(of: Mapping[WorkspaceName, OpenWorkspace], finding: Finding) -> bool:
+    rental, shown = finding.rental, finding.machine is not None
+    if rental is None or finding.kind == "at another provider":
+        return False
+    if not rental.absences and (shown or rental.machine is None):
+        return False
+    name = rental.label.workspace
+    try:
+        return renting(of[name].under(name)).close_if_gone(rental, shown=shown)
+    except TorporError as error:
+        runner().log.warning("rental %s of %s stays open: %s", rental.label.rental, name, error)
+        return False
 
 
 def has_deadline(opened: OpenWorkspace, machine: Machine) -> bool:

@@ -61,6 +61,7 @@ class ProviderContract:
         assert able.billing_s > 0
         assert 0 <= able.ending_s <= 86_400
         assert able.min_disk_gib >= 0
+        assert able.forgets_s is None or able.forgets_s >= able.settling_s
         for source in able.notices:
             assert able.notice_s is not None
             assert source.url == source.url.rstrip("/")

@@ -23,7 +23,7 @@ from tests.fixtures.activity import sample
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.rentals import standing
 from tests.fixtures.world import WORKSPACE, World, kill
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.seam import Absent, Provider
 from torpor.control.remote.session import Session
 from torpor.control.store.snapshots import list_snapshots
 from torpor.control.watching import Watched, WatchReport
@@ -232,6 +232,35 @@ def test_a_machine_that_the_provider_no_longer_shows_is_unknown(
     assert (row.kind, row.reason) == ("unknown", "its machine is lost")
 
 
+def test_a_rental_whose_machine_has_gone_is_closed_by_its_proof_and_not_by_a_dry_run(
+    world: World, opened: OpenWorkspace
+) -> None:
+    """Else a budget counts it until nothing more may be rented."""
+    machine = _rented(world, gpu_peak=90)
+    destroy_all(world.provider)
+    _watch(opened)
+    assert [rental.machine for rental in opened.rentals.open()] == [machine]
+    report = _watch(opened, dry_run=False)
+    assert [row.kind for row in report.watched] == ["off"]
+    assert opened.rentals.open() == []
+    assert opened.rentals.history()[0].why.startswith("it was gone: ")
+
+
+def test_a_machine_whose_market_forgets_is_looked_for_by_each_watch_until_that_is_a_proof(
+    world: World, opened: OpenWorkspace
+) -> None:
+    _rented(world, gpu_peak=90)
+    provider: Any = _Forgetful(world.provider)
+    there = replace(opened, providers=(provider,))
+    destroy_all(world.provider)
+    for looks in (1, 2):
+        (row,) = _watch(there, dry_run=False).watched
+        assert row.kind == "unknown"
+        assert len(opened.rentals.open()[0].absences) == looks
+    assert [row.kind for row in _watch(there, dry_run=False).watched] == ["off"]
+    assert "without a proof" in opened.rentals.history()[0].why
+
+
 def test_one_workspace_whose_store_is_silent_does_not_stop_the_others(
     world: World, opened: OpenWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +309,21 @@ def test_a_machine_that_is_used_during_its_hibernation_is_kept(
         hibernate.fn(opened.spec.name, only_if_idle=True)
     assert len(list_snapshots(world.direct, WORKSPACE)) == 1  # the snapshot is whole all the same
     assert [one.id for one in world.machines()] == [machine]
+
+
+class _Forgetful:
+    """The local provider, as one that knows nothing of machines that have ended."""
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+        self.abilities = msgspec.structs.replace(provider.abilities, forgets_s=0.0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.provider, name)
+
+    def find(self, machine: MachineId) -> Machine | Absent:
+        found = self.provider.find(machine)
+        return Absent() if isinstance(found, Absent) else found
 
 
 class _Deadlined:

@@ -185,6 +185,11 @@ class FakeEc2(FakeMarket):
             return _error(503, "RequestLimitExceeded", "Request limit exceeded.")
         return super()._instead(fault, request)
 
+    def forget(self) -> None:
+        super().forget()
+        with self._moto:
+            self.backend.reservations.clear()
+
     # -- operations
 
     def _run(self, request: Request) -> Answer:

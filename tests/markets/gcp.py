@@ -368,6 +368,11 @@ class FakeGcp(FakeMarket):
             ],
         }
 
+    def forget(self) -> None:
+        self._reap()
+        super().forget()
+        self.operations.clear()
+
     # -- operations
 
     def _began(self, kind: str, zone: str, name: str, token: str) -> dict[str, Any]:

@@ -98,6 +98,10 @@ class FakeMarket(ABC):
         """A 500."""
         return Answer(500, "Internal Server Error", "text/plain")
 
+    def forget(self) -> None:
+        """A long time passes: the market knows nothing of machines that have ended."""
+        self.market.rented[:] = self.market.alive()
+
     def gave_up(self, status: int) -> Answer:
         """A gateway's, which no longer waits for the market."""
         return Answer(status, "<html>the gateway gave up</html>", "text/html")

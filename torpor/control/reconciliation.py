@@ -37,9 +37,10 @@ _ADVICE: Final[dict[Kind, str]] = {
     "store block that it was created with, or check the provider's console",
     "residue": "it outlived its machine and may cost money: look at it in the provider's console",
     "lost": "the provider does not list this machine: it was ended there, or was lost, or a "
-    "hibernate was killed in its last step. Wake restores the newest snapshot. The next wake, or "
-    "reconcile with `abandoned`, closes the rental once the provider proves that it is gone; "
-    "otherwise delete {key} in the bucket",
+    "hibernate was killed in its last step. Wake restores the newest snapshot. The next watch or "
+    "wake, or reconcile with `abandoned`, closes the rental once the provider proves that it is "
+    "gone, or has not shown it in three looks where it forgets; otherwise delete {key} in the "
+    "bucket",
     "being ended": "its work is stored, and its provider ends it, which may take hours: do not "
     "work on it. A wake rents another one. Reconcile with `abandoned` records its end once that is "
     "proven",

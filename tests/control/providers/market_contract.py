@@ -253,6 +253,16 @@ class MarketContract(ProviderContract, ABC):
         assert fake.market.alive() == []
         assert plain.residue() == []
 
+    def test_of_an_end_long_ago_there_is_a_proof_unless_the_market_forgets(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        machine = plain.create(order)
+        plain.destroy(machine, never_handed_over(machine, order.label))
+        fake.forget()
+        found = self.connect(fake).find(machine.id)
+        assert isinstance(found, Absent)
+        assert bool(found.proof) is (plain.abilities.forgets_s is None)
+
     def test_another_owner_s_machines_are_not_listed(
         self, plain: Provider, fake: FakeMarket, order: Order
     ) -> None:

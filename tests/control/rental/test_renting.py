@@ -14,7 +14,7 @@ import pytest
 
 from tests.fixtures.market import H100, Hears, Market
 from tests.fixtures.memory_store import MemoryStore
-from torpor.control.providers.seam import Absent, Residue
+from torpor.control.providers.seam import Residue
 from torpor.control.rental import ending, renting, search
 from torpor.control.rental.markets import Markets
 from torpor.control.rental.order import order_for
@@ -38,15 +38,7 @@ from torpor.shared.errors import (
     UnexpectedAnswer,
     WorkspaceBusy,
 )
-from torpor.shared.values import (
-    DRILL,
-    Endpoint,
-    Machine,
-    MachineId,
-    Want,
-    WorkspaceName,
-    reserved_name,
-)
+from torpor.shared.values import DRILL, Endpoint, Want, WorkspaceName, reserved_name
 
 DEMO = WorkspaceName("demo")
 replace = msgspec.structs.replace
@@ -107,21 +99,6 @@ def test_a_machine_stands_is_handed_over_and_ends_by_a_warrant(
     assert market.alive == {}
     (ended,) = rentals.history()
     assert ended.why == "404, and not in the list"
-
-
-def test_the_record_has_the_price_that_the_market_states_of_the_machine(
-    held: Renting, market: Market, rentals: Rentals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = market.find
-
-    def priced(machine: MachineId) -> Machine | Absent:
-        live = find(machine)
-        return replace(live, price_usd_h=4.4) if isinstance(live, Machine) else live
-
-    monkeypatch.setattr(market, "find", priced)
-    with held:
-        held.rent(market.on_sale).hand_over()
-    assert [rental.price_usd_h for rental in rentals.open()] == [4.4]
 
 
 def test_what_was_not_handed_over_ends_with_the_run(

@@ -114,6 +114,7 @@ class Ec2Provider:
         host_key="installed",
         idempotency="token",
         settling_s=300.0,
+        forgets_s=3600.0,
         ready_s=900.0,
         stop_keeps="disk",
         stopped_usd_gib_month=None,  # each region has its own price

@@ -121,6 +121,7 @@ class GcpProvider:
         host_key="installed",
         idempotency="name",
         settling_s=300.0,
+        forgets_s=14 * 86_400.0,  # it keeps the operations so long at least
         ready_s=900.0,
         stop_keeps="disk",
         restarts=True,

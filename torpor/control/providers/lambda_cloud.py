@@ -138,6 +138,7 @@ class LambdaProvider:
         host_key="installed",
         idempotency="lookup",
         settling_s=300.0,
+        forgets_s=3600.0,  # Lambda does not state how long it lists a terminated instance
         ready_s=1200.0,
         stop_keeps="nothing",
         stopped_usd_gib_month=None,

@@ -25,6 +25,9 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """How a repeated create is known: by the provider, or by looking for the label first, which
     misses a machine that is not listed yet."""
     settling_s: float  # how long after a create a machine may be missing from answers
+    forgets_s: float | None = None
+    """How long the market tells at least that a machine has ended. Later it may know nothing of it,
+    so that repeated absences must do. None: it proves each end for ever."""
     ready_s: float  # an attempt whose SSH does not answer by then is given up
     queue_s: float = 0.0  # how long it may wait in the provider's queue before that
     stop_keeps: Literal["nothing", "disk", "volume"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Final
 
-from torpor.control.providers.seam import Provider
+from torpor.control.providers.seam import Absent, Provider
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.safety import Warrant
 from torpor.shared.errors import EndUnproven, StoreError, TorporError
@@ -15,6 +16,9 @@ GONE_S: Final = 300.0
 """How long a provider may take to prove an end; what it may take to settle comes on top."""
 SLOW_S: Final = 30.0
 """How long an end is waited for that a provider has accepted and may take hours to carry out."""
+LOOKS: Final = 3
+"""Absences, each at least as long as the provider takes to settle after the one before, that count
+as an end where the provider keeps no proof of it."""
 _FIRST_POLL_S: Final = 0.1
 _LONGEST_POLL_S: Final = 5.0
 
@@ -32,17 +36,54 @@ def last_known(provider: Provider, rental: Rental) -> Machine | None:
     return Machine(rental.machine, provider.identity, rental.label, "stopped", None)
 
 
+def look_for(rentals: Rentals, provider: Provider, rental: Rental) -> tuple[Rental, str]:
+    """Look for a machine that the provider's list has just not shown. The rental as it is now, and
+    why the machine counts as gone; empty while it may live.
+
+    Until the provider has settled, nothing counts. Then its proof does, and where it has none to
+    give so long after an end, ``LOOKS`` absences by its id and in the list. They are in the record.
+    """
+    settling_s, now = provider.abilities.settling_s, time.time()
+    if rental.machine is None or now < rental.created_unix + settling_s:
+        return rental, ""
+    found = provider.find(rental.machine)
+    if isinstance(found, Absent) and (found.proof or provider.abilities.forgets_s is None):
+        return rental, found.proof
+    if isinstance(found, Machine) or listed(provider, rental.label) is not None:
+        return seen_again(rentals, rental), ""
+    known_unix = max(rental.created_unix, rental.seen_unix or 0.0)
+    last_unix = rental.absences[-1] if rental.absences else -math.inf
+    if now >= max(known_unix + (provider.abilities.forgets_s or 0.0), last_unix + settling_s):
+        rental = rentals.change(rental, absences=(*rental.absences, now))
+    return rental, _forgotten(rental)
+
+
+def seen_again(rentals: Rentals, rental: Rental) -> Rental:
+    """Its provider shows the machine: what was missing in earlier answers means nothing."""
+    return rentals.change(rental, absences=()) if rental.absences else rental
+
+
+def _forgotten(rental: Rental) -> str:
+    looks = rental.absences
+    if len(looks) < LOOKS:
+        return ""
+    return (
+        f"without a proof, which {rental.provider} no longer keeps: {len(looks)} looks over "
+        f"{(looks[-1] - looks[0]) / 60:.0f} min did not show it, neither by its id nor in the list"
+    )
+
+
 def destroy(
-    provider: Provider, machine: Machine, warrant: Warrant, created_unix: float, within_s: float
+    provider: Provider, machine: Machine, warrant: Warrant, rental: Rental, within_s: float
 ) -> str:
     """Destroy the machine, repeatedly, until the provider proves its end and shows nothing else of
-    its label; returns the proof.
+    its label; returns the proof, or what stands for one that the provider no longer keeps.
 
     A provider that has not settled may claim the end of a machine that it does not show yet. Raises
     StillChanging if the warrant grows too old before the provider accepts, and EndUnproven if
     there is no proof in time: the machine may still cost money.
     """
-    settled_unix = created_unix + provider.abilities.settling_s
+    settled_unix = rental.created_unix + provider.abilities.settling_s
     give_up = time.monotonic() + within_s
     wait_s = _FIRST_POLL_S
     accepted = False
@@ -58,11 +99,13 @@ def destroy(
                 provider.destroy(live, warrant)
                 warrant.accepted()
             elif (
-                not live.proof or time.time() < settled_unix or residue_of(provider, machine.label)
+                not (proof := live.proof or _forgotten(rental))
+                or time.time() < settled_unix
+                or residue_of(provider, machine.label)
             ):
                 provider.destroy(machine, warrant)
             else:
-                return live.proof
+                return proof
         except TorporError as error:
             if not error.retryable:
                 raise

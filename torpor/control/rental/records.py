@@ -53,6 +53,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     seen_unix: float | None = None  # when the provider last showed the machine
     queued_unix: float | None = None  # when it was last seen in the provider's queue, at no cost
     unseen_unix: float | None = None  # abandoned: since when its provider has shown no machine
+    absences: tuple[float, ...] = ()  # looks since its market last showed it, where that forgets
     ended_unix: float | None = None  # when the end was proven; it may have been earlier
     why: str = ""  # of abandoned and ended: the reason or the proof
     snapshot: SnapshotId | None = None  # ended, or being ended: what its machine held to the last

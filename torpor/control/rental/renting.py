@@ -14,7 +14,6 @@ import asyncssh
 import msgspec
 
 from torpor.control.providers.offers import Offer, blocks
-from torpor.control.providers.seam import Absent
 from torpor.control.providers.waiting import wait_until_reachable
 from torpor.control.rental.ending import (
     GONE_S,
@@ -22,7 +21,9 @@ from torpor.control.rental.ending import (
     destroy,
     last_known,
     listed,
+    look_for,
     residue_of,
+    seen_again,
 )
 from torpor.control.rental.greeting import greeting_fault
 from torpor.control.rental.markets import Markets, ask_all, machines_at
@@ -330,7 +331,7 @@ class Renting:
             return
         warrant = warrant or never_handed_over(machine, label, lambda: self.see_unclaimed(label))
         try:
-            why = destroy(provider, machine, warrant, rental.created_unix, within_s)
+            why = destroy(provider, machine, warrant, rental, within_s)
         except EndUnproven as error:
             if error.accepted and warrant.snapshot is not None:
                 with suppress(HandedOver):
@@ -389,18 +390,22 @@ class Renting:
         for rental in rentals:
             if rental.label in self._ours:
                 continue
-            if rental.state != "abandoned" and rental.label in shown:
-                continue
             try:
-                if rental.state == "handed over":
-                    self._close_lost(rental)
-                elif rental.state == "abandoned" or self._is_over(rental):
-                    self.end(rental, within_s=within_s)  # else the next run takes it up
+                self._end_if_over(rental, rental.label in shown, within_s)
             except TorporError as error:
                 self._by.told.warn(f"rental {rental.label.rental} was not ended: {error}")
             if self._rentals.of(rental.label) is None:
                 ended.append(rental)
         return ended
+
+    def close_if_gone(self, rental: Rental, *, shown: bool) -> bool:
+        """Close the rental of a machine that has gone without us; nothing is destroyed. Of one that
+        its provider shows, note that."""
+        if shown:
+            seen_again(self._rentals, rental)
+            return False
+        provider = self._by.markets.of(rental.provider)
+        return self._close_lost(*look_for(self._rentals, provider, rental))
 
     def end_scratch(self, *, before_unix: float | None = None) -> None:
         """Destroy the machines that killed runs left under this reserved name, at the providers
@@ -538,29 +543,32 @@ class Renting:
         except TorporError as error:
             self._by.told.warn(f"rental {rental.label.rental} is not ended yet: {error}")
 
-    def _is_over(self, rental: Rental) -> bool:
-        if rental.machine is None:
-            return time.time() - rental.created_unix > ASKED_S
-        return bool(self._proof(rental))
+    def _end_if_over(self, rental: Rental, shown: bool, within_s: float) -> None:
+        gone = ""
+        if shown:
+            rental = seen_again(self._rentals, rental)
+        elif rental.machine is not None:
+            provider = self._by.markets.of(rental.provider)
+            rental, gone = look_for(self._rentals, provider, rental)
+        if rental.state == "handed over":
+            self._close_lost(rental, gone)
+        elif rental.state == "abandoned":
+            if gone or not rental.absences:  # else no proof will come, and a later look ends it
+                self.end(rental, within_s=within_s)
+        elif gone or (not shown and self._is_old_request(rental)):
+            self.end(rental, within_s=within_s)  # else the next run takes it up
 
-    def _close_lost(self, rental: Rental) -> None:
+    def _is_old_request(self, rental: Rental) -> bool:
+        return rental.machine is None and time.time() - rental.created_unix > ASKED_S
+
+    def _close_lost(self, rental: Rental, gone: str) -> bool:
         """A spot machine was taken back, or somebody used the console. Nothing is destroyed."""
-        proof = self._proof(rental)
         provider = self._by.markets.of(rental.provider)
-        if proof and not residue_of(provider, rental.label):
-            self._rentals.change(rental, state="ended", why=f"it was gone: {proof}")
-            self._by.told.warn(f"machine {rental.machine} at {rental.provider} is gone: {proof}")
-
-    def _proof(self, rental: Rental) -> str:
-        """The provider's, once it has settled, that the machine is gone; empty if there is none."""
-        provider = self._by.markets.of(rental.provider)
-        if (
-            rental.machine is None
-            or time.time() < rental.created_unix + provider.abilities.settling_s
-        ):
-            return ""
-        found = provider.find(rental.machine)
-        return found.proof if isinstance(found, Absent) else ""
+        if not gone or residue_of(provider, rental.label):
+            return False
+        self._rentals.change(rental, state="ended", why=f"it was gone: {gone}")
+        self._by.told.warn(f"machine {rental.machine} at {rental.provider} is gone: {gone}")
+        return True
 
     def _note(self, offer: Offer, outcome: str) -> None:
         with self._lock:
