@@ -142,7 +142,7 @@ def act_on(seen: JobSeen) -> WatchedJob:
     if seen.cancelled:
         why = "its run was cancelled in Prefect"
         stop = Stop("cancelled", seen.job.on_cancel, why, time.time())
-        seen.opened.jobs.ask_stop(seen.job.id, stop)
+        seen.opened.jobs.ask_stop(seen.job.id, stop, unless_asked=True)
     if seen.left and seen.job.failures and seen.job.failures % TELL_EVERY == 0:
         emit(
             JobFailing(

@@ -77,13 +77,14 @@ def drive(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Job:
 
 
 def _silent(opened: OpenWorkspace, record: Job) -> Job:
-    """The record of a job that no other run drives. Clocks of hosts differ, so its times prove
-    nothing: whoever drives it writes it again while this run waits."""
+    """The record of a job that no other run drives: whoever drives it writes it again while this
+    run waits."""
     if not record.process or record.driver == runner().run:
         return record
     time.sleep(SURE_S)
     now = opened.jobs.of(record.id) or record
-    if not now.ended and now.driven_unix != record.driven_unix:
+    written = (now.version, now.driven_unix) != (record.version, record.driven_unix)
+    if not now.ended and written:
         raise WorkspaceBusy(
             f"flow run {now.driver} works on job {record.id} of workspace {record.workspace}: wait "
             "until it has ended"

@@ -133,8 +133,8 @@ def stop_jobs(opened: OpenWorkspace, machine: MachineId, why: str) -> list[str]:
     jobs = opened.jobs
     found = [one for one in jobs.open() if _is_on(one, machine)]
     for one in found:
-        if jobs.stop_asked(one.id) is None:
-            jobs.ask_stop(one.id, Stop("over budget", "hibernate", why, time.time()))
+        stop = Stop("over budget", "hibernate", why, time.time())
+        jobs.ask_stop(one.id, stop, unless_asked=True)
     return [one.id for one in found]
 
 

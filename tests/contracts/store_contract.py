@@ -18,6 +18,7 @@ from tests.fixtures.memory_store import md5_of
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import (
     InvalidInput,
+    ObjectChanged,
     ObjectExists,
     StoreCorrupt,
     StoreError,
@@ -133,6 +134,52 @@ class StoreContract:
             # Either may win. The object kept is whole, and its writer got True.
             assert kept in [f"racer {n}".encode() for n in range(RACERS) if won[n]]
 
+    # Versions
+
+    def test_only_the_version_that_was_read_is_replaced(self, store: ObjectStore) -> None:
+        store.put(KEY, b"first")
+        body, version = store.read(KEY, max_bytes=100)
+        assert body == b"first"
+        store.put(KEY, b"second", if_version=version)
+        with pytest.raises(ObjectChanged, match="packs/one"):
+            store.put(KEY, b"third", if_version=version)
+        body, version = store.read(KEY, max_bytes=100)
+        assert body == b"second"
+        store.delete([KEY])
+        with pytest.raises(ObjectChanged, match="packs/one"):
+            store.put(KEY, b"third", if_version=version)
+        assert store.head(KEY) is None
+
+    def test_one_of_racing_replacers_wins_where_the_store_can_tell(
+        self, store: ObjectStore, expected: Capabilities
+    ) -> None:
+        store.probe()
+        store.put(KEY, b"first")
+        _, version = store.read(KEY, max_bytes=100)
+        start = threading.Barrier(RACERS)
+
+        def race(number: int) -> bool:
+            start.wait()
+            try:
+                store.put(KEY, f"racer {number}".encode(), if_version=version)
+            except ObjectChanged:
+                return False
+            return True
+
+        with ThreadPoolExecutor(RACERS) as pool:
+            won = list(pool.map(race, range(RACERS)))
+        kept = store.get(KEY, max_bytes=100)
+        winners = [f"racer {n}".encode() for n in range(RACERS) if won[n]]
+        if expected.conditional_replace and self.one_wins:
+            assert winners == [kept]
+        else:
+            # Several may believe that they won, or none: the object kept is whole.
+            assert kept in [f"racer {n}".encode() for n in range(RACERS)]
+
+    def test_the_store_s_clock_is_this_host_s(self, store: ObjectStore) -> None:
+        store.put(KEY, b"x")
+        assert store.clock_ahead_s() == 0.0
+
     # Names
 
     @pytest.mark.parametrize(
@@ -145,6 +192,7 @@ class StoreContract:
         key = ObjectKey(name)
         for call in (
             lambda: store.put(key, b""),
+            lambda: store.put(key, b"", if_version='"v"'),
             lambda: store.get(key, max_bytes=1),
             lambda: store.get_range(key, Range(0, 1)),
             lambda: store.head(key),

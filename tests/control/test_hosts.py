@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.fixtures.contest import ContestedStore
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.hosts import KnownHosts
 from torpor.shared.errors import HostKeyChanged, StoreError
@@ -45,6 +46,15 @@ def test_another_host_key_is_never_pinned_over_the_first(store: MemoryStore) -> 
         hosts.pin(HOST, "ssh-ed25519 another")
     for part in ("203.0.113.7:22022", store.address, "if you set it up again, delete", "attacker"):
         assert part in str(changed.value)
+    assert hosts.pinned(HOST).host_key == KEY
+
+
+def test_of_two_first_logins_at_once_one_pins_its_key() -> None:
+    contested = ContestedStore()
+    hosts = KnownHosts(contested, DEMO)
+    contested.meanwhile = lambda: hosts.pin(HOST, KEY)
+    with pytest.raises(HostKeyChanged, match="shows another host key"):
+        hosts.pin(HOST, "ssh-ed25519 another")
     assert hosts.pinned(HOST).host_key == KEY
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from torpor.control.store.seam import ObjectStore
-from torpor.shared.errors import HostKeyChanged, StoreError, StoreMissing
+from torpor.shared.errors import HostKeyChanged, ObjectExists, StoreError, StoreMissing
 from torpor.shared.values import Endpoint, ObjectKey, WorkspaceName
 
 _MOST_BYTES: Final = 64 * 1024
@@ -44,14 +44,18 @@ class KnownHosts:
     def pin(self, endpoint: Endpoint, host_key: str) -> None:
         """Record a host key at first use; HostKeyChanged if another one was recorded."""
         held = self._read(endpoint)
+        if held is None:
+            pin = PinnedHost(endpoint.host, endpoint.port, host_key, time.time())
+            try:
+                self._store.put(self._key(endpoint), msgspec.json.encode(pin), if_absent=True)
+            except ObjectExists:  # another run pinned one meanwhile
+                held = self._read(endpoint)
         if held is not None and held.host_key != host_key:
             raise HostKeyChanged(
                 f"{endpoint.host}:{endpoint.port} shows another host key than the one recorded in "
                 f"{self._store.address}: if you set it up again, delete {self._key(endpoint)} "
                 "there; otherwise an attacker may be in between"
             )
-        pin = PinnedHost(endpoint.host, endpoint.port, host_key, time.time())
-        self._store.put(self._key(endpoint), msgspec.json.encode(pin))
 
     def _read(self, endpoint: Endpoint) -> PinnedHost | None:
         key = self._key(endpoint)

@@ -10,7 +10,8 @@
     │   ├── StoreUnavailable  * 5xx, 429, timeouts, resets, bodies cut short
     │   ├── StoreCorrupt      * bytes are not those that were written
     │   ├── GrantExpired      * a grant's time is over; ask for a new one
-    │   └── ObjectExists        a write-once name is taken
+    │   ├── ObjectExists        a write-once name is taken
+    │   └── ObjectChanged       another write came first; read the object again
     ├── MachineError            a machine, SSH, the agent on it
     │   ├── MachineUnreachable* no TCP or SSH connection
     │   ├── MachineDenied       SSH authentication refused
@@ -109,6 +110,10 @@ class GrantExpired(StoreError):
 
 
 class ObjectExists(StoreError):
+    pass
+
+
+class ObjectChanged(StoreError):
     pass
 
 

@@ -127,6 +127,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     """What a store was seen to do when it was probed; never assumed."""
 
     conditional_put: bool  # If-None-Match: * has exactly one winner
+    conditional_replace: bool  # of writers with one If-Match, exactly one wins
     etag_is_md5: bool  # the ETag of a single PUT is the MD5 of its body
 
 

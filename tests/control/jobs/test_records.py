@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
+from tests.fixtures.contest import HOUR_S, ContestedStore
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.jobs.records import LOST_S, Job, Jobs, Stop, job_id, log_path, new_job_id
 from torpor.shared.errors import HandedOver, InvalidInput, StoreError, WorkspaceBusy
@@ -70,9 +72,84 @@ def test_an_end_is_the_end(jobs: Jobs) -> None:
     assert ended.ended_unix is not None and ended.ended
     assert (jobs.open(), jobs.ended(), jobs.of(_ID)) == ([], [ended], ended)
     assert jobs.stop_asked(_ID) is None
+    late = msgspec.structs.replace(mine, driven_unix=time.time() - LOST_S - 1)
+    with pytest.raises(HandedOver, match="has ended"):
+        jobs.take(late, "two")
     with pytest.raises(HandedOver, match="has ended"):
         jobs.keep(mine)
     assert jobs.of(_ID) == ended
+
+
+@pytest.fixture
+def contested() -> ContestedStore:
+    return ContestedStore()
+
+
+def test_a_driver_that_slept_before_its_write_stops(contested: ContestedStore) -> None:
+    jobs = Jobs(contested, DEMO)
+    for number, write in enumerate((jobs.keep, jobs.leave, jobs.end)):
+        mine = jobs.take(made(f"{number}" * 12), "one")
+        silent = msgspec.structs.replace(mine, driven_unix=time.time() - LOST_S - 1)
+        contested.meanwhile = partial(jobs.take, silent, "two")
+        with pytest.raises(HandedOver, match="driven by flow run two"):
+            write(mine)
+        theirs = jobs.of(mine.id)
+        assert theirs is not None
+        assert (theirs.driver, theirs.ended) == ("two", False)
+
+
+def test_of_two_runs_that_find_a_job_silent_one_drives_it(contested: ContestedStore) -> None:
+    jobs = Jobs(contested, DEMO)
+    mine = jobs.take(made(), "one")
+    silent = msgspec.structs.replace(mine, driven_unix=time.time() - LOST_S - 1)
+    contested.meanwhile = lambda: jobs.take(silent, "two")
+    with pytest.raises(WorkspaceBusy, match="flow run two works on job"):
+        jobs.take(silent, "three")
+    with pytest.raises(WorkspaceBusy, match="flow run two works on job"):
+        jobs.take(silent, "three")  # what it read has been written since
+    assert jobs.open()[0].driver == "two"
+
+
+def test_a_write_that_arrives_late_stops_only_the_run_that_sent_it(
+    jobs: Jobs, memory_store: MemoryStore
+) -> None:
+    """At a store that cannot refuse it."""
+    mine = jobs.take(made(), "one")
+    late = msgspec.json.encode(mine)
+    silent = msgspec.structs.replace(mine, driven_unix=time.time() - LOST_S - 1)
+    theirs = jobs.keep(jobs.take(silent, "two"))
+    memory_store.put(ObjectKey(f"workspaces/demo/jobs/open/{_ID}"), late)
+    theirs = jobs.keep(theirs)
+    assert jobs.open() == [theirs]
+    with pytest.raises(HandedOver, match="driven by flow run two"):
+        jobs.keep(mine)
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
+def test_a_driver_is_alive_by_the_store_s_clock(ahead_s: float, contested: ContestedStore) -> None:
+    """A clock that is an hour off neither ends a live driver nor keeps a dead one alive."""
+    jobs = Jobs(contested, DEMO)
+    with contested.host(ahead_s):
+        jobs.take(made(created_unix=time.time()), "one")
+    with contested.host():
+        assert jobs.open()[0].driven
+        with pytest.raises(WorkspaceBusy, match="flow run one works on job"):
+            jobs.take(jobs.open()[0], "two")
+    contested.pass_time(LOST_S + 1)
+    with contested.host():
+        assert not jobs.open()[0].driven
+        assert jobs.take(jobs.open()[0], "two").driver == "two"
+
+
+def test_an_end_that_was_killed_before_it_was_filed_is_filed_by_the_next_look(
+    jobs: Jobs, memory_store: MemoryStore
+) -> None:
+    ended = jobs.end(msgspec.structs.replace(jobs.take(made(), "one"), state="succeeded"))
+    memory_store.delete([ObjectKey(f"workspaces/demo/jobs/ended/{_ID}")])
+    memory_store.put(ObjectKey(f"workspaces/demo/jobs/open/{_ID}"), msgspec.json.encode(ended))
+    assert jobs.of(_ID) == ended
+    assert (jobs.open(), jobs.ended()) == ([], [ended])
+    assert len(list(memory_store.list("workspaces/demo/jobs/"))) == 1
 
 
 def test_a_record_of_an_end_that_was_cut_short_counts(

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 import tasks.measure
+from tests.fixtures.contest import HOUR_S, ContestedStore
 from tests.fixtures.stores import Server
 from torpor.control.measure import peers, scratch
 from torpor.control.measure.rounds import Rounds
@@ -80,14 +81,17 @@ def test_a_run_that_lost_its_name_while_it_slept_leaves_it_alone(seaweed: Server
         assert not ours()
         ended = threading.Event()
         with patch.object(scratch, "BEAT_S", 0.01):
-            scratch.keep(store, NAME, "run-1", ours, ended)  # ends by itself
+            scratch.keep(store, NAME, "run-1", ended)  # ends by itself
     assert msgspec.json.decode(store.get(key, max_bytes=4096), type=scratch.Claim) == other
 
 
 def test_a_claim_that_cannot_be_read_counts_as_held(seaweed: Server) -> None:
     store = seaweed.store()
     store.put(ObjectKey(f"workspaces/{NAME}/claim"), b'{"of": "a later version"}')
-    with pytest.raises(StoreError, match="then delete it"), scratch.held(store, NAME, "run-2"):
+    with (
+        pytest.raises(StoreError, match="then delete"),
+        scratch.held(store, NAME, "run-2"),
+    ):
         pass
     assert len(list(store.list(""))) == 1
 
@@ -127,6 +131,32 @@ def test_a_live_claim_of_another_host_or_container_counts_for_ten_minutes(where:
     assert scratch.Claim("r", where, unseen, time.time() - 500).alive()
     assert not scratch.Claim("r", where, me, time.time() - 700).alive()
     assert scratch.Claim("r", scratch.this_host(), me, 0.0).alive()
+
+
+def test_a_claim_counts_by_the_store_s_clock() -> None:
+    contested = ContestedStore()
+    other = scratch.Claim("run-1", "another", ProcessRecord(1, 1), 0.0)
+    with contested.host(-HOUR_S):
+        beat = msgspec.structs.replace(other, beat_unix=time.time())
+        scratch._claims(contested).create(ObjectKey(f"workspaces/{NAME}/claim"), beat)
+    with (
+        contested.host(),
+        pytest.raises(WorkspaceBusy, match="run-1"),
+        scratch.held(contested, NAME, "run-2"),
+    ):
+        pass
+    contested.pass_time(scratch.STALE_S + 1)
+    with contested.host(), scratch.held(contested, NAME, "run-2") as ours:
+        assert ours()
+
+
+def test_of_two_that_find_a_dead_claim_one_holds_the_name() -> None:
+    contested = ContestedStore()
+    dead = scratch.Claim("run-1", "another", ProcessRecord(1, 1), 5.0)
+    scratch._claims(contested).create(ObjectKey(f"workspaces/{NAME}/claim"), dead)
+    contested.meanwhile = lambda: scratch._take(contested, NAME, "run-3")
+    with pytest.raises(WorkspaceBusy, match="at the same time"):
+        scratch._take(contested, NAME, "run-2")
 
 
 def test_only_a_benchmark_s_own_name_is_cleared(seaweed: Server) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import msgspec
 import pytest
 
+from tests.fixtures.contest import HOUR_S, ContestedStore
 from tests.fixtures.market import H100
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.rental.records import NEXT, Rental, Rentals, State
@@ -69,6 +71,87 @@ def test_what_was_handed_over_is_never_abandoned_again(rentals: Rentals) -> None
             rentals.change(old, state=state)
     with pytest.raises(HandedOver, match="was handed over by another run"):
         rentals.see_unclaimed(old.label)
+
+
+@pytest.fixture
+def contested() -> ContestedStore:
+    return ContestedStore()
+
+
+def test_a_run_that_slept_before_its_write_does_not_undo_a_hand_over(
+    contested: ContestedStore,
+) -> None:
+    rentals = Rentals(contested, DEMO)
+    rental = rentals.change(_begin(rentals), state="standing", machine=MachineId("m1"))
+    contested.meanwhile = lambda: rentals.change(rental, state="handed over")
+    late = rentals.change(rental, queued_unix=5.0)
+    assert (late.state, late.queued_unix) == ("handed over", 5.0)
+    assert rentals.open() == [late]
+    other = rentals.change(_begin(rentals), state="standing")
+    contested.meanwhile = lambda: rentals.change(other, state="handed over")
+    with pytest.raises(HandedOver, match="was handed over by another run"):
+        rentals.change(other, state="abandoned")
+    assert rentals.of(other.label) is not None
+
+
+def test_of_a_hand_over_and_an_end_at_once_the_first_counts(contested: ContestedStore) -> None:
+    rentals = Rentals(contested, DEMO)
+    rental = rentals.change(_begin(rentals), state="standing")
+    contested.meanwhile = lambda: rentals.change(rental, state="ended", why="first")
+    with pytest.raises(HandedOver, match="was ended by another run"):
+        rentals.change(rental, state="handed over")
+    assert (rentals.open(), rentals.history()[0].why) == ([], "first")
+
+
+def test_a_write_that_arrives_late_does_not_undo_a_hand_over(
+    memory_store: MemoryStore, rentals: Rentals
+) -> None:
+    """At a store that cannot refuse it."""
+    rental = rentals.change(_begin(rentals), state="standing", machine=MachineId("m1"))
+    late = memory_store.get(rentals.key(rental.label), max_bytes=10_000)
+    over = rentals.change(rental, state="handed over", seen_unix=7.0)
+    memory_store.put(rentals.key(rental.label), late)
+    assert rentals.of(rental.label) == over
+    assert rentals.open() == [over]
+    with pytest.raises(HandedOver, match="was handed over by another run"):
+        rentals.change(rental, state="abandoned")
+    rentals.change(rental, state="ended")
+    assert [one.key for one in memory_store.list("workspaces/demo/rentals/open/")] == []
+
+
+def test_an_end_that_was_killed_before_it_was_filed_is_filed_by_the_next_look(
+    memory_store: MemoryStore, rentals: Rentals
+) -> None:
+    rental = rentals.change(_begin(rentals), state="ended", why="gone")
+    memory_store.delete(
+        [found.key for found in memory_store.list("workspaces/demo/rentals/ended/")]
+    )
+    memory_store.put(rentals.key(rental.label), msgspec.json.encode(rental))
+    assert rentals.of(rental.label) is None
+    assert (rentals.open(), rentals.history()) == ([], [rental])
+    assert len(list(memory_store.list("workspaces/demo/rentals/"))) == 1
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
+def test_times_of_a_host_with_another_clock_are_read_by_this_host_s(
+    ahead_s: float, contested: ContestedStore
+) -> None:
+    """When a rental began decides who may end it: an hour would end another run's machine."""
+    rentals = Rentals(contested, DEMO)
+    with contested.host(ahead_s):
+        label = rentals.change(_begin(rentals), state="standing", seen_unix=time.time()).label
+    contested.pass_time(60)
+    with contested.host():
+        (read,) = rentals.open()
+        assert 55 <= time.time() - read.created_unix <= 65
+        assert 55 <= time.time() - (read.seen_unix or 0.0) <= 65
+        rentals.change(read, state="ended")
+    with contested.host(ahead_s):
+        ended = rentals.ended(label.rental)
+        assert ended is not None
+        assert ended.ended_unix is not None
+        assert 55 <= ended.ended_unix - ended.created_unix <= 65
+        assert abs(time.time() - ended.ended_unix) <= 5
 
 
 def test_an_ended_rental_stays_as_history(rentals: Rentals) -> None:

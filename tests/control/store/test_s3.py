@@ -6,8 +6,10 @@ import contextlib
 import datetime
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
@@ -18,9 +20,11 @@ from botocore import auth, compat
 from tests.contracts.store_contract import KEY
 from tests.fixtures.fault_proxy import Fault, FaultProxy
 from tests.fixtures.stores import Server
+from tests.fixtures.waiting import until
 from torpor.control.store.s3 import S3Settings, S3Store, client_config
 from torpor.shared.errors import (
     InvalidInput,
+    ObjectChanged,
     ObjectExists,
     StoreDenied,
     StoreError,
@@ -235,6 +239,45 @@ def test_a_lost_answer_does_not_make_anothers_object_ours(
     assert store.get(KEY, max_bytes=9) == b"theirs"
 
 
+@pytest.mark.parametrize("kind", ["status", "timeout", "reset", "after", "flip_up"])
+def test_a_replacement_survives_what_passes(
+    kind: str, fault_proxy: FaultProxy, store: S3Store, faulty: S3Store
+) -> None:
+    """It finds its own write where only the answer to that was lost."""
+    store.put(KEY, b"first")
+    _, version = store.read(KEY, max_bytes=9)
+    fault_proxy.add(Fault(kind))  # type: ignore[arg-type]
+    assert faulty.put(KEY, b"mine", if_version=version).bytes == 4
+    assert store.get(KEY, max_bytes=4) == b"mine"
+    assert len(fault_proxy.requests) == (3 if kind in ("after", "reset") else 2)
+
+
+def test_a_replacement_that_arrives_late_is_refused(
+    fault_proxy: FaultProxy, store: S3Store, faulty: S3Store
+) -> None:
+    store.put(KEY, b"first")
+    _, version = store.read(KEY, max_bytes=9)
+    fault_proxy.add(Fault("delay", delay_s=1.0))
+    with ThreadPoolExecutor(1) as thread:
+        late = thread.submit(faulty.put, KEY, b"mine", if_version=version)
+        until(lambda: bool(fault_proxy.requests), "it is on its way")
+        store.put(KEY, b"theirs", if_version=version)
+        with pytest.raises(ObjectChanged, match="read it again"):
+            late.result()
+    assert store.get(KEY, max_bytes=9) == b"theirs"
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+def test_the_store_s_clock_is_known_from_any_answer(
+    ahead_s: float, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + ahead_s)  # botocore signs by another one
+    with pytest.raises(StoreMissing):
+        store.get(KEY, max_bytes=1)
+    assert abs(store.clock_ahead_s() + ahead_s) <= 3
+
+
 def test_a_conflict_of_writers_is_tried_again(
     fault_proxy: FaultProxy, store: S3Store, faulty: S3Store
 ) -> None:
@@ -298,13 +341,13 @@ def test_the_longest_put_is_bounded(
     assert store.get(KEY, max_bytes=9) == b"mine"
 
 
-def test_a_probe_is_at_most_16_requests(
+def test_a_probe_is_at_most_26_requests(
     seaweed: Server, store: S3Store, fault_proxy: FaultProxy
 ) -> None:
     fault_proxy.add(Fault("status", lambda method, _: method == "POST", count=1, status=403))
     # not ``faulty``: on a busy machine an answer takes more than its second, and is asked for again
     seaweed.same(store, endpoint_url=fault_proxy.endpoint_url).probe()
-    assert len(fault_proxy.requests) == 16
+    assert len(fault_proxy.requests) == 26
 
 
 def test_what_the_store_does_not_know_is_asked_once(

@@ -100,7 +100,7 @@ class TestSeaweedFS(_ChecksSignatures):
 
     @pytest.fixture
     def expected(self) -> Capabilities:
-        return Capabilities(conditional_put=True, etag_is_md5=True)
+        return Capabilities(conditional_put=True, conditional_replace=True, etag_is_md5=True)
 
     def test_listing_goes_on_beyond_a_page_of_1000(self, store: ObjectStore) -> None:
         keys = [object_key(f"packs/{n:05d}") for n in range(1100)]
@@ -146,7 +146,7 @@ class TestMoto(_OverABucket):
 
     @pytest.fixture
     def expected(self) -> Capabilities:
-        return Capabilities(conditional_put=True, etag_is_md5=True)
+        return Capabilities(conditional_put=True, conditional_replace=True, etag_is_md5=True)
 
 
 class TestRclone(_ChecksSignatures):
@@ -158,7 +158,7 @@ class TestRclone(_ChecksSignatures):
 
     @pytest.fixture
     def expected(self) -> Capabilities:
-        return Capabilities(conditional_put=False, etag_is_md5=True)
+        return Capabilities(conditional_put=False, conditional_replace=False, etag_is_md5=True)
 
 
 class TestMemory(StoreContract):
@@ -168,4 +168,4 @@ class TestMemory(StoreContract):
 
     @pytest.fixture
     def expected(self) -> Capabilities:
-        return Capabilities(conditional_put=True, etag_is_md5=True)
+        return Capabilities(conditional_put=True, conditional_replace=True, etag_is_md5=True)

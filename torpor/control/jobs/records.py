@@ -1,8 +1,8 @@
 """The records of jobs, in the store beside the snapshots of their workspace.
 
 ``jobs/open/ID`` is the truth about a job: flow runs, workers and machines may die under it. Only
-the run that drives the job writes it; whoever wants it to stop writes ``jobs/stop/ID``. When the
-job has ended, the record moves to ``jobs/ended/ID``.
+the run that drives the job writes it, over the version that it has just read; whoever wants it to
+stop writes ``jobs/stop/ID``. When the job has ended, the record moves to ``jobs/ended/ID``.
 """
 
 from __future__ import annotations
@@ -10,12 +10,20 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from typing import Any, Final, Literal, TypeVar
+from contextlib import suppress
+from typing import Any, Final, Literal
 
 import msgspec
 
+from torpor.control.store.records import TRIES, Records
 from torpor.control.store.seam import ObjectStore
-from torpor.shared.errors import HandedOver, InvalidInput, StoreError, StoreMissing, WorkspaceBusy
+from torpor.shared.errors import (
+    HandedOver,
+    InvalidInput,
+    ObjectChanged,
+    ObjectExists,
+    WorkspaceBusy,
+)
 from torpor.shared.values import MachineId, ObjectKey, SnapshotId, WorkspaceName, WorkspaceSpec
 
 DRIVEN_S: Final = 20.0
@@ -27,7 +35,6 @@ MOST_ENDED: Final = 200
 _MOST_BYTES: Final = 1024 * 1024
 _ID_CHARS: Final = 12
 
-Record = TypeVar("Record")
 State = Literal[
     "waiting",  # for a machine
     "running",
@@ -90,6 +97,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     log_offset: int = 0  # what the runs have shown of the log
     why: str = ""  # of its state, for people
     ended_unix: float | None = None
+    version: int = 0  # counts its writes
 
     @property
     def ended(self) -> bool:
@@ -97,7 +105,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def driven(self) -> bool:
-        """Whether a run drives it now, by the clock of this host."""
+        """Whether a run drives it now. Times in records are by the store's clock (Records)."""
         return bool(self.process) and time.time() - self.driven_unix < LOST_S
 
     @property
@@ -158,11 +166,13 @@ class Jobs:
 
     def __init__(self, store: ObjectStore, workspace: WorkspaceName) -> None:
         self._store = store
+        self._records = Records(store, _MOST_BYTES, "look at the workspace's machine")
         self.workspace = workspace
 
     def of(self, job: str) -> Job | None:
         """The job, open or ended; None if there is none of this id."""
-        return self._read(self._key("ended", job)) or self._read(self._key("open", job))
+        found = self._read(self._key("ended", job)) or self._read(self._key("open", job))
+        return None if found is None else found[0]
 
     def begun_by(self, run: str) -> Job | None:
         """The job that a flow run began. One on record under a former id counts if this run drove
@@ -177,62 +187,76 @@ class Jobs:
         """Every job that has not ended, by their turns."""
         ended = set(self._names("ended"))
         names = [name for name in self._names("open") if name not in ended]
-        found = [self._read(self._key("open", name)) for name in names]
-        return sorted((one for one in found if one), key=lambda one: one.turn)
+        jobs = []
+        for name in names:
+            found = self._read(self._key("open", name))
+            if found is not None and found[0].ended:
+                self._file(found[0])  # its run was killed half-way
+            elif found is not None:
+                jobs.append(found[0])
+        return sorted(jobs, key=lambda one: one.turn)
 
     def ended(self, most: int = MOST_ENDED) -> list[Job]:
         """The jobs that ended last, at most so many, oldest first."""
         prefix = f"workspaces/{self.workspace}/jobs/ended/"
         found = sorted(self._store.list(prefix), key=lambda one: one.modified_unix)
-        jobs = [self._read(one.key) for one in found[-most:]] if most else []
-        return sorted((one for one in jobs if one), key=lambda one: one.ended_unix or 0.0)
+        read = [self._read(one.key) for one in found[-most:]] if most else []
+        return sorted((one[0] for one in read if one), key=lambda one: one.ended_unix or 0.0)
 
     def take(self, job: Job, driver: str, driven_for: str = "") -> Job:
         """Make ``driver`` the run that drives the job, which may be new. WorkspaceBusy while
-        another run drives it; an earlier process of the same run is replaced at once.
+        another run drives it, or where one has written the record since it was read; an earlier
+        process of the same run is replaced at once. HandedOver if the job has ended.
         ``driven_for``: the job of that run, where it is another one that waits for this one."""
         if job.driven and job.driver != driver:
-            raise WorkspaceBusy(
-                f"flow run {job.driver} works on job {job.id} of workspace {self.workspace}: wait "
-                f"until it has ended. A run that is gone is replaced after {LOST_S:.0f} s"
-            )
+            raise self._busy(job)
         taken = msgspec.structs.replace(
             job,
             driver=driver,
             process=secrets.token_hex(8),
             driven_unix=time.time(),
             driven_for=driven_for,
+            version=job.version + 1,
         )
-        self._write(taken)
+        key = self._key("open", job.id)
+        found = self._read(key)
+        try:
+            if found is None:
+                if job.driver:
+                    raise self._lost(job)
+                self._records.create(key, taken)
+            else:
+                now, version = found
+                if now.driver != driver and _writer(now) != _writer(job):
+                    raise self._busy(now)
+                self._records.replace(key, taken, version)
+        except (ObjectChanged, ObjectExists):
+            raise self._busy(self.of(job.id) or job) from None
         return taken
 
     def keep(self, job: Job) -> Job:
         """Write what its driver knows. HandedOver if another run drives it by now."""
-        self._see_driver(job)
-        kept = msgspec.structs.replace(job, driven_unix=time.time())
-        self._write(kept)
-        return kept
+        return self._rewrite(job)
 
     def leave(self, job: Job) -> None:
         """Its driver failed and the job has not ended: any run may continue it."""
-        self._see_driver(job)
-        self._write(
-            msgspec.structs.replace(
-                job, process="", driven_unix=time.time(), failures=job.failures + 1
-            )
-        )
+        self._rewrite(job, process="", failures=job.failures + 1)
 
     def end(self, job: Job) -> Job:
         """Write how the job ended, for good. HandedOver if another run drives it by now."""
-        self._see_driver(job)
-        ended = msgspec.structs.replace(job, ended_unix=time.time())
-        self._put(self._key("ended", job.id), ended)  # from here on the open record is stale
-        self._store.delete([self._key("open", job.id), self._key("stop", job.id)])
+        ended = self._rewrite(job, ended_unix=time.time())
+        self._file(ended)
         return ended
 
-    def ask_stop(self, job: str, stop: Stop) -> None:
-        """Ask whoever drives the job to stop it. A later request replaces an earlier one."""
-        self._put(self._key("stop", job), stop)
+    def ask_stop(self, job: str, stop: Stop, *, unless_asked: bool = False) -> None:
+        """Ask whoever drives the job to stop it. A later request replaces an earlier one, but not
+        with ``unless_asked``."""
+        key = self._key("stop", job)
+        if not unless_asked:
+            self._records.put(key, stop)
+            return
+        with suppress(ObjectExists):
+            self._records.create(key, stop)
 
     def withdraw_stop(self, job: str) -> None:
         """Forget that the job was to be stopped."""
@@ -240,37 +264,60 @@ class Jobs:
 
     def stop_asked(self, job: str) -> Stop | None:
         """The last request to stop the job."""
-        return self._decoded(self._key("stop", job), Stop)
+        found = self._records.read(self._key("stop", job), Stop)
+        return None if found is None else found[0]
 
-    def _see_driver(self, job: Job) -> None:
-        now = self.of(job.id)
-        if now is None or now.ended or (now.driver, now.process) != (job.driver, job.process):
-            by = f"is driven by flow run {now.driver}" if now and not now.ended else "has ended"
-            raise HandedOver(f"job {job.id} of workspace {self.workspace} {by}: this run stops")
+    def _rewrite(self, job: Job, **changes: Any) -> Job:
+        """Write the record of a job that this run drives, with ``changes``. HandedOver if another
+        run drives it by now. A record that is older than what this run wrote arrived late, at a
+        store that cannot refuse that: it is written over."""
+        key = self._key("open", job.id)
+        for _ in range(TRIES):
+            found = None if self._read(self._key("ended", job.id)) else self._read(key)
+            if found is None or found[0].ended:
+                raise self._lost(job)
+            now, version = found
+            mine = (now.driver, now.process) == (job.driver, job.process)
+            if not mine and now.version >= job.version:
+                raise self._lost(job, now)
+            then = msgspec.structs.replace(
+                job,
+                driven_unix=time.time(),
+                version=max(now.version, job.version) + 1,
+                **changes,
+            )
+            with suppress(ObjectChanged):
+                self._records.replace(key, then, version)
+                return then
+        raise self._records.contested(key)
 
-    def _write(self, job: Job) -> None:
-        self._put(self._key("open", job.id), job)
+    def _file(self, job: Job) -> None:
+        """Move the record of a job that has ended to the history."""
+        with suppress(ObjectExists):  # another run has done it
+            self._records.create(self._key("ended", job.id), job)
+        self._store.delete([self._key("open", job.id), self._key("stop", job.id)])
 
-    def _put(self, key: ObjectKey, value: Job | Stop) -> None:
-        self._store.put(key, msgspec.json.encode(value))
+    def _busy(self, job: Job) -> WorkspaceBusy:
+        return WorkspaceBusy(
+            f"flow run {job.driver} works on job {job.id} of workspace {self.workspace}: wait "
+            f"until it has ended. A run that is gone is replaced after {LOST_S:.0f} s"
+        )
+
+    def _lost(self, job: Job, now: Job | None = None) -> HandedOver:
+        by = "has ended" if now is None else f"is driven by flow run {now.driver}"
+        return HandedOver(f"job {job.id} of workspace {self.workspace} {by}: this run stops")
 
     def _names(self, kind: Literal["open", "ended"]) -> list[str]:
         prefix = f"workspaces/{self.workspace}/jobs/{kind}/"
         return [found.key.rsplit("/", 1)[1] for found in self._store.list(prefix)]
 
-    def _read(self, key: ObjectKey) -> Job | None:
-        return self._decoded(key, Job)
-
-    def _decoded(self, key: ObjectKey, kind: type[Record]) -> Record | None:
-        try:
-            return msgspec.json.decode(self._store.get(key, max_bytes=_MOST_BYTES), type=kind)
-        except StoreMissing:
-            return None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise StoreError(
-                f"{key} in {self._store.address} is not what torpor wrote ({error}): look at the "
-                "workspace's machine, then delete the object"
-            ) from None
+    def _read(self, key: ObjectKey) -> tuple[Job, str] | None:
+        return self._records.read(key, Job)
 
     def _key(self, kind: Literal["open", "ended", "stop"], job: str) -> ObjectKey:
         return ObjectKey(f"workspaces/{self.workspace}/jobs/{kind}/{job_id(job)}")
+
+
+def _writer(job: Job) -> tuple[str, int]:
+    """Which write the record is of."""
+    return job.process, job.version

@@ -17,8 +17,9 @@ from typing import Final
 import msgspec
 
 from torpor.control.processes import ProcessRecord, boot_id, identify, is_alive
+from torpor.control.store.records import Records
 from torpor.control.store.seam import ObjectStore
-from torpor.shared.errors import ObjectExists, StoreError, StoreMissing, WorkspaceBusy
+from torpor.shared.errors import ObjectChanged, ObjectExists, StoreError, WorkspaceBusy
 from torpor.shared.values import (
     BENCHMARK,
     BENCHMARK_MACHINES,
@@ -70,11 +71,11 @@ def held(store: ObjectStore, name: WorkspaceName, run: str) -> Iterator[Callable
     _take(store, name, run)
 
     def ours() -> bool:
-        claim = _read(store, name)
-        return claim is not None and claim.run == run
+        found = _read(store, name)
+        return found is not None and found[0].run == run
 
     ended = threading.Event()
-    beats = threading.Thread(target=keep, args=(store, name, run, ours, ended), daemon=True)
+    beats = threading.Thread(target=keep, args=(store, name, run, ended), daemon=True)
     beats.start()
     try:
         yield ours
@@ -104,41 +105,37 @@ def storage_prefix(name: WorkspaceName) -> str:
 
 
 def _take(store: ObjectStore, name: WorkspaceName, run: str) -> None:
-    for _ in range(2):
-        try:
-            store.put(_key(name), msgspec.json.encode(_claim(run)), if_absent=True)
-        except ObjectExists:
-            other = _read(store, name)
-            if other is not None and other.run != run and other.alive():
+    claims, key = _claims(store), _key(name)
+    found = _read(store, name)
+    try:
+        if found is None:
+            claims.create(key, _claim(run))
+        else:
+            other, version = found
+            if other.run != run and other.alive():
                 raise WorkspaceBusy(
                     f"another benchmark (run {other.run}) uses {name} in {store.address}: wait "
                     "until it has ended, or cancel it"
-                ) from None
-            store.delete([_key(name)])
-            continue
+                )
+            claims.replace(key, _claim(run), version)
         mine = _read(store, name)  # where the store cannot refuse, the last writer has it
-        if mine is None or mine.run != run:
-            break
-        return
-    raise WorkspaceBusy(
-        f"another benchmark began at the same time under {name} in {store.address}: run it again "
-        "once that one has ended"
-    )
+    except (ObjectExists, ObjectChanged):
+        mine = None
+    if mine is None or mine[0].run != run:
+        raise WorkspaceBusy(
+            f"another benchmark began at the same time under {name} in {store.address}: run it "
+            "again once that one has ended"
+        )
 
 
-def keep(
-    store: ObjectStore,
-    name: WorkspaceName,
-    run: str,
-    ours: Callable[[], bool],
-    ended: threading.Event,
-) -> None:
+def keep(store: ObjectStore, name: WorkspaceName, run: str, ended: threading.Event) -> None:
     """Renew the run's claim on ``name`` until ``ended``, or until the name is no longer its."""
     while not ended.wait(BEAT_S):
         try:
-            if not ours():
+            found = _read(store, name)
+            if found is None or found[0].run != run:
                 return
-            store.put(_key(name), msgspec.json.encode(_claim(run)))
+            _claims(store).replace(_key(name), _claim(run), found[1])
         except StoreError:  # the next beat tries again; ten are missed before it counts
             continue
 
@@ -155,16 +152,12 @@ def this_host() -> str:
     return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
 
 
-def _read(store: ObjectStore, name: WorkspaceName) -> Claim | None:
-    try:
-        return msgspec.json.decode(store.get(_key(name), max_bytes=_CLAIM_MAX_BYTES), type=Claim)
-    except StoreMissing:
-        return None
-    except msgspec.MsgspecError as error:
-        raise StoreError(
-            f"{_key(name)} in {store.address} is not what this torpor writes there ({error}): "
-            "check that no benchmark runs there, then delete it"
-        ) from None
+def _claims(store: ObjectStore) -> Records:
+    return Records(store, _CLAIM_MAX_BYTES, "check that no benchmark runs there")
+
+
+def _read(store: ObjectStore, name: WorkspaceName) -> tuple[Claim, str] | None:
+    return _claims(store).read(_key(name), Claim)
 
 
 def _key(name: WorkspaceName) -> ObjectKey:

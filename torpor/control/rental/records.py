@@ -1,8 +1,10 @@
 """The records of rentals, in the store beside the snapshots of their workspace.
 
 ``rentals/open/ID`` is written before a machine is asked for. When its end is proven, the record
-moves to ``rentals/ended/ID`` and stays there as the history of what was spent. ``leases/ID`` is
-what older versions wrote; it is read as an open rental.
+moves to ``rentals/ended/ID`` and stays there as the history of what was spent.
+``rentals/handed/ID`` is a copy of the record at the hand-over: where a store cannot refuse a late
+write of an earlier state, that write does not undo the hand-over. ``leases/ID`` is what older
+versions wrote; it is read as an open rental.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection
-from typing import Any, Final, Literal, TypeVar
+from contextlib import suppress
+from typing import Any, Final, Literal
 
 import msgspec
 
 from torpor.control.providers.offers import Offer
+from torpor.control.store.records import TRIES, Records
 from torpor.control.store.seam import ObjectStore
-from torpor.shared.errors import HandedOver, StoreError, StoreMissing
+from torpor.shared.errors import HandedOver, ObjectChanged, ObjectExists, StoreError
 from torpor.shared.values import Label, Machine, MachineId, ObjectKey, SnapshotId, WorkspaceName
 
 State = Literal["asked", "standing", "handed over", "abandoned", "ended"]
@@ -63,6 +67,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     failed: bool = False  # the market made no machine on which SSH answers
     fetched_bytes: int = 0  # what its wake read from the store
     fetched_s: float = 0.0  # how long that took
+    version: int = 0  # counts its writes
 
     @property
     def unfinished(self) -> bool:
@@ -90,14 +95,12 @@ class _Lease(msgspec.Struct, frozen=True):
         )
 
 
-Record = TypeVar("Record")
-
-
 class Rentals:
     """The rentals of one workspace in one store."""
 
     def __init__(self, store: ObjectStore, workspace: WorkspaceName) -> None:
         self._store = store
+        self._records = Records(store, _MOST_BYTES, "check the machine that it may belong to")
         self.workspace = workspace
 
     def new_label(self, owner: str) -> Label:
@@ -123,48 +126,68 @@ class Rentals:
             project=project,
             job=job,
         )
-        self._store.put(self.key(label), msgspec.json.encode(rental))
+        self._records.create(self.key(label), rental)
         return rental
 
     def open(self) -> list[Rental]:
         """Every rental that has not ended, at any provider."""
         keys = [found.key for found in self._store.list(self._prefix("rentals/"))]
         ended = {key.rsplit("/", 1)[1] for key in keys if "/rentals/ended/" in key}
+        handed = {key.rsplit("/", 1)[1] for key in keys if "/rentals/handed/" in key}
         names = [key.rsplit("/", 1)[1] for key in keys if "/rentals/open/" in key]
         names += [
             found.key.rsplit("/", 1)[1] for found in self._store.list(self._prefix("leases/"))
         ]
-        read = [self._read(name) for name in dict.fromkeys(names) if name not in ended]
-        return [rental for rental in read if rental is not None]
+        rentals = []
+        for name in dict.fromkeys(names):
+            found = None if name in ended else self._read(name, handed=name in handed)
+            if found is not None and found[0].state == "ended":
+                self._file(found[0])  # its run was killed half-way
+            elif found is not None:
+                rentals.append(found[0])
+        return rentals
 
     def history(self, since_unix: float = 0.0) -> list[Rental]:
         """Every rental that has ended, at least those that ended after ``since_unix``."""
         found = self._store.list(self._prefix("rentals/ended/"))
         late = [one.key for one in found if one.modified_unix > since_unix - _CLOCKS_S]
-        return [rental for key in late if (rental := self._decoded(key, Rental)) is not None]
+        read = [self._records.read(key, Rental) for key in late]
+        return [one[0] for one in read if one is not None]
 
     def of(self, label: Label) -> Rental | None:
         """The rental of this label while it is open."""
-        return self._read(label.rental)
+        found = self._read(label.rental)
+        return None if found is None or found[0].state == "ended" else found[0]
 
     def ended(self, rental: str) -> Rental | None:
         """The rental of this id once it has ended."""
-        return self._decoded(self._ended_key(Label("", self.workspace, rental)), Rental)
+        found = self._records.read(self._key("ended", rental), Rental)
+        return None if found is None else found[0]
 
     def change(self, rental: Rental, **changes: Any) -> Rental:
         """Write what the store has of it with ``changes``. HandedOver where another run has ended
         it, or has changed its state in a way that does not allow this."""
-        now = self.of(rental.label)
-        if now is None or ("state" in changes and changes["state"] not in NEXT[now.state]):
-            raise self._taken(rental.label, now)
-        rental = msgspec.structs.replace(now, **changes)
-        if rental.state == "ended":
-            rental = msgspec.structs.replace(rental, ended_unix=time.time())
-            self._store.put(self._ended_key(rental.label), msgspec.json.encode(rental))
-            self._store.delete([self.key(rental.label), self._lease_key(rental.label)])
-        else:
-            self._store.put(self.key(rental.label), msgspec.json.encode(rental))
-        return rental
+        label = rental.label
+        for _ in range(TRIES):
+            found = self._read(label.rental)
+            if found is None or found[0].state == "ended":
+                raise self._taken(label, None)
+            now, version = found
+            if "state" in changes and changes["state"] not in NEXT[now.state]:
+                raise self._taken(label, now)
+            then = msgspec.structs.replace(now, version=now.version + 1, **changes)
+            if then.state == "ended":
+                then = msgspec.structs.replace(then, ended_unix=time.time())
+            try:
+                self._write(then, version)
+            except (ObjectChanged, ObjectExists):
+                continue  # another run's write came first: may this one still follow?
+            if then.state == "ended":
+                self._file(then)
+            elif changes.get("state") == "handed over":
+                self._records.put(self._key("handed", label.rental), then)
+            return then
+        raise self._records.contested(self.key(label))
 
     def seen(self, machine: Machine, rental: Rental) -> Rental:
         """Record what the provider shows of it, for the bill and for later runs."""
@@ -186,7 +209,7 @@ class Rentals:
 
     def key(self, label: Label) -> ObjectKey:
         """Where the open rental of this label is kept."""
-        return ObjectKey(self._prefix(f"rentals/open/{label.rental}"))
+        return self._key("open", label.rental)
 
     def _taken(self, label: Label, now: Rental | None) -> HandedOver:
         done = "ended" if now is None else now.state
@@ -195,37 +218,43 @@ class Rentals:
             "machine was left alone, and reconcile lists it"
         )
 
-    def _read(self, name: str) -> Rental | None:
-        label = Label("", self.workspace, name)
-        kinds: tuple[tuple[ObjectKey, type[Rental] | type[_Lease]], ...] = (
-            (self.key(label), Rental),
-            (self._lease_key(label), _Lease),
-        )
-        for key, kind in kinds:
-            found = self._decoded(key, kind)
-            if found is not None:
-                return found.rental() if isinstance(found, _Lease) else found
-        return None
+    def _write(self, rental: Rental, version: str | None) -> None:
+        """Over this version, or as the first record of what was a lease."""
+        key = self.key(rental.label)
+        if version is None:
+            self._records.create(key, rental)
+        else:
+            self._records.replace(key, rental, version)
 
-    def _decoded(self, key: ObjectKey, kind: type[Record]) -> Record | None:
-        try:
-            return msgspec.json.decode(self._store.get(key, max_bytes=_MOST_BYTES), type=kind)
-        except StoreMissing:
-            return None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise StoreError(
-                f"{key} in {self._store.address} is not what torpor wrote ({error}): check the "
-                "machine that it may belong to, then delete the object"
-            ) from None
+    def _file(self, rental: Rental) -> None:
+        """Move the record of what has ended to the history."""
+        name = rental.label.rental
+        with suppress(ObjectExists):  # another run has done it
+            self._records.create(self._key("ended", name), rental)
+        keys = [self._key("open", name), self._key("handed", name), self._lease_key(name)]
+        self._store.delete(keys)
+
+    def _read(self, name: str, *, handed: bool = True) -> tuple[Rental, str | None] | None:
+        """The record as it counts, and the version that a change replaces; None as a version: it
+        is a lease. ``handed``: whether it may have been handed over."""
+        found = self._records.read(self._key("open", name), Rental)
+        if found is None:
+            lease = self._records.read(self._lease_key(name), _Lease)
+            return None if lease is None else (lease[0].rental(), None)
+        if handed and found[0].state in ("asked", "standing", "abandoned"):
+            over = self._records.read(self._key("handed", name), Rental)
+            if over is not None:  # a write that arrived late
+                return over[0], found[1]
+        return found
 
     def _prefix(self, rest: str) -> str:
         return f"workspaces/{self.workspace}/{rest}"
 
-    def _ended_key(self, label: Label) -> ObjectKey:
-        return ObjectKey(self._prefix(f"rentals/ended/{label.rental}"))
+    def _key(self, kind: Literal["open", "handed", "ended"], rental: str) -> ObjectKey:
+        return ObjectKey(self._prefix(f"rentals/{kind}/{rental}"))
 
-    def _lease_key(self, label: Label) -> ObjectKey:
-        return ObjectKey(self._prefix(f"leases/{label.rental}"))
+    def _lease_key(self, rental: str) -> ObjectKey:
+        return ObjectKey(self._prefix(f"leases/{rental}"))
 
 
 def by_label(rentals: Collection[Rental]) -> dict[Label, Rental]:

@@ -151,7 +151,7 @@ class Renting:
         self._by = renter
         self._rentals = renter.rentals
         self._ours: dict[Label, Rental] = {}  # what this run may end
-        self._began_unix = time.time()
+        self._over_before: set[Label] | None = None  # handed over when this run looked first
         self._lock = threading.Lock()
         self.tried: list[Tried] = []
 
@@ -233,6 +233,8 @@ class Renting:
         all others. ``nap`` sleeps between two looks, and may raise to stop waiting. CreateFailed
         names what was tried.
         """
+        if self._over_before is None:
+            self._remember(self._rentals.open())
         failed: list[tuple[TorporError, Offer]] = []
         left = list(offers)
         until = time.monotonic() + RENT_S
@@ -271,10 +273,11 @@ class Renting:
             self._ours.pop(rental.label, None)
 
     def hand_over(self, rental: Rental, machine: Machine, *, alone: bool) -> None:
-        """Hand the machine to its user."""
+        """Hand the machine to its user. ``alone``: HandedOver if another one has been handed over
+        since this run looked first."""
         others = self._rentals.open() if alone else []
         for other in others:
-            if other.state == "handed over" and (other.seen_unix or 0) >= self._began_unix:
+            if other.state == "handed over" and other.label not in (self._over_before or ()):
                 raise HandedOver(
                     f"another run has handed over machine {other.machine} of workspace "
                     f"{self._rentals.workspace} meanwhile: use that one"
@@ -432,10 +435,15 @@ class Renting:
 
     def _look(self) -> tuple[list[Rental], list[Machine]]:
         rentals = self._rentals.open()
+        self._remember(rentals)
         providers = self._by.markets.concerned(rentals)
         seen = machines_at(providers, rentals, self._by.told.warn)
         name = self._rentals.workspace
         return rentals, [one for one in seen if one.label and one.label.workspace == name]
+
+    def _remember(self, rentals: Sequence[Rental]) -> None:
+        if self._over_before is None:
+            self._over_before = {one.label for one in rentals if one.state == "handed over"}
 
     def _rent(self, offer: Offer, nap: Callable[[float], None], until: float) -> Tenancy:
         for _ in range(_PAUSES):

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def probe(requests: S3Requests) -> Capabilities:
-    """Write, read, list and delete scratch objects: at most 16 requests, each sent again as any.
+    """Write, read, list and delete scratch objects: at most 26 requests, each sent again as any.
 
     Raises if the store refuses plain use. Removes what it wrote; logs a warning if the key may not
     delete.
@@ -44,29 +44,39 @@ def probe(requests: S3Requests) -> Capabilities:
             )
         list(requests.listed(name))
         return Capabilities(
-            conditional_put=_conditional_put(requests, name),
+            conditional_put=(once := _conditional_put(requests, name)),
+            conditional_replace=once and _conditional_replace(requests, f"{name}-race"),
             etag_is_md5=stated == hashlib.md5(body, usedforsecurity=False).hexdigest(),
         )
 
 
 def _conditional_put(requests: S3Requests, name: str) -> bool:
     """A taken name is refused, and of racing writers to a free one exactly one wins."""
-    if _put_if_absent(requests, f"{name}-plain", b"second"):
+    if _put_if(requests, f"{name}-plain", b"second", IfNoneMatch="*"):
         return False
+    return _one_wins(requests, f"{name}-race", "racer", IfNoneMatch="*")
+
+
+def _conditional_replace(requests: S3Requests, key: str) -> bool:
+    """Of racing writers that name the same version exactly one wins. The others show that an older
+    version is refused."""
+    version = requests.send("probe", lambda: requests.read(key, BODY_BYTES)[1]["ETag"])
+    return _one_wins(requests, key, "replacer", IfMatch=version)
+
+
+def _one_wins(requests: S3Requests, key: str, name: str, **condition: str) -> bool:
+    bodies = [f"{name} {n}".encode() for n in range(RACERS)]
     with ThreadPoolExecutor(RACERS) as pool:
-        bodies = [f"racer {n}".encode() for n in range(RACERS)]
-        won = list(pool.map(lambda body: _put_if_absent(requests, f"{name}-race", body), bodies))
-    if won.count(True) != 1:
-        return False
-    return _read(requests, f"{name}-race") == bodies[won.index(True)]
+        won = list(pool.map(lambda body: _put_if(requests, key, body, **condition), bodies))
+    return won.count(True) == 1 and _read(requests, key) == bodies[won.index(True)]
 
 
-def _put_if_absent(requests: S3Requests, key: str, body: bytes) -> bool:
+def _put_if(requests: S3Requests, key: str, body: bytes, **condition: str) -> bool:
     """Whether the store wrote it. A store that does not know the header may answer 501."""
 
     def put() -> bool:
         try:
-            requests.put(key, body, IfNoneMatch="*")
+            requests.put(key, body, **condition)
         except ClientError as error:
             if status_of(error) >= 500 and status_of(error) != 501:
                 raise

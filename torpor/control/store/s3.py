@@ -17,6 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from torpor.control.store import probe
+from torpor.control.store.clock import StoreClock
 from torpor.control.store.s3_errors import code_of, explained, status_of
 from torpor.control.store.s3_requests import (
     DELETE_BATCH,
@@ -27,6 +28,7 @@ from torpor.control.store.s3_requests import (
 )
 from torpor.shared.errors import (
     InvalidInput,
+    ObjectChanged,
     ObjectExists,
     StoreCorrupt,
     StoreError,
@@ -83,7 +85,9 @@ class S3Store:
     ``list`` is one for each 1,000 objects; ``delete`` one for each 1,000 keys, and one more for
     each key that the store does not delete in a batch; ``head`` of a missing object looks once for
     the bucket; ``put`` with ``if_absent`` asks once more, with a head where the store has no
-    conditional writes, or with a get where the answer to an earlier attempt was lost.
+    conditional writes, or with a get where the answer to an earlier attempt was lost; ``put`` with
+    ``if_version`` asks likewise, and where the store has no conditional replace once before its
+    write and once after it.
     """
 
     def __init__(
@@ -98,6 +102,9 @@ class S3Store:
         client.meta.events.register_last(
             "before-call.s3", _send_body_at_once, unique_id="torpor-body-at-once"
         )
+        self._clock = StoreClock()
+        client.meta.events.register_last("before-call.s3", self._note_asked)
+        client.meta.events.register_last("after-call.s3", self._hear_date)
         self._client = client
         self._bucket = bucket
         self._requests = S3Requests(client, bucket, self._base, self.address, Retries(attempts))
@@ -153,15 +160,34 @@ class S3Store:
         self._capabilities, self._bucket_seen = found, True
         return found
 
-    def put(self, key: ObjectKey, body: bytes, *, if_absent: bool = False) -> StoredObject:
+    def clock_ahead_s(self) -> float:
+        return self._clock.ahead_s
+
+    def put(
+        self,
+        key: ObjectKey,
+        body: bytes,
+        *,
+        if_absent: bool = False,
+        if_version: str | None = None,
+    ) -> StoredObject:
         object_key(key)
         request: dict[str, Any] = {}
-        if if_absent and self._known().conditional_put:
+        looks = if_version is not None and not self._known().conditional_replace
+        if looks:
+            now = self._look(key)
+            if now is None or now["ETag"] != if_version:
+                raise self._changed(key)
+        elif if_version is not None:
+            request["IfMatch"] = if_version
+        elif if_absent and self._known().conditional_put:
             request["IfNoneMatch"] = "*"
         elif if_absent and self.head(key) is not None:
             # A courtesy only: two writers may both pass. The name must be unique by itself.
             raise self._taken(key)
         answer = self._put(key, body, **request)
+        if looks and not self._holds(key, body):
+            raise self._changed(key)
         headers = headers_of(answer)
         stored = plain_md5(answer.get("ETag"), encryption_of(headers))
         if stored is not None and stored != _md5(body):
@@ -173,35 +199,25 @@ class S3Store:
         return StoredObject(key, len(body), stored, date_of(headers, time.time()))
 
     def get(self, key: ObjectKey, *, max_bytes: int) -> bytes:
+        return self.read(key, max_bytes=max_bytes)[0]
+
+    def read(self, key: ObjectKey, *, max_bytes: int) -> tuple[bytes, str]:
         object_key(key)
-        body = self._requests.send(f"get {key}", lambda: self._get_once(key, max_bytes))
+        body, version = self._requests.send(f"get {key}", lambda: self._get_once(key, max_bytes))
         if len(body) > max_bytes:
             raise StoreCorrupt(
                 f"get {key} at {self.address}: the object has more than the {max_bytes} bytes "
                 "expected"
             )
         self._bucket_seen = True
-        return body
+        return body, version
 
     def get_range(self, key: ObjectKey, wanted: Range) -> bytes:
         object_key(key)
         return self._requests.send(f"get {key}", lambda: self._get_range_once(key, wanted))
 
     def head(self, key: ObjectKey) -> StoredObject | None:
-        full = self._full(key)
-
-        def look() -> Any:
-            try:
-                return self._client.head_object(Bucket=self._bucket, Key=full)
-            except ClientError as error:
-                if not is_missing_object(error):
-                    raise
-                return None
-
-        answer = self._requests.send(f"head {key}", look)
-        if answer is None and not self._bucket_seen:
-            self._requests.require_bucket()
-        self._bucket_seen = True
+        answer = self._look(key)
         if answer is None:
             return None
         md5 = plain_md5(answer["ETag"], encryption_of(headers_of(answer)))
@@ -266,9 +282,29 @@ class S3Store:
             )
         return Grant(key, cast(Literal["PUT", "GET"], verb), url, expires_unix)
 
+    def _look(self, key: ObjectKey) -> Any:
+        """HeadObject's answer; None where there is no such object."""
+        full = self._full(key)
+
+        def look() -> Any:
+            try:
+                return self._client.head_object(Bucket=self._bucket, Key=full)
+            except ClientError as error:
+                if not is_missing_object(error):
+                    raise
+                return None
+
+        answer = self._requests.send(f"head {key}", look)
+        if answer is None and not self._bucket_seen:
+            self._requests.require_bucket()
+        self._bucket_seen = True
+        return answer
+
     def _put(self, key: ObjectKey, body: bytes, **request: Any) -> Any:
-        """PutObject's answer. If the name is taken, but an earlier attempt of this call wrote that
-        object and its answer was lost, the call succeeds."""
+        """PutObject's answer. If the condition fails, but an earlier attempt of this call wrote
+        that object and its answer was lost, the call succeeds. A proxy may repeat a request, too,
+        so a version that fails is always compared."""
+        replaces = "IfMatch" in request
         sent = 0
 
         def put() -> Any:
@@ -277,15 +313,15 @@ class S3Store:
             try:
                 return self._requests.put(key, body, **request)
             except ClientError as error:
-                if status_of(error) != 412:
+                if status_of(error) != 412 and not (replaces and is_missing_object(error)):
                     raise
                 return error.response
 
         answer = self._requests.send(f"put {key}", put)
-        if answer["ResponseMetadata"]["HTTPStatusCode"] == 412 and (
-            sent == 1 or not self._holds(key, body)
+        if answer["ResponseMetadata"]["HTTPStatusCode"] in (404, 412) and (
+            (sent == 1 and not replaces) or not self._holds(key, body)
         ):
-            raise self._taken(key)
+            raise self._changed(key) if replaces else self._taken(key)
         return answer
 
     def _holds(self, key: ObjectKey, body: bytes) -> bool:
@@ -294,8 +330,8 @@ class S3Store:
         except (StoreMissing, StoreCorrupt):
             return False
 
-    def _get_once(self, key: ObjectKey, max_bytes: int) -> bytes:
-        """The object; of one that is too long, slightly more than ``max_bytes``."""
+    def _get_once(self, key: ObjectKey, max_bytes: int) -> tuple[bytes, str]:
+        """The object, of one that is too long slightly more than ``max_bytes``; and its ETag."""
         body, answer = self._requests.read(key, max_bytes)
         stated = plain_md5(answer["ETag"], encryption_of(headers_of(answer)))
         known = self._capabilities is not None and self._capabilities.etag_is_md5
@@ -303,7 +339,7 @@ class S3Store:
             raise StoreCorrupt(
                 f"get {key} at {self.address}: the bytes that came do not have the MD5 {stated}"
             )
-        return body
+        return body, answer["ETag"]
 
     def _get_range_once(self, key: ObjectKey, wanted: Range) -> bytes:
         """A store that ignores the range sends the object from its beginning: skip the rest."""
@@ -325,6 +361,19 @@ class S3Store:
 
     def _taken(self, key: ObjectKey) -> ObjectExists:
         return ObjectExists(f"put {key} at {self.address}: an object of that name is there already")
+
+    def _changed(self, key: ObjectKey) -> ObjectChanged:
+        return ObjectChanged(
+            f"put {key} at {self.address}: it was written or deleted since it was read; read it "
+            "again"
+        )
+
+    def _note_asked(self, context: dict[str, Any], **_: Any) -> None:
+        context["torpor_asked_unix"] = time.time()
+
+    def _hear_date(self, context: dict[str, Any], parsed: Any, **_: Any) -> None:
+        date = headers_of(parsed).get("date", "")
+        self._clock.hear(date, context["torpor_asked_unix"], time.time())
 
     def _full(self, key: ObjectKey) -> str:
         return self._base + object_key(key)

@@ -27,12 +27,32 @@ class ObjectStore(Protocol):
         Raises the error a user can act on when the endpoint, bucket or key is wrong.
         """
 
-    def put(self, key: ObjectKey, body: bytes, *, if_absent: bool = False) -> StoredObject:
+    def clock_ahead_s(self) -> float:
+        """By how much the clock that dates the store's objects is ahead of this host's, as far as
+        its answers have said; 0.0 below a few seconds. Sends nothing."""
+
+    def put(
+        self,
+        key: ObjectKey,
+        body: bytes,
+        *,
+        if_absent: bool = False,
+        if_version: str | None = None,
+    ) -> StoredObject:
         """Write a small object whole, with Content-MD5. With ``if_absent``, raises ObjectExists
-        if the store supports that; otherwise the name must be unique by itself."""
+        if the store supports that; otherwise the name must be unique by itself.
+
+        With ``if_version``, replaces the version that ``read`` returned and no other; raises
+        ObjectChanged if another write or a delete came first. Without conditional_replace, the
+        adapter compares right before its write and reads back right after it: then a write may
+        be overwritten by one that was sent at the same time, or that arrives late.
+        A write of which only the answer was lost has succeeded."""
 
     def get(self, key: ObjectKey, *, max_bytes: int) -> bytes:
         """Read a whole object; StoreCorrupt, with bounded memory, if it exceeds ``max_bytes``."""
+
+    def read(self, key: ObjectKey, *, max_bytes: int) -> tuple[bytes, str]:
+        """As ``get``, with the version of what was read. Equal bytes may have equal versions."""
 
     def get_range(self, key: ObjectKey, wanted: Range) -> bytes:
         """Read exactly these bytes of an object; StoreCorrupt if it is shorter."""

@@ -1,0 +1,80 @@
+"""Records that several runs write: small JSON objects, replaced only as they were read.
+
+A write names the version that it replaces, so a late or second writer is refused and reads again.
+Times in records (fields named ``*_unix``) are by the store's clock; in memory they are by this
+host's, so that it can compare them with its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from torpor.control.store.seam import ObjectStore
+from torpor.shared.errors import StoreError, StoreMissing, StoreUnavailable
+from torpor.shared.values import ObjectKey
+
+TRIES: Final = 10
+"""How often a change is made again on top of another run's: each time, somebody has got on."""
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+class Records:
+    """The records of one room in one store. ``advice``: what a user does about a damaged one."""
+
+    def __init__(self, store: ObjectStore, most_bytes: int, advice: str) -> None:
+        self._store = store
+        self._most_bytes = most_bytes
+        self._advice = advice
+
+    def read(self, key: ObjectKey, kind: type[Record]) -> tuple[Record, str] | None:
+        """The record and its version; None if it is absent. StoreError if it is damaged."""
+        try:
+            body, version = self._store.read(key, max_bytes=self._most_bytes)
+            found = msgspec.json.decode(body, type=kind)
+        except StoreMissing:
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise StoreError(
+                f"{key} in {self._store.address} is not what torpor wrote ({error}): "
+                f"{self._advice}, then delete the object"
+            ) from None
+        return _moved(found, -self._store.clock_ahead_s()), version
+
+    def create(self, key: ObjectKey, record: msgspec.Struct) -> None:
+        """Write one that is not there yet; ObjectExists if it is."""
+        self._store.put(key, self._encoded(record), if_absent=True)
+
+    def replace(self, key: ObjectKey, record: msgspec.Struct, version: str) -> None:
+        """Write over the version that was read; ObjectChanged if another run wrote since."""
+        self._store.put(key, self._encoded(record), if_version=version)
+
+    def put(self, key: ObjectKey, record: msgspec.Struct) -> None:
+        """Write, whatever is there."""
+        self._store.put(key, self._encoded(record))
+
+    def contested(self, key: ObjectKey) -> StoreUnavailable:
+        """The error where a change was overtaken TRIES times."""
+        return StoreUnavailable(
+            f"{key} in {self._store.address}: other runs wrote it {TRIES} times while this run "
+            "changed it; try again, and see which runs work on it"
+        )
+
+    def _encoded(self, record: msgspec.Struct) -> bytes:
+        return msgspec.json.encode(_moved(record, self._store.clock_ahead_s()))
+
+
+def _moved(record: Record, by_s: float) -> Record:
+    """The same with all its times moved; 0.0 and None are no times."""
+    if not by_s:
+        return record
+    changes: dict[str, Any] = {}
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if name.endswith("_unix") and value:
+            changes[name] = value + by_s
+        elif isinstance(value, list):
+            changes[name] = [_moved(o, by_s) if isinstance(o, msgspec.Struct) else o for o in value]
+    return msgspec.structs.replace(record, **changes)
