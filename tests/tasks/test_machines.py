@@ -101,7 +101,9 @@ def test_a_wake_passes_over_a_machine_that_is_being_ended_with_its_work_stored(l
         assert machine_in_use(lab.opened, None) is None
         ran_on_it = machine_in_use(lab.opened, old.machine.id)
         assert ran_on_it is not None
-        new = renting(lab.opened).rent(lab.market.on_sale)
+        again = renting(lab.opened)
+        again.machines()
+        new = again.rent(lab.market.on_sale)
         new.hand_over(alone=True)
         for to_store in (False, True):
             assert find_machine(lab.opened, "", to_store).id == new.machine.id

@@ -19,6 +19,7 @@ from torpor.control.measure import peers, scratch
 from torpor.control.measure.rounds import Rounds
 from torpor.control.measure.storage import measure_storage
 from torpor.control.processes import ProcessRecord, boot_id, identify
+from torpor.control.store.records import Records
 from torpor.shared.content import make_below
 from torpor.shared.errors import InvalidInput, StoreCorrupt, StoreError, WorkspaceBusy
 from torpor.shared.transfer import line
@@ -135,10 +136,11 @@ def test_a_live_claim_of_another_host_or_container_counts_for_ten_minutes(where:
 
 def test_a_claim_counts_by_the_store_s_clock() -> None:
     contested = ContestedStore()
+    records = Records(contested, 4096, "look")
     other = scratch.Claim("run-1", "another", ProcessRecord(1, 1), 0.0)
     with contested.host(-HOUR_S):
         beat = msgspec.structs.replace(other, beat_unix=time.time())
-        scratch._claims(contested).create(ObjectKey(f"workspaces/{NAME}/claim"), beat)
+        records.create(ObjectKey(f"workspaces/{NAME}/claim"), beat)
     with (
         contested.host(),
         pytest.raises(WorkspaceBusy, match="run-1"),
@@ -153,10 +155,15 @@ def test_a_claim_counts_by_the_store_s_clock() -> None:
 def test_of_two_that_find_a_dead_claim_one_holds_the_name() -> None:
     contested = ContestedStore()
     dead = scratch.Claim("run-1", "another", ProcessRecord(1, 1), 5.0)
-    scratch._claims(contested).create(ObjectKey(f"workspaces/{NAME}/claim"), dead)
-    contested.meanwhile = lambda: scratch._take(contested, NAME, "run-3")
-    with pytest.raises(WorkspaceBusy, match="at the same time"):
-        scratch._take(contested, NAME, "run-2")
+    key = ObjectKey(f"workspaces/{NAME}/claim")
+    contested.put(key, msgspec.json.encode(dead))
+    late = msgspec.json.encode(msgspec.structs.replace(dead, run="run-3"))
+    contested.meanwhile = lambda: contested.put(key, late)
+    with (
+        pytest.raises(WorkspaceBusy, match="at the same time"),
+        scratch.held(contested, NAME, "run-2"),
+    ):
+        pass
 
 
 def test_only_a_benchmark_s_own_name_is_cleared(seaweed: Server) -> None:

@@ -12,7 +12,6 @@ import asyncssh
 import msgspec
 import pytest
 
-from tests.fixtures.contest import HOUR_S, ContestedStore
 from tests.fixtures.market import H100, Hears, Market
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.providers.seam import Residue
@@ -594,43 +593,3 @@ def test_no_further_offer_is_tried_once_the_time_is_over(
     monkeypatch.setattr(time, "monotonic", lambda: next(quarters))
     with pytest.raises(CreateFailed, match=r"of 50 offers.* 4 were tried"):
         held.rent([H100] * 50)
-
-
-@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
-def test_a_machine_that_another_run_hands_over_meanwhile_is_seen_whatever_its_clock_says(
-    ahead_s: float, market: Market, identity: asyncssh.SSHKey
-) -> None:
-    contested = ContestedStore()
-    rentals = Rentals(contested, DEMO)
-    renter = Renter(rentals, Markets([market]), "me", Want(), identity, Hears())
-    with contested.host(ahead_s):  # it has gone, and nobody has proven that
-        Renting(renter).rent(market.on_sale).hand_over()
-    mine, theirs = Renting(renter), Renting(renter)
-    with contested.host():
-        assert len(mine.machines()) == 1
-        tenancy = mine.rent(market.on_sale)
-    with contested.host(ahead_s):
-        theirs.machines()
-        other = theirs.rent(market.on_sale)
-        other.hand_over(alone=True)
-    with contested.host(), pytest.raises(HandedOver, match=f"machine {other.machine.id}.*use that"):
-        tenancy.hand_over(alone=True)
-
-
-@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
-def test_a_request_is_given_up_by_its_age_whatever_clocks_say(
-    ahead_s: float, market: Market, identity: asyncssh.SSHKey
-) -> None:
-    """One of another run that goes on now, by a host with another clock, is not ended."""
-    contested = ContestedStore()
-    rentals = Rentals(contested, DEMO)
-    held = Renting(Renter(rentals, Markets([market]), "me", Want(), identity, Hears()))
-    with contested.host(ahead_s):
-        rentals.begin(rentals.new_label("me"), H100, None)
-    with contested.host():
-        held.end_abandoned()
-        assert _states(rentals) == ["asked"]
-    contested.pass_time(renting.ASKED_S + 10)
-    with contested.host():
-        held.end_abandoned()
-        assert _states(rentals) != ["asked"]

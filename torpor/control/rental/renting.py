@@ -233,8 +233,6 @@ class Renting:
         all others. ``nap`` sleeps between two looks, and may raise to stop waiting. CreateFailed
         names what was tried.
         """
-        if self._over_before is None:
-            self._remember(self._rentals.open())
         failed: list[tuple[TorporError, Offer]] = []
         left = list(offers)
         until = time.monotonic() + RENT_S
@@ -274,7 +272,7 @@ class Renting:
 
     def hand_over(self, rental: Rental, machine: Machine, *, alone: bool) -> None:
         """Hand the machine to its user. ``alone``: HandedOver if another one has been handed over
-        since this run looked first."""
+        since this run first looked for machines."""
         others = self._rentals.open() if alone else []
         for other in others:
             if other.state == "handed over" and other.label not in (self._over_before or ()):
@@ -435,15 +433,12 @@ class Renting:
 
     def _look(self) -> tuple[list[Rental], list[Machine]]:
         rentals = self._rentals.open()
-        self._remember(rentals)
+        if self._over_before is None:
+            self._over_before = {one.label for one in rentals if one.state == "handed over"}
         providers = self._by.markets.concerned(rentals)
         seen = machines_at(providers, rentals, self._by.told.warn)
         name = self._rentals.workspace
         return rentals, [one for one in seen if one.label and one.label.workspace == name]
-
-    def _remember(self, rentals: Sequence[Rental]) -> None:
-        if self._over_before is None:
-            self._over_before = {one.label for one in rentals if one.state == "handed over"}
 
     def _rent(self, offer: Offer, nap: Callable[[float], None], until: float) -> Tenancy:
         for _ in range(_PAUSES):
