@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.fixtures.contest import HOUR_S
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.own_saves import LEFT_S, book_of, rescued, saved, stored
@@ -333,8 +334,10 @@ def echoing(tmp_path: Path, line: str) -> tuple[list[str], Path]:
         (Notice("aws-spot", "", 1000.0, 1120.0), 120.0),
         (Notice("aws-spot", "", 1000.0), 30.0),
         (Notice("aws-rebalance", "", 1000.0), None),
-        (Notice("azure", "", 1000.0, 900.0), 0.0),
-        (Notice("azure", "", 1000.0, 1e9), 3600.0),
+        (Notice("azure", "", 1000.0, 1900.0), 900.0),
+        (Notice("azure", "", 1000.0, 990.0), 0.0),
+        (Notice("aws-spot", "", 1000.0, 1120.0 + HOUR_S), 30.0),  # this machine's clock is wrong
+        (Notice("azure", "", 1000.0, 1900.0 - HOUR_S), 30.0),
     ],
 )
 def test_the_process_learns_how_long_the_machine_lives(

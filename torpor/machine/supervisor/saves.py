@@ -19,6 +19,9 @@ LONGEST_S: Final = 3600.0
 """After this time the grants of a save have ended, and its process is ended too."""
 UNKNOWN_S: Final = 30.0
 """How long the machine is taken to live if its market does not say: the shortest of all notices."""
+NOTICE_S: Final = {"aws-spot": 120.0, "azure": 900.0}
+"""The longest notice that each market gives: more is left only by a wrong clock of the machine."""
+_SLACK_S: Final = 60.0
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -90,7 +93,10 @@ class Saves:
             return None
         if notice.until_unix is None:
             return UNKNOWN_S
-        return min(max(notice.until_unix - self._now(), 0.0), LONGEST_S)
+        left_s = notice.until_unix - self._now()
+        if not -_SLACK_S <= left_s <= NOTICE_S.get(notice.kind, UNKNOWN_S) + _SLACK_S:
+            return UNKNOWN_S  # this machine's clock is not the market's
+        return max(left_s, 0.0)
 
     def _run(self, orders: bytes) -> Rescued:
         try:
