@@ -71,6 +71,7 @@ class Workspace(Block):
         idle_network_kib_s: The highest network activity of an idle machine, in KiB/s.
         idle_disk_kib_s: The highest disk activity of an idle machine, in KiB/s.
         idle_people: Whether the use of SSH and Jupyter counts as work.
+        when_left: What the flow `watch` does with a machine that a killed run left.
         owner: The owner in the label of each machine.
         project: The project that its machines are paid for.
 
@@ -96,7 +97,8 @@ class Workspace(Block):
         title="Workspace name",
         description=(
             "The workspace's name in the store and on machines: 1 to 63 lower-case letters, digits "
-            "and hyphens. Two blocks with the same name are the same workspace."
+            "and hyphens. Two blocks with the same name are the same workspace: where they differ "
+            "in what is stored or in the store, `watch` hibernates nothing of it, and says so."
         ),
     )
     paths: list[str] = Field(
@@ -300,6 +302,16 @@ class Workspace(Block):
         title="People are work",
         description="The use of SSH sessions and of Jupyter counts as work.",
     )
+    when_left: Literal["end", "continue", "report"] = Field(
+        default="end",
+        title="When left by a killed run",
+        description=(
+            "What `watch` does with a machine that a killed run left before it was handed over, "
+            "after ten minutes. end: destroy it, or hibernate it if its restore is whole. "
+            "continue: wake the workspace on it. report: only notify. One that does not answer is "
+            "only reported."
+        ),
+    )
 
     owner: str = Field(
         default="torpor",
@@ -365,6 +377,7 @@ class Workspace(Block):
                 people=self.idle_people,
                 hibernate=self.when_idle == "hibernate",
             ),
+            when_left=self.when_left,
         )
 
     def for_measuring(self, name: WorkspaceName, path: str, parts: int, part_mib: int) -> Workspace:

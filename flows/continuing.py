@@ -82,6 +82,8 @@ class JobSeen:
             self.job.state,
             self.job.driven,
             next_step or self._next_step(),
+            self.job.failures,
+            self.job.why,
         )
 
     def _next_step(self) -> str:

@@ -14,6 +14,7 @@ from tasks.events import MachineIdle, emit
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.idleness import OWN_WORK
+from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.rental.records import Rental
 from torpor.control.watching import Watched
 from torpor.shared.errors import TorporError
@@ -25,11 +26,12 @@ AGAIN_S: Final = 900
 
 def over_budget(
     used: Sequence[tuple[OpenWorkspace, Rental]], dry_run: bool
-) -> tuple[dict[Label, str], list[str]]:
+) -> tuple[dict[Label, str], BudgetsSeen]:
     """Why the machines of these rentals are to be hibernated, of those whose budget will be spent
-    within their lead time; and a sentence for each budget that cannot be read."""
-    running_out, unread = look_at_budgets(used)
-    for words in unread:
+    within their lead time; and how the budgets stand."""
+    seen = look_at_budgets(used)
+    running_out = seen.running_out
+    for words in seen.unread:
         runner().log.warning("no machine is hibernated for its cost: %s", words)
     near = [
         (opened, rental)
@@ -51,7 +53,7 @@ def over_budget(
         if ends and not dry_run:
             machines = [rental.machine for _, rental, _ in ends if rental.machine]
             tell_of_end(ends[0][0], one, machines)
-    return found, unread
+    return found, seen
 
 
 def hibernate_idle(one: Watched, block: str, faults: list[Exception]) -> Watched:

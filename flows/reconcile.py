@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from blocks import Workspace
 from flows.flow import flow
+from flows.hibernate import hibernate
+from flows.unfinished import settle
 from tasks.opening import open_workspace, probe_store
 from tasks.reconciliation import (
     compare_with_rentals,
@@ -12,9 +14,11 @@ from tasks.reconciliation import (
     see_that_it_does_not_answer,
 )
 from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
 from torpor.control.reconciliation import Reconciliation, choose
-from torpor.shared.errors import TorporError
-from torpor.shared.values import RESERVED, MachineId
+from torpor.control.rental.records import Rental
+from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.values import RESERVED, Machine, MachineId
 
 
 @flow("reconcile")
@@ -22,13 +26,14 @@ def reconcile(
     workspace: Workspace | str,
     end: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     abandoned: bool = False,
+    left: list[str] = [],  # noqa: B006
 ) -> Reconciliation:
     """List the machines at all provider blocks, what each one is and costs; end the named ones that
     a killed run left.
 
     Without names and without `abandoned`, nothing is changed. This flow never ends a machine that
     was handed over, nor an unfinished one that still answers, unless a benchmark or a drill left
-    it.
+    it, or `left` names it and its restore is not whole.
 
     Args:
         workspace: The Workspace block whose rentals are compared, or its name.
@@ -36,11 +41,14 @@ def reconcile(
             and any that benchmarks and drills left.
         abandoned: Also end the attempts that failed or whose answer was lost, if a machine of
             theirs shows.
+        left: Ids of unfinished machines that answer, which a killed run left. One with an
+            unfinished restore is ended. One with a whole restore is handed over and hibernated.
     """
     opened = open_workspace(workspace)
     probe_store(opened)
     findings = compare_with_rentals(opened)
     chosen = choose(findings, end)
+    settled = _settled_by_runs(choose(findings, left))
     doubtful = [
         machine
         for machine, rental in chosen
@@ -60,9 +68,18 @@ def reconcile(
             faults.append(error)
         else:
             ended.append(machine.id)
+    for machine, rental in settled:
+        try:
+            if settle(opened, machine, rental):
+                _hibernate(workspace, opened, machine.id)
+            else:
+                ended.append(machine.id)
+        except TorporError as error:
+            runner().log.error("machine %s stays as it was left: %s", machine.id, error)
+            faults.append(error)
     if abandoned:
         ended += end_abandoned(opened)
-    if chosen or abandoned:
+    if chosen or settled or abandoned:
         findings = compare_with_rentals(opened)
     at = ", ".join(provider.identity for provider in opened.markets.every())
     report = Reconciliation(opened.spec.name, at, findings, ended)
@@ -73,3 +90,22 @@ def reconcile(
     if faults:
         raise type(faults[0])("; ".join(map(str, faults)))
     return report
+
+
+def _settled_by_runs(chosen: list[tuple[Machine, Rental]]) -> list[tuple[Machine, Rental]]:
+    """InvalidInput for what no wake has left: it holds no restore."""
+    for machine, rental in chosen:
+        if not rental.unfinished or rental.label.workspace.startswith(RESERVED):
+            raise InvalidInput(
+                f"machine {machine.id} in `left` is of no wake or replicate: nothing was ended. "
+                "Name it in `end`"
+            )
+    return chosen
+
+
+def _hibernate(workspace: Workspace | str, opened: OpenWorkspace, machine: MachineId) -> None:
+    """Its restore is whole, and nobody was told of it."""
+    name = workspace if isinstance(workspace, str) else workspace._block_document_name
+    key = f"left-{machine}"
+    runs = runner().start(hibernate, key, workspace=name or opened.spec.name, machine=machine)
+    runner().log.info("machine %s holds a whole restore: %s", machine, runs or "it was hibernated")

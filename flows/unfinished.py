@@ -1,17 +1,17 @@
-"""What the killed wakes of a stopped job left: machines that were never handed over."""
+"""What killed wakes left: machines that were never handed over."""
 
 from __future__ import annotations
 
 from flows.phases import Phases
 from flows.restoration import Arrival
 from tasks.machines import open_session, renting
-from tasks.restore import pick_snapshot_to_wake
+from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import Tenancy
 from torpor.shared.errors import CreateFailed, MachineError, RestoreUnfinished, RunCancelled
-from torpor.shared.values import MachineId, SnapshotId, StoredSnapshot
+from torpor.shared.values import Machine, MachineId, SnapshotId, StoredSnapshot
 
 
 def end_leftovers(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId | None:
@@ -43,6 +43,22 @@ def end_leftovers(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId
     return None
 
 
+def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> bool:
+    """End a machine that a killed run left, if it holds an unfinished restore and nothing else.
+    Returns whether it holds a whole restore: then it was handed over, and only a verified snapshot
+    ends it. WorkspaceBusy while a run works on it, HandedOver if another one has taken it up;
+    MachineError or CreateFailed where it does not answer: then it is left."""
+    wanted, _ = pick_snapshot_to_wake(opened, NEWEST)
+    with renting(opened) as held:
+        tenancy = held.take_up(held.tenancy(machine, rental))
+        try:
+            _hand_over(opened, tenancy, wanted)
+        except (RunCancelled, RestoreUnfinished) as ended:
+            runner().log.info("machine %s was ended: %s", machine.id, ended)
+            return False
+    return True
+
+
 def _is_of_job(opened: OpenWorkspace, rental: Rental) -> bool:
     now = opened.rentals.of(rental.label)
     return now is not None and now.job == opened.job
@@ -54,5 +70,5 @@ def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, wanted: StoredSnapshot) 
         arrival = Arrival(opened, session, tenancy, wanted, runner().run, Phases())
         with arrival.begun() as plan:
             if not plan.complete:
-                raise RunCancelled("the job was stopped before its workspace was restored")
+                raise RunCancelled("its run has gone, and its restore is not whole")
             tenancy.hand_over()

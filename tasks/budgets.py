@@ -18,7 +18,7 @@ from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.money.budgets import WARN_SHARE, Standing, exhausted_unix, standing
-from torpor.control.money.exhaustion import MOST_S, RunningOut, reserve_s
+from torpor.control.money.exhaustion import MOST_S, BudgetsSeen, RunningOut, reserve_s
 from torpor.control.rental.records import Rental
 from torpor.control.rental.search import Offers, Tried
 from torpor.control.store.snapshots import newest_snapshot, open_manifest
@@ -79,18 +79,18 @@ def what_is_left(opened: OpenWorkspace) -> list[str]:
 
 
 @step("look at budgets", retries=ONCE)
-def look_at_budgets(
-    used: Sequence[tuple[OpenWorkspace, Rental]],
-) -> tuple[list[RunningOut], list[str]]:
+def look_at_budgets(used: Sequence[tuple[OpenWorkspace, Rental]]) -> BudgetsSeen:
     """The budgets that count any of these rentals and will be spent within the longest lead time;
-    and a sentence for each that cannot be read, because unknown is not spent."""
+    those of which most is spent; and a sentence for each that cannot be read, because unknown is
+    not spent."""
     now_unix = time.time()
     found: list[RunningOut] = []
+    reached: list[Standing] = []
     unread: list[str] = []
     try:
         budgets = used[0][0].budgets() if used else []  # the same ones for every workspace
     except TorporError as error:
-        return [], [f"no budget can be read: {error}"]
+        return BudgetsSeen([], [], [f"no budget can be read: {error}"])
     for one in budgets:
         of = [
             ws for ws, rental in used if one.budget.covers(rental.label.workspace, rental.project)
@@ -104,10 +104,12 @@ def look_at_budgets(
             continue
         now = standing(one.budget, rentals, now_unix)
         _tell_of_most(of[0], now)
+        if now.share >= WARN_SHARE:
+            reached.append(now)
         at_unix = exhausted_unix(one.budget, rentals, now_unix)
         if at_unix is not None and at_unix - now_unix <= MOST_S:
             found.append(RunningOut(now, at_unix))
-    return found, unread
+    return BudgetsSeen(found, reached, unread)
 
 
 @step("estimate its hibernation", retries=ONCE)

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from blocks import Workspace
+from tasks.alerting import AlertServer, NobodyListens
 from tasks.runner import run_by
 from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
@@ -41,6 +42,7 @@ class PlainRunner:
 
     ``retries`` limits the retries of each step; ``wait_factor`` scales their waits. ``before`` gets
     the label of each step before it begins, and may raise. ``on_event`` gets each event.
+    ``alerts``: where alerts go; without it, nobody is told.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class PlainRunner:
         at_once: int = AT_ONCE,
         before: Callable[[str], None] | None = None,
         on_event: Callable[[dict[str, Any]], None] | None = None,
+        alerts: AlertServer | None = None,
     ) -> None:
         self.run = secrets.token_hex(16)
         self.log = logging.getLogger("torpor.plain")
@@ -59,6 +62,7 @@ class PlainRunner:
         self._wait_factor = wait_factor
         self._before = before
         self._on_event = on_event
+        self.alerts = alerts or NobodyListens()
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="step")
         self._left = ExitStack()
 

@@ -16,7 +16,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
@@ -43,6 +43,9 @@ from prefect.tasks import Task
 
 from blocks import Workspace
 from blocks.reference import saved_names
+from tasks.alerting import AlertServer
+from tasks.block_names import BlockNames
+from tasks.prefect_alerts import PrefectAlerts
 from tasks.runs import JOB_POOL, JobRun, RunState
 from tasks.workspace import OpenWorkspace
 from torpor.control.reports import Row
@@ -80,6 +83,10 @@ class PrefectRunner:
             return get_run_logger()
         except MissingContextError:
             return get_logger("torpor")
+
+    @property
+    def alerts(self) -> AlertServer:
+        return PrefectAlerts()
 
     def open(self, workspace: Workspace | str) -> OpenWorkspace:
         return OpenWorkspace.of(workspace)
@@ -121,7 +128,7 @@ class PrefectRunner:
                 if not page:
                     break
                 found += page
-            blocks = _BlockNames(client)
+            blocks = BlockNames(client)
             return [_job_run(run, run.state, blocks) for run in found if run.state is not None]
 
     def state(self, run: str) -> RunState:
@@ -191,7 +198,7 @@ class PrefectRunner:
             self.log.warning("%s is not shown in the UI; the run goes on: %s", what, error)
 
 
-def _job_run(run: FlowRun, state: State[Any], blocks: _BlockNames) -> JobRun:
+def _job_run(run: FlowRun, state: State[Any], blocks: BlockNames) -> JobRun:
     changed_unix = state.timestamp.timestamp()
     return JobRun(
         str(run.id),
@@ -201,30 +208,6 @@ def _job_run(run: FlowRun, state: State[Any], blocks: _BlockNames) -> JobRun:
         run.created.timestamp() if run.created else changed_unix,
         {name: blocks.in_place(value) for name, value in run.parameters.items()},
     )
-
-
-class _BlockNames:
-    """The names of Workspace blocks that runs refer to by their ids."""
-
-    def __init__(self, client: SyncPrefectClient) -> None:
-        self._client = client
-        self._names: dict[str, str] = {}
-
-    def in_place(self, value: Any) -> Any:
-        """The block's name if ``value`` refers to a block; else ``value``."""
-        if not (isinstance(value, dict) and isinstance(value.get("$ref"), dict)):
-            return value
-        block = str(value["$ref"].get("block_document_id"))
-        if block not in self._names:
-            self._names[block] = self._read(block)
-        return self._names[block]
-
-    def _read(self, block: str) -> str:
-        try:
-            found = self._client.read_block_document(UUID(block), include_secrets=False)
-        except (ObjectNotFound, ValueError):
-            return f"a block that was deleted ({block})"
-        return found.name or block
 
 
 def _task(step: Step[P, R]) -> Task[P, R]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
+from tasks.alerting import AlertServer
 from tasks.prefect_runner import PrefectRunner
 from tasks.runs import JobRun, RunState
 from torpor.control.reports import Row
@@ -41,6 +42,10 @@ class Runner(Protocol):
     @property
     def log(self) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
         """Where this run writes its messages."""
+
+    @property
+    def alerts(self) -> AlertServer:
+        """What alerts need of the installation's server."""
 
     def open(self, workspace: Workspace | str) -> OpenWorkspace:
         """The workspace of that block or name, with its store, provider and identity."""

@@ -23,7 +23,7 @@ from torpor.control.rental.records import Rental
 from torpor.control.store import snapshots
 from torpor.shared.errors import MachineInUse, TorporError
 from torpor.shared.values import Machine, WorkspaceName, made_at, names_of
-from torpor.shared.wire.activity import Activity, ReadActivity
+from torpor.shared.wire.activity import NOBODY, Activity, ReadActivity
 
 LOOK_S: Final = 300.0
 """The longest look at one machine: one that hangs must not hold up the verdicts on the others. A
@@ -155,6 +155,37 @@ def see_nothing_began(
                 f"machine {machine.id} of workspace {opened.spec.name} was kept: {what} was "
                 "started on it meanwhile. Hibernate it again when that has ended"
             )
+
+
+class LeftLook(msgspec.Struct, frozen=True):
+    """``works``: the agent works for a run now; None where it did not say, with the ``error``.
+    ``used``: a job, a server or a person is on the machine."""
+
+    works: bool | None
+    used: bool = False
+    error: str = ""
+
+
+@step("look at what was left", run_name="look at {machine.id}", retries=ONCE)
+def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
+    """Ask the agent of a machine that was never handed over whether a run works there: it holds
+    the workspace's lock as long as that run is attached."""
+    if machine.state != "running" or machine.endpoint is None:
+        return LeftLook(None, error=f"it is {machine.state}")
+    try:
+        with open_session.function(opened, machine, LOOK_S) as session:
+            over = threading.Timer(LOOK_S, session.close)
+            over.start()
+            try:
+                activity = _read(opened, session)
+            finally:
+                over.cancel()
+    except TorporError as error:
+        return LeftLook(None, error=str(error))
+    newest = activity.samples[-1:]
+    people = any((one.ssh_s, one.jupyter_s) != (NOBODY, NOBODY) for one in newest)
+    used = people or activity.job_s is not None or activity.served_s is not None
+    return LeftLook(activity.runs, used)
 
 
 @step("find newest snapshot")

@@ -45,6 +45,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "disk_space": set(),
         "hosts": {"store"},
         "idleness": set(),
+        "alerts": {"money", "reports", "watching"},
         "jobs": {"reports", "safety", "store"},
         "deploy": {"reports", "safety", "store", "upkeep"},
         "watching": {"idleness", "reconciliation", "reports"},

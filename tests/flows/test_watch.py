@@ -172,19 +172,22 @@ def test_a_block_may_ask_for_a_report_only(world: World, opened: OpenWorkspace) 
 def test_a_workspace_that_several_blocks_are_for_is_kept(
     world: World, opened: OpenWorkspace
 ) -> None:
-    """They may store different folders."""
+    """They store different folders."""
+    other = replace(opened, spec=msgspec.structs.replace(opened.spec, paths=["~/data"]))
 
     class TwoBlocks(PlainRunner):
         def workspaces(self) -> list[str]:
             return ["one", "two"]
 
         def open(self, workspace: Workspace | str) -> OpenWorkspace:
-            return opened
+            return opened if workspace == "one" else other
 
     machine = _rented(world, gpu_peak=90)
     with TwoBlocks(opened, wait_factor=0.1):
         report = watch.fn(dry_run=False)
-    assert "the blocks one, two are all for this workspace" in _of(report, machine).next_step
+    row = _of(report, machine)
+    assert "the blocks one, two are all for this workspace and differ in paths" in row.next_step
+    assert row.differ in report.rows()[0]["reason"]
     assert [one.id for one in world.machines()] == [machine]
 
 
@@ -198,7 +201,8 @@ def test_one_hibernation_that_cannot_be_started_leaves_the_others(
             raise LookupError("no deployment has this name")
 
         def table(self, key: str, rows: Any, description: str) -> None:
-            tables.append(str(rows))
+            if key == "watch":
+                tables.append(str(rows))
 
     machines = [_rented(world, gpu_peak=90) for _ in range(2)]
     with NoServer(opened, wait_factor=0.1), pytest.raises(LookupError):

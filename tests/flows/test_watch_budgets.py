@@ -30,7 +30,7 @@ from torpor.control.safety import verify_snapshot
 from torpor.control.store.snapshots import list_snapshots
 from torpor.control.watching import Watched, WatchReport
 from torpor.shared.errors import InvalidInput, StillChanging, StoreUnavailable
-from torpor.shared.values import MachineId, WorkspaceName
+from torpor.shared.values import IdleRules, MachineId, WorkspaceName
 
 LEAD_S = START_S + LEAST_S
 HOUR = 3600.0
@@ -288,24 +288,40 @@ def test_a_budget_that_cannot_be_read_ends_nothing_and_warns(
     assert machine.machine in lab.market.alive
 
 
-def test_a_workspace_that_several_blocks_are_for_is_kept_over_its_budget_too(
-    lab: Lab, machine: Rental, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({"paths": ["~/data"]}, "differ in paths"),
+        ({"idle": IdleRules(minutes=60)}, ""),
+        ({"parts": 8}, ""),
+    ],
+)
+def test_of_several_blocks_for_a_workspace_only_what_differs_keeps_it_over_its_budget(
+    lab: Lab,
+    machine: Rental,
+    caplog: pytest.LogCaptureFixture,
+    changes: dict[str, Any],
+    kept: str,
 ) -> None:
     (opened,), _ = _limited([lab.opened], 0, DEMO)
+    other = replace(opened, spec=msgspec.structs.replace(opened.spec, **changes))
 
     class TwoBlocks(_Starts):
         def workspaces(self) -> list[str]:
             return ["one", "two"]
 
         def open(self, workspace: Any) -> OpenWorkspace:
-            return opened
+            return opened if workspace == "one" else other
 
     with TwoBlocks(opened) as runs:
         report = watch.fn(dry_run=False)
-    assert not runs.started
-    step = _of(report, machine.machine).next_step
-    assert step.startswith("budget lab is spent: hibernate it yourself: the blocks one, two")
-    assert "was not hibernated: budget lab is spent" in caplog.text
+    row = _of(report, machine.machine)
+    assert bool(runs.started) == (not kept)
+    assert ("idle" in changes) == ("differ in when it is idle" in row.differ)
+    if kept:
+        assert row.next_step.startswith("budget lab is spent: hibernate it yourself")
+        assert kept in row.next_step
+        assert "was not hibernated: budget lab is spent" in caplog.text
 
 
 def test_a_machine_that_its_provider_does_not_show_is_named(lab: Lab, machine: Rental) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from datetime import datetime, timezone
 from typing import Final, Literal
 
 import msgspec
 
 from torpor.control.providers.seam import Residue
 from torpor.control.rental.records import Rental, by_label
-from torpor.control.reports import Row
+from torpor.control.reports import Row, moment
 from torpor.shared.errors import InvalidInput, NotOurs, UnsafeDestroy
 from torpor.shared.values import RESERVED, Label, Machine, MachineId, WorkspaceName
 
@@ -117,7 +116,7 @@ class Finding(msgspec.Struct, frozen=True):
             "costs": costs,
             "workspace": self.workspace,
             "rental": rental.label.rental if rental else "",
-            "since": _utc(rental.created_unix) if rental else "",
+            "since": moment(rental.created_unix) if rental else "",
             "provider": where.provider if where else "",
         }
 
@@ -217,7 +216,3 @@ def choose(findings: Sequence[Finding], wanted: Sequence[str]) -> list[tuple[Mac
             )
         chosen.append((finding.machine, finding.rental))
     return chosen
-
-
-def _utc(unix: float) -> str:
-    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 import msgspec
 
 from torpor.shared.values import MachineId, SnapshotId, WorkspaceName
 
 Row = dict[str, str]
+
+
+def moment(unix: float) -> str:
+    """A time for people."""
+    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 class HibernateReport(msgspec.Struct, frozen=True):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from typing import Literal
 
 import msgspec
 
 from torpor.control.idleness import Kind
 from torpor.control.reconciliation import Finding
-from torpor.control.reports import Row
-from torpor.shared.values import MachineId, WorkspaceName
+from torpor.control.reports import Row, moment
+from torpor.shared.values import Label, MachineId, WorkspaceName
 
 _MOST_JOBS = 5  # of one workspace, in its row
 _SHOWN_IN_MIN = 90  # an age above it is shown in hours
@@ -25,6 +24,8 @@ class WatchedJob(msgspec.Struct, frozen=True):
     state: str
     driven: bool  # a flow run works on it
     next_step: str
+    failures: int = 0  # of its runs, in a row
+    why: str = ""  # the last one failed
 
     def words(self) -> str:
         return f"{self.job} is {self.state}: {self.next_step}"
@@ -44,9 +45,9 @@ class Watched(msgspec.Struct, frozen=True):
     newest_unix: float | None = None  # of its newest snapshot
     idle: bool = False  # it is to be hibernated
     over: str = ""  # the same, whatever its verdict: which budget is spent
+    differ: str = ""  # in what the blocks of its workspace differ, where that keeps it
 
     def row(self, now_unix: float, jobs: Sequence[WatchedJob] = ()) -> Row:
-        since = datetime.fromtimestamp(self.since_unix or 0, timezone.utc)
         price = "unknown" if self.price_usd_h is None else f"{self.price_usd_h:.2f} $/h"
         return {  # what a person looks for first: the UI shows a page's width of it
             "workspace": self.workspace,
@@ -54,16 +55,33 @@ class Watched(msgspec.Struct, frozen=True):
             "costs": price if self.machine else "",
             "next step": self.next_step,
             "jobs": "; ".join(one.words() for one in jobs[:_MOST_JOBS]),
-            "reason": self.reason,
+            "reason": "; ".join(filter(None, (self.reason, self.differ))),
             "newest snapshot": _age(self.newest_unix, now_unix),
-            "since": since.strftime("%Y-%m-%d %H:%M UTC") if self.since_unix else "",
+            "since": moment(self.since_unix) if self.since_unix else "",
             "runs on": f"{self.machine} at {self.provider}" if self.machine else "no machine",
         }
 
 
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine that was never handed over. ``killed``: no run works on it any more. ``who``: a
+    sentence that says so."""
+
+    label: Label
+    machine: MachineId
+    workspace: WorkspaceName
+    provider: str
+    price_usd_h: float
+    killed: bool
+    who: str
+    next_step: str
+    act: Literal["end", "continue", ""] = ""  # what `watch` does once it has lasted long enough
+
+
 class WatchReport(msgspec.Struct, frozen=True):
     """``findings``: what else stands at the providers, as reconcile names it. ``silent``: the
-    providers that did not answer. ``unread``: why budgets could not be looked at."""
+    providers that did not answer. ``unread``: why budgets could not be looked at. ``left``: more
+    about the machines among the findings that were never handed over. ``valid_unix``: until when
+    the report holds; None: no schedule renews it."""
 
     at_unix: float
     watched: list[Watched]
@@ -71,6 +89,8 @@ class WatchReport(msgspec.Struct, frozen=True):
     silent: list[str]
     jobs: list[WatchedJob] = []
     unread: list[str] = []
+    left: list[Left] = []
+    valid_unix: float | None = None
 
     def rows(self) -> list[Row]:
         """One row for each machine and finding."""
@@ -78,23 +98,32 @@ class WatchReport(msgspec.Struct, frozen=True):
         for job in self.jobs:
             of.setdefault(job.workspace, []).append(job)
         rows = [one.row(self.at_unix, of.get(one.workspace, ())) for one in self.watched]
+        left = {one.label: one for one in self.left}
         for finding in self.findings:
             row = finding.row(self.at_unix)
+            more = None if finding.label is None else left.get(finding.label)
             named = row["machine"] or row["rental"]
             rows.append(
                 {
                     "workspace": row["workspace"],
                     "verdict": finding.kind,
                     "costs": row["costs"],
-                    "next step": finding.next_step,
+                    "next step": more.next_step if more else finding.next_step,
                     "jobs": "",
-                    "reason": row["state"],
+                    "reason": more.who if more else row["state"],
                     "newest snapshot": "",
                     "since": row["since"],
                     "runs on": f"{named} at {row['provider']}",
                 }
             )
         return rows
+
+    def description(self) -> str:
+        """The same with its age: a table stays as it is when `watch` has stopped."""
+        until = "no schedule renews it"
+        if self.valid_unix is not None:
+            until = f"if it is later than {moment(self.valid_unix)}, watch has stopped"
+        return f"Seen at {moment(self.at_unix)}; {until}. {self.message()}"
 
     def message(self) -> str:
         """In a sentence: how many of each, and what they cost together."""

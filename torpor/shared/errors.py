@@ -47,6 +47,7 @@
     │       └── HandedOver      another run has handed it to its user meanwhile
     ├── BudgetExceeded          what was to be rented would cost more than a budget allows
     ├── JobFailed               a job has ended without success; its work is stored
+    ├── NotDelivered            a notification block did not accept a message
     ├── DeployFailed            a server did not come up, or gave a wrong answer
     ├── UnsafeDestroy           a destroy without a proof that fits the live machine
     └── RunCancelled            the user or the control side stopped the run
@@ -255,6 +256,10 @@ class BudgetExceeded(TorporError):
 
 
 class JobFailed(TorporError):
+    pass
+
+
+class NotDelivered(TorporError):
     pass
 
 

@@ -225,6 +225,8 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     """The least that a part moves: a small workspace is cut into fewer parts."""
     compression: Compression = Compression()
     idle: IdleRules = IdleRules()
+    when_left: Literal["end", "continue", "report"] = "end"
+    """What `watch` does with a machine of a killed run, which was never handed over."""
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True):

@@ -47,6 +47,15 @@ class RunningOut(msgspec.Struct, frozen=True):
         return f"budget {name} is spent" + (f" in {left_s / 60:.0f} min" if left_s > 0 else "")
 
 
+class BudgetsSeen(msgspec.Struct, frozen=True):
+    """How budgets stand that count machines in use. ``running_out``: spent within the longest lead
+    time. ``reached``: most is spent. ``unread``: a sentence for each that cannot be read."""
+
+    running_out: list[RunningOut]
+    reached: list[Standing]
+    unread: list[str]
+
+
 def lead_s(stored_bytes: int) -> float:
     """The lead time of a machine whose workspace's newest snapshot has so many stored bytes."""
     return min(MOST_S, START_S + LEAST_S + stored_bytes / STORED_BYTES_S)

@@ -1,0 +1,120 @@
+"""The alerts of a look of watch: what is wrong, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from tasks.runner import runner
+from tasks.telling import Told, tell
+from torpor.control.alerts import runs, sights
+from torpor.control.alerts.runs import Schedule
+from torpor.control.alerts.telling import Alert, Doubt, Key, rows
+from torpor.control.money.exhaustion import BudgetsSeen
+from torpor.control.watching import WatchReport
+from torpor.shared.values import WorkspaceName
+
+_SCHEDULED = ("watch", "backup", "check-backup")
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What a look saw, and what it could not see. ``silent``: the error of each provider that did
+    not answer. ``budgets``: None where no machine is in use, so that none was read. ``named``: the
+    blocks of each workspace. ``unread``: the workspaces whose store or jobs could not be read.
+    ``some``: it was not at all workspaces of the installation."""
+
+    report: WatchReport
+    silent: Mapping[str, str]
+    budgets: BudgetsSeen | None
+    newest: Mapping[WorkspaceName, float | None]
+    named: Mapping[WorkspaceName, Sequence[str]]
+    unread: Sequence[str]
+    some: bool
+
+
+class Alarms(msgspec.Struct, frozen=True):
+    """The alerts, what could not be looked at, the failed runs after which one went well, and until
+    when the look is valid; None: no schedule renews it."""
+
+    alerts: list[Alert]
+    doubt: Doubt
+    mended: list[Key]
+    valid_unix: float | None
+
+
+def see_alarms(look: Look) -> Alarms:
+    """What is wrong now."""
+    report, now_unix = look.report, look.report.at_unix
+    found = [
+        *sights.of_machines(report.watched, now_unix),
+        *sights.of_left(report.left, now_unix),
+        *sights.of_providers(look.silent, now_unix),
+        *sights.of_jobs(report.jobs, now_unix),
+    ]
+    kinds: set[str] = set()
+    if look.budgets is None or look.budgets.unread:
+        kinds |= {"budget reached", "budget spent"}
+    if look.budgets is not None:
+        found += sights.of_budgets(look.budgets, report.watched, now_unix)
+    mended: list[Key] = []
+    valid_unix: float | None = None
+    try:
+        failed = runner().alerts.failed_runs(now_unix - runs.LOOK_BACK_S)
+        schedules = {name: runner().alerts.schedule(name, now_unix) for name in _SCHEDULED}
+    except Exception as error:  # noqa: BLE001 - machines are looked at without the server
+        runner().log.error("failed runs and schedules cannot be read: %s", error)
+        kinds |= runs.FROM_RUNS
+    else:
+        mended = [one.key for one in failed if one.mended]
+        found += runs.of_failures(failed, _asleep(look))
+        for name, schedule in schedules.items():
+            found += runs.of_schedule(schedule, now_unix, itself=name == "watch")
+        found += _backups(look, schedules["backup"])
+        if schedules["watch"].active:
+            valid_unix = now_unix + schedules["watch"].quiet_s
+    known = {"", *look.named, *(block for names in look.named.values() for block in names)}
+    doubt = Doubt(frozenset(kinds), frozenset(look.unread), frozenset(known) if look.some else None)
+    return Alarms([*{one.key: one for one in found}.values()], doubt, mended, valid_unix)
+
+
+def tell_of(alarms: Alarms, notify: Sequence[str]) -> Told | None:
+    """Tell whoever is to be told, and show a table; None where the memory cannot be read."""
+    try:
+        blocks = [*notify] or runner().alerts.notifiers()
+        told = tell(alarms.alerts, blocks, alarms.doubt, alarms.mended)
+    except Exception as error:  # noqa: BLE001 - a look acts all the same
+        runner().log.error("nobody could be told of %d alerts: %s", len(alarms.alerts), error)
+        return None
+    listeners = (
+        f"They are sent by {', '.join(blocks)}" if blocks else "No notification block is named"
+    )
+    refused = "".join(f". {one}" for one in told.refused)
+    runner().table(
+        key="alerts",
+        rows=rows(alarms.alerts, told.remembered),
+        description=f"{len(alarms.alerts)} alerts. {listeners}{refused}",
+    )
+    return told
+
+
+def _asleep(look: Look) -> frozenset[str]:
+    """The blocks of workspaces that are on no machine and have a snapshot."""
+    off = {one.workspace for one in look.report.watched if one.kind == "off"}
+    return frozenset(
+        block
+        for name, blocks in look.named.items()
+        if name in off and look.newest.get(name)
+        for block in blocks
+    )
+
+
+def _backups(look: Look, schedule: Schedule) -> list[Alert]:
+    since = {
+        block: one.since_unix
+        for one in look.report.watched
+        if one.machine is not None and one.since_unix is not None
+        for block in look.named.get(one.workspace, ())
+    }
+    newest = {block: look.newest[name] for name in look.newest for block in look.named[name]}
+    return runs.of_backups(schedule, newest, since, look.report.at_unix)

@@ -1,0 +1,140 @@
+"""The machines that were never handed over: who works on them, and what becomes of those that a
+killed run left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from flows.reconcile import reconcile
+from flows.wake import wake
+from tasks.alerting import LiveRun
+from tasks.runner import runner
+from tasks.telling import Told
+from tasks.watching import LeftLook, look_at_left
+from tasks.workspace import OpenWorkspace
+from torpor.control.alerts.sights import LEFT_S
+from torpor.control.reconciliation import Finding
+from torpor.control.rental.records import Rental
+from torpor.control.reports import moment
+from torpor.control.watching import Left
+from torpor.shared.values import RESERVED, Machine, WorkspaceName
+
+AGAIN_S: Final = 900
+"""A run that was to end or continue one and failed is started again after this time."""
+
+
+def see_left(
+    findings: Sequence[Finding],
+    opened: Mapping[WorkspaceName, OpenWorkspace],
+    named: Mapping[WorkspaceName, Sequence[str]],
+    stored: Collection[WorkspaceName],
+    with_job: Collection[WorkspaceName],
+) -> list[Left]:
+    """Who works on each machine that was never handed over. One that was asked for a few minutes
+    ago is not looked at: its run may be installing its agent. ``stored``: the workspaces that have
+    a snapshot."""
+    now_unix = time.time()
+    asked = []
+    for one in findings:
+        name = WorkspaceName(one.workspace)
+        if one.kind != "unfinished" or name.startswith(RESERVED) or name not in opened:
+            continue
+        if one.machine is not None and one.rental is not None:
+            young = now_unix - one.rental.created_unix < LEFT_S
+            look = None if young else look_at_left.submit(opened[name], one.machine)
+            asked.append((name, one.machine, one.rental, look))
+    if not asked:
+        return []
+    try:
+        live = runner().alerts.live_runs()
+    except Exception as error:  # noqa: BLE001 - the agents say more
+        runner().log.warning("the runs that work now cannot be read: %s", error)
+        live = []
+    return [
+        _left(
+            machine,
+            rental,
+            look.result() if look else None,
+            [run for run in live if run.workspace in (name, *named[name])],
+            opened[name].spec.when_left if name in stored else "report",
+            name in with_job,
+        )
+        for name, machine, rental, look in asked
+    ]
+
+
+def act_on_left(one: Left, block: str, told: Told | None, faults: list[Exception]) -> Left:
+    """Start the run that ends or continues it, once nobody has worked on it for LEFT_S by what is
+    remembered."""
+    now_unix = time.time()
+    since_unix = told.since_unix("machine left", one.machine) if told else None
+    if not one.act or since_unix is None or now_unix - since_unix < LEFT_S:
+        return one
+    key = f"left-{one.machine}-{int(now_unix) // AGAIN_S}"
+    try:
+        if one.act == "end":
+            runs = runner().start(reconcile, key, workspace=block, left=[str(one.machine)])
+        else:
+            runs = runner().start(wake, key, workspace=block)
+    except Exception as error:  # noqa: BLE001 - one that fails leaves the others to be looked at
+        runner().log.error("machine %s stays as it was left: %s", one.machine, error)
+        faults.append(error)
+        return msgspec.structs.replace(one, next_step=f"it stays as it was left: {error}")
+    done = "ends" if one.act == "end" else "continues with"
+    past = "was ended, or hibernated" if one.act == "end" else "was woken"
+    return msgspec.structs.replace(one, next_step=f"{runs} {done} it" if runs else f"it {past}")
+
+
+def _left(
+    machine: Machine,
+    rental: Rental,
+    look: LeftLook | None,
+    live: Sequence[LiveRun],
+    rule: Literal["end", "continue", "report"],
+    has_job: bool,
+) -> Left:
+    killed, who = _who(look, live, rental.created_unix)
+    act: Literal["end", "continue", ""] = ""
+    if not killed:
+        step = "none: wait for that run"
+    elif has_job:
+        killed, step = False, "none: the job of its workspace continues with it"
+    elif look is None or look.works is None:
+        step = "if it never answers again, name its id in `end` of reconcile"
+    elif rule == "report":
+        step = "wake its workspace, which continues with it, or run reconcile with it in `left`"
+    elif rule == "continue" or look.used:
+        act, step = "continue", "a run of wake continues with it and hands it over"
+    else:
+        act, step = "end", "a run of reconcile ends it; a whole restore is hibernated instead"
+    return Left(
+        label=rental.label,
+        machine=machine.id,
+        workspace=rental.label.workspace,
+        provider=machine.provider,
+        price_usd_h=machine.price_usd_h,
+        killed=killed,
+        who=who,
+        next_step=step,
+        act=act,
+    )
+
+
+def _who(look: LeftLook | None, live: Sequence[LiveRun], asked_unix: float) -> tuple[bool, str]:
+    """Whether its run was killed, and a sentence. The agent's answer counts; the server's rows tell
+    only what it cannot."""
+    named = " and ".join(f"run {run.name}" for run in live)
+    if look is None:
+        return False, f"It was asked for at {moment(asked_unix)}: its run may still begin on it."
+    if look.works:
+        return False, f"{named or 'A run'} works on it now."
+    if look.works is False:
+        shown = f" The server still shows {named} as running, without its process." if named else ""
+        return True, f"No run works on it: the one that rented it was killed.{shown}"
+    if named:
+        return False, f"It does not answer ({look.error}), and {named} may wait for it."
+    return True, f"It does not answer ({look.error}), and no run waits for it: that was killed."

@@ -1,0 +1,123 @@
+"""What a look of watch sees: the workspaces, and a row for each of their machines."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from tasks.watching import Standing, newest_made_unix
+from tasks.workspace import OpenWorkspace
+from torpor.control.idleness import Verdict
+from torpor.control.reconciliation import Finding
+from torpor.control.watching import Watched
+from torpor.shared.errors import TorporError
+from torpor.shared.values import Label, MachineId, WorkspaceName
+
+_NEXT: Final = {
+    "busy": "none: it works",
+    "unknown": "it is kept and costs money: log in, or hibernate it yourself",
+}
+
+
+def newest_snapshots(
+    opened: dict[WorkspaceName, OpenWorkspace],
+) -> tuple[dict[WorkspaceName, float | None], dict[WorkspaceName, str]]:
+    found: dict[WorkspaceName, float | None] = {}
+    troubles: dict[WorkspaceName, str] = {}
+    looks = [(name, newest_made_unix.submit(one)) for name, one in opened.items()]
+    for name, look in looks:
+        try:
+            found[name] = look.result()
+        except TorporError as error:
+            troubles[name] = str(error)
+    return found, troubles
+
+
+def in_use(
+    opened: OpenWorkspace,
+    finding: Finding,
+    verdict: Verdict,
+    newest: dict[WorkspaceName, float | None],
+    over: dict[Label, str],
+    dry_run: bool,
+) -> Watched:
+    name, machine, rental = opened.spec.name, finding.machine, finding.rental
+    idle = verdict.kind == "idle" and opened.spec.idle.hibernate
+    step = _NEXT.get(verdict.kind, "hibernate it" if idle else "none: its block says report")
+    why = over.get(rental.label, "") if rental else ""
+    if why:
+        step = f"{why}: hibernate it"
+    if (idle or why) and dry_run:
+        step += ": this was a dry run"
+    return Watched(
+        name,
+        verdict.kind,
+        verdict.reason,
+        step,
+        machine.id if machine else None,
+        machine.provider if machine else "",
+        rental.created_unix if rental else None,
+        finding.price_usd_h or (rental.price_usd_h if rental else 0.0) or None,
+        newest.get(name),
+        idle,
+        why,
+    )
+
+
+def not_there(
+    standing: Standing,
+    opened: dict[WorkspaceName, OpenWorkspace],
+    newest: dict[WorkspaceName, float | None],
+    over: dict[Label, str],
+) -> list[Watched]:
+    """A row for each machine that was handed over and that its provider does not show."""
+    rows = []
+    for finding in standing.findings:
+        rental, name = finding.rental, WorkspaceName(finding.workspace)
+        if not is_missing(finding) or rental is None or name not in opened:
+            continue
+        reason = standing.silent.get(rental.provider, "") or f"its machine is {finding.kind}"
+        if why := over.get(rental.label, ""):
+            reason += f"; {why}, and it cannot be hibernated now"
+        rows.append(
+            Watched(
+                name,
+                "unknown",
+                reason,
+                finding.next_step,
+                rental.machine or MachineId("unnamed"),
+                rental.provider,
+                rental.created_unix,
+                rental.price_usd_h or None,
+                newest.get(name),
+            )
+        )
+    return rows
+
+
+def is_missing(finding: Finding) -> bool:
+    return (
+        finding.rental is not None
+        and finding.machine is None
+        and (finding.rental.state == "handed over")
+    )
+
+
+def asleep(
+    opened: Mapping[WorkspaceName, OpenWorkspace],
+    newest: Mapping[WorkspaceName, float | None],
+    there: Collection[WorkspaceName],
+    with_job: Collection[WorkspaceName],
+) -> list[Watched]:
+    """A row for each workspace that is on no machine."""
+    return [
+        Watched(
+            name,
+            "off",
+            "",
+            "none: it has a job" if name in with_job else "wake it to work on it",
+            newest_unix=newest.get(name),
+        )
+        for name in opened
+        if name not in there
+    ]

@@ -1,0 +1,91 @@
+"""Several Workspace blocks for one workspace: what they differ in, and what watch then leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
+from torpor.control.watching import Watched
+from torpor.shared.values import WorkspaceName
+
+_STORED: Final = {
+    "paths": "paths",
+    "exclude": "exclude",
+    "accept_changed": "accept_changed",
+    "quiesce": "the quiesce command",
+}
+
+
+class Twins(msgspec.Struct, frozen=True):
+    """What the ``blocks`` of a workspace differ in. ``stored``: in what a hibernation stores, and
+    where: then nobody but a person can choose one. ``idle``: in when a machine is idle."""
+
+    blocks: list[str]
+    stored: list[str]
+    idle: bool
+
+    @property
+    def words(self) -> str:
+        """What they differ in, and what watch leaves for it; empty if that is nothing."""
+        names = ", ".join(self.blocks)
+        if self.stored:
+            return (
+                f"the blocks {names} are all for this workspace and differ in "
+                f"{', '.join(self.stored)}: it is hibernated neither when it is idle nor for a "
+                "budget"
+            )
+        if self.idle:
+            return (
+                f"the blocks {names} are all for this workspace and differ in when it is idle: it "
+                "is hibernated for a budget only"
+            )
+        return ""
+
+
+def twins(
+    blocks: Mapping[str, OpenWorkspace], named: Mapping[WorkspaceName, Sequence[str]]
+) -> dict[WorkspaceName, Twins]:
+    """Of each workspace that several blocks are for."""
+    return {
+        name: _compared({block: blocks[block] for block in of})
+        for name, of in named.items()
+        if len(of) > 1
+    }
+
+
+def undecided(one: Watched, of: Twins | None, has_job: bool) -> Watched:
+    """Kept, where a job hibernates the workspace when it has ended, or where its blocks differ."""
+    differ = of.words if of else ""
+    if has_job and not one.over:
+        if one.idle:
+            step = "none: its job hibernates it when it has ended"
+            one = msgspec.structs.replace(one, next_step=step, idle=False)
+        return msgspec.structs.replace(one, differ=differ)
+    if of is None or not differ:
+        return one
+    if not (one.idle or one.over) or (one.over and not of.stored):
+        return msgspec.structs.replace(one, differ=differ)
+    step = f"hibernate it yourself, or make the blocks alike: {differ}"
+    if one.over:
+        step = f"{one.over}: {step}"
+        runner().log.warning("machine %s was not hibernated: %s", one.machine, step)
+    return msgspec.structs.replace(one, next_step=step, idle=False, over="", differ=differ)
+
+
+def _compared(blocks: Mapping[str, OpenWorkspace]) -> Twins:
+    opened = [*blocks.values()]
+    first = opened[0]
+    stored = [
+        words
+        for field, words in _STORED.items()
+        if any(getattr(one.spec, field) != getattr(first.spec, field) for one in opened)
+    ]
+    if any(one.store.address != first.store.address for one in opened):
+        stored.append("the store")
+    elif any(one.key != first.key for one in opened):
+        stored.append("the store's encryption")
+    return Twins([*blocks], stored, any(one.spec.idle != first.spec.idle for one in opened))

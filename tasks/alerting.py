@@ -1,0 +1,76 @@
+"""What alerts need of the installation's server: runs, notification blocks, and a memory."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from torpor.control.alerts.runs import FailedRun, Schedule
+from torpor.control.alerts.telling import Remembered
+from torpor.shared.errors import NotDelivered
+
+
+class LiveRun(msgspec.Struct, frozen=True):
+    """A run that has not ended, as the server shows it. Its process may be gone all the same."""
+
+    name: str
+    flow: str
+    workspace: str  # the block; empty if it is for none
+
+
+class AlertServer(Protocol):
+    """The memory is kept where the notification blocks are: who can send can also remember. Any
+    call may raise whatever the server's client raises."""
+
+    def notifiers(self) -> list[str]:
+        """The notification blocks that `make automations NOTIFY=...` has named, as type/name."""
+
+    def notify(self, block: str, subject: str, body: str) -> None:
+        """Send a message by this block; NotDelivered unless the block accepted it."""
+
+    def remembered(self) -> list[Remembered]:
+        """Every alert that an earlier run has remembered and none has forgotten."""
+
+    def remember(self, one: Remembered) -> None:
+        """Keep it, in place of what was kept of this alert."""
+
+    def forget(self, one: Remembered) -> None:
+        """Keep nothing of it. One that is not kept is no error."""
+
+    def failed_runs(self, since_unix: float) -> list[FailedRun]:
+        """The runs of deployments that have failed or crashed since."""
+
+    def live_runs(self) -> list[LiveRun]:
+        """The runs that work on a workspace now."""
+
+    def schedule(self, flow: str, now_unix: float) -> Schedule:
+        """The schedules of the deployment that is named as its flow."""
+
+
+class NobodyListens:
+    """For runs without a server: nothing is told and nothing remembered."""
+
+    def notifiers(self) -> list[str]:
+        return []
+
+    def notify(self, block: str, subject: str, body: str) -> None:
+        raise NotDelivered(f"{block} was not notified: this run has no server and so no blocks")
+
+    def remembered(self) -> list[Remembered]:
+        return []
+
+    def remember(self, one: Remembered) -> None:
+        """Nobody reads it."""
+
+    def forget(self, one: Remembered) -> None:
+        """Nothing is kept."""
+
+    def failed_runs(self, since_unix: float) -> list[FailedRun]:
+        return []
+
+    def live_runs(self) -> list[LiveRun]:
+        return []
+
+    def schedule(self, flow: str, now_unix: float) -> Schedule:
+        return Schedule(deployment=flow, active=False, coming={}, due_unix={}, ended_unix=None)

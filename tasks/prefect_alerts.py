@@ -1,0 +1,306 @@
+"""What alerts need of Prefect's server. Their memory is in its variables, one for each alert."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from prefect.blocks.abstract import NotificationBlock
+from prefect.blocks.core import Block
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import VariableCreate, VariableUpdate
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterEndTime,
+    FlowRunFilterExpectedStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+    LogFilter,
+    LogFilterFlowRunId,
+    LogFilterLevel,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.sorting import FlowRunSort, LogSort
+from prefect.exceptions import ObjectNotFound
+from prefect.utilities.urls import url_for
+
+from tasks.alerting import LiveRun
+from tasks.block_names import BlockNames
+from torpor.control.alerts.runs import OVERDUE_S, FailedRun, Schedule
+from torpor.control.alerts.telling import Remembered
+from torpor.shared.errors import InvalidInput, NotDelivered
+
+NOTIFIERS: Final = "torpor_notify"
+"""The variable with the names of the notification blocks; `make automations` writes it."""
+TAG: Final = "torpor"
+_MEMORY: Final = "torpor_alert_"
+_PAGE: Final = 200  # the most that the API answers at once
+_MOST_WORDS: Final = 500  # characters of a log's last errors
+_FEW: Final = 20  # later runs of a deployment in which one of the same workspace is looked for
+_WORKING: Final = ("wake", "replicate", "create", "deploy", "job")
+_ALIVE: Final = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
+
+
+class PrefectAlerts:
+    """See ``tasks.alerting.AlertServer``. It holds no state."""
+
+    def notifiers(self) -> list[str]:
+        with get_client(sync_client=True) as client:
+            found = client.read_variable_by_name(NOTIFIERS)
+        value = [] if found is None else found.value
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise InvalidInput(
+                f"the variable {NOTIFIERS} is no list of notification blocks: run "
+                "`make automations NOTIFY=type/name`"
+            )
+        return [str(one) for one in value]
+
+    def notify(self, block: str, subject: str, body: str) -> None:
+        try:
+            found: Any = Block.load(block, _sync=True)  # type: ignore[call-arg, unused-ignore]
+        except Exception as error:  # noqa: BLE001 - whatever it raises, nobody was notified
+            raise _undelivered(block, error) from None
+        if not isinstance(found, NotificationBlock):
+            raise NotDelivered(
+                f"{block} was not notified: it is no notification block. Name another one with "
+                "`make automations NOTIFY=type/name`"
+            )
+        try:
+            with found.raise_on_failure():
+                notified: Any = found.notify
+                notified(body, subject, _sync=True)
+        except Exception as error:  # noqa: BLE001 - each block raises errors of its own
+            raise _undelivered(block, error) from None
+
+    def remembered(self) -> list[Remembered]:
+        found = []
+        with get_client(sync_client=True) as client:
+            for one in _variables(client):
+                with contextlib.suppress(msgspec.MsgspecError):  # of another version: told again
+                    found.append(msgspec.convert(one["value"], Remembered))
+        return found
+
+    def remember(self, one: Remembered) -> None:
+        value = msgspec.to_builtins(one)
+        with get_client(sync_client=True) as client:
+            name = f"{_MEMORY}{one.name}"
+            if client.read_variable_by_name(name) is None:
+                made = VariableCreate(name=name, value=value, tags=[TAG])
+                client.create_variable(made)
+            else:
+                client.update_variable(VariableUpdate(name=name, value=value, tags=[TAG]))
+
+    def forget(self, one: Remembered) -> None:
+        with get_client(sync_client=True) as client, contextlib.suppress(ObjectNotFound):
+            client.delete_variable_by_name(f"{_MEMORY}{one.name}")
+
+    def failed_runs(self, since_unix: float) -> list[FailedRun]:
+        ours = FlowRunFilter(
+            tags=FlowRunFilterTags(all_=[TAG]),
+            state=_states(StateType.FAILED, StateType.CRASHED),
+            end_time=FlowRunFilterEndTime(after_=_time(since_unix)),
+        )
+        with get_client(sync_client=True) as client:
+            runs = client.read_flow_runs(
+                flow_run_filter=ours, sort=FlowRunSort.END_TIME_DESC, limit=_PAGE
+            )
+            seen = _Names(client)
+            newest: dict[tuple[str, str], FailedRun] = {}
+            for run in runs:  # the newest first
+                failed = _failed(run, seen)
+                if failed.key not in newest:
+                    newest[failed.key] = _looked_into(client, run, failed, seen)
+        return [*newest.values()]
+
+    def live_runs(self) -> list[LiveRun]:
+        with get_client(sync_client=True) as client:
+            seen = _Names(client)
+            runs = client.read_flow_runs(
+                flow_filter=FlowFilter(name=FlowFilterName(any_=[*_WORKING])),
+                flow_run_filter=FlowRunFilter(state=_states(*_ALIVE)),
+                limit=_PAGE,
+            )
+            return [LiveRun(run.name, seen.flow(run), seen.workspace(run)) for run in runs]
+
+    def schedule(self, flow: str, now_unix: float) -> Schedule:
+        none = Schedule(deployment=flow, active=False, coming={}, due_unix={}, ended_unix=None)
+        with get_client(sync_client=True) as client:
+            try:
+                deployment = client.read_deployment_by_name(f"{flow}/{flow}")
+            except ObjectNotFound:
+                return none
+            if deployment.paused or not any(one.active for one in deployment.schedules):
+                return none
+            of = FlowRunFilterDeploymentId(any_=[deployment.id])
+            coming: dict[str, list[float]] = {}
+            due: dict[str, float] = {}
+            seen = _Names(client)
+            planned = client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(deployment_id=of, state=_states(StateType.SCHEDULED)),
+                sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+                limit=_PAGE,
+            )
+            for workspace, at_unix in _by_schedule(planned, seen):
+                coming.setdefault(workspace, []).append(at_unix)
+            past = client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(
+                    deployment_id=of,
+                    expected_start_time=FlowRunFilterExpectedStartTime(
+                        before_=_time(now_unix - OVERDUE_S)
+                    ),
+                ),
+                sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+                limit=_FEW,
+            )
+            for workspace, at_unix in _by_schedule(past, seen):
+                due.setdefault(workspace, at_unix)
+            ended = client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(
+                    deployment_id=of, state=_states(StateType.COMPLETED, StateType.FAILED)
+                ),
+                sort=FlowRunSort.END_TIME_DESC,
+                limit=1,
+            )
+        return Schedule(
+            deployment=flow,
+            active=True,
+            coming=coming,
+            due_unix=due,
+            ended_unix=_unix(ended[0].end_time) if ended else None,
+        )
+
+
+class _Names:
+    """The names of what runs refer to by ids."""
+
+    def __init__(self, client: SyncPrefectClient) -> None:
+        self._client = client
+        self._blocks = BlockNames(client)
+        self._flows: dict[UUID, str] = {}
+        self._deployments: dict[UUID, str] = {}
+
+    def flow(self, run: FlowRun) -> str:
+        if run.flow_id not in self._flows:
+            self._flows[run.flow_id] = self._client.read_flow(run.flow_id).name
+        return self._flows[run.flow_id]
+
+    def deployment(self, run: FlowRun) -> str:
+        if run.deployment_id is None:
+            return ""
+        if run.deployment_id not in self._deployments:
+            try:
+                name = self._client.read_deployment(run.deployment_id).name
+            except ObjectNotFound:
+                name = "deleted"
+            self._deployments[run.deployment_id] = name
+        return self._deployments[run.deployment_id]
+
+    def workspace(self, run: FlowRun) -> str:
+        found = self._blocks.in_place(run.parameters.get("workspace"))
+        if isinstance(found, Mapping):
+            found = found.get("name")
+        return "" if found is None else str(found)
+
+
+def _failed(run: FlowRun, seen: _Names) -> FailedRun:
+    state = run.state
+    crashed = state is not None and state.type == StateType.CRASHED
+    return FailedRun(
+        id=str(run.id),
+        name=run.name,
+        flow=seen.flow(run),
+        deployment=seen.deployment(run),
+        workspace=seen.workspace(run),
+        state="Crashed" if crashed else "Failed",
+        message=(state.message if state is not None else None) or "its state has no message",
+        ended_unix=_unix(run.end_time),
+    )
+
+
+def _looked_into(
+    client: SyncPrefectClient, run: FlowRun, failed: FailedRun, seen: _Names
+) -> FailedRun:
+    """With its last words and its page, and whether a later run has gone well."""
+    logs = client.read_logs(
+        LogFilter(
+            flow_run_id=LogFilterFlowRunId(any_=[run.id]),
+            level=LogFilterLevel(ge_=40),  # errors
+        ),
+        limit=1,
+        sort=LogSort.TIMESTAMP_DESC,
+    )
+    words = " ".join(line.message for line in logs)
+    later = [] if failed.flow == "job" or run.deployment_id is None else client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            deployment_id=FlowRunFilterDeploymentId(any_=[run.deployment_id]),
+            state=_states(StateType.COMPLETED),
+            end_time=FlowRunFilterEndTime(after_=_time(failed.ended_unix)),
+        ),
+        sort=FlowRunSort.END_TIME_DESC,
+        limit=_FEW,
+    )  # fmt: skip
+    return msgspec.structs.replace(
+        failed,
+        last_words=words[-_MOST_WORDS:],
+        url=url_for("flow-run", obj_id=run.id) or "",
+        mended=any(seen.workspace(one) == failed.workspace for one in later),
+    )
+
+
+def _by_schedule(runs: list[FlowRun], seen: _Names) -> Iterator[tuple[str, float]]:
+    for run in runs:
+        if run.auto_scheduled and run.expected_start_time is not None:
+            yield seen.workspace(run), _unix(run.expected_start_time)
+
+
+def _variables(client: SyncPrefectClient) -> Iterator[dict[str, Any]]:
+    """Ours; the client's own method reads 200 of all."""
+    offset = 0
+    while True:
+        answer = client.request(
+            "POST",
+            "/variables/filter",
+            json={
+                "variables": {"name": {"like_": _MEMORY}},
+                "sort": "NAME_ASC",
+                "limit": _PAGE,
+                "offset": offset,
+            },
+        )
+        page = json.loads(answer.content)
+        yield from page
+        if len(page) < _PAGE:
+            return
+        offset += _PAGE
+
+
+def _states(*types: StateType) -> FlowRunFilterState:
+    return FlowRunFilterState(type=FlowRunFilterStateType(any_=[*types]))
+
+
+def _undelivered(block: str, error: Exception) -> NotDelivered:
+    """Without the error's own words, which may hold a web hook's address."""
+    answer = getattr(error, "response", None)
+    status = getattr(answer, "status_code", None)
+    what = f"it answered with status {status}" if status else type(error).__name__
+    return NotDelivered(
+        f"{block} was not notified ({what}): see that the block is there and send a test message "
+        "from its page. The next look of watch tries again"
+    )
+
+
+def _time(unix: float) -> Any:
+    return datetime.fromtimestamp(unix, timezone.utc)
+
+
+def _unix(time: datetime | None) -> float:
+    return 0.0 if time is None else time.timestamp()

@@ -1,0 +1,61 @@
+"""The step of alerts: tell them, and remember what was told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from tasks.retrying import ONCE
+from tasks.runner import runner
+from tasks.step import step
+from torpor.control.alerts.telling import Alert, Doubt, Key, Remembered, after, plan
+from torpor.shared.errors import NotDelivered
+
+
+class Told(NamedTuple):
+    """What is remembered now, and why each notification block that refused a message did so."""
+
+    remembered: list[Remembered]
+    refused: list[str]
+
+    def since_unix(self, kind: str, subject: str) -> float | None:
+        """Since when an alert has been seen; None if it has not."""
+        found = [one.since_unix for one in self.remembered if one.key == (kind, subject)]
+        return found[0] if found else None
+
+
+@step("tell of alerts", retries=ONCE)
+def tell(
+    alerts: Sequence[Alert], blocks: Sequence[str], doubt: Doubt, mended: Collection[Key]
+) -> Told:
+    """Send what is due by these notification blocks. A message is remembered right after its block
+    accepted it: a run that is killed in between leaves one that is sent twice, and none that is
+    never sent. A block that refuses one gets no other in this look."""
+    server, now_unix = runner().alerts, time.time()
+    memory = {one.key: one for one in server.remembered()}
+    wanted = plan(alerts, [*memory.values()], blocks, doubt, now_unix, mended=mended)
+    for one in wanted.begun:
+        server.remember(one)
+        memory[one.key] = one
+    for one in wanted.forgotten:
+        server.forget(one)
+        del memory[one.key]
+    refused: dict[str, str] = {}
+    for notice in wanted.notices:
+        if notice.block in refused:
+            continue
+        try:
+            server.notify(notice.block, notice.subject, notice.body)
+        except NotDelivered as error:
+            refused[notice.block] = str(error)
+            runner().log.error("%s", error)
+            continue
+        before = memory.pop(notice.key)
+        left = after(before, notice, now_unix)
+        if left is None:
+            server.forget(before)
+        else:
+            server.remember(left)
+            memory[left.key] = left
+    return Told([*memory.values()], [*refused.values()])

@@ -1,0 +1,154 @@
+"""What is told to whom and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from torpor.control.alerts.telling import (
+    AGAIN_S,
+    MOST_NOTICES,
+    Alert,
+    Doubt,
+    Plan,
+    Remembered,
+    after,
+    plan,
+)
+
+NOW = 1_800_000_000.0
+HOOK, MAIL = "custom-webhook/mine", "email/mine"
+
+
+def _alert(subject: str = "m-1", **changes: Any) -> Alert:
+    fields: dict[str, Any] = {
+        "kind": "machine unknown",
+        "subject": subject,
+        "title": f"machine {subject} of workspace demo cannot be judged",
+        "cause": "the sampler is dead",
+        "next_step": "log in",
+        "workspace": "demo",
+        "at_unix": NOW,
+    }
+    return Alert(**{**fields, **changes})
+
+
+_NONE = Doubt()
+
+
+class Watcher:
+    """Looks again and again, as runs of `watch` do, with a memory that outlives each run."""
+
+    def __init__(self, *blocks: str) -> None:
+        self.blocks = blocks or (HOOK,)
+        self.memory: dict[tuple[str, str], Remembered] = {}
+        self.refusing: set[str] = set()
+
+    def look(
+        self, *alerts: Alert, at: float = 0.0, doubt: Doubt = _NONE, **options: Any
+    ) -> list[str]:
+        """The subjects of the messages that were accepted."""
+        now = NOW + at
+        alerts = tuple(msgspec.structs.replace(one, at_unix=now) for one in alerts)
+        found = self._plan(alerts, doubt, now, options)
+        accepted = []
+        for one in found.begun:
+            self.memory[one.key] = one
+        for one in found.forgotten:
+            del self.memory[one.key]
+        for notice in found.notices:
+            if notice.block in self.refusing:
+                continue
+            accepted.append(f"{notice.block}: {notice.subject}")
+            left = after(self.memory[notice.key], notice, now)
+            if left is None:
+                del self.memory[notice.key]
+            else:
+                self.memory[notice.key] = left
+        return accepted
+
+    def _plan(self, alerts: Any, doubt: Doubt, now: float, options: dict[str, Any]) -> Plan:
+        return plan(alerts, [*self.memory.values()], self.blocks, doubt, now, **options)
+
+
+def test_an_alert_is_told_once_again_after_a_day_and_when_it_is_over() -> None:
+    seen = Watcher()
+    title = "machine m-1 of workspace demo cannot be judged"
+    assert seen.look(_alert()) == [f"{HOOK}: torpor: {title}"]
+    assert seen.look(_alert(), at=120) == []
+    assert seen.look(_alert(), at=AGAIN_S - 1) == []
+    assert seen.look(_alert(), at=AGAIN_S) == [f"{HOOK}: torpor: still: {title}"]
+    assert seen.look(_alert(), at=AGAIN_S + 120) == []
+    assert seen.look(at=AGAIN_S + 240) == [f"{HOOK}: torpor: over: {title}"]
+    assert seen.look(at=AGAIN_S + 360) == []
+    assert seen.memory == {}
+
+
+def test_what_a_block_refused_is_sent_again_at_the_next_look_and_to_no_other() -> None:
+    seen = Watcher(HOOK, MAIL)
+    seen.refusing = {MAIL}
+    assert [one.split(":")[0] for one in seen.look(_alert())] == [HOOK]
+    assert seen.look(_alert(), at=120) == []
+    seen.refusing = set()
+    assert [one.split(":")[0] for one in seen.look(_alert(), at=240)] == [MAIL]
+    seen.refusing = {HOOK}
+    assert [one.split(":")[0] for one in seen.look(at=360)] == [MAIL]  # its end
+    seen.refusing = set()
+    assert [one.split(":")[0] for one in seen.look(at=480)] == [HOOK]
+    assert seen.memory == {}
+
+
+def test_what_did_not_last_is_told_to_nobody() -> None:
+    seen = Watcher()
+    late = _alert(after_s=1800)
+    assert seen.look(late) == []
+    assert seen.look(late, at=1799) == []
+    assert seen.look(at=1801) == [] and seen.memory == {}
+    assert seen.look(late, at=1900) == []  # it counts from its new beginning
+    assert len(seen.look(late, at=3700)) == 1
+
+
+@pytest.mark.parametrize(
+    "doubt",
+    [
+        Doubt(kinds=frozenset({"machine unknown"})),
+        Doubt(workspaces=frozenset({"demo"})),
+        Doubt(known=frozenset({"other"})),
+    ],
+)
+def test_what_could_not_be_looked_at_has_not_ended(doubt: Doubt) -> None:
+    seen = Watcher()
+    seen.look(_alert())
+    assert seen.look(at=120, doubt=doubt) == []
+    assert seen.look(_alert(), at=240) == []  # it was told before
+    assert len(seen.look(at=360)) == 1
+
+
+def test_a_failed_run_that_is_only_too_old_is_forgotten_without_a_word() -> None:
+    seen = Watcher()
+    failed = _alert(kind="run failed")
+    seen.look(failed)
+    assert seen.look(at=120) == [] and seen.memory == {}
+    seen.look(failed)
+    assert len(seen.look(at=120, mended={failed.key})) == 1 and seen.memory == {}
+
+
+def test_what_happened_once_is_not_told_again() -> None:
+    seen = Watcher()
+    seen.look(_alert())
+    found = seen._plan((_alert(at_unix=NOW - 60),), Doubt(), NOW + 2 * AGAIN_S, {})
+    assert found.notices == []
+    seen, once = Watcher(), _alert(kind="budget reached", once=True)
+    assert len(seen.look(once, at=120)) == 1
+    assert seen.look(once, at=9 * AGAIN_S) == []
+    assert seen.look(at=30 * AGAIN_S) == []  # the next month
+
+
+def test_a_message_names_cause_next_step_and_since_when_and_their_number_is_bounded() -> None:
+    found = plan([_alert(str(n)) for n in range(50)], [], [HOOK, MAIL], Doubt(), NOW)
+    assert len(found.notices) == 2 * MOST_NOTICES and len(found.begun) == 50
+    assert found.notices[0].body == (
+        "the sampler is dead\nNext step: log in\nSince: 2027-01-15 08:00 UTC"
+    )

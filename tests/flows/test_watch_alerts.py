@@ -1,0 +1,206 @@
+"""What `watch` tells people, and that it tells it once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+import pytest
+
+from flows import watch
+from tasks.plain_runner import PlainRunner
+from tasks.workspace import OpenWorkspace
+from tests.fixtures.alert_server import AlertMemory
+from tests.fixtures.lab import Lab
+from tests.fixtures.rentals import handed_over
+from torpor.control.alerts.runs import FailedRun, Schedule
+from torpor.control.watching import WatchReport
+from torpor.shared.errors import StoreUnavailable
+
+HOUR = 3600.0
+
+
+class _Runs(PlainRunner):
+    """Starts no flow, and keeps the descriptions of tables."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, retries=0, **options)
+        self.started: list[tuple[str, dict[str, Any]]] = []
+        self.tables: dict[str, str] = {}
+        self.rows: dict[str, list[dict[str, str]]] = {}
+
+    def start(self, flow: Any, key: str, **parameters: Any) -> str:
+        self.started.append((flow.name, parameters))
+        return "run one"
+
+    def table(self, key: str, rows: Any, description: str) -> None:
+        self.tables[key], self.rows[key] = description, list(rows)
+
+
+@pytest.fixture
+def server() -> AlertMemory:
+    return AlertMemory()
+
+
+def _watch(
+    opened: OpenWorkspace, server: AlertMemory, **options: Any
+) -> tuple[WatchReport, _Runs, list[tuple[str, str]]]:
+    with _Runs(opened, alerts=server) as runs:
+        report = watch.fn(**{"dry_run": False, **options})
+    return report, runs, server.take()
+
+
+def _failed(flow: str = "hibernate", **changes: Any) -> FailedRun:
+    fields: dict[str, Any] = {
+        "id": "0199",
+        "name": "mini-ammonite",
+        "flow": flow,
+        "deployment": flow,
+        "workspace": "demo",
+        "state": "Crashed",
+        "message": "Process exited with a general error",
+        "ended_unix": time.time() - 60,
+        "url": "http://127.0.0.1:4200/runs/flow-run/0199",
+    }
+    return FailedRun(**{**fields, **changes})
+
+
+def test_a_run_that_crashed_is_told_once_with_all_that_a_person_needs(
+    lab: Lab, server: AlertMemory
+) -> None:
+    server.failed = [_failed()]
+    ((subject, body),) = _watch(lab.opened, server)[2]
+    assert subject == "torpor: hibernate for workspace demo crashed"
+    for words in (
+        "Flow: hibernate",
+        "Deployment: hibernate/hibernate",
+        "Workspace: demo",
+        "Run: mini-ammonite http://127.0.0.1:4200/runs/flow-run/0199",
+        "Cause: Process exited with a general error Its process was killed",
+        "Next step: its machine was kept and costs money",
+    ):
+        assert words in body
+    assert _watch(lab.opened, server)[2] == []
+    server.failed = [_failed(mended=True)]
+    ((subject, _),) = _watch(lab.opened, server)[2]
+    assert subject == "torpor: over: hibernate for workspace demo crashed"
+
+
+def test_a_machine_that_cannot_be_judged_is_told_after_half_an_hour(
+    lab: Lab, server: AlertMemory
+) -> None:
+    machine, _ = handed_over(lab.opened)
+    assert _watch(lab.opened, server)[2] == []
+    server.since(29 * 60)
+    assert _watch(lab.opened, server)[2] == []
+    server.since(60)
+    _, runs, ((subject, body),) = _watch(lab.opened, server)
+    assert subject == f"torpor: machine {machine.id} of workspace demo cannot be judged"
+    assert "It costs 4.00 $/h." in body and "Next step: it is kept" in body
+    assert "custom-webhook/mine 20" in runs.rows["alerts"][0]["told"]
+    lab.store.fails = StoreUnavailable("503")
+    assert _watch(lab.opened, server)[2] == []  # nobody knows, so it is not over
+    lab.store.fails = None
+    assert _watch(lab.opened, server)[2] == []
+
+
+def test_a_notice_that_was_refused_is_sent_by_the_next_watch(lab: Lab, server: AlertMemory) -> None:
+    server.failed, server.refusing = [_failed()], True
+    _, runs, sent = _watch(lab.opened, server)
+    assert sent == [] and "was not notified" in runs.tables["alerts"]
+    assert runs.rows["alerts"][0]["told"] == "nobody yet"
+    server.refusing = False
+    assert len(_watch(lab.opened, server)[2]) == 1
+    assert _watch(lab.opened, server)[2] == []
+
+
+def test_a_kill_between_send_and_record_loses_nothing_and_repeats_one(
+    lab: Lab, server: AlertMemory
+) -> None:
+    server.failed = [_failed(), _failed("wake")]
+    server.killed_after_send = True
+    with pytest.raises(KeyboardInterrupt):
+        _watch(lab.opened, server)
+    first = server.take()
+    second = _watch(lab.opened, server)[2]
+    assert len(first) == 1 and len(second) == 2 and second[0] == first[0]
+    assert _watch(lab.opened, server)[2] == []
+
+
+def test_a_dry_run_tells_nobody_and_remembers_nothing(lab: Lab, server: AlertMemory) -> None:
+    server.failed = [_failed()]
+    assert _watch(lab.opened, server, dry_run=True)[2] == []
+    assert server.kept == {}
+
+
+def test_a_spent_budget_and_one_of_which_most_is_spent_are_told_once(
+    lab: Lab, server: AlertMemory
+) -> None:
+    _, rental = handed_over(lab.opened)
+    lab.opened.rentals.change(rental, created_unix=time.time() - 1.2 * HOUR)
+    hour = datetime.now(timezone.utc).hour
+    zone = "Etc/GMT+12" if hour in (0, 1, 23) else "UTC"  # in which no month begins now
+    opened = lab.limited(5.9, timezone=zone)
+    sent = [subject for subject, _ in _watch(opened, server)[2]]
+    assert sent == ["torpor: 81 % of budget lab are spent"]
+    opened = lab.limited(4.7, timezone=zone)
+    sent = [subject for subject, _ in _watch(opened, server)[2]]
+    assert "torpor: budget lab is spent" in sent
+    assert _watch(opened, server)[2] == []
+
+
+def test_a_backup_that_made_no_snapshot_and_a_schedule_that_stands_still(
+    lab: Lab, server: AlertMemory
+) -> None:
+    now = time.time()
+    _, rental = handed_over(lab.opened)
+    lab.opened.rentals.change(rental, created_unix=now - 30 * HOUR)
+    nightly = [now + 21 * HOUR, now + 45 * HOUR]
+    due = {"demo": now - 3 * HOUR}
+    server.schedules["backup"] = Schedule(
+        deployment="backup", active=True, coming={"demo": nightly}, due_unix=due, ended_unix=None
+    )
+    server.schedules["watch"] = Schedule(
+        deployment="watch",
+        active=True,
+        coming={"": [now + 100, now + 220]},
+        due_unix={},
+        ended_unix=now - 1200,
+    )
+    report, runs, sent = _watch(lab.opened, server)
+    subjects = [subject for subject, _ in sent]
+    assert "torpor: workspace demo has missed its backup" in subjects
+    assert "torpor: watch does not run by its schedule" in subjects
+    assert report.valid_unix == pytest.approx(report.at_unix + 600)
+    assert "if it is later than" in runs.tables["watch"]
+    server.schedules["watch"] = msgspec.structs.replace(
+        server.schedules["watch"], coming={"": [now - 1500, now + 220]}, ended_unix=now
+    )
+    server.since(24 * HOUR)
+    bodies = [body for subject, body in _watch(lab.opened, server)[2] if "watch" in subject]
+    assert "1 of its runs wait" in bodies[0]
+    server.schedules.clear()
+    assert "no schedule renews it" in _watch(lab.opened, server)[1].tables["watch"]
+
+
+def test_a_workspace_without_a_machine_misses_no_backup(lab: Lab, server: AlertMemory) -> None:
+    """It fails each night, and nothing has changed since its newest snapshot."""
+    server.failed = [_failed("backup", state="Failed", message="it is on no machine")]
+    assert len(_watch(lab.opened, server)[2]) == 1  # it has no snapshot at all
+
+
+def test_watch_acts_while_the_server_does_not_answer(lab: Lab, server: AlertMemory) -> None:
+    class Away(AlertMemory):
+        def failed_runs(self, since_unix: float) -> list[FailedRun]:
+            raise ConnectionError("away")
+
+        def notifiers(self) -> list[str]:
+            raise ConnectionError("away")
+
+    _, rental = handed_over(lab.opened)
+    lab.opened.rentals.change(rental, created_unix=time.time() - HOUR / 2)
+    _, runs, _ = _watch(replace(lab.limited(1.9)), Away())
+    assert [name for name, _ in runs.started] == ["hibernate"]

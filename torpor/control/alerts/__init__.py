@@ -1,0 +1,1 @@
+"""Alerts: what a person must hear of, and who was told."""

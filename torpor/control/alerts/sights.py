@@ -1,0 +1,168 @@
+"""Alerts of what a look of `watch` saw: machines, workspaces, providers, budgets, jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from torpor.control.alerts.telling import Alert
+from torpor.control.money.exhaustion import BudgetsSeen
+from torpor.control.watching import Left, Watched, WatchedJob
+
+UNKNOWN_S: Final = 1800.0
+"""So long nobody could say whether a machine is idle."""
+AWAY_S: Final = 600.0
+"""So long a store or a block could not be read."""
+LEFT_S: Final = 600.0
+"""So long nobody worked on a machine that was not handed over."""
+FAILURES: Final = 3
+"""A job is failing after so many failed runs in a row."""
+
+
+def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
+    """The machines that cannot be judged, and the workspaces that cannot be looked at."""
+    found = []
+    for one in watched:
+        if one.differ:
+            found.append(_differing(one, now_unix))
+        if one.kind == "unknown" and one.machine is not None:
+            price = "" if one.price_usd_h is None else f" It costs {one.price_usd_h:.2f} $/h."
+            found.append(
+                Alert(
+                    kind="machine unknown",
+                    subject=one.machine,
+                    workspace=one.workspace,
+                    title=f"machine {one.machine} of workspace {one.workspace} cannot be judged",
+                    cause=f"Nobody can say whether it is idle: {one.reason}.{price}",
+                    next_step=one.next_step,
+                    at_unix=now_unix,
+                    after_s=UNKNOWN_S,
+                )
+            )
+        elif one.kind == "unknown":
+            found.append(
+                Alert(
+                    kind="workspace unknown",
+                    subject=one.workspace,
+                    workspace=one.workspace,
+                    title=f"workspace {one.workspace} cannot be looked at",
+                    cause=one.reason,
+                    next_step=one.next_step,
+                    at_unix=now_unix,
+                    after_s=AWAY_S,
+                )
+            )
+    return found
+
+
+def of_left(left: Sequence[Left], now_unix: float) -> list[Alert]:
+    """The machines that killed runs left."""
+    return [
+        Alert(
+            kind="machine left",
+            subject=one.machine,
+            workspace=one.workspace,
+            title=f"machine {one.machine} of workspace {one.workspace} was left by a killed run",
+            cause=f"{one.who} It costs {one.price_usd_h:.2f} $/h.",
+            next_step=one.next_step,
+            at_unix=now_unix,
+            after_s=LEFT_S,
+        )
+        for one in left
+        if one.killed
+    ]
+
+
+def of_providers(silent: Mapping[str, str], now_unix: float) -> list[Alert]:
+    """The providers that do not answer."""
+    return [
+        Alert(
+            kind="provider silent",
+            subject=identity,
+            title=f"{identity} does not answer",
+            cause=f"Its machines cannot be looked at: {error}",
+            next_step="see the provider's status page, and its block",
+            at_unix=now_unix,
+            after_s=UNKNOWN_S,
+        )
+        for identity, error in silent.items()
+    ]
+
+
+def of_budgets(seen: BudgetsSeen, watched: Sequence[Watched], now_unix: float) -> list[Alert]:
+    """The budgets of which most is spent, those that are spent, with what becomes of their
+    machines, and those that cannot be read."""
+    found = [
+        Alert(
+            kind="budget reached",
+            subject=f"{one.budget.name} {one.month} {one.budget.usd_month:f}",
+            title=f"{100 * min(1.0, one.share):.0f} % of budget {one.budget.name} are spent",
+            cause=f"{one.message()}.",
+            next_step="watch hibernates its machines when it is spent: raise it, or hibernate some",
+            at_unix=now_unix,
+            once=True,
+        )
+        for one in seen.reached
+    ]
+    for of in seen.running_out:
+        name = of.standing.budget.name
+        ends = [
+            f"Machine {one.machine}: {words}."
+            for one in watched
+            for words in (one.next_step, one.reason)
+            if one.machine is not None and f"budget {name} is spent" in words
+        ]
+        if ends:
+            found.append(
+                Alert(
+                    kind="budget spent",
+                    subject=name,
+                    title=f"budget {name} is spent",
+                    cause="\n".join([f"{of.standing.message()}.", *ends]),
+                    next_step="raise the budget to go on, or wait for the next month",
+                    at_unix=now_unix,
+                )
+            )
+    found += [
+        Alert(
+            kind="budget unread",
+            subject=words.partition(":")[0],
+            title=words.partition(":")[0],
+            cause=f"No machine is hibernated for its cost: {words}.",
+            next_step="see that the block is right and that the stores of its workspaces answer",
+            at_unix=now_unix,
+            after_s=AWAY_S,
+        )
+        for words in seen.unread
+    ]
+    return found
+
+
+def of_jobs(jobs: Sequence[WatchedJob], now_unix: float) -> list[Alert]:
+    """The jobs whose runs fail one after the other."""
+    return [
+        Alert(
+            kind="job failing",
+            subject=one.job,
+            workspace=one.workspace,
+            title=f"job {one.job} of workspace {one.workspace} fails again and again",
+            cause=f"{one.failures} of its runs have failed in a row: {one.why}",
+            next_step="its machine, if it has one, costs money: see job-status, mend the cause, or "
+            "cancel the job",
+            at_unix=now_unix,
+        )
+        for one in jobs
+        if one.failures >= FAILURES
+    ]
+
+
+def _differing(one: Watched, now_unix: float) -> Alert:
+    return Alert(
+        kind="blocks differ",
+        subject=one.workspace,
+        workspace=one.workspace,
+        title=f"watch does not hibernate workspace {one.workspace}",
+        cause=f"{one.differ}.",
+        next_step="make the blocks alike, or delete those that you do not need",
+        at_unix=now_unix,
+    )
