@@ -1,15 +1,18 @@
-"""``make automations``: install automations that react to events of workspaces.
+"""``make automations``: name who is told of alerts, and install what only the server can do.
 
-    make automations                            # a failed verification pauses prune
-    make automations NOTIFY=slack-webhook/mine  # and notify by that block
+    make automations                                        # a failed verification pauses prune
+    make automations NOTIFY=slack-webhook/mine              # that block tells of alerts
+    make automations NOTIFY="slack-webhook/mine email/me"   # and both do
 
-Running the command again updates its automations; one that is switched off stays off.
-The events are those of tasks/events.py. Automations notify and pause; none deletes anything.
+`watch` sends the alerts (torpor/control/alerts). The server itself tells that no `watch` completes:
+nobody else could. Running the command again updates the automations; one that is switched off stays
+off. Those of older versions, which `watch` replaces, are removed. None deletes anything.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,6 +20,7 @@ from typing import Final
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import VariableCreate, VariableUpdate
 from prefect.events.actions import PauseDeployment, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
@@ -28,44 +32,26 @@ from prefect.settings import (
 
 from deployments.installation import Installation
 from deployments.server import answers, server_of
-from tasks.events import (
-    BackupFailed,
-    BackupFinished,
-    BackupMissed,
-    BudgetExhausted,
-    BudgetReached,
-    MachineUnknown,
-    VerificationFailed,
-)
+from tasks.events import VerificationFailed
+from tasks.prefect_alerts import NOTIFIERS, TAG
 from torpor.shared.errors import InvalidInput, TorporError
 
 MARK: Final = "torpor: "
 """The prefix of our automations' names; others are left alone."""
-SILENT_HOURS: Final = 26.0
-"""A day between backups, and two hours more."""
-UNKNOWN_LOOKS: Final = 15
-"""So many looks of `watch` within an hour, at one machine, could not say whether it is idle."""
-TROUBLE: Final = {
-    BackupFailed.event,
-    BackupMissed.event,
-    BudgetExhausted.event,
-    BudgetReached.event,
-    VerificationFailed.event,
-}
-_SUBJECT: Final = "torpor: {{ event.event }} {{ event.resource.id }}"
-_BODY: Final = """\
-{{ event.event }} at {{ event.occurred }}
-{{ event.resource.id }}
-{% for name, value in event.payload.items() %}{{ name }}: {{ value }}
-{% endfor %}"""
+SILENT_MINUTES: Final = 30.0
+"""`watch` completes each two minutes, and a look at many machines may take ten."""
+_PAUSES: Final = f"{MARK}a failed verification pauses prune"
+_SILENT: Final = f"{MARK}tell that watch is silent"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="make automations", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--notify", metavar="TYPE/NAME", default="", help="a notification block")
-    parser.add_argument("--silent-hours", type=float, default=SILENT_HOURS, metavar="HOURS")
+    parser.add_argument(
+        "--notify", metavar="TYPE/NAME", nargs="+", default=[], help="notification blocks"
+    )
+    parser.add_argument("--silent-minutes", type=float, default=SILENT_MINUTES, metavar="MINUTES")
     parser.add_argument("--remove", action="store_true", help="remove all of them")
     options = parser.parse_args(arguments)
     server = server_of(Installation.here())
@@ -75,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         login = server.login or PREFECT_API_AUTH_STRING.value()
         settings = {PREFECT_API_URL: server.api_url, PREFECT_API_AUTH_STRING: login}
         with temporary_settings(updates=settings):
-            names = remove() if options.remove else install(options.notify, options.silent_hours)
+            names = remove() if options.remove else install(options.notify, options.silent_minutes)
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr)
         return 1
@@ -83,35 +69,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"  {'removed' if options.remove else 'installed'}  {name}")
     if not options.remove and not options.notify:
         print("  no notifications: name a notification block with NOTIFY=TYPE/NAME")
+    elif not options.remove:
+        print("  watch tells of alerts: switch its schedule on, under Deployments > watch")
     return 0
 
 
-def install(notify: str = "", silent_hours: float = SILENT_HOURS) -> list[str]:
-    """Make or update the automations; returns their names. ``notify`` is a notification block of
-    Prefect's, as type/name; without it they only pause. Raises InvalidInput."""
-    if not 10 / 3600 <= silent_hours <= 24 * 366:
-        raise InvalidInput(f"--silent-hours is {silent_hours:g}: use 0.003 (10 s) to 8784 (a year)")
+def install(notify: Sequence[str] = (), silent_minutes: float = SILENT_MINUTES) -> list[str]:
+    """Make or update the automations; returns their names. ``notify``: notification blocks of
+    Prefect's, as type/name, which from then on tell of alerts; without any, who was named before
+    stays. Raises InvalidInput."""
+    if not 10 / 60 <= silent_minutes <= 24 * 60:
+        raise InvalidInput(f"--silent-minutes is {silent_minutes:g}: use 0.17 (10 s) to 1440")
     with get_client(sync_client=True) as client:
         wanted = [_pause_prune(_deployment(client, "prune/prune"))]
         if notify:
-            wanted += _notifications(_notifier(client, notify), silent_hours)
+            watch = _deployment(client, "watch/watch")
+            blocks = [_notifier(client, one) for one in notify]
+            wanted.append(_silence(watch, blocks, silent_minutes))
+            _name_notifiers(client, list(notify))
         for automation in wanted:
             _put(client, automation)
+        for automation in client.read_automations():
+            if automation.name.startswith(MARK) and automation.name not in (_PAUSES, _SILENT):
+                client.delete_automation(automation.id)
     return [automation.name for automation in wanted]
 
 
 def remove() -> list[str]:
-    """Remove every automation whose name begins with ``MARK``; returns their names."""
+    """Remove every automation whose name begins with ``MARK``, and tell nobody of alerts from now
+    on; returns their names."""
     with get_client(sync_client=True) as client:
         ours = [one for one in client.read_automations() if one.name.startswith(MARK)]
         for automation in ours:
             client.delete_automation(automation.id)
+        with contextlib.suppress(ObjectNotFound):
+            client.delete_variable_by_name(NOTIFIERS)
     return [automation.name for automation in ours]
 
 
 def _pause_prune(prune: UUID) -> AutomationCore:
     return AutomationCore(
-        name=f"{MARK}a failed verification pauses prune",
+        name=_PAUSES,
         description="What is damaged may still be mended from packs that prune would delete. "
         "Resume the deployment when the cause is known.",
         trigger=EventTrigger(expect={VerificationFailed.event}, posture=Posture.Reactive),
@@ -119,66 +117,43 @@ def _pause_prune(prune: UUID) -> AutomationCore:
     )
 
 
-def _notifications(block: UUID, silent_hours: float) -> list[AutomationCore]:
-    tell = SendNotification(block_document_id=block, subject=_SUBJECT, body=_BODY)
-    silence = SendNotification(
-        block_document_id=block,
-        subject="torpor: no backup was heard of",
-        body=f"A workspace whose backups finished before has had none for {silent_hours:g} hours. "
-        "See that a worker runs, and that the schedule of the deployment `backup` is on.",
+def _silence(watch: UUID, blocks: Sequence[UUID], minutes: float) -> AutomationCore:
+    body = (
+        f"No scheduled run of watch has completed for {minutes:g} minutes. Meanwhile nobody looks "
+        "at machines: idle machines and spent budgets cost money, deadlines are not renewed, jobs "
+        "are not continued, and no other alert is sent.\n"
+        "Next step: run `make up` on the host of the server, which starts what is missing. Then "
+        "see under Deployments > watch that its schedule is on and what its last run says; "
+        "worker.log and server.log say more."
     )
-    crashed = SendNotification(
-        block_document_id=block,
-        subject="torpor: {{ event.event }} {{ flow_run.name }}",
-        body="{{ flow_run.name }}: {{ flow_run.state.message }}\n{{ flow_run|ui_url }}",
+    completed = {"prefect.flow-run.Completed"}
+    return AutomationCore(
+        name=_SILENT,
+        description="Works without a worker: the server itself waits for the next run of watch. "
+        "It begins with the first one.",
+        trigger=EventTrigger(
+            match={"prefect.resource.id": "prefect.flow-run.*"},
+            match_related={
+                "prefect.resource.id": f"prefect.deployment.{watch}",
+                "prefect.resource.role": "deployment",
+            },
+            after=completed,
+            expect=completed,
+            posture=Posture.Proactive,
+            within=timedelta(minutes=minutes),
+        ),
+        actions=[
+            SendNotification(block_document_id=one, subject="torpor: watch is silent", body=body)
+            for one in blocks
+        ],
     )
-    return [
-        AutomationCore(
-            name=f"{MARK}tell of trouble",
-            description="A backup failed or was missed, a verification failed, or four fifths or "
-            "all of a budget are spent.",
-            trigger=EventTrigger(expect=TROUBLE, posture=Posture.Reactive),
-            actions=[tell],
-        ),
-        AutomationCore(
-            name=f"{MARK}tell of machines that cannot be judged",
-            description="`watch` could not say for half an hour whether a machine is idle.",
-            trigger=EventTrigger(
-                expect={MachineUnknown.event},
-                for_each={"prefect.resource.id"},
-                posture=Posture.Reactive,
-                threshold=UNKNOWN_LOOKS,
-                within=timedelta(hours=1),
-            ),
-            actions=[tell],
-        ),
-        AutomationCore(
-            name=f"{MARK}tell when backups fall silent",
-            description="Works without a worker: the server itself waits for the next backup.",
-            trigger=EventTrigger(
-                after={BackupFinished.event},
-                expect={BackupFinished.event},
-                for_each={"prefect.resource.id"},
-                posture=Posture.Proactive,
-                within=timedelta(hours=silent_hours),
-            ),
-            actions=[silence],
-        ),
-        AutomationCore(
-            name=f"{MARK}tell of runs that crashed or failed",
-            description="Also of what failed before it could tell: a block that is missing, say.",
-            trigger=EventTrigger(
-                match={"prefect.resource.id": "prefect.flow-run.*"},
-                match_related={
-                    "prefect.resource.id": "prefect.tag.torpor",
-                    "prefect.resource.role": "tag",
-                },
-                expect={"prefect.flow-run.Crashed", "prefect.flow-run.Failed"},
-                posture=Posture.Reactive,
-            ),
-            actions=[crashed],
-        ),
-    ]
+
+
+def _name_notifiers(client: SyncPrefectClient, names: list[str]) -> None:
+    if client.read_variable_by_name(NOTIFIERS) is None:
+        client.create_variable(VariableCreate(name=NOTIFIERS, value=names, tags=[TAG]))
+    else:
+        client.update_variable(VariableUpdate(name=NOTIFIERS, value=names, tags=[TAG]))
 
 
 def _put(client: SyncPrefectClient, automation: AutomationCore) -> None:

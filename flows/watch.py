@@ -12,7 +12,7 @@ from flows.continuing import JobSeen, act_on, free_slots, see_jobs
 from flows.ending import hibernate_idle, hibernate_over_budget, over_budget
 from flows.flow import flow
 from flows.leftovers import act_on_left, see_left
-from flows.looking import asleep, in_use, is_missing, newest_snapshots, not_there, open_all
+from flows.looking import asleep, in_use, is_missing, newest_snapshots, not_there
 from flows.twins import twins, undecided
 from tasks.events import MachineUnknown, emit
 from tasks.opening import open_all
@@ -48,7 +48,7 @@ def watch(
     with a warning and its reason. A machine whose provider block sets a deadline goes on only while
     this flow renews it. When a budget will be spent by the time that hibernating takes,
     the machines that it counts are hibernated, also those that work. A machine that a killed run
-    left is ended or woken as its Workspace block says. An attempt that nobody uses is ended, and the
+    left is ended or woken as its Workspace block says. An attempt that nobody uses is ended; the
     rental of a machine that has gone without torpor is closed. Nothing else is ended: what may be
     forgotten is only listed.
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.events import emit_event
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
 from blocks import Workspace
 from deployments.automations import MARK, install, main, remove
 from deployments.installation import Installation
-from tasks.events import BackupFinished, BackupMissed, SnapshotDeleted, VerificationFailed, emit
+from tasks.events import SnapshotDeleted, VerificationFailed, emit
+from tasks.prefect_alerts import PrefectAlerts
 from tests.fixtures.deployed import Deployed
+from tests.fixtures.inbox import Inbox
 from tests.fixtures.prefect_server import make
 from tests.fixtures.waiting import until
 from torpor.shared.errors import InvalidInput
@@ -26,34 +28,6 @@ NAME = WorkspaceName("heard")
 SNAPSHOT = SnapshotId("20261120T234913Z-1f0c9ab2")
 BLOCK = "custom-webhook/tests"
 """The server looks for what did not happen each few seconds; the machine may be busy."""
-
-
-class Inbox:
-    """Where notifications arrive: a web hook on loopback."""
-
-    def __init__(self) -> None:
-        self.mail: list[dict[str, str]] = []
-        mail = self.mail
-
-        class Hook(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                size = int(self.headers["Content-Length"])
-                mail.append(json.loads(self.rfile.read(size)))
-                self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Quiet."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def of(self, *words: str) -> list[dict[str, str]]:
-        """The notifications whose subject or body has all ``words``."""
-        return [
-            one for one in self.mail if all(word in one["subject"] + one["body"] for word in words)
-        ]
 
 
 @pytest.fixture
@@ -68,8 +42,7 @@ def inbox(deployed: Deployed) -> Iterator[Inbox]:
         yield made
     finally:
         remove()
-        made.server.shutdown()
-        made.server.server_close()
+        made.close()
 
 
 def _told(inbox: Inbox, *words: str) -> list[dict[str, Any]]:
@@ -81,16 +54,15 @@ def _ours(deployed: Deployed) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in found if one["name"].startswith(MARK)}
 
 
-def test_events_notify_and_pause(
+def test_events_pause_prune_and_watch_tells_of_failures(
     deployed: Deployed, inbox: Inbox, installation: Installation
 ) -> None:
     printed = make(installation, "automations", "--notify", BLOCK)
-    assert printed.count("installed  torpor: ") == 5
-    assert len(_ours(deployed)) == 5
+    assert printed.count("installed  torpor: ") == 2
+    assert len(_ours(deployed)) == 2
 
-    # an event of this process arrives as it was sent, and notifies
+    # an event of this process arrives as it was sent
     emit(SnapshotDeleted(workspace=NAME, snapshot=SNAPSHOT, reason="retention"))
-    emit(BackupMissed(workspace=NAME, expected_hours=26, message="none since Monday"))
     wanted = {"filter": {"event": {"name": ["torpor.snapshot.deleted"]}}}
     event = until(
         lambda: [
@@ -103,10 +75,8 @@ def test_events_notify_and_pause(
     )[0]
     assert event["payload"] == {"workspace": NAME, "snapshot": SNAPSHOT, "reason": "retention"}
     assert {one["prefect.resource.id"] for one in event["related"]} == {f"torpor.workspace.{NAME}"}
-    (missed,) = _told(inbox, f"torpor.backup.missed torpor.workspace.{NAME}")
-    assert "message: none since Monday" in missed["body"]
 
-    # a failed verification pauses prune and notifies
+    # a failed verification pauses prune
     prune = {"deployments": {"name": {"any_": ["prune"]}}}
     assert not deployed.ask("deployments/filter", prune)[0]["paused"]
     emit(VerificationFailed(workspace=NAME, snapshots=[SNAPSHOT], problems=1, message="damaged"))
@@ -115,42 +85,70 @@ def test_events_notify_and_pause(
         "prune is paused",
         every_s=0.2,
     )
-    _told(inbox, "torpor.verification.failed")
     deployment = deployed.ask("deployments/filter", prune)[0]["id"]
     deployed.resume(deployment)
 
-    # a run of the worker that finds no backup sends an event and fails; both notify
+    # a run of the worker fails; the next run of watch tells of it by the block, once
     Workspace(name=NAME).save(NAME, overwrite=True)
     run = deployed.end(deployed.start("check-backup", {"workspace": NAME}))
     assert run["state_type"] == "FAILED"
-    assert "has no snapshot at all" in run["state"]["message"]
-    _told(inbox, "torpor.backup.missed", "has no snapshot at all")
-    _told(inbox, "prefect.flow-run.Failed", run["name"])
+    for _ in range(2):
+        seen = deployed.end(deployed.start("watch", {"workspaces": [NAME], "dry_run": False}))
+        assert seen["state_type"] == "COMPLETED", seen["state"]
+    (told,) = inbox.of(f"torpor: check-backup for workspace {NAME} failed")
+    for words in (
+        "Flow: check-backup",
+        "Deployment: check-backup/check-backup",
+        f"Run: {run['name']}",
+        "has no snapshot at all",
+        "Next step: see what the last run of backup says",
+    ):
+        assert words in told["body"]
 
 
-def test_the_server_alone_notices_missing_backups(deployed: Deployed, inbox: Inbox) -> None:
-    install(BLOCK, silent_hours=10 / 3600)
-    emit(BackupFinished(workspace=NAME, snapshot=SNAPSHOT, deleted=[]))
-    _told(inbox, "no backup was heard of")
+def test_the_server_alone_notices_that_watch_is_silent(deployed: Deployed, inbox: Inbox) -> None:
+    install([BLOCK], silent_minutes=10 / 60)
+    watch = {"deployments": {"name": {"any_": ["watch"]}}}
+    deployment = deployed.ask("deployments/filter", watch)[0]["id"]
+    emit_event(
+        event="prefect.flow-run.Completed",
+        resource={"prefect.resource.id": "prefect.flow-run.one"},
+        related=[
+            {
+                "prefect.resource.id": f"prefect.deployment.{deployment}",
+                "prefect.resource.role": "deployment",
+            }
+        ],
+    )
+    (told,) = _told(inbox, "torpor: watch is silent")
+    assert "Next step: run `make up`" in told["body"]
 
 
 def test_installing_again_renews_and_leaves_off_what_is_off(
     deployed: Deployed, inbox: Inbox
 ) -> None:
-    names = install(BLOCK)
+    with get_client(sync_client=True) as client:  # of an older version
+        old = AutomationCore(
+            name=f"{MARK}tell of trouble",
+            trigger=EventTrigger(expect={"torpor.backup.failed"}, posture=Posture.Reactive),
+            actions=[],
+        )
+        client.create_automation(old)
+    names = install([BLOCK])
     before = _ours(deployed)
     assert sorted(before) == sorted(names)
-    off = next(one for one in before.values() if "fall silent" in one["name"])
+    assert PrefectAlerts().notifiers() == [BLOCK]
+    off = next(one for one in before.values() if "silent" in one["name"])
     deployed.switch_off(off["id"])
-    install(BLOCK, silent_hours=50)
+    install([BLOCK], silent_minutes=50)
     after = _ours(deployed)
     assert {name: one["id"] for name, one in after.items()} == {
         name: one["id"] for name, one in before.items()
     }
     assert [one["name"] for one in after.values() if not one["enabled"]] == [off["name"]]
-    assert after[off["name"]]["trigger"]["within"] == 50 * 3600
+    assert after[off["name"]]["trigger"]["within"] == 50 * 60
     assert sorted(remove()) == sorted(names)
-    assert _ours(deployed) == {}
+    assert _ours(deployed) == {} and PrefectAlerts().notifiers() == []
 
 
 @pytest.mark.parametrize(
@@ -163,7 +161,7 @@ def test_installing_again_renews_and_leaves_off_what_is_off(
 )
 def test_a_block_that_cannot_notify_is_refused(deployed: Deployed, block: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
-        install(block)
+        install([block])
     assert _ours(deployed) == {}
 
 

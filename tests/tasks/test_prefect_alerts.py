@@ -1,0 +1,144 @@
+"""Notification blocks, the memory of alerts and the history of runs on a real server."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.flows import Flow
+from prefect.states import Completed, Crashed, Failed, Running
+
+from deployments.server import Server
+from flows import watch
+from tasks.plain_runner import PlainRunner
+from tasks.prefect_alerts import PrefectAlerts
+from tests.fixtures.inbox import Inbox
+from tests.fixtures.lab import Lab
+from tests.fixtures.waiting import until
+from torpor.control.alerts.telling import Remembered
+from torpor.shared.errors import NotDelivered
+
+BLOCK = "custom-webhook/alerts"
+
+
+@pytest.fixture
+def inbox(prefect_server: Server) -> Iterator[Inbox]:
+    made = Inbox()
+    CustomWebhookNotificationBlock(
+        name="alerts",
+        url=f"{made.url}secret-token",
+        json_data={"subject": "{{subject}}", "body": "{{body}}"},
+    ).save("alerts", overwrite=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def flow_name() -> str:
+    """No other test has a flow of this name on the server they share."""
+    return f"nightly-{secrets.token_hex(4)}"
+
+
+def _deployment(name: str, **options: Any) -> Any:
+    with get_client(sync_client=True) as client:
+        flow = client.create_flow(Flow(lambda: None, name=name))
+        return client.create_deployment(flow, name, tags=["torpor"], **options)
+
+
+def _run(deployment: Any, state: Any, **parameters: Any) -> Any:
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run_from_deployment(deployment, parameters=parameters)
+        client.set_flow_run_state(run.id, Running(), force=True)
+        client.set_flow_run_state(run.id, state, force=True)
+        return run
+
+
+def test_an_alert_arrives_once_also_after_a_refusal(lab: Lab, inbox: Inbox, flow_name: str) -> None:
+    """Watch, a real block, and what it is answered."""
+    crashed = Crashed(message="Process exited with a general error")
+    _run(_deployment(flow_name), crashed, workspace="demo")
+
+    def look() -> list[dict[str, str]]:
+        with PlainRunner(lab.opened, alerts=PrefectAlerts()):
+            watch.fn(dry_run=False, notify=[BLOCK])
+        return inbox.of(f"torpor: {flow_name} for workspace demo crashed")
+
+    inbox.status = 500
+    assert look() == []
+    inbox.status = 204
+    (told,) = look()
+    assert f"Deployment: {flow_name}/{flow_name}" in told["body"]
+    assert "Workspace: demo" in told["body"] and "Its process was killed" in told["body"]
+    assert look() == [told]
+
+
+def test_a_message_that_no_block_accepts_is_not_told(inbox: Inbox) -> None:
+    server = PrefectAlerts()
+    inbox.status = 404
+    with pytest.raises(NotDelivered, match="answered with status 404") as refused:
+        server.notify(BLOCK, "subject", "body")
+    assert "secret-token" not in str(refused.value) and inbox.url not in str(refused.value)
+    inbox.close()
+    with pytest.raises(NotDelivered, match="ConnectError"):
+        server.notify(BLOCK, "subject", "body")
+    with pytest.raises(NotDelivered, match="custom-webhook/nobody"):
+        server.notify("custom-webhook/nobody", "subject", "body")
+
+
+def test_what_is_remembered_outlives_the_run(prefect_server: Server) -> None:
+    one = Remembered(
+        kind="machine left", subject=secrets.token_hex(8), workspace="demo", title="left",
+        since_unix=1.5, told={BLOCK: 2.5},
+    )  # fmt: skip
+    server = PrefectAlerts()
+    server.remember(one)
+    assert one in server.remembered()
+    later = Remembered(**{**{f: getattr(one, f) for f in one.__struct_fields__}, "told": {}})
+    server.remember(later)
+    assert later in PrefectAlerts().remembered() and one not in PrefectAlerts().remembered()
+    server.forget(later)
+    server.forget(later)
+    assert later not in server.remembered()
+
+
+def test_a_failed_run_is_mended_by_a_later_one_of_its_workspace(
+    prefect_server: Server, flow_name: str
+) -> None:
+    deployment = _deployment(flow_name)
+    since_unix = time.time() - 60
+
+    def found() -> dict[str, bool]:
+        failed = PrefectAlerts().failed_runs(since_unix)
+        return {one.workspace: one.mended for one in failed if one.flow == flow_name}
+
+    for workspace in ("demo", "other"):
+        _run(deployment, Failed(message="the store is away"), workspace=workspace)
+    assert found() == {"demo": False, "other": False}
+    _run(deployment, Completed(), workspace="other")
+    assert found() == {"demo": False, "other": True}
+
+
+def test_a_schedule_shows_what_comes(prefect_server: Server, flow_name: str) -> None:
+    assert not PrefectAlerts().schedule(flow_name, time.time()).active
+    every = IntervalSchedule(
+        interval=timedelta(hours=1), anchor_date=datetime(2026, 1, 1, tzinfo=timezone.utc)
+    )
+    plan = DeploymentScheduleCreate(schedule=every, active=True, parameters={"workspace": "demo"})
+    _deployment(flow_name, schedules=[plan])
+    seen = until(
+        lambda: (
+            found if (found := PrefectAlerts().schedule(flow_name, time.time())).coming else None
+        ),
+        "its runs are planned",
+        every_s=0.5,
+    )
+    assert seen.interval_s("demo") == 3600
+    assert seen.quiet_s == 3 * 3600
