@@ -7,7 +7,7 @@ import fcntl
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -64,17 +64,17 @@ class Installation:
 
     def login(self) -> str:
         """The password of the installation's server, as `user:password`. Made at the first use."""
-        with contextlib.suppress(FileNotFoundError):
-            return self.login_file.read_text().strip()
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished = self.folder / "login.new"
-        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "w") as file:
-            file.write(f"torpor:{secrets.token_urlsafe(24)}\n")
-        unfinished.rename(
-            self.login_file
-        )  # appears whole or not at all: an empty login would be none
-        return self.login_file.read_text().strip()
+        return secret_file(self.login_file, lambda: f"torpor:{secrets.token_urlsafe(24)}")
+
+    @property
+    def block_key_file(self) -> Path:
+        """The key of the secrets in blocks, without which a copy of the database has none."""
+        return self.folder / "block-key"
+
+    @property
+    def database(self) -> Path:
+        """The database of our own Prefect server."""
+        return self.prefect_home / "prefect.db"
 
     @property
     def temporary(self) -> Path:
@@ -99,6 +99,26 @@ class Installation:
             yield
         finally:
             os.close(fd)
+
+
+def secret_file(file: Path, make: Callable[[], str]) -> str:
+    """The line in a file that only this user can read. Made at the first use, and safe on disk."""
+    with contextlib.suppress(FileNotFoundError):
+        return file.read_text().strip()
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished = file.with_name(f"{file.name}.new")
+    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(fd, "w") as opened:
+        opened.write(f"{make()}\n")
+        opened.flush()
+        os.fsync(fd)
+    unfinished.rename(file)  # appears whole or not at all: an empty login would be none
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return file.read_text().strip()
 
 
 def cache_folder(otherwise: Path) -> Path:

@@ -9,7 +9,7 @@ begins no transaction.
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractAsyncContextManager
+from contextlib import _AsyncGeneratorContextManager
 from typing import Final
 
 from prefect.cli import app as prefect_command
@@ -21,7 +21,7 @@ _begin: Final = AioSqliteConfiguration.begin_transaction
 
 def _begin_immediate(
     self: AioSqliteConfiguration, session: AsyncSession, with_for_update: bool = False
-) -> AbstractAsyncContextManager[AsyncSessionTransaction]:
+) -> _AsyncGeneratorContextManager[AsyncSessionTransaction]:
     return _begin(self, session, with_for_update=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import os
 import socket
@@ -13,8 +14,12 @@ import urllib.request
 from dataclasses import dataclass, field
 from typing import Final
 
+import psutil
+
+from deployments import block_key
 from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.processes import end, last_words, launch, running
+from torpor.control.ports import free_ports
 from torpor.control.processes import is_alive
 from torpor.control.supervision import FOLDER_VARIABLE
 from torpor.shared.errors import InvalidInput, TorporError
@@ -26,8 +31,23 @@ READY_S: Final = 300.0
 """6 to 19 s, measured; a small machine that is busy took 60 s."""
 STOP_S: Final = 15.0
 _POLL_S: Final = 0.2
+_IN_USE: Final = (b"address already in use", b"is already in use")
+"""What uvicorn and Prefect print; uvicorn may live on for minutes after that."""
 LOGIN_VARIABLE: Final = "PREFECT_API_AUTH_STRING"
 _DEMANDED: Final = "PREFECT_SERVER_API_AUTH_STRING"
+SETTINGS: Final = {
+    # Kept in memory, the leases of concurrency slots are lost with the server, and the slots with
+    # them: a deployment that allows one run at a time never runs again.
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+        "prefect.server.concurrency.lease_storage.filesystem"
+    ),
+    # A run of `watch` is 330 KB of events and 30 KB of everything else. Prefect keeps the latter
+    # for ever, the former for a week: 1.7 GB with the schedule that is offered.
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(14 * 86_400),
+    "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P1D",
+}
+"""Of our own server, beyond Prefect's defaults."""
 
 
 @dataclass(frozen=True)
@@ -95,30 +115,36 @@ def start(installation: Installation, server: Server) -> bool:
                 "it, or unset PREFECT_API_URL to let torpor start one"
             )
         return False
-    demanded = {_DEMANDED: server.login}
+    demanded = {_DEMANDED: server.login, block_key.VARIABLE: block_key.block_key(installation)}
+    demanded |= SETTINGS
     serving = running(installation, ROLE, having=demanded)
     if serving and _recorded_port(installation) == _port(server) and answers(server):
         return False
     end(installation, ROLE, polite_s=STOP_S)  # of another port, or without this login
     port = _port(server)
     if not _is_free(port):
-        raise InvalidInput(
-            f"port {port} on {HOST} is taken by another program: choose a port with --port"
-        )
+        raise InvalidInput(_taken(port))
+    block_key.move_blocks(installation)
     installation.prefect_home.mkdir(mode=0o700, parents=True, exist_ok=True)
     installation.port_file.write_text(f"{port}\n")
     argv = [sys.executable, "-m", "deployments.prefect_server", "server", "start", "--host", HOST]
     argv += ["--port", str(port)]
     env = environment(installation, server) | demanded
+    log = installation.log(ROLE)
+    said_bytes = log.stat().st_size if log.exists() else 0
     process = launch(installation, ROLE, argv, env)
     deadline = time.monotonic() + READY_S
     while not answers(server):
-        if not is_alive(process) or time.monotonic() > deadline:
+        if any(word in log.read_bytes()[said_bytes:] for word in _IN_USE):
             end(installation, ROLE, polite_s=STOP_S)
-            log = installation.log(ROLE)
+            raise InvalidInput(_taken(port))  # by a program that was faster
+        ended = not is_alive(process)
+        if ended or time.monotonic() > deadline:
+            end(installation, ROLE, polite_s=STOP_S)
+            what = "has ended" if ended else f"did not answer within {READY_S:.0f} s"
             raise TorporError(
-                f"the Prefect server did not answer at {server.api_url} within {READY_S:.0f} s; "
-                f"the last of {log}:\n{last_words(log)}"
+                f"the Prefect server for {server.api_url} {what}; the last of {log}:\n"
+                f"{last_words(log)}"
             )
         time.sleep(_POLL_S)
     return True
@@ -162,11 +188,24 @@ def _port(server: Server) -> int:
 
 
 def _choose_port() -> int:
-    if _is_free(USUAL_PORT):
-        return USUAL_PORT
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    return USUAL_PORT if _is_free(USUAL_PORT) else free_ports(1)[0]
+
+
+def _taken(port: int) -> str:
+    """That a port is taken, by whom, and what to do."""
+    found = [
+        one
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and tuple(one.laddr)[1:] == (port,)
+    ]
+    who = "another program"
+    for pid in {one.pid for one in found if one.pid}:
+        with contextlib.suppress(psutil.Error):
+            who = f"{psutil.Process(pid).name()} (process {pid})"
+    return (
+        f"port {port} on {HOST} is taken by {who}: end it, or choose another port, such as "
+        f"`make up PORT={free_ports(1)[0]}`"
+    )
 
 
 def _is_free(port: int) -> bool:
@@ -174,6 +213,7 @@ def _is_free(port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
+            probe.listen()
         except OSError:
             return False
         return True

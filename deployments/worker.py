@@ -54,6 +54,7 @@ def start(installation: Installation, server: Server, pools: Sequence[Pool] = PO
     """Start a worker for each of these pools that has none; True if one was started."""
     env = environment(installation, server) | {
         "PREFECT_WORKER_QUERY_SECONDS": str(_LOOK_S),
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS": "deployments.run_console.RunConsole",
         "TMPDIR": str(installation.temporary),  # Prefect leaves a folder in it for each worker
     }
     spoken = ("PREFECT_API_URL", LOGIN_VARIABLE)

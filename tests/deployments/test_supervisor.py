@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deployments.installation import Installation
+from deployments.installation import CHECKOUT, Installation
 from deployments.processes import LOG_BYTES, launch, trim
 from deployments.supervisor import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, Part, Supervisor
 from torpor.control.processes import ProcessRecord, boot_id, identify
@@ -126,6 +128,27 @@ def test_a_supervisor_that_has_gone_is_told(tmp_path: Path) -> None:
     assert "has ended: run `make up`" in world.told()[0]
     supervisor.end()
     assert "has no supervisor: run `make up`" in world.told()[0]
+
+
+def test_a_run_goes_on_when_its_worker_was_killed() -> None:
+    """Its console is a pipe to the worker."""
+    script = """if True:
+        import logging, sys
+        from deployments.run_console import RunConsole
+        logging.getLogger().addHandler(RunConsole())
+        sys.stdin.read()
+        logging.warning("to nobody")
+        print("to nobody either", flush=True)
+        sys.exit(7)
+    """
+    argv = [sys.executable, "-c", script]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, cwd=CHECKOUT, stdin=pipe, stdout=pipe, stderr=pipe) as run:
+        assert run.stdin and run.stdout and run.stderr
+        run.stdout.close()
+        run.stderr.close()
+        run.stdin.close()
+        assert run.wait() == 7
 
 
 def test_the_log_of_a_crash_is_kept(tmp_path: Path) -> None:
