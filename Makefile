@@ -17,7 +17,7 @@ PACKAGES := packages-demo packages-test packages-bench packages-campaign package
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test oracles check lint up automations down campaign rentals jobs model corruption gpu bench lines clean
+.PHONY: setup demo test oracles check lint up automations down campaign rentals jobs unattended model corruption gpu bench lines clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -106,6 +106,10 @@ rentals: packages-campaign setup
 
 jobs: packages-campaign setup
 	$(BIN)/python -m tests.jobs.campaign
+
+# An installation that nobody looks at, for an hour, with kills of all its processes.
+unattended: packages-test setup
+	$(BIN)/python -m tests.unattended --minutes $(or $(MINUTES),60)
 
 model: setup
 	$(BIN)/python -m tests.model

@@ -89,6 +89,23 @@ def act_on_left(one: Left, block: str, told: Told | None, faults: list[Exception
     return msgspec.structs.replace(one, next_step=f"{runs} {done} it" if runs else f"it {past}")
 
 
+def end_attempts(
+    findings: Sequence[Finding],
+    named: Mapping[WorkspaceName, Sequence[str]],
+    faults: list[Exception],
+) -> None:
+    """Start a run that ends the attempts that nobody uses. They are never handed over."""
+    kinds = {WorkspaceName(one.workspace) for one in findings if one.kind == "abandoned"}
+    for name in kinds & named.keys():
+        block = named[name][0]
+        key = f"abandoned-{block}-{int(time.time()) // AGAIN_S}"
+        try:
+            runner().start(reconcile, key, workspace=block, abandoned=True)
+        except Exception as error:  # noqa: BLE001 - one that fails leaves the others to be looked at
+            runner().log.error("the attempts of workspace %s were not ended: %s", name, error)
+            faults.append(error)
+
+
 def _left(
     machine: Machine,
     rental: Rental,

@@ -11,7 +11,7 @@ from flows.alarms import Look, see_alarms, tell_of
 from flows.continuing import JobSeen, act_on, free_slots, see_jobs
 from flows.ending import hibernate_idle, hibernate_over_budget, over_budget
 from flows.flow import flow
-from flows.leftovers import act_on_left, see_left
+from flows.leftovers import act_on_left, end_attempts, see_left
 from flows.looking import asleep, in_use, is_missing, newest_snapshots, not_there
 from flows.twins import twins, undecided
 from tasks.events import MachineUnknown, emit
@@ -134,6 +134,7 @@ def watch(
     if not dry_run:
         told = tell_of(alarms, notify)
         left = [act_on_left(one, named[one.workspace][0], told, faults) for one in left]
+        end_attempts(standing.findings, named, faults)
     report = msgspec.structs.replace(report, left=left, valid_unix=alarms.valid_unix)
     runner().log.info(report.message())
     runner().table(key="watch", rows=report.rows(), description=report.description())

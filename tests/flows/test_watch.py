@@ -143,6 +143,16 @@ def test_idle_hibernates_busy_stays_and_unknown_stays_and_warns(
     assert all(one.newest_unix for one in after.watched)
 
 
+def test_an_attempt_that_nobody_uses_is_ended(world: World, opened: OpenWorkspace) -> None:
+    _, rental = standing(opened)
+    opened.rentals.change(rental, state="abandoned", why="its answer was lost")
+    _watch(opened)  # a dry run
+    assert len(world.machines()) == 1
+    _watch(opened, dry_run=False)
+    assert world.machines() == []
+    assert opened.rentals.open() == []
+
+
 def test_an_idle_machine_on_which_a_jobs_command_runs_stays(
     world: World, opened: OpenWorkspace
 ) -> None:

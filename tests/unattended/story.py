@@ -27,7 +27,7 @@ from torpor.control.providers.gcp_deadline import DEADLINE_KEY
 from torpor.control.providers.local import LocalProvider
 from torpor.control.safety import never_handed_over
 
-EVERY_S: Final = {"watch": 20, "backup": 60, "check-backup": 60}
+EVERY_S: Final = {"watch": 30, "backup": 90, "check-backup": 120}
 KEEP_LAST: Final = 2
 STEPS: Final = 300
 VISIT_S: Final = 60
@@ -52,6 +52,7 @@ class Story:
     gcp: FakeGcp
     say: Callable[[str], None]
     number: int = 0
+    began_unix: float = field(default_factory=time.time)
     begun: float = field(default_factory=time.monotonic)
     seen: dict[str, float] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
@@ -69,7 +70,7 @@ class Story:
                     wanted |= {"keep_monthly": 0, "keep_last": KEEP_LAST}
                     api.ask("PATCH", f"deployments/{deployment['id']}", {"parameters": wanted})
                 if name == "watch":
-                    wanted = {**deployment["parameters"]}
+                    wanted = {**deployment["parameters"], "notify": ["custom-webhook/tests"]}
                     api.ask("PATCH", f"deployments/{deployment['id']}", {"parameters": wanted})
                 (schedule,) = deployment["schedules"]
                 url = f"deployments/{deployment['id']}/schedules/{schedule['id']}"
@@ -122,8 +123,15 @@ class Story:
                 provider.destroy(machine, never_handed_over(machine, machine.label))
                 self.say(f"lost: machine {machine.id}")
 
+    def lose(self, *roles: str) -> None:
+        """What nobody but the supervisor brings back."""
+        self.say(f"killed: {len(self.alone.kill(*roles))} processes of {', '.join(roles)}")
+
     def lose_everything(self) -> None:
+        """Also the supervisor: `make up` is all that a person does then."""
         self.say(f"killed: all {len(self.alone.kill_everything())} processes of the installation")
+        self.alone.up()
+        self.say("make up")
 
     # -- what a person would find
 
@@ -147,7 +155,7 @@ class Story:
 
     def notice(self, found: dict[str, Any]) -> None:
         """Note each outcome that is there now."""
-        if "error" in found:
+        if "error" in found:  # what was just killed is being restarted
             return
         self.kept |= set(found["kept"]["snapshots"])
         work = found["work"]
@@ -163,6 +171,7 @@ class Story:
             "an abandoned machine is ended": not (
                 found["left"]["open"] + found["left"]["machines"]
             ),
+            "an alert is delivered": bool(self.inbox.of(f"spent{self.number}")),
             "a deadline is renewed": self._deadline() > time.time() + 1800,
         }
         for outcome, there in outcomes.items():
@@ -213,7 +222,7 @@ class Story:
         )
 
 
-OUTCOMES: Final = 6
+OUTCOMES: Final = 7
 
 
 @contextmanager

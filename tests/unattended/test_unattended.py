@@ -7,14 +7,11 @@ from tests.unattended.story import STEPS, Story, cycle, unattended
 
 
 def test_an_installation_takes_care_of_itself(alone: Alone) -> None:
-    def crash(story: Story) -> None:
-        story.lose_everything()
-        alone.up()
-
     with unattended(alone, print) as story:
         alone.up()
         story.switch_on()
-        found = cycle(story, crash)
+        found = cycle(story, Story.lose_everything)
         assert f"counted to {STEPS}" in story.log_of_job(found)
         runs = story.runs()
-        print(runs)
+        assert runs["watch Completed"] and runs["backup Completed"]
+        assert runs["check-backup Completed"]

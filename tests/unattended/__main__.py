@@ -1,0 +1,100 @@
+"""The unattended installation for an hour, with kills of each of its processes.
+
+    python -m tests.unattended --minutes 60 [--seed 1] [--report FILE]
+
+Cycle after cycle, an idle machine, a spent budget, a job, backups, an abandoned machine and a
+deadline are left to the schedules. In each, the job loses its run, worker and machine, and another
+part of the installation is killed. Exits with 1 if an outcome does not come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from deployments.processes import running
+from tests.fixtures.alone import installed_alone
+from tests.unattended.story import Story, cycle, unattended
+
+STRIKES: Final[dict[str, Callable[[Story], None]]] = {
+    "everything": Story.lose_everything,
+    "server": lambda story: story.lose("server"),
+    "store": lambda story: story.lose("store", "register"),
+    "worker": lambda story: story.lose("worker"),
+    "job worker": lambda story: story.lose("job-worker"),
+    "supervisor and server": lambda story: _lose_supervisor(story),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.unattended", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--report", type=Path)
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+
+    def say(words: str) -> None:
+        print(f"{time.monotonic() - began:6.0f} s  {words}", flush=True)
+
+    rng = random.Random(options.seed)
+    cycles: list[dict[str, Any]] = []
+    with installed_alone() as alone, unattended(alone, say) as story:
+        alone.up()
+        story.switch_on()
+        while time.monotonic() - began < options.minutes * 60:
+            order = [*STRIKES]
+            rng.shuffle(order)
+            for name in order[:1] if cycles else ["everything"]:
+                say(f"cycle {len(cycles) + 1}, with a kill of: {name}")
+                cycle(story, STRIKES[name])
+                cycles.append({"killed": name, "seconds_to": dict(story.seen)})
+                say(f"memory: {_memory_mib(story)}")
+        report = {
+            "minutes": (time.monotonic() - began) / 60,
+            "cycles": cycles,
+            "runs": dict(sorted(story.runs().items())),
+            "memory_mib": _memory_mib(story),
+            "database_mib": _database_mib(story),
+            "told": [
+                {"at_s": round(at - story.began_unix), "subject": one["subject"]}
+                for at, one in zip(story.inbox.arrived_unix, story.inbox.mail, strict=True)
+            ],
+        }
+    text = json.dumps(report, indent=1)
+    print(text)
+    if options.report:
+        options.report.write_text(text + "\n")
+    return 0
+
+
+def _lose_supervisor(story: Story) -> None:
+    """Nothing restarts the server then, but `make up`."""
+    story.lose("supervisor", "server")
+    story.alone.up()
+    story.say("make up")
+
+
+def _memory_mib(story: Story) -> dict[str, int]:
+    """What each process of the installation itself holds, in MiB."""
+    found = {}
+    for role in ("supervisor", "server", "worker", "job-worker"):
+        ours = running(story.alone.installation, role)
+        oldest = min(ours, key=lambda one: one.create_time(), default=None)
+        found[role] = oldest.memory_info().rss >> 20 if oldest else 0
+    return found
+
+
+def _database_mib(story: Story) -> int:
+    home = story.alone.installation.prefect_home
+    return sum(file.stat().st_size for file in home.glob("prefect.db*")) >> 20
+
+
+if __name__ == "__main__":
+    sys.exit(main())
