@@ -13,6 +13,7 @@ import msgspec
 
 from flows.phases import Phases
 from flows.storing import Storing
+from flows.thinning import is_of_machine, thin_saves
 from tasks.jobs import look_at_command, start_command, stop_command
 from tasks.runner import runner
 from tasks.standing_by import stand_by
@@ -34,7 +35,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import Machine, SnapshotId
-from torpor.shared.wire.job import JobState, Notice, StartJob
+from torpor.shared.wire.job import JobState, Notice, OwnSave, StartJob
 
 LOOK_S: Final = 2.0
 WATCH_S: Final = 15.0
@@ -72,6 +73,7 @@ class Attending:
         self._saves = Saves(opened, driven, machine, rental.spot, session)
         self._notice: Notice | None = None
         self._noticed = 0.0
+        self._own_save: OwnSave | None = None
         self._left = threading.Event()
 
     def run(self) -> None:
@@ -205,13 +207,17 @@ class Attending:
         return self._driven.stop is None and time.monotonic() - self._noticed < TAKEN_S
 
     def _hear(self, state: JobState) -> None:
-        """Log a notice, and what the machine did about it."""
+        """Log a notice, and record what the machine did about it."""
         if state.notice is not None and state.notice != self._notice:
             self._notice = state.notice
             self._noticed = time.monotonic()
             runner().log.warning(
                 "machine %s will be taken away: %s", self._machine.id, state.notice.words
             )
+        if state.saved is not None and state.saved != self._own_save:
+            self._own_save = state.saved
+            if is_of_machine(self._opened, state.saved.snapshot):
+                self._driven.saved_itself(state.saved.snapshot)
 
     def _watch_machine(self) -> None:
         """Close the session once the provider says that the machine does not run any more: its
@@ -284,7 +290,8 @@ class Saves:
             self._due = min(self._due, time.monotonic() + SAVE_AGAIN_S)
             return
         self._driven.saved(verified.snapshot, read_unix)
-        self._stand_by(verified.snapshot, verified.manifest)
+        if self._stand_by(verified.snapshot, verified.manifest):
+            thin_saves(self._opened, self._driven, verified)  # the machine refers to none of them
         runner().log.info("save %d is snapshot %s", self._count, verified.snapshot)
 
     def _save(self) -> tuple[float, Verified]:
@@ -301,8 +308,8 @@ class Saves:
         storing = Storing(opened, self._session, self._machine.id, Phases(), run=run)
         return read_unix, storing.run()[1]
 
-    def _stand_by(self, basis: SnapshotId | None, manifest: Manifest | None = None) -> None:
-        """Hand the machine what it needs to save by itself."""
+    def _stand_by(self, basis: SnapshotId | None, manifest: Manifest | None = None) -> bool:
+        """Hand the machine what it needs to save by itself; whether it has got that."""
         self._book_due = time.monotonic() + BOOK_S
         try:
             stand_by(self._opened, self._session, self._driven.job.id, basis, manifest)
@@ -311,3 +318,5 @@ class Saves:
         except TorporError as error:
             self._book_due = time.monotonic() + SAVE_AGAIN_S
             runner().log.warning("the machine cannot save by itself for now: %s", error)
+            return False
+        return True

@@ -14,6 +14,7 @@ from flows.attending import Attending
 from flows.hibernate import store_workspace
 from flows.phases import Phases
 from flows.stopped import Stopped
+from flows.thinning import is_of_machine, thin_saves
 from flows.unfinished import end_leftovers
 from flows.wake import wake_workspace
 from tasks.jobs import machine_in_use, refuse_other_jobs, stop_command
@@ -105,6 +106,7 @@ class Driver:
         self._driven = driven
         self._refusals = self._troubles = 0
         self._missing_since: float | None = None
+        self._verified: Verified | None = None
         self._stopped = Stopped(opened, driven, self._say_waiting)
         self._left: tuple[set[str], float] = (set(), 0.0)
 
@@ -297,7 +299,8 @@ class Driver:
         attempt = self.job.attempt
         newest = newest_save(self._opened, self.job.newest)
         if newest is not None and newest.snapshot != self.job.newest and self.job.attempts:
-            self._driven.saved(newest.snapshot, newest.modified_unix)
+            own = is_of_machine(self._opened, newest.snapshot)
+            self._driven.saved(newest.snapshot, newest.modified_unix, own=own)
         last = self.job.attempts[-1] if self.job.attempts else None
         if last is not None and last.end in ("command ended", "stopped"):
             rental = self._opened.rentals.ended(last.rental)
@@ -425,6 +428,7 @@ class Driver:
         """Record, before the machine can be destroyed, that this snapshot holds the end. A user who
         keeps the machine may say so until here."""
         self._driven.saved(verified.snapshot, time.time())
+        self._verified = verified
         self._driven.look_for_stop()
         if self._keeps():
             raise MachineInUse(f"job {self.job.id} is cancelled, and its machine is to be kept")
@@ -449,6 +453,9 @@ class Driver:
         self._driven.end("cancelled" if stop is None else stop.state, why)
 
     def _end(self) -> None:
+        if self.job.final is not None:
+            own = self._verified is not None and self._verified.snapshot == self.job.final
+            thin_saves(self._opened, self._driven, self._verified if own else None)
         stop, newest = self._driven.stop, self.job.attempts[-1]
         state: State
         if newest.end in ("supervisor lost", "machine lost"):

@@ -8,7 +8,7 @@ from typing import Final
 
 from tasks.events import SnapshotDeleted, emit
 from tasks.step import step
-from tasks.workspace import OpenWorkspace
+from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.safety import Verified
 from torpor.control.store.snapshots import newest_snapshot, snapshot_ids
 from torpor.control.upkeep.deletion import delete_snapshot, expire
@@ -26,11 +26,13 @@ _CLOCK_HOURS: Final = 1.0
 def judge_snapshots(
     opened: OpenWorkspace, retention: Retention, and_a_new_one: bool
 ) -> list[Verdict]:
-    """The verdict on each snapshot; with ``and_a_new_one``, as if a new one were taken now."""
+    """The verdict on each snapshot; with ``and_a_new_one``, as if a new one were taken now. An open
+    job deletes its saves itself, so no rule counts on them."""
+    saves = {save: job.id for job in opened.jobs.open() for save in job.kept_saves}
     taken = snapshot_ids(opened.store, opened.spec.name)
     if and_a_new_one:
         taken = [*taken, new_snapshot_id(datetime.now(timezone.utc), max(taken, default=None))]
-    return judge(taken, retention, pinned(opened.store, opened.spec.name))
+    return judge(taken, retention, pinned(opened.store, opened.spec.name), saves)
 
 
 @step("apply retention")
@@ -40,7 +42,7 @@ def apply_retention(
     """Delete what no rule keeps; this needs the proof of a newer snapshot."""
     deleted = expire(opened.store, verified, verdicts)
     for snapshot in deleted:
-        _tell(opened, snapshot, "retention")
+        tell_of_deletion(opened, snapshot, "retention")
     return deleted
 
 
@@ -50,7 +52,7 @@ def delete_one(opened: OpenWorkspace, snapshot: SnapshotId, even_newest: Snapsho
     names it.
     """
     delete_snapshot(opened.store, opened.spec.name, snapshot, even_newest=even_newest)
-    _tell(opened, snapshot, "asked for")
+    tell_of_deletion(opened, snapshot, "asked for")
 
 
 @step("pin snapshot")
@@ -91,5 +93,6 @@ def look_at_newest(opened: OpenWorkspace, most_hours: float) -> FreshnessReport:
     return FreshnessReport(opened.spec.name, newest, max(0.0, age_hours), most_hours)
 
 
-def _tell(opened: OpenWorkspace, snapshot: SnapshotId, reason: str) -> None:
+def tell_of_deletion(opened: StoredWorkspace, snapshot: SnapshotId, reason: str) -> None:
+    """Send the event of a snapshot that is deleted."""
     emit(SnapshotDeleted(workspace=opened.spec.name, snapshot=snapshot, reason=reason))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -15,18 +16,29 @@ from flows.attending import Attending, Saves
 from tasks.machines import left_unfinished
 from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
+from tasks.retention import judge_snapshots
 from tests.fixtures.driver import Story, attempt_on, drive_job, left_job
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.rentals import handed_over, standing
+from tests.fixtures.small_saves import put_save, verified_save
 from tests.fixtures.waiting import until
 from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.rental import ending, renting
 from torpor.control.rental.records import Rental
 from torpor.control.safety import never_handed_over
-from torpor.shared.errors import CreateFailed, EndUnproven, HandedOver, MachineUnreachable
+from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.upkeep.retention import Retention
+from torpor.shared.errors import (
+    CreateFailed,
+    EndUnproven,
+    HandedOver,
+    MachineUnreachable,
+    StoreDenied,
+    StoreUnavailable,
+)
 from torpor.shared.values import Machine, SnapshotId, StoredSnapshot
-from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StopJob
+from torpor.shared.wire.job import JobLook, JobState, LookAtJob, OwnSave, StopJob
 
 _ID = "3f2a9c81d04e"
 _SOON = Stop("cancelled", "hibernate", "enough", 2.0)
@@ -365,3 +377,82 @@ def test_a_save_is_due_by_the_last_one_also_in_a_new_session(
         saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
         saves.go_on(threads, hurry=False)
     assert threads.begun == int(due)
+
+
+@pytest.mark.parametrize("handed_over_book", [True, False])
+def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, handed_over_book: bool
+) -> None:
+    """What the machine would save by itself is based on the save before, until it is told."""
+
+    def stand_by(*_: Any) -> None:
+        if not handed_over_book:
+            raise StoreUnavailable("the store is away")
+
+    monkeypatch.setattr(attending, "stand_by", stand_by)
+    machine, rental = handed_over(lab.opened)
+    began_with, old, new = [put_save(lab.store, minutes) for minutes in (0, 30, 60)]
+    left = left_job(lab, attempts=[attempt_on(machine, rental)], kept_saves=[old], newest=old)
+    driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
+    with PlainRunner(lab.opened), ThreadPoolExecutor(1) as threads:
+        saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
+        monkeypatch.setattr(saves, "_save", lambda: (1.0, verified_save(lab.store, new)))
+        monkeypatch.setattr(saves, "_due", 0.0)
+        saves.go_on(threads, hurry=True)
+        saves.settle()
+    kept = [new] if handed_over_book else [old, new]
+    assert snapshot_ids(lab.store, DEMO) == [began_with, *kept]
+    assert (driven.job.kept_saves, driven.job.newest) == (kept, new)
+
+
+def test_a_backup_leaves_the_saves_of_an_open_job_to_it(lab: Lab) -> None:
+    save, backup, newest = [put_save(lab.store, minutes) for minutes in (0, 30, 60)]
+    left_job(lab, kept_saves=[save])
+    with PlainRunner(lab.opened):
+        verdicts = judge_snapshots(lab.opened, Retention(last=1), False)
+    assert [one.snapshot for one in verdicts if one.kept] == [newest, save]
+    assert [one.snapshot for one in verdicts if not one.kept] == [backup]
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["lives", "killed before"])
+def test_a_job_whose_end_is_stored_deletes_its_saves(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    machine, rental = handed_over(lab.opened)
+    began_with, old = put_save(lab.store, 0), put_save(lab.store, 30)
+    store_as_told = driving.store_workspace
+
+    def store(*given: Any, proven: Callable[[Any], None], **options: Any) -> None:
+        proven(verified_save(lab.store, put_save(lab.store, 60)))
+        store_as_told(*given, **options)
+        if killed:
+            raise StoreDenied("the run is killed here")
+
+    monkeypatch.setattr(driving, "store_workspace", store)
+    left = left_job(
+        lab, kept_saves=[old], attempts=[attempt_on(machine, rental, end="command ended", status=0)]
+    )
+    if killed:
+        with pytest.raises(StoreDenied):
+            drive_job(lab, left)
+        (left,) = lab.opened.jobs.open()
+    ended = drive_job(lab, left)
+    assert ended.state == "succeeded"
+    assert snapshot_ids(lab.store, DEMO) == [began_with, ended.final]
+
+
+def test_a_save_that_the_machine_reports_is_the_jobs_only_if_it_made_it(lab: Lab) -> None:
+    """A machine that lies could have the user's own snapshots deleted."""
+    machine, rental = handed_over(lab.opened)
+    users, own = put_save(lab.store, 0), put_save(lab.store, 30, own_save=1)
+    left = left_job(lab, attempts=[attempt_on(machine, rental)])
+    for named, kept in ((users, []), (own, [own])):
+        jobs = lab.opened.jobs
+        taken = jobs.take(jobs.of(left.id) or left, "mine")
+        driven = Driven(jobs, taken, lambda message: None)
+        reported = JobState(left.id, 1, "ended", 0, saved=OwnSave(named, "", 0, 0.0))
+        line = _Line(reported)
+        with PlainRunner(lab.opened):
+            Attending(lab.opened, driven, machine, rental, line).run()  # type: ignore[arg-type]
+        assert driven.job.kept_saves == kept
+        driven.change(attempts=[attempt_on(machine, rental)])

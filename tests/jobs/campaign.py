@@ -52,7 +52,8 @@ from torpor.control.jobs.records import Job
 from torpor.control.providers.seam import Provider
 from torpor.control.remote.ssh import Identity
 from torpor.control.store.s3 import S3Store
-from torpor.shared.errors import JobFailed, TorporError
+from torpor.control.store.snapshots import snapshot_ids
+from torpor.shared.errors import JobFailed, StoreMissing, TorporError
 from torpor.shared.format.keys import workspace_key
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import MIB, ObjectKey, SnapshotId, Want, WorkspaceSpec
@@ -148,6 +149,7 @@ class Campaign:
             self._violate(f"job {self.jobs} did not end within {PATIENCE_S:.0f} s: {known.job}")
             return
         self._judge(report, goal)
+        self._see_saves(report)
 
     def end(self) -> None:
         """Nothing is left anywhere, once the markets answer again."""
@@ -291,6 +293,14 @@ class Campaign:
                 if isinstance(one.body, BootedMachine) and self._was_handed_over(one):
                     self._violate(f"machine {one.id} at {name} is alive after job {ended.id}")
 
+    def _see_saves(self, told: dict[str, Any]) -> None:
+        """Of an ended job's recorded saves only the last snapshot is left."""
+        ended = self.opened.jobs.of(told["job"])
+        assert ended is not None
+        left = set(snapshot_ids(self.opened.store, DEMO)) & set(ended.kept_saves)
+        if left - {ended.final}:
+            self._violate(f"saves of job {ended.id} are left: {sorted(left)}")
+
     def _was_handed_over(self, machine: Rented) -> bool:
         open_now = {str(one.machine): one.state for one in self.opened.rentals.open()}
         return open_now.get(str(machine.id)) == "handed over"
@@ -351,11 +361,16 @@ class Watcher:
     def look(self) -> None:
         found = self._campaign.opened.jobs.open()
         self.job = found[0] if found else None
-        if self.job is None or self.job.newest in (None, self._newest):
+        if self.job is None or self.job.newest is None or self.job.newest == self._newest:
             return
+        try:
+            reached = self._campaign.state_in(self.job.newest)["n"]
+        except StoreMissing:
+            now = self._campaign.opened.jobs.of(self.job.id)
+            if now is None or now.newest == self.job.newest:
+                self._campaign._violate(f"save {self.job.newest}, the newest, was deleted")
+            return  # a newer one is there since
         self._newest = self.job.newest
-        assert self._newest is not None
-        reached = self._campaign.state_in(self._newest)["n"]
         if reached < self._reached:
             self._campaign._violate(
                 f"save {self._newest} holds step {reached}, an earlier one {self._reached}"

@@ -114,6 +114,19 @@ def test_the_newest_and_the_pinned_stay_and_use_up_no_rule() -> None:
     }
 
 
+def test_saves_of_an_open_job_stay_and_use_up_no_rule() -> None:
+    """The job deletes them itself: a backup must not go because a save of its day is there."""
+    backup, save = _at("2026-11-19 02:00:00"), _at("2026-11-19 23:00:00")
+    today = [_at("2026-11-20 02:00:00"), _at("2026-11-20 03:00:00")]
+    verdicts = judge([backup, save, *today], Retention(daily=2), {}, {save: "3f2a9c81d04e"})
+    assert {one.snapshot: one.reasons for one in verdicts} == {
+        today[1]: ["newest", "daily 2026-11-20"],
+        today[0]: [],
+        save: ["save of job 3f2a9c81d04e"],
+        backup: ["daily 2026-11-19"],
+    }
+
+
 def test_two_snapshots_of_one_second_are_two() -> None:
     one, other = _at("2026-11-20 12:00:00", "00000001"), _at("2026-11-20 12:00:00", "00000002")
     assert len(_kept([one, other], Retention(last=2))) == 2

@@ -126,15 +126,27 @@ class Driven:
             seen = self._job.with_attempt(seen_unix=time.time())
             self._job = msgspec.structs.replace(seen, log_offset=log_offset)
 
-    def saved(self, snapshot: SnapshotId, read_unix: float) -> None:
-        """A verified snapshot of what the disk held at ``read_unix``."""
+    def saved(self, snapshot: SnapshotId, read_unix: float, *, own: bool = True) -> None:
+        """A whole snapshot of what the disk held at ``read_unix``. ``own``: the job or its machine
+        has made it, so the job deletes it once it is superfluous."""
         with self._lock:
             job = self._job.with_attempt(saved=True) if self._job.attempt else self._job
             self._keep(
                 msgspec.structs.replace(
-                    job, saves=job.saves + 1, newest=snapshot, newest_unix=read_unix
+                    job,
+                    saves=job.saves + 1,
+                    kept_saves=_with(job.kept_saves, snapshot) if own else job.kept_saves,
+                    newest=snapshot,
+                    newest_unix=read_unix,
                 )
             )
+
+    def saved_itself(self, snapshot: SnapshotId) -> None:
+        """The machine has made a snapshot by itself, which the job deletes once it is
+        superfluous."""
+        with self._lock:
+            kept = _with(self._job.kept_saves, snapshot)
+            self._keep(msgspec.structs.replace(self._job, kept_saves=kept))
 
     def end(self, state: State, why: str) -> None:
         """Write how the job ended, for good."""
@@ -177,3 +189,7 @@ class Driven:
                 return
             except TorporError as error:
                 self._warn(f"the record of job {self._job.id} could not be kept fresh: {error}")
+
+
+def _with(saves: list[SnapshotId], snapshot: SnapshotId) -> list[SnapshotId]:
+    return saves if snapshot in saves else [*saves, snapshot]

@@ -91,6 +91,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stopped: MachineId | None = None  # its machine, since the provider was seen to have stopped it
     attempts: list[Attempt] = []
     saves: int = 0
+    kept_saves: list[SnapshotId] = []  # those of its saves that it has not deleted
     newest: SnapshotId | None = None  # of its saves, or what it began with
     newest_unix: float | None = None  # when the files of that save were read
     final: SnapshotId | None = None  # holds the end of the command; its machine may be destroyed

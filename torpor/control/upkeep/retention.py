@@ -69,9 +69,14 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def judge(
-    snapshots: Sequence[SnapshotId], retention: Retention, pinned: Mapping[SnapshotId, str]
+    snapshots: Sequence[SnapshotId],
+    retention: Retention,
+    pinned: Mapping[SnapshotId, str],
+    saves: Mapping[SnapshotId, str] = {},
 ) -> list[Verdict]:
-    """A verdict for each snapshot, newest first. The newest and the pinned are always kept."""
+    """A verdict for each snapshot, newest first. The newest and the pinned are always kept.
+    ``saves``: those of open jobs, with the ids of the jobs, which delete them; they are kept, and
+    count for no rule."""
     newest_first = sorted(snapshots, reverse=True)
     reasons: dict[SnapshotId, list[str]] = {snapshot: [] for snapshot in newest_first}
     if newest_first:
@@ -79,14 +84,17 @@ def judge(
     for snapshot in newest_first:
         if snapshot in pinned:
             reasons[snapshot].append(f"pinned: {pinned[snapshot]}")
+        if snapshot in saves:
+            reasons[snapshot].append(f"save of job {saves[snapshot]}")
     counts = retention.counts()
     if not any(counts.values()):
         for found in reasons.values():
             found.append("no retention is set")
         return [Verdict(snapshot, found) for snapshot, found in reasons.items()]
     zone = retention.zone()
+    ruled = [snapshot for snapshot in newest_first if snapshot not in saves]
     for rule, count in counts.items():
-        for snapshot in _kept_by(newest_first, count, rule, zone):
+        for snapshot in _kept_by(ruled, count, rule, zone):
             period = "" if rule == "last" else f" {_period(snapshot, rule, zone)}"
             reasons[snapshot].append(rule + period)
     return [Verdict(snapshot, found) for snapshot, found in reasons.items()]

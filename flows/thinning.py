@@ -1,0 +1,37 @@
+"""Thinning: a job deletes its saves that a newer verified one makes superfluous."""
+
+from __future__ import annotations
+
+from tasks.job_saves import delete_old_saves, made_by_machine, verify_last
+from tasks.runner import runner
+from tasks.workspace import StoredWorkspace
+from torpor.control.jobs.driven import Driven
+from torpor.control.safety import Verified
+from torpor.shared.errors import TorporError
+from torpor.shared.values import SnapshotId
+
+
+def thin_saves(opened: StoredWorkspace, driven: Driven, verified: Verified | None) -> None:
+    """Delete the saves of the job that are older than the ``verified`` one; without it, than the
+    snapshot that holds the end of its command. Saves that cannot be deleted now fail no job."""
+    job = driven.job
+    newest = job.final if verified is None else verified.snapshot
+    if newest is None or not any(one < newest for one in job.kept_saves):
+        return
+    driven.change()  # HandedOver before a successor's saves are deleted
+    try:
+        verified = verified or verify_last(opened, newest)
+        left = delete_old_saves(opened, job.id, job.kept_saves, verified)
+    except TorporError as error:
+        runner().log.warning("old saves of job %s were not deleted: %s", job.id, error)
+    else:
+        driven.change(kept_saves=left)
+
+
+def is_of_machine(opened: StoredWorkspace, snapshot: SnapshotId) -> bool:
+    """Whether a job's machine has made the snapshot by itself; False where that is not known."""
+    try:
+        return made_by_machine(opened, snapshot)
+    except TorporError as error:
+        runner().log.warning("who made snapshot %s is not known: %s", snapshot, error)
+        return False

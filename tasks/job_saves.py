@@ -1,0 +1,37 @@
+"""The steps that delete what a job has saved and needs no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasks.retention import tell_of_deletion
+from tasks.step import step
+from tasks.workspace import StoredWorkspace
+from torpor.control.jobs.saves import delete_superfluous, is_own_save
+from torpor.control.safety import Verified, verify_snapshot
+from torpor.control.store.snapshots import find_snapshot
+from torpor.shared.values import SnapshotId
+
+
+@step("delete old saves")
+def delete_old_saves(
+    opened: StoredWorkspace, job: str, saves: Sequence[SnapshotId], verified: Verified
+) -> list[SnapshotId]:
+    """Delete the job's saves that are older than the verified one; returns those that are left."""
+    deleted, left = delete_superfluous(opened.store, saves, verified)
+    for snapshot in deleted:
+        tell_of_deletion(opened, snapshot, f"a newer save of job {job} is verified")
+    return left
+
+
+@step("verify the last save")
+def verify_last(opened: StoredWorkspace, snapshot: SnapshotId) -> Verified:
+    """The proof that a snapshot is whole, where the run that made it is gone."""
+    found = find_snapshot(opened.store, opened.spec.name, snapshot)
+    return verify_snapshot(opened.store, found, opened.seal)
+
+
+@step("see who made a save")
+def made_by_machine(opened: StoredWorkspace, snapshot: SnapshotId) -> bool:
+    """Whether a job's machine has made it by itself."""
+    return is_own_save(opened.store, opened.spec.name, snapshot, opened.seal)

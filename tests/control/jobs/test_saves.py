@@ -1,0 +1,76 @@
+"""A job's saves go once a newer one is verified, and nothing else goes with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixtures.manifests import PLAIN
+from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.small_saves import DEMO, put_save, verified_save
+from torpor.control.jobs.saves import delete_superfluous, is_own_save
+from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.upkeep.pins import pin
+from torpor.shared.errors import SnapshotMissing
+from torpor.shared.format.names import manifest_key
+
+
+class Clock:
+    """Of the store."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(Clock())
+
+
+def test_only_the_jobs_own_older_saves_are_deleted(store: MemoryStore) -> None:
+    began_with, first = put_save(store, 0), put_save(store, 30)
+    by_the_user, second, newest = put_save(store, 40), put_save(store, 60), put_save(store, 90)
+    saves = [first, second, newest]
+    done = delete_superfluous(store, saves, verified_save(store, newest))
+    assert (sorted(done.deleted), done.left) == ([first, second], [newest])
+    assert snapshot_ids(store, DEMO) == [began_with, by_the_user, newest]
+    assert delete_superfluous(store, saves, verified_save(store, newest)) == ([], [newest])
+
+
+def test_a_pinned_save_stays_and_is_the_jobs_no_more(store: MemoryStore) -> None:
+    first, newest = put_save(store, 30), put_save(store, 60)
+    pin(store, DEMO, first, "the best weights")
+    assert delete_superfluous(store, [first, newest], verified_save(store, newest)) == (
+        [],
+        [newest],
+    )
+    assert snapshot_ids(store, DEMO) == [first, newest]
+
+
+def test_what_the_machine_saved_after_the_verified_one_stays(store: MemoryStore) -> None:
+    """Its name was signed before: the job would go on from it."""
+    verified = put_save(store, 60)
+    own, newer = put_save(store, 50, own_save=1), put_save(store, 90)
+    done = delete_superfluous(store, [own, verified], verified_save(store, verified))
+    assert (done.deleted, done.left) == ([], [own, verified])
+    assert snapshot_ids(store, DEMO) == [own, verified, newer]
+    done = delete_superfluous(store, done.left, verified_save(store, newer))
+    assert done.left == []
+    assert snapshot_ids(store, DEMO) == [newer]
+
+
+def test_a_proof_of_a_save_that_is_gone_deletes_nothing(store: MemoryStore) -> None:
+    first, newest = put_save(store, 30), put_save(store, 60)
+    verified = verified_save(store, newest)
+    store.delete([manifest_key(DEMO, newest)])
+    with pytest.raises(SnapshotMissing, match="nothing was deleted"):
+        delete_superfluous(store, [first, newest], verified)
+    assert snapshot_ids(store, DEMO) == [first]
+
+
+def test_a_machine_cannot_pass_off_a_users_snapshot_as_its_save(store: MemoryStore) -> None:
+    own, users = put_save(store, 30, own_save=1), put_save(store, 60)
+    assert is_own_save(store, DEMO, own, PLAIN)
+    assert not is_own_save(store, DEMO, users, PLAIN)

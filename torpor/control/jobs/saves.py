@@ -1,0 +1,46 @@
+"""Which saves of a job are superfluous, and their deletion: rules 11 and 13 of docs/safety.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torpor.control.jobs.standby import OWN_SAVE
+from torpor.control.safety import Verified
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.snapshots import open_manifest, snapshot_times
+from torpor.control.upkeep.deletion import expire
+from torpor.control.upkeep.retention import Verdict
+from torpor.shared.format.keys import Seal
+from torpor.shared.values import SnapshotId, WorkspaceName
+
+
+class Thinned(NamedTuple):
+    """``left``: the saves that the job may still delete later."""
+
+    deleted: list[SnapshotId]
+    left: list[SnapshotId]
+
+
+def delete_superfluous(
+    store: ObjectStore, saves: Sequence[SnapshotId], verified: Verified
+) -> Thinned:
+    """Delete those of the job's ``saves`` that are older than the ``verified`` one, by their names
+    and by the store's clock: a machine's own save may have a name from before it was made. One that
+    is pinned stays, and is the job's no more. SnapshotMissing, and nothing is deleted, if the
+    verified one is gone."""
+    times = snapshot_times(store, verified.workspace)
+    made = times.get(verified.snapshot, 0.0)
+    there = [one for one in saves if one in times]
+    old = [one for one in there if one < verified.snapshot and times[one] < made]
+    deleted = expire(store, verified, [Verdict(one, []) for one in old])
+    return Thinned(deleted, [one for one in there if one not in old])
+
+
+def is_own_save(
+    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, seal: Seal
+) -> bool:
+    """Whether a job's machine has made the snapshot by itself. A machine that lies could name any
+    other one, which is not the job's to delete."""
+    manifest, _ = open_manifest(store, workspace, snapshot, seal)
+    return bool(manifest.statistics.get(OWN_SAVE))
