@@ -367,9 +367,8 @@ def test_the_format_names_every_encoding() -> None:
 
 
 def test_the_format_s_numbers_are_the_code_s() -> None:
-    from torpor.machine.pipeline.upload import PACK_BYTES
     from torpor.shared.format.manifest import MAX_BODY_BYTES, MAX_CHUNK_BYTES, VERSION
-    from torpor.shared.format.sizes import BIG_FILE_BYTES, CHUNK_BYTES, GROUP_BYTES
+    from torpor.shared.format.sizes import BIG_FILE_BYTES, CHUNK_BYTES, GROUP_BYTES, PACK_BYTES
     from torpor.shared.values import GIB, MIB
 
     text = re.sub(r"\s+", " ", (ROOT / "docs/format.md").read_text())

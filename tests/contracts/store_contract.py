@@ -271,6 +271,20 @@ class StoreContract:
         with pytest.raises(StoreCorrupt, match="packs/one"):
             transfer.put(grant, [b"these"], md5_of(b"those"))
 
+    def test_a_grant_to_write_replaces_nothing_where_the_store_honours_that(
+        self, store: ObjectStore, transfer: Transfer
+    ) -> None:
+        honours = store.probe().conditional_put
+        grant = store.grant("PUT", KEY, expires_s=300)
+        assert grant.once is honours
+        transfer.put(grant, [b"verified"], md5_of(b"verified"))
+        if honours:
+            with pytest.raises(ObjectExists, match="is there already"):
+                transfer.put(grant, [b"replaced"], md5_of(b"replaced"))
+        else:
+            transfer.put(grant, [b"replaced"], md5_of(b"replaced"))
+        assert store.get(KEY, max_bytes=8) == (b"verified" if honours else b"replaced")
+
     def test_grants_are_bounded(self, store: ObjectStore) -> None:
         for expires_s in (0, -1, 7 * 24 * 3600 + 1):
             with pytest.raises(InvalidInput, match="lasts 1 to"):

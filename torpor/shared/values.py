@@ -98,6 +98,7 @@ def made_at(snapshot: SnapshotId) -> datetime:
 class Grant(msgspec.Struct, frozen=True):
     """Leave to do one verb on one object until ``expires_unix`` (seconds, the signer's clock).
 
+    ``once``: a PUT that must carry ``If-None-Match: *``, so that the store writes no name twice.
     InvalidInput for an object that torpor neither writes nor reads.
     """
 
@@ -105,6 +106,7 @@ class Grant(msgspec.Struct, frozen=True):
     verb: Literal["PUT", "GET"]
     url: str
     expires_unix: int
+    once: bool = False
 
     def __post_init__(self) -> None:
         object_key(self.key)

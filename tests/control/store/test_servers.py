@@ -3,9 +3,11 @@ store in memory that other tests use."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 
 import boto3
+import msgspec
 import pytest
 from botocore import auth, compat
 
@@ -101,6 +103,16 @@ class TestSeaweedFS(_ChecksSignatures):
     @pytest.fixture
     def expected(self) -> Capabilities:
         return Capabilities(conditional_put=True, conditional_replace=True, etag_is_md5=True)
+
+    def test_a_host_cannot_leave_the_condition_of_a_grant_out(
+        self, store: ObjectStore, transfer: Transfer
+    ) -> None:
+        assert store.probe().conditional_put
+        grant = store.grant("PUT", KEY, expires_s=300)
+        for body, once in ((b"1", True), (b"2", False)):
+            with contextlib.suppress(StoreDenied):
+                transfer.put(msgspec.structs.replace(grant, once=once), [body], md5_of(body))
+        assert store.get(KEY, max_bytes=1) == b"1"
 
     def test_listing_goes_on_beyond_a_page_of_1000(self, store: ObjectStore) -> None:
         keys = [object_key(f"packs/{n:05d}") for n in range(1100)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import pytest
@@ -72,6 +72,8 @@ def test_an_event_is_as_the_document_has_it() -> None:
 def _spelled(kind: Any) -> str:
     kind = getattr(kind, "__supertype__", kind)  # of a NewType
     origin, of = get_origin(kind), get_args(kind)
+    if origin is Annotated:  # with its limits
+        return _spelled(of[0])
     if origin in (Union, types.UnionType):
         (one,) = [each for each in of if each is not type(None)]
         return f"{_spelled(one)} | null"

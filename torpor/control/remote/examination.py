@@ -10,8 +10,9 @@ import msgspec
 
 from torpor.control.remote.seam import Agent
 from torpor.control.store.seam import ObjectStore
+from torpor.shared.errors import MachineError
 from torpor.shared.format.manifest import Chunk, Pack
-from torpor.shared.format.names import pack_id_of, pack_key
+from torpor.shared.format.names import pack_key
 from torpor.shared.values import MIB, WorkspaceName
 from torpor.shared.wire.machine import ExaminePacks, Fault, PackChunk, PackFault, PackToExamine
 from torpor.shared.wire.request import Event
@@ -72,6 +73,13 @@ class Examination:
                 request_id=f"verify:{secrets.token_hex(8)}",
                 on_event=moved,
             )
+            if [one.key for one in answer.packs] != [
+                pack_key(self._workspace, work.pack.id) for work in works
+            ]:
+                raise MachineError(
+                    f"machine {self._agent.hello.machine} answers for other packs than it was "
+                    "given to read: do not trust its host, and verify elsewhere"
+                )
             self.found += [_examined(w, one) for w, one in zip(works, answer.packs, strict=True)]
             self._read += answer.bytes
             on_event(self._read)
@@ -102,5 +110,6 @@ def _requests(works: Sequence[PackWork]) -> Iterator[list[PackWork]]:
 
 
 def _examined(work: PackWork, found: PackFault) -> ExaminedPack:
-    damaged = frozenset(work.chunks[number].offset for number in found.damaged)
-    return ExaminedPack(pack_id_of(found.key), found.fault, damaged)
+    damaged = {*found.damaged}
+    offsets = (chunk.offset for number, chunk in enumerate(work.chunks) if number in damaged)
+    return ExaminedPack(work.pack.id, found.fault, frozenset(offsets))

@@ -47,7 +47,7 @@ class RemotePath(RemoteRestore):
 
         ``resume`` has no effect: no other run leaves anything to continue with.
         """
-        return self._call(
+        plan = self._call(
             BeginPath(
                 **self._of(self.wanted),
                 root_number=self._chosen.root,
@@ -58,3 +58,4 @@ class RemotePath(RemoteRestore):
                 part_bytes=self._part_bytes,
             )
         )
+        return self._within_limits(plan)

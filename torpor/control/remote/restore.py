@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from torpor.control.remote.limits import check_fetches
 from torpor.control.remote.run import OnEvent, RemoteRun
 from torpor.control.remote.seam import Agent
 from torpor.control.store.seam import ObjectStore
@@ -58,7 +59,7 @@ class RemoteRestore(RemoteRun):
 
         ``resume``: an earlier run may have begun this restore, or completed it.
         """
-        return self._call(
+        plan = self._call(
             BeginRestore(
                 **self._of(self.wanted),
                 roots=self._roots,
@@ -69,6 +70,7 @@ class RemoteRestore(RemoteRun):
                 first=list(self.first),
             )
         )
+        return self._within_limits(plan)
 
     def serve(self, host: str, most_bytes: int) -> Peer:
         """Have the machine keep the packs that it fetches, at most so many bytes on disk, and pass
@@ -107,6 +109,11 @@ class RemoteRestore(RemoteRun):
     def end(self) -> None:
         """Give the workspace back."""
         self._send(EndRestore(self.run))
+
+    def _within_limits(self, plan: RestorePlan) -> RestorePlan:
+        """``parts`` parts, and one more where something comes first."""
+        check_fetches(self.machine, self.wanted.workspace, plan.parts, self._parts + 1)
+        return plan
 
     def _begin_again(self) -> None:
         self.begin(resume=True)

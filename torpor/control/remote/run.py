@@ -36,6 +36,11 @@ class RemoteRun(ABC):
         self._open: set[str] = set()
         self._given_up: TorporError | None = None
 
+    @property
+    def machine(self) -> str:
+        """What the agent calls its machine, for messages."""
+        return self._agent.hello.machine
+
     def give_up(self, reason: TorporError) -> None:
         """End every waiting and later request with ``reason``, except the one that gives the
         workspace back. Calling it again also ends a request that was just being sent."""

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
+from torpor.control.remote.limits import check_plan, is_pack_of
 from torpor.control.remote.run import OnEvent, RemoteRun
 from torpor.control.remote.seam import Agent
 from torpor.control.store.marks import COMMIT_S, marked_packs
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import list_snapshots
-from torpor.shared.errors import AgentLost
+from torpor.shared.errors import AgentLost, GrantExpired, MachineError
 from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of, packs_prefix
 from torpor.shared.values import (
     Grant,
@@ -42,6 +43,8 @@ from torpor.shared.wire.snapshot import (
 
 KNOWN_SNAPSHOTS: Final = 8
 """How many earlier snapshots a new one may refer to. The agent reads their manifests."""
+PUT_S: Final = 3600
+"""How long a grant lasts that can replace what it wrote."""
 
 
 class _Leave(NamedTuple):
@@ -97,7 +100,7 @@ class RemoteSnapshot(RemoteRun):
     def scan(self, number: int, lost: Sequence[ObjectKey] = ()) -> Scanned:
         """Walk the workspace; ``lost`` packs must be stored again. Passes count from 1."""
         self._leave = None
-        return self._held(
+        seen = self._held(
             Scan(
                 self.run,
                 number,
@@ -108,14 +111,21 @@ class RemoteSnapshot(RemoteRun):
                 self.spec.accept_changed,
             )
         )
+        check_plan(self.machine, seen.parts, self.spec.parts)
+        return seen
 
     def store_part(self, number: int, plan: PartPlan, on_event: OnEvent = None) -> PartReport:
         """Store one part of pass ``number``; with new grants each time. Idempotent."""
 
         def ask() -> PartReport:
-            keys = [new_pack_key(self.spec.name) for _ in range(plan.packs)]
-            grants = [self._grant("PUT", key, plan.bytes) for key in keys]
-            return self._call(StorePart(self.run, number, plan.part, grants), on_event)
+            while True:
+                grants = self._pack_grants(plan)
+                try:
+                    return self._call(StorePart(self.run, number, plan.part, grants), on_event)
+                except GrantExpired:
+                    # the part took longer than its grants last: go on, if it got anywhere
+                    if not grants or self._store.head(grants[0].key) is None:
+                        raise
 
         try:
             return ask()
@@ -137,6 +147,11 @@ class RemoteSnapshot(RemoteRun):
         then list the packs.
         """
         claims = self._held(ListPacks(self.run)).packs
+        if any(not is_pack_of(self.spec.name, claim.key) for claim in claims):
+            raise MachineError(
+                f"machine {self.machine} names packs that are none of workspace {self.spec.name}: "
+                "do not trust its host, and rent elsewhere"
+            )
         self._leave = self._new_leave()
         marked = marked_packs(self._store, self.spec.name)
         missing = set(self._missing(claims))
@@ -180,6 +195,16 @@ class RemoteSnapshot(RemoteRun):
     def end(self, *, committed: bool) -> None:
         """Give the workspace back. The agent keeps its index when the snapshot is verified."""
         self._call(EndSnapshot(self.run, committed))
+
+    def _pack_grants(self, plan: PartPlan) -> list[Grant]:
+        """One for each new pack. A grant that could replace what was verified ends after PUT_S; one
+        that is good for one write lasts as long as the part may take."""
+        grants = []
+        for _ in range(plan.packs):
+            key = new_pack_key(self.spec.name)
+            grant = self._store.grant("PUT", key, expires_s=PUT_S)
+            grants.append(self._grant("PUT", key, plan.bytes) if grant.once else grant)
+        return grants
 
     def _begin_again(self) -> None:
         """A restarted agent answers a part with ``lost``, and other requests with AgentLost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torpor.control.remote.limits import check_fetches
 from torpor.control.remote.run import OnEvent, RemoteRun
 from torpor.control.remote.seam import Agent
 from torpor.control.store.seam import ObjectStore
@@ -56,6 +57,7 @@ class RemoteSync(RemoteRun):
     def stage(self) -> SyncPlan:
         """Make the new files beside the tree from what is on the machine; plan the rest."""
         plan = self._held(StageSync(self.run, self._spec.parts))
+        check_fetches(self.machine, self.wanted.workspace, plan.parts, self._spec.parts + 1)
         self._staging = True
         return plan
 

@@ -267,12 +267,15 @@ class S3Store:
             raise InvalidInput(f"a grant is for PUT or GET, not for {verb!r}")
         if not 1 <= expires_s <= LONGEST_GRANT_S:
             raise InvalidInput(f"a grant lasts 1 to {LONGEST_GRANT_S} s, not {expires_s} s")
-        full = self._full(key)
+        params = {"Bucket": self._bucket, "Key": self._full(key)}
+        once = verb == "PUT" and bool(self._capabilities and self._capabilities.conditional_put)
+        if once:
+            params["IfNoneMatch"] = "*"
         expires_unix = int(time.time()) + expires_s
         with explained(f"sign a grant for {key}", self.address):
             url = self._client.generate_presigned_url(
                 "put_object" if verb == "PUT" else "get_object",
-                Params={"Bucket": self._bucket, "Key": full},
+                Params=params,
                 ExpiresIn=expires_s,
             )
         if "X-Amz-Signature=" not in url:
@@ -280,7 +283,7 @@ class S3Store:
                 f"the client for {self.address} does not sign with SigV4: make it with "
                 "torpor.control.store.s3.client_config"
             )
-        return Grant(key, cast(Literal["PUT", "GET"], verb), url, expires_unix)
+        return Grant(key, cast(Literal["PUT", "GET"], verb), url, expires_unix, once)
 
     def _look(self, key: ObjectKey) -> Any:
         """HeadObject's answer; None where there is no such object."""

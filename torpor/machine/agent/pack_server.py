@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from torpor.machine.agent.kept_packs import KeptPacks
+from torpor.shared.errors import StoreError
 from torpor.shared.values import KIB
 
 MOST_CONNECTIONS: Final = 128
@@ -173,12 +174,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def trusting(certificate: str) -> ssl.SSLContext:
-    """TLS to the one server that has this certificate, whatever its name."""
+    """TLS to the one server that has this certificate, whatever its name; StoreError for what is no
+    certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the certificate itself is the identity
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=certificate)
+    try:
+        context.load_verify_locations(cadata=certificate)
+    except (ssl.SSLError, ValueError) as error:
+        raise StoreError(f"the other machine sent no certificate: {error}") from None
     return context
 
 

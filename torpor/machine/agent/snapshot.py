@@ -21,7 +21,7 @@ from torpor.machine.pipeline.buffers import PackBuffers
 from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
-from torpor.machine.pipeline.upload import PACK_BYTES, Source, packs_needed, store_part
+from torpor.machine.pipeline.upload import Source, store_part
 from torpor.machine.tree.plan import Job, cut, share_out
 from torpor.machine.tree.walk import (
     Signature,
@@ -33,7 +33,7 @@ from torpor.machine.tree.walk import (
 from torpor.shared.codecs.choose import Encoder
 from torpor.shared.codecs.effort import Effort
 from torpor.shared.codecs.trial import GpuTrial
-from torpor.shared.errors import AgentLost, WorkspaceInvalid
+from torpor.shared.errors import AgentLost, ObjectExists, WorkspaceInvalid
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import (
@@ -44,7 +44,7 @@ from torpor.shared.format.manifest import (
     encode_manifest,
 )
 from torpor.shared.format.names import pack_key
-from torpor.shared.format.sizes import CHUNK_BYTES
+from torpor.shared.format.sizes import CHUNK_BYTES, PACK_BYTES, packs_needed
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Grant, ObjectKey, SnapshotId, WorkspaceName
 from torpor.shared.wire.request import Nothing
@@ -115,6 +115,7 @@ class SnapshotRun(AgentRun):
         self._begun: _Begun | None = None
         self._pass: _Pass | None = None
         self._written: _Written | None = None
+        self._sent: set[SnapshotId] = set()
 
     def begin(self, request: BeginSnapshot, call: Call) -> SnapshotBegun:
         """Resolve the roots, and use what earlier runs stored. Once a run."""
@@ -203,7 +204,13 @@ class SnapshotRun(AgentRun):
         if written is None or written.snapshot != request.snapshot:
             written = self._written = self._compose(request)
         md5 = hashlib.md5(written.blob, usedforsecurity=False).digest()
-        self.transfer(call).put(request.grant, [written.blob], md5)
+        again = request.snapshot in self._sent
+        self._sent.add(request.snapshot)
+        try:
+            self.transfer(call).put(request.grant, [written.blob], md5)
+        except ObjectExists:
+            if not again:
+                raise
         names = _unaccepted([e.path for e in written.entries if e.changed], request.accepted)
         files = [e for e in written.entries if e.kind == FILE]
         return Committed(

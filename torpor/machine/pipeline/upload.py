@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from torpor.machine.pipeline.buffers import PackBuffers
 from torpor.machine.pipeline.chunks import ChunkTable, Place
@@ -27,13 +27,8 @@ from torpor.shared.errors import GrantExpired, SnapshotDamaged, StoreCorrupt
 from torpor.shared.format.keys import SEAL_BYTES, Seal, chunk_associated
 from torpor.shared.format.manifest import Extent, Pack
 from torpor.shared.format.names import pack_id_of
-from torpor.shared.format.sizes import CHUNK_BYTES
 from torpor.shared.transfer.transfer import Transfer
-from torpor.shared.values import MIB, Grant
-
-PACK_BYTES: Final = 64 * MIB
-"""The most bytes of a pack. So 100 GB make fewer than 2,000 objects, and each part at work holds
-one pack in memory."""
+from torpor.shared.values import Grant
 
 
 @dataclass
@@ -57,12 +52,6 @@ class Source(NamedTuple):
     journal: Journal
     buffers: PackBuffers  # of PACK_BYTES
     encoder: Encoder
-
-
-def packs_needed(plain_bytes: int) -> int:
-    """The most grants that a part of ``plain_bytes`` uses: if no chunk is known or compresses."""
-    fullest = PACK_BYTES - CHUNK_BYTES - SEAL_BYTES  # a pack closed early is at least this full
-    return -(-plain_bytes // fullest) + 1
 
 
 def store_part(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from torpor.shared.format.keys import SEAL_BYTES
 from torpor.shared.values import MIB
 
 BIG_FILE_BYTES: Final = 1 * MIB
@@ -14,3 +15,12 @@ GROUP_BYTES: Final = 4 * MIB
 """Small files share chunks up to this: what a changed small file costs at most to fetch alone."""
 PART_BYTES: Final = 64 * MIB
 """The default smallest part: below about one pack, a part is not worth a task run."""
+PACK_BYTES: Final = 64 * MIB
+"""The most bytes of a pack. So 100 GB make fewer than 2,000 objects, and each part at work holds
+one pack in memory."""
+
+
+def packs_needed(plain_bytes: int) -> int:
+    """The most packs that a part of ``plain_bytes`` makes: if no chunk is known or compresses."""
+    fullest = PACK_BYTES - CHUNK_BYTES - SEAL_BYTES  # a pack closed early is at least this full
+    return -(-plain_bytes // fullest) + 1

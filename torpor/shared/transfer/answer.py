@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torpor.shared.errors import (
     GrantExpired,
+    ObjectExists,
     StoreCorrupt,
     StoreDenied,
     StoreError,
@@ -98,6 +99,8 @@ class Refusal(NamedTuple):
             )
         if status == 404:
             return StoreMissing(f"{what}: no such object or bucket ({reason})")
+        if status == 412:
+            return ObjectExists(f"{what}: an object of that name is there already ({reason})")
         if status == 416:
             return StoreCorrupt(f"{what}: the object is shorter than it should be ({reason})")
         if code in _ELSEWHERE or 300 <= status < 400:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from torpor.shared.errors import (
     InvalidInput,
+    ObjectExists,
     RunCancelled,
     StoreCorrupt,
     StoreError,
@@ -89,12 +90,24 @@ class Transfer:
     ) -> None:
         """Write the object whole; ``md5`` is the digest of the pieces together.
 
-        Returns when the store has acknowledged these very bytes. Raises StoreUnavailable or
-        StoreCorrupt after the last attempt; GrantExpired, StoreDenied, StoreMissing at once.
+        Returns when the store has acknowledged these very bytes; or when it says, after an attempt
+        whose answer was lost, that the object is there. Raises StoreUnavailable or StoreCorrupt
+        after the last attempt; GrantExpired, StoreDenied, StoreMissing, ObjectExists at once.
         """
+        sent = 0
+
+        def put() -> None:
+            nonlocal sent
+            sent += 1
+            try:
+                self._put_once(target, grant, views, md5)
+            except ObjectExists:
+                if sent == 1:
+                    raise
+
         target = _target(grant, "PUT")
         views = [memoryview(piece).cast("B") for piece in pieces]
-        self._retries.run(lambda: self._put_once(target, grant, views, md5))
+        self._retries.run(put)
 
     def get_ranges(
         self,
@@ -135,6 +148,8 @@ class Transfer:
             "Content-Length": str(length),
             "Content-MD5": base64.b64encode(md5).decode(),
         }
+        if grant.once:
+            headers["If-None-Match"] = "*"
         with self._exchange(target, grant, headers, views) as answer:
             if answer.status not in (200, 201, 204):
                 raise refusal(grant, target.netloc, answer, answer.read(ERROR_BODY_BYTES))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from torpor.shared.wire.request import Request
+from torpor.shared.wire.request import MOST, Request
 
 NO_GPU, GPUS_FINE, GPUS_UNREADABLE, GPU_LOST = range(4)
 """States of a machine's GPUs: no driver; all read; one or all cannot be read; one is lost."""
@@ -19,23 +19,26 @@ OWN_RUN, JUPYTER_SILENT, PERSON = 1, 2, 4
 SSH or Jupyter since the ring began."""
 
 
+Figure = Annotated[int, msgspec.Meta(ge=UNKNOWN, le=MOST)]
+
+
 class Sample(msgspec.Struct, frozen=True, array_like=True):
     """One second of a machine."""
 
-    number: int
+    number: Figure
     at_s: float  # the machine's CLOCK_BOOTTIME
     boot: str  # hex; changes when the machine starts again
-    gpus: int
-    gpu_state: int
-    gpu: int  # percent, of the busiest GPU
-    cpu: int  # percent of one core
-    network: int  # KiB/s, both directions, without loopback
-    disk: int  # KiB/s, both directions
-    ssh_s: int  # since the last input in an SSH session that is not torpor's
-    jupyter_s: int  # since the last activity of a Jupyter kernel or terminal
-    flags: int
-    gpu_peak: int  # percent: the highest mean of a minute since the ring began
-    cpu_peak: int  # the same for the CPU, without the minutes in which torpor worked
+    gpus: Figure
+    gpu_state: Figure
+    gpu: Figure  # percent, of the busiest GPU
+    cpu: Figure  # percent of one core
+    network: Figure  # KiB/s, both directions, without loopback
+    disk: Figure  # KiB/s, both directions
+    ssh_s: Figure  # since the last input in an SSH session that is not torpor's
+    jupyter_s: Figure  # since the last activity of a Jupyter kernel or terminal
+    flags: Figure
+    gpu_peak: Figure  # percent: the highest mean of a minute since the ring began
+    cpu_peak: Figure  # the same for the CPU, without the minutes in which torpor worked
 
 
 class Activity(msgspec.Struct, frozen=True):

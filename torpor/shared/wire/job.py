@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId, WorkspaceName
-from torpor.shared.wire.request import Nothing, Request
+from torpor.shared.wire.request import Count, Nothing, Request, Words
 from torpor.shared.wire.snapshot import KnownSnapshot
 
 
@@ -18,7 +18,7 @@ class Notice(msgspec.Struct, frozen=True):
     """The machine is about to be taken away. ``until_unix``: when, if its market says so."""
 
     kind: Literal["aws-spot", "aws-rebalance", "gcp", "azure", "signal"]
-    words: str
+    words: Words
     at_unix: float
     until_unix: float | None = None
 
@@ -29,7 +29,7 @@ class OwnSave(msgspec.Struct, frozen=True):
 
     snapshot: SnapshotId
     root: str
-    manifest_bytes: int
+    manifest_bytes: Count
     made_unix: float
 
 
@@ -50,11 +50,11 @@ class JobState(msgspec.Struct, frozen=True):
     status: int | None = None
     started_unix: float = 0.0
     ended_unix: float | None = None
-    error: str = ""
-    log_from: int = 0
+    error: Words = ""
+    log_from: Count = 0
     notice: Notice | None = None
     saved: OwnSave | None = None
-    save_error: str = ""
+    save_error: Words = ""
 
 
 class NoticeSource(msgspec.Struct, frozen=True):
@@ -89,8 +89,8 @@ class JobLook(msgspec.Struct, frozen=True):
 
     state: JobState
     text: str
-    offset: int
-    bytes: int = 0
+    offset: Count
+    bytes: Count = 0
 
 
 class LookAtJob(Request[JobLook], frozen=True):

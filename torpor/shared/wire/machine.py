@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from torpor.shared.values import Grant, ObjectKey
-from torpor.shared.wire.request import Nothing, Request
+from torpor.shared.wire.request import Count, Nothing, Request
 
 Fault = Literal["", "missing", "cut short", "damaged"]
 
@@ -36,11 +36,11 @@ class PackFault(msgspec.Struct, frozen=True):
 
     key: ObjectKey
     fault: Fault
-    damaged: list[int]
+    damaged: list[Count]
 
 
 class Examined(msgspec.Struct, frozen=True):
-    bytes: int
+    bytes: Count
     packs: list[PackFault]
 
 

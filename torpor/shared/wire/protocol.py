@@ -88,9 +88,13 @@ def parse_line(line: bytes) -> Envelope | Cancel | Ping:
 def parse_said(line: bytes) -> Said | None:
     """Parse an agent's line; None for a line that is no message, such as a login shell's."""
     try:
-        return msgspec.convert(json.loads(line), Said)
+        return msgspec.convert(json.loads(line, parse_constant=_no_number), Said)
     except (ValueError, RecursionError):  # a ValidationError is a ValueError
         return None
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number in JSON")
 
 
 def request_line(request_id: str, request: Request[Any]) -> bytes:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar, get_args
 
 import msgspec
 
 from torpor.shared.errors import InvalidInput, MachineError
 from torpor.shared.values import WorkspaceName
+
+MOST: Final = 1 << 53
+"""No count, size or offset of a machine is larger: a float still holds it exactly."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Words = Annotated[str, msgspec.Meta(max_length=300_000)]
+"""Text that a machine sends for people: the longest path, each byte of it escaped."""
+Names = Annotated[list[Words], msgspec.Meta(max_length=100)]
+"""The first names of many. An agent sends 21 at most."""
 
 A = TypeVar("A")
 Q = TypeVar("Q", bound="Request[Any]")
@@ -51,7 +59,7 @@ class Nothing(msgspec.Struct, frozen=True):
 class Event(msgspec.Struct, frozen=True):
     """How many plain bytes a request has moved so far."""
 
-    bytes: int
+    bytes: Count
 
 
 def parse_request(kind: type[Q], args: dict[str, Any]) -> Q:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Generic
+from typing import Annotated, Generic
 
 import msgspec
 
 from torpor.shared.values import GpuUse, Grant, ObjectKey, SnapshotId
-from torpor.shared.wire.request import A, BeginsRun, Nothing, OfRun
+from torpor.shared.wire.request import A, BeginsRun, Count, Names, Nothing, OfRun, Words
 
 
 class OfSnapshot(BeginsRun[A], Generic[A], frozen=True):
@@ -25,11 +25,11 @@ class RestorePart(msgspec.Struct, frozen=True):
     """A part of a plan: which packs it reads. ``pieces``: which piece of each, where the part comes
     first; else empty."""
 
-    part: int
-    bytes: int
-    stored_bytes: int
+    part: Count
+    bytes: Count
+    stored_bytes: Count
     packs: list[ObjectKey]
-    pieces: list[int] = []
+    pieces: list[Count] = []
 
     @property
     def first(self) -> bool:
@@ -46,11 +46,11 @@ class RestorePlan(msgspec.Struct, frozen=True):
 
     complete: bool
     roots: list[str]
-    files: int
-    bytes: int
-    stored_bytes: int
+    files: Count
+    bytes: Count
+    stored_bytes: Count
     parts: list[RestorePart]
-    first: int = 0
+    first: Count = 0
     unmatched: list[str] = []
 
 
@@ -83,9 +83,9 @@ class BeginPath(OfSnapshot[RestorePlan], frozen=True):
 class Served(msgspec.Struct, frozen=True):
     """Where this machine serves packs; ``url`` is the first part of every path: a token."""
 
-    port: int
-    url: str
-    certificate: str
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    url: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    certificate: Annotated[str, msgspec.Meta(max_length=16_384)]
 
     def __repr__(self) -> str:
         """Without the token: it is a secret while it lasts."""
@@ -118,8 +118,8 @@ class RestoredPart(msgspec.Struct, frozen=True):
     """``peer_bytes`` of the stored bytes came from another machine; ``kept``: this machine passes
     all of the part on."""
 
-    stored_bytes: int
-    peer_bytes: int = 0
+    stored_bytes: Count
+    peer_bytes: Count = 0
     kept: bool = False
 
 
@@ -137,10 +137,10 @@ class Finished(msgspec.Struct, frozen=True):
     """What was restored, and warnings about what could not be restored as it was. ``decoding``:
     whether the GPU decoded chunks and why, in words; empty if it was not asked for."""
 
-    files: int
-    bytes: int
-    warnings: list[str]
-    decoding: str = ""
+    files: Count
+    bytes: Count
+    warnings: Names
+    decoding: Words = ""
 
 
 class FinishRestore(OfRun[Finished], frozen=True):
@@ -153,9 +153,9 @@ class Checked(msgspec.Struct, frozen=True):
     """The differences between disk and snapshot: the first few names, and the count. ``changed``:
     names that came first and that a program has changed since."""
 
-    differences: list[str]
-    difference_count: int
-    changed: list[str] = []
+    differences: Names
+    difference_count: Count
+    changed: Names = []
 
 
 class FinishFirst(OfRun[Checked], frozen=True):

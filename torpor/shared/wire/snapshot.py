@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId
-from torpor.shared.wire.request import BeginsRun, Nothing, OfRun
+from torpor.shared.wire.request import BeginsRun, Count, Names, Nothing, OfRun, Words
 
 
 class KnownSnapshot(msgspec.Struct, frozen=True):
@@ -20,7 +20,7 @@ class PackClaim(msgspec.Struct, frozen=True):
     """A pack that the agent says it has stored; ``md5`` in hex."""
 
     key: ObjectKey
-    bytes: int
+    bytes: Count
     md5: str
 
 
@@ -44,18 +44,18 @@ class BeginSnapshot(BeginsRun[SnapshotBegun], frozen=True):
 class PartPlan(msgspec.Struct, frozen=True):
     """One part of a pass; ``packs``: how many grants it may need."""
 
-    part: int
-    bytes: int
-    packs: int
+    part: Count
+    bytes: Count
+    packs: Count
 
 
 class Scanned(msgspec.Struct, frozen=True):
     """One walk of the workspace; ``unaccepted``: names that are new since the last pass, but for
     those that may change."""
 
-    skipped: int
-    unaccepted_count: int
-    unaccepted: list[str]
+    skipped: Count
+    unaccepted_count: Count
+    unaccepted: Names
     parts: list[PartPlan]
 
 
@@ -75,8 +75,8 @@ class Scan(OfRun[Scanned], frozen=True):
 class PartReport(msgspec.Struct, frozen=True):
     """Bytes of the chunks that the store did not have: plain, and stored."""
 
-    new_bytes: int
-    stored_bytes: int
+    new_bytes: Count
+    stored_bytes: Count
 
 
 class StorePart(OfRun[PartReport], frozen=True):
@@ -111,12 +111,12 @@ class Committed(msgspec.Struct, frozen=True):
     how chunks were encoded and why, in words."""
 
     root: str
-    manifest_bytes: int
-    files: int
-    bytes: int
-    unaccepted_count: int
-    unaccepted: list[str]
-    encoding: str
+    manifest_bytes: Count
+    files: Count
+    bytes: Count
+    unaccepted_count: Count
+    unaccepted: Names
+    encoding: Words
 
 
 class Commit(OfRun[Committed], frozen=True):
@@ -147,8 +147,8 @@ class RereadPacks(OfRun[Reread], frozen=True):
 class Confirmed(msgspec.Struct, frozen=True):
     """How the machine's disk differs from the committed snapshot, by a new walk."""
 
-    unaccepted_count: int
-    unaccepted: list[str]
+    unaccepted_count: Count
+    unaccepted: Names
 
 
 class Confirm(OfRun[Confirmed], frozen=True):

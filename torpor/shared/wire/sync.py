@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from torpor.shared.values import Grant, SnapshotId
-from torpor.shared.wire.request import Nothing, OfRun
+from torpor.shared.wire.request import Count, Names, Nothing, OfRun
 from torpor.shared.wire.restore import Checked, OfSnapshot, RestorePart
 
 
@@ -18,14 +18,14 @@ class Intent(msgspec.Struct, frozen=True):
 
     last: SnapshotId | None
     roots: list[str]
-    files: int
-    bytes: int
-    left_out: int
-    staged: int
-    removed_count: int
-    kept: list[str]
-    discarded: list[str]
-    discarded_count: int
+    files: Count
+    bytes: Count
+    left_out: Count
+    staged: Count
+    removed_count: Count
+    kept: Names
+    discarded: Names
+    discarded_count: Count
 
 
 class BeginSync(OfSnapshot[Intent], frozen=True):
@@ -41,8 +41,8 @@ class BeginSync(OfSnapshot[Intent], frozen=True):
 class SyncPlan(msgspec.Struct, frozen=True):
     """What was copied on the machine, and what to fetch."""
 
-    copied_bytes: int
-    stored_bytes: int
+    copied_bytes: Count
+    stored_bytes: Count
     parts: list[RestorePart]
 
 
@@ -63,7 +63,7 @@ class SyncPart(OfRun[Nothing], frozen=True):
 class Changed(msgspec.Struct, frozen=True):
     """The tree has become the snapshot."""
 
-    warnings: list[str]
+    warnings: Names
 
 
 class FinishSync(OfRun[Changed], frozen=True):

@@ -1,0 +1,301 @@
+"""Whatever a hostile machine answers, the control side raises an error of ours, and signs no more
+than it decided."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import types
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flows.phases import Phases
+from flows.restoration import Restoration
+from flows.storing import Storing
+from flows.sync import Synchronisation
+from tasks.plain_runner import PlainRunner
+from tasks.workspace import StoredWorkspace
+from tests.fixtures.engine import MACHINE, WORKSPACE
+from tests.fixtures.manifests import SNAPSHOT
+from tests.fixtures.memory_store import MemoryStore
+from torpor.control.idleness import judge
+from torpor.control.remote import limits
+from torpor.control.remote.examination import Examination, PackWork
+from torpor.control.remote.restore import RemoteRestore
+from torpor.control.remote.snapshot import RemoteSnapshot
+from torpor.shared.errors import GrantExpired, MachineError, TorporError
+from torpor.shared.format.manifest import Chunk, Pack
+from torpor.shared.format.names import new_pack_key, packs_prefix
+from torpor.shared.values import (
+    MIB,
+    Capabilities,
+    Grant,
+    IdleRules,
+    ObjectKey,
+    StoredSnapshot,
+    WorkspaceName,
+    WorkspaceSpec,
+)
+from torpor.shared.wire.activity import Activity, ReadActivity
+from torpor.shared.wire.protocol import PROTOCOL, Hello, parse_said
+from torpor.shared.wire.request import Event, Request, parse_answer
+from torpor.shared.wire.restore import BeginRestore, FetchPart, RestorePart, RestorePlan, Served
+from torpor.shared.wire.snapshot import (
+    ListPacks,
+    PackClaim,
+    Packs,
+    PartPlan,
+    PartReport,
+    Scanned,
+    StorePart,
+)
+
+A = TypeVar("A")
+Answer = Callable[[Request[Any]], Any]
+
+FEW = 3
+"""The most packs of a part, in these tests, and the most parts."""
+WANTED = StoredSnapshot(WORKSPACE, SNAPSHOT, "0" * 64, 1000, 0.0)
+SPEC = WorkspaceSpec(WORKSPACE, ["~/work"], parts=FEW)
+
+_INTS = (0, 1, 2, FEW, 10**9, 1 << 53)
+_WORDS = (
+    "",
+    "x" * 2000,
+    "\ud800\0\n",
+    "0" * 64,
+    new_pack_key(WORKSPACE),
+    new_pack_key(WORKSPACE),
+    new_pack_key(WorkspaceName("other")),
+    packs_prefix(WORKSPACE) + "../../other",
+)
+_FLOATS = (0.0, -1.0, 1e308, 3600.0)
+_SIMPLE: dict[Any, tuple[Any, ...]] = {
+    int: _INTS,
+    str: _WORDS,
+    float: _FLOATS,
+    bool: (True, False),
+    type(None): (None,),
+}
+_WRONG: dict[Any, tuple[Any, ...]] = _SIMPLE | {
+    int: (*_INTS, -1, 1 << 63, 10**30),
+    float: (*_FLOATS, float("nan"), float("inf")),
+}
+
+
+def anything(kind: Any, dice: random.Random, *, wrong: bool) -> Any:
+    """What JSON can hold of this type; ``wrong``: also beyond its limits."""
+    kind = getattr(kind, "__supertype__", kind)
+    origin, of = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return anything(of[0], dice, wrong=wrong)
+    if origin in (Union, types.UnionType):
+        return anything(dice.choice(of), dice, wrong=wrong)
+    if origin is Literal:
+        return dice.choice(of)
+    if origin is list:
+        count = dice.randrange(FEW + 1 + 2 * wrong)
+        return [anything(of[0], dice, wrong=wrong) for _ in range(count)]
+    if issubclass(kind, msgspec.Struct):
+        fields = {
+            one.encode_name: anything(one.type, dice, wrong=wrong)
+            for one in msgspec.structs.fields(kind)
+        }
+        return [*fields.values()] if kind.__struct_config__.array_like else fields
+    return dice.choice((_WRONG if wrong else _SIMPLE)[kind])
+
+
+class Hostile:
+    """An agent as torpor.control.remote.seam says it, that answers with ``answer``."""
+
+    hello = Hello(PROTOCOL, "agent", "hostile", 0.0, False)
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.asked: list[Request[Any]] = []
+
+    def call(
+        self,
+        request: Request[A],
+        *,
+        request_id: str,
+        on_event: Callable[[Event], None] | None = None,
+        within_s: float | None = None,
+    ) -> A:
+        """The answer as it comes over the wire."""
+        self.asked.append(request)
+        line = json.dumps({"id": request_id, "result": self._answer(request)}).encode()
+        said = parse_said(line)
+        if said is None:
+            raise MachineError("a line that is no message")
+        return parse_answer(type(request), said.result)
+
+    def cancel(self, request_id: str) -> None:
+        """Nothing runs here."""
+
+    @property
+    def grants(self) -> list[list[Grant]]:
+        return [one.packs for one in self.asked if isinstance(one, (StorePart, FetchPart))]
+
+
+def _honest(**fixed: msgspec.Struct | Answer) -> Answer:
+    """Answers by the operation's class."""
+
+    def answer(request: Request[Any]) -> Any:
+        one = fixed[type(request).__name__]
+        return msgspec.to_builtins(one if isinstance(one, msgspec.Struct) else one(request))
+
+    return answer
+
+
+@pytest.fixture(autouse=True)
+def _few_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_PACKS", FEW)
+
+
+WORKS = [
+    PackWork(Pack(bytes([n]) * 16, 100, bytes(16)), [Chunk(bytes(32), 10, 0, 0, 0, 10)])
+    for n in range(2)
+]
+
+
+def _stores(agent: Hostile, store: MemoryStore) -> None:
+    Storing(StoredWorkspace(SPEC, store, None), agent, MACHINE, Phases(), lambda *_: None).run()
+
+
+def _restores(agent: Hostile, store: MemoryStore) -> None:
+    remote = RemoteRestore(agent, store, WANTED, None, "run", parts=FEW)
+    work = Restoration(remote, "near", Phases())
+    with work.begun() as plan:
+        remote.serve("127.0.0.1", MIB)
+        work.restore(plan)
+
+
+def _syncs(agent: Hostile, store: MemoryStore) -> None:
+    kept = StoredWorkspace(SPEC, store, None)
+    Synchronisation(kept, agent, MACHINE, WANTED, Phases()).run(
+        discard_local=False, full_check=True
+    )
+
+
+def _verifies(agent: Hostile, store: MemoryStore) -> None:
+    Examination(agent, store, WORKSPACE, None, WORKS).run()
+
+
+def _watches(agent: Hostile, store: MemoryStore) -> None:
+    activity = agent.call(ReadActivity(3600.0), request_id="1")
+    assert isinstance(activity, Activity)
+    judge(activity, IdleRules(), 1)
+
+
+@pytest.mark.parametrize("work", [_stores, _restores, _syncs, _verifies, _watches])
+@settings(max_examples=60, deadline=None, suppress_health_check=[*HealthCheck])
+@given(seed=st.integers(0, 1 << 32), wrong=st.booleans())
+def test_no_answer_gets_past_our_errors_and_limits(
+    work: Callable[[Hostile, MemoryStore], None], seed: int, wrong: bool
+) -> None:
+    dice, store = random.Random(seed), MemoryStore()  # parts are asked for by several threads
+    agent = Hostile(lambda request: anything(request.answer_type(), dice, wrong=wrong))
+    try:
+        with PlainRunner(retries=0, at_once=1):
+            work(agent, store)
+    except TorporError as error:
+        assert len(str(error)) < 1 << 20
+    finally:
+        store.close()
+    assert all(len(grants) <= FEW for grants in agent.grants)
+    assert len(agent.grants) <= 30 * FEW
+    for grant in (grant for grants in agent.grants for grant in grants):
+        assert grant.key.startswith(packs_prefix(WORKSPACE))
+        assert ".." not in grant.key
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ([PartPlan(0, 10**7 * 64 * MIB, 10**7)], "gets at most 3"),
+        ([PartPlan(0, 64 * MIB, 10**9)], "asks for 1000000000 packs for 67108864 bytes"),
+        ([PartPlan(n, 1, 1) for n in range(FEW + 1)], "into 4 parts instead of at most 3"),
+        ([PartPlan(0, 1, 1)] * 2, "twice"),
+    ],
+)
+def test_a_plan_beyond_the_limits_is_refused(
+    memory_store: MemoryStore, parts: list[PartPlan], says: str
+) -> None:
+    agent = Hostile(_honest(Scan=Scanned(0, 0, [], parts)))
+    with pytest.raises(MachineError, match=f"machine hostile .*{says}"):
+        RemoteSnapshot(agent, memory_store, SPEC, None, "run").scan(1)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        new_pack_key(WorkspaceName("other")),
+        ObjectKey("rentals/open/1"),
+        ObjectKey(f"workspaces/{WORKSPACE}/snapshots/{SNAPSHOT}"),
+        ObjectKey("no pack"),
+    ],
+)
+def test_a_machine_gets_no_grant_for_what_is_no_pack_of_its_workspace(
+    memory_store: MemoryStore, key: ObjectKey
+) -> None:
+    plan = RestorePlan(False, [], 1, 1, 1, [RestorePart(0, 1, 1, [key])])
+    agent = Hostile(_honest(BeginRestore=plan, ListPacks=Packs([PackClaim(key, 1, "")])))
+    with pytest.raises(MachineError, match="no pack of demo"):
+        RemoteRestore(agent, memory_store, WANTED, None, "run").begin()
+    with pytest.raises(MachineError, match="none of workspace demo"):
+        RemoteSnapshot(agent, memory_store, SPEC, None, "run").lost_packs()
+    assert [type(one) for one in agent.asked] == [BeginRestore, ListPacks]
+
+
+class _Forgetful(MemoryStore):
+    """A store that honours no condition of a PUT."""
+
+    def probe(self) -> Capabilities:
+        return Capabilities(conditional_put=False, etag_is_md5=True)
+
+    def grant(self, verb: str, key: ObjectKey, *, expires_s: int) -> Grant:
+        return msgspec.structs.replace(super().grant(verb, key, expires_s=expires_s), once=False)
+
+
+@pytest.mark.parametrize(("honours", "hours"), [(True, 2), (False, 1)])
+def test_a_grant_that_can_replace_what_was_verified_ends_within_the_hour(
+    honours: bool, hours: int
+) -> None:
+    """And a part that takes longer gets new ones, as long as it gets anywhere."""
+    store = MemoryStore() if honours else _Forgetful()
+    asked: list[StorePart] = []
+
+    def part(request: Request[Any]) -> PartReport:
+        assert isinstance(request, StorePart)
+        asked.append(request)
+        if len(asked) < 3:
+            store.put(request.packs[0].key, b"a pack")
+            raise GrantExpired("an hour is over")
+        if len(asked) == 3:
+            return PartReport(1, 1)
+        raise GrantExpired("and nothing was stored")
+
+    run = RemoteSnapshot(Hostile(_honest(StorePart=part)), store, SPEC, None, "run")
+    plan = PartPlan(0, 7200 * MIB, 2)
+    assert run.store_part(1, plan) == PartReport(1, 1)
+    with pytest.raises(GrantExpired, match="nothing was stored"):
+        run.store_part(1, plan)
+    assert len(asked) == 4
+    keys = [grant.key for one in asked for grant in one.packs]
+    assert len({*keys}) == len(keys) == 8
+    for grant in (grant for one in asked for grant in one.packs):
+        assert abs(grant.expires_unix - time.time() - hours * 3600) < 60
+    store.close()
+
+
+def test_a_served_address_is_no_more_than_that() -> None:
+    for url in ("../x", "0" * 64 + "\r\nX: y", "a@b"):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({"port": 1, "url": url, "certificate": ""}, Served)

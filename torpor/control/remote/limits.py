@@ -1,0 +1,66 @@
+"""What a machine may ask for. Its host may be hostile: each part of a plan that it sends becomes a
+task run, and each pack of it a grant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from torpor.shared.errors import MachineError
+from torpor.shared.format.names import pack_id_of, pack_key
+from torpor.shared.format.sizes import packs_needed
+from torpor.shared.values import ObjectKey, WorkspaceName
+from torpor.shared.wire.restore import RestorePart
+from torpor.shared.wire.snapshot import PartPlan
+
+MOST_PACKS: Final = 16_384
+"""Of one part: its grants still fit in one request. They hold 900 GiB."""
+
+
+def check_plan(machine: str, parts: Sequence[PartPlan], most: int) -> None:
+    """MachineError unless these are at most ``most`` parts, and as many packs as they need."""
+    _check_count(machine, len(parts), most)
+    if len({part.part for part in parts}) < len(parts):
+        raise _hostile(machine, "names a part of its plan twice")
+    for part in parts:
+        if part.packs > packs_needed(part.bytes):
+            raise _hostile(machine, f"asks for {part.packs} packs for {part.bytes} bytes")
+        _check_packs(machine, part.packs)
+
+
+def check_fetches(
+    machine: str, workspace: WorkspaceName, parts: Sequence[RestorePart], most: int
+) -> None:
+    """The same of what a machine wants to fetch, all of it packs of ``workspace``."""
+    _check_count(machine, len(parts), most)
+    for part in parts:
+        _check_packs(machine, len(part.packs))
+        for key in part.packs:
+            if not is_pack_of(workspace, key):
+                raise _hostile(machine, f"asks for {key[:100]!r}, no pack of {workspace}")
+
+
+def is_pack_of(workspace: WorkspaceName, key: ObjectKey) -> bool:
+    try:
+        return key == pack_key(workspace, pack_id_of(key))
+    except ValueError:
+        return False
+
+
+def _check_count(machine: str, parts: int, most: int) -> None:
+    if parts > most:
+        raise _hostile(machine, f"cuts its work into {parts} parts instead of at most {most}")
+
+
+def _check_packs(machine: str, packs: int) -> None:
+    if packs > MOST_PACKS:
+        raise MachineError(
+            f"machine {machine} wants {packs} packs in one part, and gets at most {MOST_PACKS}: "
+            "raise `parts` in the workspace block"
+        )
+
+
+def _hostile(machine: str, does: str) -> MachineError:
+    return MachineError(
+        f"machine {machine} {does}, which no agent does: do not trust its host, and rent elsewhere"
+    )
