@@ -55,7 +55,7 @@ def see_left(
         runner().log.warning("the runs that work now cannot be read: %s", error)
         live = []
     return [
-        _left(
+        judge_left(
             machine,
             rental,
             look.result() if look else None,
@@ -106,7 +106,7 @@ def end_attempts(
             faults.append(error)
 
 
-def _left(
+def judge_left(
     machine: Machine,
     rental: Rental,
     look: LeftLook | None,
@@ -114,6 +114,8 @@ def _left(
     rule: Literal["end", "continue", "report"],
     has_job: bool,
 ) -> Left:
+    """Whether its run was killed, and what is to become of it by the block's ``rule``. ``live``:
+    the runs that the server shows at work on its workspace."""
     killed, who = _who(look, live, rental.created_unix)
     act: Literal["end", "continue", ""] = ""
     if not killed:

@@ -67,7 +67,7 @@ def _is_of_job(opened: OpenWorkspace, rental: Rental) -> bool:
 def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, wanted: StoredSnapshot) -> None:
     """Hand over a whole workspace; what is not whole is ended with the error."""
     with tenancy, open_session(opened, tenancy.machine) as session:
-        arrival = Arrival(opened, session, tenancy, wanted, runner().run, Phases())
+        arrival = Arrival(opened, session, tenancy, wanted, f"{runner().run}-left", Phases())
         with arrival.begun() as plan:
             if not plan.complete:
                 raise RunCancelled("its run has gone, and its restore is not whole")

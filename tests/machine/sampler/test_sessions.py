@@ -23,11 +23,20 @@ class Processes:
         self.add(1, 0, first)
         self.add(10, 1, "sshd")
 
-    def add(self, pid: int, parent: int, name: str, argv: str = "", terminal: int = 0) -> None:
+    def add(
+        self,
+        pid: int,
+        parent: int,
+        name: str,
+        argv: str = "",
+        terminal: int = 0,
+        machine: str = "",
+    ) -> None:
         folder = self.root / "proc" / str(pid)
         folder.mkdir(parents=True)
         (folder / "stat").write_text(f"{pid} ({name}) S {parent} {pid} {pid} {terminal} -1 0\n")
         (folder / "cmdline").write_bytes(argv.replace(" ", "\0").encode())
+        (folder / "environ").write_bytes(f"HOME=/root\0TORPOR_MACHINE={machine}\0".encode())
 
     def typed(self, ago_s: float) -> None:
         terminal = self.root / "dev/pts/3"
@@ -72,6 +81,22 @@ def test_torpors_own_connections_are_left_out(processes: Processes, command: str
     assert _look(processes) == (NOBODY, False)
     processes.add(33, 31, "bash", "bash")
     assert _look(processes) == (0, False)
+
+
+def test_of_several_machines_on_a_host_only_the_sessions_of_its_own_server_count(
+    processes: Processes,
+) -> None:
+    """As at the local provider, whose machines are processes of one account."""
+    for pid, machine in ((20, "m-1"), (30, "m-2")):
+        processes.add(pid, 1, "torpor-sshd", machine=machine)
+        processes.add(pid + 1, pid, "torpor-sshd", machine=machine)
+    processes.add(40, 10, "sshd")  # a login to the host itself
+    processes.add(41, 40, "bash", "-bash")
+    processes.add(32, 31, "bash", "-bash", machine="m-2")
+    processes.add(33, 32, "jupyter-lab", machine="m-2")
+    assert look(processes.root, lambda: NOW, "m-1") == (NOBODY, False)
+    assert look(processes.root, lambda: NOW, "m-2") == (0, True)
+    assert look(processes.root, lambda: NOW, "") == (0, True)
 
 
 def test_a_name_in_parentheses_and_a_process_that_ends(processes: Processes) -> None:

@@ -21,11 +21,12 @@ import msgspec
 from torpor.control.processes import ProcessRecord
 from torpor.shared.errors import NotOurs
 from torpor.shared.values import Label, MachineId
+from torpor.shared.wire.activity import MACHINE_VARIABLE
 
 FolderName = NewType("FolderName", str)
 """``m-`` and 12 hexadecimal digits of the label's hash: one label has one folder."""
 
-MARK: Final = "TORPOR_MACHINE"
+MARK: Final = MACHINE_VARIABLE
 """The environment variable that every process of a machine inherits; it holds the machine's id."""
 
 _NAME = re.compile(r"m-[0-9a-f]{12}")

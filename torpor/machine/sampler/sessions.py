@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from torpor.shared.wire.activity import NOBODY
+from torpor.shared.wire.activity import MACHINE_VARIABLE, NOBODY
 
 _SERVERS: Final = ("sshd", "sshd-session", "sshd-auth", "dropbear", "torpor-sshd")
 _OWN: Final = (
@@ -34,21 +34,33 @@ class _Process(NamedTuple):
     terminal: int
 
 
-def look(root: Path = Path("/"), now: Callable[[], float] = time.time) -> SessionLook:
+def look(
+    root: Path = Path("/"),
+    now: Callable[[], float] = time.time,
+    machine: str = os.environ.get(MACHINE_VARIABLE, ""),
+) -> SessionLook:
     """Find the programs that an SSH server started. One without a terminal counts as input now:
-    it copies files, or is an editor's remote half."""
+    it copies files, or is an editor's remote half. ``machine``: the local machine that this process
+    belongs to; then the servers and programs of others on its host do not count."""
     processes = {one.pid: one for one in _processes(root / "proc")}
     children: dict[int, list[int]] = {}
     for one in processes.values():
         children.setdefault(one.parent, []).append(one.pid)
-    servers = {one.pid for one in processes.values() if one.name in _SERVERS}
+    servers = {
+        one.pid
+        for one in processes.values()
+        if one.name in _SERVERS and _is_of(root, one.pid, machine)
+    }
     quiet = [
         _quiet_s(root, processes[pid].terminal, now())
         for server in servers - {1}  # to which a container's orphans fall
         for pid in children.get(server, [])
         if pid not in servers and not _is_own(root, pid, children)
     ]
-    jupyter = any(one.name.startswith("jupyter") for one in processes.values())
+    jupyter = any(
+        one.name.startswith("jupyter") and _is_of(root, one.pid, machine)
+        for one in processes.values()
+    )
     return SessionLook(min(quiet, default=NOBODY), jupyter)
 
 
@@ -64,6 +76,17 @@ def _processes(proc: Path) -> list[_Process]:
         if len(facts) > 4:  # fewer: it ended meanwhile
             found.append(_Process(int(name), command, int(facts[1]), int(facts[4])))
     return found
+
+
+def _is_of(root: Path, pid: int, machine: str) -> bool:
+    """Whether it belongs to the machine; without a mark there is only one."""
+    if not machine:
+        return True
+    try:
+        environment = (root / "proc" / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:  # another account's, or it has ended
+        return False
+    return f"{MACHINE_VARIABLE}={machine}".encode() in environment
 
 
 def _is_own(root: Path, pid: int, children: dict[int, list[int]]) -> bool:

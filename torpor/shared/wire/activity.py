@@ -10,6 +10,9 @@ from torpor.shared.wire.request import MOST, Request
 
 NO_GPU, GPUS_FINE, GPUS_UNREADABLE, GPU_LOST = range(4)
 """States of a machine's GPUs: no driver; all read; one or all cannot be read; one is lost."""
+MACHINE_VARIABLE: Final = "TORPOR_MACHINE"
+"""In the environment of every process of a local machine: its id. Machines that share a host and
+an account are told apart by it."""
 UNKNOWN: Final = -1
 """A figure that could not be read. It is not 0."""
 NOBODY: Final = -1

@@ -1,0 +1,137 @@
+"""The machine of a killed wake: who works on it, who is told, and what becomes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from flows import watch
+from flows.leftovers import judge_left
+from tasks.alerting import LiveRun
+from tasks.plain_runner import PlainRunner
+from tasks.watching import LeftLook
+from tasks.workspace import OpenWorkspace
+from tests.fixtures.alert_server import AlertMemory
+from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.rentals import standing
+from tests.fixtures.world import World
+from tests.jobs.campaign import hurried
+from torpor.control.rental.records import Rental
+from torpor.control.watching import WatchReport
+from torpor.shared.values import Endpoint, Label, Machine, MachineId, ObjectKey, WorkspaceName
+
+LABEL = Label("me", WorkspaceName("demo"), "0123")
+MACHINE = Machine(
+    MachineId("m-1"), "vast:1", LABEL, "running", Endpoint("127.0.0.1", 22, "root"), 4.0
+)
+RENTAL = Rental(label=LABEL, provider="vast:1", state="standing", created_unix=1.0)
+WAKE = LiveRun("wake-demo", "wake", "demo")
+SILENT = LeftLook(None, error="no connection")
+
+
+@pytest.mark.parametrize(
+    ("look", "live", "killed", "words"),
+    [
+        (LeftLook(True), [WAKE], False, "run wake-demo works on it now"),
+        (LeftLook(True), [], False, "A run works on it now"),
+        (LeftLook(False), [], True, "the one that rented it was killed"),
+        (LeftLook(False), [WAKE], True, "still shows run wake-demo as running"),
+        (SILENT, [WAKE], False, "run wake-demo may wait for it"),
+        (SILENT, [], True, "no run waits for it: that was killed"),
+        (None, [], False, "its run may still begin on it"),
+    ],
+)
+def test_the_agents_lock_says_whether_a_run_works_on_it(
+    look: LeftLook | None, live: list[LiveRun], killed: bool, words: str
+) -> None:
+    """The server's rows say only what the machine cannot."""
+    found = judge_left(MACHINE, RENTAL, look, live, "end", False)
+    assert found.killed == killed and words in found.who
+    assert found.act == ("end" if look == LeftLook(False) else "")
+
+
+@pytest.mark.parametrize(
+    ("rule", "used", "has_job", "act"),
+    [
+        ("end", False, False, "end"),
+        ("end", True, False, "continue"),  # a person is there
+        ("continue", False, False, "continue"),
+        ("report", False, False, ""),
+        ("end", False, True, ""),  # its job continues with it
+    ],
+)
+def test_what_becomes_of_it_is_its_blocks_rule(
+    rule: Literal["end", "continue", "report"], used: bool, has_job: bool, act: str
+) -> None:
+    assert judge_left(MACHINE, RENTAL, LeftLook(False, used), [], rule, has_job).act == act
+    assert judge_left(MACHINE, RENTAL, SILENT, [], rule, has_job).act == ""
+
+
+@pytest.fixture
+def stored(world: World, short_agent: None) -> Iterator[World]:
+    """A workspace with a snapshot, on no machine."""
+    place = world.workspace(world.rent().id)
+    place.mkdir()
+    (place / "work").write_bytes(b"mine" * 1000)
+    hibernate_plainly(world.opened)
+    with hurried():
+        yield world
+
+
+def _left_by_a_kill(world: World, *, whole: bool) -> MachineId:
+    """Half an hour ago."""
+    if whole:
+        wake_plainly(world.opened)
+        (rental,) = world.opened.rentals.open()
+    else:
+        rental = standing(world.opened)[1]
+    left = msgspec.structs.replace(rental, state="standing", created_unix=time.time() - 1800)
+    world.direct.put(ObjectKey(world.opened.rentals.key(rental.label)), msgspec.json.encode(left))
+    return rental.machine or MachineId("")
+
+
+def _look(
+    world: World, server: AlertMemory, **spec: Any
+) -> tuple[WatchReport, list[tuple[str, str]]]:
+    opened: OpenWorkspace = world.opened
+    if spec:
+        opened = replace(opened, spec=msgspec.structs.replace(opened.spec, **spec))
+    with PlainRunner(opened, wait_factor=0.1, alerts=server):
+        report: WatchReport = watch.fn(dry_run=False)
+    return report, server.take()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
+    stored: World, whole: bool
+) -> None:
+    server = AlertMemory()
+    machine = _left_by_a_kill(stored, whole=whole)
+    report, sent = _look(stored, server)
+    assert sent == [] and [one.id for one in stored.machines()] == [machine]
+    assert "the one that rented it was killed" in str(report.rows())
+    server.since(600)
+    report, ((subject, body),) = _look(stored, server)
+    assert subject == f"torpor: machine {machine} of workspace demo was left by a killed run"
+    assert "It costs 1.50 $/h." in body and "a run of reconcile ends it" in body
+    assert report.left[0].next_step == "it was ended, or hibernated"
+    assert stored.machines() == [] and stored.opened.rentals.open() == []
+    assert len(stored.snapshots()) == (2 if whole else 1)
+    ((subject, _),) = _look(stored, server)[1]
+    assert subject.startswith("torpor: over: ")
+
+
+def test_a_block_may_have_the_wake_continued(stored: World) -> None:
+    server = AlertMemory()
+    machine = _left_by_a_kill(stored, whole=False)
+    _look(stored, server, when_left="continue")
+    server.since(600)
+    _look(stored, server, when_left="continue")
+    (rental,) = stored.opened.rentals.open()
+    assert (rental.machine, rental.state) == (machine, "handed over")
+    assert (stored.workspace(machine) / "work").read_bytes() == b"mine" * 1000
