@@ -17,7 +17,7 @@ PACKAGES := packages-demo packages-test packages-bench packages-campaign package
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test oracles check lint up automations down campaign rentals jobs unattended model corruption gpu bench lines clean
+.PHONY: setup demo test oracles check lint up boot automations down campaign rentals jobs unattended model corruption gpu bench lines clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -50,6 +50,10 @@ demo: setup
 
 up: setup
 	$(BIN)/python -m deployments.up $(if $(PORT),--port $(PORT))
+
+# A unit of systemd that starts the installation with the host.
+boot: setup
+	@$(BIN)/python -m deployments.boot
 
 automations: setup
 	$(BIN)/python -m deployments.automations $(if $(NOTIFY),--notify $(NOTIFY))

@@ -27,6 +27,7 @@ from deployments.processes import (
     last_words,
     launch,
     mark,
+    running,
     started_process,
     trim,
 )
@@ -272,6 +273,14 @@ def start(installation: Installation, used: Server) -> None:
                 f"{last_words(log)}"
             )
         time.sleep(_POLL_S)
+
+
+def wait(installation: Installation) -> bool:
+    """Wait until no supervisor runs; whether the last one was ended on purpose."""
+    while running(installation, ROLE):
+        time.sleep(LOOK_S)
+    seen = read_supervision(installation.folder)
+    return seen is not None and seen.ended
 
 
 def stop(installation: Installation) -> bool:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import Final
 
 from deployments import lost_runs, server, services, supervisor, worker
+from deployments.down import down
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import last_words, mark
 from deployments.server import Server
+from torpor.control.disk_space import full_disks
 from torpor.shared.errors import TorporError
 
+RETRY_S: Final = 10.0
 REGISTER_S: Final = 1200.0
 """20 to 60 s, measured; the first time it fetches the agent's wheels."""
 
@@ -26,9 +31,17 @@ REGISTER_S: Final = 1200.0
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make up", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--port", type=int, help="the port of the Prefect server; default 4200")
+    parser.add_argument(
+        "--stay",
+        action="store_true",
+        help="stay until SIGTERM or `make down`, and start a supervisor that ends again (systemd)",
+    )
     options = parser.parse_args(arguments)
+    installation = Installation.here()
     try:
-        up(Installation.here(), options.port)
+        up(installation, options.port)
+        if options.stay:
+            stay(installation)
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr)
         return 1
@@ -38,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def up(installation: Installation, port: int | None = None) -> Server:
     """Start what is missing and print the UI's address."""
     with installation.locked():
+        if full := full_disks([installation.folder]):
+            raise TorporError("; ".join(full))
         supervisor.stop(installation)  # two would start one thing twice
         used = server.server_of(installation, port)
         _say("Prefect server", f"starting at {used.ui_url}" if used.own else used.ui_url)
@@ -62,6 +77,17 @@ def up(installation: Installation, port: int | None = None) -> Server:
         )
     )
     return used
+
+
+def stay(installation: Installation) -> None:
+    """Return after `make down`; do the same at SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: down(installation))
+    while not supervisor.wait(installation):
+        try:
+            up(installation)
+        except TorporError as error:
+            print(f"torpor: {error}", file=sys.stderr, flush=True)
+            time.sleep(RETRY_S)
 
 
 def _login(installation: Installation, used: Server) -> dict[str, str]:
@@ -121,6 +147,7 @@ torpor is up.
   blocks    Your own bucket, machine and workspaces are blocks: Blocks > + in the UI.
   files     {folder}
   stop      make down
+  at boot   make boot
 {notes}"""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import stat
 from pathlib import Path
@@ -12,18 +13,20 @@ import httpx
 import psutil
 import pytest
 
-from deployments import worker
+from deployments import server, worker
 from deployments.down import down
 from deployments.installation import Installation
 from deployments.processes import running
 from deployments.server import Server
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import make
+from torpor.control import disk_space
+from torpor.control.ports import free_ports
 from torpor.control.providers.local import LocalProvider
 
 pytestmark = pytest.mark.together("automations and make up")
 
-ROLES = ("server", *worker.ROLES, "register")
+ROLES = ("supervisor", "server", *worker.ROLES, "register")
 
 
 def test_up_brings_everything_that_a_first_click_needs(torpor_up: Server) -> None:
@@ -125,18 +128,72 @@ def test_other_web_pages_may_not_ask_the_server(torpor_up: Server) -> None:
     assert "access-control-allow-origin" not in refused.headers
 
 
-def test_a_taken_port_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from deployments import up
+@pytest.mark.parametrize(
+    ("family", "address"),
+    [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")],  # noqa: S104
+)
+def test_a_taken_port_is_named(
+    family: socket.AddressFamily,
+    address: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with socket.socket(family) as taken:
+        taken.bind((address, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert _up(tmp_path, port) == 1
+    said = capfd.readouterr().err
+    assert f"port {port} on 127.0.0.1 is taken by " in said
+    assert (
+        f"(process {os.getpid()}): end it, or choose another port, such as `make up PORT=" in said
+    )
+    assert not running(Installation(tmp_path / "state"), *ROLES)
 
-    with socket.socket() as taken, pytest.MonkeyPatch.context() as patch:
+
+@pytest.mark.usefixtures("needs_server")
+def test_a_port_that_is_taken_while_the_server_starts_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server, "_is_free", lambda _: True)
+    with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = str(taken.getsockname()[1])
-        patch.setenv("TORPOR_STATE", str(tmp_path / "state"))
-        patch.delenv("PREFECT_API_URL", raising=False)
-        assert up.main(["--port", port]) == 1
-    assert f"port {port} on 127.0.0.1 is taken" in capfd.readouterr().err
+        port = taken.getsockname()[1]
+        assert _up(tmp_path, port) == 1
+    assert f"port {port} on 127.0.0.1 is taken by " in capfd.readouterr().err
+
+
+def test_without_a_port_another_one_is_chosen_where_the_usual_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr(server, "USUAL_PORT", taken.getsockname()[1])
+        monkeypatch.delenv("PREFECT_API_URL", raising=False)
+        chosen = server.server_of(Installation(tmp_path / "state"))
+    assert int(chosen.ui_url.rpartition(":")[2]) != server.USUAL_PORT
+
+
+def test_a_full_disk_is_named_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(disk_space, "LEAST_FREE_BYTES", 1 << 60)
+    assert _up(tmp_path, free_ports(1)[0]) == 1
+    said = capfd.readouterr().err
+    assert f"disk full: {tmp_path}" in said
+    assert "bytes free" in said
     assert not running(Installation(tmp_path / "state"), *ROLES)
+
+
+def _up(folder: Path, port: int) -> int:
+    from deployments import up
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORPOR_STATE", str(folder / "state"))
+        patch.delenv("PREFECT_API_URL", raising=False)
+        return up.main(["--port", str(port)])
 
 
 def test_the_users_own_server_is_used_and_never_started(

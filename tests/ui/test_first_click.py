@@ -25,6 +25,7 @@ from tests.fixtures.ordinary_user import as_nobody
 from tests.fixtures.prefect_api import NO_AUTHORITIES
 from tests.fixtures.waiting import PATIENCE_S, until
 from tests.ui.conftest import WAIT_MS, click_for, press
+from torpor.control.ports import free_ports
 
 WORKSPACE = "machines/*/home/workspace"
 USERS = ["root", "ordinary"] if os.geteuid() == 0 else ["ordinary"]
@@ -79,8 +80,8 @@ class Newcomer:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def up(self) -> None:
-        self.printed = self.make("up")
+    def up(self, *port: str) -> None:
+        self.printed = self.make("up", *port)
         self.login = Path(self._line("password").removeprefix("the whole line in ")).read_text()
 
     def shell(self, command: str) -> subprocess.CompletedProcess[str]:
@@ -114,7 +115,6 @@ class Newcomer:
 
 @pytest.fixture(params=USERS)
 def newcomer(request: pytest.FixtureRequest) -> Iterator[Newcomer]:
-    """One after the other, on one worker: `make up` of both would choose the usual port."""
     folder = Path(tempfile.mkdtemp(prefix="torpor-"))  # short: it holds the names of Unix sockets
     folder.chmod(0o755)
     home, temporary = folder / "h", folder / "h-tmp"
@@ -134,7 +134,8 @@ def test_the_first_click(
     newcomer: Newcomer, blank_page: Page, pictures: Path, request: pytest.FixtureRequest
 ) -> None:
     top_before = sorted(os.listdir("/"))
-    newcomer.up()
+    # Of its own: where an installation runs, the usual port is taken or will be in a moment.
+    newcomer.up(f"PORT={free_ports(1)[0]}")
     _see_that_only_this_account_is_let_in(newcomer)
 
     page, user = blank_page, request.node.callspec.params["newcomer"]

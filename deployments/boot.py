@@ -1,0 +1,89 @@
+"""``make boot``: a unit of systemd that starts this installation when the host does.
+
+A system unit for root, a user unit for everybody else. Its process is ``make up`` itself, which stays:
+it starts the supervisor again if somebody kills that, and ends everything when the unit is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Final
+
+from deployments.installation import CHECKOUT, Installation
+from torpor.control.supervision import FOLDER_VARIABLE
+
+RUNS_SYSTEMD: Final = Path("/run/systemd/system")
+_NAME: Final = "torpor.service"
+_UNIT: Final = """\
+# Written by `make boot` of {checkout}
+[Unit]
+Description=torpor in {folder}
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart={python} -m deployments.up --stay
+WorkingDirectory={checkout}
+Environment="{variable}={folder}" "PATH={path}"
+# Local machines and the runs of flows go on when the supervisor is ended, as after `make down`.
+KillMode=process
+Restart=on-failure
+RestartSec=10
+TimeoutStopSec=120
+
+[Install]
+WantedBy={target}
+"""
+
+
+def main() -> int:
+    installation = Installation.here()
+    root = os.geteuid() == 0
+    command = [sys.executable, "-m", "deployments.up"]
+    if not RUNS_SYSTEMD.exists():
+        line = f"cd {CHECKOUT} && {FOLDER_VARIABLE}={installation.folder} {shlex.join(command)}"
+        print(f"This host does not run systemd. Add to your crontab (crontab -e):\n@reboot {line}")
+        return 0
+    file = write_unit(installation, unit_folder(root), root)
+    print(f"Wrote {file}. Now run:")
+    if root:
+        print(f"  systemctl daemon-reload && systemctl enable --now {file.name}")
+    else:
+        print(f"  systemctl --user daemon-reload && systemctl --user enable --now {file.name}")
+        print("  loginctl enable-linger   # so that it starts at boot, not when you log in")
+    return 0
+
+
+def unit_folder(root: bool) -> Path:
+    """Where systemd looks for units that an administrator or a user writes."""
+    if root:
+        return Path("/etc/systemd/system")
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user"
+
+
+def write_unit(installation: Installation, folder: Path, root: bool) -> Path:
+    """Write the unit; returns its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / _NAME
+    text = _UNIT.format(
+        checkout=_quoted(CHECKOUT),
+        folder=_quoted(installation.folder),
+        python=_quoted(sys.executable),
+        path=_quoted(os.environ.get("PATH", os.defpath)),
+        variable=FOLDER_VARIABLE,
+        target="multi-user.target" if root else "default.target",
+    )
+    file.write_text(text)
+    return file
+
+
+def _quoted(value: object) -> str:
+    """For a unit, where % begins a specifier."""
+    return str(value).replace("%", "%%")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
