@@ -1,7 +1,7 @@
 """``make boot``: a unit of systemd that starts this installation when the host does.
 
-A system unit for root, a user unit for everybody else. Its process is ``make up`` itself, which stays:
-it starts the supervisor again if somebody kills that, and ends everything when the unit is stopped.
+A system unit for root, a user unit for everybody else. Its process is ``make up`` itself, which
+stays: it starts a supervisor that was killed again, and ends everything when the unit is stopped.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def start(installation: Installation, server: Server) -> bool:
         return False
     end(installation, ROLE, polite_s=STOP_S)  # of another port, or without this login
     port = _port(server)
-    if not _is_free(port):
+    if not is_free(port):
         raise InvalidInput(_taken(port))
     block_key.move_blocks(installation)
     installation.prefect_home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ def _port(server: Server) -> int:
 
 
 def _choose_port() -> int:
-    return USUAL_PORT if _is_free(USUAL_PORT) else free_ports(1)[0]
+    return USUAL_PORT if is_free(USUAL_PORT) else free_ports(1)[0]
 
 
 def _taken(port: int) -> str:
@@ -208,7 +208,7 @@ def _taken(port: int) -> str:
     )
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

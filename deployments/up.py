@@ -39,9 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     installation = Installation.here()
     try:
-        up(installation, options.port)
         if options.stay:
-            stay(installation)
+            stay(installation, options.port)
+        else:
+            up(installation, options.port)
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr)
         return 1
@@ -79,15 +80,20 @@ def up(installation: Installation, port: int | None = None) -> Server:
     return used
 
 
-def stay(installation: Installation) -> None:
-    """Return after `make down`; do the same at SIGTERM."""
-    signal.signal(signal.SIGTERM, lambda *_: down(installation))
-    while not supervisor.wait(installation):
-        try:
-            up(installation)
-        except TorporError as error:
-            print(f"torpor: {error}", file=sys.stderr, flush=True)
-            time.sleep(RETRY_S)
+def stay(installation: Installation, port: int | None = None) -> None:
+    """Start everything, and return after `make down`. SIGTERM does the same."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        up(installation, port)
+        while not supervisor.wait(installation):
+            try:
+                up(installation)
+            except TorporError as error:
+                print(f"torpor: {error}", file=sys.stderr, flush=True)
+                time.sleep(RETRY_S)
+    except SystemExit:
+        down(installation)
+        raise
 
 
 def _login(installation: Installation, used: Server) -> dict[str, str]:

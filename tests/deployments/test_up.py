@@ -155,7 +155,7 @@ def test_a_taken_port_is_named(
 def test_a_port_that_is_taken_while_the_server_starts_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(server, "_is_free", lambda _: True)
+    monkeypatch.setattr(server, "is_free", lambda _: True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
