@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from tasks.retention import tell_of_deletion
 from tasks.step import step
 from tasks.workspace import StoredWorkspace
-from torpor.control.jobs.saves import delete_superfluous, is_own_save
+from torpor.control.jobs.standby import is_own_save
 from torpor.control.safety import Verified, verify_snapshot
 from torpor.control.store.snapshots import find_snapshot
+from torpor.control.upkeep.job_saves import delete_superfluous
 from torpor.shared.values import SnapshotId
 
 

@@ -389,15 +389,21 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
         if not handed_over_book:
             raise StoreUnavailable("the store is away")
 
+    class Storing:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            """Nothing is read."""
+
+        def run(self) -> Any:
+            return None, verified_save(lab.store, new)
+
     monkeypatch.setattr(attending, "stand_by", stand_by)
+    monkeypatch.setattr(attending, "Storing", Storing)
     machine, rental = handed_over(lab.opened)
     began_with, old, new = [put_save(lab.store, minutes) for minutes in (0, 30, 60)]
     left = left_job(lab, attempts=[attempt_on(machine, rental)], kept_saves=[old], newest=old)
     driven = Driven(lab.opened.jobs, lab.opened.jobs.take(left, "mine"), lambda message: None)
     with PlainRunner(lab.opened), ThreadPoolExecutor(1) as threads:
         saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
-        monkeypatch.setattr(saves, "_save", lambda: (1.0, verified_save(lab.store, new)))
-        monkeypatch.setattr(saves, "_due", 0.0)
         saves.go_on(threads, hurry=True)
         saves.settle()
     kept = [new] if handed_over_book else [old, new]

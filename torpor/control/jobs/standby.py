@@ -15,6 +15,7 @@ from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import (
     find_snapshot,
     newest_snapshot,
+    open_manifest,
     read_manifest,
     snapshot_times,
 )
@@ -133,6 +134,15 @@ def newest_whole(
     if refused:
         raise refused[0]
     return NewestWhole(None, [])
+
+
+def is_own_save(
+    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, seal: Seal
+) -> bool:
+    """Whether a job's machine has made the snapshot by itself. A machine that lies could name any
+    other one, which is not the job's to delete."""
+    manifest, _ = open_manifest(store, workspace, snapshot, seal)
+    return bool(manifest.statistics.get(OWN_SAVE))
 
 
 def _candidates(times: dict[SnapshotId, float], verified: SnapshotId | None) -> list[SnapshotId]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torpor.control.jobs.standby import OWN_SAVE
 from torpor.control.safety import Verified
 from torpor.control.store.seam import ObjectStore
-from torpor.control.store.snapshots import open_manifest, snapshot_times
+from torpor.control.store.snapshots import snapshot_times
 from torpor.control.upkeep.deletion import expire
 from torpor.control.upkeep.retention import Verdict
-from torpor.shared.format.keys import Seal
-from torpor.shared.values import SnapshotId, WorkspaceName
+from torpor.shared.values import SnapshotId
 
 
 class Thinned(NamedTuple):
@@ -35,12 +33,3 @@ def delete_superfluous(
     old = [one for one in there if one < verified.snapshot and times[one] < made]
     deleted = expire(store, verified, [Verdict(one, []) for one in old])
     return Thinned(deleted, [one for one in there if one not in old])
-
-
-def is_own_save(
-    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, seal: Seal
-) -> bool:
-    """Whether a job's machine has made the snapshot by itself. A machine that lies could name any
-    other one, which is not the job's to delete."""
-    manifest, _ = open_manifest(store, workspace, snapshot, seal)
-    return bool(manifest.statistics.get(OWN_SAVE))

@@ -7,8 +7,9 @@ import pytest
 from tests.fixtures.manifests import PLAIN
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.small_saves import DEMO, put_save, verified_save
-from torpor.control.jobs.saves import delete_superfluous, is_own_save
+from torpor.control.jobs.standby import is_own_save
 from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.upkeep.job_saves import delete_superfluous
 from torpor.control.upkeep.pins import pin
 from torpor.shared.errors import SnapshotMissing
 from torpor.shared.format.names import manifest_key
