@@ -18,6 +18,18 @@ def test_the_page_says_what_the_adapters_say() -> None:
     assert with_table(page) == page, "run python -m deployments.market_table"
 
 
+def test_the_guide_says_what_becomes_of_a_job_at_every_market() -> None:
+    """Its table of machines that are stopped has each market in one line."""
+    guide = (CHECKOUT / "docs" / "guide.md").read_text()
+    lines = re.findall(r"^\|.*\|$", guide.split("**A machine that its market stops**")[1], re.M)
+    first = " ".join(line.split("|")[1] for line in lines[2:7]).lower()
+    assert [one for one in _names() if one.lower() not in first] == []
+
+
+def _names() -> list[str]:
+    return [kind.get_block_type_name().removesuffix(" Provider") for kind in PROVIDERS]
+
+
 def test_every_provider_block_has_a_line_and_every_ability_a_cell() -> None:
     lines = table().splitlines()[2:]
     assert [line.split("`")[1] for line in lines] == [

@@ -191,6 +191,24 @@ def test_a_job_that_is_on_record_keeps_its_former_id(jobs: Jobs) -> None:
     assert jobs.of(former.id) == former
 
 
+def test_a_record_of_an_earlier_version_is_read(jobs: Jobs, memory_store: MemoryStore) -> None:
+    """As it was written until 2026-11, before a job knew of stopped machines and of its saves."""
+    attempt = (
+        '{"number":1,"machine":"m1","provider":"gcp://p","rental":"ab","spot":true,'
+        '"price_usd_h":1.5,"began_unix":2.0,"seen_unix":3.0,"saved":true}'
+    )
+    written = (
+        f'{{"id":"{_ID}","workspace":"demo","block":"demo","command":["true"],"created_unix":1.0,'
+        f'"state":"running","driver":"one","process":"x","driven_unix":4.0,"attempts":[{attempt}],'
+        '"saves":3,"newest":"20261120T234913Z-1f0c9ab2","newest_unix":3.0}'
+    )
+    memory_store.put(ObjectKey(f"workspaces/demo/jobs/open/{_ID}"), written.encode())
+    (job,) = jobs.open()
+    assert (job.stopped, job.kept_saves, job.driven_for) == (None, [], "")
+    taken = jobs.take(job, "two")
+    assert (taken.saves, taken.newest, taken.attempt) == (3, job.newest, job.attempts[0])
+
+
 def test_ids() -> None:
     for wrong in ("", "3f2a9c81d04", "../../../../x", "3F2A9C81D04E"):
         with pytest.raises(InvalidInput, match="is not a job's id"):
