@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 import time
@@ -13,11 +14,13 @@ from typing import Any, Final
 
 from tests.campaign.control import Outcome
 from tests.campaign.controls import Control, Controls
-from tests.campaign.judge import Judge
+from tests.campaign.judge import MAPPED, Judge
 from tests.campaign.strike import Strike, carry_out, choose
+from tests.fixtures.mapper import Mapper
 from tests.fixtures.trees import fill, mutate
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import OwnStore, World, make_world, own_store
+from torpor.control.providers.local_folder import MARK
 from torpor.shared.values import Machine
 
 """A control side that takes longer hangs, which is a violation."""
@@ -60,6 +63,7 @@ class Campaign:
         """Make the workspace, and measure undisturbed runs."""
         machine = self._world.rent()
         fill(self._world.workspace(machine.id), random.Random(self._seed))
+        (self._world.workspace(machine.id) / MAPPED).write_bytes(bytes(3_000_000))
         for flow in ("hibernate", "wake"):
             self._prepare(flow, random.Random(f"{self._seed}:usual"))
             began = time.monotonic()
@@ -77,7 +81,7 @@ class Campaign:
         before = self._prepare(flow, rng)
         for _ in range(_MISSES):
             strike = choose(rng, flow, self._usual_s[flow])
-            if self._struck(run, strike, rng):
+            if self._struck(run, strike, rng, before):
                 break
             if run.violations:
                 break
@@ -112,15 +116,31 @@ class Campaign:
         assert outcome is not None, f"{flow} died, but the campaign did not kill it"
         assert not outcome.error, f"{flow}, undisturbed: {outcome}"
 
-    def _struck(self, run: Run, strike: Strike, rng: random.Random) -> bool:
+    def _struck(
+        self, run: Run, strike: Strike, rng: random.Random, machine: Machine | None
+    ) -> bool:
         """Whether the strike fell before the flow had ended."""
         self._world.proxy.clear()
         options: dict[str, Any] = {}
         if run.flow == "hibernate" and rng.random() < 0.2:
             options["destroy"] = False
         self._kept = "destroy" in options
-        control = self._controls.start(run.flow, options, self._by_prefect)
-        phase = carry_out(strike, run.flow, control, self._world, self._store)
+        program = None
+        if strike.victim == "mmap" and machine is not None:
+            file = self._world.workspace(machine.id) / MAPPED
+            program = Mapper(file, {**os.environ, MARK: machine.id})
+            program.begin()
+
+        def end_program() -> None:
+            if program is not None:
+                self._judge.last_store = program.end()
+
+        control = self._controls.start(
+            run.flow, options, self._by_prefect, skewed=strike.victim == "skewed clock"
+        )
+        phase = carry_out(
+            strike, control, self._world, self._store, end_program if program else None
+        )
         self._await_end(run, control)
         self._world.proxy.clear()
         outcome = control.outcome()

@@ -18,12 +18,19 @@ import msgspec
 
 import torpor
 from tests.campaign.control import Moment, Order, Outcome
-from tests.fixtures.short_agent import SMALL_PARTS, SOON_ABANDONED, Change, copy_agent
+from tests.fixtures.short_agent import (
+    SMALL_PARTS,
+    SOON_ABANDONED,
+    Change,
+    clock_shifted,
+    copy_agent,
+)
 from tests.fixtures.waiting import until
 from tests.fixtures.world import Access
 from torpor.control.ports import free_ports
 
 _REPOSITORY = Path(torpor.__file__).resolve().parents[1]
+SKEW_S = -3 * 3600
 _MARK = "TORPOR_TESTS_CONTROL"
 """In the environment of every process of a control side; machines do not inherit it."""
 
@@ -82,6 +89,8 @@ class Controls:
         self.know(access)
         # What makes a campaign of hours one of minutes: small parts, a short wait for the lost.
         copy_agent(self._source, SMALL_PARTS, abandoned)
+        self._skewed = folder / "skewed"
+        copy_agent(self._skewed, SMALL_PARTS, abandoned, clock_shifted(SKEW_S))
         with (folder / "plain.log").open("ab") as log:
             self._zygote = subprocess.Popen(
                 [sys.executable, "-m", "tests.campaign.control", "serve"],
@@ -121,9 +130,13 @@ class Controls:
         options: dict[str, Any],
         by_prefect: bool = False,
         dies_at: Moment | None = None,
+        *,
+        skewed: bool = False,
     ) -> Control:
-        """A control side that begins now."""
+        """A control side that begins now. ``skewed``: machines live SKEW_S in the future."""
         order = self._order(flow, options, dies_at)
+        if skewed:
+            order = msgspec.structs.replace(order, source=str(self._skewed))
         folder = Path(order.out).parent
         text = msgspec.json.encode(order)
         if by_prefect:

@@ -6,8 +6,10 @@ import secrets
 import shutil
 import time
 from pathlib import Path
+from typing import Final
 
 from tests.fixtures.engine import Engine
+from tests.fixtures.mapper import stored
 from tests.fixtures.trees import Tree, differences, facts
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import World
@@ -16,6 +18,10 @@ from torpor.control.rental.records import Rentals
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Machine, SnapshotId
 
+MAPPED: Final = "mapped.bin"
+"""The file of the workspace that a program writes through a mapping. Snapshots of a machine that is
+kept may hold any of its states, so it is judged by itself."""
+
 
 class Judge:
     """Remembers what the workspace was, and judges what became of it."""
@@ -23,11 +29,14 @@ class Judge:
     def __init__(self, world: World) -> None:
         self._world = world
         self.states: list[Tree] = []
+        self.last_store: int | None = None
+        """What a program stored last through a mapping of MAPPED, before it was killed."""
         self._checked: dict[SnapshotId, Tree] = {}
+        self._stores: dict[SnapshotId, int] = {}
 
     def see(self, machine: Machine) -> None:
         """The workspace as it is now is a state that may be found in a snapshot."""
-        self.states.append(facts(self._world.workspace(machine.id)))
+        self.states.append(_tree(self._world.workspace(machine.id)))
 
     def snapshots(self, *, again: bool = False) -> list[str]:
         """Every listed snapshot restores to one of the states; ``again``: also those that did."""
@@ -56,8 +65,8 @@ class Judge:
         truth = self.states[-1]
         live = self._world.provider.find(before.id)
         if isinstance(live, Machine) and live.state != "stopping":
-            here = facts(self._world.workspace(before.id))
-            wrong = differences(truth, here)
+            here = _tree(self._world.workspace(before.id))
+            wrong = differences(truth, here) + self._lost(self._world.workspace(before.id))
             return [f"hibernate changed the workspace: {wrong}"] if wrong else []
         if not allowed:
             return [f"machine {before.id} was destroyed by a hibernate that was to keep it"]
@@ -70,6 +79,9 @@ class Judge:
             return ["the machine is gone and there is no snapshot"]
         kept = self._checked.get(listed[0].snapshot)
         wrong = differences(truth, kept or {})
+        store = self._stores.get(listed[0].snapshot, 0)
+        if self.last_store is not None and store != self.last_store:
+            wrong.append(f"of a program's stores, {store} is there and not {self.last_store}")
         return [f"the machine is gone and the newest snapshot differs: {wrong}"] if wrong else []
 
     def awake(self) -> list[str]:
@@ -77,7 +89,8 @@ class Judge:
         machines = self._world.machines()
         if [m.state for m in machines] != ["running"]:
             return [f"after a wake there are {[(m.id, m.state) for m in machines]}"]
-        wrong = differences(self.states[-1], facts(self._world.workspace(machines[0].id)))
+        woken = self._world.workspace(machines[0].id)
+        wrong = differences(self.states[-1], _tree(woken)) + self._lost(woken)
         return [f"the woken workspace differs: {wrong}"] if wrong else []
 
     def leaks(self) -> list[str]:
@@ -99,6 +112,12 @@ class Judge:
         if there != own:
             found.append(f"folders {sorted(there - own)} of machines that are gone")
         return found
+
+    def _lost(self, workspace: Path) -> list[str]:
+        store = stored(workspace / MAPPED)
+        if self.last_store in (None, store):
+            return []
+        return [f"of a program's stores, {store} is there and not {self.last_store}"]
 
     def _strays(self) -> list[int]:
         own = {f"{MARK}={machine.id}".encode() for machine in self._world.machines()}
@@ -122,7 +141,13 @@ class Judge:
         )
         try:
             engine.restore(snapshot, [scratch / "workspace"], full=False)
-            return facts(scratch / "workspace")
+            self._stores[snapshot] = stored(scratch / "workspace" / MAPPED)
+            return _tree(scratch / "workspace")
         finally:
             engine.runs.close()
             shutil.rmtree(scratch)
+
+
+def _tree(workspace: Path) -> Tree:
+    """The workspace, without the file that is judged by itself."""
+    return {path: fact for path, fact in facts(workspace).items() if path != MAPPED.encode()}

@@ -12,8 +12,17 @@ from tests.campaign.controls import Control
 from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.world import OwnStore, World, kill, until_gone
 
-Victim = Literal["agent", "control side", "sshd", "connection", "store"]
-VICTIMS: Final[tuple[Victim, ...]] = ("agent", "control side", "sshd", "connection", "store")
+Victim = Literal["agent", "control side", "sshd", "connection", "store", "skewed clock", "mmap"]
+"""``skewed clock``: an agent whose clock is hours off. ``mmap``: a program on the machine that
+writes through a mapping, without a pause, until it is killed. Only a hibernate has it."""
+VICTIMS: Final[tuple[Victim, ...]] = (
+    "agent",
+    "control side",
+    "sshd",
+    "connection",
+    "store",
+    "skewed clock",
+)
 
 _EVENTS: Final = {
     "hibernate": (
@@ -47,17 +56,23 @@ class Strike:
 
 def choose(rng: random.Random, flow: str, usual_s: float) -> Strike:
     """A random strike at a flow that takes ``usual_s`` seconds when nothing happens."""
-    victim = rng.choice(VICTIMS)
+    victim = rng.choice((*VICTIMS, "mmap") if flow == "hibernate" else VICTIMS)
     revive_s = rng.uniform(0, 1.5)
-    if rng.random() < 0.5:
+    if rng.random() < 0.5 or victim == "mmap":  # while it writes, many a phase never comes
         return Strike(victim, "", rng.uniform(0, usual_s), revive_s)
     return Strike(victim, rng.choice(_EVENTS[flow]), rng.choice((0, rng.uniform(0, 0.3))), revive_s)
 
 
 def carry_out(
-    strike: Strike, flow: str, control: Control, world: World, store: OwnStore
+    strike: Strike,
+    control: Control,
+    world: World,
+    store: OwnStore,
+    end_program: Callable[[], None] | None = None,
 ) -> str | None:
-    """Wait for the moment and kill; the phase that was hit, or None where it never came."""
+    """Wait for the moment and kill; the phase that was hit, or None where it never came.
+    ``end_program`` ends the program that writes through a mapping; it has been there all the
+    time, so there is no run that it missed."""
     if strike.event.startswith(("PUT", "GET")):
         verb, part = strike.event.split()
         world.proxy.add(
@@ -66,10 +81,13 @@ def carry_out(
     if not _await(lambda: _has_come(strike.event, control, world), control):
         return None
     end = time.monotonic() + strike.after_s
-    while time.monotonic() < end:
-        if control.ended():
-            return None
+    while time.monotonic() < end and not control.ended():
         time.sleep(_POLL_S)
+    if end_program is not None:
+        end_program()
+        return control.phase()
+    if control.ended():
+        return None
     hit = False
 
     def strikes() -> bool:
@@ -111,7 +129,7 @@ def _kill(strike: Strike, control: Control, world: World, store: OwnStore) -> bo
         return True
     pids: list[int] = []
     for machine in world.machines():
-        if strike.victim == "agent":
+        if strike.victim in ("agent", "skewed clock"):
             pids += world.agents(machine.id)
         else:
             pids += world.sessions(machine.id)

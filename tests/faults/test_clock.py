@@ -11,29 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
-from tests.fixtures.short_agent import SMALL_PARTS, copy_agent, installing
+from tests.fixtures.short_agent import SMALL_PARTS, clock_shifted, copy_agent, installing
 from tests.fixtures.trees import differences, facts, fill
 from tests.fixtures.world import World
 from torpor.control.remote.session import Session
-
-_SHIFTED = """import time
-from pathlib import Path
-
-_true_time, _true_time_ns = time.time, time.time_ns
-time.time = lambda: _true_time() + {shift}
-time.time_ns = lambda: _true_time_ns() + {shift} * 10**9
-"""
 
 
 @contextmanager
 def _clock_shifted(folder: Path, shift_s: int) -> Iterator[None]:
     """Every agent that starts now lives ``shift_s`` seconds in the future."""
-    shifted = (
-        "torpor/machine/agent/__main__.py",
-        "import time\nfrom pathlib import Path\n",
-        _SHIFTED.format(shift=shift_s),
-    )
-    with installing(copy_agent(folder, SMALL_PARTS, shifted)):
+    with installing(copy_agent(folder, SMALL_PARTS, clock_shifted(shift_s))):
         yield
 
 

@@ -18,6 +18,7 @@ from typing import Final, Literal
 
 import pytest
 
+from tests.fixtures.programs import programs
 from tests.fixtures.waiting import until
 
 _IMAGE: Final = Path(__file__).with_name("image.sh")
@@ -103,6 +104,7 @@ class Machines:
     """Boots machines below ``folder``. Each has a loopback address; all have one port."""
 
     def __init__(self, folder: Path) -> None:
+        programs("sshd", "unshare")
         self._folder = folder
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()

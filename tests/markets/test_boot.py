@@ -43,6 +43,14 @@ def run(machine: BootedMachine, key: KeyPair, host_key: str, command: str) -> st
     return asyncio.run(ask())
 
 
+def test_a_program_that_is_missing_is_named_before_any_machine_boots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name, path: None)
+    with pytest.raises(RuntimeError, match=r"sshd and unshare .* openssh-server util-linux"):
+        Machines(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["container", "bare", "vm"])
 def test_a_machine_has_the_keys_that_its_start_script_installed(
     booted_machines: Machines, identity_key: KeyPair, kind: Kind, tmp_path: Path
