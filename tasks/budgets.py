@@ -45,7 +45,7 @@ def within_budgets(opened: OpenWorkspace, offers: Offers, count: int) -> Offers:
     fitting, refused = [], []
     for offer in offers.fitting:
         reason = next(
-            (why for one in found if (why := one.refusal(offer.price_usd_h, count, for_s))), ""
+            (why for one in found if (why := one.refusal(offer.bound_usd_h, count, for_s))), ""
         )
         if reason:
             refused.append(Tried.of(offer, reason))

@@ -77,6 +77,7 @@ class FakeEc2(FakeMarket):
         self.secret = secrets.token_hex(20)
         self.violations: list[str] = []
         self.quota_vcpus = 8.0
+        self.spot_factors: dict[str, float] = {}  # later changes of all spot prices
         self._moto = threading.RLock()  # moto is not thread-safe
         self._tokens: dict[tuple[str, str], tuple[dict[str, str], str, str]] = {}
         self._ending: dict[str, int] = {}
@@ -359,6 +360,7 @@ class FakeEc2(FakeMarket):
             for ware in self.market.wares
             if ware.spot_usd_h is not None and ware.name in types
             for usd, time in (
+                *((ware.spot_usd_h * factor, time) for time, factor in self.spot_factors.items()),
                 (ware.spot_usd_h, "2026-11-21T10:00:00.000Z"),
                 (ware.spot_usd_h * 2, "2026-11-20T10:00:00.000Z"),
             )

@@ -105,7 +105,9 @@ class Finding(msgspec.Struct, frozen=True):
         if machine or residue:
             costs = f"{self.price_usd_h:.2f} $/h" if self.price_usd_h else "no price known"
         if machine and self.price_usd_h and rental:
-            spent = self.price_usd_h * (now_unix - rental.created_unix) / 3600
+            spent = (
+                max(self.price_usd_h, rental.most_usd_h) * (now_unix - rental.created_unix) / 3600
+            )
             costs += f", at most {spent:.2f} $ so far"
         where = machine or residue or rental
         return {

@@ -68,6 +68,11 @@ def test_months_begin_when_the_zone_s_clocks_say_so() -> None:
     assert march.begin_us(BERLIN) == march.begin_us(UTC) - HOUR_US
 
 
+def test_a_price_that_changes_counts_with_its_bound() -> None:
+    (cost,) = costs([rental(most_usd_h=6.0)], BEGIN + 3600, UTC)
+    assert (cost.low, cost.high) == (2_000_000, 6_000_000)
+
+
 @given(
     begin=some.integers(1_400_000_000, 2_000_000_000),
     length_s=some.integers(0, 10**8),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 import boto3
@@ -31,6 +32,7 @@ from torpor.shared.errors import (
     NoCapacity,
     ProviderDenied,
     ProviderUnavailable,
+    UnexpectedAnswer,
 )
 from torpor.shared.values import Machine, MachineId, Want
 
@@ -163,6 +165,42 @@ class TestEc2(MarketContract):
         asked = [machine.request.get(bid) for machine in fake.market.rented]
         assert asked == [None, f"{0.5 - _beside(20):.6f}"]
         assert all(machine.spot for machine in fake.market.rented)
+
+    def test_spot_costs_at_most_the_price_on_demand_and_the_users_limit(
+        self, plain: Provider, fake: FakeMarket, order: Order
+    ) -> None:
+        """AWS changes the price while the machine runs."""
+
+        def most(limit: float | None) -> float | None:
+            want = Want(spot="only", disk_gib=20, max_price_usd_h=limit)
+            return of_model(plain.offers(want), "T4")[0].most_usd_h
+
+        on_demand = pytest.approx(0.526 + _beside(20))
+        assert [most(None), most(9.0), most(0.3)] == [on_demand, on_demand, 0.3]
+        assert plain.offers(Want(disk_gib=20))[0].most_usd_h is None
+        offer = of_model(plain.offers(Want(spot="only", disk_gib=20)), "T4")[0]
+        plain.create(msgspec.structs.replace(order, offer=offer, bid_usd_h=9.0))
+        (machine,) = fake.market.rented
+        asked = machine.request["InstanceMarketOptions.SpotOptions.MaxPrice"]
+        assert float(asked) == pytest.approx(0.526)
+
+    def test_the_history_of_spot_prices_says_how_much_more_was_billed(
+        self, plain: Ec2Provider, fake: FakeMarket
+    ) -> None:
+        assert isinstance(fake, FakeEc2)
+        fake.spot_factors = {"2026-11-22T01:00:00.000Z": 2.0, "2026-11-22T03:00:00.000Z": 0.5}
+        begin = datetime(2026, 11, 22, tzinfo=timezone.utc).timestamp()
+        of = "g4dn.xlarge/us-east-1b"
+
+        def rise(hours: float) -> float:
+            return plain.rise_usd_h(f"{of}/spot", begin, begin + 3600 * hours)
+
+        assert [rise(hours) for hours in (0.5, 2, 4)] == pytest.approx(
+            [0.0, 0.21 * 0.5, 0.21 * (2 * 1 - 0.5) / 4]
+        )
+        assert plain.rise_usd_h(of, begin, begin + 3600) == 0.0
+        with pytest.raises(UnexpectedAnswer):
+            plain.rise_usd_h("g4dn.xlarge/us-east-1a/spot", begin, begin + 3600)
 
     def test_gpus_have_form_and_memory_and_unusable_ones_are_not_offered(
         self, plain: Provider, fake: FakeMarket

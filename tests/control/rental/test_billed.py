@@ -15,6 +15,8 @@ from torpor.control.rental import ending, renting
 from torpor.control.rental.markets import Markets
 from torpor.control.rental.records import Rentals
 from torpor.control.rental.renting import Renter, Renting
+from torpor.control.safety import never_handed_over
+from torpor.shared.errors import ProviderUnavailable
 from torpor.shared.values import Machine, MachineId, Want, WorkspaceName
 
 replace = msgspec.structs.replace
@@ -56,3 +58,40 @@ def test_the_record_has_the_price_that_the_market_states_of_the_machine(
     with held:
         held.rent(market.on_sale).hand_over()
     assert [rental.price_usd_h for rental in rentals.open()] == [4.4]
+
+
+class Moving(Market):
+    """Its spot price rises by 1 $ an hour on average while a machine runs."""
+
+    silent = False
+
+    def rise_usd_h(self, offer: str, begin_unix: float, end_unix: float) -> float:
+        if self.silent:
+            raise ProviderUnavailable("down")
+        return 1.0
+
+
+@pytest.mark.parametrize("way", ["hibernated", "taken back", "taken back, and no history"])
+def test_a_price_that_changes_is_bounded_while_the_machine_runs_and_known_at_its_end(
+    way: str, rentals: Rentals
+) -> None:
+    market = Moving()
+    market.silent = "no history" in way
+    renter = Renter(
+        rentals, Markets([market]), "me", Want(), asyncssh.generate_private_key("ssh-ed25519"),
+        Hears(), afford=(asked := list[float]()).append,
+    )  # fmt: skip
+    with Renting(renter) as held:
+        held.rent([replace(market.on_sale[0], spot=True, most_usd_h=9.0)]).hand_over()
+    assert asked == [9.0]
+    (rental,) = rentals.open()
+    assert (rental.price_usd_h, rental.most_usd_h, rental.bound_usd_h) == (4.0, 9.0, 9.0)
+    (machine,) = market.list_own()
+    if way == "hibernated":
+        Renting(renter).end(rental, never_handed_over(machine, rental.label))
+    else:
+        market.alive.clear()
+        Renting(renter).end_abandoned()
+    (ended,) = rentals.history()
+    known = (4.0, 9.0) if market.silent else (5.0, 0.0)
+    assert (ended.price_usd_h, ended.most_usd_h) == known

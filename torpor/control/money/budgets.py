@@ -144,7 +144,7 @@ def standing(budget: Budget, rentals: Iterable[Rental], now_unix: float) -> Stan
         low=sum(cost.low for cost in now),
         high=sum(cost.high for cost in now),
         running=len(still_open),
-        usd_h=sum((price(one.price_usd_h) or Fraction(0) for one in still_open), Fraction(0)),
+        usd_h=sum((price(one.bound_usd_h) or Fraction(0) for one in still_open), Fraction(0)),
         unpriced_us=sum(cost.unpriced_us for cost in now),
     )
 

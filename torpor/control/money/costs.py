@@ -39,13 +39,14 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def low(self) -> int:
-        """Micro-dollars at least; 0 where the price is unknown."""
+        """Micro-dollars at least; 0 where the price is unknown. Of a price that changes while the
+        machine runs, the one that was offered."""
         return charge(self.rental.price_usd_h, self.low_us)
 
     @property
     def high(self) -> int:
         """Micro-dollars at most, of the known price; 0 where the price is unknown."""
-        return charge(self.rental.price_usd_h, self.high_us)
+        return charge(self.rental.bound_usd_h, self.high_us)
 
     @property
     def unpriced_us(self) -> int:

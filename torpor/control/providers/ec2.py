@@ -20,7 +20,7 @@ from torpor.control.providers.ec2_launch import (
     launch_request,
     probe_request,
 )
-from torpor.control.providers.ec2_offers import Ec2Offers
+from torpor.control.providers.ec2_offers import Ec2Offers, offer_parts
 from torpor.control.providers.ec2_prices import Ec2Prices
 from torpor.control.providers.ec2_setup import Ec2Setup
 from torpor.control.providers.ending import warranted
@@ -240,6 +240,11 @@ class Ec2Provider:
             )
             for volume in self._disks()
         ]
+
+    def rise_usd_h(self, offer: str, begin_unix: float, end_unix: float) -> float:
+        """See ``torpor.control.providers.seam.Prices``. By AWS's history of 90 days."""
+        kind, zone, spot = offer_parts(offer)
+        return self._prices.rise(kind, zone, begin_unix, end_unix) if spot else 0.0
 
     def _listed(self, filters: dict[str, list[str]]) -> list[Machine]:
         asked = [{"Name": name, "Values": values} for name, values in filters.items()]

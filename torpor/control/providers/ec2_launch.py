@@ -116,9 +116,10 @@ def _spot_options(prices: Ec2Prices, order: Order, image: Image) -> dict[str, st
     if order.bid_usd_h is None:
         return options
     beside = prices.disk_usd_h(image.gib + order.disk_gib) + ADDRESS_USD_H
-    if order.bid_usd_h <= beside:
+    most_usd_h = min(order.bid_usd_h, order.offer.most_usd_h or order.bid_usd_h)
+    if most_usd_h <= beside:
         raise CreateFailed(
             f"a bid of {order.bid_usd_h:.4f} $/h is less than disk and address of "
             f"{order.offer.id} cost, {beside:.4f} $/h"
         )
-    return {**options, "MaxPrice": f"{order.bid_usd_h - beside:.6f}"}
+    return {**options, "MaxPrice": f"{most_usd_h - beside:.6f}"}

@@ -110,10 +110,10 @@ class Ec2Offers:
             if place.location in zones
         ]
         offers: list[Offer] = []
+        listed = self._prices.on_demand(self._types)
         if want.spot != "only":
-            listed = self._prices.on_demand(self._types)
             offers += [
-                self._offer(want, ware, zone, listed[ware.type.instance_type], spot=False)
+                self._offer(want, ware, zone, listed[ware.type.instance_type])
                 for ware, zone in places
                 if ware.type.instance_type in listed
                 and "on-demand" in ware.type.supported_usage_classes
@@ -121,9 +121,15 @@ class Ec2Offers:
         if want.spot != "never":
             bids = self._prices.spot(name for name, w in wares.items() if _has_spot(w.type))
             offers += [
-                self._offer(want, ware, zone, bids[ware.type.instance_type, zone], spot=True)
+                self._offer(
+                    want,
+                    ware,
+                    zone,
+                    bids[ware.type.instance_type, zone],
+                    listed[ware.type.instance_type],
+                )
                 for ware, zone in places
-                if (ware.type.instance_type, zone) in bids
+                if (ware.type.instance_type, zone) in bids and ware.type.instance_type in listed
             ]
         return offers
 
@@ -157,24 +163,33 @@ class Ec2Offers:
         ]
         return [place for page in pages for place in page.instance_type_offerings]
 
-    def _offer(self, want: Want, ware: _Ware, zone: str, usd_h: float, *, spot: bool) -> Offer:
-        kind, image = ware.type, ware.image
+    def _offer(
+        self, want: Want, ware: _Ware, zone: str, usd_h: float, most_usd_h: float | None = None
+    ) -> Offer:
+        """``most_usd_h``: of spot, the price on demand, which AWS never exceeds."""
+        kind, image, spot = ware.type, ware.image, most_usd_h is not None
         name = f"{kind.instance_type}/{zone}" + ("/spot" if spot else "")
         default = self._setup.is_default(want.image)
         disk_usd_h = self._prices.disk_usd_h(image.gib + want.disk_gib)
+        beside_usd_h = disk_usd_h + ADDRESS_USD_H
+        if most_usd_h is not None:
+            most_usd_h += beside_usd_h
+            if want.max_price_usd_h is not None:  # then that is the limit of the request
+                most_usd_h = min(most_usd_h, want.max_price_usd_h)
         peaks = [card.peak_bandwidth_in_gbps or 0.0 for card in kind.network_info.network_cards]
         return Offer(
             id=name,
             provider=self._client.identity,
             gpu=ware.gpu,
             gpu_count=ware.gpu_count,
-            price_usd_h=usd_h + disk_usd_h + ADDRESS_USD_H,
+            price_usd_h=usd_h + beside_usd_h,
             region=self._client.region,
             disk_gib=_MOST_DISK_GIB - image.gib,
             image_gib=image.gib,
             domain=name,
             priced_unix=time.time(),
             spot=spot,
+            most_usd_h=most_usd_h,
             architecture=image.architecture,
             cuda=DLAMI_CUDA if default and ware.gpu is not None else None,
             ram_gib=kind.memory_info.mib / 1024,

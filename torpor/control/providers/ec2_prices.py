@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any, Final
 
@@ -78,22 +78,41 @@ class Ec2Prices:
 
     def spot(self, types: Iterable[str]) -> dict[tuple[str, str], float]:
         """By instance type and zone."""
-        names = sorted(types)
-        now = datetime.fromtimestamp(self._clock(), timezone.utc)
         newest: dict[tuple[str, str], _Spot] = {}
-        for first in range(0, len(names), _TYPES_AT_ONCE):
+        for row in self._history(sorted(types), self._clock()):
+            key = (row.instance_type, row.availability_zone)
+            if key not in newest or newest[key].timestamp < row.timestamp:
+                newest[key] = row
+        return {key: float(row.spot_price) for key, row in newest.items()}
+
+    def rise(self, kind: str, zone: str, begin_unix: float, end_unix: float) -> float:
+        """How much higher the mean spot price of that time was than the one at its begin."""
+        held: dict[float, float] = {}  # each price by the time since which it holds
+        rows = [one for one in self._history([kind], begin_unix) if one.availability_zone == zone]
+        for row in sorted(rows, key=lambda one: one.timestamp):
+            held[max(begin_unix, row.timestamp.timestamp())] = float(row.spot_price)
+        if not held:
+            raise self._client.unexpected(f"no spot price of {kind} in {zone}", "price history")
+        changes = [(since, usd_h) for since, usd_h in held.items() if since < end_unix]
+        first = changes[0][1] if changes else 0.0
+        ends = [*(since for since, _ in changes[1:]), end_unix]
+        rises = (
+            (usd_h - first) * (end - since)
+            for (since, usd_h), end in zip(changes, ends, strict=False)
+        )
+        return sum(rises) / max(end_unix - begin_unix, 1.0)
+
+    def _history(self, types: Sequence[str], since_unix: float) -> Iterator[_Spot]:
+        """Also the prices that hold since before: AWS shows them."""
+        for first in range(0, len(types), _TYPES_AT_ONCE):
             pages = self._client.pages(
                 _SpotPage,
                 "describe_spot_price_history",
-                InstanceTypes=names[first : first + _TYPES_AT_ONCE],
+                InstanceTypes=types[first : first + _TYPES_AT_ONCE],
                 ProductDescriptions=["Linux/UNIX"],
-                StartTime=now,  # AWS also shows the prices that hold since before
+                StartTime=datetime.fromtimestamp(since_unix, timezone.utc),
             )
-            for row in (row for page in pages for row in page.spot_price_history):
-                key = (row.instance_type, row.availability_zone)
-                if key not in newest or newest[key].timestamp < row.timestamp:
-                    newest[key] = row
-        return {key: float(row.spot_price) for key, row in newest.items()}
+            yield from (row for page in pages for row in page.spot_price_history)
 
     def disk_usd_h(self, gib: float) -> float:
         """Of a gp3 volume with the throughput that comes with it."""

@@ -30,6 +30,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     priced_unix: float  # when the price was true
     spot: bool = False
     bid_usd_h: float | None = None  # of spot, where the market bills the bid: the part to bid
+    most_usd_h: float | None = None  # of spot whose price changes while it runs: the most it costs
     available: bool | None = None
     reliability: float | None = None  # 0 to 1
     many_owners: bool = False
@@ -41,6 +42,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     cores: float | None = None
     link_mbit_s: float | None = None  # downwards
     traffic_usd_gib: float = 0.0
+
+    @property
+    def bound_usd_h(self) -> float:
+        """What an hour costs at most."""
+        return max(self.price_usd_h, self.most_usd_h or 0.0)
 
 
 def misfit(offer: Offer, want: Want) -> str:

@@ -154,6 +154,15 @@ class Provider(Protocol):
 
 
 @runtime_checkable
+class Prices(Protocol):
+    """What a provider whose spot prices change while a machine runs can do besides."""
+
+    def rise_usd_h(self, offer: str, begin_unix: float, end_unix: float) -> float:
+        """By how much the mean price of an hour of this offer was above the one at the begin;
+        negative where it fell."""
+
+
+@runtime_checkable
 class Deadlines(Protocol):
     """What a provider with ``abilities.deadline_s`` can do besides."""
 

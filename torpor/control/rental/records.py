@@ -52,6 +52,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     region: str = ""
     spot: bool = False
     price_usd_h: float = 0.0
+    most_usd_h: float = 0.0  # what an hour may cost, while nobody knows; 0: ``price_usd_h`` is it
     machine: MachineId | None = None  # None: the provider has not named one
     host_key: str | None = None  # the only one that its SSH server may show; None: not met yet
     seen_unix: float | None = None  # when the provider last showed the machine
@@ -68,6 +69,11 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     fetched_bytes: int = 0  # what its wake read from the store
     fetched_s: float = 0.0  # how long that took
     version: int = 0  # counts its writes
+
+    @property
+    def bound_usd_h(self) -> float:
+        """What an hour costs at most; 0 where nobody knows a price."""
+        return max(self.price_usd_h, self.most_usd_h)
 
     @property
     def unfinished(self) -> bool:
@@ -122,6 +128,7 @@ class Rentals:
             region=offer.region,
             spot=offer.spot,
             price_usd_h=offer.price_usd_h,
+            most_usd_h=offer.most_usd_h or 0.0,
             host_key=host_key,
             project=project,
             job=job,

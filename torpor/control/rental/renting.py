@@ -15,6 +15,7 @@ import msgspec
 
 from torpor.control.providers.offers import Offer, blocks
 from torpor.control.providers.waiting import wait_until_reachable
+from torpor.control.rental.billing import billed
 from torpor.control.rental.ending import (
     GONE_S,
     close_unseen,
@@ -350,7 +351,7 @@ class Renting:
                 why=why,
                 snapshot=warrant.snapshot,
                 **seen,
-                **_measured(rental),
+                **{**_measured(rental), **billed(provider, rental)},
             )
 
     def end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:
@@ -462,7 +463,7 @@ class Renting:
         try:
             asked = False
             try:
-                self._by.afford(offer.price_usd_h)
+                self._by.afford(offer.bound_usd_h)
                 asked = True
                 machine = provider.create(order)
             except TorporError as error:
@@ -569,7 +570,8 @@ class Renting:
         provider = self._by.markets.of(rental.provider)
         if not gone or residue_of(provider, rental.label):
             return False
-        self._rentals.change(rental, state="ended", why=f"it was gone: {gone}")
+        why = f"it was gone: {gone}"
+        self._rentals.change(rental, state="ended", why=why, **billed(provider, rental))
         self._by.told.warn(f"machine {rental.machine} at {rental.provider} is gone: {gone}")
         return True
 
