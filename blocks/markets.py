@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -11,8 +12,10 @@ from pydantic import AfterValidator, Field, HttpUrl, SecretStr
 from blocks.reference import LOGOS
 from torpor.control.providers import hostkey, lambda_cloud, runpod, tensordock, vast
 
-_ROTATION: Final = (
-    "torpor names the account by a hash of this key, so end all rentals before you change it."
+_ACCOUNT: Final = (
+    "What torpor calls this account in its records, such as vast://0123456789abcdef: reconcile and "
+    "spend show it. Empty: a hash of the API key. When you change the key, write here what the "
+    "account was called before, so that rentals whose machines are gone are still closed."
 )
 _ADDRESS: Final = (
     "Where the market's API answers. Leave it as it is, unless your requests go through a gateway. "
@@ -39,7 +42,15 @@ def _safe(url: str) -> str:
     return url.strip().rstrip("/")
 
 
+def _account(name: str) -> str:
+    name = name.strip()
+    if name and not re.fullmatch(r"[a-z]+://[\w.-]{1,64}", name):
+        raise ValueError(f"{name!r} is not what torpor calls an account: copy it from reconcile")
+    return name
+
+
 ApiKey = Annotated[SecretStr, AfterValidator(_trimmed)]
+AccountName = Annotated[str, AfterValidator(_account)]
 ApiUrl = Annotated[str, AfterValidator(_safe)]
 
 
@@ -48,6 +59,7 @@ class VastProvider(Block):
 
     Args:
         api_key: The account's API key.
+        account: What torpor calls the account. Empty: a hash of the key.
         url: The address of the market's API.
 
     Example:
@@ -68,14 +80,18 @@ class VastProvider(Block):
 
     api_key: ApiKey = Field(
         title="API key",
-        description=f"An API key that may read the account and manage instances. {_ROTATION}",
+        description="An API key that may read the account and manage instances.",
     )
+
+    account: AccountName = Field(default="", description=_ACCOUNT)
 
     url: ApiUrl = Field(default=vast.URL, title="API address", description=_ADDRESS)
 
     def open(self) -> vast.VastProvider:
         """The provider, ready to use. Nothing is sent."""
-        return vast.VastProvider(self.api_key.get_secret_value(), url=self.url)
+        return vast.VastProvider(
+            self.api_key.get_secret_value(), account=self.account, url=self.url
+        )
 
 
 class RunpodProvider(Block):
@@ -83,6 +99,7 @@ class RunpodProvider(Block):
 
     Args:
         api_key: The account's API key.
+        account: What torpor calls the account. Empty: a hash of the key.
         url: The address of the market's API.
 
     Example:
@@ -101,15 +118,17 @@ class RunpodProvider(Block):
     _logo_url = HttpUrl(f"{LOGOS}/process.png")
     _documentation_url = HttpUrl("https://docs.runpod.io/api-reference-v2")
 
-    api_key: ApiKey = Field(
-        title="API key", description=f"An API key that may read and write pods. {_ROTATION}"
-    )
+    api_key: ApiKey = Field(title="API key", description="An API key that may read and write pods.")
+
+    account: AccountName = Field(default="", description=_ACCOUNT)
 
     url: ApiUrl = Field(default=runpod.URL, title="API address", description=_ADDRESS)
 
     def open(self) -> runpod.RunpodProvider:
         """The provider, ready to use. Nothing is sent."""
-        return runpod.RunpodProvider(self.api_key.get_secret_value(), url=self.url)
+        return runpod.RunpodProvider(
+            self.api_key.get_secret_value(), account=self.account, url=self.url
+        )
 
 
 class LambdaProvider(Block):
@@ -117,6 +136,7 @@ class LambdaProvider(Block):
 
     Args:
         api_key: The account's API key.
+        account: What torpor calls the account. Empty: a hash of the key.
         url: The address of the market's API.
 
     Example:
@@ -137,14 +157,18 @@ class LambdaProvider(Block):
 
     api_key: ApiKey = Field(
         title="API key",
-        description=f"An API key of the account. {_ROTATION}",
+        description="An API key of the account.",
     )
+
+    account: AccountName = Field(default="", description=_ACCOUNT)
 
     url: ApiUrl = Field(default=lambda_cloud.URL, title="API address", description=_ADDRESS)
 
     def open(self) -> lambda_cloud.LambdaProvider:
         """The provider, ready to use. Nothing is sent."""
-        return lambda_cloud.LambdaProvider(self.api_key.get_secret_value(), url=self.url)
+        return lambda_cloud.LambdaProvider(
+            self.api_key.get_secret_value(), account=self.account, url=self.url
+        )
 
 
 class TensordockProvider(Block):
@@ -152,6 +176,7 @@ class TensordockProvider(Block):
 
     Args:
         api_key: The account's API token.
+        account: What torpor calls the account. Empty: a hash of the key.
         url: The address of the market's API.
 
     Example:
@@ -172,14 +197,18 @@ class TensordockProvider(Block):
 
     api_key: ApiKey = Field(
         title="API key",
-        description=f"An API token of the organization, version 2 of the API. {_ROTATION}",
+        description="An API token of the organization, version 2 of the API.",
     )
+
+    account: AccountName = Field(default="", description=_ACCOUNT)
 
     url: ApiUrl = Field(default=tensordock.URL, title="API address", description=_ADDRESS)
 
     def open(self) -> tensordock.TensorDockProvider:
         """The provider, ready to use. Nothing is sent."""
-        return tensordock.TensorDockProvider(self.api_key.get_secret_value(), url=self.url)
+        return tensordock.TensorDockProvider(
+            self.api_key.get_secret_value(), account=self.account, url=self.url
+        )
 
 
 class HostkeyProvider(Block):
@@ -189,6 +218,7 @@ class HostkeyProvider(Block):
 
     Args:
         api_key: The account's API key.
+        account: What torpor calls the account. Empty: a hash of the key.
         url: The address of the market's API.
 
     Example:
@@ -209,11 +239,15 @@ class HostkeyProvider(Block):
 
     api_key: ApiKey = Field(
         title="API key",
-        description=f"An API key for any server of the account. {_ROTATION}",
+        description="An API key for any server of the account.",
     )
+
+    account: AccountName = Field(default="", description=_ACCOUNT)
 
     url: ApiUrl = Field(default=hostkey.URL, title="API address", description=_ADDRESS)
 
     def open(self) -> hostkey.HostkeyProvider:
         """The provider, ready to use. Nothing is sent."""
-        return hostkey.HostkeyProvider(self.api_key.get_secret_value(), url=self.url)
+        return hostkey.HostkeyProvider(
+            self.api_key.get_secret_value(), account=self.account, url=self.url
+        )

@@ -46,8 +46,9 @@ _ADVICE: Final[dict[Kind, str]] = {
     "in use": "yours to work on; hibernate ends it while it runs",
     "asked for": "there is no machine: a run is about to create it, or was killed before that. "
     "A later run closes the rental",
-    "at another provider": "no provider block is for it, or it did not answer: add one, or run "
-    "reconcile again",
+    "at another provider": "no provider block is for {provider}, or it did not answer: add one, or "
+    "run reconcile again. If you changed the API key of that account, write {provider} into "
+    "`account` of its provider block",
     "another workspace's": "reconcile the workspace that it belongs to",
 }
 _ADVICE_ON_SCRATCH: Final[dict[Kind, str]] = {
@@ -92,11 +93,12 @@ class Finding(msgspec.Struct, frozen=True):
         advice = _ADVICE[self.kind]
         if self.workspace.startswith(RESERVED):
             advice = _ADVICE_ON_SCRATCH.get(self.kind, advice)
-        key = ""
+        key = provider = ""
         if self.rental:
+            provider = self.rental.provider
             folder = "rentals/open" if self.rental.offer else "leases"  # an old version's
             key = f"workspaces/{self.workspace}/{folder}/{self.rental.label.rental}"
-        return advice.format(key=key)
+        return advice.format(key=key, provider=provider)
 
     def row(self, now_unix: float) -> Row:
         """As a line of a table."""

@@ -101,13 +101,14 @@ class HostkeyProvider:
         self,
         api_key: str,
         *,
+        account: str = "",
         url: str = URL,
         ssh_port: int = _SSH_PORT,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client = HostkeyClient(url, api_key, timeout=timeout, sleep=sleep)
+        self._client = HostkeyClient(url, api_key, account=account, timeout=timeout, sleep=sleep)
         self._ssh_port = ssh_port
         self._sleep = sleep
         self._clock = clock

@@ -47,11 +47,19 @@ class HostkeyClient:
         url: str,
         key: str,
         *,
+        account: str = "",
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._market = MarketClient(
-            "hostkey", url, key, bearer=False, quotes=False, timeout=timeout, sleep=sleep
+            "hostkey",
+            url,
+            key,
+            identity=account,
+            bearer=False,
+            quotes=False,
+            timeout=timeout,
+            sleep=sleep,
         )
         self._key = key
         self._lock = threading.Lock()

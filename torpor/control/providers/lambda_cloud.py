@@ -152,12 +152,15 @@ class LambdaProvider:
         self,
         api_key: str,
         *,
+        account: str = "",
         url: str = URL,
         ssh_port: int = _SSH_PORT,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._client = MarketClient("lambda", url, api_key, timeout=timeout, sleep=sleep)
+        self._client = MarketClient(
+            "lambda", url, api_key, identity=account, timeout=timeout, sleep=sleep
+        )
         self._ssh_port = ssh_port
 
     @property

@@ -128,11 +128,14 @@ class RunpodProvider:
         self,
         api_key: str,
         *,
+        account: str = "",
         url: str = URL,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._client = MarketClient("runpod", url, api_key, timeout=timeout, sleep=sleep)
+        self._client = MarketClient(
+            "runpod", url, api_key, identity=account, timeout=timeout, sleep=sleep
+        )
 
     @property
     def identity(self) -> str:

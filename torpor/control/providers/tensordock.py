@@ -157,13 +157,20 @@ class TensorDockProvider:
         self,
         api_key: str,
         *,
+        account: str = "",
         url: str = URL,
         ssh_port: int = _SSH_PORT,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._client = MarketClient(
-            "tensordock", url, api_key, timeout=timeout, sleep=sleep, refusal_in=_refusal_in
+            "tensordock",
+            url,
+            api_key,
+            identity=account,
+            timeout=timeout,
+            sleep=sleep,
+            refusal_in=_refusal_in,
         )
         self._ssh_port = ssh_port
 

@@ -136,11 +136,14 @@ class VastProvider:
         self,
         api_key: str,
         *,
+        account: str = "",
         url: str = URL,
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._client = MarketClient("vast", url, api_key, timeout=timeout, sleep=sleep)
+        self._client = MarketClient(
+            "vast", url, api_key, identity=account, timeout=timeout, sleep=sleep
+        )
 
     @property
     def identity(self) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Final
 
 from torpor.control.providers.seam import Absent, Provider
+from torpor.control.rental.billing import billed
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.safety import Warrant
 from torpor.shared.errors import EndUnproven, StoreError, TorporError
@@ -140,6 +142,19 @@ def _unproven(
         )
     error.accepted = accepted
     return error
+
+
+def close_lost(
+    rentals: Rentals, provider: Provider, rental: Rental, gone: str, warn: Callable[[str], None]
+) -> bool:
+    """Close the rental of a machine that was taken back, or ended in the console, where ``gone``
+    says why it counts as gone and nothing of its label is left. Nothing is destroyed."""
+    if not gone or residue_of(provider, rental.label):
+        return False
+    why = f"it was gone: {gone}"
+    rentals.change(rental, state="ended", why=why, **billed(provider, rental))
+    warn(f"machine {rental.machine} at {rental.provider} is gone: {gone}")
+    return True
 
 
 def close_unseen(rentals: Rentals, provider: Provider, rental: Rental) -> None:

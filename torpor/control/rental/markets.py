@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, TypeVar
 
 from torpor.control.providers.seam import Provider
-from torpor.control.rental.records import Rental
+from torpor.control.rental.records import Rental, Rentals
 from torpor.shared.errors import InvalidInput, ProviderUnavailable, TorporError
 from torpor.shared.values import Machine
 
@@ -110,4 +110,28 @@ def machines_at(
             raise answer
         else:
             warn(f"{provider.identity} was left out: {answer}")
+    return found
+
+
+def at_home(
+    ledger: Rentals,
+    rentals: Sequence[Rental],
+    providers: Sequence[Provider],
+    shown: Sequence[Machine],
+    warn: Callable[[str], None],
+) -> list[Rental]:
+    """The rentals at the accounts that show their machines, where no block is for the recorded one:
+    its API key was changed, and with it its name. A label is of one machine alone."""
+    known = {provider.identity for provider in providers}
+    by = {machine.label: machine for machine in shown}
+    found = []
+    for rental in rentals:
+        machine = by.get(rental.label)
+        if machine is not None and rental.provider not in known:
+            warn(
+                f"rental {rental.label.rental} goes over from {rental.provider}, which no provider "
+                f"block is for, to {machine.provider}, which shows its machine"
+            )
+            rental = ledger.change(rental, provider=machine.provider, machine=machine.id)
+        found.append(rental)
     return found

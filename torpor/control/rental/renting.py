@@ -18,16 +18,16 @@ from torpor.control.providers.waiting import wait_until_reachable
 from torpor.control.rental.billing import billed
 from torpor.control.rental.ending import (
     GONE_S,
+    close_lost,
     close_unseen,
     destroy,
     last_known,
     listed,
     look_for,
-    residue_of,
     seen_again,
 )
 from torpor.control.rental.greeting import greeting_fault
-from torpor.control.rental.markets import Markets, ask_all, machines_at
+from torpor.control.rental.markets import Markets, ask_all, at_home, machines_at
 from torpor.control.rental.order import host_key_of, order_for
 from torpor.control.rental.records import Rental, Rentals, by_label
 from torpor.control.rental.search import Tried
@@ -439,7 +439,8 @@ class Renting:
         providers = self._by.markets.concerned(rentals)
         seen = machines_at(providers, rentals, self._by.told.warn)
         name = self._rentals.workspace
-        return rentals, [one for one in seen if one.label and one.label.workspace == name]
+        mine = [one for one in seen if one.label and one.label.workspace == name]
+        return at_home(self._rentals, rentals, providers, mine, self._by.told.warn), mine
 
     def _rent(self, offer: Offer, nap: Callable[[float], None], until: float) -> Tenancy:
         for _ in range(_PAUSES):
@@ -566,14 +567,8 @@ class Renting:
         return rental.machine is None and time.time() - rental.created_unix > ASKED_S
 
     def _close_lost(self, rental: Rental, gone: str) -> bool:
-        """A spot machine was taken back, or somebody used the console. Nothing is destroyed."""
         provider = self._by.markets.of(rental.provider)
-        if not gone or residue_of(provider, rental.label):
-            return False
-        why = f"it was gone: {gone}"
-        self._rentals.change(rental, state="ended", why=why, **billed(provider, rental))
-        self._by.told.warn(f"machine {rental.machine} at {rental.provider} is gone: {gone}")
-        return True
+        return close_lost(self._rentals, provider, rental, gone, self._by.told.warn)
 
     def _note(self, offer: Offer, outcome: str) -> None:
         with self._lock:

@@ -1,0 +1,73 @@
+"""An account whose API key was changed has another name, and its rentals go over to it."""
+
+from __future__ import annotations
+
+import asyncssh
+import pytest
+
+from tests.fixtures.market import Hears, Market
+from tests.fixtures.memory_store import MemoryStore
+from torpor.control.rental import renting
+from torpor.control.rental.markets import Markets
+from torpor.control.rental.records import Rentals
+from torpor.control.rental.renting import Renter, Renting
+from torpor.control.safety import never_handed_over
+from torpor.shared.values import Want, WorkspaceName
+
+
+@pytest.fixture
+def rentals(memory_store: MemoryStore) -> Rentals:
+    return Rentals(memory_store, WorkspaceName("demo"))
+
+
+def _rented(rentals: Rentals, monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[Market, Renter]:
+    """A machine of the account before its key was changed, and who rents there now."""
+    monkeypatch.setattr(renting, "greeting_fault", lambda endpoint, host_key: None)
+    identity = asyncssh.generate_private_key("ssh-ed25519")
+    before, now = Market("vast://before"), Market(name)
+    with Renting(Renter(rentals, Markets([before]), "me", Want(), identity, Hears())) as held:
+        held.rent(before.on_sale).hand_over()
+    for machine in before.alive.values():
+        now.alive[machine.id] = renting.msgspec.structs.replace(machine, provider=name)
+    return now, Renter(rentals, Markets([now]), "me", Want(), identity, Hears())
+
+
+def test_a_rental_goes_over_to_the_account_that_shows_its_machine(
+    rentals: Rentals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    market, renter = _rented(rentals, monkeypatch, "vast://after")
+    ((machine, _),) = Renting(renter).machines()
+    (rental,) = rentals.open()
+    assert (rental.provider, rental.state) == ("vast://after", "handed over")
+    Renting(renter).end(rental, never_handed_over(machine, rental.label))
+    assert rentals.open() == []
+    assert market.alive == {}
+
+
+def test_an_abandoned_machine_of_a_changed_key_is_ended(
+    rentals: Rentals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    market, renter = _rented(rentals, monkeypatch, "vast://after")
+    (rental,) = rentals.open()
+    label = rentals.new_label("me")
+    lost = rentals.begin(label, market.on_sale[0], None)
+    rentals.change(lost, state="abandoned", provider="vast://before")
+    machine = renting.msgspec.structs.replace(
+        next(iter(market.alive.values())), label=label, id="m9"
+    )
+    market.alive[machine.id] = machine
+    Renting(renter).end_abandoned()
+    assert [one.label for one in market.alive.values()] == [rental.label]
+
+
+def test_what_is_gone_since_is_closed_once_a_block_names_the_account_from_before(
+    rentals: Rentals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another account, which never had the machine, proves nothing."""
+    market, renter = _rented(rentals, monkeypatch, "vast://after")
+    market.alive.clear()
+    Renting(renter).end_abandoned()
+    assert [one.provider for one in rentals.open()] == ["vast://before"]
+    market.identity = "vast://before"  # as the block's ``account`` says
+    Renting(renter).end_abandoned()
+    assert rentals.open() == []
