@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 from functools import cache
-from typing import Self
+from typing import Any, Self
 
 from prefect.blocks.core import Block
+from prefect.client.orchestration import PrefectClient
 from pydantic import Field, HttpUrl, field_validator, model_validator
 
 from blocks.reference import LOGOS, Reference, load, load_all
@@ -68,15 +69,19 @@ class Budget(Block):
     )
 
     def open(self) -> OpenBudget:
-        """The budget, with the records of what it counts; raises InvalidInput."""
+        """The budget, with the records of what it counts; raises InvalidInput.
+
+        One that names a Workspace block which cannot be used counts nothing: it stands in the way
+        of the other workspaces that it names, and of one that is named as that block.
+        """
         name = self._block_document_name or "unnamed"
         me = f"budget {name}"
-        named = [load(one, (Workspace,), of=me) for one in self.workspaces]
+        named, troubles = self._named(me)
         value = budgets.Budget(
             name=name,
             usd_month=Decimal(str(self.usd_month)),
             timezone=self.timezone,
-            workspaces=tuple(WorkspaceName(block.name) for block in named),
+            workspaces=(*(WorkspaceName(block.name) for block in named), *troubles),
             project=self.project,
         )
 
@@ -85,7 +90,39 @@ class Budget(Block):
             # A rental keeps its project when its workspace gets another one.
             return _ledgers(named or load_all(Workspace, of=me))
 
-        return OpenBudget(value, ledgers)
+        trouble = ""
+        if troubles:
+            trouble = (
+                f"{'; '.join(troubles.values())}. Until then nothing is rented for the workspaces "
+                f"that {me} may cover ({', '.join(value.workspaces)}): what they have spent is "
+                "not known. Or take the name out of the budget"
+            )
+        return OpenBudget(value, ledgers, trouble)
+
+    def save(
+        self,
+        name: str | None = None,
+        overwrite: bool = False,
+        client: PrefectClient | None = None,
+        **how: Any,
+    ) -> Any:
+        """As every block. InvalidInput if it names a Workspace block that cannot be used; a block
+        that is saved in the UI is not looked at."""
+        _, troubles = self._named(f"budget {name or self._block_document_name or 'unnamed'}")
+        if troubles:
+            raise InvalidInput(f"{'; '.join(troubles.values())}. The budget was not saved")
+        return super().save(name, overwrite, client, **how)
+
+    def _named(self, me: str) -> tuple[list[Workspace], dict[WorkspaceName, str]]:
+        """The Workspace blocks that it names; and why others cannot be used, by their names."""
+        found: list[Workspace] = []
+        troubles: dict[WorkspaceName, str] = {}
+        for one in self.workspaces:
+            try:
+                found.append(load(one, (Workspace,), of=me))
+            except InvalidInput as error:
+                troubles[WorkspaceName(one.rpartition("/")[2])] = str(error)
+        return found, troubles
 
     @field_validator("project", "timezone", mode="after")
     @classmethod

@@ -25,11 +25,12 @@ AGAIN_S: Final = 900
 
 
 def over_budget(
-    used: Sequence[tuple[OpenWorkspace, Rental]], dry_run: bool
+    used: Sequence[tuple[OpenWorkspace, Rental]], opened: Sequence[OpenWorkspace], dry_run: bool
 ) -> tuple[dict[Label, str], BudgetsSeen]:
     """Why the machines of these rentals are to be hibernated, of those whose budget will be spent
-    within their lead time; and how the budgets stand."""
-    seen = look_at_budgets(used)
+    within their lead time; and how the budgets stand, also where none of the ``opened`` workspaces
+    has a machine."""
+    seen = look_at_budgets(used, opened)
     running_out = seen.running_out
     for words in seen.unread:
         runner().log.warning("no machine is hibernated for its cost: %s", words)

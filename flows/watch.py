@@ -77,7 +77,7 @@ def watch(
     if not dry_run:
         _renew(standing.findings, opened, faults)
     in_hand = _handed_over(standing, opened)
-    over, budgets = over_budget(in_hand, dry_run)
+    over, budgets = over_budget(in_hand, [*opened.values()], dry_run)
     looks = [
         (one, look_at.submit(opened[_name(one)], one.machine, one.rental))
         for one in used

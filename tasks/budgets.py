@@ -79,23 +79,26 @@ def what_is_left(opened: OpenWorkspace) -> list[str]:
 
 
 @step("look at budgets", retries=ONCE)
-def look_at_budgets(used: Sequence[tuple[OpenWorkspace, Rental]]) -> BudgetsSeen:
+def look_at_budgets(
+    used: Sequence[tuple[OpenWorkspace, Rental]], opened: Sequence[OpenWorkspace]
+) -> BudgetsSeen:
     """The budgets that count any of these rentals and will be spent within the longest lead time;
     those of which most is spent; and a sentence for each that cannot be read, because unknown is
-    not spent."""
+    not spent. ``opened``: all workspaces, also those without a machine."""
     now_unix = time.time()
     found: list[RunningOut] = []
     reached: list[Standing] = []
     unread: list[str] = []
     try:
-        budgets = used[0][0].budgets() if used else []  # the same ones for every workspace
+        budgets = opened[0].budgets() if opened else []  # the same ones for every workspace
     except TorporError as error:
         return BudgetsSeen([], [], [f"no budget can be read: {error}"])
+    unread += [one.trouble for one in budgets if one.trouble]
     for one in budgets:
         of = [
             ws for ws, rental in used if one.budget.covers(rental.label.workspace, rental.project)
         ]
-        if not of:
+        if one.trouble or not of:
             continue
         try:
             rentals = one.rentals(now_unix)

@@ -63,7 +63,26 @@ def test_saved_budgets_open_with_the_records_of_what_they_count() -> None:
 
 
 @pytest.mark.usefixtures("saved")
-def test_a_budget_of_a_workspace_that_is_not_there_is_an_error() -> None:
-    """Nothing is known then about what it covers. It is not saved: each run would meet it."""
-    with pytest.raises(InvalidInput, match="budget unnamed: there is no block workspace/typo"):
-        Budget(usd_month=7, workspaces=["typo"]).open()
+def test_a_budget_of_a_workspace_that_is_not_there_is_not_saved() -> None:
+    words = r"budget bad: there is no block workspace/typo.* was not saved"
+    with pytest.raises(InvalidInput, match=words):
+        Budget(usd_month=7, workspaces=["paid-one", "typo"]).save("bad")
+    assert "bad" not in [one.budget.name for one in open_all_budgets()]
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_budget_of_a_workspace_that_was_deleted_stands_in_the_way_of_what_it_may_cover() -> None:
+    """And of nothing else: what others have spent is known."""
+    Workspace(name="gone", store="paid").save("going")
+    Budget(usd_month=7, workspaces=["paid-one", "going"]).save("lab-bad")
+    try:
+        Workspace.delete("going")
+        (bad,) = [one for one in open_all_budgets() if one.budget.name == "lab-bad"]
+    finally:
+        Budget.delete("lab-bad")
+    covered = ("one", "drill--one", "going", "two")
+    assert [bad.budget.covers(WorkspaceName(name), "p") for name in covered] == [
+        True, True, True, False,
+    ]  # fmt: skip
+    with pytest.raises(InvalidInput, match="budget lab-bad: there is no block workspace/going"):
+        bad.standing(0.0)

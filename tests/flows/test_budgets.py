@@ -6,6 +6,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -23,11 +25,12 @@ from tests.fixtures.manifests import PLAIN, SNAPSHOT, honest
 from tests.fixtures.market import H100
 from tests.fixtures.plain_flows import plain, run_plainly
 from tests.fixtures.waiting import PATIENCE_S
+from torpor.control.money.budgets import Budget, OpenBudget
 from torpor.control.rental.records import Rentals
-from torpor.shared.errors import BudgetExceeded, StoreUnavailable
+from torpor.shared.errors import BudgetExceeded, InvalidInput, StoreUnavailable
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key
-from torpor.shared.values import DRILL, GIB, reserved_name
+from torpor.shared.values import DRILL, GIB, WorkspaceName, reserved_name
 
 Flow = Callable[[OpenWorkspace], Any]
 
@@ -180,6 +183,21 @@ def test_a_run_that_recorded_its_rental_meanwhile_is_seen(
     assert len(lab.market.alive) + len(faults) == 2
     assert lab.states().count("ended") == len(faults)
     assert all("nothing was rented" in one.why for one in opened.rentals.history())
+
+
+def test_a_budget_whose_workspaces_are_not_known_stops_only_what_it_may_cover(lab: Lab) -> None:
+    def bad(*names: str) -> OpenBudget:
+        covered = tuple(WorkspaceName(name) for name in names)
+        value = Budget(name="bad", usd_month=Decimal(5), workspaces=covered)
+        return OpenBudget(value, tuple, "budget bad: there is no block workspace/gone")
+
+    covered = replace(lab.opened, budgets=lambda: [bad("gone", "demo")])
+    words = "budget bad: there is no block workspace/gone"
+    with plain(covered), pytest.raises(InvalidInput, match=words):
+        look_for_offers(covered)
+    other = replace(lab.opened, budgets=lambda: [bad("gone")])
+    with plain(other):
+        assert look_for_offers(other).fitting
 
 
 def test_records_that_cannot_be_read_rent_nothing(lab: Lab) -> None:

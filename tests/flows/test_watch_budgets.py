@@ -288,6 +288,20 @@ def test_a_budget_that_cannot_be_read_ends_nothing_and_warns(
     assert machine.machine in lab.market.alive
 
 
+def test_a_budget_whose_workspaces_are_not_known_is_named_also_where_no_machine_runs(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = OpenBudget(
+        Budget(name="bad", usd_month=Decimal(5), workspaces=(WorkspaceName("gone"),)),
+        tuple,
+        "budget bad: there is no block workspace/gone",
+    )
+    with _Starts(replace(lab.opened, budgets=lambda: [bad])):
+        report = watch.fn(dry_run=False)
+    assert "budget bad: there is no block workspace/gone" in report.message()
+    assert "budget bad: there is no block workspace/gone" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("changes", "kept"),
     [

@@ -113,13 +113,18 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenBudget(msgspec.Struct, frozen=True):
-    """A budget, and how to open the records that it counts."""
+    """A budget, and how to open the records that it counts. ``trouble``: why they cannot be known;
+    the budget's workspaces are then those that it may cover."""
 
     budget: Budget
     ledgers: Callable[[], Sequence[Rentals]]
+    trouble: str = ""
 
     def rentals(self, now_unix: float) -> list[Rental]:
-        """What counts in the month of ``now_unix``. Any store that does not answer is an error."""
+        """What counts in the month of ``now_unix``. Any store that does not answer is an error, and
+        so is ``trouble``."""
+        if self.trouble:
+            raise InvalidInput(self.trouble)
         zone = zone_named(self.budget.timezone)
         month = Month.of(microseconds(now_unix), zone)
         found = read(self.ledgers(), month.begin_us(zone) / 1e6)
