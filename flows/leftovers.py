@@ -21,7 +21,7 @@ from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
 from torpor.control.reports import moment
 from torpor.control.watching import Left
-from torpor.shared.values import RESERVED, Machine, WorkspaceName
+from torpor.shared.values import RESERVED, Machine, WorkspaceName, names_of
 
 AGAIN_S: Final = 900
 """A run that was to end or continue one and failed is started again after this time."""
@@ -89,20 +89,21 @@ def act_on_left(one: Left, block: str, told: Told | None, faults: list[Exception
     return msgspec.structs.replace(one, next_step=f"{runs} {done} it" if runs else f"it {past}")
 
 
-def end_attempts(
+def end_abandoned(
     findings: Sequence[Finding],
     named: Mapping[WorkspaceName, Sequence[str]],
     faults: list[Exception],
 ) -> None:
-    """Start a run that ends the attempts that nobody uses. They are never handed over."""
-    kinds = {WorkspaceName(one.workspace) for one in findings if one.kind == "abandoned"}
-    for name in kinds & named.keys():
-        block = named[name][0]
-        key = f"abandoned-{block}-{int(time.time()) // AGAIN_S}"
+    """Start a run that ends failed attempts and what they rented: they are never handed over."""
+    names = {one.workspace for one in findings if one.kind == "abandoned"}
+    for name, blocks in named.items():
+        if names.isdisjoint(names_of(name)):
+            continue
+        key = f"abandoned-{name}-{int(time.time()) // AGAIN_S}"
         try:
-            runner().start(reconcile, key, workspace=block, abandoned=True)
-        except Exception as error:  # noqa: BLE001 - one that fails leaves the others to be looked at
-            runner().log.error("the attempts of workspace %s were not ended: %s", name, error)
+            runner().start(reconcile, key, workspace=blocks[0], abandoned=True)
+        except Exception as error:  # noqa: BLE001 - the others are ended all the same
+            runner().log.error("abandoned machines of workspace %s stay: %s", name, error)
             faults.append(error)
 
 

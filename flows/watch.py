@@ -11,7 +11,7 @@ from flows.alarms import Look, see_alarms, tell_of
 from flows.continuing import JobSeen, act_on, free_slots, see_jobs
 from flows.ending import hibernate_idle, hibernate_over_budget, over_budget
 from flows.flow import flow
-from flows.leftovers import act_on_left, end_attempts, see_left
+from flows.leftovers import act_on_left, end_abandoned, see_left
 from flows.looking import asleep, in_use, is_missing, newest_snapshots, not_there
 from flows.twins import twins, undecided
 from tasks.events import MachineUnknown, emit
@@ -48,7 +48,7 @@ def watch(
     with a warning and its reason. A machine whose provider block sets a deadline goes on only while
     this flow renews it. When a budget will be spent by the time that hibernating takes,
     the machines that it counts are hibernated, also those that work. A machine that a killed run
-    left is ended or woken as its Workspace block says. An attempt that nobody uses is ended; the
+    left is ended or woken as its Workspace block says, and that of a failed attempt is ended. The
     rental of a machine that has gone without torpor is closed. Nothing else is ended: what may be
     forgotten is only listed.
 
@@ -133,8 +133,8 @@ def watch(
     )
     if not dry_run:
         told = tell_of(alarms, notify)
+        end_abandoned(report.findings, named, faults)
         left = [act_on_left(one, named[one.workspace][0], told, faults) for one in left]
-        end_attempts(standing.findings, named, faults)
     report = msgspec.structs.replace(report, left=left, valid_unix=alarms.valid_unix)
     runner().log.info(report.message())
     runner().table(key="watch", rows=report.rows(), description=report.description())

@@ -44,6 +44,7 @@ NOTIFIERS: Final = "torpor_notify"
 TAG: Final = "torpor"
 _MEMORY: Final = "torpor_alert_"
 _PAGE: Final = 200  # the most that the API answers at once
+_MOST_FAILED: Final = 2000  # a watch that fails each two minutes makes 780 in the time looked at
 _MOST_WORDS: Final = 500  # characters of a log's last errors
 _FEW: Final = 20  # later runs of a deployment in which one of the same workspace is looked for
 _WORKING: Final = ("wake", "replicate", "create", "deploy", "job")
@@ -110,9 +111,17 @@ class PrefectAlerts:
             end_time=FlowRunFilterEndTime(after_=_time(since_unix)),
         )
         with get_client(sync_client=True) as client:
-            runs = client.read_flow_runs(
-                flow_run_filter=ours, sort=FlowRunSort.END_TIME_DESC, limit=_PAGE
-            )
+            runs: list[FlowRun] = []
+            while len(runs) < _MOST_FAILED and len(runs) % _PAGE == 0:
+                page = client.read_flow_runs(
+                    flow_run_filter=ours,
+                    sort=FlowRunSort.END_TIME_DESC,
+                    limit=_PAGE,
+                    offset=len(runs),
+                )
+                if not page:
+                    break
+                runs += page
             seen = _Names(client)
             newest: dict[tuple[str, str], FailedRun] = {}
             for run in runs:  # the newest first

@@ -126,6 +126,13 @@ def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
     assert subject.startswith("torpor: over: ")
 
 
+def test_what_a_failed_attempt_left_is_ended(world: World) -> None:
+    _, rental = standing(world.opened)
+    world.opened.rentals.change(rental, state="abandoned", why="its answer was lost")
+    _look(world, AlertMemory())
+    assert world.machines() == [] and world.opened.rentals.open() == []
+
+
 def test_a_block_may_have_the_wake_continued(stored: World) -> None:
     server = AlertMemory()
     machine = _left_by_a_kill(stored, whole=False)
