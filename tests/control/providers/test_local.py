@@ -32,9 +32,11 @@ from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Absent, Order
 from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
+from torpor.machine.sampler.sessions import look
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.shared.errors import CreateFailed, InvalidInput, NotOurs, ProviderError, UnsafeDestroy
 from torpor.shared.values import Label, Machine, Want, workspace_name
+from torpor.shared.wire.activity import NOBODY
 
 LABEL = Label("tests", workspace_name("sessions"), "lease-1")
 OTHER = Label("tests", workspace_name("sessions"), "lease-2")
@@ -180,6 +182,18 @@ def test_only_the_one_key_of_the_one_account_enters(
     assert b"Permission denied" in stranger.run("true").stderr
     assert b"Permission denied" in client.run("true", user="daemon").stderr
     assert client.run("true").returncode == 0
+
+
+def test_a_session_is_seen_by_its_own_machine_only(
+    client: Client, machine: Machine, provider: LocalProvider, identity_key: KeyPair
+) -> None:
+    """One login would else keep every machine of the host from being idle."""
+    other = _create(provider, OTHER, identity_key)
+    assert look(machine=machine.id).ssh_s == NOBODY
+    with subprocess.Popen(client.argv("sleep 600"), stdin=subprocess.DEVNULL) as session:
+        until(lambda: look(machine=machine.id).ssh_s == 0, "its own machine sees the session")
+        assert look(machine=other.id).ssh_s == NOBODY
+        session.terminate()
 
 
 def test_a_detached_process_lives_on_until_destroy_and_nothing_else_dies(
