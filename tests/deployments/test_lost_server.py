@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -22,6 +23,7 @@ from deployments.installation import CHECKOUT, FOLDER_VARIABLE, Installation
 from deployments.local_machines import running_machines
 from deployments.processes import running, started_process
 from deployments.server import Server
+from tests.fixtures.prefect_api import NO_AUTHORITIES
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.ports import free_ports
 from torpor.control.providers.local import LocalProvider
@@ -117,6 +119,35 @@ def alone(needs_server: None) -> Iterator[Alone]:
         shutil.rmtree(made.folder)
 
 
+def _ask(alone: Alone, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    user, _, password = alone.server.login.partition(":")
+    answer = httpx.request(
+        method,
+        f"{alone.server.api_url}/v2/concurrency_limits/{path}",
+        json=body,
+        auth=(user, password),
+        timeout=PATIENCE_S,
+        verify=NO_AUTHORITIES,
+    )
+    assert answer.is_success, answer.text
+    return answer.json() if answer.content else None
+
+
+def _take_slot(alone: Alone) -> str:
+    """Take the only slot of a limit for an hour; returns the lease."""
+    _ask(alone, "POST", "", {"name": "one", "limit": 1})
+    wanted = {"names": ["one"], "slots": 1, "mode": "concurrency", "lease_duration": 3600}
+    return str(_ask(alone, "POST", "increment-with-lease", wanted)["lease_id"])
+
+
+def _end_lease(alone: Alone, lease: str) -> None:
+    """As if its hour were over."""
+    folder, over = alone.installation.prefect_home / "concurrency_leases", "2020-01-01T00:00:00Z"
+    file, index = folder / f"{lease}.json", folder / "expirations.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "expiration": over}))
+    index.write_text(json.dumps({**json.loads(index.read_text()), lease: over}))
+
+
 def _see_that_what_is_killed_comes_back(alone: Alone) -> None:
     """The server, the store and a worker; the worker's runs and the machines go on."""
     roles = ["store", "server", "job-worker"]
@@ -161,6 +192,7 @@ def test_a_job_goes_on_when_the_server_is_killed_and_started_again(alone: Alone)
     (machine,) = LocalProvider(alone.installation.machines).list_own()
     assert machine.label is not None
     place = folder_of(alone.installation.machines, machine.label).home / "workspace"
+    lease = _take_slot(alone)
     run = alone.python(SUBMIT, COMMAND)
     until((place / "begun").exists, "its command was started", every_s=0.2)
 
@@ -170,7 +202,9 @@ def test_a_job_goes_on_when_the_server_is_killed_and_started_again(alone: Alone)
     ticks = (place / "ticks").stat().st_size
     until(lambda: (place / "ticks").stat().st_size > ticks + 100, "it works on", every_s=0.2)
 
+    _end_lease(alone, lease)
     alone.up()
+    until(lambda: _ask(alone, "GET", "one")["active_slots"] == 0, "the slot is free", every_s=0.5)
     continued = alone.python(CONTINUE)
     assert continued["driver"] == run
     assert continued["next"][0].endswith("continued it")
