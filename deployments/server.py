@@ -6,7 +6,6 @@ import base64
 import contextlib
 import http.client
 import os
-import socket
 import sys
 import time
 import urllib.error
@@ -19,7 +18,7 @@ import psutil
 from deployments import block_key
 from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.processes import end, last_words, launch, running
-from torpor.control.ports import free_ports
+from torpor.control.ports import free_ports, is_free
 from torpor.control.processes import is_alive
 from torpor.control.supervision import FOLDER_VARIABLE
 from torpor.shared.errors import InvalidInput, TorporError
@@ -206,14 +205,3 @@ def _taken(port: int) -> str:
         f"port {port} on {HOST} is taken by {who}: end it, or choose another port, such as "
         f"`make up PORT={free_ports(1)[0]}`"
     )
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-            probe.listen()
-        except OSError:
-            return False
-        return True

@@ -36,6 +36,18 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+def is_free(port: int) -> bool:
+    """Whether a server can listen on it: on loopback, where another one on all addresses counts."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen()
+        except OSError:
+            return False
+        return True
+
+
 def _first_of_connections() -> int:
     try:
         return int(RANGE.read_text().split()[0])

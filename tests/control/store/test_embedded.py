@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
 from tests.contracts.store_contract import KEY
+from tests.fixtures.waiting import until
 from torpor.control.store import embedded
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
-from torpor.shared.errors import StoreDenied, StoreError
+from torpor.shared.errors import StoreDenied, StoreError, StoreUnavailable
 
 
 @pytest.mark.usefixtures("needs_server")
@@ -59,6 +61,25 @@ def test_what_a_killed_server_leaves_in_tmp_is_removed(tmp_path: Path) -> None:
     assert not _alive(running.pid)
     assert not list(Path("/tmp").glob(f"seaweedfs-*-{port}.sock"))
     assert not list(Path("/tmp").glob(f"weed*.{running.pid}"))
+
+
+@pytest.mark.usefixtures("needs_server")
+def test_one_that_was_killed_comes_back_where_its_clients_look(tmp_path: Path) -> None:
+    with EmbeddedStore.start(tmp_path, "AKONE", "secret-one", "bucket") as running:
+        store = S3Store.connect(running.settings("bucket"))
+        store.put(KEY, b"kept")
+        os.killpg(running.pid, signal.SIGKILL)
+        until(lambda: embedded.process_of(tmp_path) is None, "it has ended", every_s=0.1)
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", int(running.endpoint_url.rpartition(":")[2])))
+            taken.listen()
+            with pytest.raises(StoreUnavailable, match="taken by another program"):
+                embedded.restart(tmp_path, os.environ)
+        again = embedded.restart(tmp_path, os.environ)
+        assert again.endpoint_url == running.endpoint_url
+        again.make_bucket("bucket", wait_s=embedded.READY_S)
+        assert store.get(KEY, max_bytes=4) == b"kept"
 
 
 def test_no_program_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torpor.control.ports import free_ports
-from torpor.control.processes import ProcessRecord, identify
+from torpor.control.ports import free_ports, is_free
+from torpor.control.processes import ProcessRecord
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.shared.errors import StoreError, StoreUnavailable, TorporError
 from torpor.shared.values import object_key
@@ -116,7 +115,7 @@ def process_of(folder: Path) -> ProcessRecord | None:
     state = _state(folder)
     if state is None or not _is_alive(int(state["pid"]), str(state["started"])):
         return None
-    return identify(int(state["pid"]))
+    return ProcessRecord(int(state["pid"]), int(state["started"]))
 
 
 def log_of(folder: Path) -> Path:
@@ -174,15 +173,8 @@ def _kept_ports(folder: Path) -> list[int]:
     """The ports of the folder's newest server; none if another program has one of them."""
     state = _state(folder)
     ports = [int(port) for port in state["ports"]] if state else []
-    with contextlib.ExitStack() as held:
-        for port in ports:
-            probe = held.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                return []
-    return ports if len(ports) == 2 * len(_PORTS) else []
+    free = len(ports) == 2 * len(_PORTS) and all(is_free(port) for port in ports)
+    return ports if free else []
 
 
 def _launch(
