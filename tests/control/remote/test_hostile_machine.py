@@ -241,6 +241,7 @@ def test_a_plan_beyond_the_limits_is_refused(
         ObjectKey(f"workspaces/{WORKSPACE}/snapshots/{SNAPSHOT}"),
         ObjectKey("no pack"),
     ],
+    ids=["another workspace's pack", "a record", "a manifest", "no pack"],
 )
 def test_a_machine_gets_no_grant_for_what_is_no_pack_of_its_workspace(
     memory_store: MemoryStore, key: ObjectKey
