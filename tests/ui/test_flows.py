@@ -70,6 +70,7 @@ FIELDS = {
     "reconcile": {
         "workspace": "The Workspace block whose rentals are compared, or its name.",
         "end (Optional)": "Ids of machines to end, from this flow's table",
+        "left (Optional)": "Ids of unfinished machines that answer",
     },
     "restore-path": {
         "workspace": "The Workspace block that the snapshot is of, or its name.",

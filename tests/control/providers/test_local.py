@@ -190,10 +190,14 @@ def test_a_session_is_seen_by_its_own_machine_only(
     """One login would else keep every machine of the host from being idle."""
     other = _create(provider, OTHER, identity_key)
     assert look(machine=machine.id).ssh_s == NOBODY
-    with subprocess.Popen(client.argv("sleep 600"), stdin=subprocess.DEVNULL) as session:
-        until(lambda: look(machine=machine.id).ssh_s == 0, "its own machine sees the session")
-        assert look(machine=other.id).ssh_s == NOBODY
-        session.terminate()
+    argv = client.argv("echo ready; sleep 600")
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as session:
+        try:
+            assert session.stdout is not None and session.stdout.readline() == b"ready\n"
+            assert look(machine=machine.id).ssh_s == 0
+            assert look(machine=other.id).ssh_s == NOBODY
+        finally:
+            session.terminate()
 
 
 def test_a_detached_process_lives_on_until_destroy_and_nothing_else_dies(
