@@ -21,6 +21,7 @@ import pytest
 
 from tests.fixtures.kill_points import killed_at
 from tests.fixtures.machines import KeyPair, destroy_all, new_key_pair
+from tests.fixtures.ssh_client import Client
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.processes import ProcessRecord, boot_id, identify, is_alive, is_running
 from torpor.control.providers import local, local_server
@@ -50,49 +51,6 @@ def provider(machines_folder: Path) -> Iterator[LocalProvider]:
     provider = LocalProvider(folder, price_usd_h=1.25)
     yield provider
     destroy_all(provider)
-
-
-class Client:
-    """OpenSSH's client with nothing but the pinned host key and one identity."""
-
-    def __init__(self, folder: Path, machine: Machine, private: str) -> None:
-        assert machine.endpoint is not None
-        self._at = machine.endpoint
-        folder.mkdir(exist_ok=True)
-        key, known = folder / "id", folder / "known_hosts"
-        key.write_text(private)
-        key.chmod(0o600)
-        known.write_text(f"[{self._at.host}]:{self._at.port} {self._at.host_key}\n")
-        self._options = ["-F", "none", "-i", str(key), "-o", "BatchMode=yes"]
-        self._options += ["-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes"]
-        self._options += ["-o", "IdentitiesOnly=yes", "-o", f"ConnectTimeout={PATIENCE_S:.0f}"]
-
-    def argv(self, command: str, user: str | None = None) -> list[str]:
-        where = f"{user or self._at.user}@{self._at.host}"
-        return ["ssh", *self._options, "-p", str(self._at.port), where, command]
-
-    def run(
-        self, command: str, body: bytes = b"", user: str | None = None
-    ) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            self.argv(command, user),
-            input=body,
-            capture_output=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-
-    def say(self, command: str) -> str:
-        done = self.run(command)
-        assert (done.returncode, done.stderr) == (0, b"")
-        return done.stdout.decode()
-
-    def sftp(self, batch: str) -> subprocess.CompletedProcess[bytes]:
-        where = f"{self._at.user}@{self._at.host}"
-        argv = ["sftp", "-q", *self._options, "-P", str(self._at.port), "-b", "-", where]
-        return subprocess.run(
-            argv, input=batch.encode(), capture_output=True, timeout=PATIENCE_S, check=False
-        )
 
 
 @pytest.fixture
