@@ -135,7 +135,8 @@ def watch(
         told = tell_of(alarms, notify)
         end_abandoned(report.findings, named, faults)
         left = [act_on_left(one, named[one.workspace][0], told, faults) for one in left]
-    report = msgspec.structs.replace(report, left=left, valid_unix=alarms.valid_unix)
+    titles = [one.title for one in alarms.alerts]
+    report = msgspec.structs.replace(report, left=left, alerts=titles, valid_unix=alarms.valid_unix)
     runner().log.info(report.message())
     runner().table(key="watch", rows=report.rows(), description=report.description())
     if metrics:

@@ -174,6 +174,7 @@ def test_a_backup_that_made_no_snapshot_and_a_schedule_that_stands_still(
     subjects = [subject for subject, _ in sent]
     assert "torpor: workspace demo has missed its backup" in subjects
     assert "torpor: watch does not run by its schedule" in subjects
+    assert "workspace demo has missed its backup" in runs.tables["watch"]
     assert report.valid_unix == pytest.approx(report.at_unix + 600)
     assert "if it is later than" in runs.tables["watch"]
     server.schedules["watch"] = msgspec.structs.replace(

@@ -13,6 +13,7 @@ from torpor.control.reports import Row, moment
 from torpor.shared.values import Label, MachineId, WorkspaceName
 
 _MOST_JOBS = 5  # of one workspace, in its row
+_MOST_ALERTS = 5  # in the sentence; the table `alerts` has all
 _SHOWN_IN_MIN = 90  # an age above it is shown in hours
 
 
@@ -80,7 +81,8 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
 class WatchReport(msgspec.Struct, frozen=True):
     """``findings``: what else stands at the providers, as reconcile names it. ``silent``: the
     providers that did not answer. ``unread``: why budgets could not be looked at. ``left``: more
-    about the machines among the findings that were never handed over. ``valid_unix``: until when
+    about the machines among the findings that were never handed over. ``alerts``: the titles of
+    what a person must hear of. ``valid_unix``: until when
     the report holds; None: no schedule renews it."""
 
     at_unix: float
@@ -90,6 +92,7 @@ class WatchReport(msgspec.Struct, frozen=True):
     jobs: list[WatchedJob] = []
     unread: list[str] = []
     left: list[Left] = []
+    alerts: list[str] = []
     valid_unix: float | None = None
 
     def rows(self) -> list[Row]:
@@ -134,7 +137,8 @@ class WatchReport(msgspec.Struct, frozen=True):
         jobs = f"; open jobs: {len(self.jobs)}" if self.jobs else ""
         silent = f"; no answer from {', '.join(self.silent)}" if self.silent else ""
         unread = "".join(f"; {one}" for one in self.unread)
-        return f"{counts or 'no workspace'}; {hourly:.2f} $/h in all{jobs}{silent}{unread}"
+        alerts = f"; alerts: {', '.join(self.alerts[:_MOST_ALERTS])}" if self.alerts else ""
+        return f"{counts or 'no workspace'}; {hourly:.2f} $/h in all{jobs}{silent}{unread}{alerts}"
 
 
 def _age(then_unix: float | None, now_unix: float) -> str:
