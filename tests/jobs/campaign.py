@@ -3,8 +3,9 @@
     python -m tests.jobs.campaign --strikes 200 --seed 1
 
 Each strike kills the run that drives the job, the agent, its SSH connection, sshd, the supervisor
-or the machine, or disturbs a market. Exits with 1 on any violation: the final state must equal that
-of an uninterrupted run, no machine may be left, and no save may be lost.
+or the machine, stops the machine at its market, or disturbs a market. Exits with 1 on any
+violation: the final state must equal that of an uninterrupted run, no machine may be left, and no
+save may be lost.
 """
 
 from __future__ import annotations
@@ -67,8 +68,13 @@ SETTLING_S: Final = 2.0
 _STORE_KEY: Final = secrets.token_bytes(32)
 _FAULTS: Final[tuple[Kind, ...]] = ("lost", "too many", "unavailable", "error body", "not json")
 _STRIKES: Final = {
-    "driver": 6, "agent": 4, "connection": 4, "sshd": 2, "supervisor": 3, "machine": 5, "market": 4
+    "driver": 6, "agent": 4, "connection": 4, "sshd": 2, "supervisor": 3, "machine": 5, "market": 4,
+    "stop": 3,
 }  # fmt: skip
+
+
+_STOPPING: Final = ("gcp", "vast")
+"""They stop a machine that they take, and keep its disk."""
 
 
 @contextlib.contextmanager
@@ -264,6 +270,11 @@ class Campaign:
         if not machines:
             return False
         name, machine = self.rng.choice(machines)
+        if what == "stop":
+            if name not in _STOPPING or machine.stopped or not self._was_handed_over(machine):
+                return False
+            self.markets.fakes[name].market.take(machine)
+            return True
         if what == "machine":
             self.markets.fakes[name].market.end(machine)
             return True

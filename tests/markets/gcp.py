@@ -288,7 +288,7 @@ class FakeGcp(FakeMarket):
         if machine is None:
             return _not_found(zone, name)
         operation = self._began("start", zone, name, request.query["requestId"])
-        if machine.ware.stock <= 0:
+        if machine.no_room:
             operation["error"] = {"errors": [self.exhausted]}
         else:
             machine.stopped = False

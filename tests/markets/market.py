@@ -67,6 +67,7 @@ class Rented:
     hidden_looks: int = 0  # answers that do not show it yet
     starting_looks: int = 0  # answers in which it is still starting
     stopped: bool = False
+    no_room: bool = False  # its market cannot start it again now
     ended_unix: float | None = None
     body: Body | None = None
 
@@ -150,6 +151,13 @@ class Market:
                 return
             machine.ended_unix = self.clock.now_unix
             machine.ware.stock += 1
+        if machine.body is not None:
+            machine.body.end()
+
+    def take(self, machine: Rented) -> None:
+        """Stop it for somebody who pays more, and keep its disk."""
+        with self.lock:
+            machine.stopped = machine.no_room = True
         if machine.body is not None:
             machine.body.end()
 

@@ -233,7 +233,7 @@ class FakeVast(FakeMarket):
         if request.method == "PUT":
             asked = request.body or {}
             machine.label = asked.get("label", machine.label)
-            taken = machine.stopped and machine.ware.stock <= 0  # it waits for its GPU
+            taken = machine.stopped and machine.no_room  # it waits for its GPU
             machine.stopped = taken or asked.get("state") == "stopped"
             return Answer(200, {"success": True})
         return Answer(200, {"instances": self._row(machine)})

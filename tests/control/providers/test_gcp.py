@@ -305,11 +305,11 @@ class TestGcp(MarketContract):
         assert isinstance(plain, Restarts)
         machine = plain.create(order)
         rented = gcp.market.rented[0]
-        rented.stopped, stock, rented.ware.stock = True, rented.ware.stock, 0
+        gcp.market.take(rented)
         gcp.operation_looks = 1
         with pytest.raises(NoCapacity, match="ZONE_RESOURCE_POOL_EXHAUSTED"):
             plain.start(machine)
-        rented.ware.stock = stock
+        rented.no_room = False
         with pytest.raises(NotOurs, match="was not started"):
             plain.start(msgspec.structs.replace(machine, label=label()))
         assert rented.stopped

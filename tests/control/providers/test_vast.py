@@ -114,10 +114,10 @@ class TestVast(MarketContract):
         assert isinstance(plain, Restarts)
         machine = plain.create(order)
         rented = fake.market.rented[0]
-        rented.stopped, stock, rented.ware.stock = True, rented.ware.stock, 0
+        fake.market.take(rented)
         plain.start(machine)
         assert [one.state for one in plain.list_own()] == ["stopped"]
-        rented.ware.stock = stock
+        rented.no_room = False
         with pytest.raises(NotOurs, match="was not started"):
             plain.start(msgspec.structs.replace(machine, label=label()))
         assert rented.stopped
