@@ -259,22 +259,34 @@ class Driver:
         return self._driven.stop is None and self._has_turn()
 
     def _may_show_again(self) -> bool:
-        """Whether its machine may only be missing in an answer: no provider has proven its end.
+        """Whether its machine may only be missing in an answer: no provider has proven its end, and
+        UNPROVEN_S are not over, or the provider has not settled since it made the machine.
         After the end of the command, too: the machine holds what no save has."""
         job = self.job
         last = job.attempts[-1].rental if job.attempts else None
-        over = [one for one in self._opened.rentals.open() if one.state == "handed over"]
-        if not any(
-            one.label.rental == last
-            or (one.machine and one.machine == job.rented)
-            or one.job == job.id
-            for one in over
-        ):
+        ours = [
+            one
+            for one in self._opened.rentals.open()
+            if one.state == "handed over"
+            and (
+                one.label.rental == last
+                or (one.machine and one.machine == job.rented)
+                or one.job == job.id
+            )
+        ]
+        if not ours:
             self._missing_since = None
             return False
         if self._missing_since is None:
             self._missing_since = time.monotonic()
-        return time.monotonic() - self._missing_since < UNPROVEN_S
+        if time.monotonic() - self._missing_since < UNPROVEN_S:
+            return True
+        settling_s = {
+            provider.identity: provider.abilities.settling_s
+            for provider in self._opened.markets.concerned(ours)
+        }
+        now_unix = time.time()
+        return any(now_unix < one.created_unix + settling_s.get(one.provider, 0.0) for one in ours)
 
     def _end_hopeless(self) -> None:
         job = self.job

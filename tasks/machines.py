@@ -167,12 +167,13 @@ def look_for_offers(opened: OpenWorkspace, count: int = 1) -> Offers:
 @step("find what was left")
 def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[Tenancy]:
     """The machines that earlier runs of the workspace left unfinished. First what nobody will use
-    is ended.
+    is ended, and what its market does not show yet is waited for.
 
     ``alone``: WorkspaceAwake if the workspace is on a machine already; NotOurs if that has no
     rental in this store; InvalidInput if there is more than one.
     """
     held.end_abandoned()
+    held.wait_for_late()
     mine = [(m, r) for m, r in held.machines() if (r or alone) and not _is_ending(m, r)]
     unfinished = [(m, rental) for m, rental in mine if rental is not None and rental.unfinished]
     left = ", ".join(machine.id for machine, _ in unfinished)

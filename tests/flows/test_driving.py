@@ -59,6 +59,18 @@ def test_a_machine_that_is_missing_in_an_answer_is_waited_for_when_no_command_ru
     assert story.did == [*started, f"hibernate {machine.id}"]
 
 
+def test_a_machine_that_its_market_may_show_late_is_waited_for_until_that_has_settled(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that was killed right after its wake. Another machine would cost a whole attempt."""
+    monkeypatch.setattr(driving, "UNPROVEN_S", 0.0)
+    machine, _ = handed_over(lab.opened)
+    lab.market.abilities = msgspec.structs.replace(lab.market.abilities, settling_s=900.0)
+    lab.market.proofs, lab.market.hidden = False, 3
+    assert _drive(lab, _job(lab, rented=machine.id)).state == "succeeded"
+    assert story.did == [f"start on {machine.id}", f"hibernate {machine.id}"]
+
+
 def test_each_gap_in_the_answers_is_waited_for_as_long(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,21 @@ def look_for(rentals: Rentals, provider: Provider, rental: Rental) -> tuple[Rent
     return rental, _forgotten(rental)
 
 
+def wait_until_shown(
+    provider: Provider, rental: Rental, nap: Callable[[float], None] = time.sleep
+) -> None:
+    """Wait for a machine that was made a moment ago, until its provider shows it or has
+    settled."""
+    until_unix = rental.created_unix + provider.abilities.settling_s
+    wait_s = _FIRST_POLL_S
+    while rental.machine is not None and time.time() < until_unix:
+        found = provider.find(rental.machine)
+        if isinstance(found, Machine):
+            return
+        nap(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_POLL_S)
+
+
 def seen_again(rentals: Rentals, rental: Rental) -> Rental:
     """Its provider shows the machine: what was missing in earlier answers means nothing."""
     return rentals.change(rental, absences=()) if rental.absences else rental

@@ -25,6 +25,7 @@ from torpor.control.rental.ending import (
     listed,
     look_for,
     seen_again,
+    wait_until_shown,
 )
 from torpor.control.rental.greeting import greeting_fault
 from torpor.control.rental.markets import Markets, ask_all, at_home, machines_at
@@ -226,6 +227,15 @@ class Renting:
             job=self._by.job if now is not None and now.job == self._by.job else "",
         )
         return Tenancy(self.pinned(live, rental), rental, self, fresh=False)
+
+    def wait_for_late(self, nap: Callable[[float], None] = time.sleep) -> None:
+        """Wait for the machines of killed runs that their markets do not show yet: otherwise each
+        would be rented once more."""
+        rentals, machines = self._look()
+        shown = {machine.label for machine in machines}
+        for rental in rentals:
+            if rental.state == "standing" and rental.label not in shown:
+                wait_until_shown(self._by.markets.of(rental.provider), rental, nap)
 
     def rent(self, offers: Sequence[Offer], nap: Callable[[float], None] = time.sleep) -> Tenancy:
         """A machine of the first offer that becomes one; SSH answers there.
