@@ -53,7 +53,6 @@ class _Bundle(msgspec.Struct):
     num_gpus: int
     gpu_ram: float  # MB each
     dph_total: float  # with the storage that was asked for
-    dph_base: float  # without
     disk_space: float  # GB
     geolocation: str | None
     cuda_max_good: float | None = None
@@ -64,7 +63,8 @@ class _Bundle(msgspec.Struct):
     cpu_cores_effective: float | None = None
     inet_down: float | None = None  # Mbit/s
     inet_down_cost: float | None = None  # dollars a GB
-    min_bid: float | None = None  # dollars an hour, without storage
+    dph_base: float | None = None  # dollars an hour without the storage
+    min_bid: float | None = None  # the same
 
 
 class _Bundles(msgspec.Struct):
@@ -362,13 +362,13 @@ def _words(refusal: Refusal) -> _Created | None:
 
 def _beside(bundle: _Bundle) -> float:
     """What the storage costs an hour."""
-    return max(0.0, bundle.dph_total - bundle.dph_base)
+    return 0.0 if bundle.dph_base is None else max(0.0, bundle.dph_total - bundle.dph_base)
 
 
 def _least_bid(bundle: _Bundle, want: Want) -> float:
     """The least bid with a margin, as far as the user's maximum allows one. Vast.ai bills what is
     bid."""
-    least = bundle.min_bid or bundle.dph_base
+    least = bundle.min_bid or bundle.dph_base or bundle.dph_total
     bid = least * _BID
     if want.max_price_usd_h is not None:
         bid = max(least, min(bid, want.max_price_usd_h - _beside(bundle)))
