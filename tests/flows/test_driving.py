@@ -67,7 +67,7 @@ def test_a_machine_that_its_market_may_show_late_is_waited_for_until_that_has_se
     machine, _ = handed_over(lab.opened)
     lab.market.abilities = msgspec.structs.replace(lab.market.abilities, settling_s=900.0)
     lab.market.proofs, lab.market.hidden = False, 3
-    assert _drive(lab, _job(lab, rented=machine.id)).state == "succeeded"
+    assert drive_job(lab, left_job(lab, rented=machine.id)).state == "succeeded"
     assert story.did == [f"start on {machine.id}", f"hibernate {machine.id}"]
 
 
