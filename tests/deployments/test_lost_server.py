@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +11,12 @@ import psutil
 import pytest
 
 from deployments import server, supervisor
-from deployments.down import down
-from deployments.installation import CHECKOUT, FOLDER_VARIABLE, Installation
+from deployments.installation import FOLDER_VARIABLE, Installation
 from deployments.local_machines import running_machines
 from deployments.processes import running, started_process
-from deployments.server import Server
+from tests.fixtures.alone import Alone, kill_all
 from tests.fixtures.prefect_api import NO_AUTHORITIES
 from tests.fixtures.waiting import PATIENCE_S, until
-from torpor.control.ports import free_ports
 from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.local_folder import folder_of
 from torpor.control.store import embedded
@@ -72,53 +63,6 @@ say({"state": job.state, "ends": [one.end for one in job.attempts], "driver": jo
 """
 
 
-@dataclass(frozen=True)
-class Alone:
-    """An installation that no other test uses."""
-
-    installation: Installation
-    server: Server
-
-    def up(self) -> None:
-        port = self.server.ui_url.rpartition(":")[2]
-        env = {name: os.environ[name] for name in os.environ if not name.startswith("PREFECT_")}
-        env[FOLDER_VARIABLE] = str(self.installation.folder)
-        self._run(["-m", "deployments.up", "--port", port], env)
-
-    def python(self, script: str, *arguments: str) -> Any:
-        """What a script of a person says."""
-        say = "import json, sys\ndef say(value):\n    print('=' + json.dumps(value))\n"
-        env = server.environment(self.installation, self.server)
-        said = self._run(["-c", say + script, *arguments], env)
-        (line,) = [line for line in said.splitlines() if line.startswith("=")]
-        return json.loads(line[1:])
-
-    def _run(self, arguments: list[str], env: dict[str, str]) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=CHECKOUT,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-
-@pytest.fixture
-def alone(needs_server: None) -> Iterator[Alone]:
-    made = Installation(Path(tempfile.mkdtemp(prefix="torpor-")).resolve())
-    url = f"http://{server.HOST}:{free_ports(1)[0]}/api"
-    try:
-        yield Alone(made, Server(url, own=True, login=made.login()))
-    finally:
-        down(made, machines=True)
-        shutil.rmtree(made.folder)
-
-
 def _ask(alone: Alone, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
     user, _, password = alone.server.login.partition(":")
     answer = httpx.request(
@@ -156,7 +100,7 @@ def _see_that_what_is_killed_comes_back(alone: Alone) -> None:
     store = embedded.process_of(alone.installation.store)
     assert store
     begun = [started_process(alone.installation, role) for role in roles[1:]]
-    _kill([psutil.Process(one.pid) for one in (store, *begun) if one])
+    kill_all([psutil.Process(one.pid) for one in (store, *begun) if one])
 
     def restarted() -> bool:
         seen = read_supervision(alone.installation.folder)
@@ -169,12 +113,6 @@ def _see_that_what_is_killed_comes_back(alone: Alone) -> None:
     assert again not in (None, store)
     assert [one.id for one in running_machines(alone.installation)] == machines
     assert running(alone.installation, "supervisor") == [supervisor]
-
-
-def _kill(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        process.kill()
-    psutil.wait_procs(processes)
 
 
 def test_a_second_supervisor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +134,8 @@ def test_a_job_goes_on_when_the_server_is_killed_and_started_again(alone: Alone)
     run = alone.python(SUBMIT, COMMAND)
     until((place / "begun").exists, "its command was started", every_s=0.2)
 
-    _kill(running(alone.installation, "supervisor"))
-    _kill(running(alone.installation, "server"))
+    alone.kill("supervisor")
+    alone.kill("server")
     assert not server.answers(alone.server)
     ticks = (place / "ticks").stat().st_size
     until(lambda: (place / "ticks").stat().st_size > ticks + 100, "it works on", every_s=0.2)
