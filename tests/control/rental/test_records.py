@@ -228,3 +228,13 @@ def test_a_damaged_record_is_not_an_absent_one(memory_store: MemoryStore, rental
         memory_store.put(rentals.key(rental.label), damaged)
         with pytest.raises(StoreError, match=r"rentals/open/.* is not what torpor wrote"):
             rentals.open()
+
+
+def test_a_record_of_an_older_version_is_read(rentals: Rentals, memory_store: MemoryStore) -> None:
+    """Without what came later: the bound of a price, and the looks that showed no machine."""
+    label = rentals.new_label("me")
+    rental = rentals.begin(label, H100, None)
+    written = msgspec.json.decode(memory_store.get(rentals.key(label), max_bytes=1 << 16))
+    del written["most_usd_h"], written["absences"]
+    memory_store.put(rentals.key(label), msgspec.json.encode(written))
+    assert rentals.of(label) == rental
