@@ -51,6 +51,7 @@ from tests.markets.market import Clock, Rented
 from torpor.control.providers.seam import Provider
 from torpor.control.remote.ssh import Identity
 from torpor.control.reports import HibernateReport, WakeReport
+from torpor.control.store.clock import StoreClock
 from torpor.control.store.s3 import S3Store
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Want, WorkspaceSpec
@@ -297,6 +298,8 @@ class Campaign:
 
         def child() -> None:
             time.time = lambda: _real_time() + self.clock.ahead_s
+            # The hours have passed at the store, too.
+            StoreClock.hear = lambda *_: None  # type: ignore[method-assign]
             told: dict[str, Any]
             try:
                 told = {"report": self._run(plan, work)}
