@@ -54,7 +54,7 @@ SETTLE_S: Final = 15.0
 """Events and task runs are written some seconds after they happen."""
 HOUR_S: Final = 3600
 _ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
+_TIME: Final = re.compile(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
 
 Row = dict[str, Any]
 
@@ -122,8 +122,7 @@ def grow(folder: Path, days: int, every_s: int, deletes: bool = True) -> list[in
     """Fill the database in ``folder``; its bytes after each day. In a process with its settings."""
     template: dict[str, list[Row]] = json.loads((folder / "template.json").read_text())
     runs = _by_run(template)
-    base = min(_TIME.findall(json.dumps(template["flow_run"])))
-    began = datetime.fromisoformat(base)
+    began = datetime.fromisoformat(min(row["created"] for row in template["flow_run"]))
     database = folder / "prefect" / "prefect.db"
     after = []
     for hour in range(24 * days):
