@@ -1,4 +1,4 @@
-"""What a rental is billed at its end, where its price changed meanwhile."""
+"""What is known of a rental only later: what its run measured, and what it was billed."""
 
 from __future__ import annotations
 
@@ -19,3 +19,9 @@ def billed(provider: Provider, rental: Rental) -> dict[str, float]:
     except TorporError:
         return {}
     return {"price_usd_h": min(rental.price_usd_h + rise, rental.most_usd_h), "most_usd_h": 0.0}
+
+
+def measured(rental: Rental) -> dict[str, float]:
+    """What its run measured of it: written with the next change of state."""
+    names = ("answered_unix", "price_usd_h", "fetched_bytes", "fetched_s")
+    return {name: value for name in names if (value := getattr(rental, name))}

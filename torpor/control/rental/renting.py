@@ -15,7 +15,7 @@ import msgspec
 
 from torpor.control.providers.offers import Offer, blocks
 from torpor.control.providers.waiting import wait_until_reachable
-from torpor.control.rental.billing import billed
+from torpor.control.rental.billing import billed, measured
 from torpor.control.rental.ending import (
     GONE_S,
     close_lost,
@@ -298,7 +298,7 @@ class Renting:
             provider=machine.provider,
             machine=machine.id,
             seen_unix=time.time(),
-            **_measured(rental),
+            **measured(rental),
         )
         self._by.told.handed_over(machine)
 
@@ -361,7 +361,7 @@ class Renting:
                 why=why,
                 snapshot=warrant.snapshot,
                 **seen,
-                **{**_measured(rental), **billed(provider, rental)},
+                **{**measured(rental), **billed(provider, rental)},
             )
 
     def end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:
@@ -589,12 +589,6 @@ def _is_failure(cause: BaseException) -> bool:
     """Whether the market, and not our account or the way to it, failed to make a machine."""
     failed = isinstance(cause, (CreateFailed, MachineUnreachable))
     return failed and not isinstance(cause, QuotaReached)
-
-
-def _measured(rental: Rental) -> dict[str, float]:
-    """What this run measured of it: written with the next change of state."""
-    names = ("answered_unix", "price_usd_h", "fetched_bytes", "fetched_s")
-    return {name: value for name in names if (value := getattr(rental, name))}
 
 
 def _last(offers: Sequence[Offer], provider: str) -> list[Offer]:
