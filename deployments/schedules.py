@@ -25,7 +25,7 @@ class Offered(NamedTuple):
 
 WATCH: Final = "watch/watch"
 OFFERED: Final = (
-    Offered("backup/backup", "nightly", "0 3 * * *"),
+    Offered("backup/backup-all", "nightly", "0 3 * * *"),
     Offered("check-backup/check-backup", "hourly", "30 * * * *"),
     Offered(WATCH, "every-two-minutes", "*/2 * * * *"),
 )

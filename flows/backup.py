@@ -35,7 +35,7 @@ NOT_RENTED: Final = "nothing: it has no rented machine. Name a machine of your o
 
 @flow("backup")
 def backup(
-    workspace: Workspace | str = ALL,
+    workspace: Workspace | str,
     keep_last: Count = 0,
     keep_hourly: Count = 0,
     keep_daily: Count = 0,
@@ -54,7 +54,7 @@ def backup(
     For all workspaces, a run of its own backs up each one that has a rented machine.
 
     Args:
-        workspace: The Workspace block to back up, or its name. As it is: every workspace.
+        workspace: The Workspace block to back up, its name, or `all workspaces`.
         keep_last: Keep the newest N snapshots.
         keep_hourly: Keep the newest snapshot of each of the last N hours that have one.
         keep_daily: Keep the newest snapshot of each of the last N days that have one.
@@ -118,8 +118,7 @@ def check_backup(
     have had a rented machine for that long.
 
     Args:
-        workspace: The Workspace block whose backups are checked, or its name. As it is: every
-            workspace.
+        workspace: The Workspace block whose backups are checked, its name, or `all workspaces`.
         most_hours: The highest age of the newest snapshot, in hours. 26 suits a daily backup.
     """
     if workspace == ALL:

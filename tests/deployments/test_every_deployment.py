@@ -97,7 +97,7 @@ def _starts() -> dict[str, Any]:
 
 STAGES: list[dict[str, Parameters]] = [
     {"create": _nothing_more},
-    {"backup": lambda: {"keep_last": 5}},
+    {"backup": lambda: {"keep_last": 5}, "backup/backup-all": lambda: {"dry_run": True}},
     {
         "check-backup": _nothing_more,
         "snapshots": _nothing_more,
@@ -160,7 +160,9 @@ def test_every_deployment_is_run_by_a_worker(
         for name, run in runs.items():
             ended = deployed.end(run)
             assert ended["state_type"] == "COMPLETED", f"{name}: {ended['state']['message']}"
-            pool, queue = ("torpor-jobs", name[4:]) if "/" in name else ("torpor", "default")
+            pool, queue = (
+                ("torpor-jobs", name[4:]) if name.startswith("job/") else ("torpor", "default")
+            )
             assert (ended["work_pool_name"], ended["work_queue_name"]) == (pool, queue)
             assert ended["infrastructure_pid"]  # a worker's process, not this one
             if name != "create":

@@ -64,23 +64,23 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     endpoint = _document(torpor_up, "object-store", "default")["data"]["endpoint_url"]
     identity = _document(torpor_up, "ssh-identity", "default")
     machines = _of_the_demo(installation)
-    url, schedule = _schedule(torpor_up, "backup")
+    url, schedule = _schedule(torpor_up, "backup/backup-all")
     assert not schedule["active"]  # until the user says so
-    _, watching = _schedule(torpor_up, "watch")
+    _, watching = _schedule(torpor_up, "watch/watch")
     assert not watching["active"]
     # Switching a schedule on empties its parameters, so its runs have those of the deployment.
     assert schedule["parameters"] == watching["parameters"] == {}
-    watch = _deployment(torpor_up, "watch")
+    watch = _deployment(torpor_up, "watch/watch")
     assert watch["parameters"] == {"dry_run": False, "metrics": str(installation.metrics)}
-    backup = _deployment(torpor_up, "backup")
+    backup = _deployment(torpor_up, "backup/backup-all")
     changed = {**backup["parameters"], "keep_daily": 30}
     ask("PATCH", f"{torpor_up.api_url}/deployments/{backup['id']}", {"parameters": changed})
     theirs = {"active": True, "schedule": {"cron": "0 5 29 2 *", "timezone": "Europe/Berlin"}}
     ask("PATCH", url, theirs)
     printed = make(installation, "up")
-    url, again = _schedule(torpor_up, "backup")
+    url, again = _schedule(torpor_up, "backup/backup-all")
     assert (again["active"], again["schedule"]["cron"]) == (True, "0 5 29 2 *")
-    assert _deployment(torpor_up, "backup")["parameters"] == changed
+    assert _deployment(torpor_up, "backup/backup-all")["parameters"] == changed
     ask("PATCH", url, {"active": False})
     assert _longest_running(installation) == before
     assert _document(torpor_up, "object-store", "default")["data"]["endpoint_url"] == endpoint
@@ -234,7 +234,7 @@ def _schedule(server: Server, name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _deployment(server: Server, name: str) -> Any:
-    return ask("GET", f"{server.api_url}/deployments/name/{name}/{name}")
+    return ask("GET", f"{server.api_url}/deployments/name/{name}")
 
 
 def _document(server: Server, slug: str, name: str) -> dict[str, object]:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from flows import backup, check_backup
-from flows.backup import NOT_RENTED
+from flows.backup import ALL, NOT_RENTED
 from flows.phases import phases_told_to
 from tests.fixtures.plain_flows import Shows, plain, run_plainly
 from tests.fixtures.rentals import handed_over
@@ -127,7 +127,7 @@ def test_all_workspaces_are_backed_up_and_checked_also_after_one_fails(
         handed_over(broken)
         shows = Shows(standing.opened, off, broken, retries=0)
         with shows, raises(WorkspaceInvalid, "nowhere"):
-            backup.fn(keep_last=1)
+            backup.fn(ALL, keep_last=1)
         said = {row["workspace block"]: row["result"] for row in shows.rows}
         assert said == {
             "demo": "this run for its backup",
@@ -156,10 +156,10 @@ def test_all_workspaces_are_backed_up_and_checked_also_after_one_fails(
         twice.workspaces = lambda: ["demo", "demo-2"]  # type: ignore[method-assign]
         twice.open = lambda _: standing.opened  # type: ignore[method-assign]
         with twice, raises(InvalidInput, "2 blocks are for workspace demo"):
-            backup.fn()
+            backup.fn(ALL)
         assert _ids(standing) == [newest]
         with Shows(standing.opened), raises(InvalidInput, "name the workspace too"):
-            backup.fn(machine="m-1")
+            backup.fn(ALL, machine="m-1")
 
 
 def test_a_backup_that_fails_deletes_nothing_and_says_so(

@@ -315,7 +315,6 @@ def test_a_higher_priority_takes_the_machine_of_a_job_which_saves_and_goes_on_la
         stands_by.set()
 
     monkeypatch.setattr(attending, "stand_by", note)
-    monkeypatch.setattr(driving, "STOPPED_S", 0.5)
 
     def run() -> Any:
         with plain(working):

@@ -16,7 +16,6 @@ from deployments.first_machine import fill
 from deployments.installation import Installation
 from deployments.server import Server
 from flows import list_machines, list_snapshots
-from flows.backup import ALL
 from tests.fixtures.deployed import ENDED
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import until
@@ -27,7 +26,7 @@ NAME = "ui-forms"
 
 FIELDS = {
     "backup": {
-        "workspace (Optional)": "The Workspace block to back up, or its name.",
+        "workspace": "The Workspace block to back up, its name, or",
         "keep_last (Optional)": "Keep the newest N snapshots.",
         "keep_daily (Optional)": "of each of the last N days that have one.",
         "timezone (Optional)": "The time zone of days, such as Europe/Berlin.",
@@ -92,8 +91,6 @@ FIELDS = {
     },
 }
 
-OF_ALL = {"backup"}
-"""Forms that name all workspaces at first."""
 SUBMITTED = {"compare", "create", "hibernate", "wake"}
 """Forms that a test fills and submits; it sees their fields too."""
 
@@ -119,10 +116,7 @@ class Deployments:
         for label, description in FIELDS[name].items():
             expect(self.page.get_by_text(label, exact=True).first).to_be_visible()
             expect(self.page.get_by_text(description).first).to_be_visible()
-        if name in OF_ALL:
-            expect(self.page.get_by_role("textbox").first).to_have_value(ALL)
-        else:
-            expect(self.page.get_by_role("button", name="Select a block")).to_be_visible()
+        expect(self.page.get_by_role("button", name="Select a block")).to_be_visible()
         self.picture(f"{name}-form")
         shown = self.page.locator("label").all_inner_texts()
         fields = [text for text in shown if text in FIELDS[name]]
@@ -205,7 +199,7 @@ def reference(torpor_up: Server) -> Iterator[dict[str, Any]]:
     yield {"$ref": {"block_document_id": str(identity)}}
 
 
-@pytest.mark.parametrize("name", sorted(FIELDS.keys() - SUBMITTED - OF_ALL))
+@pytest.mark.parametrize("name", sorted(FIELDS.keys() - SUBMITTED))
 @pytest.mark.usefixtures("reference")
 def test_a_form_says_what_each_field_is_and_needs_a_workspace(
     deployments: Deployments, name: str
@@ -214,16 +208,6 @@ def test_a_form_says_what_each_field_is_and_needs_a_workspace(
     deployments.see_fields(name)
     refusal = deployments.page.get_by_text("'workspace' is a required property")
     click_for(deployments.page.get_by_role("button", name="Submit"), refusal.first)
-
-
-@pytest.mark.usefixtures("reference")
-def test_a_form_that_is_for_all_workspaces_lets_a_person_pick_one(deployments: Deployments) -> None:
-    deployments.open("backup")
-    deployments.see_fields("backup")
-    listed = deployments.page.get_by_role("button", name="Select a block")
-    click_for(deployments.page.get_by_role("tab", name="Workspace"), listed)
-    deployments.pick(NAME)
-    deployments.picture("backup-picked")
 
 
 def test_forms_filled_and_submitted(

@@ -27,7 +27,7 @@ from torpor.control.providers.gcp_deadline import DEADLINE_KEY
 from torpor.control.providers.local import LocalProvider
 from torpor.control.safety import never_handed_over
 
-EVERY_S: Final = {"watch": 30, "backup": 90, "check-backup": 120}
+EVERY_S: Final = {"watch/watch": 30, "backup/backup-all": 90, "check-backup/check-backup": 120}
 KEEP_LAST: Final = 2
 STEPS: Final = 300
 VISIT_S: Final = 60
@@ -64,12 +64,12 @@ class Story:
         """Shorten the schedules and switch them on, each with the requests that the UI sends."""
         with Api(self.alone.server) as api:
             for name, every_s in EVERY_S.items():
-                deployment = api.ask("GET", f"deployments/name/{name}/{name}")
-                if name == "backup":
+                deployment = api.ask("GET", f"deployments/name/{name}")
+                if name == "backup/backup-all":
                     wanted = {**deployment["parameters"], "keep_daily": 0, "keep_weekly": 0}
                     wanted |= {"keep_monthly": 0, "keep_last": KEEP_LAST}
                     api.ask("PATCH", f"deployments/{deployment['id']}", {"parameters": wanted})
-                if name == "watch":
+                if name == "watch/watch":
                     wanted = {**deployment["parameters"], "notify": ["custom-webhook/tests"]}
                     api.ask("PATCH", f"deployments/{deployment['id']}", {"parameters": wanted})
                 (schedule,) = deployment["schedules"]
