@@ -28,7 +28,7 @@ import msgspec
 import pytest
 import yaml
 
-from flows import attending, create, driving, job
+from flows import attending, create, job
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, wake_plainly
