@@ -162,6 +162,8 @@ def test_the_first_click(
     _run(newcomer, page, "hibernate", picture)
     assert list(newcomer.state.glob("machines/m-*")) == []
     _run(newcomer, page, "wake", picture)
+    if user == USERS[0]:
+        _switch_watch_on(newcomer, page, picture)
     page.close()  # the graph of a run is drawn on and on, by the processor
     (woken,) = newcomer.state.glob(WORKSPACE)
     assert woken != folder
@@ -218,6 +220,33 @@ def _see_that_up_comes_back(newcomer: Newcomer, identity: dict[str, Any], woken:
     assert re.search(rf"machine {machine}\S* had stopped and is served again", newcomer.printed)
     newcomer.make("down", "MACHINES=1")
     assert _processes(newcomer) == []
+
+
+def _switch_watch_on(newcomer: Newcomer, page: Page, picture: Any) -> None:
+    """As the guide says: from then on it runs by itself, and acts (no dry run)."""
+    page.get_by_role("link", name="Deployments").click()
+    page.get_by_placeholder("Search deployments").fill("watch")
+    expect(page.get_by_role("link", name="backup", exact=True)).to_have_count(0)
+    page.get_by_role("link", name="watch", exact=True).first.click()
+    switch = page.get_by_role("switch", name="toggle Every 2 minutes")
+    expect(switch).to_be_visible(timeout=WAIT_MS)
+    switch.click()
+    expect(switch).to_be_checked(timeout=WAIT_MS)
+    wanted = {"deployments": {"name": {"any_": ["watch"]}}, "sort": "EXPECTED_START_TIME_ASC"}
+
+    def completed() -> dict[str, Any] | None:
+        runs = newcomer.ask("flow_runs/filter", wanted)
+        return next((one for one in runs if one["state_type"] in ENDED), None)
+
+    run = until(completed, "a run of the schedule has ended", every_s=1.0)
+    assert run["auto_scheduled"]
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    assert run["parameters"]["dry_run"] is False
+    page.reload()
+    expect(page.get_by_role("link", name=run["name"]).first).to_be_visible(timeout=WAIT_MS)
+    picture("watch-runs")
+    switch.click()
+    expect(switch).not_to_be_checked(timeout=WAIT_MS)
 
 
 def _run(newcomer: Newcomer, page: Page, name: str, picture: Any) -> None:
