@@ -1,5 +1,8 @@
-"""What has become of a number of workspaces, as the store and the providers say. A process of the
-installation's environment; prints a line of JSON for each look, until it is killed."""
+"""What has become of a number of workspaces, as the store and the providers say.
+
+A process of the installation's environment. Prints a line of JSON for each workspace, again and
+again, until it is killed.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,20 @@ from torpor.shared.errors import TorporError
 EVERY_S = 2.0
 
 
-NAMES = ("idle", "spent", "kept", "work", "left", "far")
+NAMES = ("work", "idle", "spent", "kept", "left", "far")
 
 
 def main(number: int) -> None:
     opened: dict[str, OpenWorkspace] = {}
     while True:
-        try:
-            for name in NAMES:
+        for name in NAMES:
+            try:
                 if name not in opened:
                     opened[name] = open_workspace(f"{name}{number}")
-            said: dict[str, Any] = {name: _state(one) for name, one in opened.items()}
-        except (TorporError, OSError, httpx.HTTPError) as error:
-            said = {"error": str(error)}  # the server or the store was just killed
-            opened.clear()  # and may be elsewhere when it comes back
-        print(json.dumps(said), flush=True)
+                print(json.dumps({name: _state(opened[name])}), flush=True)
+            except (TorporError, OSError, httpx.HTTPError) as error:
+                # The server or the store was just killed; the store comes back where it was.
+                print(json.dumps({"error": str(error)}), flush=True)
         time.sleep(EVERY_S)
 
 

@@ -29,14 +29,17 @@ from torpor.control.safety import never_handed_over
 
 EVERY_S: Final = {"watch/watch": 30, "backup/backup-all": 90, "check-backup/check-backup": 120}
 KEEP_LAST: Final = 2
-STEPS: Final = 300
+STEPS: Final = 100
 VISIT_S: Final = 60
 """Longer than a first look at the machine takes, which starts its sampler."""
 COUNT: Final = f"""\
+starts=$(($(cat starts 2>/dev/null || echo 0) + 1)); echo $starts >starts
 i=$(cat n 2>/dev/null || echo 0)
 while [ "$i" -lt {STEPS} ]; do i=$((i+1)); echo $i >n.new; mv n.new n; sleep 0.1; done
+while [ $starts -lt 2 ]; do sleep 1; done
 echo "counted to $i"
 """
+"""Ends only where it went on from a save: the first machine is lost."""
 LOG: Final = """
 from flows import job_log
 say(job_log(sys.argv[1], sys.argv[2]).text)
@@ -137,14 +140,15 @@ class Story:
 
     @contextmanager
     def looking(self) -> Iterator[Callable[[], dict[str, Any]]]:
-        """The newest look at the workspaces of this cycle."""
+        """What was last seen of the workspaces of this cycle; each call waits for a new look."""
+        found: dict[str, Any] = {}
         process = self._python("tests.unattended.look", str(self.number))
 
         def look() -> dict[str, Any]:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line, "the look ended"
-            found: dict[str, Any] = json.loads(line)
+            found.update(json.loads(line))
             return found
 
         try:
@@ -155,7 +159,7 @@ class Story:
 
     def notice(self, found: dict[str, Any]) -> None:
         """Note each outcome that is there now."""
-        if "error" in found:  # what was just killed is being restarted
+        if not found.keys() >= {"idle", "spent", "kept", "work", "left"}:
             return
         self.kept |= set(found["kept"]["snapshots"])
         work = found["work"]
@@ -200,7 +204,7 @@ class Story:
         file = self.alone.installation.folder / "a-person"
         file.touch(mode=0o600)
         file.write_text(key)
-        argv = ["ssh", "-i", str(file), "-p", str(port), "-o", "StrictHostKeyChecking=no"]
+        argv = ["ssh", "-i", str(file), "-p", str(port), "-q", "-o", "StrictHostKeyChecking=no"]
         argv += ["-o", "UserKnownHostsFile=/dev/null", f"{user}@{host}", "sleep", str(VISIT_S)]
         self.visits.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL))
 
@@ -256,4 +260,5 @@ def cycle(story: Story, strike: Callable[[Story], None]) -> dict[str, Any]:
                 strike(story)
                 struck = True
             assert time.monotonic() < hangs, f"seen only {story.seen} of {found}"
+    assert struck
     return found
