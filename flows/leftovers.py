@@ -49,17 +49,18 @@ def see_left(
             asked.append((name, one.machine, one.rental, look))
     if not asked:
         return []
+    live: list[LiveRun] | None
     try:
         live = runner().alerts.live_runs()
-    except Exception as error:  # noqa: BLE001 - the agents say more
+    except Exception as error:  # noqa: BLE001 - then no machine counts as left
         runner().log.warning("the runs that work now cannot be read: %s", error)
-        live = []
+        live = None
     return [
         judge_left(
             machine,
             rental,
             look.result() if look else None,
-            [run for run in live if run.workspace in (name, *named[name])],
+            live and [run for run in live if run.workspace in (name, *named[name])],
             opened[name].spec.when_left if name in stored else "report",
             name in with_job,
         )
@@ -111,12 +112,12 @@ def judge_left(
     machine: Machine,
     rental: Rental,
     look: LeftLook | None,
-    live: Sequence[LiveRun],
+    live: Sequence[LiveRun] | None,
     rule: Literal["end", "continue", "report"],
     has_job: bool,
 ) -> Left:
     """Whether its run was killed, and what is to become of it by the block's ``rule``. ``live``:
-    the runs that the server shows at work on its workspace."""
+    the runs that the server shows at work on its workspace; None: it did not say."""
     killed, who = _who(look, live, rental.created_unix)
     act: Literal["end", "continue", ""] = ""
     if not killed:
@@ -144,17 +145,24 @@ def judge_left(
     )
 
 
-def _who(look: LeftLook | None, live: Sequence[LiveRun], asked_unix: float) -> tuple[bool, str]:
-    """Whether its run was killed, and a sentence. The agent's answer counts; the server's rows tell
-    only what it cannot."""
-    named = " and ".join(f"run {run.name}" for run in live)
+def _who(
+    look: LeftLook | None, live: Sequence[LiveRun] | None, asked_unix: float
+) -> tuple[bool, str]:
+    """Whether its run was killed, and a sentence. Only what has no run on the server is: `deploy`
+    gives the agent back when its restore has ended, and hands the machine over much later. The
+    server shows no run for long whose process is gone (deployments/lost_runs.py)."""
     if look is None:
         return False, f"It was asked for at {moment(asked_unix)}: its run may still begin on it."
+    named = " and ".join(f"run {run.name}" for run in live or ())
     if look.works:
         return False, f"{named or 'A run'} works on it now."
-    if look.works is False:
-        shown = f" The server still shows {named} as running, without its process." if named else ""
-        return True, f"No run works on it: the one that rented it was killed.{shown}"
+    agent = (
+        "Its agent works for no run"
+        if look.works is False
+        else f"It does not answer ({look.error})"
+    )
+    if live is None:
+        return False, f"{agent}, and the server does not say which runs there are."
     if named:
-        return False, f"It does not answer ({look.error}), and {named} may wait for it."
-    return True, f"It does not answer ({look.error}), and no run waits for it: that was killed."
+        return False, f"{agent}, and {named} has not ended: it may still work with the machine."
+    return True, f"{agent}, and no run of its workspace goes on: the one that rented it was killed."

@@ -31,6 +31,7 @@ MACHINE = Machine(
 )
 RENTAL = Rental(label=LABEL, provider="vast:1", state="standing", created_unix=1.0)
 WAKE = LiveRun("wake-demo", "wake", "demo")
+DEPLOY = LiveRun("deploy-demo", "deploy", "demo")
 SILENT = LeftLook(None, error="no connection")
 
 
@@ -40,19 +41,20 @@ SILENT = LeftLook(None, error="no connection")
         (LeftLook(True), [WAKE], False, "run wake-demo works on it now"),
         (LeftLook(True), [], False, "A run works on it now"),
         (LeftLook(False), [], True, "the one that rented it was killed"),
-        (LeftLook(False), [WAKE], True, "still shows run wake-demo as running"),
-        (SILENT, [WAKE], False, "run wake-demo may wait for it"),
-        (SILENT, [], True, "no run waits for it: that was killed"),
+        (LeftLook(False), [DEPLOY], False, "run deploy-demo has not ended"),
+        (LeftLook(False), None, False, "the server does not say which runs there are"),
+        (SILENT, [WAKE], False, "run wake-demo has not ended"),
+        (SILENT, [], True, "no run of its workspace goes on"),
+        (SILENT, None, False, "the server does not say which runs there are"),
         (None, [], False, "its run may still begin on it"),
     ],
 )
-def test_the_agents_lock_says_whether_a_run_works_on_it(
-    look: LeftLook | None, live: list[LiveRun], killed: bool, words: str
+def test_a_machine_is_left_if_no_run_works_on_it_or_may_hand_it_over(
+    look: LeftLook | None, live: list[LiveRun] | None, killed: bool, words: str
 ) -> None:
-    """The server's rows say only what the machine cannot."""
     found = judge_left(MACHINE, RENTAL, look, live, "end", False)
     assert found.killed == killed and words in found.who
-    assert found.act == ("end" if look == LeftLook(False) else "")
+    assert found.act == ("end" if killed and look == LeftLook(False) else "")
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,18 @@ def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
     assert len(stored.snapshots()) == (2 if whole else 1)
     ((subject, _),) = _look(stored, server)[1]
     assert subject.startswith("torpor: over: ")
+
+
+def test_the_machine_of_a_live_deploy_stays(stored: World) -> None:
+    """It gave the agent back when its restore ended, and hands the machine over at its end."""
+    server = AlertMemory()
+    machine = _left_by_a_kill(stored, whole=False)
+    server.live = [DEPLOY]
+    for _ in range(2):
+        report, sent = _look(stored, server)
+        assert sent == [] and not report.left[0].killed
+        server.since(600)
+    assert [one.id for one in stored.machines()] == [machine]
 
 
 def test_what_a_failed_attempt_left_is_ended(world: World) -> None:
