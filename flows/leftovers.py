@@ -10,6 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from flows.reconcile import reconcile
+from flows.twins import Twins
 from flows.wake import wake
 from tasks.alerting import LiveRun
 from tasks.runner import runner
@@ -33,6 +34,7 @@ def see_left(
     named: Mapping[WorkspaceName, Sequence[str]],
     stored: Collection[WorkspaceName],
     with_job: Collection[WorkspaceName],
+    alike: Mapping[WorkspaceName, Twins],
 ) -> list[Left]:
     """Who works on each machine that was never handed over. One that was asked for a few minutes
     ago is not looked at: its run may be installing its agent. ``stored``: the workspaces that have
@@ -55,13 +57,14 @@ def see_left(
     except Exception as error:  # noqa: BLE001 - then no machine counts as left
         runner().log.warning("the runs that work now cannot be read: %s", error)
         live = None
+    torn = {name for name, of in alike.items() if of.stored or of.left}
     return [
         judge_left(
             machine,
             rental,
             look.result() if look else None,
             live and [run for run in live if run.workspace in (name, *named[name])],
-            opened[name].spec.when_left if name in stored else "report",
+            opened[name].spec.when_left if name in stored and name not in torn else "report",
             name in with_job,
         )
         for name, machine, rental, look in asked
@@ -93,12 +96,14 @@ def act_on_left(one: Left, block: str, told: Told | None, faults: list[Exception
 def end_abandoned(
     findings: Sequence[Finding],
     named: Mapping[WorkspaceName, Sequence[str]],
+    alike: Mapping[WorkspaceName, Twins],
     faults: list[Exception],
 ) -> None:
-    """Start a run that ends failed attempts and what they rented: they are never handed over."""
+    """Start a run that ends failed attempts and what they rented: they are never handed over. Where
+    the blocks differ in what is stored and where, the table shows them, and a person chooses."""
     names = {one.workspace for one in findings if one.kind == "abandoned"}
     for name, blocks in named.items():
-        if names.isdisjoint(names_of(name)):
+        if names.isdisjoint(names_of(name)) or (name in alike and alike[name].stored):
             continue
         key = f"abandoned-{name}-{int(time.time()) // AGAIN_S}"
         try:

@@ -22,28 +22,31 @@ _STORED: Final = {
 
 class Twins(msgspec.Struct, frozen=True):
     """What the ``blocks`` of a workspace differ in. ``stored``: in what a hibernation stores, and
-    where: then nobody but a person can choose one. ``idle``: in when a machine is idle."""
+    where: then nobody but a person can choose one. ``idle``: in when a machine is idle. ``left``:
+    in what becomes of a machine that a killed run left."""
 
     blocks: list[str]
     stored: list[str]
     idle: bool
+    left: bool
 
     @property
     def words(self) -> str:
         """What they differ in, and what watch leaves for it; empty if that is nothing."""
-        names = ", ".join(self.blocks)
+        differ = []
         if self.stored:
-            return (
-                f"the blocks {names} are all for this workspace and differ in "
+            differ.append(
                 f"{', '.join(self.stored)}: it is hibernated neither when it is idle nor for a "
-                "budget"
+                "budget, and what killed runs left is only reported"
             )
-        if self.idle:
-            return (
-                f"the blocks {names} are all for this workspace and differ in when it is idle: it "
-                "is hibernated for a budget only"
-            )
-        return ""
+        else:
+            if self.idle:
+                differ.append("when it is idle: it is hibernated for a budget only")
+            if self.left:
+                differ.append("when_left: what killed runs left is only reported")
+        names = ", ".join(self.blocks)
+        said = "; and in ".join(differ)
+        return f"the blocks {names} are all for this workspace and differ in {said}" if said else ""
 
 
 def twins(
@@ -67,7 +70,8 @@ def undecided(one: Watched, of: Twins | None, has_job: bool) -> Watched:
         return msgspec.structs.replace(one, differ=differ)
     if of is None or not differ:
         return one
-    if not (one.idle or one.over) or (one.over and not of.stored):
+    keeps = of.stored or (of.idle and not one.over)
+    if not (one.idle or one.over) or not keeps:
         return msgspec.structs.replace(one, differ=differ)
     step = f"hibernate it yourself, or make the blocks alike: {differ}"
     if one.over:
@@ -88,4 +92,9 @@ def _compared(blocks: Mapping[str, OpenWorkspace]) -> Twins:
         stored.append("the store")
     elif any(one.key != first.key for one in opened):
         stored.append("the store's encryption")
-    return Twins([*blocks], stored, any(one.spec.idle != first.spec.idle for one in opened))
+    return Twins(
+        [*blocks],
+        stored,
+        idle=any(one.spec.idle != first.spec.idle for one in opened),
+        left=any(one.spec.when_left != first.spec.when_left for one in opened),
+    )

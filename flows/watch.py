@@ -61,8 +61,11 @@ def watch(
             `make automations NOTIFY=type/name` has named.
     """
     blocks, closed = open_all(workspaces or runner().workspaces())
-    opened = {one.spec.name: one for one in blocks.values()}
-    named = {name: [b for b, one in blocks.items() if one.spec.name == name] for name in opened}
+    named: dict[WorkspaceName, list[str]] = {}
+    for block, one in blocks.items():
+        named.setdefault(one.spec.name, []).append(block)
+    opened = {name: blocks[of[0]] for name, of in named.items()}  # the first stands for all
+    alike = twins(blocks, named)
     standing = list_all_machines([*opened.values()])
     if not dry_run:
         standing = close_gone(standing, [*opened.values()])
@@ -84,7 +87,7 @@ def watch(
         if one.machine and one.rental
     ]
     stored = [name for name, made_unix in newest.items() if made_unix is not None]
-    left = see_left(standing.findings, opened, named, stored, with_job)
+    left = see_left(standing.findings, opened, named, stored, with_job, alike)
     watched = [
         *(
             Watched(WorkspaceName(name), "unknown", str(error), "correct its Workspace block")
@@ -101,7 +104,6 @@ def watch(
         *not_there(standing, opened, newest, over),
     ]
     watched += asleep(opened, newest, {one.workspace for one in watched}, with_job)
-    alike = twins(blocks, named)
     watched = [
         undecided(one, alike.get(one.workspace), one.workspace in with_job) for one in watched
     ]
@@ -133,7 +135,7 @@ def watch(
     )
     if not dry_run:
         told = tell_of(alarms, notify)
-        end_abandoned(report.findings, named, faults)
+        end_abandoned(report.findings, named, alike, faults)
         left = [act_on_left(one, named[one.workspace][0], told, faults) for one in left]
     titles = [one.title for one in alarms.alerts]
     report = msgspec.structs.replace(report, left=left, alerts=titles, valid_unix=alarms.valid_unix)

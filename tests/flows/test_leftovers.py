@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import msgspec
 import pytest
 
-from flows import watch
+from flows import leftovers, looking, watch
 from flows.leftovers import judge_left
 from tasks.alerting import LiveRun
 from tasks.plain_runner import PlainRunner
 from tasks.watching import LeftLook
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
+from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import standing
 from tests.fixtures.world import World
@@ -156,3 +158,63 @@ def test_a_block_may_have_the_wake_continued(stored: World) -> None:
     (rental,) = stored.opened.rentals.open()
     assert (rental.machine, rental.state) == (machine, "handed over")
     assert (stored.workspace(machine) / "work").read_bytes() == b"mine" * 1000
+
+
+class _TwoBlocks(PlainRunner):
+    """Blocks ``one`` and ``two`` are for workspace demo. It starts no flow."""
+
+    def __init__(self, one: OpenWorkspace, two: OpenWorkspace) -> None:
+        super().__init__(one, retries=0, alerts=AlertMemory())
+        self._blocks = {"one": one, "two": two}
+        self.started: list[dict[str, Any]] = []
+
+    def workspaces(self) -> list[str]:
+        return [*self._blocks]
+
+    def open(self, workspace: Any) -> OpenWorkspace:
+        return self._blocks[workspace]
+
+    def start(self, flow: Any, key: str, *, queue: str = "", **parameters: Any) -> str:
+        self.started.append(parameters)
+        return "run one"
+
+
+@pytest.mark.parametrize(
+    ("changes", "act", "words"),
+    [
+        ({"parts": 8}, "end", ""),
+        ({"when_left": "continue"}, "", "differ in when_left"),
+        ({"paths": ["~/data"]}, "", "what killed runs left is only reported"),
+    ],
+)
+def test_where_the_blocks_of_its_workspace_differ_it_is_only_reported(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], act: str, words: str
+) -> None:
+    machine, rental = standing(lab.opened)
+    lab.opened.rentals.change(rental, created_unix=time.time() - 1800)
+    look = SimpleNamespace(result=lambda: LeftLook(False))
+    monkeypatch.setattr(leftovers, "look_at_left", SimpleNamespace(submit=lambda *_: look))
+    newest = SimpleNamespace(submit=lambda _: SimpleNamespace(result=lambda: 1.0))
+    monkeypatch.setattr(looking, "newest_made_unix", newest)
+    other = replace(lab.opened, spec=msgspec.structs.replace(lab.opened.spec, **changes))
+    with _TwoBlocks(lab.opened, other):
+        report = watch.fn(dry_run=False)
+    (left,) = report.left
+    assert (left.machine, left.act) == (machine.id, act)
+    assert words in str(report.rows()) and any(
+        "choose between" in one for one in report.alerts
+    ) == (words != "")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_failed_attempt_is_ended_where_the_blocks_agree_in_what_is_stored(
+    lab: Lab, same: bool
+) -> None:
+    _, rental = standing(lab.opened)
+    lab.opened.rentals.change(rental, state="abandoned", why="its answer was lost")
+    paths = lab.opened.spec.paths if same else ["~/data"]
+    other = replace(lab.opened, spec=msgspec.structs.replace(lab.opened.spec, paths=paths))
+    with _TwoBlocks(lab.opened, other) as runs:
+        report = watch.fn(dry_run=False)
+    assert [one.kind for one in report.findings] == ["abandoned"]
+    assert [one["workspace"] for one in runs.started] == (["one"] if same else [])

@@ -161,7 +161,7 @@ def _differing(one: Watched, now_unix: float) -> Alert:
         kind="blocks differ",
         subject=one.workspace,
         workspace=one.workspace,
-        title=f"watch does not hibernate workspace {one.workspace}",
+        title=f"watch cannot choose between the blocks of workspace {one.workspace}",
         cause=f"{one.differ}.",
         next_step="make the blocks alike, or delete those that you do not need",
         at_unix=now_unix,
