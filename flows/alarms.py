@@ -13,6 +13,7 @@ from torpor.control.alerts.runs import Schedule
 from torpor.control.alerts.telling import Alert, Doubt, Key, rows
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.watching import WatchReport
+from torpor.shared.errors import NotDelivered
 from torpor.shared.values import WorkspaceName
 
 _SCHEDULED = ("watch", "backup", "check-backup")
@@ -43,7 +44,7 @@ class Alarms(msgspec.Struct, frozen=True):
     valid_unix: float | None
 
 
-def see_alarms(look: Look) -> Alarms:
+def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
     """What is wrong now."""
     report, now_unix = look.report, look.report.at_unix
     found = [
@@ -64,6 +65,7 @@ def see_alarms(look: Look) -> Alarms:
         schedules = {name: runner().alerts.schedule(name, now_unix) for name in _SCHEDULED}
     except Exception as error:  # noqa: BLE001 - machines are looked at without the server
         runner().log.error("failed runs and schedules cannot be read: %s", error)
+        faults.append(error)
         kinds |= runs.FROM_RUNS
     else:
         mended = [one.key for one in failed if one.mended]
@@ -78,14 +80,24 @@ def see_alarms(look: Look) -> Alarms:
     return Alarms([*{one.key: one for one in found}.values()], doubt, mended, valid_unix)
 
 
-def tell_of(alarms: Alarms, notify: Sequence[str]) -> Told | None:
-    """Tell whoever is to be told, and show a table; None where the memory cannot be read."""
+def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> Told | None:
+    """Tell whoever is to be told, and show a table; None where the memory cannot be read. What
+    keeps a message from a person is one of the ``faults``: a run that completes says that people
+    are told, and the server's own automation hears when none does."""
+    doubt = alarms.doubt
     try:
         blocks = [*notify] or runner().alerts.notifiers()
-        told = tell(alarms.alerts, blocks, alarms.doubt, alarms.mended)
+    except Exception as error:  # noqa: BLE001 - since when an alert lasts is remembered all the same
+        runner().log.error("nobody could be told of %d alerts: %s", len(alarms.alerts), error)
+        faults.append(error)
+        blocks, doubt = [], Doubt(known=frozenset())  # nobody may forget what they are to hear of
+    try:
+        told = tell(alarms.alerts, blocks, doubt, alarms.mended)
     except Exception as error:  # noqa: BLE001 - a look acts all the same
         runner().log.error("nobody could be told of %d alerts: %s", len(alarms.alerts), error)
+        faults.append(error)
         return None
+    faults += [NotDelivered(why) for why in told.refused]
     listeners = (
         f"They are sent by {', '.join(blocks)}" if blocks else "No notification block is named"
     )

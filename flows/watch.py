@@ -131,10 +131,11 @@ def watch(
             named=named,
             unread=[*unread],
             some=bool(workspaces or closed),
-        )
+        ),
+        faults,
     )
     if not dry_run:
-        told = tell_of(alarms, notify)
+        told = tell_of(alarms, notify, faults)
         end_abandoned(report.findings, named, alike, faults)
         left = [act_on_left(one, named[one.workspace][0], told, faults) for one in left]
     titles = [one.title for one in alarms.alerts]

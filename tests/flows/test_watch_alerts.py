@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.fixtures.lab import Lab
 from tests.fixtures.rentals import handed_over
 from torpor.control.alerts.runs import FailedRun, Schedule
 from torpor.control.watching import WatchReport
-from torpor.shared.errors import StoreUnavailable
+from torpor.shared.errors import InvalidInput, NotDelivered, StoreUnavailable
 
 HOUR = 3600.0
 
@@ -109,8 +108,9 @@ def test_a_machine_that_cannot_be_judged_is_told_after_half_an_hour(
 
 def test_a_notice_that_was_refused_is_sent_by_the_next_watch(lab: Lab, server: AlertMemory) -> None:
     server.failed, server.refusing = [_failed()], True
-    _, runs, sent = _watch(lab.opened, server)
-    assert sent == [] and "was not notified" in runs.tables["alerts"]
+    with _Runs(lab.opened, alerts=server) as runs, pytest.raises(NotDelivered):
+        watch.fn(dry_run=False)  # a run that completes says that people are told
+    assert server.sent == [] and "was not notified" in runs.tables["alerts"]
     assert runs.rows["alerts"][0]["told"] == "nobody yet"
     server.refusing = False
     assert len(_watch(lab.opened, server)[2]) == 1
@@ -203,5 +203,26 @@ def test_watch_acts_while_the_server_does_not_answer(lab: Lab, server: AlertMemo
 
     _, rental = handed_over(lab.opened)
     lab.opened.rentals.change(rental, created_unix=time.time() - HOUR / 2)
-    _, runs, _ = _watch(replace(lab.limited(1.9)), Away())
+    opened = lab.limited(1.9)
+    with _Runs(opened, alerts=Away()) as runs, pytest.raises(ConnectionError, match="away"):
+        watch.fn(dry_run=False)
     assert [name for name, _ in runs.started] == ["hibernate"]
+
+
+def test_a_bad_list_of_blocks_keeps_the_memory_and_fails_the_run(
+    lab: Lab, server: AlertMemory
+) -> None:
+    class Bad(AlertMemory):
+        def notifiers(self) -> list[str]:
+            raise InvalidInput("no list of notification blocks")
+
+    server.failed = [_failed()]
+    _watch(lab.opened, server)
+    bad = Bad()
+    bad.kept, bad.failed = server.kept, [_failed("wake")]
+    with _Runs(lab.opened, alerts=bad), pytest.raises(InvalidInput, match="no list"):
+        watch.fn(dry_run=False)
+    assert sorted(one.subject for one in bad.remembered()) == [
+        "hibernate/hibernate demo",
+        "wake/wake demo",
+    ]
