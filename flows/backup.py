@@ -20,14 +20,12 @@ from tasks.retention import apply_retention, judge_snapshots, look_at_newest
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.rental.records import Rental
-from torpor.control.upkeep.reports import BackupReport, EachReport, FreshnessReport
+from torpor.control.upkeep.reports import ALL, BackupReport, EachReport, FreshnessReport
 from torpor.control.upkeep.retention import MOST_KEPT, Retention
 from torpor.shared.errors import InvalidInput, TorporError
 
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_KEPT)]
 
-ALL: Final = "all workspaces"
-"""No workspace has this name: it has a space."""
 DAILY_HOURS: Final = 26.0
 """A day between backups, and two hours more."""
 NOT_RENTED: Final = "nothing: it has no rented machine. Name a machine of your own in a run for it"

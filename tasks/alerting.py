@@ -45,7 +45,7 @@ class AlertServer(Protocol):
         """The runs that work on a workspace now."""
 
     def schedule(self, flow: str, now_unix: float) -> Schedule:
-        """The schedules of the deployment that is named as its flow."""
+        """The schedules that are on, of all deployments of this flow."""
 
 
 class NobodyListens:

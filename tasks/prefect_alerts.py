@@ -143,13 +143,17 @@ class PrefectAlerts:
     def schedule(self, flow: str, now_unix: float) -> Schedule:
         none = Schedule(deployment=flow, active=False, coming={}, due_unix={}, ended_unix=None)
         with get_client(sync_client=True) as client:
-            try:
-                deployment = client.read_deployment_by_name(f"{flow}/{flow}")
-            except ObjectNotFound:
+            found = client.read_deployments(
+                flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])), limit=_PAGE
+            )
+            on = [
+                one.id
+                for one in found
+                if not one.paused and any(schedule.active for schedule in one.schedules)
+            ]
+            if not on:
                 return none
-            if deployment.paused or not any(one.active for one in deployment.schedules):
-                return none
-            of = FlowRunFilterDeploymentId(any_=[deployment.id])
+            of = FlowRunFilterDeploymentId(any_=on)
             coming: dict[str, list[float]] = {}
             due: dict[str, float] = {}
             seen = _Names(client)
@@ -168,7 +172,7 @@ class PrefectAlerts:
                     ),
                 ),
                 sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-                limit=_FEW,
+                limit=_PAGE,
             )
             for workspace, at_unix in _by_schedule(past, seen):
                 due.setdefault(workspace, at_unix)

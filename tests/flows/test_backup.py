@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from flows import backup, check_backup
-from flows.backup import ALL, NOT_RENTED
+from flows.backup import NOT_RENTED
 from flows.phases import phases_told_to
 from tests.fixtures.plain_flows import Shows, plain, run_plainly
 from tests.fixtures.rentals import handed_over
@@ -21,6 +21,7 @@ from tests.fixtures.stores import Server
 from tests.fixtures.world import WORKSPACE, World, make_world
 from torpor.control.store.snapshots import read_manifest, snapshot_ids
 from torpor.control.upkeep.pins import pin, unpin
+from torpor.control.upkeep.reports import ALL
 from torpor.shared.errors import (
     InvalidInput,
     SnapshotDamaged,

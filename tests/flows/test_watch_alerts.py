@@ -152,16 +152,17 @@ def test_a_spent_budget_and_one_of_which_most_is_spent_are_told_once(
     assert _watch(opened, server)[2] == []
 
 
+@pytest.mark.parametrize("of", ["demo", "all workspaces", ""])
 def test_a_backup_that_made_no_snapshot_and_a_schedule_that_stands_still(
-    lab: Lab, server: AlertMemory
+    lab: Lab, server: AlertMemory, of: str
 ) -> None:
     now = time.time()
     _, rental = handed_over(lab.opened)
     lab.opened.rentals.change(rental, created_unix=now - 30 * HOUR)
     nightly = [now + 21 * HOUR, now + 45 * HOUR]
-    due = {"demo": now - 3 * HOUR}
+    due = {of: now - 3 * HOUR}
     server.schedules["backup"] = Schedule(
-        deployment="backup", active=True, coming={"demo": nightly}, due_unix=due, ended_unix=None
+        deployment="backup", active=True, coming={of: nightly}, due_unix=due, ended_unix=None
     )
     server.schedules["watch"] = Schedule(
         deployment="watch",

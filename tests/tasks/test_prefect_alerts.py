@@ -47,10 +47,10 @@ def flow_name() -> str:
     return f"nightly-{secrets.token_hex(4)}"
 
 
-def _deployment(name: str, **options: Any) -> Any:
+def _deployment(flow_name: str, name: str = "", **options: Any) -> Any:
     with get_client(sync_client=True) as client:
-        flow = client.create_flow(Flow(lambda: None, name=name))
-        return client.create_deployment(flow, name, tags=["torpor"], **options)
+        flow = client.create_flow(Flow(lambda: None, name=flow_name))
+        return client.create_deployment(flow, name or flow_name, tags=["torpor"], **options)
 
 
 def _run(deployment: Any, state: Any, **parameters: Any) -> Any:
@@ -131,8 +131,11 @@ def test_a_schedule_shows_what_comes(prefect_server: Server, flow_name: str) -> 
     every = IntervalSchedule(
         interval=timedelta(hours=1), anchor_date=datetime(2026, 1, 1, tzinfo=timezone.utc)
     )
-    plan = DeploymentScheduleCreate(schedule=every, active=True, parameters={"workspace": "demo"})
-    _deployment(flow_name, schedules=[plan])
+    plan = DeploymentScheduleCreate(schedule=every, active=True)
+    _deployment(flow_name)
+    _deployment(
+        flow_name, f"{flow_name}-all", schedules=[plan], parameters={"workspace": "all workspaces"}
+    )
     seen = until(
         lambda: (
             found if (found := PrefectAlerts().schedule(flow_name, time.time())).coming else None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 import msgspec
 
 from torpor.control.alerts.telling import Alert, Key, Kind
 from torpor.control.reports import moment
+from torpor.control.upkeep.reports import ALL
 
 LOOK_BACK_S: Final = 26 * 3600.0
 """Failed runs of this time count: a daily one that fails each day is one alert that lasts."""
@@ -60,7 +62,7 @@ class FailedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """The schedules of one deployment. ``coming``: when runs that have not begun are to begin, by
+    """The schedules of one flow's deployments. ``coming``: when runs that have not begun are to begin, by
     their workspace, earliest first; a time that has passed is one that no worker has taken.
     ``due_unix``: when the newest run was to begin that is past its time, by its workspace.
     ``ended_unix``: when the last run ended by itself."""
@@ -72,15 +74,26 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     ended_unix: float | None
 
     def interval_s(self, workspace: str) -> float | None:
-        """The time between two runs; None where fewer are planned."""
-        times = sorted(set(self.coming.get(workspace, ())))
-        return times[1] - times[0] if len(times) > 1 else None
+        """The longest time between two runs for it; None where fewer are planned."""
+        times = sorted({at for one in _for(workspace) for at in self.coming.get(one, ())})
+        return max((b - a for a, b in pairwise(times)), default=None)
+
+    def last_due_unix(self, workspace: str) -> float | None:
+        """When the newest run for it was to begin; None where no run is or was planned for it."""
+        past = [self.due_unix[one] for one in _for(workspace) if one in self.due_unix]
+        planned = any(one in self.coming for one in _for(workspace))
+        return max(past, default=0.0 if planned else None)
 
     @property
     def quiet_s(self) -> float:
         """How long after a run the next one is overdue."""
         every = [found for name in self.coming if (found := self.interval_s(name))]
         return max(OVERDUE_S, OVERDUE_TIMES * min(every, default=0.0))
+
+
+def _for(workspace: str) -> tuple[str, ...]:
+    """A run for no workspace is for all of them."""
+    return workspace, "", ALL
 
 
 def of_failures(runs: Sequence[FailedRun], asleep: frozenset[str] = frozenset()) -> list[Alert]:
@@ -143,11 +156,11 @@ def of_backups(
     snapshot was made, and ``since``: since when it is on a machine, both by the block's name."""
     found = []
     for block, on_unix in since.items() if schedule.active else ():
-        if block not in newest or block not in {*schedule.coming, *schedule.due_unix}:
+        due_unix = schedule.last_due_unix(block)
+        if block not in newest or due_unix is None:
             continue
         made_unix = newest[block]
         known_unix = max(made_unix or 0.0, on_unix)
-        due_unix = schedule.due_unix.get(block, 0.0)
         interval_s = schedule.interval_s(block)
         missed = known_unix < due_unix <= now_unix - BACKUP_S
         silent = interval_s is not None and known_unix < now_unix - interval_s - BACKUP_S
