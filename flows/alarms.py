@@ -12,6 +12,7 @@ from torpor.control.alerts import runs, sights
 from torpor.control.alerts.runs import Schedule
 from torpor.control.alerts.telling import Alert, Doubt, Key, rows
 from torpor.control.money.exhaustion import BudgetsSeen
+from torpor.control.supervision import installation_folder
 from torpor.control.watching import WatchReport
 from torpor.shared.errors import NotDelivered
 from torpor.shared.values import WorkspaceName
@@ -58,6 +59,11 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
         kinds |= {"budget reached", "budget spent"}
     if look.budgets is not None:
         found += sights.of_budgets(look.budgets, report.watched, now_unix)
+    folder = installation_folder()
+    if folder is None:
+        kinds |= {"installation", "disk full"}
+    else:
+        found += sights.of_installation(folder, now_unix)
     mended: list[Key] = []
     valid_unix: float | None = None
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +17,10 @@ from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
 from tests.fixtures.rentals import handed_over
+from torpor.control.alerts import sights
 from torpor.control.alerts.runs import FailedRun, Schedule
+from torpor.control.processes import boot_id, identify
+from torpor.control.supervision import FOLDER_VARIABLE, Event, Supervision
 from torpor.control.watching import WatchReport
 from torpor.shared.errors import InvalidInput, NotDelivered, StoreUnavailable
 
@@ -227,3 +232,27 @@ def test_a_bad_list_of_blocks_keeps_the_memory_and_fails_the_run(
         "hibernate/hibernate demo",
         "wake/wake demo",
     ]
+
+
+def test_what_the_supervisor_recorded_and_a_full_disk_are_told_and_shown(
+    lab: Lab, server: AlertMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    process = identify(os.getpid())
+    assert process is not None
+    Supervision(
+        process=process,
+        boot=boot_id(),
+        looked_unix=time.time(),
+        troubles={"server": ["cannot be started"], "disk": ["disk full: 3 bytes"]},
+        events=[Event(time.time() - 60, "worker", "has ended and was restarted")],
+    ).write(tmp_path)
+    monkeypatch.setattr(sights, "full_disks", lambda folders: ["disk full: / has 3 bytes free"])
+    _, runs, sent = _watch(lab.opened, server)
+    (full, wrong, restarted) = sent
+    assert "/ has 3 bytes free" in full[1]
+    assert wrong[1].startswith("server: cannot be started\nNext step: ")
+    assert "has ended and was restarted" in restarted[1]
+    assert "the installation is at fault" in runs.tables["watch"]
+    monkeypatch.delenv(FOLDER_VARIABLE)
+    assert _watch(lab.opened, server)[2] == []  # unknown is not over

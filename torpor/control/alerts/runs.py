@@ -62,8 +62,8 @@ class FailedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """The schedules of one flow's deployments. ``coming``: when runs that have not begun are to begin, by
-    their workspace, earliest first; a time that has passed is one that no worker has taken.
+    """The schedules of one flow's deployments. ``coming``: when runs that have not begun are to
+    begin, by their workspace, earliest first; a time that has passed is one that no worker has taken.
     ``due_unix``: when the newest run was to begin that is past its time, by its workspace.
     ``ended_unix``: when the last run ended by itself."""
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from torpor.control.alerts.telling import Alert
+from torpor.control.disk_space import full_disks
 from torpor.control.money.exhaustion import BudgetsSeen
+from torpor.control.supervision import told
 from torpor.control.watching import Left, Watched, WatchedJob
 
 UNKNOWN_S: Final = 1800.0
@@ -15,6 +18,8 @@ AWAY_S: Final = 600.0
 """So long a store or a block could not be read."""
 LEFT_S: Final = 600.0
 """So long nobody worked on a machine that was not handed over."""
+RESTARTED_S: Final = 3600.0
+"""So long a restart is told of."""
 FAILURES: Final = 3
 """A job is failing after so many failed runs in a row."""
 
@@ -136,6 +141,38 @@ def of_budgets(seen: BudgetsSeen, watched: Sequence[Watched], now_unix: float) -
         for words in seen.unread
     ]
     return found
+
+
+def of_installation(folder: Path, now_unix: float) -> list[Alert]:
+    """What the supervisor of ``folder`` recorded as wrong now, what it restarted within
+    RESTARTED_S, and disks that are full."""
+    wrong = told(folder, since_unix=now_unix, now_unix=now_unix)
+    both = told(folder, since_unix=now_unix - RESTARTED_S, now_unix=now_unix)
+    full = full_disks([folder])
+    return [
+        Alert(
+            kind="disk full" if words is full else "installation",
+            subject=f"{folder}: {what}",
+            title=f"{folder}: {what}",
+            cause="\n".join(words),
+            next_step=step,
+            at_unix=now_unix,
+        )
+        for what, words, step in (
+            ("a disk is full", full, "make room: the server and its database need it"),
+            (
+                "the installation is at fault",
+                [one for one in wrong if "disk full:" not in one],
+                "see supervisor.log and what the sentence names; run `make up`",
+            ),
+            (
+                "something ended or was restarted",
+                [one for one in both if one not in wrong],
+                "see its log for why it ended",
+            ),
+        )
+        if words
+    ]
 
 
 def of_jobs(jobs: Sequence[WatchedJob], now_unix: float) -> list[Alert]:

@@ -28,6 +28,8 @@ Kind = Literal[
     "run failed",
     "job failing",
     "schedule stopped",
+    "installation",
+    "disk full",
 ]
 
 AGAIN_S: Final = 24 * 3600.0
