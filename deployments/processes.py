@@ -23,6 +23,7 @@ from torpor.control.processes import (
     all_processes,
     end_processes,
     identify,
+    is_alive,
     is_running,
 )
 from torpor.control.providers.local_folder import MARK as MACHINE_MARK
@@ -81,9 +82,11 @@ def running(
     ]
 
 
-def started_process(installation: Installation, role: str) -> ProcessRecord | None:
+def started_process(
+    installation: Installation, role: str, having: Mapping[str, str] = MappingProxyType({})
+) -> ProcessRecord | None:
     """The role's own process, `prefect server start` say; not the flow runs that it started."""
-    for process in running(installation, role):
+    for process in running(installation, role, having=having):
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
             if "start" in process.cmdline():
                 return identify(process.pid)
@@ -103,6 +106,15 @@ def end(installation: Installation, *roles: str, polite_s: float) -> int:
     if count:
         end_processes(lambda: running(installation, *roles), polite_s=polite_s)
     return count
+
+
+def kill(process: ProcessRecord) -> None:
+    """SIGKILL one process, and nothing that it started: flow runs outlive a killed worker."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        one = psutil.Process(process.pid)
+        if is_alive(process):
+            one.kill()
+            end_processes(lambda: [one] if is_alive(process) else [], polite_s=0.0)
 
 
 def last_words(log: Path, at_most_bytes: int = 2000) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from deployments.installation import Installation
-from deployments.processes import end, last_words, launch, running, started_process
+from deployments.processes import end, kill, last_words, launch, started_process
 from deployments.server import LOGIN_VARIABLE, Server, environment
 from tasks.runs import JOB_POOL
 from torpor.control.processes import ProcessRecord, is_alive
@@ -51,7 +51,8 @@ _STARTED: Final = b"started!"
 
 
 def start(installation: Installation, server: Server, pools: Sequence[Pool] = POOLS) -> bool:
-    """Start a worker for each of these pools that has none; True if one was started."""
+    """Start a worker for each of these pools that has none; True if one was started. Flow runs that
+    outlived their worker go on, whatever happens."""
     env = environment(installation, server) | {
         "PREFECT_WORKER_QUERY_SECONDS": str(_LOOK_S),
         "PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS": "deployments.run_console.RunConsole",
@@ -62,19 +63,19 @@ def start(installation: Installation, server: Server, pools: Sequence[Pool] = PO
     installation.temporary.mkdir(mode=0o700, exist_ok=True)
     started = {}
     for pool in pools:
-        ours = running(installation, pool.role, having=having)
-        if not ours:
-            end(installation, pool.role, polite_s=STOP_S)  # one of another server
-        if not started_process(installation, pool.role):  # flow runs outlive a killed worker
-            log = installation.log(pool.role)
-            said_bytes = log.stat().st_size if log.exists() else 0
-            started[pool.role] = said_bytes, _launch(installation, pool, env)
+        if started_process(installation, pool.role, having):
+            continue
+        while other := started_process(installation, pool.role):  # of another server, or login
+            kill(other)
+        log = installation.log(pool.role)
+        said_bytes = log.stat().st_size if log.exists() else 0
+        started[pool.role] = said_bytes, _launch(installation, pool, env)
     deadline = time.monotonic() + READY_S
     for role, (said_bytes, process) in started.items():
         log = installation.log(role)
         while _STARTED not in log.read_bytes()[said_bytes:]:
             if not is_alive(process) or time.monotonic() > deadline:
-                end(installation, *started, polite_s=STOP_S)
+                kill(process)
                 raise TorporError(
                     f"the {role} for {server.api_url} did not start within {READY_S:.0f} s; the "
                     f"last of {log}:\n{last_words(log)}"
