@@ -32,7 +32,7 @@ Environment="{variable}={folder}" "PATH={path}"
 KillMode=process
 Restart=on-failure
 RestartSec=10
-TimeoutStopSec=120
+TimeoutStopSec=180
 
 [Install]
 WantedBy={target}

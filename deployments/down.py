@@ -30,10 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def down(installation: Installation, *, machines: bool = False) -> None:
-    """End workers, store and server, and local machines only with ``machines``: they hold work."""
-    with installation.locked():
-        supervisor.stop(installation)  # first: it would start again what ends
+def down(installation: Installation, *, machines: bool = False, wait_s: float = 0.0) -> None:
+    """End workers, store and server, and local machines only with ``machines``: they hold work.
+    ``wait_s``: how long another `make up` or `make down` may go on first."""
+    with installation.locked(wait_s=wait_s):
+        supervisor.end_on_purpose(installation)  # first: it would start again what ends
         ended = {
             "workers": worker.stop(installation),  # its flow runs still report
             "store": embedded.stop(installation.store),

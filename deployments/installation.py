@@ -7,6 +7,7 @@ import fcntl
 import os
 import secrets
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from torpor.shared.errors import InvalidInput
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 """Where prefect.yaml and the flows are."""
+_POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True)
@@ -86,16 +88,26 @@ class Installation:
 
     @contextlib.contextmanager
     def locked(
-        self, name: str = "lock", holder: str = "another `make up` or `make down` uses"
+        self,
+        name: str = "lock",
+        holder: str = "another `make up` or `make down` uses",
+        wait_s: float = 0.0,
     ) -> Iterator[None]:
-        """Hold the lock of that name exclusively. It ends with its process."""
+        """Hold the lock of that name exclusively. It ends with its process. InvalidInput if it is
+        still held after ``wait_s``."""
+        deadline = time.monotonic() + wait_s
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InvalidInput(f"{holder} {self.folder}: wait until it has ended") from None
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        said = f"{holder} {self.folder}: wait until it has ended"
+                        raise InvalidInput(said) from None
+                time.sleep(_POLL_S)
             yield
         finally:
             os.close(fd)

@@ -6,7 +6,9 @@ mark. What it did is in ``supervision.json`` (torpor/control/supervision.py).
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -27,7 +29,6 @@ from deployments.processes import (
     last_words,
     launch,
     mark,
-    running,
     started_process,
     trim,
 )
@@ -116,16 +117,14 @@ class Supervisor:
     def look(self) -> None:
         """Restart what has ended and is due, and do the checks that are due."""
         for part in self.parts:
-            self._keep(part)
+            try:
+                self._keep(part)
+            except Exception as error:  # noqa: BLE001 - as for the checks
+                self._trouble(part.role, [f"could not be looked at: {error}"])
         for name, every_s, check in self.checks:
             if self.monotonic() >= self._next.get(name, 0.0):
                 self._check(name, check)
                 self._next[name] = self.monotonic() + every_s
-        self._save()
-
-    def end(self) -> None:
-        """Write that it ends on purpose."""
-        self.record = structs.replace(self.record, ended=True)
         self._save()
 
     def _keep(self, part: Part) -> None:
@@ -247,12 +246,9 @@ def main() -> int:
                 events=before.events if before else [],
             ),
         )
-        try:
-            while True:
-                supervisor.look()
-                time.sleep(LOOK_S)
-        finally:
-            supervisor.end()
+        while True:
+            supervisor.look()
+            time.sleep(LOOK_S)
 
 
 def start(installation: Installation, used: Server) -> None:
@@ -276,16 +272,34 @@ def start(installation: Installation, used: Server) -> None:
 
 
 def wait(installation: Installation) -> bool:
-    """Wait until no supervisor runs; whether the last one was ended on purpose."""
-    while running(installation, ROLE):
-        time.sleep(LOOK_S)
+    """Wait until no supervisor runs; whether `make down` ended it. `make up` replaces it while it
+    holds the installation's lock."""
+    while True:
+        while lives(installation):
+            time.sleep(LOOK_S)
+        with installation.locked(wait_s=math.inf):
+            seen = read_supervision(installation.folder)
+            if not lives(installation):
+                return seen is not None and seen.ended
+
+
+def lives(installation: Installation) -> bool:
+    """Whether the process lives that the supervisor's record names."""
     seen = read_supervision(installation.folder)
-    return seen is not None and seen.ended
+    return seen is not None and seen.boot == boot_id() and is_alive(seen.process)
 
 
 def stop(installation: Installation) -> bool:
     """End the supervisor, and nothing that it looks after; False if none ran."""
     return end(installation, ROLE, polite_s=STOP_S) > 0
+
+
+def end_on_purpose(installation: Installation) -> None:
+    """End the supervisor, so that nothing starts it again until `make up`."""
+    stop(installation)
+    if seen := read_supervision(installation.folder):
+        with contextlib.suppress(OSError):  # a full disk, on which nothing is started
+            structs.replace(seen, ended=True).write(installation.folder)
 
 
 if __name__ == "__main__":

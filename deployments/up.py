@@ -24,6 +24,8 @@ from torpor.control.disk_space import full_disks
 from torpor.shared.errors import TorporError
 
 RETRY_S: Final = 10.0
+LOCK_S: Final = 60.0
+"""How long `make up` or `make down` may go on after SIGTERM to a process that stays."""
 REGISTER_S: Final = 1200.0
 """20 to 60 s, measured; the first time it fetches the agent's wheels."""
 
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             up(installation, options.port)
     except TorporError as error:
-        print(f"torpor: {error}", file=sys.stderr)
+        _complain(error)
         return 1
     return 0
 
@@ -84,16 +86,25 @@ def stay(installation: Installation, port: int | None = None) -> None:
     """Start everything, and return after `make down`. SIGTERM does the same."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        up(installation, port)
+        try:
+            up(installation, port)
+        except TorporError as error:
+            if not supervisor.lives(installation):
+                raise
+            _complain(error)  # all runs, or another `make up` is at it
         while not supervisor.wait(installation):
             try:
                 up(installation)
             except TorporError as error:
-                print(f"torpor: {error}", file=sys.stderr, flush=True)
+                _complain(error)
                 time.sleep(RETRY_S)
     except SystemExit:
-        down(installation)
+        down(installation, wait_s=LOCK_S)
         raise
+
+
+def _complain(error: TorporError) -> None:
+    print(f"torpor: {error}", file=sys.stderr, flush=True)
 
 
 def _login(installation: Installation, used: Server) -> dict[str, str]:

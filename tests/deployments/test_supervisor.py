@@ -8,11 +8,15 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
+from deployments import supervisor
+from deployments.down import down
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import LOG_BYTES, launch, trim
 from deployments.supervisor import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, Part, Supervisor
 from torpor.control.processes import ProcessRecord, boot_id, identify
-from torpor.control.supervision import Supervision, read_supervision, told
+from torpor.control.supervision import FOLDER_VARIABLE, Supervision, read_supervision, told
 
 
 @dataclass
@@ -23,6 +27,7 @@ class World:
     now: float = 1000.0
     alive: bool = True
     breaks: str = ""
+    unseen: str = ""
     lives: bool = True
     started: list[float] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
@@ -40,6 +45,8 @@ class World:
         )
 
     def find(self) -> ProcessRecord | None:
+        if self.unseen:
+            raise OSError(self.unseen)
         return ProcessRecord(2**22 + 1, 1) if self.alive else None  # no pid is so high
 
     def start(self) -> None:
@@ -114,6 +121,44 @@ def test_a_check_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None
     assert all("UTC" in one for one in world.told())  # what was, and nothing that is
 
 
+def test_a_part_that_cannot_be_looked_at_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    world = World(tmp_path, unseen="too many open files", found=["disk full"])
+    looking = world.supervisor()
+    looking.look()
+    assert world.told()[:2] == [
+        "server: could not be looked at: too many open files",
+        "disk: disk full",
+    ]
+    world.unseen = ""
+    looking.look()
+    assert world.told()[0] == "disk: disk full"
+
+
+@pytest.mark.parametrize("how", [MemoryError, SystemExit], ids=["crash", "SIGTERM"])
+def test_only_make_down_ends_a_supervisor_on_purpose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: type[BaseException]
+) -> None:
+    """Else systemd would not start it again. `make up` sends SIGTERM, too."""
+
+    def end(_: float) -> None:
+        raise how
+
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    monkeypatch.setattr(supervisor, "parts_of", lambda *_: [])
+    monkeypatch.setattr(supervisor, "CHECKS", ())
+    monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(supervisor.time, "sleep", end)
+    with pytest.raises(how):
+        supervisor.main()
+    monkeypatch.undo()
+    seen = read_supervision(tmp_path)
+    assert seen and not seen.ended
+    down(Installation(tmp_path))
+    seen = read_supervision(tmp_path)
+    assert seen and seen.ended
+
+
 def test_a_supervisor_that_has_gone_is_told(tmp_path: Path) -> None:
     world = World(tmp_path)
     assert "has no supervisor: run `make up`" in world.told()[0]
@@ -126,7 +171,7 @@ def test_a_supervisor_that_has_gone_is_told(tmp_path: Path) -> None:
     assert seen
     Supervision(ProcessRecord(seen.process.pid, 1), seen.boot, world.now).write(tmp_path)
     assert "has ended: run `make up`" in world.told()[0]
-    supervisor.end()
+    down(Installation(tmp_path))
     assert "has no supervisor: run `make up`" in world.told()[0]
 
 

@@ -30,7 +30,7 @@ class Event(msgspec.Struct, frozen=True):
 class Supervision(msgspec.Struct, frozen=True):
     """The supervisor's record. ``troubles`` are those of now, ``events`` the newest, last one last.
 
-    ``ended``: by `make down`, on purpose.
+    ``ended``: by `make down`, which writes it.
     """
 
     process: ProcessRecord
