@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from deployments.installation import CHECKOUT, Installation
+from deployments.server import users_own
 from torpor.control.supervision import FOLDER_VARIABLE
 
 RUNS_SYSTEMD: Final = Path("/run/systemd/system")
@@ -25,7 +26,7 @@ After=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
-ExecStart={python} -m deployments.up --stay
+ExecStart="{python}" -m deployments.up --stay
 WorkingDirectory={checkout}
 Environment="{variable}={folder}" "PATH={path}"
 # Local machines and the runs of flows go on when the supervisor is ended, as after `make down`.
@@ -41,10 +42,21 @@ WantedBy={target}
 
 def main() -> int:
     installation = Installation.here()
+    if given := users_own(installation):
+        print(
+            f"torpor: PREFECT_API_URL is {given}, a server that torpor does not start, so nothing "
+            "is set up to start at boot. Run "
+            f"`PREFECT_API_URL={given} make -C {shlex.quote(str(CHECKOUT))} up` after that server "
+            "has started, or unset PREFECT_API_URL and run `make boot` again",
+            file=sys.stderr,
+        )
+        return 1
     root = os.geteuid() == 0
     command = [sys.executable, "-m", "deployments.up"]
     if not RUNS_SYSTEMD.exists():
-        line = f"cd {CHECKOUT} && {FOLDER_VARIABLE}={installation.folder} {shlex.join(command)}"
+        folder = shlex.quote(str(installation.folder))
+        line = f"cd {shlex.quote(str(CHECKOUT))} && {FOLDER_VARIABLE}={folder} "
+        line = (line + shlex.join(command)).replace("%", r"\%")  # cron ends the command at a %
         print(f"This host does not run systemd. Add to your crontab (crontab -e):\n@reboot {line}")
         return 0
     file = write_unit(installation, unit_folder(root), root)
@@ -69,10 +81,10 @@ def write_unit(installation: Installation, folder: Path, root: bool) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / _NAME
     text = _UNIT.format(
-        checkout=_quoted(CHECKOUT),
-        folder=_quoted(installation.folder),
-        python=_quoted(sys.executable),
-        path=_quoted(os.environ.get("PATH", os.defpath)),
+        checkout=_literal(CHECKOUT),
+        folder=_literal(installation.folder),
+        python=_literal(sys.executable),
+        path=_literal(os.environ.get("PATH", os.defpath)),
         variable=FOLDER_VARIABLE,
         target="multi-user.target" if root else "default.target",
     )
@@ -80,7 +92,7 @@ def write_unit(installation: Installation, folder: Path, root: bool) -> Path:
     return file
 
 
-def _quoted(value: object) -> str:
+def _literal(value: object) -> str:
     """For a unit, where % begins a specifier."""
     return str(value).replace("%", "%%")
 

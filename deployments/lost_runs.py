@@ -7,17 +7,23 @@ listens on loopback, so their processes are on this host.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
+
+import psutil
 
 from deployments.api import Api
 from deployments.server import Server
 from deployments.worker import POOLS
-from torpor.control.processes import all_processes
+from torpor.control.processes import all_processes, is_running
 
 STUCK_S: Final = 600.0
 """A worker starts the process of a run that it has taken within seconds."""
+STARTS_S: Final = 60.0
+"""Between a run's state and the start of its process; the clock may have been set, too."""
 _MARK: Final = b"PREFECT__FLOW_RUN_ID="
 """Prefect sets it in the process of each run, which hands it on to all that it starts."""
 _OPEN: Final = ("PENDING", "RUNNING", "CANCELLING")
@@ -33,14 +39,15 @@ def end_lost_runs(server: Server, *, workers: bool) -> list[str]:
     said = []
     with Api(server) as api:
         open_runs = _open_runs(api)
+        processes = all_processes()
         alive = {
             word.removeprefix(_MARK).decode()
-            for words in all_processes().values()
+            for words in processes.values()
             for word in words
             if word.startswith(_MARK)
         }
         for run in open_runs:
-            if run["id"] in alive:
+            if run["id"] in alive or _may_be_hidden(run, processes):
                 continue
             seen = run["state_type"]
             if seen == "PENDING" and workers and _since_s(run) < STUCK_S:
@@ -50,7 +57,10 @@ def end_lost_runs(server: Server, *, workers: bool) -> list[str]:
             if now["state_type"] != seen or now["state"]["timestamp"] != run["state"]["timestamp"]:
                 continue
             wanted, words = _ended(run)
-            api.ask("POST", f"flow_runs/{run['id']}/set_state", {"state": wanted})
+            answer = api.ask("POST", f"flow_runs/{run['id']}/set_state", {"state": wanted})
+            if answer["status"] != "ACCEPT":
+                words = f"is not ended: {_WHY}; the server at {server.api_url} answered "
+                words += f"{answer['status']}: {answer['details'].get('reason')}"
             said.append(f"run {run['name']} {words}")
     return said
 
@@ -78,6 +88,16 @@ def _ended(run: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 _WHY: Final = "its process on this host is gone, without a word of its end (a kill, or a reboot)"
+
+
+def _may_be_hidden(run: dict[str, Any], processes: Mapping[psutil.Process, set[bytes]]) -> bool:
+    """Whether the run's process may be one of another account, whose environment we cannot read.
+    A process that started later only has its pid."""
+    for process, words in processes.items():
+        if str(process.pid) == run["infrastructure_pid"] and not words and is_running(process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                return time.time() - process.create_time() > _since_s(run) - STARTS_S
+    return False
 
 
 def _since_s(run: dict[str, Any]) -> float:

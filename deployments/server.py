@@ -65,16 +65,21 @@ class Server:
 
 def server_of(installation: Installation, port: int | None = None) -> Server:
     """The server to use: that of $PREFECT_API_URL if it is set, otherwise our own."""
-    given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
-    recorded = _recorded_port(installation)
-    if given and given != _api_url(recorded):
+    if given := users_own(installation):
         if port is not None:
             raise InvalidInput(
                 f"PREFECT_API_URL says that {given} is used, so no server is started on port "
                 f"{port}: leave out the port, or unset PREFECT_API_URL"
             )
         return Server(given, own=False)
-    return Server(_api_url(port or recorded or _choose_port()), True, installation.login())
+    chosen = port or _recorded_port(installation) or _choose_port()
+    return Server(_api_url(chosen), True, installation.login())
+
+
+def users_own(installation: Installation) -> str | None:
+    """What $PREFECT_API_URL names, unless that is our own server."""
+    given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
+    return given if given and given != _api_url(_recorded_port(installation)) else None
 
 
 def environment(installation: Installation, server: Server) -> dict[str, str]:

@@ -50,6 +50,8 @@ STEADY_S: Final = 600.0
 READY_S: Final = 120.0
 """1 s, measured."""
 STOP_S: Final = 10.0
+MOST_SILENT: Final = 5
+"""Looks at a server that lives, a minute apart."""
 _POLL_S: Final = 0.2
 _LINE: Final = 300
 
@@ -79,7 +81,25 @@ def _lost_runs(installation: Installation, used: Server) -> list[str]:
     return end_lost_runs(used, workers=worker.works(installation))
 
 
+@dataclass
+class Answers:
+    """Ends our own server when it lives and does not answer: its part then starts it again."""
+
+    silent: int = 0
+
+    def look(self, installation: Installation, used: Server) -> list[str]:
+        hung = used.own and not server.answers(used)
+        hung = hung and started_process(installation, server.ROLE) is not None
+        self.silent = self.silent + 1 if hung else 0
+        if self.silent < MOST_SILENT:
+            return []
+        self.silent = 0
+        server.stop(installation)
+        return [f"the server lived and did not answer, {MOST_SILENT} times in a row: it was ended"]
+
+
 CHECKS: Final[tuple[Check, ...]] = (
+    Check("answers", 60.0, Answers().look),
     Check("runs", 30.0, _lost_runs),
     Check("disk", 60.0, _disks),
     Check("logs", 60.0, _logs),

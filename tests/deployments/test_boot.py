@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,13 @@ from torpor.control.supervision import FOLDER_VARIABLE
 
 
 @pytest.mark.parametrize("root", [True, False], ids=["system", "user"])
-def test_systemd_accepts_the_unit(tmp_path: Path, root: bool) -> None:
+def test_systemd_accepts_the_unit(
+    tmp_path: Path, root: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "a b" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(python))
     unit = boot.write_unit(Installation(tmp_path / "50% state"), tmp_path, root)
     text = unit.read_text()
     assert f"{FOLDER_VARIABLE}={tmp_path}/50%% state" in text
@@ -36,5 +43,22 @@ def test_without_systemd_cron_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(boot, "RUNS_SYSTEMD", tmp_path / "none")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "50% state"))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
     assert boot.main() == 0
-    assert "@reboot cd " in capsys.readouterr().out
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.startswith("@reboot cd ")
+    assert rf"{FOLDER_VARIABLE}='{tmp_path}/50\% state' " in line
+
+
+def test_with_a_server_of_the_users_own_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The unit would not know it, and start a server of torpor's own at boot."""
+    monkeypatch.setattr(boot, "unit_folder", lambda _: tmp_path / "units")
+    monkeypatch.setattr(boot, "RUNS_SYSTEMD", tmp_path)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example/api")
+    assert boot.main() == 1
+    assert "`PREFECT_API_URL=https://prefect.example/api make -C " in capsys.readouterr().err
+    assert not (tmp_path / "units").exists()

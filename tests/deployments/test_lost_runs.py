@@ -6,9 +6,12 @@ import os
 import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
+import psutil
 import pytest
 
 from deployments import lost_runs
@@ -86,6 +89,61 @@ def test_a_run_that_no_worker_started_waits_again(
     monkeypatch.setattr(lost_runs, "STUCK_S", 0.0)
     assert len(end_lost_runs(prefect_server, workers=True)) == 1
     assert state_of(prefect_server, taken)["state_type"] == "SCHEDULED"
+
+
+class FakeApi:
+    """One run of that process, which began at ``since``, and a server that gives ``answer``."""
+
+    def __init__(self, pid: int, since: float) -> None:
+        at = datetime.fromtimestamp(since, UTC).isoformat()
+        state = {"timestamp": at}
+        self.run: dict[str, Any] = {"id": "1", "name": "a", "state_type": "RUNNING", "state": state}
+        self.answer: dict[str, Any] = {"status": "ACCEPT", "details": {}}
+        self.run["infrastructure_pid"] = str(pid)
+
+    def __enter__(self) -> FakeApi:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def all(self, *_: object) -> list[dict[str, Any]]:
+        return [self.run]
+
+    def ask(self, verb: str, *_: object) -> dict[str, Any]:
+        return self.run if verb == "GET" else self.answer
+
+
+OWN = Server("http://127.0.0.1:9/api", own=True)
+
+
+def test_an_end_that_the_server_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = FakeApi(2**22 + 1, time.time())
+    monkeypatch.setattr(lost_runs, "Api", lambda _: api)
+    assert end_lost_runs(OWN, workers=True)[0].startswith("run a crashed: ")
+    api.answer = {"status": "ABORT", "details": {"reason": "it is over"}}
+    (said,) = end_lost_runs(OWN, workers=True)
+    assert said.startswith("run a is not ended: ")
+    assert said.endswith("answered ABORT: it is over")
+
+
+def test_a_run_whose_process_hides_its_environment_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = time.time()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as hidden:
+        process = psutil.Process(hidden.pid)
+        monkeypatch.setattr(lost_runs, "all_processes", lambda: {process: set()})
+        monkeypatch.setattr(lost_runs, "Api", lambda _: FakeApi(hidden.pid, now))
+        assert end_lost_runs(OWN, workers=True) == []
+        # The pid is used again, after a boot for example.
+        monkeypatch.setattr(lost_runs, "Api", lambda _: FakeApi(hidden.pid, now - 3600))
+        assert len(end_lost_runs(OWN, workers=True)) == 1
+        monkeypatch.setattr(lost_runs, "Api", lambda _: FakeApi(hidden.pid, now))
+        hidden.kill()
+        while process.status() != psutil.STATUS_ZOMBIE:
+            pass
+        assert len(end_lost_runs(OWN, workers=True)) == 1
 
 
 def test_a_server_of_the_users_own_may_have_workers_elsewhere(prefect_server: Server) -> None:

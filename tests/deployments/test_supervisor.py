@@ -14,6 +14,7 @@ from deployments import supervisor
 from deployments.down import down
 from deployments.installation import CHECKOUT, Installation
 from deployments.processes import LOG_BYTES, launch, trim
+from deployments.server import Server
 from deployments.supervisor import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, Part, Supervisor
 from torpor.control.processes import ProcessRecord, boot_id, identify
 from torpor.control.supervision import FOLDER_VARIABLE, Supervision, read_supervision, told
@@ -157,6 +158,26 @@ def test_only_make_down_ends_a_supervisor_on_purpose(
     down(Installation(tmp_path))
     seen = read_supervision(tmp_path)
     assert seen and seen.ended
+
+
+def test_a_server_that_hangs_is_ended_and_one_that_is_slow_once_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[bool] = []
+    ended: list[Installation] = []
+    lives = [True]
+    own = Server("http://127.0.0.1:9/api", own=True)
+    monkeypatch.setattr(supervisor.server, "answers", lambda _: answers.pop(0))
+    monkeypatch.setattr(supervisor.server, "stop", ended.append)
+    monkeypatch.setattr(supervisor, "started_process", lambda *_: lives[0] or None)
+    check, made = supervisor.Answers(), Installation(tmp_path)
+    answers += [False] * 4 + [True] + [False] * 4
+    assert [check.look(made, own) for _ in range(9)] == [[]] * 9
+    answers += [False] * 10
+    assert "did not answer, 5 times in a row" in check.look(made, own)[0]
+    lives[0] = False  # its part starts it again
+    assert [check.look(made, own) for _ in range(9)] == [[]] * 9
+    assert ended == [made]
 
 
 def test_a_supervisor_that_has_gone_is_told(tmp_path: Path) -> None:
