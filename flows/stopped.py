@@ -25,6 +25,7 @@ from torpor.shared.errors import (
     AgentLost,
     HandedOver,
     MachineInUse,
+    NoCapacity,
     ProviderError,
     SnapshotError,
     TorporError,
@@ -38,6 +39,9 @@ RESTART_S: Final = 600.0
 """How long a market is asked to start a machine again, and how long one that does not run is waited
 for before a job that is stopped leaves it. What that costs is at most the price of the machine for
 this time, and the save."""
+LEAVE_S: Final = 1800.0
+"""How long a job that is to stop waits for a machine that goes from one state to another and never
+runs, before it leaves it."""
 GONE_S: Final = 60.0
 """How long a provider must say that a machine is stopped whose disk is lost with the stop."""
 
@@ -45,31 +49,49 @@ GONE_S: Final = 60.0
 class Stopped:
     """What one job does about its machine while that does not run."""
 
-    def __init__(self, opened: OpenWorkspace, driven: Driven, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        opened: OpenWorkspace,
+        driven: Driven,
+        say: Callable[[str], None],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._opened = opened
         self._driven = driven
         self._say = say
-        self._since: float | None = None
+        self._clock_s = clock_s
+        self.forget()
 
     def forget(self) -> None:
         """The machine runs, or there is none."""
-        self._since = None
+        self._since_s: float | None = None  # of the first look at a machine that does not run
+        self._seen = ("", "")  # the machine and its state in the last look
+        self._seen_since_s = 0.0
+        self._asked = False  # whether the market has answered a request to start it since then
 
     def see(self, machine: Machine, rental: Rental, *, ours: bool) -> None:
         """One look. ``ours``: the job works on the machine, or it was rented for the job."""
-        if self._since is None:
-            self._since = time.monotonic()
+        now_s = self._clock_s()
+        if self._since_s is None:
+            self._since_s = now_s
+        if (seen := (machine.id, machine.state)) != self._seen:
+            self._seen, self._seen_since_s, self._asked = seen, now_s, False
         stopped = machine.state == "stopped"
         if ours and stopped and self._driven.job.stopped != machine.id:
             self._driven.change(stopped=machine.id)
         able = self._opened.markets.of(machine.provider).abilities
         keeps = able.stop_keeps != "nothing"
         starts = ours and stopped and keeps and able.restarts
-        if time.monotonic() - self._since < (RESTART_S if starts or not stopped else GONE_S):
+        most_s = RESTART_S if starts or not stopped else GONE_S
+        if machine.state in ("starting", "queued"):
+            most_s = max(most_s, able.ready_s + able.queue_s)
+        over = now_s - self._seen_since_s >= most_s
+        if not over and now_s - self._since_s < LEAVE_S:
             self._wait(machine, starts)
             return
         left = "it may hold work that is in no snapshot"
-        if ours and (able.restarts or not keeps) and self._holds_no_others_work(machine, rental):
+        ends = over and ours and stopped and (self._asked or not keeps)
+        if ends and self._holds_no_others_work(machine, rental):
             left = self._end(machine, rental)
             if not left:
                 return
@@ -99,10 +121,10 @@ class Stopped:
 
     def _wait(self, machine: Machine, starts: bool, left: str = "") -> None:
         words = f"{machine.provider} does not run machine {machine.id}: it is {machine.state}"
-        if starts:
-            words += f"; torpor asks for its start, and for {RESTART_S / 60:.0f} min at most"
-        elif left:
+        if left:
             words += f". The job goes on when it runs again or has ended: {left}"
+        elif starts:
+            words += f"; torpor asks for its start, and for {RESTART_S / 60:.0f} min at most"
         self._say(words)
         if starts:
             self._start(machine)
@@ -111,8 +133,9 @@ class Stopped:
     def _start(self, machine: Machine) -> None:
         self._driven.change()  # HandedOver before a successor's machine is started
         try:
-            start_machine(self._opened, machine)
+            self._asked = start_machine(self._opened, machine) or self._asked
         except ProviderError as error:
+            self._asked = self._asked or isinstance(error, NoCapacity)
             runner().log.warning("machine %s was not started: %s", machine.id, error)
 
     def _holds_no_others_work(self, machine: Machine, rental: Rental) -> bool:

@@ -15,11 +15,13 @@ from torpor.shared.values import Machine, StoredSnapshot
 
 
 @step("start machine", run_name="start {machine.id}", retries=ONCE)
-def start_machine(opened: OpenWorkspace, machine: Machine) -> None:
-    """Ask its provider to start the machine. Raises the provider's error."""
+def start_machine(opened: OpenWorkspace, machine: Machine) -> bool:
+    """Ask its provider to start the machine; False if that cannot. Raises the provider's error."""
     provider = opened.markets.of(machine.provider)
-    if isinstance(provider, Restarts):
-        provider.start(machine)
+    if not isinstance(provider, Restarts):
+        return False
+    provider.start(machine)
+    return True
 
 
 @step("end stopped machine", run_name="end {machine.id}", retries=ONCE)

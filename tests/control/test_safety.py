@@ -378,14 +378,20 @@ def _beyond_reach(kept: Kept, machine: Machine = MACHINE, *, used: bool = False)
     return beyond_reach(kept.store, kept.stored, kept.seal, machine, ask)
 
 
-def test_a_machine_beyond_reach_is_ended_only_while_it_does_not_run(kept: Kept) -> None:
-    """Its disk may hold work that is in no snapshot."""
+def test_a_machine_beyond_reach_is_ended_only_while_it_is_stopped(kept: Kept) -> None:
+    """Its disk may hold work that is in no snapshot, and can be reached once it runs."""
     warrant = _beyond_reach(kept)
     assert warrant.snapshot is None  # of what it held to the last there is none
-    for state in ("stopped", "stopping", "starting"):
-        warrant.check(msgspec.structs.replace(MACHINE, state=state))
-    with pytest.raises(UnsafeDestroy, match="runs again"):
-        warrant.check(msgspec.structs.replace(MACHINE, state="running"))
+    warrant.accepted()  # of no destroy
+    for state in ("queued", "starting", "running", "stopping"):
+        with pytest.raises(UnsafeDestroy, match=f"is {state} and not stopped"):
+            warrant.check(msgspec.structs.replace(MACHINE, state=state))
+    warrant.check(msgspec.structs.replace(MACHINE, state="stopped"))
+    warrant.accepted()
+    warrant.check(msgspec.structs.replace(MACHINE, state="stopping"))  # its end goes on
+    for state in ("queued", "starting", "running"):
+        with pytest.raises(UnsafeDestroy, match="was not destroyed"):
+            warrant.check(msgspec.structs.replace(MACHINE, state=state))
     used = _beyond_reach(kept, used=True)
     with pytest.raises(MachineInUse):
         used.check(msgspec.structs.replace(MACHINE, state="stopped"))

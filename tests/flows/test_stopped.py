@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from flows import driving, stopped
 from flows.attending import Attending
+from flows.stopped import GONE_S, LEAVE_S, LOOK_S, RESTART_S, Stopped
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.driver import JOB, Story, attempt_on, drive_job, left_job
 from tests.fixtures.lab import DEMO, Lab
@@ -19,7 +21,7 @@ from torpor.control import safety
 from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.rental.records import Rental
-from torpor.shared.errors import NoCapacity, SnapshotDamaged
+from torpor.shared.errors import NoCapacity, ProviderDenied, SnapshotDamaged
 from torpor.shared.values import Machine, SnapshotId, StoredSnapshot
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob
 
@@ -28,8 +30,19 @@ _STOP = Stop("cancelled", "hibernate", "enough", 2.0)
 
 
 @pytest.fixture
-def world(lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Lab, Story]]:
-    """A whole save is in the store; a wake gives a new machine; the test does not wait long."""
+def now_s() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def world(
+    lab: Lab, story: Story, now_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Lab, Story]:
+    """A whole save is in the store; a wake gives a new machine; no wait takes time."""
+
+    def nap(driven: Driven, seconds: float) -> None:
+        driven.check()
+        now_s[0] += seconds
 
     def wake(opened: Any, phases: Any, wanted: str) -> Any:
         story.did.append(f"wake {wanted}")
@@ -50,10 +63,11 @@ def world(lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
     monkeypatch.setattr(stopped, "newest_save", lambda *_: _SAVE)
     monkeypatch.setattr(stopped, "Storing", Saved)
     monkeypatch.setattr(safety, "see_whole", lambda *_: None)
-    monkeypatch.setattr(stopped, "LOOK_S", 0.1)
-    monkeypatch.setattr(stopped, "RESTART_S", 0.5)
-    monkeypatch.setattr(stopped, "GONE_S", 0.3)
-    yield lab, story
+    monkeypatch.setattr(Driven, "nap", nap)
+    monkeypatch.setattr(driving, "Stopped", partial(Stopped, clock_s=lambda: now_s[0]))
+    for name, value in (("LOOK_S", LOOK_S), ("RESTART_S", RESTART_S), ("GONE_S", GONE_S)):
+        monkeypatch.setattr(stopped, name, value)  # those of the product
+    return lab, story
 
 
 def _stopped(lab: Lab, state: Any = "stopped", **rental: Any) -> tuple[Machine, Rental]:
@@ -78,6 +92,18 @@ def _market(lab: Lab, starts: bool, **abilities: Any) -> list[str]:
     lab.market.abilities = msgspec.structs.replace(lab.market.abilities, **able)
     lab.market.start = start  # type: ignore[attr-defined]
     return asked
+
+
+def _shows(lab: Lab, now_s: list[float], at: Callable[[float], Any]) -> None:
+    """The market shows its one machine in the state that ``at`` says for the time."""
+    listed = lab.market.list_own
+
+    def list_own() -> list[Machine]:
+        for name, one in list(lab.market.alive.items()):
+            lab.market.alive[name] = msgspec.structs.replace(one, state=at(now_s[0]))
+        return listed()
+
+    lab.market.list_own = list_own  # type: ignore[method-assign]
 
 
 def _open(lab: Lab, machine: Machine, rental: Rental, **attempt: Any) -> Job:
@@ -127,16 +153,17 @@ def test_a_stopped_machine_is_started_and_saved_and_the_command_goes_on_there(
     assert story.did == [f"save {machine.id}", f"hibernate {machine.id}"]
 
 
-def test_a_stopped_machine_of_a_cancelled_job_is_started_to_be_hibernated(
-    world: tuple[Lab, Story],
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_stopped_machine_of_a_cancelled_job_is_hibernated_or_ended(
+    world: tuple[Lab, Story], starts: bool
 ) -> None:
     lab, story = world
-    _market(lab, starts=True)
+    _market(lab, starts=starts)
     machine, rental = _stopped(lab, job=JOB)
     left = _open(lab, machine, rental)
     lab.opened.jobs.ask_stop(JOB, _STOP)
     assert drive_job(lab, left).state == "cancelled"
-    assert story.did[-1] == f"hibernate {machine.id}"
+    assert story.did[-1:] == ([f"hibernate {machine.id}"] if starts else [])
     assert lab.market.alive == {}
 
 
@@ -160,16 +187,73 @@ def test_a_machine_that_does_not_start_again_is_ended_and_the_job_goes_on_from_i
     assert over.snapshot is None  # what it held to the last is nowhere
 
 
-def test_a_cancelled_job_ends_a_machine_that_does_not_start_again(
-    world: tuple[Lab, Story],
+@pytest.mark.parametrize("between", ["starting", "queued", "stopping"])
+def test_only_the_time_in_which_a_machine_is_stopped_counts(
+    world: tuple[Lab, Story], now_s: list[float], between: str
 ) -> None:
+    """The market says "stopped" for a moment after a long time in another state; then it runs."""
     lab, story = world
+    asked = _market(lab, starts=False)
+    machine, rental = _stopped(lab, job=JOB)
+    long_s = 2 * RESTART_S
+
+    def at(time_s: float) -> str:
+        if time_s >= 2 * long_s:
+            return "running"
+        return "stopped" if long_s <= time_s <= long_s + LOOK_S else between
+
+    _shows(lab, now_s, at)
+    assert drive_job(lab, _open(lab, machine, rental)).state == "succeeded"
+    assert asked == [machine.id, machine.id]
+    assert story.did == [f"save {machine.id}", f"hibernate {machine.id}"]
+
+
+def test_a_machine_that_starts_is_not_ended_however_long_that_takes(
+    world: tuple[Lab, Story], now_s: list[float]
+) -> None:
+    """The job is to stop, so it leaves the machine once its market's time to start it is over."""
+    lab, story = world
+    _market(lab, starts=False, ready_s=1200.0)
+    machine, rental = _stopped(lab, job=JOB)
+    _shows(lab, now_s, lambda time_s: "stopped" if time_s < LOOK_S else "starting")
+    left = _open(lab, machine, rental)
+    lab.opened.jobs.ask_stop(JOB, _STOP)
+    ended = drive_job(lab, left)
+    assert (ended.state, list(lab.market.alive), story.did) == ("cancelled", [machine.id], [])
+    assert "which is starting and costs money" in ended.why
+    assert now_s[0] == LOOK_S + 1200.0
+
+
+def test_a_cancelled_job_leaves_a_machine_that_never_stays_in_one_state(
+    world: tuple[Lab, Story], now_s: list[float]
+) -> None:
+    lab, _ = world
     _market(lab, starts=False)
     machine, rental = _stopped(lab, job=JOB)
+    _shows(lab, now_s, lambda time_s: ("stopped", "starting")[int(time_s / LOOK_S) % 2])
     left = _open(lab, machine, rental)
     lab.opened.jobs.ask_stop(JOB, _STOP)
     assert drive_job(lab, left).state == "cancelled"
-    assert (lab.market.alive, story.did) == ({}, [])
+    assert list(lab.market.alive) == [machine.id]
+    assert now_s[0] == LEAVE_S
+
+
+def test_a_machine_whose_market_was_never_asked_for_its_start_is_not_ended(
+    world: tuple[Lab, Story],
+) -> None:
+    lab, _ = world
+    _market(lab, starts=False)
+
+    def denied(machine: Machine) -> None:
+        raise ProviderDenied("the login may not start machines")
+
+    lab.market.start = denied  # type: ignore[attr-defined]
+    machine, rental = _stopped(lab, job=JOB)
+    left = _open(lab, machine, rental)
+    lab.opened.jobs.ask_stop(JOB, _STOP)
+    ended = drive_job(lab, left)
+    assert (ended.state, list(lab.market.alive)) == ("cancelled", [machine.id])
+    assert f"Machine {machine.id} at {machine.provider} was left" in ended.why
 
 
 @pytest.mark.parametrize("why", ["a user worked there", "no whole save"])

@@ -45,13 +45,24 @@ def _ask_nobody() -> None:
     """Nothing to check again."""
 
 
-class _LastLook:
-    """When the disk was compared for the last time, and who else may use the machine."""
+class _Check:
+    """Who else may use the machine, and how far its end has come."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
-        self._made_s = boot_clock_s()
         self._ask = ask
         self.checked = self.ends = False  # whether a destroy followed, and was accepted
+
+    def __call__(self) -> None:
+        """Raises the error of ``ask``."""
+        self._ask()
+
+
+class _LastLook(_Check):
+    """The same, and when the disk was compared for the last time."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        super().__init__(ask)
+        self._made_s = boot_clock_s()
 
     def __call__(self) -> None:
         """StillChanging once that look is too old; or the error of ``ask``."""
@@ -63,7 +74,7 @@ class _LastLook:
                 f"the disk was compared {age_s:.0f} s ago, and may have changed since: the machine "
                 "was not destroyed. Hibernate again"
             )
-        self._ask()
+        super().__call__()
 
 
 def boot_clock_s() -> float:
@@ -111,7 +122,7 @@ class Warrant(_Proof):
     _provider: str
     _machine: MachineId
     _label: Label
-    _ask: Callable[[], None]
+    _ask: _Check
     _only_stopped: bool
     reason: str
     snapshot: SnapshotId | None  # that holds what was on the machine
@@ -137,7 +148,7 @@ class Warrant(_Proof):
         keep("_provider", machine.provider)
         keep("_machine", machine.id)
         keep("_label", machine.label)
-        keep("_ask", ask)
+        keep("_ask", ask if isinstance(ask, _Check) else _Check(ask))
         keep("_only_stopped", only_stopped)
         keep("reason", reason)
         keep("snapshot", snapshot)
@@ -155,28 +166,26 @@ class Warrant(_Proof):
                 f"the warrant is for machine {self._machine} at {self._provider}, not for "
                 f"{live.id} at {live.provider}: nothing was destroyed"
             )
-        if self._only_stopped and live.state == "running":
+        beyond = live.state == "stopped" or (live.state == "stopping" and self._ask.ends)
+        if self._only_stopped and not beyond:
             raise UnsafeDestroy(
-                f"machine {live.id} at {live.provider} runs again, so its disk can be reached: it "
-                "was not destroyed"
+                f"machine {live.id} at {live.provider} is {live.state} and not stopped, so its "
+                "disk may be reached: it was not destroyed"
             )
         self._ask()
-        if isinstance(self._ask, _LastLook):
-            self._ask.checked = True
+        self._ask.checked = True
 
     def accepted(self) -> None:
         """The provider's ``destroy`` has returned. If it asked for the end of the machine, work can
         no more begin there, so the last comparison of its disk stays the last one."""
-        if isinstance(self._ask, _LastLook):
-            self._ask.ends = self._ask.checked
+        self._ask.ends = self._ask.checked
 
     def check_label(self, label: Label | None) -> None:
         """The same for what outlived the machine and carries only its label: a disk, an address."""
         if label != self._label:
             raise NotOurs(f"the warrant is for label {self._label}, not {label}: nothing was ended")
         self._ask()
-        if isinstance(self._ask, _LastLook):
-            self._ask.checked = self._ask.ends  # there was no machine to end
+        self._ask.checked = self._ask.ends  # there was no machine to end
 
 
 def verify_snapshot(
@@ -338,7 +347,7 @@ def beyond_reach(
     the job goes on from ``save``, and what was written after it is lost.
 
     SnapshotDamaged unless the save is whole in the store. The warrant holds only while the machine
-    does not run. ``ask`` is called right before each destroy, and raises if somebody else uses the
+    is stopped: one that starts can be reached soon. ``ask`` is called right before each destroy, and raises if somebody else uses the
     machine.
     """
     if machine.label is None or machine.label.workspace != save.workspace:
