@@ -121,6 +121,8 @@ class Stopped:
 
     def _wait(self, machine: Machine, starts: bool, left: str = "") -> None:
         words = f"{machine.provider} does not run machine {machine.id}: it is {machine.state}"
+        if machine.note:
+            words += f" ({machine.note})"
         if left:
             words += f". The job goes on when it runs again or has ended: {left}"
         elif starts:

@@ -39,6 +39,7 @@ class FakeVast(FakeMarket):
     account: int = 4242
     unknown_is_null: bool = False  # their own client expects it of GET; of DELETE a 404 is written
     refuses_without_reason: bool = False  # what "error that created" says
+    says: str = ""  # the status of every instance, where it is not of the instance itself
 
     def action_of(self, request: Request) -> Action:
         path = request.path.rstrip("/")
@@ -246,7 +247,7 @@ class FakeVast(FakeMarket):
         at_22 = [{"HostIp": "0.0.0.0", "HostPort": str(machine.port)}]  # noqa: S104 (their word)
         return {
             "id": int(machine.id),
-            "actual_status": status,
+            "actual_status": self.says or status,
             "cur_state": "stopped" if machine.stopped else "running",
             "intended_status": "stopped" if machine.stopped else "running",
             "next_state": "stopped" if machine.stopped else "running",

@@ -124,6 +124,24 @@ class TestVast(MarketContract):
         plain.start(machine)
         assert [one.state for one in plain.list_own()] == ["running"]
 
+    @pytest.mark.parametrize("outbid", [False, True])
+    @pytest.mark.parametrize("said", ["offline", "unknown"])
+    def test_a_host_that_vast_does_not_reach_has_not_stopped_its_instance(
+        self, plain: Provider, fake: FakeMarket, order: Order, said: str, outbid: bool
+    ) -> None:
+        """Its command runs on, and nobody may end it as a stopped one."""
+        assert isinstance(fake, FakeVast)
+        machine = plain.create(order)
+        fake.market.rented[0].stopped = outbid
+        fake.says = said
+        (live,) = plain.list_own()
+        assert live.state == "starting"
+        assert f"Vast.ai says {said}" in live.note
+        assert plain.find(machine.id) == live
+        fake.says = "exited"
+        (live,) = plain.list_own()
+        assert live.state == "stopped"
+
     def test_an_account_without_credit_is_denied(self, plain: Provider, fake: FakeMarket) -> None:
         fake.market.balance_usd = 0.0
         with pytest.raises(ProviderDenied, match="credit"):

@@ -40,7 +40,8 @@ _MOST_OFFERS: Final = 5000  # in one answer; there are some thousand in all
 _MOST_PAGES: Final = 400
 _PAGE: Final = 25  # the most that Vast.ai shows at once
 _ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
-_DEAD: Final = frozenset({"exited", "unknown", "offline"})  # until somebody starts them
+_UNREACHED: Final = frozenset({"unknown", "offline"})
+"""Vast.ai has not heard from the host: whether its instance runs, nobody knows."""
 _NOT_THERE: Final = frozenset({400, 404, 410})
 _BID: Final = 1.05
 """Of the least bid: whoever bids exactly that is outbid by the next."""
@@ -317,7 +318,10 @@ class VastProvider:
         endpoint = None
         if status == "running" and ssh and row.public_ipaddr:
             endpoint = Endpoint(row.public_ipaddr.strip(), int(ssh[0].port), "root")
-        stopped = status in _DEAD or row.cur_state == "stopped"
+        unreached, note = status in _UNREACHED, (row.status_msg or "").strip()
+        if unreached:
+            note = f"Vast.ai says {status}: it does not reach its host {note}".strip()
+        stopped = not unreached and (status == "exited" or row.cur_state == "stopped")
         return Machine(
             MachineId(str(row.id)),
             self.identity,
@@ -325,7 +329,7 @@ class VastProvider:
             "stopped" if stopped else "running" if endpoint is not None else "starting",
             endpoint,
             row.dph_total,
-            (row.status_msg or "").strip(),
+            note,
         )
 
     def _refused(
