@@ -14,8 +14,7 @@ from flows.phases import Phases
 from flows.storing import Storing
 from tasks.jobs import refuse_other_jobs
 from tasks.runner import runner
-from tasks.standing_by import newest_save
-from tasks.stopped import end_stopped, start_machine
+from tasks.stopped import end_stopped, find_sure_save, start_machine
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.records import Stop
@@ -154,7 +153,7 @@ class Stopped:
         job = self._driven.job
         self._driven.change()  # HandedOver before a successor's machine is ended
         try:
-            save = newest_save(self._opened, job.newest)
+            save = find_sure_save(self._opened, job.newest)
             if save is None:
                 return "its workspace has no snapshot to go on from"
             runner().log.warning(

@@ -8,10 +8,11 @@ from tasks.machines import renting
 from tasks.retrying import ONCE
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
+from torpor.control.jobs.standby import sure_save
 from torpor.control.providers.seam import Restarts
 from torpor.control.rental.records import Rental
 from torpor.control.safety import beyond_reach
-from torpor.shared.values import Machine, StoredSnapshot
+from torpor.shared.values import Machine, SnapshotId, StoredSnapshot
 
 
 @step("start machine", run_name="start {machine.id}", retries=ONCE)
@@ -22,6 +23,13 @@ def start_machine(opened: OpenWorkspace, machine: Machine) -> bool:
         return False
     provider.start(machine)
     return True
+
+
+@step("find sure save")
+def find_sure_save(opened: OpenWorkspace, newest: SnapshotId | None) -> StoredSnapshot | None:
+    """The save for which a stopped machine may be ended, ``newest`` or one after it; None if the
+    workspace has none. Raises what refuses the newest one."""
+    return sure_save(opened.store, opened.spec.name, opened.seal, newest)
 
 
 @step("end stopped machine", run_name="end {machine.id}", retries=ONCE)

@@ -403,6 +403,9 @@ def test_a_machine_beyond_reach_is_ended_only_for_a_whole_save_of_its_workspace(
     other = Label("me", WorkspaceName("x"), "lease-1")
     with pytest.raises(NotOurs, match="was not destroyed"):
         _beyond_reach(kept, msgspec.structs.replace(MACHINE, label=other))
+    kept.store.hide_md5(kept.pack())  # nobody has compared what is in it
+    with pytest.raises(SnapshotDamaged, match="does not show the MD5"):
+        _beyond_reach(kept)
     kept.store.delete([kept.pack()])
     with pytest.raises(SnapshotDamaged, match="missing or changed"):
         _beyond_reach(kept)

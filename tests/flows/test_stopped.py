@@ -60,9 +60,9 @@ def world(
 
     monkeypatch.setattr(driving, "wake_workspace", wake)
     monkeypatch.setattr(driving, "newest_save", lambda *_: None)
-    monkeypatch.setattr(stopped, "newest_save", lambda *_: _SAVE)
+    monkeypatch.setattr(stopped, "find_sure_save", lambda *_: _SAVE)
     monkeypatch.setattr(stopped, "Storing", Saved)
-    monkeypatch.setattr(safety, "see_whole", lambda *_: None)
+    monkeypatch.setattr(safety, "verify_snapshot", lambda *_: None)
     monkeypatch.setattr(Driven, "nap", nap)
     monkeypatch.setattr(driving, "Stopped", partial(Stopped, clock_s=lambda: now_s[0]))
     for name, value in (("LOOK_S", LOOK_S), ("RESTART_S", RESTART_S), ("GONE_S", GONE_S)):
@@ -256,7 +256,9 @@ def test_a_machine_whose_market_was_never_asked_for_its_start_is_not_ended(
     assert f"Machine {machine.id} at {machine.provider} was left" in ended.why
 
 
-@pytest.mark.parametrize("why", ["a user worked there", "no whole save"])
+@pytest.mark.parametrize(
+    "why", ["a user worked there", "no whole save", "a newer save is not whole"]
+)
 def test_a_stopped_machine_whose_work_is_nowhere_else_is_not_ended(
     world: tuple[Lab, Story], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
@@ -268,7 +270,9 @@ def test_a_stopped_machine_whose_work_is_nowhere_else_is_not_ended(
         raise SnapshotDamaged("a pack is missing")
 
     if why == "no whole save":
-        monkeypatch.setattr(safety, "see_whole", damaged)
+        monkeypatch.setattr(safety, "verify_snapshot", damaged)
+    elif why == "a newer save is not whole":
+        monkeypatch.setattr(stopped, "find_sure_save", damaged)
     left = _open(lab, machine, rental)
     lab.opened.jobs.ask_stop(JOB, _STOP)
     assert drive_job(lab, left).state == "cancelled"

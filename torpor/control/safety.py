@@ -346,8 +346,9 @@ def beyond_reach(
     """A warrant for a job's machine that its provider has stopped, and whose disk nobody can reach:
     the job goes on from ``save``, and what was written after it is lost.
 
-    SnapshotDamaged unless the save is whole in the store. The warrant holds only while the machine
-    is stopped: one that starts can be reached soon. ``ask`` is called right before each destroy, and raises if somebody else uses the
+    SnapshotDamaged unless the save is whole in the store, and the store shows the MD5 of each pack:
+    nothing reads them. The warrant holds only while the machine is stopped: one that starts can be
+    reached soon. ``ask`` is called right before each destroy, and raises if somebody else uses the
     machine.
     """
     if machine.label is None or machine.label.workspace != save.workspace:
@@ -355,6 +356,6 @@ def beyond_reach(
             f"machine {machine.id} at {machine.provider} carries label {machine.label}, not one of "
             f"workspace {save.workspace}: it was not destroyed"
         )
-    see_whole(store, save, seal)
+    verify_snapshot(store, save, seal)
     reason = f"it is stopped and does not start again; snapshot {save.snapshot} is whole"
     return Warrant(_MINT, machine, reason, ask, only_stopped=True)

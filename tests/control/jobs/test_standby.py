@@ -19,12 +19,13 @@ from torpor.control.jobs.standby import (
     MOST_PACKS,
     OWN_SAVES,
     newest_whole,
+    sure_save,
 )
 from torpor.control.safety import see_whole, verify_snapshot
 from torpor.control.store.marks import COMMIT_S, marked_packs
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.prune import GRACE_S, YOUNG_S, PruneRules
-from torpor.shared.errors import GrantExpired, SnapshotDamaged, StoreUnavailable
+from torpor.shared.errors import GrantExpired, SnapshotDamaged, SnapshotMissing, StoreUnavailable
 from torpor.shared.format.names import manifest_key, marks_prefix, pack_id_of, packs_prefix
 from torpor.shared.values import GIB, SnapshotId, StoredObject
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, request_line
@@ -258,6 +259,29 @@ def test_what_cannot_be_known_is_not_damage(machine: NearAgent, memory_store: Me
     memory_store.fails = StoreUnavailable("away")
     with pytest.raises(StoreUnavailable):
         _newest(machine, basis)
+
+
+def test_a_machine_is_not_ended_for_a_save_before_the_newest(
+    machine: NearAgent, store: SteppedStore
+) -> None:
+    """What came after it would be lost, though it may be mended."""
+    assert sure_save(store, WORKSPACE, machine.seal, None) is None
+    basis = machine.hibernated()
+    found = sure_save(store, WORKSPACE, machine.seal, basis)
+    assert found is not None
+    assert found.snapshot == basis
+    before = set(packs(machine.clock))
+    fill(machine, 2)
+    save = saved(machine, book_of(machine, machine.root, basis))
+    found = sure_save(store, WORKSPACE, machine.seal, basis)
+    assert found is not None
+    assert found.snapshot == save.snapshot
+    store.delete(sorted(set(packs(machine.clock)) - before)[:1])
+    with pytest.raises(SnapshotDamaged, match=str(save.snapshot)):
+        sure_save(store, WORKSPACE, machine.seal, basis)
+    store.delete([manifest_key(WORKSPACE, save.snapshot)])
+    with pytest.raises(SnapshotMissing, match=f"{save.snapshot}.*was not ended"):
+        sure_save(store, WORKSPACE, machine.seal, save.snapshot)
 
 
 def _newest(machine: Engine, verified: SnapshotId | None) -> tuple[SnapshotId | None, int]:

@@ -19,7 +19,7 @@ from torpor.control.store.snapshots import (
     read_manifest,
     snapshot_times,
 )
-from torpor.shared.errors import SnapshotError
+from torpor.shared.errors import SnapshotError, SnapshotMissing
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.names import manifest_key, new_pack_key, pack_id_of, pack_key
@@ -134,6 +134,25 @@ def newest_whole(
     if refused:
         raise refused[0]
     return NewestWhole(None, [])
+
+
+def sure_save(
+    store: ObjectStore, workspace: WorkspaceName, seal: Seal, verified: SnapshotId | None
+) -> StoredSnapshot | None:
+    """The newest snapshot, for which a machine with newer work may be ended; None if there is none.
+
+    ``verified``: the job's newest save. Raises the refusal of a newer one that is not whole, and
+    SnapshotMissing if the store does not have the job's newest: an older one does not do.
+    """
+    if verified is not None and verified not in snapshot_times(store, workspace):
+        raise SnapshotMissing(
+            f"{store.address} does not have snapshot {verified}, the newest save of the job of "
+            f"workspace {workspace}: its machine was not ended, as an older save has less"
+        )
+    found, refused = newest_whole(store, workspace, seal, verified)
+    if refused:
+        raise refused[0]
+    return found
 
 
 def is_own_save(
