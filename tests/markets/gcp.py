@@ -178,8 +178,8 @@ class FakeGcp(FakeMarket):
             return self._instance(found[1], found[2], request)
         if found := re.fullmatch(r"zones/([a-z0-9-]+)/instances/([a-z0-9-]+)/setMetadata", rest):
             return self._set_metadata(found[1], found[2], request)
-        if found := re.fullmatch(r"zones/([a-z0-9-]+)/instances/([a-z0-9-]+)/start", rest):
-            return self._start(found[1], found[2], request)
+        if found := re.fullmatch(r"zones/([a-z0-9-]+)/instances/([a-z0-9-]+)/(start|resume)", rest):
+            return self._start(*found.groups(), request)
         if found := re.fullmatch(r"zones/[a-z0-9-]+/operations/([a-z0-9-]+)", rest):
             return self._operation(found[1])
         if re.fullmatch(r"zones/[a-z0-9-]+/operations", rest):
@@ -211,9 +211,7 @@ class FakeGcp(FakeMarket):
             return _error(400, "invalid", f"Invalid value for field 'resource.{faulty}'")
         with self.market.lock:
             if any(m.alive and _place(m) == (zone, asked["name"]) for m in self.market.rented):
-                return _error(
-                    409, "alreadyExists", f"The resource '{asked['name']}' already exists"
-                )
+                return _error(409, "alreadyExists", f"'{asked['name']}' already exists")
             ware = self._ware(zone, asked)
             if ware is None:
                 return _error(400, "invalid", f"Machine type does not exist in zone '{zone}'.")
@@ -283,15 +281,17 @@ class FakeGcp(FakeMarket):
         machine.request["metadata"] = {"items": request.body["items"]}
         return Answer(200, self._began("setMetadata", zone, name, request.query["requestId"]))
 
-    def _start(self, zone: str, name: str, request: Request) -> Answer:
+    def _start(self, zone: str, name: str, word: str, request: Request) -> Answer:
         machine = self._machine(zone, name)
         if machine is None:
             return _not_found(zone, name)
-        operation = self._began("start", zone, name, request.query["requestId"])
+        if (word == "resume") != machine.suspended:
+            return _error(400, "resourceNotReady", f"The resource '{name}' is not ready")
+        operation = self._began(word, zone, name, request.query["requestId"])
         if machine.no_room:
             operation["error"] = {"errors": [self.exhausted]}
         else:
-            machine.stopped = False
+            machine.stopped = machine.suspended = False
         return Answer(200, operation)
 
     def _fingerprint(self, machine: Rented) -> str:
@@ -335,7 +335,7 @@ class FakeGcp(FakeMarket):
         if not machine.alive:
             status = "STOPPING"
         elif machine.stopped:
-            status = "TERMINATED"
+            status = "SUSPENDED" if machine.suspended else "TERMINATED"
         elif self.market.starting(machine):
             status = "STAGING"
         card = {"type": "ONE_TO_ONE_NAT", "name": "External NAT", "kind": "compute#accessConfig"}

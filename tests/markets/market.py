@@ -68,6 +68,7 @@ class Rented:
     starting_looks: int = 0  # answers in which it is still starting
     stopped: bool = False
     no_room: bool = False  # its market cannot start it again now
+    suspended: bool = False  # with its memory kept; it is ``stopped``, too
     ended_unix: float | None = None
     body: Body | None = None
 

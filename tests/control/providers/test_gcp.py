@@ -323,6 +323,21 @@ class TestGcp(MarketContract):
         plain.destroy(live, never_handed_over(live, order.label))
         assert plain.list_own() == []
 
+    def test_a_suspended_machine_is_resumed(
+        self, plain: Provider, gcp: FakeGcp, order: Order
+    ) -> None:
+        """Google refuses to start it."""
+        assert isinstance(plain, Restarts)
+        machine = plain.create(order)
+        rented = gcp.market.rented[0]
+        gcp.market.take(rented)
+        rented.suspended = True
+        with pytest.raises(NoCapacity, match="ZONE_RESOURCE_POOL_EXHAUSTED"):
+            plain.start(machine)
+        rented.no_room = False
+        plain.start(machine)
+        assert [one.state for one in plain.list_own()] == ["running"]
+
     def test_a_machine_whose_deadline_nobody_renews_stops_and_keeps_its_disk(
         self, gcp: FakeGcp, order: Order
     ) -> None:

@@ -292,7 +292,8 @@ class GcpProvider:
             raise NotOurs(f"machine {machine.id} is not of {machine.label}: it was not started")
         if _STATES.get(row.status) != "stopped":
             return
-        answer = self._client.ask("POST", f"{path}/start?requestId={uuid.uuid4()}", Operation)
+        word = "resume" if row.status == "SUSPENDED" else "start"  # which Google refuses of it
+        answer = self._client.ask("POST", f"{path}/{word}?requestId={uuid.uuid4()}", Operation)
         if isinstance(answer, Refusal):
             raise self._client.refused(answer, doing)
         fault = self._client.settled(zone, answer).fault
