@@ -81,14 +81,14 @@ def close_gone(standing: Standing, workspaces: Sequence[OpenWorkspace]) -> Stand
 
 
 def _is_closed(of: Mapping[WorkspaceName, OpenWorkspace], finding: Finding) -> bool:
-    rental, shown = finding.rental, finding.machine is not None
-    if rental is None or finding.kind == "at another provider":
+    rental, machine = finding.rental, finding.machine
+    if rental is None or rental.machine is None or finding.kind == "at another provider":
         return False
-    if not rental.absences and (shown or rental.machine is None):
+    if machine is not None and machine.provider != rental.provider:  # its account has a new name
         return False
     name = rental.label.workspace
     try:
-        return renting(of[name].under(name)).close_if_gone(rental, shown=shown)
+        return renting(of[name].under(name)).close_if_gone(rental, shown=machine is not None)
     except TorporError as error:
         runner().log.warning("rental %s of %s stays open: %s", rental.label.rental, name, error)
         return False

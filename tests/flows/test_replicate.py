@@ -342,7 +342,7 @@ def test_two_wakes_at_once_hand_over_one_machine(kept: Kept) -> None:
         theirs, _ = handed_over(opened)
         rental = opened.rentals.of(theirs.label)  # type: ignore[arg-type]
         assert rental is not None
-        opened.rentals.seen(theirs, rental)
+        opened.rentals.seen(rental)
         second.hand_over(alone=True)
     assert [machine.id for machine in kept.world.machines()] == [theirs.id]
 

@@ -263,14 +263,18 @@ def test_a_rental_whose_machine_has_gone_is_closed_by_its_proof_and_not_by_a_dry
 def test_a_machine_whose_market_forgets_is_looked_for_by_each_watch_until_that_is_a_proof(
     world: World, opened: OpenWorkspace
 ) -> None:
-    _rented(world, gpu_peak=90)
+    _rented(world, gpu=80)
     provider: Any = _Forgetful(world.provider)
     there = replace(opened, providers=(provider,))
+    (before,) = opened.rentals.open()
+    _watch(there, dry_run=False)
+    (shown,) = opened.rentals.open()
+    assert (shown.seen_unix or 0.0) > (before.seen_unix or 0.0)  # absences count from then
     destroy_all(world.provider)
     for looks in (1, 2):
         (row,) = _watch(there, dry_run=False).watched
         assert row.kind == "unknown"
-        assert len(opened.rentals.open()[0].absences) == looks
+        assert len(opened.rentals.open()[0].absent_unix) == looks
     assert [row.kind for row in _watch(there, dry_run=False).watched] == ["off"]
     assert "without a proof" in opened.rentals.history()[0].why
 

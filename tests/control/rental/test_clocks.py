@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncssh
+import msgspec
 import pytest
 
 from tests.fixtures.contest import HOUR_S, ContestedStore
@@ -75,3 +76,26 @@ def test_a_request_is_given_up_by_its_age_whatever_clocks_say(
     with contested.host():
         held.end_abandoned()
         assert _states(rentals) != ["asked"]
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
+def test_absences_are_counted_whatever_the_clocks_of_the_looking_hosts_say(
+    ahead_s: float, market: Market, identity: asyncssh.SSHKey
+) -> None:
+    market.abilities = msgspec.structs.replace(market.abilities, settling_s=600.0, forgets_s=3600.0)
+    contested = ContestedStore()
+    rentals = Rentals(contested, DEMO)
+    renter = Renter(rentals, Markets([market]), "me", Want(), identity, Hears())
+    with contested.host(ahead_s):
+        Renting(renter).rent(market.on_sale).hand_over()
+    market.alive.clear()
+    market.proofs = False
+    for passed_s, host_s, looks in ((3700, ahead_s, 1), (300, 0.0, 1), (400, 0.0, 2)):
+        contested.pass_time(passed_s)
+        with contested.host(host_s):
+            Renting(renter).end_abandoned()
+            assert [len(one.absent_unix) for one in rentals.open()] == [looks]
+    contested.pass_time(700)
+    with contested.host(ahead_s):
+        Renting(renter).end_abandoned()
+        assert rentals.open() == []

@@ -70,7 +70,7 @@ def test_a_machine_that_its_market_has_forgotten_closes_its_rental_after_repeate
         monkeypatch.setattr(time, "time", lambda: now + later_s)
         by = Renter(rentals, Markets([forgetful]), "me", Want(), identity, Hears())
         Renting(by).end_abandoned()
-        return _states(rentals), sum(len(one.absences) for one in rentals.open())
+        return _states(rentals), sum(len(one.absent_unix) for one in rentals.open())
 
     assert look(1000) == (["handed over"], 0)  # its market would still say that it has ended
     assert look(4000) == (["handed over"], 1)
@@ -83,11 +83,38 @@ def test_a_machine_that_its_market_has_forgotten_closes_its_rental_after_repeate
     forgetful.alive.update(gone)
     assert look(5800) == (["handed over"], 0)  # it was there all the time
     forgetful.alive.clear()
-    assert [look(later_s)[1] for later_s in (7000, 7700)] == [1, 2]
-    assert look(8400) == (["ended"], 0)
+    assert [look(later_s)[1] for later_s in (7000, 7700, 8400)] == [0, 0, 0]
+    assert [look(later_s)[1] for later_s in (9500, 10200)] == [1, 2]
+    assert look(10900) == (["ended"], 0)
     (ended,) = rentals.history()
     assert "without a proof" in ended.why
     assert "3 looks" in ended.why
+
+
+def test_a_machine_in_use_that_answers_miss_for_a_while_is_not_closed(
+    forgetful: Market,
+    rentals: Rentals,
+    identity: asyncssh.SSHKey,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Absences count from when it was last shown, not from when it was handed over."""
+    alive, now = dict(forgetful.alive), time.time()
+    renter = Renter(rentals, Markets([forgetful]), "me", Want(), identity, Hears())
+    writes = set()
+    for later_s in range(600, 3 * 86400, 600):  # as `watch` looks
+        monkeypatch.setattr(time, "time", lambda later_s=later_s: now + later_s)
+        (rental,) = rentals.open()
+        assert not Renting(renter).close_if_gone(rental, shown=True)
+        writes.add(rental.version)
+    assert len(writes) < 3 * 24 * 5  # few of the looks are a write
+    forgetful.alive.clear()
+    for later_s in (600, 1200, 1800):
+        monkeypatch.setattr(time, "time", lambda s=later_s: now + 3 * 86400 + s)
+        Renting(renter).end_abandoned()
+    assert _states(rentals) == ["handed over"]
+    forgetful.alive.update(alive)
+    Renting(renter).end_abandoned()
+    assert rentals.open()[0].absent_unix == ()
 
 
 def test_a_market_that_keeps_its_proofs_is_believed_by_these_alone(

@@ -235,6 +235,6 @@ def test_a_record_of_an_older_version_is_read(rentals: Rentals, memory_store: Me
     label = rentals.new_label("me")
     rental = rentals.begin(label, H100, None)
     written = msgspec.json.decode(memory_store.get(rentals.key(label), max_bytes=1 << 16))
-    del written["most_usd_h"], written["absences"]
+    del written["most_usd_h"], written["absent_unix"]
     memory_store.put(rentals.key(label), msgspec.json.encode(written))
     assert rentals.of(label) == rental

@@ -21,6 +21,8 @@ SLOW_S: Final = 30.0
 LOOKS: Final = 3
 """Absences, each at least as long as the provider takes to settle after the one before, that count
 as an end where the provider keeps no proof of it."""
+NOTES: Final = 4
+"""How often it is recorded that a machine shows, in the time after which its provider forgets."""
 _FIRST_POLL_S: Final = 0.1
 _LONGEST_POLL_S: Final = 5.0
 
@@ -52,11 +54,11 @@ def look_for(rentals: Rentals, provider: Provider, rental: Rental) -> tuple[Rent
     if isinstance(found, Absent) and (found.proof or provider.abilities.forgets_s is None):
         return rental, found.proof
     if isinstance(found, Machine) or listed(provider, rental.label) is not None:
-        return seen_again(rentals, rental), ""
+        return seen_again(rentals, provider, rental), ""
     known_unix = max(rental.created_unix, rental.seen_unix or 0.0)
-    last_unix = rental.absences[-1] if rental.absences else -math.inf
+    last_unix = rental.absent_unix[-1] if rental.absent_unix else -math.inf
     if now >= max(known_unix + (provider.abilities.forgets_s or 0.0), last_unix + settling_s):
-        rental = rentals.change(rental, absences=(*rental.absences, now))
+        rental = rentals.change(rental, absent_unix=(*rental.absent_unix, now))
     return rental, _forgotten(rental)
 
 
@@ -75,13 +77,17 @@ def wait_until_shown(
         wait_s = min(2 * wait_s, _LONGEST_POLL_S)
 
 
-def seen_again(rentals: Rentals, rental: Rental) -> Rental:
-    """Its provider shows the machine: what was missing in earlier answers means nothing."""
-    return rentals.change(rental, absences=()) if rental.absences else rental
+def seen_again(rentals: Rentals, provider: Provider, rental: Rental) -> Rental:
+    """Its provider shows the machine: what was missing in earlier answers means nothing. The time
+    is recorded where absences count from it, but not in each look."""
+    forgets_s = provider.abilities.forgets_s
+    noted_s = time.time() - max(rental.created_unix, rental.seen_unix or 0.0)
+    late = forgets_s is not None and noted_s > forgets_s / NOTES
+    return rentals.seen(rental) if late or rental.absent_unix else rental
 
 
 def _forgotten(rental: Rental) -> str:
-    looks = rental.absences
+    looks = rental.absent_unix
     if len(looks) < LOOKS:
         return ""
     return (

@@ -58,7 +58,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     seen_unix: float | None = None  # when the provider last showed the machine
     queued_unix: float | None = None  # when it was last seen in the provider's queue, at no cost
     unseen_unix: float | None = None  # abandoned: since when its provider has shown no machine
-    absences: tuple[float, ...] = ()  # looks since its market last showed it, where that forgets
+    absent_unix: tuple[float, ...] = ()  # looks that missed it since ``seen_unix``
     ended_unix: float | None = None  # when the end was proven; it may have been earlier
     why: str = ""  # of abandoned and ended: the reason or the proof
     snapshot: SnapshotId | None = None  # ended, or being ended: what its machine held to the last
@@ -196,9 +196,9 @@ class Rentals:
             return then
         raise self._records.contested(self.key(label))
 
-    def seen(self, machine: Machine, rental: Rental) -> Rental:
-        """Record what the provider shows of it, for the bill and for later runs."""
-        return self.change(rental, machine=machine.id, seen_unix=time.time())
+    def seen(self, rental: Rental) -> Rental:
+        """Record that the provider shows its machine now."""
+        return self.change(rental, seen_unix=time.time(), absent_unix=())
 
     def see_unclaimed(self, label: Label) -> None:
         """Check that the rental is open and was not handed over. HandedOver if another run handed

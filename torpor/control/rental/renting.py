@@ -413,10 +413,10 @@ class Renting:
     def close_if_gone(self, rental: Rental, *, shown: bool) -> bool:
         """Close the rental of a machine that has gone without us; nothing is destroyed. Of one that
         its provider shows, note that."""
-        if shown:
-            seen_again(self._rentals, rental)
-            return False
         provider = self._by.markets.of(rental.provider)
+        if shown:
+            seen_again(self._rentals, provider, rental)
+            return False
         return self._close_lost(*look_for(self._rentals, provider, rental))
 
     def end_scratch(self, *, before_unix: float | None = None) -> None:
@@ -561,14 +561,14 @@ class Renting:
     def _end_if_over(self, rental: Rental, shown: bool, within_s: float) -> None:
         gone = ""
         if shown:
-            rental = seen_again(self._rentals, rental)
+            rental = seen_again(self._rentals, self._by.markets.of(rental.provider), rental)
         elif rental.machine is not None:
             provider = self._by.markets.of(rental.provider)
             rental, gone = look_for(self._rentals, provider, rental)
         if rental.state == "handed over":
             self._close_lost(rental, gone)
         elif rental.state == "abandoned":
-            if gone or not rental.absences:  # else no proof will come, and a later look ends it
+            if gone or not rental.absent_unix:  # else no proof will come, and a later look ends it
                 self.end(rental, within_s=within_s)
         elif gone or (not shown and self._is_old_request(rental)):
             self.end(rental, within_s=within_s)  # else the next run takes it up

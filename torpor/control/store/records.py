@@ -73,7 +73,9 @@ def _moved(record: Record, by_s: float) -> Record:
     changes: dict[str, Any] = {}
     for name in record.__struct_fields__:
         value = getattr(record, name)
-        if name.endswith("_unix") and value:
+        if name.endswith("_unix") and isinstance(value, tuple):
+            changes[name] = tuple(one + by_s for one in value)
+        elif name.endswith("_unix") and value:
             changes[name] = value + by_s
         elif isinstance(value, list):
             changes[name] = [_moved(o, by_s) if isinstance(o, msgspec.Struct) else o for o in value]
