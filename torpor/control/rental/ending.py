@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from torpor.control.providers.seam import Absent, Provider
@@ -63,18 +63,38 @@ def look_for(rentals: Rentals, provider: Provider, rental: Rental) -> tuple[Rent
 
 
 def wait_until_shown(
-    provider: Provider, rental: Rental, nap: Callable[[float], None] = time.sleep
+    late: Sequence[tuple[Provider, Rental]],
+    warn: Callable[[str], None],
+    nap: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait for a machine that was made a moment ago, until its provider shows it or has
-    settled."""
-    until_unix = rental.created_unix + provider.abilities.settling_s
-    wait_s = _FIRST_POLL_S
-    while rental.machine is not None and time.time() < until_unix:
-        found = provider.find(rental.machine)
-        if isinstance(found, Machine):
+    """Wait for machines that were made a moment ago, for all at once, until their providers show
+    them or have settled. A provider that does not answer is asked again; one that refuses is not
+    waited for."""
+    began_unix, wait_s = time.time(), _FIRST_POLL_S
+    left = [(*one, min(began_unix, one[1].created_unix)) for one in late]
+    while True:
+        left = [
+            (provider, rental, asked_unix)
+            for provider, rental, asked_unix in left
+            if time.time() < asked_unix + provider.abilities.settling_s
+            and _may_show(provider, rental, warn)
+        ]
+        if not left:
             return
         nap(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_POLL_S)
+
+
+def _may_show(provider: Provider, rental: Rental, warn: Callable[[str], None]) -> bool:
+    """Whether its machine does not show yet, and may do so in a later answer."""
+    if rental.machine is None:
+        return False
+    try:
+        return not isinstance(provider.find(rental.machine), Machine)
+    except TorporError as error:
+        if not error.retryable:
+            warn(f"machine {rental.machine} of a run that was killed is not waited for: {error}")
+        return error.retryable
 
 
 def seen_again(rentals: Rentals, provider: Provider, rental: Rental) -> Rental:
