@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from prefect.blocks.core import Block
 from pydantic import AfterValidator, Field, HttpUrl, SecretStr
 
-from blocks.reference import LOGOS
+from blocks.reference import LOGOS, load_named, saved_names
 from torpor.control.providers import hostkey, lambda_cloud, runpod, tensordock, vast
+from torpor.shared.errors import InvalidInput
 
 _ACCOUNT: Final = (
     "What torpor calls this account in its records, such as vast://0123456789abcdef: reconcile and "
     "spend show it. Empty: a hash of the API key. When you change the key, write here what the "
-    "account was called before, so that rentals whose machines are gone are still closed."
+    "account was called before, so that rentals whose machines are gone are still closed. Never "
+    "the name of another account."
 )
 _ADDRESS: Final = (
     "Where the market's API answers. Leave it as it is, unless your requests go through a gateway. "
@@ -250,4 +253,36 @@ class HostkeyProvider(Block):
         """The provider, ready to use. Nothing is sent."""
         return hostkey.HostkeyProvider(
             self.api_key.get_secret_value(), account=self.account, url=self.url
+        )
+
+
+KEYED: Final = (
+    VastProvider,
+    RunpodProvider,
+    LambdaProvider,
+    TensordockProvider,
+    HostkeyProvider,
+)
+"""The blocks that can say what their account is called."""
+
+
+def refuse_shared_name(block: Block) -> None:
+    """InvalidInput where the account that this block names is the one of another block, with
+    another key: their machines would be taken for each other's."""
+    if not isinstance(block, KEYED) or not block.account:
+        return
+    for kind in KEYED:
+        for name in saved_names(kind):
+            with suppress(InvalidInput):  # one that cannot be used has no name
+                other = load_named(kind, name, of="a provider block")
+                if other.api_key == block.api_key or other.open().identity != block.account:
+                    continue
+                shared = f"{kind.get_block_type_slug()}/{name}"
+                break
+        else:
+            continue
+        raise InvalidInput(
+            f"the provider block {block._block_document_name or block.account} calls its account "
+            f"{block.account}, which is the account of the block {shared}: a name is of one "
+            "account alone. Delete the block with the old key, or clear `account` in one of them"
         )

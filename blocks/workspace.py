@@ -8,6 +8,7 @@ from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, field_validator
 
 import blocks
+from blocks.markets import refuse_shared_name
 from blocks.object_store import ObjectStore
 from blocks.reference import LOGOS, Reference, load, load_all, load_named, saved_names
 from blocks.ssh_identity import SSHIdentity
@@ -405,7 +406,7 @@ class Workspace(Block):
     def open_providers(self) -> tuple[Provider, ...]:
         """Its providers, in its order, ready to use; raises InvalidInput."""
         names = dict.fromkeys([self.provider, *self.more_providers])
-        return tuple(load(name, blocks.PROVIDERS, of=self._me()).open() for name in names)
+        return tuple(_opened(load(name, blocks.PROVIDERS, of=self._me())) for name in names)
 
     def open_identity(self) -> SSHIdentity:
         """The SSH identity it logs in with; raises InvalidInput."""
@@ -475,7 +476,7 @@ class Workspace(Block):
 
 def open_all_providers() -> tuple[Provider, ...]:
     """Every provider block of the installation, ready to use."""
-    return tuple(block.open() for kind in blocks.PROVIDERS for block in load_all(kind))
+    return tuple(_opened(block) for kind in blocks.PROVIDERS for block in load_all(kind))
 
 
 def open_each_provider() -> list[tuple[str, Provider | TorporError]]:
@@ -484,8 +485,13 @@ def open_each_provider() -> list[tuple[str, Provider | TorporError]]:
     for kind in blocks.PROVIDERS:
         for name in saved_names(kind):
             try:
-                opened: Provider | TorporError = load_named(kind, name, of="compare").open()
+                opened: Provider | TorporError = _opened(load_named(kind, name, of="compare"))
             except TorporError as error:
                 opened = error
             found.append((f"{kind.get_block_type_slug()}/{name}", opened))
     return found
+
+
+def _opened(block: blocks.ProviderBlock) -> Provider:
+    refuse_shared_name(block)
+    return block.open()

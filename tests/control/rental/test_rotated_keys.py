@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import asyncssh
 import pytest
 
@@ -63,11 +65,31 @@ def test_an_abandoned_machine_of_a_changed_key_is_ended(
 def test_what_is_gone_since_is_closed_once_a_block_names_the_account_from_before(
     rentals: Rentals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another account, which never had the machine, proves nothing."""
+    """Another account, which never had the machine, proves nothing, also under that name: its
+    answers are absences."""
     market, renter = _rented(rentals, monkeypatch, "vast://after")
     market.alive.clear()
     Renting(renter).end_abandoned()
     assert [one.provider for one in rentals.open()] == ["vast://before"]
-    market.identity = "vast://before"  # as the block's ``account`` says
+    market.identity, market.claimed = "vast://before", True  # as the block's ``account`` says
+    market.abilities = renting.msgspec.structs.replace(market.abilities, settling_s=300.0)
+    now = time.time()
+    for later_s in (100, 400, 500, 800):
+        monkeypatch.setattr(time, "time", lambda later_s=later_s: now + later_s)
+        Renting(renter).end_abandoned()
+        assert len(rentals.open()) == 1, later_s
+    monkeypatch.setattr(time, "time", lambda: now + 1200)
     Renting(renter).end_abandoned()
     assert rentals.open() == []
+    assert "without a proof" in rentals.history()[0].why
+
+
+def test_an_account_that_shows_a_machine_proves_its_end_under_any_name(
+    rentals: Rentals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    market, renter = _rented(rentals, monkeypatch, "vast://before")
+    market.claimed = True
+    ((machine, rental),) = Renting(renter).machines()
+    assert rental is not None
+    Renting(renter).end(rental, never_handed_over(machine, rental.label))
+    assert [one.why for one in rentals.history()] == ["404, and not in the list"]

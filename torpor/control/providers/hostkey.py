@@ -118,6 +118,10 @@ class HostkeyProvider:
     def identity(self) -> str:
         return self._client.identity
 
+    @property
+    def claimed(self) -> bool:
+        return self._client.claimed
+
     def check(self, image: str = "") -> Account:
         """NoServers, with what to do, for an account without servers."""
         if image and not _SYSTEM.match(image):

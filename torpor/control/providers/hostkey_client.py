@@ -72,6 +72,10 @@ class HostkeyClient:
     def identity(self) -> str:
         return self._market.identity
 
+    @property
+    def claimed(self) -> bool:
+        return self._market.claimed
+
     def public(self, module: str, action: str, **fields: str) -> Body:
         """What needs no session. Any refusal is an error."""
         form = {"action": action, **fields}

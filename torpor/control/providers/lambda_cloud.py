@@ -167,6 +167,10 @@ class LambdaProvider:
     def identity(self) -> str:
         return self._client.identity
 
+    @property
+    def claimed(self) -> bool:
+        return self._client.claimed
+
     def check(self, image: str = "") -> Account:
         """The API names neither the account nor its balance."""
         if image:

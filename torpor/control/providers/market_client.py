@@ -69,6 +69,7 @@ class MarketClient:
         repeat the market's answers; off where an answer can hold a secret."""
         hashed = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
         self.identity = identity or f"{market}://{hashed}"
+        self.claimed = self.identity != f"{market}://{hashed}"
         self._quotes = quotes
         self._sleep = sleep
         self._refusal_in = refusal_in

@@ -154,6 +154,15 @@ class Provider(Protocol):
 
 
 @runtime_checkable
+class Claims(Protocol):
+    """A provider that may have its identity from its block alone: nobody can tell whether the
+    account behind its key ever had the machines that are on record under that name."""
+
+    @property
+    def claimed(self) -> bool: ...
+
+
+@runtime_checkable
 class Prices(Protocol):
     """What a provider whose spot prices change while a machine runs can do besides."""
 

@@ -150,6 +150,10 @@ class VastProvider:
     def identity(self) -> str:
         return self._client.identity
 
+    @property
+    def claimed(self) -> bool:
+        return self._client.claimed
+
     def check(self, image: str = "") -> Account:
         check_image(image or IMAGE)
         user = self._client.read(_User, "/api/v0/users/current/")

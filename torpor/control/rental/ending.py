@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from torpor.control.providers.seam import Absent, Provider
+from torpor.control.providers.seam import Absent, Claims, Provider
 from torpor.control.rental.billing import billed
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.safety import Warrant
@@ -46,12 +46,15 @@ def look_for(rentals: Rentals, provider: Provider, rental: Rental) -> tuple[Rent
 
     Until the provider has settled, nothing counts. Then its proof does, and where it has none to
     give so long after an end, ``LOOKS`` absences by its id and in the list. They are in the record.
+    The proof of an account whose name only its block claims is such an absence: another account
+    says the same of every machine.
     """
     settling_s, now = provider.abilities.settling_s, time.time()
     if rental.machine is None or now < rental.created_unix + settling_s:
         return rental, ""
     found = provider.find(rental.machine)
-    if isinstance(found, Absent) and (found.proof or provider.abilities.forgets_s is None):
+    keeps = not _is_claimed(provider) and provider.abilities.forgets_s is None
+    if isinstance(found, Absent) and (keeps or _proof_of(provider, found, shown=False)):
         return rental, found.proof
     if isinstance(found, Machine) or listed(provider, rental.label) is not None:
         return seen_again(rentals, provider, rental), ""
@@ -111,7 +114,7 @@ def _forgotten(rental: Rental) -> str:
     if len(looks) < LOOKS:
         return ""
     return (
-        f"without a proof, which {rental.provider} no longer keeps: {len(looks)} looks over "
+        f"without a proof, which {rental.provider} cannot give: {len(looks)} looks over "
         f"{(looks[-1] - looks[0]) / 60:.0f} min did not show it, neither by its id nor in the list"
     )
 
@@ -142,7 +145,9 @@ def destroy(
                 provider.destroy(live, warrant)
                 warrant.accepted()
             elif (
-                not (proof := live.proof or _forgotten(rental))
+                not (
+                    proof := _proof_of(provider, live, shown=not settled_unix) or _forgotten(rental)
+                )
                 or time.time() < settled_unix
                 or residue_of(provider, machine.label)
             ):
@@ -159,6 +164,15 @@ def destroy(
             raise _unproven(provider, machine, accepted, within_s, fault)
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_POLL_S)
+
+
+def _proof_of(provider: Provider, absent: Absent, shown: bool) -> str:
+    """Its proof as it counts. ``shown``: this very account has shown the machine to this run."""
+    return absent.proof if shown or not _is_claimed(provider) else ""
+
+
+def _is_claimed(provider: Provider) -> bool:
+    return isinstance(provider, Claims) and provider.claimed
 
 
 def _unproven(
