@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.fixtures.engine import Engine
 from tests.fixtures.mapper import Mapper, stored
 from tests.fixtures.snapshots import commit, store_parts
 from tests.fixtures.trees import content, let_settle
+from torpor.machine.tree import mappings
 from torpor.shared.values import MIB
 
 
@@ -30,7 +32,7 @@ def test_the_last_store_of_a_program_that_ends_after_the_read_is_kept(
             scan = run.scan(1)
         let_settle()
         store_parts(run, 1, scan)
-        last = program.store()
+        last = program.end()
     number = 2
     while (scan := run.scan(number)).parts:
         let_settle()
@@ -54,3 +56,22 @@ def test_a_store_after_the_last_read_is_seen_by_the_last_look(engine: Engine, wa
         program.store()
     assert run.confirm().unaccepted == ["big"]
     run.end(committed=True)
+
+
+def test_who_alone_keeps_a_file_from_counting_as_unchanged_is_named(
+    engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each walk: the machine is kept until that process has ended."""
+    monkeypatch.setattr(mappings, "shows_stores", lambda place: False)
+    run = engine.begin([was])
+    with Mapper(was / "big") as program:
+        let_settle()
+        says = re.escape(f"big ({program.name} has it mapped for writing") + ", .*: end that .*"
+        store_parts(run, 1, run.scan(1))
+        (again,) = (seen := run.scan(2)).unaccepted
+        store_parts(run, 2, seen)
+        commit(run)
+        (last,) = run.confirm().unaccepted
+    for name in (again, last):
+        assert re.fullmatch(says, name)
+    run.end(committed=False)

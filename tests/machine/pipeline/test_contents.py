@@ -18,7 +18,7 @@ OLD = NOW - 10**10
 GONE = Read(b"", stable=False, gone=True)
 
 
-def _unread(*sizes: int, ctime: int = OLD + 1, mapped: bool = False) -> list[Unread]:
+def _unread(*sizes: int, ctime: int = OLD + 1, mapped: str = "") -> list[Unread]:
     return [
         Unread(
             Entry(FILE, 0, b"%d" % n, 0o600, 1, 2, 3, 0, xattrs=((b"user.x", b"y"),)),
@@ -97,7 +97,7 @@ def test_one_unstable_piece_marks_the_file() -> None:
         assert held[b"0"].signature is None
 
 
-@pytest.mark.parametrize("may_change", [{"ctime": NOW}, {"mapped": True}])
+@pytest.mark.parametrize("may_change", [{"ctime": NOW}, {"mapped": "process 1 (init)"}])
 def test_what_may_change_unseen_is_looked_at_again(may_change: dict[str, Any]) -> None:
     contents, held = _contents(_unread(20, **may_change), list(PIECES))
     for n, piece in enumerate(PIECES):

@@ -169,7 +169,7 @@ class SnapshotRun(AgentRun):
         return Scanned(
             skipped=len(seen.skipped),
             unaccepted_count=len(names),
-            unaccepted=_shown(names),
+            unaccepted=_shown(names, seen),
             parts=[_planned(number, part) for number, part in enumerate(parts)],
         )
 
@@ -219,7 +219,7 @@ class SnapshotRun(AgentRun):
             files=len(files),
             bytes=sum(e.size for e in files),
             unaccepted_count=len(names),
-            unaccepted=_shown(names),
+            unaccepted=[shown(path) for path in names[:SHOWN]],
             encoding=self._has_begun().encoder.words,
         )
 
@@ -236,7 +236,7 @@ class SnapshotRun(AgentRun):
                 changed.append(entry.path)
         changed.extend(path for _, path in committed)
         names = _unaccepted(changed, request.accepted)
-        return Confirmed(len(names), _shown(names))
+        return Confirmed(len(names), _shown(names, seen))
 
     def reread(self, request: RereadPacks, call: Call) -> Reread:
         """Read whole packs of the manifest; name those that differ from what was written."""
@@ -364,5 +364,13 @@ def _unaccepted(paths: Sequence[bytes], accepted: Sequence[str]) -> list[bytes]:
     return [path for path in paths if not (is_accepted and is_accepted(path))]
 
 
-def _shown(paths: Sequence[bytes]) -> list[str]:
-    return [shown(path) for path in paths[:SHOWN]]
+def _shown(paths: Sequence[bytes], seen: Walk) -> list[str]:
+    """The first names, each with the process that alone keeps it from counting as unchanged."""
+    processes = {file.entry.path: file.mapped for file in seen.unread if file.mapped}
+    return [
+        f"{shown(path)} ({processes[path]} has it mapped for writing, where a file system may not "
+        "show what it writes: end that process)"
+        if path in processes
+        else shown(path)
+        for path in paths[:SHOWN]
+    ]

@@ -3,8 +3,8 @@
 The kernel sets a file's times at the first store into a page that is clean, and never again until
 that page was written back. So a file's pages are written back before it is read: any later store
 moves the time. A file system without a disk (tmpfs), or one that is told not to use it (an overlay
-that is "volatile"), never cleans its pages. There a store may move nothing, so a file that a live
-process has mapped for writing counts as changing.
+that is "volatile"), never cleans its pages; nor does a kernel without ``syncfs``. There a store may
+move no time, so a file that a live process has mapped for writing counts as changing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import errno
 import mmap
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +22,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from torpor.shared.errors import DiskFull, MachineError
+
 _TICK_S: Final = 0.012
 """A little more than the kernel's longest tick: file times of Linux are as fine as that."""
 PROC: Final = Path("/proc")
+_NO_SYNCFS: Final = (errno.ENOSYS, errno.EPERM)
+"""``syncfs`` itself has no such errors: the kernel lacks the call, or a sandbox forbids it."""
 
 
 def file_systems(root: bytes, excluded: Callable[[bytes], bool] | None) -> list[bytes]:
-    """``root``, and each directory below it on which another file system is mounted."""
+    """``root``, and each directory and file below it on which another file system is mounted."""
     places = [root]
     for line in (PROC / "self/mountinfo").read_bytes().splitlines():
         place = re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), line.split(b" ", 5)[4])
@@ -35,33 +40,69 @@ def file_systems(root: bytes, excluded: Callable[[bytes], bool] | None) -> list[
             continue
         names = place[len(root) :].strip(b"/").split(b"/")
         inner = (b"/".join(names[: n + 1]) for n in range(len(names)))
-        if not (excluded and any(map(excluded, inner))) and os.path.isdir(place):
+        if not (excluded and any(map(excluded, inner))) and _holds_files(place):
             places.append(place)
     return places
 
 
-def sync_disk(place: bytes) -> None:
-    """Write the dirty pages of a file system back, so that the next store into any of them is
-    seen."""
-    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+def _holds_files(place: bytes) -> bool:
+    """Whether a mount has files to sync: it is no device, no pipe, and reachable by this user."""
     try:
-        ctypes.CDLL(None, use_errno=True).syncfs(fd)
+        mode = os.stat(place).st_mode
+    except OSError:  # as for the walk, which lists no such name, or names the directory it cannot
+        return False
+    return stat.S_ISDIR(mode) or stat.S_ISREG(mode)
+
+
+def sync_disk(place: bytes) -> None:
+    """Write the dirty pages of a file system back, so that the next store into any of them moves
+    its file's time. DiskFull or MachineError if they were not written."""
+    try:
+        _syncfs(place)
+    except OSError as error:
+        if error.errno in _NO_SYNCFS:  # shows_stores is False there, and its mapped files change
+            os.sync()
+            return
+        shown = os.fsdecode(place)
+        cause = f"{error.strerror} (errno {error.errno})"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(
+                f"the disk that holds {shown} is full: the kernel could not write its pages back: "
+                f"{cause}. Free some space there, and try again"
+            ) from error
+        raise MachineError(
+            f"the kernel could not write the pages of the disk that holds {shown} back: {cause}. "
+            "Changes of files there might not be seen, so the machine is kept. Try again; if it "
+            "fails again, look for errors of the disk with `dmesg` on the machine"
+        ) from error
+
+
+def _syncfs(place: bytes) -> None:
+    fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), place)
     finally:
         os.close(fd)
 
 
-def mapped_unseen(places: Sequence[bytes]) -> frozenset[tuple[int, int] | bytes]:
+def mapped_unseen(places: Sequence[bytes]) -> dict[tuple[int, int] | bytes, str]:
     """Files in ``places`` that a live process has mapped for writing, where stores are not seen:
-    the device and inode of each, and its path."""
-    unsure = [os.path.join(place, b"") for place in places if not shows_stores(place)]
+    by the device and inode of each, and by its path, which process that is."""
+    unsure = [place for place in places if not shows_stores(place)]
     if not unsure:
-        return frozenset()
-    devices = {os.stat(place).st_dev for place in unsure}
-    found: set[tuple[int, int] | bytes] = set()
-    for device, inode, path in _mapped_for_writing():
-        if device in devices or path.startswith(tuple(unsure)):
-            found |= {(device, inode), path}
-    return frozenset(found)
+        return {}
+    seen = {place: os.stat(place) for place in unsure}
+    devices = {st.st_dev for st in seen.values() if stat.S_ISDIR(st.st_mode)}
+    files = {(st.st_dev, st.st_ino) for st in seen.values()}
+    below = tuple(os.path.join(place, b"") for place in unsure)
+    found: dict[tuple[int, int] | bytes, str] = {}
+    for device, inode, path, process in _mapped_for_writing():
+        is_there = device in devices or (device, inode) in files
+        if is_there or path in seen or path.startswith(below):
+            found[device, inode] = found[path] = process
+    return found
 
 
 def shows_stores(place: bytes) -> bool:
@@ -75,7 +116,7 @@ def shows_stores(place: bytes) -> bool:
         os.write(fd, b"\1")  # not by a store alone: that takes a block, and a full disk kills
         with mmap.mmap(fd, 1) as mapping, memoryview(mapping) as page:
             _store(page)
-            sync_disk(place)
+            _syncfs(place)
             before = os.fstat(fd).st_ctime_ns
             time.sleep(_TICK_S)
             _store(page)
@@ -107,15 +148,17 @@ def _store(page: memoryview) -> None:
         os.close(zero)
 
 
-def _mapped_for_writing() -> Iterator[tuple[int, int, bytes]]:
-    """Device, inode and path of each file that a process has mapped shared and for writing, as far
-    as this user may know."""
+def _mapped_for_writing() -> Iterator[tuple[int, int, bytes, str]]:
+    """Device, inode and path of each file that a process has mapped shared and for writing, and the
+    process, as far as this user may know."""
     for process in PROC.iterdir():
         if not process.name.isdigit():
             continue
         with suppress(OSError):  # it has ended, or belongs to somebody else
+            name = (process / "comm").read_text(errors="backslashreplace").strip()
             for line in (process / "maps").read_bytes().splitlines():
                 fields = line.split(None, 5)
                 if fields[1][1:4:2] == b"ws" and len(fields) == 6:
                     major, minor = (int(part, 16) for part in fields[3].split(b":"))
-                    yield os.makedev(major, minor), int(fields[4]), fields[5]
+                    words = f"process {process.name} ({name})"
+                    yield os.makedev(major, minor), int(fields[4]), fields[5], words

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from torpor.machine.tree.mappings import file_systems, mapped_unseen, sync_disk
@@ -51,7 +51,7 @@ class Unread(NamedTuple):
     signature: Signature
     sparse: bool
     before: Entry | None = None  # what was held under its name
-    mapped: bool = False  # a process can change it, unseen
+    mapped: str = ""  # the process that can change it without moving its times
 
 
 class Walk(NamedTuple):
@@ -63,11 +63,11 @@ class Walk(NamedTuple):
     skipped: list[Skipped]
     held: list[dict[bytes, Held]]  # unchanged entries; an Unread joins after it was read
     started_ns: int
-    synced_ns: int  # afterwards the disks were synced, and nothing was read before
+    walked_ns: int  # when it ended; the disks are synced after that, and then files are read
 
     def rests(self, file: Unread) -> bool:
         """Whether any change after the walk is sure to change the signature of ``file``."""
-        return not file.mapped and settled(file.signature, self.started_ns, self.synced_ns)
+        return not file.mapped and settled(file.signature, self.started_ns, self.walked_ns)
 
 
 Holding = Sequence[dict[bytes, Held]]
@@ -177,7 +177,7 @@ def walk(
     fresh: list[int] = []
     for number, root in enumerate(roots):
         _walk_root(number, root, held[number], excluded, mapped, check, found, fresh)
-    found = found._replace(synced_ns=time.time_ns())
+    found = found._replace(walked_ns=time.time_ns())
     _distrust(found, fresh)
     if found.unread:
         for place in places:
@@ -189,7 +189,7 @@ def _distrust(found: Walk, fresh: Sequence[int]) -> None:
     """Take the signature from what may change again without changing it."""
     for number in fresh:
         entry, signature = found.entries[number], found.signatures[number]
-        if signature and not settled(signature, found.started_ns, found.synced_ns):
+        if signature and not settled(signature, found.started_ns, found.walked_ns):
             found.signatures[number] = None
             if entry.kind != FILE:
                 found.held[entry.root][entry.path] = Held(None, entry)
@@ -200,7 +200,7 @@ def _walk_root(
     root: bytes,
     held: dict[bytes, Held],
     excluded: Callable[[bytes], bool] | None,
-    mapped: frozenset[tuple[int, int] | bytes],
+    mapped: Mapping[tuple[int, int] | bytes, str],
     check: Callable[[], None],
     found: Walk,
     fresh: list[int],
@@ -215,12 +215,12 @@ def _walk_root(
         if st.st_nlink > 1 and stat.S_ISREG(st.st_mode):
             first = links.setdefault((st.st_dev, st.st_ino), path)
         known = held.get(path)
-        is_mapped = bool(mapped) and (
-            (st.st_dev, st.st_ino) in mapped or os.path.join(root, path) in mapped
-        )
+        process = ""
+        if mapped:
+            process = mapped.get((st.st_dev, st.st_ino)) or mapped.get(os.path.join(root, path), "")
         if (
             known is not None
-            and not is_mapped
+            and not process
             and known.signature == (st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
             and (is_directory or st.st_nlink == 1 or _names(known.entry, first))
         ):
@@ -236,12 +236,12 @@ def _walk_root(
         if new.kind == FILE:
             sparse = st.st_blocks * 512 < st.st_size
             before = None if known is None else known.entry
-            found.unread.append(Unread(new, signature, sparse, before, is_mapped))
+            found.unread.append(Unread(new, signature, sparse, before, process))
         else:
             now_held[path] = Held(signature, new)
         fresh.append(len(entries))
         entries.append(new)
-        signatures.append(None if is_mapped else signature)
+        signatures.append(None if process else signature)
         return is_directory
 
     note(b"", os.stat(root))
