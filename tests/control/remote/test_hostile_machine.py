@@ -3,6 +3,7 @@ than it decided."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -25,7 +26,7 @@ from tests.fixtures.engine import MACHINE, WORKSPACE
 from tests.fixtures.manifests import SNAPSHOT
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.idleness import judge
-from torpor.control.remote import limits
+from torpor.control.remote import limits, snapshot
 from torpor.control.remote.examination import Examination, PackWork
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.snapshot import RemoteSnapshot
@@ -267,11 +268,13 @@ class _Forgetful(MemoryStore):
 
 @pytest.mark.parametrize(("honours", "hours"), [(True, 2), (False, 1)])
 def test_a_grant_that_can_replace_what_was_verified_ends_within_the_hour(
-    honours: bool, hours: int
+    honours: bool, hours: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a part that takes longer gets new ones, as long as it gets anywhere."""
     store = MemoryStore() if honours else _Forgetful()
     asked: list[StorePart] = []
+    hour = itertools.count(step=3600)
+    monkeypatch.setattr(snapshot, "time", types.SimpleNamespace(monotonic=lambda: next(hour)))
 
     def part(request: Request[Any]) -> PartReport:
         assert isinstance(request, StorePart)
@@ -284,16 +287,37 @@ def test_a_grant_that_can_replace_what_was_verified_ends_within_the_hour(
         raise GrantExpired("and nothing was stored")
 
     run = RemoteSnapshot(Hostile(_honest(StorePart=part)), store, SPEC, None, "run")
-    plan = PartPlan(0, 7200 * MIB, 2)
+    plan = PartPlan(0, 7200 * MIB, 3)
     assert run.store_part(1, plan) == PartReport(1, 1)
     with pytest.raises(GrantExpired, match="nothing was stored"):
         run.store_part(1, plan)
     assert len(asked) == 4
     keys = [grant.key for one in asked for grant in one.packs]
-    assert len({*keys}) == len(keys) == 8
+    assert len({*keys}) == len(keys) == 12
     for grant in (grant for one in asked for grant in one.packs):
         assert abs(grant.expires_unix - time.time() - hours * 3600) < 60
     store.close()
+
+
+@pytest.mark.parametrize(("lasted_s", "turns"), [(10, 1), (3600, FEW)], ids=["early", "in time"])
+def test_a_machine_that_always_says_that_its_grants_have_expired_gets_few(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch, lasted_s: int, turns: int
+) -> None:
+    """It stores one byte each time."""
+    clock = itertools.count(step=lasted_s)
+    monkeypatch.setattr(snapshot, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def part(request: Request[Any]) -> PartReport:
+        assert isinstance(request, StorePart)
+        assert len(agent.asked) <= 10 * FEW, "it goes on for ever"
+        memory_store.put(request.packs[0].key, b"x")
+        raise GrantExpired("an hour is over")
+
+    agent = Hostile(_honest(StorePart=part))
+    run = RemoteSnapshot(agent, memory_store, SPEC, None, "run")
+    with pytest.raises(GrantExpired):
+        run.store_part(1, PartPlan(0, 64 * MIB, FEW))
+    assert len(agent.asked) == turns
 
 
 def test_a_served_address_is_no_more_than_that() -> None:

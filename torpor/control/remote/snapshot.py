@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
@@ -116,23 +117,12 @@ class RemoteSnapshot(RemoteRun):
 
     def store_part(self, number: int, plan: PartPlan, on_event: OnEvent = None) -> PartReport:
         """Store one part of pass ``number``; with new grants each time. Idempotent."""
-
-        def ask() -> PartReport:
-            while True:
-                grants = self._pack_grants(plan)
-                try:
-                    return self._call(StorePart(self.run, number, plan.part, grants), on_event)
-                except GrantExpired:
-                    # the part took longer than its grants last: go on, if it got anywhere
-                    if not grants or self._store.head(grants[0].key) is None:
-                        raise
-
         try:
-            return ask()
+            return self._store_part(number, plan, on_event)
         except AgentLost:
             # The agent may be alive and still fill the packs of the first request.
             self._begin_again()
-            return ask()
+            return self._store_part(number, plan, on_event)
 
     def quiesce(self) -> None:
         """Run the user's hook on the machine."""
@@ -195,6 +185,21 @@ class RemoteSnapshot(RemoteRun):
     def end(self, *, committed: bool) -> None:
         """Give the workspace back. The agent keeps its index when the snapshot is verified."""
         self._call(EndSnapshot(self.run, committed))
+
+    def _store_part(self, number: int, plan: PartPlan, on_event: OnEvent) -> PartReport:
+        """A part may take longer than its grants last. It gets new ones at most once for each of
+        its packs, and only if they lasted and a pack was stored: a hostile machine may say
+        GrantExpired at any time."""
+        for left in reversed(range(max(1, plan.packs))):
+            grants = self._pack_grants(plan)
+            signed_s = time.monotonic()
+            try:
+                return self._call(StorePart(self.run, number, plan.part, grants), on_event)
+            except GrantExpired:
+                too_early = time.monotonic() - signed_s < PUT_S / 2
+                if not left or too_early or self._store.head(grants[0].key) is None:
+                    raise
+        raise AssertionError("the last turn returns or raises")
 
     def _pack_grants(self, plan: PartPlan) -> list[Grant]:
         """One for each new pack. A grant that could replace what was verified ends after PUT_S; one
