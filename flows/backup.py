@@ -20,7 +20,8 @@ from tasks.retention import apply_retention, judge_snapshots, look_at_newest
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.rental.records import Rental
-from torpor.control.upkeep.reports import ALL, BackupReport, EachReport, FreshnessReport
+from torpor.control.reports import ALL
+from torpor.control.upkeep.reports import BackupReport, EachReport, FreshnessReport
 from torpor.control.upkeep.retention import MOST_KEPT, Retention
 from torpor.shared.errors import InvalidInput, TorporError
 

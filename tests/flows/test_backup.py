@@ -19,9 +19,9 @@ from tests.fixtures.rentals import handed_over
 from tests.fixtures.standing import raises
 from tests.fixtures.stores import Server
 from tests.fixtures.world import WORKSPACE, World, make_world
+from torpor.control.reports import ALL
 from torpor.control.store.snapshots import read_manifest, snapshot_ids
 from torpor.control.upkeep.pins import pin, unpin
-from torpor.control.upkeep.reports import ALL
 from torpor.shared.errors import (
     InvalidInput,
     SnapshotDamaged,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from typing import Final
 
 import msgspec
 
 from torpor.shared.values import MachineId, SnapshotId, WorkspaceName
 
 Row = dict[str, str]
+
+ALL: Final = "all workspaces"
+"""What a flow is for that is for every workspace. None has this name: it has a space."""
 
 
 def moment(unix: float) -> str:

@@ -13,9 +13,6 @@ from torpor.shared.values import SnapshotId, WorkspaceName
 MOST_ROWS: Final = 200
 """The rows that the UI shows. Python gets all of them from flows.listing."""
 
-ALL: Final = "all workspaces"
-"""No workspace has this name: it has a space."""
-
 
 class Table(msgspec.Struct, frozen=True):
     """Rows about snapshots; ``count`` is the number of all rows, shown or not."""
