@@ -75,7 +75,8 @@ def act_on_left(one: Left, block: str, told: Told | None, faults: list[Exception
     """Start the run that ends or continues it, once nobody has worked on it for LEFT_S by what is
     remembered."""
     now_unix = time.time()
-    since_unix = told.since_unix("machine left", one.machine) if told else None
+    subject = f"{one.provider} {one.machine}"
+    since_unix = told.since_unix("machine left", subject) if told else None
     if not one.act or since_unix is None or now_unix - since_unix < LEFT_S:
         return one
     key = f"left-{one.machine}-{int(now_unix) // AGAIN_S}"

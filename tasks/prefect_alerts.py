@@ -36,7 +36,7 @@ from prefect.utilities.urls import url_for
 from tasks.alerting import LiveRun
 from tasks.block_names import BlockNames
 from torpor.control.alerts.runs import OVERDUE_S, FailedRun, Schedule
-from torpor.control.alerts.telling import Remembered
+from torpor.control.alerts.telling import Remembered, without_secrets
 from torpor.shared.errors import InvalidInput, NotDelivered
 
 NOTIFIERS: Final = "torpor_notify"
@@ -263,7 +263,7 @@ def _looked_into(
     )  # fmt: skip
     return msgspec.structs.replace(
         failed,
-        last_words=words[-_MOST_WORDS:],
+        last_words=without_secrets(words)[-_MOST_WORDS:],
         url=url_for("flow-run", obj_id=run.id) or "",
         mended=any(seen.workspace(one) == failed.workspace for one in later),
     )

@@ -135,6 +135,15 @@ def test_a_failed_run_that_is_only_too_old_is_forgotten_without_a_word() -> None
     assert len(seen.look(at=120, mended={failed.key})) == 1 and seen.memory == {}
 
 
+def test_a_failed_run_whose_notice_was_refused_until_it_is_too_old_is_told_all_the_same() -> None:
+    seen, failed = Watcher(), _alert(kind="run failed")
+    seen.refusing = {HOOK}
+    assert seen.look(failed) == [] and seen.look(at=120) == []
+    seen.refusing = set()
+    assert seen.look(at=240) == [f"{HOOK}: torpor: {failed.title}"]
+    assert seen.look(at=360) == [] and seen.memory == {}
+
+
 def test_what_happened_once_is_not_told_again() -> None:
     seen = Watcher()
     seen.look(_alert())
@@ -151,4 +160,16 @@ def test_a_message_names_cause_next_step_and_since_when_and_their_number_is_boun
     assert len(found.notices) == 2 * MOST_NOTICES and len(found.begun) == 50
     assert found.notices[0].body == (
         "the sampler is dead\nNext step: log in\nSince: 2027-01-15 08:00 UTC"
+    )
+
+
+def test_a_message_holds_no_query_of_a_url_and_no_value_of_a_field() -> None:
+    cause = (
+        "GET https://me:pw@s3.example/b/k?X-Amz-Credential=AKIA&X-Amz-Signature=5e failed; 1 error: "
+        "[type=string_type, input_value={'key': 'hush, hush'}, input_type=dict] input_value='cu"
+    )
+    (notice,) = plan([_alert(cause=cause)], [], [HOOK], Doubt(), NOW).notices
+    assert notice.body.startswith(
+        "GET https://...@s3.example/b/k?... failed; 1 error: "
+        "[type=string_type, input_value=..., input_type=dict] input_value=...\nNext"
     )

@@ -35,7 +35,7 @@ def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
             found.append(
                 Alert(
                     kind="machine unknown",
-                    subject=one.machine,
+                    subject=f"{one.provider} {one.machine}",
                     workspace=one.workspace,
                     title=f"machine {one.machine} of workspace {one.workspace} cannot be judged",
                     cause=f"Nobody can say whether it is idle: {one.reason}.{price}",
@@ -65,7 +65,7 @@ def of_left(left: Sequence[Left], now_unix: float) -> list[Alert]:
     return [
         Alert(
             kind="machine left",
-            subject=one.machine,
+            subject=f"{one.provider} {one.machine}",
             workspace=one.workspace,
             title=f"machine {one.machine} of workspace {one.workspace} was left by a killed run",
             cause=f"{one.who} It costs {one.price_usd_h:.2f} $/h.",

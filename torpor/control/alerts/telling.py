@@ -8,6 +8,7 @@ at the next look. What could not be looked at has not ended.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Sequence
 from typing import Final, Literal
 
@@ -41,6 +42,12 @@ _MOST_TITLE: Final = 200
 
 _WITHOUT_END: Final = ("budget reached", "run failed")
 """Nobody hears that a month is over, or that a failed run is old."""
+
+_SECRETS: Final = (
+    (re.compile(r"(\w://)[^\s/@]*@"), r"\1...@"),
+    (re.compile(r"(\w://[^\s?\"'<>]*)\?[^\s\"'<>)]*"), r"\1?..."),
+    (re.compile(r"input_value=.*?(?=, input_type=|$)", re.DOTALL), "input_value=..."),
+)
 
 Key = tuple[str, str]
 """An alert's kind and subject."""
@@ -144,6 +151,9 @@ def plan(
             notices += [_notice(alert, one, block) for block in due]
         elif not doubt.covers(one):
             heard = [block for block in blocks if block in one.told]
+            if blocks and not one.told and one.kind == "run failed" and one.key not in mended:
+                notices += [_late(one, block) for block in blocks]
+                continue
             if heard and (one.kind not in _WITHOUT_END or one.key in mended):
                 notices += [_over(one, block, now_unix) for block in heard]
             else:
@@ -183,6 +193,14 @@ def rows(alerts: Sequence[Alert], remembered: Sequence[Remembered]) -> list[Row]
     return found
 
 
+def without_secrets(words: str) -> str:
+    """An error's words as third parties may read them: without what URLs (presigned ones) and
+    pydantic's errors carry of secrets."""
+    for pattern, instead in _SECRETS:
+        words = pattern.sub(instead, words)
+    return words
+
+
 def _begun(alert: Alert, now_unix: float) -> Remembered:
     return Remembered(
         kind=alert.kind,
@@ -205,9 +223,17 @@ def _is_due(alert: Alert, one: Remembered, block: str, now_unix: float) -> bool:
 def _notice(alert: Alert, one: Remembered, block: str) -> Notice:
     again = "still: " if block in one.told else ""
     body = (
-        f"{alert.cause[:_MOST_TEXT]}\nNext step: {alert.next_step}\nSince: {moment(one.since_unix)}"
+        f"{without_secrets(alert.cause)[:_MOST_TEXT]}\n"
+        f"Next step: {without_secrets(alert.next_step)}\nSince: {moment(one.since_unix)}"
     )
     return Notice(block, one.key, f"torpor: {again}{alert.title[:_MOST_TITLE]}", body)
+
+
+def _late(one: Remembered, block: str) -> Notice:
+    """Of a failed run that is too old to be looked at, and of which nobody has heard: every block
+    refused it so long."""
+    body = f"Nobody could be told until now: see its run.\nSince: {moment(one.since_unix)}"
+    return Notice(block, one.key, f"torpor: {one.title}", body)
 
 
 def _over(one: Remembered, block: str, now_unix: float) -> Notice:
