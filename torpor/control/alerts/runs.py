@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 
 from torpor.control.alerts.telling import Alert, Key, Kind
-from torpor.control.reports import ALL, moment
+from torpor.control.reports import moment
+from torpor.control.upkeep.reports import ALL
 
 LOOK_BACK_S: Final = 26 * 3600.0
 """Failed runs of this time count: a daily one that fails each day is one alert that lasts."""
@@ -62,7 +63,7 @@ class FailedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """The schedules of one flow's deployments. ``coming``: when runs that have not begun are to
-    begin, by their workspace, earliest first; one whose time has passed waits for a worker.
+    begin, by their workspace, earliest first; a time that has passed is one that no worker took.
     ``due_unix``: when the newest run was to begin that is past its time, by its workspace.
     ``ended_unix``: when the last run ended by itself."""
 
