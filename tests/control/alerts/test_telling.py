@@ -166,7 +166,8 @@ def test_a_message_names_cause_next_step_and_since_when_and_their_number_is_boun
 def test_a_message_holds_no_query_of_a_url_and_no_value_of_a_field() -> None:
     cause = (
         "GET https://me:pw@s3.example/b/k?X-Amz-Credential=AKIA&X-Amz-Signature=5e failed; "
-        "1 error: [type=string_type, input_value={'key': 'hush, hush'}, input_type=dict] input_value='cu"
+        "1 error: [type=string_type, input_value={'key': 'hush, hush'}, input_type=dict] "
+        "input_value='cu"
     )
     (notice,) = plan([_alert(cause=cause)], [], [HOOK], Doubt(), NOW).notices
     assert notice.body.startswith(
