@@ -1,8 +1,8 @@
 """Runs whose process is gone: a kill or a crash leaves them Running, and Prefect never looks again.
 
 Such a run counts for the limit of its deployment: after a crash, the dead run of `watch` would keep
-all later ones from starting. Only runs of the installation's own workers are judged. Its server
-listens on loopback, so their processes are on this host.
+all later ones from starting. Only runs of the installation's own pools are judged. Its server
+listens on loopback and only its own workers may serve these pools: they run here.
 """
 
 from __future__ import annotations

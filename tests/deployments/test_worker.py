@@ -42,7 +42,7 @@ def launched(made: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[La
 
 
 def _worker_is(monkeypatch: pytest.MonkeyPatch, launched: Launch, script: str) -> None:
-    monkeypatch.setattr(worker, "launch_worker", lambda *_: launched(script, "start"))
+    monkeypatch.setattr(worker, "launch", lambda *_: launched(script, "start"))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from typing import Final
 import msgspec
 
 from torpor.control.alerts.telling import Alert, Key, Kind
-from torpor.control.reports import moment
-from torpor.control.upkeep.reports import ALL
+from torpor.control.reports import ALL, moment
 
 LOOK_BACK_S: Final = 26 * 3600.0
 """Failed runs of this time count: a daily one that fails each day is one alert that lasts."""
