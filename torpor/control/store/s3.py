@@ -161,6 +161,9 @@ class S3Store:
         return found
 
     def clock_ahead_s(self) -> float:
+        for _ in range(2):
+            if self._clock.undecided:
+                self._requests.require_bucket()
         return self._clock.ahead_s
 
     def put(
@@ -375,8 +378,12 @@ class S3Store:
         context["torpor_asked_unix"] = time.time()
 
     def _hear_date(self, context: dict[str, Any], parsed: Any, **_: Any) -> None:
-        date = headers_of(parsed).get("date", "")
-        self._clock.hear(date, context["torpor_asked_unix"], time.time())
+        """Of an answer that the store made: errors may come from a gateway, and an ``Age`` says
+        that a cache has kept it."""
+        status, headers = parsed["ResponseMetadata"]["HTTPStatusCode"], headers_of(parsed)
+        if 200 <= status < 300 and "age" not in headers:
+            date = headers.get("date", "")
+            self._clock.hear(date, context["torpor_asked_unix"], time.time())
 
     def _full(self, key: ObjectKey) -> str:
         return self._base + object_key(key)
