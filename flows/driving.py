@@ -84,7 +84,7 @@ def _silent(opened: OpenWorkspace, record: Job) -> Job:
         return record
     time.sleep(SURE_S)
     now = opened.jobs.of(record.id) or record
-    written = (now.version, now.driven_unix) != (record.version, record.driven_unix)
+    written = (now.version, now.process) != (record.version, record.process)
     if not now.ended and written:
         raise WorkspaceBusy(
             f"flow run {now.driver} works on job {record.id} of workspace {record.workspace}: wait "
@@ -312,7 +312,8 @@ class Driver:
         newest = newest_save(self._opened, self.job.newest)
         if newest is not None and newest.snapshot != self.job.newest and self.job.attempts:
             own = is_of_machine(self._opened, newest.snapshot)
-            self._driven.saved(newest.snapshot, newest.modified_unix, own=own)
+            read_unix = newest.modified_unix - self._opened.store.clock_ahead_s()
+            self._driven.saved(newest.snapshot, read_unix, own=own)
         last = self.job.attempts[-1] if self.job.attempts else None
         if last is not None and last.end in ("command ended", "stopped"):
             rental = self._opened.rentals.ended(last.rental)

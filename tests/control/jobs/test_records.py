@@ -57,6 +57,13 @@ def test_an_earlier_process_of_the_same_run_stops(jobs: Jobs) -> None:
     assert jobs.keep(second).driver == "one"
 
 
+def test_what_an_earlier_process_of_the_same_run_wrote_is_kept(jobs: Jobs) -> None:
+    first = jobs.take(made(), "run-1")
+    jobs.keep(msgspec.structs.replace(first, saves=7))
+    again = jobs.take(first, "run-1")  # it read the record before that
+    assert (again.saves, again.version) == (7, 3)
+
+
 def test_what_a_driver_leaves_is_continued_at_once(jobs: Jobs) -> None:
     mine = jobs.take(made(), "one")
     jobs.leave(msgspec.structs.replace(mine, why="the store refused"))

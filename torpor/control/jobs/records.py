@@ -211,26 +211,30 @@ class Jobs:
         ``driven_for``: the job of that run, where it is another one that waits for this one."""
         if job.driven and job.driver != driver:
             raise self._busy(job)
+        key = self._key("open", job.id)
+        found = self._read(key)
+        now = job if found is None else found[0]
+        if now.ended:
+            raise self._lost(job)
+        if now.driver != driver and found is not None and _writer(now) != _writer(job):
+            raise self._busy(now)
+        if now.version < job.version:  # a write that arrived late
+            now = job
         taken = msgspec.structs.replace(
-            job,
+            now,
             driver=driver,
             process=secrets.token_hex(8),
             driven_unix=time.time(),
             driven_for=driven_for,
-            version=job.version + 1,
+            version=now.version + 1,
         )
-        key = self._key("open", job.id)
-        found = self._read(key)
         try:
-            if found is None:
-                if job.driver:
-                    raise self._lost(job)
-                self._records.create(key, taken)
+            if found is not None:
+                self._records.replace(key, taken, found[1])
+            elif job.driver:
+                raise self._lost(job)
             else:
-                now, version = found
-                if now.driver != driver and _writer(now) != _writer(job):
-                    raise self._busy(now)
-                self._records.replace(key, taken, version)
+                self._records.create(key, taken)
         except (ObjectChanged, ObjectExists):
             raise self._busy(self.of(job.id) or job) from None
         return taken
