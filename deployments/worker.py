@@ -69,7 +69,7 @@ def start(installation: Installation, server: Server, pools: Sequence[Pool] = PO
             kill(other)
         log = installation.log(pool.role)
         said_bytes = log.stat().st_size if log.exists() else 0
-        started[pool.role] = said_bytes, launch_worker(installation, pool, env)
+        started[pool.role] = said_bytes, _launch(installation, pool, env)
     deadline = time.monotonic() + READY_S
     for role, (said_bytes, process) in started.items():
         log = installation.log(role)
@@ -89,7 +89,7 @@ def works(installation: Installation) -> bool:
     return any(started_process(installation, pool.role) for pool in POOLS)
 
 
-def launch_worker(installation: Installation, pool: Pool, env: Mapping[str, str]) -> ProcessRecord:
+def _launch(installation: Installation, pool: Pool, env: Mapping[str, str]) -> ProcessRecord:
     argv = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool.name]
     argv += ["--type", "process", "--name", f"{pool.name}-{socket.gethostname()}"]
     argv += ["--no-create-pool-if-not-found", "--install-policy", "never"]
