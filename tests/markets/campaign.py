@@ -298,8 +298,13 @@ class Campaign:
 
         def child() -> None:
             time.time = lambda: _real_time() + self.clock.ahead_s
-            # The hours have passed at the store, too.
-            StoreClock.hear = lambda *_: None  # type: ignore[method-assign]
+            hear = StoreClock.hear
+
+            def heard(clock: StoreClock, date: str, asked: float, answered: float) -> None:
+                """The hours have passed at the store, too."""
+                hear(clock, date, asked - self.clock.ahead_s, answered - self.clock.ahead_s)
+
+            StoreClock.hear = heard  # type: ignore[method-assign]
             told: dict[str, Any]
             try:
                 told = {"report": self._run(plan, work)}

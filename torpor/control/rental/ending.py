@@ -11,7 +11,7 @@ from torpor.control.providers.seam import Absent, Claims, Provider
 from torpor.control.rental.billing import billed
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.safety import Warrant
-from torpor.shared.errors import EndUnproven, StoreError, TorporError
+from torpor.shared.errors import EndUnproven, InvalidInput, StoreError, TorporError
 from torpor.shared.values import Label, Machine
 
 GONE_S: Final = 300.0
@@ -66,15 +66,23 @@ def look_for(rentals: Rentals, provider: Provider, rental: Rental) -> tuple[Rent
 
 
 def wait_until_shown(
-    late: Sequence[tuple[Provider, Rental]],
+    provider_of: Callable[[str], Provider],
+    late: Sequence[Rental],
     warn: Callable[[str], None],
     nap: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait for machines that were made a moment ago, for all at once, until their providers show
-    them or have settled. A provider that does not answer is asked again; one that refuses is not
-    waited for."""
+    them or have settled. A provider that does not answer is asked again; one that refuses, or that
+    no block is for, is not waited for."""
     began_unix, wait_s = time.time(), _FIRST_POLL_S
-    left = [(*one, min(began_unix, one[1].created_unix)) for one in late]
+    left = []
+    for rental in late:
+        try:
+            provider = provider_of(rental.provider)
+        except InvalidInput as error:
+            warn(f"the machine of rental {rental.label.rental} is not waited for: {error}")
+        else:
+            left.append((provider, rental, min(began_unix, rental.created_unix)))
     while True:
         left = [
             (provider, rental, asked_unix)

@@ -233,15 +233,8 @@ class Renting:
         would be rented once more."""
         rentals, machines = self._look()
         shown = {machine.label for machine in machines}
-        late = []
-        for rental in rentals:
-            if rental.state == "standing" and rental.label not in shown:
-                try:
-                    late.append((self._by.markets.of(rental.provider), rental))
-                except InvalidInput as error:
-                    name = rental.label.rental
-                    self._by.told.warn(f"the machine of rental {name} is not waited for: {error}")
-        wait_until_shown(late, self._by.told.warn, nap)
+        late = [r for r in rentals if r.state == "standing" and r.label not in shown]
+        wait_until_shown(self._by.markets.of, late, self._by.told.warn, nap)
 
     def rent(self, offers: Sequence[Offer], nap: Callable[[float], None] = time.sleep) -> Tenancy:
         """A machine of the first offer that becomes one; SSH answers there.

@@ -29,7 +29,7 @@ class ObjectStore(Protocol):
 
     def clock_ahead_s(self) -> float:
         """By how much the clock that dates the store's objects is ahead of this host's, as far as
-        its answers have said; 0.0 below a few seconds. Sends nothing."""
+        its answers have said; 0.0 below a few seconds. Asks where one more answer decides."""
 
     def put(
         self,
