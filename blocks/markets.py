@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from prefect.blocks.core import Block
@@ -256,7 +256,10 @@ class HostkeyProvider(Block):
         )
 
 
-KEYED: Final = (
+KeyedBlock: TypeAlias = (
+    VastProvider | RunpodProvider | LambdaProvider | TensordockProvider | HostkeyProvider
+)
+KEYED: Final[tuple[type[KeyedBlock], ...]] = (
     VastProvider,
     RunpodProvider,
     LambdaProvider,
