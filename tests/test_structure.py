@@ -45,7 +45,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "disk_space": set(),
         "hosts": {"store"},
         "idleness": set(),
-        "alerts": {"money", "reports", "watching"},
+        "alerts": {"disk_space", "money", "reports", "supervision", "watching"},
         "jobs": {"reports", "safety", "store"},
         "deploy": {"reports", "safety", "store", "upkeep"},
         "watching": {"idleness", "reconciliation", "reports"},
