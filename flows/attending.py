@@ -216,7 +216,7 @@ class Attending:
             )
         if state.saved is not None and state.saved != self._own_save:
             self._own_save = state.saved
-            if is_of_machine(self._opened, state.saved.snapshot):
+            if is_of_machine(self._opened, self._driven.job, state.saved.snapshot):
                 self._driven.saved_itself(state.saved.snapshot)
 
     def _watch_machine(self) -> None:

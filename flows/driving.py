@@ -311,7 +311,7 @@ class Driver:
         attempt = self.job.attempt
         newest = newest_save(self._opened, self.job.newest)
         if newest is not None and newest.snapshot != self.job.newest and self.job.attempts:
-            own = is_of_machine(self._opened, newest.snapshot)
+            own = is_of_machine(self._opened, self.job, newest.snapshot)
             read_unix = newest.modified_unix - self._opened.store.clock_ahead_s()
             self._driven.saved(newest.snapshot, read_unix, own=own)
         last = self.job.attempts[-1] if self.job.attempts else None

@@ -6,6 +6,7 @@ from tasks.job_saves import delete_old_saves, made_by_machine, verify_last
 from tasks.runner import runner
 from tasks.workspace import StoredWorkspace
 from torpor.control.jobs.driven import Driven
+from torpor.control.jobs.records import Job
 from torpor.control.safety import Verified
 from torpor.shared.errors import TorporError
 from torpor.shared.values import SnapshotId
@@ -28,10 +29,11 @@ def thin_saves(opened: StoredWorkspace, driven: Driven, verified: Verified | Non
         driven.change(kept_saves=left)
 
 
-def is_of_machine(opened: StoredWorkspace, snapshot: SnapshotId) -> bool:
-    """Whether a job's machine has made the snapshot by itself; False where that is not known."""
+def is_of_machine(opened: StoredWorkspace, job: Job, snapshot: SnapshotId) -> bool:
+    """Whether a machine of the job has made the snapshot by itself; False where that is not
+    known."""
     try:
-        return made_by_machine(opened, snapshot)
+        return made_by_machine(opened, snapshot, job.attempts[0].began_unix)
     except TorporError as error:
         runner().log.warning("who made snapshot %s is not known: %s", snapshot, error)
         return False

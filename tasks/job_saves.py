@@ -33,6 +33,6 @@ def verify_last(opened: StoredWorkspace, snapshot: SnapshotId) -> Verified:
 
 
 @step("see who made a save")
-def made_by_machine(opened: StoredWorkspace, snapshot: SnapshotId) -> bool:
-    """Whether a job's machine has made it by itself."""
-    return is_own_save(opened.store, opened.spec.name, snapshot, opened.seal)
+def made_by_machine(opened: StoredWorkspace, snapshot: SnapshotId, since_unix: float) -> bool:
+    """Whether a machine has made it by itself, for the job that began to run at ``since_unix``."""
+    return is_own_save(opened.store, opened.spec.name, snapshot, opened.seal, since_unix)

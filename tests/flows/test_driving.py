@@ -37,7 +37,7 @@ from torpor.shared.errors import (
     StoreDenied,
     StoreUnavailable,
 )
-from torpor.shared.values import Machine, SnapshotId, StoredSnapshot
+from torpor.shared.values import Machine, SnapshotId, StoredSnapshot, made_at
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, OwnSave, StopJob
 
 _ID = "3f2a9c81d04e"
@@ -462,9 +462,11 @@ def test_a_job_whose_end_is_stored_deletes_its_saves(
 def test_a_save_that_the_machine_reports_is_the_jobs_only_if_it_made_it(lab: Lab) -> None:
     """A machine that lies could have the user's own snapshots deleted."""
     machine, rental = handed_over(lab.opened)
-    users, own = put_save(lab.store, 0), put_save(lab.store, 30, own_save=1)
-    left = left_job(lab, attempts=[attempt_on(machine, rental)])
-    for named, kept in ((users, []), (own, [own])):
+    earlier, users = put_save(lab.store, 0, own_save=1), put_save(lab.store, 10)
+    own = put_save(lab.store, 30, own_save=1)
+    attempt = attempt_on(machine, rental, began_unix=made_at(own).timestamp())
+    left = left_job(lab, attempts=[attempt])
+    for named, kept in ((earlier, []), (users, []), (own, [own])):
         jobs = lab.opened.jobs
         taken = jobs.take(jobs.of(left.id) or left, "mine")
         driven = Driven(jobs, taken, lambda message: None)
@@ -473,4 +475,4 @@ def test_a_save_that_the_machine_reports_is_the_jobs_only_if_it_made_it(lab: Lab
         with PlainRunner(lab.opened):
             Attending(lab.opened, driven, machine, rental, line).run()  # type: ignore[arg-type]
         assert driven.job.kept_saves == kept
-        driven.change(attempts=[attempt_on(machine, rental)])
+        driven.change(attempts=[attempt])

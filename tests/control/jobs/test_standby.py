@@ -86,6 +86,7 @@ def test_a_book_has_names_that_sort_and_grants_that_end(
     for grant in [*(one.grant for one in book.saves), *book.packs]:
         assert grant.verb == "PUT"
         assert grant.expires_unix == int(store.now) + COMMIT_S
+        assert not grant.once  # a supervisor from before an upgrade would not send the condition
     assert [one.grant.key for one in book.saves] == [manifest_key(WORKSPACE, n) for n in names]
     assert len({one.key for one in book.packs}) == FEWEST_PACKS
     assert not {one.key for one in book.packs} & packs(store)

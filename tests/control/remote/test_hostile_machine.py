@@ -262,8 +262,8 @@ class _Forgetful(MemoryStore):
     def probe(self) -> Capabilities:
         return Capabilities(conditional_put=False, etag_is_md5=True)
 
-    def grant(self, verb: str, key: ObjectKey, *, expires_s: int) -> Grant:
-        return msgspec.structs.replace(super().grant(verb, key, expires_s=expires_s), once=False)
+    def grant(self, verb: str, key: ObjectKey, *, expires_s: int, replaces: bool = False) -> Grant:
+        return super().grant(verb, key, expires_s=expires_s, replaces=True)
 
 
 @pytest.mark.parametrize(("honours", "hours"), [(True, 2), (False, 1)])

@@ -13,6 +13,7 @@ from torpor.control.upkeep.job_saves import delete_superfluous
 from torpor.control.upkeep.pins import pin
 from torpor.shared.errors import SnapshotMissing
 from torpor.shared.format.names import manifest_key
+from torpor.shared.values import made_at
 
 
 class Clock:
@@ -72,6 +73,9 @@ def test_a_proof_of_a_save_that_is_gone_deletes_nothing(store: MemoryStore) -> N
 
 
 def test_a_machine_cannot_pass_off_a_users_snapshot_as_its_save(store: MemoryStore) -> None:
-    own, users = put_save(store, 30, own_save=1), put_save(store, 60)
-    assert is_own_save(store, DEMO, own, PLAIN)
-    assert not is_own_save(store, DEMO, users, PLAIN)
+    earlier, own = put_save(store, 0, own_save=1), put_save(store, 30, own_save=1)
+    users = put_save(store, 60)
+    began_unix = made_at(own).timestamp() + 0.5
+    assert is_own_save(store, DEMO, own, PLAIN, began_unix)
+    assert not is_own_save(store, DEMO, users, PLAIN, began_unix)
+    assert not is_own_save(store, DEMO, earlier, PLAIN, began_unix)  # of a job that has ended

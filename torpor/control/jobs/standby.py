@@ -63,6 +63,10 @@ def book_for(
 
     The order makes prune safe, as in ``RemoteSnapshot.lost_packs``: first sign the grants for the
     manifests, which end COMMIT_S later; then read the marks; then list the packs.
+
+    The grants to write are not ``once``: a supervisor keeps the bundle that it began with, which
+    may be older than that and would send no condition, and the store would refuse its save. They
+    end within COMMIT_S.
     """
     saves = _sign_saves(store, spec)
     known, lost, count = [], [], MOST_PACKS
@@ -92,7 +96,8 @@ def book_for(
         lost=lost,
         saves=saves,
         packs=[
-            store.grant("PUT", new_pack_key(spec.name), expires_s=COMMIT_S) for _ in range(count)
+            store.grant("PUT", new_pack_key(spec.name), expires_s=COMMIT_S, replaces=True)
+            for _ in range(count)
         ],
         save_argv=spec.quiesce,
         save_timeout_s=spec.quiesce_timeout_s,
@@ -156,10 +161,17 @@ def sure_save(
 
 
 def is_own_save(
-    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, seal: Seal
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    snapshot: SnapshotId,
+    seal: Seal,
+    since_unix: float,
 ) -> bool:
-    """Whether a job's machine has made the snapshot by itself. A machine that lies could name any
-    other one, which is not the job's to delete."""
+    """Whether a machine has made the snapshot by itself, on a book that was signed after
+    ``since_unix``, when the job first had a machine: the name has the time of the book. A machine
+    that lies could name any other one, also an earlier job's, which is not this job's to delete."""
+    if made_at(snapshot).timestamp() < int(since_unix):
+        return False
     manifest, _ = open_manifest(store, workspace, snapshot, seal)
     return bool(manifest.statistics.get(OWN_SAVE))
 
@@ -189,6 +201,7 @@ def _sign_saves(store: ObjectStore, spec: WorkspaceSpec) -> list[SaveGrant]:
     saves = []
     for _ in range(OWN_SAVES):
         newest = new_snapshot_id(now, newest)
-        grant = store.grant("PUT", manifest_key(spec.name, newest), expires_s=COMMIT_S)
+        key = manifest_key(spec.name, newest)
+        grant = store.grant("PUT", key, expires_s=COMMIT_S, replaces=True)
         saves.append(SaveGrant(newest, int(now.timestamp()), grant))
     return saves
