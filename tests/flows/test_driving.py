@@ -425,11 +425,14 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
 
 def test_a_backup_leaves_the_saves_of_an_open_job_to_it(lab: Lab) -> None:
     save, backup, newest = [put_save(lab.store, minutes) for minutes in (0, 30, 60)]
-    left_job(lab, kept_saves=[save])
+    left = left_job(lab, kept_saves=[save])
     with PlainRunner(lab.opened):
         verdicts = judge_snapshots(lab.opened, Retention(last=1), False)
+        lab.opened.jobs.end(msgspec.structs.replace(left, state="preempted"))
+        after = judge_snapshots(lab.opened, Retention(last=1), False)
     assert [one.snapshot for one in verdicts if one.kept] == [newest, save]
     assert [one.snapshot for one in verdicts if not one.kept] == [backup]
+    assert [one.snapshot for one in after if not one.kept] == [backup, save]  # it has ended
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["lives", "killed before"])
