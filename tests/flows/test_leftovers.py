@@ -20,12 +20,12 @@ from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
-from tests.fixtures.rentals import standing
+from tests.fixtures.rentals import not_handed_over, standing
 from tests.fixtures.world import World
 from tests.jobs.campaign import hurried
 from torpor.control.rental.records import Rental
 from torpor.control.watching import WatchReport
-from torpor.shared.values import Endpoint, Label, Machine, MachineId, ObjectKey, WorkspaceName
+from torpor.shared.values import Endpoint, Label, Machine, MachineId, WorkspaceName
 
 LABEL = Label("me", WorkspaceName("demo"), "0123")
 MACHINE = Machine(
@@ -94,8 +94,7 @@ def _left_by_a_kill(world: World, *, whole: bool) -> MachineId:
         (rental,) = world.opened.rentals.open()
     else:
         rental = standing(world.opened)[1]
-    left = msgspec.structs.replace(rental, state="standing", created_unix=time.time() - 1800)
-    world.direct.put(ObjectKey(world.opened.rentals.key(rental.label)), msgspec.json.encode(left))
+    not_handed_over(world.opened, rental, created_unix=time.time() - 1800)
     return rental.machine or MachineId("")
 
 

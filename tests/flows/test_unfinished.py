@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from flows import job
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
-from tests.fixtures.rentals import standing
+from tests.fixtures.rentals import not_handed_over, standing
 from tests.fixtures.world import WORKSPACE, World
 from tests.jobs.campaign import hurried
 from torpor.control.jobs.records import Job, Jobs, Stop
-from torpor.shared.values import ObjectKey
 
 _ID = "3f2a9c81d04e"
 
@@ -57,8 +55,7 @@ def test_a_whole_restore_is_hibernated_and_not_just_ended(stored: World) -> None
     wake_plainly(replace(stored.opened, job=_ID))
     (rental,) = stored.opened.rentals.open()
     assert rental.job == _ID
-    left = msgspec.structs.replace(rental, state="standing")
-    stored.direct.put(ObjectKey(stored.opened.rentals.key(rental.label)), msgspec.json.encode(left))
+    not_handed_over(stored.opened, rental)
     ended = _cancelled(stored)
     assert ended.state == "cancelled"
     assert stored.machines() == []
