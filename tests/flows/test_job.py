@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -280,9 +281,12 @@ def test_a_run_is_not_replaced_however_wrong_its_clock_is(
 ) -> None:
     """It writes the record between two looks of another run."""
     mine, read = _jobs(world).take(_made("0" * 12, _FINE), "one"), Jobs.of
+    versions = itertools.count(mine.version + 1)
 
     def driven(self: Jobs, job_id: str) -> Job | None:
-        _write(world, msgspec.structs.replace(mine, driven_unix=time.time() + ahead_s))
+        now_unix = time.time() + ahead_s
+        one = msgspec.structs.replace(mine, driven_unix=now_unix, version=next(versions))
+        _write(world, one)
         return read(self, job_id)
 
     monkeypatch.setattr(Jobs, "of", driven)

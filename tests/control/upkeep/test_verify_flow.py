@@ -22,7 +22,7 @@ from tests.fixtures.stores import Server
 from tests.fixtures.trees import fill
 from tests.fixtures.world import World, make_world
 from torpor.control.remote.snapshot import RemoteSnapshot
-from torpor.control.rental.records import Rentals
+from torpor.control.store.records import Records
 from torpor.control.upkeep.verify_report import VerifyReport
 from torpor.shared.errors import (
     GrantExpired,
@@ -89,8 +89,10 @@ def test_what_a_killed_drill_left_goes_a_day_later_and_not_before(kept: World, d
     assert opened.rentals.open() == []
 
 
-def test_a_drill_s_machine_goes_also_when_the_store_is_away(kept: World) -> None:
-    def away(self: Rentals, *_: object) -> None:
+def test_a_drill_s_machine_goes_also_when_the_store_is_away(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(self: Records, *_: object) -> None:
         raise StoreUnavailable("the store is away")
 
     before = kept.machines()
@@ -99,9 +101,8 @@ def test_a_drill_s_machine_goes_also_when_the_store_is_away(kept: World) -> None
         stack.enter_context(pytest.raises(StoreUnavailable))
         stack.enter_context(drill_machine(kept.opened, Phases()))
         assert len(kept.machines()) == len(before) + 1
-        patched = patch.object(Rentals, "of", away)
-        patched.start()
-    patched.stop()
+        monkeypatch.setattr(Records, "read", away)
+    monkeypatch.undo()
     assert kept.machines() == before
     kept.direct.delete([one.key for one in kept.direct.list("workspaces/drill--demo/")])
 
