@@ -31,5 +31,5 @@ def test_without_sshd_there_is_one_message_and_no_time_out(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1
-    assert "need sshd" in said.err
+    assert "sshd is missing" in said.err
     assert "openssh-server" in said.err
