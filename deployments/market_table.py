@@ -31,9 +31,7 @@ COLUMNS: Final[dict[str, Callable[[Abilities], str]]] = {
     "given up without SSH after": lambda able: _time(able.ready_s),
     "billed by": lambda able: _time(able.billing_s),
     "billed after its end": lambda able: _time(able.ending_s) if able.ending_s else "no",
-    "tells of an end for": lambda able: (
-        "ever" if able.forgets_s is None else _time(able.forgets_s)
-    ),
+    "tells of an end for": lambda able: "ever" if able.forgets_s is None else _time(able.forgets_s),
     "smallest disk": lambda able: f"{able.min_disk_gib:g} GiB" if able.min_disk_gib else "any",
     "a stop keeps": lambda able: able.stop_keeps,
     "a job whose machine is stopped": lambda able: (
