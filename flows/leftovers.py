@@ -28,6 +28,11 @@ AGAIN_S: Final = 900
 """A run that was to end or continue one and failed is started again after this time."""
 
 
+HANDED_S: Final = 7200.0
+"""A `deploy` hands its machine over at most 75 minutes after its agent's last work. What Prefect
+shows as running for longer may be a run from a shell that was killed: a person is told."""
+
+
 def see_left(
     findings: Sequence[Finding],
     opened: Mapping[WorkspaceName, OpenWorkspace],
@@ -130,6 +135,8 @@ def judge_left(
         step = "none: wait for that run"
     elif has_job:
         killed, step = False, "none: the job of its workspace continues with it"
+    elif live:
+        step = "see whether that run works; if its process is gone, cancel it in the UI"
     elif look is None or look.works is None:
         step = "if it never answers again, name its id in `end` of reconcile"
     elif rule == "report":
@@ -170,5 +177,6 @@ def _who(
     if live is None:
         return False, f"{agent}, and the server does not say which runs there are."
     if named:
-        return False, f"{agent}, and {named} has not ended: it may still work with the machine."
+        overdue = time.time() - asked_unix > HANDED_S
+        return overdue, f"{agent}, and {named} has not ended: it may still work with the machine."
     return True, f"{agent}, and no run of its workspace goes on: the one that rented it was killed."

@@ -54,9 +54,19 @@ SILENT = LeftLook(None, error="no connection")
 def test_a_machine_is_left_if_no_run_works_on_it_or_may_hand_it_over(
     look: LeftLook | None, live: list[LiveRun] | None, killed: bool, words: str
 ) -> None:
-    found = judge_left(MACHINE, RENTAL, look, live, "end", False)
+    rental = msgspec.structs.replace(RENTAL, created_unix=time.time() - 3600)
+    found = judge_left(MACHINE, rental, look, live, "end", False)
     assert found.killed == killed and words in found.who
     assert found.act == ("end" if killed and look == LeftLook(False) else "")
+
+
+@pytest.mark.parametrize("look", [LeftLook(False), SILENT])
+def test_a_run_that_hands_nothing_over_for_hours_is_told_of_and_ends_nothing(
+    look: LeftLook,
+) -> None:
+    """One from a shell that was killed stays Running on the server for ever."""
+    found = judge_left(MACHINE, RENTAL, look, [WAKE], "end", False)
+    assert found.killed and found.act == "" and "cancel it in the UI" in found.next_step
 
 
 @pytest.mark.parametrize(
@@ -120,7 +130,7 @@ def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
     assert "the one that rented it was killed" in str(report.rows())
     server.since(600)
     report, ((subject, body),) = _look(stored, server)
-    assert subject == f"torpor: machine {machine} of workspace demo was left by a killed run"
+    assert subject == f"torpor: machine {machine} of workspace demo is worked on by no run"
     assert "It costs 1.50 $/h." in body and "a run of reconcile ends it" in body
     assert report.left[0].next_step == "it was ended, or hibernated"
     assert stored.machines() == [] and stored.opened.rentals.open() == []

@@ -64,8 +64,8 @@ class Watched(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine that was never handed over. ``killed``: no run works on it any more. ``who``: a
-    sentence that says so."""
+    """A machine that was never handed over. ``killed``: as far as can be told, no run works on it
+    any more. ``who``: a sentence that says so."""
 
     label: Label
     machine: MachineId

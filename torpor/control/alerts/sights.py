@@ -67,7 +67,7 @@ def of_left(left: Sequence[Left], now_unix: float) -> list[Alert]:
             kind="machine left",
             subject=f"{one.provider} {one.machine}",
             workspace=one.workspace,
-            title=f"machine {one.machine} of workspace {one.workspace} was left by a killed run",
+            title=f"machine {one.machine} of workspace {one.workspace} is worked on by no run",
             cause=f"{one.who} It costs {one.price_usd_h:.2f} $/h.",
             next_step=one.next_step,
             at_unix=now_unix,
