@@ -25,13 +25,16 @@ from tests.markets.gcp import DISK_USD_GIB_MONTH, PROJECT, ZONES, FakeGcp, gcp_p
 from tests.markets.market import Clock, Market
 from torpor.control.providers.gcp_deadline import DEADLINE_KEY
 from torpor.control.providers.local import LocalProvider
+from torpor.control.remote.probe import DEFAULT_HOME
 from torpor.control.safety import never_handed_over
+from torpor.machine.sampler.ring import RING
 
 EVERY_S: Final = {"watch/watch": 30, "backup/backup-all": 90, "check-backup/check-backup": 120}
 KEEP_LAST: Final = 2
 STEPS: Final = 100
-VISIT_S: Final = 60
-"""Longer than a first look at the machine takes, which starts its sampler."""
+VISIT: Final = f"until [ -e {DEFAULT_HOME}/{RING} ]; do sleep 1; done; sleep 5"
+"""A person stays until the machine was looked at once, which starts its sampler: a machine on which
+nobody was seen is not idle. Whoever kills everything first delays that."""
 COUNT: Final = f"""\
 starts=$(($(cat starts 2>/dev/null || echo 0) + 1)); echo $starts >starts
 i=$(cat n 2>/dev/null || echo 0)
@@ -205,7 +208,7 @@ class Story:
         file.touch(mode=0o600)
         file.write_text(key)
         argv = ["ssh", "-i", str(file), "-p", str(port), "-q", "-o", "StrictHostKeyChecking=no"]
-        argv += ["-o", "UserKnownHostsFile=/dev/null", f"{user}@{host}", "sleep", str(VISIT_S)]
+        argv += ["-o", "UserKnownHostsFile=/dev/null", f"{user}@{host}", VISIT]
         self.visits.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL))
 
     def _slept(self, state: dict[str, Any]) -> bool:
