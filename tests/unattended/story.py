@@ -29,7 +29,7 @@ from torpor.control.remote.probe import DEFAULT_HOME
 from torpor.control.safety import never_handed_over
 from torpor.machine.sampler.ring import RING
 
-EVERY_S: Final = {"watch/watch": 30, "backup/backup-all": 90, "check-backup/check-backup": 120}
+EVERY_S: Final = {"watch/watch": 30, "backup/backup-all": 60, "check-backup/check-backup": 120}
 KEEP_LAST: Final = 2
 STEPS: Final = 100
 VISIT: Final = f"until [ -e {DEFAULT_HOME}/{RING} ]; do sleep 1; done; sleep 5"
