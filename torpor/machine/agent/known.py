@@ -7,11 +7,11 @@ from collections.abc import Container, Sequence
 from torpor.machine.agent.state import Index
 from torpor.machine.pipeline.chunks import ChunkTable, Located, Place
 from torpor.machine.pipeline.journal import Record
-from torpor.machine.tree.walk import Held, Signature, Walk
+from torpor.machine.tree.walk import Held, Holding, Signature, Walk
 from torpor.shared.errors import AgentLost, SnapshotDamaged, StoreMissing
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.manifest import FILE, HARDLINK, Entry, decode_manifest
+from torpor.shared.format.manifest import FILE, HARDLINK, Entry, Manifest, decode_manifest
 from torpor.shared.format.names import pack_id_of
 from torpor.shared.transfer.transfer import Range, Transfer
 from torpor.shared.values import ObjectKey
@@ -19,20 +19,22 @@ from torpor.shared.wire.snapshot import KnownSnapshot
 
 
 class KnownFiles:
-    """Grows from pass to pass. ``held``: for each root, the entries of files that were read.
+    """Grows from pass to pass. ``held``: for each root, the entries of files that were read;
+    ``before``: the same of the last snapshot here, else of the workspace's newest, until a walk.
 
     ``index``: the tree as this machine last knew it; ``resumable``: packs that earlier runs stored.
     """
 
     def __init__(
         self,
-        roots: int,
+        roots: Sequence[str],
         index: Index | None,
         snapshots: Sequence[KnownSnapshot],
         resumable: dict[ObjectKey, Record],
     ) -> None:
         self.table = ChunkTable()
-        self.held: list[dict[bytes, Held]] = [{} for _ in range(roots)]
+        self.held: list[dict[bytes, Held]] = [{} for _ in roots]
+        self._roots = roots
         self._resumable = resumable
         self._snapshots = list(snapshots)
         self._fresh: set[tuple[int, bytes]] = set()
@@ -40,6 +42,7 @@ class KnownFiles:
             self.table.adopt(index.manifest.chunks, index.manifest.packs)
             self.held = index.held
             self._snapshots = [one for one in snapshots if one.root != index.root.hex()]
+        self.before: Holding | None = None if index is None else index.held
 
     def take_up(self, resumed: Sequence[ObjectKey]) -> None:
         """The store still has these of the resumable packs. Once a run."""
@@ -66,7 +69,7 @@ class KnownFiles:
 
     def saw(self, seen: Walk) -> None:
         """A walk has ended; its unread files are read next."""
-        self.held = seen.held
+        self.held, self.before = seen.held, []
         self._fresh.update((u.entry.root, u.entry.path) for u in seen.unread)
 
     def learn(self, seal: Seal, transfer: Transfer) -> None:
@@ -83,6 +86,8 @@ class KnownFiles:
                     "changed in the store, where manifests are written once"
                 )
             check_manifest(manifest, known.grant.key)
+            if self.before is None:
+                self.before = _held_by(manifest, self._roots)
             packs = manifest.packs
             self.table.know(
                 (
@@ -125,3 +130,12 @@ class KnownFiles:
                 entries.append(entry)
                 signatures.append(signature)
         return entries, signatures
+
+
+def _held_by(manifest: Manifest, roots: Sequence[str]) -> list[dict[bytes, Held]]:
+    """What a snapshot holds of each of ``roots``."""
+    held: dict[str, dict[bytes, Held]] = {root: {} for root in roots}
+    for entry in manifest.entries:
+        if (of := held.get(manifest.roots[entry.root])) is not None:
+            of[entry.path] = Held(None, entry)
+    return list(held.values())

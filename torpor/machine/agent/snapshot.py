@@ -23,6 +23,7 @@ from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.pipeline.upload import Source, store_part
 from torpor.machine.tree.plan import Job, cut, share_out
+from torpor.machine.tree.vanished import Gone, vanished
 from torpor.machine.tree.walk import (
     Signature,
     Walk,
@@ -114,6 +115,7 @@ class SnapshotRun(AgentRun):
         self._filled_packs: set[ObjectKey] = set()
         self._begun: _Begun | None = None
         self._pass: _Pass | None = None
+        self._gone: list[Gone] | None = None  # by the first pass
         self._written: _Written | None = None
         self._sent: set[SnapshotId] = set()
 
@@ -138,7 +140,7 @@ class SnapshotRun(AgentRun):
             excluded=compile_excludes(request.exclude),
             seal=seal,
             encoder=Encoder(effort, self._gpu),
-            known=KnownFiles(len(roots), index, request.known, resumable),
+            known=KnownFiles(request.roots, index, request.known, resumable),
         )
         return self._begun.answer
 
@@ -150,6 +152,10 @@ class SnapshotRun(AgentRun):
         seen = walk(run.roots, run.known.held, run.excluded, partial(self.check, call))
         if seen.unread:
             run.known.learn(run.seal, self.transfer(call))
+        if self._gone is None:
+            gone = vanished(run.known.before or [], seen, run.roots, run.excluded)
+            still = [one for one in self.state.past().gone if one.stays_gone]
+            self._gone = [*gone, *still]
         run.known.saw(seen)
         jobs = cut(seen.unread, run.roots)
         source = Source(
@@ -261,7 +267,9 @@ class SnapshotRun(AgentRun):
         written = self._written
         if request.committed and written is not None:
             roots = self._has_begun().roots
-            self.state.save_index(written.blob, written.root, roots, written.signatures)
+            self.state.save_index(
+                written.blob, written.root, roots, written.signatures, self._gone or []
+            )
             self._journal.clear()
         return self.give_back(request, call)
 

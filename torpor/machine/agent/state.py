@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from torpor.machine.tree.vanished import Gone, disks
 from torpor.machine.tree.walk import Held, Signature
 from torpor.shared.errors import ManifestInvalid, WorkspaceBusy, WorkspaceInvalid, WrongKey
 from torpor.shared.format.keys import Seal
@@ -30,6 +31,27 @@ class Index(msgspec.Struct, frozen=True):
     root: bytes
     manifest: Manifest
     held: list[dict[bytes, Held]]
+
+
+class Past(msgspec.Struct, frozen=True, array_like=True):
+    """What this machine has held of the workspace: the directories that a restore, a sync or a
+    snapshot knew, the disks that they were on, and what vanished since."""
+
+    roots: list[bytes] = []
+    disks: list[bytes] = []
+    gone: list[Gone] = []
+
+    def unnamed(self, roots: Sequence[bytes], also: Sequence[bytes]) -> list[bytes]:
+        """Directories of it, or of ``also``, that hold something and are in none of ``roots``."""
+        kept = [os.path.join(root, b"") for root in roots]
+        return [
+            path
+            for path in sorted({*self.roots, *also})
+            if not os.path.join(path, b"").startswith(tuple(kept)) and _holds_something(path)
+        ]
+
+    def missing_disks(self) -> list[bytes]:
+        return [disk for disk in self.disks if not os.path.ismount(disk)]
 
 
 class SyncRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +83,7 @@ class WorkspaceState:
         self.journal = self.folder / "journal"
         self.restore_journal = self.folder / "restore"
         self._sync_record = self.folder / "sync"
+        self._past = self.folder / "past"
         self._lock_fd: int | None = None
 
     def lock(self) -> None:
@@ -87,15 +110,29 @@ class WorkspaceState:
         root: bytes,
         roots: Sequence[bytes],
         signatures: Sequence[Signature | None],
+        gone: Sequence[Gone] | None = None,
     ) -> None:
-        """Remember that the disk equals the snapshot in ``blob``."""
+        """Remember that the disk equals the snapshot in ``blob``. ``gone``: what the machine held
+        before and the snapshot does not; None where the snapshot was brought here."""
         seen = _Seen(root, list(roots), list(signatures))
         self.forget_index()
+        past = self.past()
+        there = sorted({*past.roots, *roots})
+        lost = past.missing_disks() if gone is not None else []
+        past = Past(there, sorted({*disks(roots), *lost}), list(gone or ()))
+        _write(self._past, msgspec.msgpack.encode(past), durable=True)
         _write(self.folder / "manifest", blob)
         _write(self.folder / "seen", msgspec.msgpack.encode(seen))  # last: it makes both valid
 
     def forget_index(self) -> None:
         (self.folder / "seen").unlink(missing_ok=True)
+
+    def past(self) -> Past:
+        """Empty where nothing is recorded, or by another version of the agent."""
+        try:
+            return msgspec.msgpack.decode(self._past.read_bytes(), type=Past)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return Past()
 
     def mirrored(self, roots: Sequence[bytes]) -> bytes | None:
         """The root hash of the snapshot that ``roots`` were equal to when that was looked at."""
@@ -157,6 +194,17 @@ class WorkspaceState:
             if not entry.changed:
                 held[entry.root][entry.path] = Held(signature, entry)
         return Index(root, manifest, held)
+
+
+def _holds_something(path: bytes) -> bool:
+    """Whether a directory has a name in it; anything else that is there counts too."""
+    try:
+        with os.scandir(path) as names:
+            return next(names, None) is not None
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 def _write(path: Path, data: bytes, *, durable: bool = False) -> None:

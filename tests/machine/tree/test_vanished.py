@@ -1,0 +1,93 @@
+"""What a workspace held and holds no more is noticed where it is most of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.fixtures.trees import let_settle
+from torpor.machine.tree import vanished as room
+from torpor.machine.tree.vanished import FEW_NAMES, Gone, vanished
+from torpor.machine.tree.walk import Held, compile_excludes, walk
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Half of its files are in ``disk/data``, and one more."""
+    for folder in ("disk/data", "code"):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(20):
+            (tmp_path / folder / f"{number}.txt").write_text(f"{folder} {number}")
+    (tmp_path / "disk/data/more").write_text("more")
+    return tmp_path
+
+
+def _held(root: Path) -> list[dict[bytes, Held]]:
+    """As after all of it was read."""
+    let_settle()
+    seen = walk([os.fsencode(root)], [{}], None, lambda: None)
+    held = {}
+    for entry, signature in zip(seen.entries, seen.signatures, strict=True):
+        size = signature.size if signature else 0
+        held[entry.path] = Held(signature, replace(entry, size=size))
+    return [held]
+
+
+def _gone(root: Path, before: list[dict[bytes, Held]], exclude: Sequence[str] = ()) -> list[Gone]:
+    excluded = compile_excludes(exclude)
+    seen = walk([os.fsencode(root)], before, excluded, lambda: None)
+    return vanished(before, seen, [os.fsencode(root)], excluded)
+
+
+def test_a_directory_with_most_of_the_files_is_named_by_what_is_left_of_it(root: Path) -> None:
+    before = _held(root)
+    shutil.rmtree(root / "disk/data")
+    (gone,) = _gone(root, before)
+    assert gone.path == os.fsencode(root / "disk")
+    assert gone.names == 21
+    assert gone.size == sum(len(f"disk/data {number}") for number in range(20)) + len("more")
+    assert gone.stays_gone
+    (root / "disk/data").mkdir()
+    for name in gone.sample:
+        Path(os.fsdecode(name)).touch()
+    assert not gone.stays_gone
+
+
+def test_a_few_large_files_count_by_their_bytes(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "model").write_bytes(bytes(1000))
+    before = _held(root)
+    (root / "model").unlink()
+    assert not _gone(root, before)
+    monkeypatch.setattr(room, "FEW_BYTES", 1000)
+    assert [(one.names, one.size) for one in _gone(root, before)] == [(1, 1000)]
+
+
+def test_less_than_half_was_removed_on_purpose(root: Path) -> None:
+    before = _held(root)
+    shutil.rmtree(root / "code")
+    assert not _gone(root, before)
+
+
+def test_what_was_moved_or_is_excluded_now_is_not_gone(root: Path) -> None:
+    before = _held(root)
+    (root / "disk/data").rename(root / "elsewhere")
+    assert not _gone(root, before)
+    (root / "elsewhere").rename(root / "disk/data")
+    assert not _gone(root, before, ["disk"])
+
+
+def test_a_small_workspace_may_lose_what_it_has(tmp_path: Path) -> None:
+    for number in range(FEW_NAMES - 1):
+        (tmp_path / f"{number}").touch()
+    (tmp_path / "kept").touch()
+    before = _held(tmp_path)
+    for number in range(FEW_NAMES - 1):
+        (tmp_path / f"{number}").unlink()
+    assert not _gone(tmp_path, before)

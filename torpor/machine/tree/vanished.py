@@ -1,0 +1,116 @@
+"""What a workspace held before and holds no more, where that is most of it: perhaps a disk did not
+come back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from torpor.machine.tree.mappings import file_systems
+from torpor.machine.tree.walk import Held, Holding, Walk
+from torpor.shared.format.manifest import FILE
+
+FEW_NAMES: Final = 10
+FEW_BYTES: Final = 100 << 20
+"""Losing less than both of these is never most of a workspace."""
+SAMPLE: Final = 16
+NAMED: Final = 10
+
+
+class Gone(msgspec.Struct, frozen=True, array_like=True):
+    """How many files are gone from the directory ``path``, of what size, and some of their names."""
+
+    path: bytes
+    names: int
+    size: int
+    sample: list[bytes]
+
+    @property
+    def stays_gone(self) -> bool:
+        """Whether most of these names are still not there."""
+        return 2 * sum(map(os.path.lexists, self.sample)) < len(self.sample)
+
+
+def vanished(
+    before: Holding,
+    seen: Walk,
+    roots: Sequence[bytes],
+    excluded: Callable[[bytes], bool] | None,
+) -> list[Gone]:
+    """What ``before`` held of a root and ``seen`` does not, if it is more than half of the files or
+    of their bytes; the largest directories first. A file that was moved, or is excluded now, is not
+    gone. ``before`` is empty where nothing is known."""
+    if not before:
+        return []
+    found: list[Gone] = []
+    moved = {(u.signature.inode, u.signature.size, u.signature.mtime_ns) for u in seen.unread}
+    unread: list[set[bytes]] = [set() for _ in roots]
+    for file in seen.unread:
+        unread[file.entry.root].add(file.entry.path)
+    for held, now, new, root in zip(before, seen.held, unread, roots, strict=True):
+        files = {path: one for path, one in held.items() if one.entry.kind == FILE}
+        gone = [path for path in files if path not in now and path not in new]
+        if not _is_most(gone, files):
+            continue
+        gone = [
+            path
+            for path in gone
+            if not _moved(files[path], moved)
+            and not (excluded and any(map(excluded, _with_parents(path))))
+        ]
+        if _is_most(gone, files):
+            found += _by_directory(gone, files, {*now, b""}, root)
+    return sorted(found, key=lambda one: (-one.size, -one.names))[:NAMED]
+
+
+def disks(roots: Sequence[bytes]) -> list[bytes]:
+    """The mount points, other than ``/``, on whose file systems the roots and what is below them
+    lie."""
+    places = {_mount_point(place) for root in roots for place in file_systems(root, None)}
+    return sorted(places - {b"/"})
+
+
+def _mount_point(place: bytes) -> bytes:
+    while not os.path.ismount(place):
+        place = os.path.dirname(place)
+    return place
+
+
+def _is_most(gone: Sequence[bytes], files: Mapping[bytes, Held]) -> bool:
+    if len(gone) >= FEW_NAMES and 2 * len(gone) > len(files):
+        return True
+    lost = sum(files[path].entry.size for path in gone)
+    return lost >= FEW_BYTES and 2 * lost > sum(one.entry.size for one in files.values())
+
+
+def _moved(held: Held, moved: set[tuple[int, int, int]]) -> bool:
+    before = held.signature
+    return before is not None and (before.inode, before.size, before.mtime_ns) in moved
+
+
+def _with_parents(path: bytes) -> Iterator[bytes]:
+    while path:
+        yield path
+        path = os.path.dirname(path)
+
+
+def _by_directory(
+    gone: Sequence[bytes], files: Mapping[bytes, Held], there: set[bytes], root: bytes
+) -> list[Gone]:
+    """Grouped by the directory that is still there."""
+    groups: dict[bytes, list[bytes]] = {}
+    for path in gone:
+        directory = next((one for one in _with_parents(path) if one in there), b"")
+        groups.setdefault(directory, []).append(path)
+    return [
+        Gone(
+            os.path.join(root, directory).rstrip(b"/"),
+            len(paths),
+            sum(files[path].entry.size for path in paths),
+            [os.path.join(root, path) for path in paths[:: max(1, len(paths) // SAMPLE)]],
+        )
+        for directory, paths in groups.items()
+    ]
