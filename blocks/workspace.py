@@ -58,6 +58,9 @@ class Workspace(Block):
         quiesce: A command that pauses work on the machine.
         quiesce_timeout_s: The time limit of that command, in seconds.
         accept_changed: Patterns of files that may change while they are read.
+        left_behind: Whether files outside of the workspace keep a machine from being destroyed.
+        left_behind_gib: The size from which they do, in GiB.
+        accept_lost: Directories outside of the workspace that may be lost with the machine.
         parts: The number of parts of a transfer.
         part_mib: The smallest part, in MiB.
         smallest: Prefer smaller snapshots to faster ones.
@@ -204,6 +207,28 @@ class Workspace(Block):
         description=(
             "Patterns of files that may change while they are read, such as *.log. If any other "
             "file changes, the machine is not destroyed."
+        ),
+    )
+    left_behind: Literal["report", "refuse"] = Field(
+        default="report",
+        title="Left behind",
+        description=(
+            "What a destroy does about files on the machine that are in no snapshot. report: name "
+            "them. refuse: keep the machine if there are more than the size below. A link of the "
+            "workspace that leads to such files always keeps the machine."
+        ),
+    )
+    left_behind_gib: float = Field(
+        default=1.0,
+        ge=0,
+        title="Left behind (GiB)",
+        description="The size above which `refuse` keeps the machine, in GiB.",
+    )
+    accept_lost: list[str] = Field(
+        default_factory=list,
+        description=(
+            "Directories outside of the workspace that may be lost with the machine, such as "
+            "/data/cache: absolute paths, or paths that begin with ~/. They are not looked at."
         ),
     )
     parts: int = Field(
@@ -362,6 +387,9 @@ class Workspace(Block):
             quiesce=list(self.quiesce),
             quiesce_timeout_s=self.quiesce_timeout_s,
             accept_changed=list(self.accept_changed),
+            accept_lost=list(self.accept_lost),
+            left_behind=self.left_behind,
+            left_behind_gib=self.left_behind_gib,
             parts=self.parts,
             part_bytes=self.part_mib * MIB,
             compression=Compression(
@@ -385,7 +413,8 @@ class Workspace(Block):
         """The same store, provider and identity under a reserved name; never saved."""
         changes = {
             "name": name, "paths": [path], "exclude": [], "first": [], "quiesce": [],
-            "accept_changed": [], "parts": parts, "part_mib": part_mib,
+            "accept_changed": [], "accept_lost": [], "left_behind": "report",
+            "parts": parts, "part_mib": part_mib,
         }  # fmt: skip
         scratch = self.model_copy(update=changes)
         scratch._block_document_id = scratch._block_document_name = None
@@ -442,7 +471,7 @@ class Workspace(Block):
                 f"{value!r} is not an owner: use 1 to 63 lower-case letters, digits and hyphens"
             ) from None
 
-    @field_validator("paths", mode="after")
+    @field_validator("paths", "accept_lost", mode="after")
     @classmethod
     def _placed(cls, value: list[str]) -> list[str]:
         for path in value:

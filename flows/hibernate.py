@@ -11,14 +11,15 @@ import msgspec
 from blocks import Workspace
 from flows.flow import flow
 from flows.phases import Phases
-from flows.storing import Storing
+from flows.storing import Look, Storing
 from tasks.jobs import refuse_during_job
 from tasks.machines import chosen_machine, destroy_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
-from tasks.snapshot import confirm
+from tasks.snapshot import confirm, refuse_losses
 from tasks.watching import see_idle, see_nothing_began
 from tasks.workspace import OpenWorkspace
+from torpor.control.losses import Lost
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
 from torpor.control.safety import Verified, boot_clock_s
@@ -33,11 +34,12 @@ def hibernate(
     machine: str = "",
     accept_changed: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     only_if_idle: bool = False,
+    accept_lost: list[str] = [],  # noqa: B006 - as above
 ) -> HibernateReport:
     """Store a workspace, verify it, and destroy its machine.
 
     The machine is destroyed only if every byte is in the store, was read back and compared, and the
-    disk has not changed since.
+    disk has not changed since. What else is on the machine is reported, and lost.
 
     Args:
         workspace: The Workspace block to hibernate, or its name.
@@ -47,6 +49,7 @@ def hibernate(
         accept_changed: Patterns of files that may change while they are read, such as *.log.
         only_if_idle: Keep the machine unless it is idle by the rules of the Workspace block, now
             and again right before it is destroyed.
+        accept_lost: Directories of the machine that may be lost with it, outside of the workspace.
     """
     phases = Phases()
     with phases.phase("prepare"):
@@ -61,6 +64,7 @@ def hibernate(
         accept_changed,
         only_if_idle,
         unused=lambda _: refuse_during_job(opened),
+        accept_lost=accept_lost,
     )
     runner().table(
         key=f"hibernate-{report.workspace}",
@@ -80,13 +84,18 @@ def store_workspace(
     run: str = "",
     proven: Callable[[Verified], None] = lambda verified: None,
     unused: Callable[[Machine], None] = lambda machine: None,
+    accept_lost: Sequence[str] = (),
 ) -> tuple[HibernateReport, Verified]:
     """Store the workspace as part of any flow; a backup continues with the proof. ``proven`` is
     called before the last walk of the disk, and ``unused`` right before each destroy. Both may
-    raise to keep the machine."""
+    raise to keep the machine.
+
+    Raises UnsavedWork, after ``proven``, if the machine holds data that the user wants kept and
+    that is not in the snapshot."""
     with phases.phase("prepare"):
         patterns = [*opened.spec.accept_changed, *accept_changed]
-        spec = msgspec.structs.replace(opened.spec, accept_changed=patterns)
+        lost = [*opened.spec.accept_lost, *accept_lost]
+        spec = msgspec.structs.replace(opened.spec, accept_changed=patterns, accept_lost=lost)
         opened = replace(opened, spec=spec)
         probe_store(opened)
         live = chosen_machine(opened, machine, to_store=True)
@@ -101,8 +110,9 @@ def store_workspace(
         if idle_since_s is not None:
             see_idle(opened, live, session, idle_since_s)
 
-    def end(snapshot: RemoteSnapshot, verified: Verified) -> None:
+    def end(snapshot: RemoteSnapshot, verified: Verified, lost: Lost) -> None:
         proven(verified)
+        refuse_losses(live, verified.snapshot, lost)
         with phases.phase("confirm"):
             warrant = confirm(opened, snapshot, verified, live, session, partial(unused, live))
             still_idle()
@@ -114,7 +124,14 @@ def store_workspace(
     with session:
         idle_since_s = see_idle(opened, live, session, None) if only_if_idle else None
         report, verified = Storing(
-            opened, session, live.id, phases, end if destroy else None, still_idle, run
+            opened,
+            session,
+            live.id,
+            phases,
+            end if destroy else None,
+            still_idle,
+            run,
+            look=Look(rented=live.label is not None, whole=destroy),
         ).run()
     if destroy:
         report = msgspec.structs.replace(report, destroyed=True, saved_usd_h=live.price_usd_h)

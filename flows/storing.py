@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from flows.parts import do_parts
 from flows.phases import Phases
@@ -13,12 +13,14 @@ from tasks.snapshot import (
     begin_snapshot,
     commit,
     compare_packs,
+    look_for_losses,
     quiesce,
     scan,
     store_part,
     verify,
 )
 from tasks.workspace import StoredWorkspace
+from torpor.control.losses import Lost, judge_losses
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
@@ -34,14 +36,28 @@ KEPT_PASSES: Final = 3
 MAX_ROUNDS: Final = 3
 """Commits before giving up on a disk that changes between the commit and the last look."""
 
-End: TypeAlias = Callable[[RemoteSnapshot, Verified], None]
+LOOK_S: Final = 2.0
+"""How long a snapshot that is ready waits for the look at what would be lost."""
+LOOK_TO_REFUSE_S: Final = 60.0
+"""The same where the block refuses losses."""
+
+End: TypeAlias = Callable[[RemoteSnapshot, Verified, Lost], None]
+
+
+class Look(NamedTuple):
+    """Look for what is on the machine and not in the snapshot. ``rented``: torpor rented it;
+    ``whole``: look beyond where links of the workspace lead, before a destroy."""
+
+    rented: bool
+    whole: bool
 
 
 class Storing:
     """One snapshot over an open session. ``end`` ends the machine once the snapshot is verified,
     or raises StillChanging where the disk has changed since; without it the machine is kept.
     ``before_quiesce`` may raise to keep the user's programs as they are. ``run`` names it to the
-    agent, where a flow run takes several snapshots of a machine."""
+    agent, where a flow run takes several snapshots of a machine. ``look``: also look for what the
+    snapshot lacks."""
 
     def __init__(
         self,
@@ -52,11 +68,14 @@ class Storing:
         end: End | None = None,
         before_quiesce: Callable[[], None] = lambda: None,
         run: str = "",
+        look: Look | None = None,
     ) -> None:
         self._workspace = workspace
         self._machine = machine
         self._phases = phases
         self._end = end
+        self._look = look
+        self._lost = Lost()
         self._before_quiesce = before_quiesce
         self._remote = RemoteSnapshot(
             session, workspace.store, workspace.spec, workspace.key, run or runner().run
@@ -69,6 +88,7 @@ class Storing:
     def run(self) -> tuple[HibernateReport, Verified]:
         """Hold the workspace on the machine, and release it at the end, also after an error."""
         begin_snapshot(self._remote)
+        self._look_for_losses(wait_s=0.0)
         ended = False
         try:
             for rounds_left in reversed(range(MAX_ROUNDS)):
@@ -76,7 +96,7 @@ class Storing:
                     last = self._passes_until_nothing_is_new()
                     report, verified = self._commit_and_verify(last)
                     if self._end is not None:
-                        self._end(self._remote, verified)
+                        self._end(self._remote, verified, self._lost)
                         ended = True
                 except (AgentLost, GrantExpired, StillChanging) as error:
                     # a new agent, a control side that slept before the commit, or a disk that
@@ -114,6 +134,7 @@ class Storing:
                 continue
             if seen.unaccepted_count and (must_rest or number < most):
                 continue
+            self._look_for_losses()
             lost = compare_packs(self._remote)
             if not lost:
                 return seen
@@ -127,6 +148,17 @@ class Storing:
             "program that writes there (`quiesce` in the workspace block can), exclude these "
             "files, or accept them in `accept_changed`"
         )
+
+    def _look_for_losses(self, wait_s: float | None = None) -> None:
+        """Begin the look beside the passes, or wait for its end."""
+        if self._look is None or (wait_s == 0.0 and not self._look.whole):
+            return
+        spec = self._workspace.spec
+        if wait_s is None:
+            wait_s = LOOK_TO_REFUSE_S if spec.left_behind == "refuse" else LOOK_S
+        with self._phases.phase("look"):
+            losses = look_for_losses(self._remote, *self._look, wait_s)
+        self._lost = judge_losses(losses, spec)
 
     def _store_parts(self, seen: Scanned) -> None:
         name = self._workspace.spec.name
@@ -170,6 +202,7 @@ class Storing:
             sealed=self._workspace.seal.sealed,
             changed=committed.unaccepted,
             skipped=last.skipped,
+            lost=self._lost.lines,
             seconds=self._phases.seconds,
             saved_usd_h=0.0,
         )

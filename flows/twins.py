@@ -16,6 +16,9 @@ _STORED: Final = {
     "paths": "paths",
     "exclude": "exclude",
     "accept_changed": "accept_changed",
+    "accept_lost": "accept_lost",
+    "left_behind": "left_behind",
+    "left_behind_gib": "left_behind_gib",
     "quiesce": "the quiesce command",
 }
 

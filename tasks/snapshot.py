@@ -7,13 +7,16 @@ from collections.abc import Callable
 from tasks.events import SnapshotCommitted, SnapshotVerified, VerificationFailed, emit
 from tasks.progress import Progress
 from tasks.retrying import ONCE, WHILE_BUSY
+from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import StoredWorkspace
+from torpor.control.losses import Lost
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
-from torpor.shared.errors import SnapshotDamaged
-from torpor.shared.values import Machine, ObjectKey, StoredSnapshot
+from torpor.shared.errors import SnapshotDamaged, UnsavedWork
+from torpor.shared.values import Machine, ObjectKey, SnapshotId, StoredSnapshot
+from torpor.shared.wire.losses import Losses
 from torpor.shared.wire.snapshot import Committed, PartPlan, PartReport, Scanned
 
 
@@ -41,6 +44,23 @@ def store_part(
 def quiesce(snapshot: RemoteSnapshot) -> None:
     """Run the user's quiesce command on the machine."""
     snapshot.quiesce()
+
+
+@step("look for losses")
+def look_for_losses(snapshot: RemoteSnapshot, rented: bool, whole: bool, wait_s: float) -> Losses:
+    """What is on the machine and not in the snapshot."""
+    return snapshot.losses(rented=rented, whole=whole, wait_s=wait_s)
+
+
+def refuse_losses(machine: Machine, snapshot: SnapshotId, lost: Lost) -> None:
+    """Log what a destroy leaves behind; UnsavedWork if the machine must be kept for it."""
+    for line in lost.lines:
+        runner().log.warning("left behind on machine %s: %s", machine.id, line)
+    if lost.keep:
+        raise UnsavedWork(
+            f"machine {machine.id} was not destroyed, and still costs money: "
+            f"{'; '.join(lost.keep)}. Snapshot {snapshot} is verified"
+        )
 
 
 @step("compare packs")

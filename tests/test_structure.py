@@ -39,6 +39,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "processes": set(),
         "drawing": set(),
         "reports": set(),
+        "losses": {"reports"},
         "zones": set(),
         "store": {"ports", "processes"},
         "supervision": {"processes"},

@@ -55,6 +55,7 @@ FIELDS = {
         "destroy (Optional)": "Destroy the machine afterwards.",
         "machine (Optional)": "The machine, if the workspace is on several",
         "accept_changed (Optional)": "Patterns of files that may change",
+        "accept_lost (Optional)": "Directories of the machine that may be lost",
     },
     "normal": {
         "workspace": "The Workspace block to work on, or its name.",

@@ -42,6 +42,7 @@ class HibernateReport(msgspec.Struct, frozen=True):
     skipped: int
     seconds: dict[str, float]
     saved_usd_h: float
+    lost: list[str] = []  # what was on the machine and is not in the snapshot
 
     @property
     def ratio(self) -> float:
@@ -49,10 +50,12 @@ class HibernateReport(msgspec.Struct, frozen=True):
         return self.bytes / self.total_stored_bytes if self.total_stored_bytes else 1.0
 
     def rows(self) -> list[Row]:
-        """The report as a table of two columns; at most ten rows, which is a page in the UI."""
+        """The report as a table of two columns. What was left behind comes at the top: the UI shows
+        ten rows on a page."""
         return [
             _row("snapshot", self.snapshot),
             _row("machine", f"{self.machine}, {'destroyed' if self.destroyed else 'kept'}"),
+            *(_row("left behind", line) for line in self.lost),
             _row("files", _files(self.files, self.skipped)),
             _row("bytes", f"{self.bytes:,}"),
             _row(

@@ -222,6 +222,11 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     quiesce: list[str] = []
     quiesce_timeout_s: float = 300.0
     accept_changed: list[str] = []
+    accept_lost: list[str] = []
+    """Directories of the machine, outside of the workspace, that may be lost with it."""
+    left_behind: Literal["report", "refuse"] = "report"
+    """What a destroy does about more than ``left_behind_gib`` outside of the workspace."""
+    left_behind_gib: float = 1.0
     parts: int = 32
     part_bytes: int = 64 * MIB
     """The least that a part moves: a small workspace is cut into fewer parts."""

@@ -23,6 +23,7 @@ from torpor.shared.values import (
     WorkspaceSpec,
     new_snapshot_id,
 )
+from torpor.shared.wire.losses import LookForLosses, Losses
 from torpor.shared.wire.snapshot import (
     BeginSnapshot,
     Commit,
@@ -173,6 +174,10 @@ class RemoteSnapshot(RemoteRun):
             leave.signed_unix,
         )
         return stored, committed
+
+    def losses(self, *, rented: bool, whole: bool, wait_s: float) -> Losses:
+        """What is on the machine and not in the snapshot; ``wait_s`` 0 only begins to look."""
+        return self._held(LookForLosses(self.run, self.spec.accept_lost, rented, whole, wait_s))
 
     def reread(self, grants: Sequence[Grant]) -> list[ObjectKey]:
         """Have the machine read packs whole; returns those that are not as written."""

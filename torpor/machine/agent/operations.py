@@ -20,6 +20,7 @@ from torpor.shared import content
 from torpor.shared.transfer import line
 from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.job import LookAtJob, StandBy, StartJob, StopJob
+from torpor.shared.wire.losses import LookForLosses
 from torpor.shared.wire.machine import (
     ExaminePacks,
     LineRate,
@@ -92,6 +93,7 @@ def operations(runs: RunRegistry, supervise: list[str]) -> Operations:
     table.add(Scan, snapshots.during(SnapshotRun.scan, AgentRun.alone))
     table.add(StorePart, snapshots.during(SnapshotRun.part, worker))
     table.add(Quiesce, snapshots.during(SnapshotRun.quiesce, AgentRun.alone))
+    table.add(LookForLosses, snapshots.during(SnapshotRun.losses))
     table.add(ListPacks, snapshots.during(SnapshotRun.packs, AgentRun.alone))
     table.add(Commit, snapshots.during(SnapshotRun.commit, AgentRun.alone))
     table.add(RereadPacks, snapshots.during(SnapshotRun.reread))

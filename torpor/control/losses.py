@@ -1,0 +1,117 @@
+"""What a destroy would lose, in words for people, and the reasons to keep the machine for it."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from torpor.control.reports import moment
+from torpor.shared.values import GIB, WorkspaceSpec
+from torpor.shared.wire.losses import Left, LinkOut, Losses
+
+SHOWN: Final = 10
+"""Directories in a report; their sum is of all of them."""
+_NAMES: Final = 5
+_MOST_CHARS: Final = 200
+"""Of a path. The machine sends it, and what it sends is not trusted."""
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """``lines``: what is left behind, for a report. ``keep``: why the machine must be kept."""
+
+    lines: list[str] = []
+    keep: list[str] = []
+
+
+def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
+    """What ``losses`` means under the rules of the workspace's block."""
+    links = [one for one in losses.links if not is_accepted(spec.accept_lost, one.link)]
+    folders = [one for one in losses.folders if not is_accepted(spec.accept_lost, one.path)]
+    lines = [_of_link(one) for one in links]
+    if len(folders) > 1 and losses.total.bytes:
+        lines.append(f"{_amount(losses.total)} outside of the workspace, in:")
+    lines += [_of_folder(one) for one in folders[:SHOWN]]
+    if losses.caches:
+        caches = ", ".join(f"{clean(one.path)} ({size(one.bytes)})" for one in losses.caches[:3])
+        lines.append(f"caches, which are made again: {caches}")
+    lines += _listed(
+        "files of the system were added or changed", losses.settings, losses.setting_count
+    )
+    lines += _listed(
+        "packages were added and are in no record", losses.packages, losses.package_count
+    )
+    lines += _listed("not looked at", losses.unseen, len(losses.unseen))
+    if not losses.complete:
+        lines.append("the look was cut short by its time limit: there may be more")
+    return Lost(lines, _reasons(losses, links, spec))
+
+
+def is_accepted(accepted: Sequence[str], path: str) -> bool:
+    """Whether a directory in ``accepted`` is ``path`` or holds it; as the names are written."""
+    places = [place.rstrip("/") or "/" for place in accepted]
+    return any(path == place or path.startswith(place.rstrip("/") + "/") for place in places)
+
+
+def clean(text: str) -> str:
+    """A machine's text, without what could break a line or a table, and cut short."""
+    plain = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text)
+    plain = plain.replace("|", "¦").replace("`", "'")
+    return plain if len(plain) <= _MOST_CHARS else f"{plain[:_MOST_CHARS]}..."
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    for unit, most in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= most:
+            return f"{count / most:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> list[str]:
+    found = []
+    if links:
+        named = "; ".join(_of_link(one) for one in links[:_NAMES])
+        more = max(0, losses.link_count - len(links[:_NAMES]))
+        found.append(
+            f"{named}{f'; and {more} more links' if more else ''}: the snapshot has the link and "
+            "not the data. Add the directory to `paths`, or accept its loss in `accept_lost`"
+        )
+    if spec.left_behind == "refuse":
+        most = int(spec.left_behind_gib * GIB)
+        if losses.total.bytes > most:
+            found.append(
+                f"{_amount(losses.total)} outside of the workspace would be lost, and the block "
+                f"allows {size(most)} (`left_behind_gib`). Add the directories to `paths`, or "
+                "accept them in `accept_lost`"
+            )
+        elif not losses.complete:
+            found.append(
+                "the look at what would be lost did not come to its end, and the block refuses "
+                "losses (`left_behind`). Accept large directories in `accept_lost`, so that they "
+                "are not looked at"
+            )
+    return found
+
+
+def _of_link(one: LinkOut) -> str:
+    return f"{clean(one.link)} is a link to {clean(one.data.path)}, {_amount(one.data)}"
+
+
+def _of_folder(one: Left) -> str:
+    return f"{clean(one.path)}: {_amount(one)}"
+
+
+def _amount(one: Left) -> str:
+    files = f"{one.files:,} file{'' if one.files == 1 else 's'}"
+    return f"{size(one.bytes)} in {files}, newest {moment(min(one.newest_unix, 4e9))}"
+
+
+def _listed(what: str, names: Sequence[str], count: int) -> list[str]:
+    if not names:
+        return []
+    shown = ", ".join(clean(name) for name in names[:_NAMES])
+    more = max(count, len(names)) - len(names[:_NAMES])
+    return [f"{what}: {shown}{f', and {more} more' if more else ''}"]

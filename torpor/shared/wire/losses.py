@@ -1,0 +1,71 @@
+"""What is on a machine and in no snapshot: the request for a bounded look, and its answer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from torpor.shared.wire.request import MOST, Count, Names, OfRun, Words
+
+Moment = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
+
+
+class Left(msgspec.Struct, frozen=True):
+    """Files at or below ``path`` that came or changed since the machine began, and that no package
+    owns. ``newest_unix``: their newest change, by the machine's clock."""
+
+    path: Words
+    files: Count
+    bytes: Count
+    newest_unix: Moment
+
+
+Lefts = Annotated[list[Left], msgspec.Meta(max_length=100)]
+"""The largest of many. An agent sends 20 at most."""
+
+
+class LinkOut(msgspec.Struct, frozen=True):
+    """A symbolic link of the workspace that leads to data outside of it."""
+
+    link: Words
+    data: Left
+
+
+class Losses(msgspec.Struct, frozen=True):
+    """What would be lost with the machine.
+
+    ``complete``: the look has come to its end; else there may be more. ``total``: all of
+    ``folders``, also those that are too many to be named. ``caches``: what its program makes again.
+    ``settings``: files of the system that were added or changed. ``packages``: those that were
+    added and that the environment record of the snapshot lacks. ``unseen``: what was not looked at,
+    and why.
+    """
+
+    complete: bool
+    total: Left
+    folders: Lefts
+    caches: Lefts
+    links: Annotated[list[LinkOut], msgspec.Meta(max_length=100)]
+    link_count: Count
+    settings: Names
+    setting_count: Count
+    packages: Names
+    package_count: Count
+    unseen: Names
+
+
+class LookForLosses(OfRun[Losses], frozen=True):
+    """Look for what the snapshot lacks; the first request begins the look, beside other requests.
+
+    ``wait_s``: how long the answer may wait for its end; then it holds what was found until then.
+    ``whole``: look at the whole machine, not only at where links lead. ``rented``: what is older
+    than the agent's folder came with the machine. ``accepted``: directories to leave out; they may
+    begin with ~/.
+    """
+
+    op = "snapshot.losses"
+    accepted: list[str]
+    rented: bool
+    whole: bool
+    wait_s: float
