@@ -20,7 +20,7 @@ from tasks.snapshot import (
     verify,
 )
 from tasks.workspace import StoredWorkspace
-from torpor.control.losses import Lost, judge_losses
+from torpor.control.losses import Lost, judge_losses, with_missed
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
@@ -176,6 +176,7 @@ class Storing:
             stored, committed = commit(
                 self._remote, {"new_bytes": new_bytes, "passes": self._passes}
             )
+        self._lost = with_missed(self._lost, committed.missed)
         if self._end is not None and committed.unaccepted_count:
             raise StillChanging(
                 f"{committed.unaccepted_count} files changed while they were read: "

@@ -11,6 +11,7 @@ import msgspec
 from torpor.control.reports import moment
 from torpor.shared.values import GIB, WorkspaceSpec
 from torpor.shared.wire.losses import Left, LinkOut, Losses
+from torpor.shared.wire.snapshot import Missed
 
 SHOWN: Final = 10
 """Directories in a report; their sum is of all of them."""
@@ -47,6 +48,27 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     if not losses.complete:
         lines.append("the look was cut short by its time limit: there may be more")
     return Lost(lines, _reasons(losses, links, spec))
+
+
+def with_missed(lost: Lost, missed: Missed) -> Lost:
+    """The same, and what the workspace had on this machine before."""
+    found = [
+        f"{clean(path)} was a directory of the workspace here, and the block's `paths` do not have "
+        "it"
+        for path in missed.unnamed
+    ]
+    found += [
+        f"{clean(one.path)} had {one.files:,} more files ({size(one.bytes)}) in the snapshot before"
+        for one in missed.vanished
+    ]
+    found += [
+        f"{clean(path)} was a disk with a part of the workspace, and nothing is mounted there now"
+        for path in missed.disks
+    ]
+    if not found:
+        return lost
+    why = f"{'; '.join(found)}. Bring them back, or accept their loss in `accept_lost`"
+    return Lost([*found, *lost.lines], [why, *lost.keep])
 
 
 def is_accepted(accepted: Sequence[str], path: str) -> bool:

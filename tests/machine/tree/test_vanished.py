@@ -11,9 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.fixtures.trees import let_settle
+from torpor.machine.agent.state import WorkspaceState
 from torpor.machine.tree import vanished as room
 from torpor.machine.tree.vanished import FEW_NAMES, Gone, vanished
 from torpor.machine.tree.walk import Held, compile_excludes, walk
+from torpor.shared.values import WorkspaceName
 
 
 @pytest.fixture
@@ -91,3 +93,21 @@ def test_a_small_workspace_may_lose_what_it_has(tmp_path: Path) -> None:
     for number in range(FEW_NAMES - 1):
         (tmp_path / f"{number}").unlink()
     assert not _gone(tmp_path, before)
+
+
+def test_a_disk_that_did_not_come_back_is_missing_until_a_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = os.fsencode(tmp_path / "disk")
+    mounted = {b"/", disk}
+    monkeypatch.setattr(os.path, "ismount", mounted.__contains__)
+    state = WorkspaceState(tmp_path / "home", WorkspaceName("demo"))
+    root = os.path.join(disk, b"work")
+    state.save_index(b"", b"", [root], [])
+    assert state.past().missing_disks() == []
+    mounted.remove(disk)
+    assert state.past().missing_disks() == [disk]
+    state.save_index(b"", b"", [root], [], gone=[])  # a backup of what is left
+    assert state.past().missing_disks() == [disk]
+    state.save_index(b"", b"", [root], [])
+    assert state.past().missing_disks() == []

@@ -163,6 +163,7 @@ class RemoteSnapshot(RemoteRun):
                 int(leave.signed_unix),
                 statistics,
                 self.spec.accept_changed,
+                self.spec.accept_lost,
                 leave.grant,
             )
         )

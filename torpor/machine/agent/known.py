@@ -43,6 +43,7 @@ class KnownFiles:
             self.held = index.held
             self._snapshots = [one for one in snapshots if one.root != index.root.hex()]
         self.before: Holding | None = None if index is None else index.held
+        self.newest_roots: list[str] = []  # of the newest snapshot, if nothing else is known
 
     def take_up(self, resumed: Sequence[ObjectKey]) -> None:
         """The store still has these of the resumable packs. Once a run."""
@@ -88,6 +89,7 @@ class KnownFiles:
             check_manifest(manifest, known.grant.key)
             if self.before is None:
                 self.before = _held_by(manifest, self._roots)
+                self.newest_roots = manifest.roots
             packs = manifest.packs
             self.table.know(
                 (

@@ -252,6 +252,7 @@ class Rescue:
                 save.created_unix,
                 {"new_bytes": self._new_bytes, "passes": self._number, "own_save": 1},
                 self._book.accepted,
+                [],
                 save.grant,
             ),
             self._call,

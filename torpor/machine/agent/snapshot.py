@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,11 +24,13 @@ from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.pipeline.upload import Source, store_part
 from torpor.machine.tree.plan import Job, cut, share_out
-from torpor.machine.tree.vanished import Gone, vanished
+from torpor.machine.tree.vanished import NAMED, Gone, vanished
 from torpor.machine.tree.walk import (
     Signature,
     Walk,
+    absolute_root,
     compile_excludes,
+    is_inside,
     resolve_roots,
     walk,
 )
@@ -58,6 +61,7 @@ from torpor.shared.wire.snapshot import (
     Confirmed,
     EndSnapshot,
     ListPacks,
+    Missed,
     PackClaim,
     Packs,
     PartPlan,
@@ -69,6 +73,7 @@ from torpor.shared.wire.snapshot import (
     Scanned,
     SnapshotBegun,
     StorePart,
+    Vanished,
 )
 
 
@@ -156,7 +161,7 @@ class SnapshotRun(AgentRun):
         if self._gone is None:
             gone = vanished(run.known.before or [], seen, run.roots, run.excluded)
             still = [one for one in self.state.past().gone if one.stays_gone]
-            self._gone = [*gone, *still]
+            self._gone = [*gone, *still][: 2 * NAMED]
         run.known.saw(seen)
         jobs = cut(seen.unread, run.roots)
         source = Source(
@@ -233,6 +238,7 @@ class SnapshotRun(AgentRun):
             unaccepted_count=len(names),
             unaccepted=[shown(path) for path in names[:SHOWN]],
             encoding=self._has_begun().encoder.words,
+            missed=self._missed(request.accept_lost),
         )
 
     def confirm(self, request: Confirm, call: Call) -> Confirmed:
@@ -330,6 +336,19 @@ class SnapshotRun(AgentRun):
     def _packs(self) -> list[Pack]:
         _, _, packs = self._has_begun().known.table.compact(self._entries()[0])
         return packs
+
+    def _missed(self, accepted: Sequence[str]) -> Missed:
+        run, past = self._has_begun(), self.state.past()
+        kept = [os.path.realpath(os.fsencode(absolute_root(path))) for path in accepted]
+        also = [os.path.realpath(os.fsencode(absolute_root(r))) for r in run.known.newest_roots]
+        unnamed = past.unnamed([*run.roots, *kept], also)
+        gone = [one for one in self._gone or [] if not is_inside(one.path, kept)]
+        disks = [disk for disk in past.missing_disks() if not is_inside(disk, kept)]
+        return Missed(
+            [shown(path) for path in unnamed[:SHOWN]],
+            [Vanished(shown(one.path), one.names, one.size) for one in gone],
+            [shown(path) for path in disks[:SHOWN]],
+        )
 
     def _compose(self, request: Commit) -> _Written:
         """The manifest of what the last pass found, sealed where the store has a key."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from torpor.machine.tree.vanished import Gone, disks
-from torpor.machine.tree.walk import Held, Signature
+from torpor.machine.tree.walk import Held, Signature, is_inside
 from torpor.shared.errors import ManifestInvalid, WorkspaceBusy, WorkspaceInvalid, WrongKey
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest, decode_manifest
@@ -43,12 +43,8 @@ class Past(msgspec.Struct, frozen=True, array_like=True):
 
     def unnamed(self, roots: Sequence[bytes], also: Sequence[bytes]) -> list[bytes]:
         """Directories of it, or of ``also``, that hold something and are in none of ``roots``."""
-        kept = [os.path.join(root, b"") for root in roots]
-        return [
-            path
-            for path in sorted({*self.roots, *also})
-            if not os.path.join(path, b"").startswith(tuple(kept)) and _holds_something(path)
-        ]
+        places = sorted({*self.roots, *also})
+        return [one for one in places if not is_inside(one, roots) and _holds_something(one)]
 
     def missing_disks(self) -> list[bytes]:
         return [disk for disk in self.disks if not os.path.ismount(disk)]

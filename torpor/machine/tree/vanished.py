@@ -21,7 +21,7 @@ NAMED: Final = 10
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True):
-    """How many files are gone from the directory ``path``, of what size, and some of their names."""
+    """How many files of what size are gone below ``path``, and some of their names."""
 
     path: bytes
     names: int

@@ -100,10 +100,14 @@ def resolve_roots(roots: Sequence[str]) -> list[bytes]:
 def overlapping(paths: Sequence[bytes]) -> str:
     """Two of these real paths of which one holds the other: ``A and B``; empty without any."""
     for one, other in itertools.combinations(paths, 2):
-        a, b = os.path.join(one, b""), os.path.join(other, b"")
-        if a.startswith(b) or b.startswith(a):
+        if is_inside(one, [other]) or is_inside(other, [one]):
             return f"{os.fsdecode(one)} and {os.fsdecode(other)}"
     return ""
+
+
+def is_inside(path: bytes, places: Sequence[bytes]) -> bool:
+    """Whether a real path is one of these, or below one of them."""
+    return os.path.join(path, b"").startswith(tuple(os.path.join(one, b"") for one in places))
 
 
 def absolute_root(root: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from torpor.shared.values import Compression, Grant, ObjectKey, SnapshotId
@@ -106,6 +108,27 @@ class ListPacks(OfRun[Packs], frozen=True):
     op = "snapshot.packs"
 
 
+class Vanished(msgspec.Struct, frozen=True):
+    """How many files, of what size, a snapshot before had below ``path`` that are gone now."""
+
+    path: Words
+    files: Count
+    bytes: Count
+
+
+class Missed(msgspec.Struct, frozen=True):
+    """What the workspace had on this machine and the snapshot does not.
+
+    ``unnamed``: directories that hold something and are in none of the roots. ``vanished``: where
+    most of a root was. ``disks``: mount points on which some of it was, and where nothing is
+    mounted now.
+    """
+
+    unnamed: Names = []
+    vanished: Annotated[list[Vanished], msgspec.Meta(max_length=100)] = []
+    disks: Names = []
+
+
 class Committed(msgspec.Struct, frozen=True):
     """A manifest that the store has acknowledged; not verified yet. ``root`` in hex; ``encoding``:
     how chunks were encoded and why, in words."""
@@ -117,10 +140,12 @@ class Committed(msgspec.Struct, frozen=True):
     unaccepted_count: Count
     unaccepted: Names
     encoding: Words
+    missed: Missed = Missed()
 
 
 class Commit(OfRun[Committed], frozen=True):
-    """Write the manifest. The same snapshot again sends the same bytes again."""
+    """Write the manifest. The same snapshot again sends the same bytes again. ``accept_lost``:
+    directories that count as kept; they may begin with ~/."""
 
     op = "snapshot.commit"
     snapshot: SnapshotId
@@ -128,6 +153,7 @@ class Commit(OfRun[Committed], frozen=True):
     created_unix: int
     statistics: dict[str, int]
     accepted: list[str]
+    accept_lost: list[str]
     grant: Grant
 
 

@@ -1,0 +1,68 @@
+"""A machine is kept while it holds, or has lost, what the workspace had before."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.world import World
+from torpor.shared.errors import UnsavedWork
+from torpor.shared.values import MachineId
+
+BOTH = ["~/workspace", "~/data"]
+
+
+@pytest.fixture
+def home(world: World) -> Path:
+    """A machine with two directories, of which a snapshot was taken."""
+    home = world.home(world.rent().id)
+    for folder in ("workspace", "data"):
+        (home / folder).mkdir()
+        for number in range(20):
+            (home / folder / f"{number}.txt").write_text(f"{folder} {number}")
+    hibernate_plainly(world.wanting(paths=BOTH), destroy=False)
+    return home
+
+
+def test_a_directory_that_the_block_names_no_more_keeps_the_machine(
+    world: World, home: Path
+) -> None:
+    hibernate_plainly(world.wanting(paths=BOTH))
+    # The block is another one now, and the wake of before brings both.
+    home = world.home(MachineId(wake_plainly(world.wanting(paths=BOTH)).machine))
+    (home / "data/new").write_text("work of a week")
+    report = hibernate_plainly(world.opened, destroy=False)  # as each night
+    assert any(str(home / "data") in line for line in report.lost)
+    with pytest.raises(UnsavedWork, match=str(home / "data")):
+        hibernate_plainly(world.opened)
+    assert world.machines()
+    assert hibernate_plainly(world.opened, accept_lost=["~/data"]).destroyed
+    assert world.machines() == []
+
+
+def test_a_directory_that_lost_most_of_its_files_keeps_the_machine(
+    world: World, home: Path
+) -> None:
+    opened = world.wanting(paths=BOTH)
+    for number in range(1, 20):
+        (home / f"data/{number}.txt").unlink()
+    report = hibernate_plainly(opened, destroy=False)  # a backup does not make it the truth
+    assert any("19 more files" in line for line in report.lost)
+    with pytest.raises(UnsavedWork, match="19 more files"):
+        hibernate_plainly(opened)
+    assert world.machines()
+    assert hibernate_plainly(opened, accept_lost=["~/data"]).destroyed
+
+
+def test_the_newest_snapshot_is_compared_where_the_machine_remembers_none(
+    world: World, home: Path
+) -> None:
+    shutil.rmtree(home / ".torpor/workspaces")
+    for number in range(1, 20):
+        (home / f"workspace/{number}.txt").unlink()
+    with pytest.raises(UnsavedWork, match=rf"19 more files.*|{home}/data"):
+        hibernate_plainly(world.opened)
+    assert world.machines()
