@@ -51,8 +51,14 @@ def vanished(
     for file in seen.unread:
         unread[file.entry.root].add(file.entry.path)
     for held, now, new, root in zip(before, seen.held, unread, roots, strict=True):
+        gone = [
+            path
+            for path, one in held.items()
+            if path not in now and path not in new and one.entry.kind == FILE
+        ]
+        if not gone:
+            continue
         files = {path: one for path, one in held.items() if one.entry.kind == FILE}
-        gone = [path for path in files if path not in now and path not in new]
         if not _is_most(gone, files):
             continue
         gone = [
