@@ -128,7 +128,12 @@ def register(installation: Installation, used: Server) -> str:
             done = subprocess.run(
                 [sys.executable, "-m", "deployments.register"],
                 cwd=CHECKOUT,
-                env={**server.environment(installation, used), **mark(installation, "register")},
+                env={
+                    **server.environment(installation, used),
+                    **mark(installation, "register"),
+                    # A server whose host is overloaded says so too; registering can be repeated.
+                    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -88,7 +88,7 @@ def see_alarms(look: Look, faults: list[Exception]) -> Alarms:
 
 def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> Told | None:
     """Tell whoever is to be told, and show a table; None where the memory cannot be read. What
-    keeps a message from a person is one of the ``faults``: a run that completes says that people
+    keeps a message from everybody is one of the ``faults``: a run that completes says that people
     are told, and the server's own automation hears when none does."""
     doubt = alarms.doubt
     try:
@@ -103,7 +103,8 @@ def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> T
         runner().log.error("nobody could be told of %d alerts: %s", len(alarms.alerts), error)
         faults.append(error)
         return None
-    faults += [NotDelivered(why) for why in told.refused]
+    if len(told.refused) == len(blocks):  # with one that accepts, somebody is told
+        faults += [NotDelivered(why) for why in told.refused]
     listeners = (
         f"They are sent by {', '.join(blocks)}" if blocks else "No notification block is named"
     )

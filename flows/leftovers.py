@@ -28,6 +28,8 @@ AGAIN_S: Final = 900
 """A run that was to end or continue one and failed is started again after this time."""
 
 
+RENTING_S: Final = 6 * 3600.0
+"""A run asks for its machines within this time of its begin."""
 HANDED_S: Final = 7200.0
 """A `deploy` hands its machine over at most 75 minutes after its agent's last work. What Prefect
 shows as running for longer may be a run from a shell that was killed: a person is told."""
@@ -68,12 +70,18 @@ def see_left(
             machine,
             rental,
             look.result() if look else None,
-            live and [run for run in live if run.workspace in (name, *named[name])],
+            live and [run for run in live if _may_use(run, rental, (name, *named[name]))],
             opened[name].spec.when_left if name in stored and name not in torn else "report",
             name in with_job,
         )
         for name, machine, rental, look in asked
     ]
+
+
+def _may_use(run: LiveRun, rental: Rental, names: Sequence[str]) -> bool:
+    """Whether the run may have rented this machine. One that a person started in a shell and that
+    was killed is shown as running for ever: it must not stand for what comes weeks later."""
+    return run.workspace in names and run.began_unix > rental.created_unix - RENTING_S
 
 
 def act_on_left(one: Left, block: str, told: Told | None, faults: list[Exception]) -> Left:
@@ -106,10 +114,11 @@ def end_abandoned(
     faults: list[Exception],
 ) -> None:
     """Start a run that ends failed attempts and what they rented: they are never handed over. Where
-    the blocks differ in what is stored and where, the table shows them, and a person chooses."""
+    the blocks differ in their store, the table shows them, and a person chooses."""
     names = {one.workspace for one in findings if one.kind == "abandoned"}
     for name, blocks in named.items():
-        if names.isdisjoint(names_of(name)) or (name in alike and alike[name].stored):
+        torn = name in alike and "the store" in alike[name].stored
+        if torn or names.isdisjoint(names_of(name)):
             continue
         key = f"abandoned-{name}-{int(time.time()) // AGAIN_S}"
         try:

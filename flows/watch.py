@@ -30,7 +30,7 @@ from torpor.control.metrics import write_metrics
 from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
 from torpor.control.watching import Watched, WatchedJob, WatchReport
-from torpor.shared.errors import TorporError
+from torpor.shared.errors import NotDelivered, TorporError
 from torpor.shared.values import WorkspaceName, names_of
 
 
@@ -145,7 +145,7 @@ def watch(
     if metrics:
         write_metrics(report, metrics)
     if faults:
-        raise faults[-1]
+        raise next((one for one in faults if not isinstance(one, NotDelivered)), faults[-1])
     return report
 
 

@@ -17,6 +17,7 @@ class LiveRun(msgspec.Struct, frozen=True):
     name: str
     flow: str
     workspace: str  # the block; empty if it is for none
+    began_unix: float
 
 
 class AlertServer(Protocol):

@@ -138,7 +138,15 @@ class PrefectAlerts:
                 flow_run_filter=FlowRunFilter(state=_states(*_ALIVE)),
                 limit=_PAGE,
             )
-            return [LiveRun(run.name, seen.flow(run), seen.workspace(run)) for run in runs]
+            return [
+                LiveRun(
+                    run.name,
+                    seen.flow(run),
+                    seen.workspace(run),
+                    _unix(run.start_time or run.created),
+                )
+                for run in runs
+            ]
 
     def schedule(self, flow: str, now_unix: float) -> Schedule:
         none = Schedule(deployment=flow, active=False, coming={}, due_unix={}, ended_unix=None)

@@ -44,8 +44,13 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> Standing:
     """All machines of the workspaces at all provider blocks, compared with their rentals, as
     reconcile does for one. Changes nothing. What does not answer is left out and named."""
     known = {p.identity: p for opened in workspaces for p in opened.markets.named}
+    closed: dict[str, str] = {}
     for opened in workspaces[:1]:  # the same provider blocks for all of them
-        known |= {provider.identity: provider for provider in opened.markets.every()}
+        for reference, one in opened.each():
+            if isinstance(one, TorporError):
+                closed[reference] = str(one)
+            else:
+                known[one.identity] = one
     before, _ = listed([*known.values()])
     rentals: list[Rental] = []
     unread: dict[WorkspaceName, str] = {}
@@ -67,7 +72,7 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> Standing:
     of = {name: opened for opened in read for name in names_of(opened.spec.name)}
     return Standing(
         [one for one in found if not _is_over(of, one)],
-        {identity: str(error) for identity, error in silent.items()},
+        closed | {identity: str(error) for identity, error in silent.items()},
         unread,
     )
 

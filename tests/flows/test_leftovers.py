@@ -19,6 +19,7 @@ from tasks.watching import LeftLook
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
+from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
 from tests.fixtures.world import World
@@ -32,8 +33,8 @@ MACHINE = Machine(
     MachineId("m-1"), "vast:1", LABEL, "running", Endpoint("127.0.0.1", 22, "root"), 4.0
 )
 RENTAL = Rental(label=LABEL, provider="vast:1", state="standing", created_unix=1.0)
-WAKE = LiveRun("wake-demo", "wake", "demo")
-DEPLOY = LiveRun("deploy-demo", "deploy", "demo")
+WAKE = LiveRun("wake-demo", "wake", "demo", time.time())
+DEPLOY = LiveRun("deploy-demo", "deploy", "demo", time.time())
 SILENT = LeftLook(None, error="no connection")
 
 
@@ -215,15 +216,35 @@ def test_where_the_blocks_of_its_workspace_differ_it_is_only_reported(
     ) == (words != "")
 
 
+class _Elsewhere(MemoryStore):
+    address = "memory://elsewhere"  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize("same", [True, False])
-def test_a_failed_attempt_is_ended_where_the_blocks_agree_in_what_is_stored(
-    lab: Lab, same: bool
-) -> None:
+def test_a_failed_attempt_is_ended_where_the_blocks_have_one_store(lab: Lab, same: bool) -> None:
     _, rental = standing(lab.opened)
     lab.opened.rentals.change(rental, state="abandoned", why="its answer was lost")
-    paths = lab.opened.spec.paths if same else ["~/data"]
-    other = replace(lab.opened, spec=msgspec.structs.replace(lab.opened.spec, paths=paths))
+    other = replace(lab.opened, spec=msgspec.structs.replace(lab.opened.spec, paths=["~/data"]))
+    if not same:
+        other = replace(other, store=_Elsewhere())
     with _TwoBlocks(lab.opened, other) as runs:
         report = watch.fn(dry_run=False)
     assert [one.kind for one in report.findings] == ["abandoned"]
     assert [one["workspace"] for one in runs.started] == (["one"] if same else [])
+
+
+@pytest.mark.parametrize(("ago_s", "act"), [(60.0, ""), (30 * 86400.0, "end")])
+def test_a_run_from_weeks_ago_does_not_stand_for_one_that_was_killed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, ago_s: float, act: str
+) -> None:
+    standing(lab.opened)
+    monkeypatch.setattr(leftovers, "LEFT_S", 0.0)
+    look = SimpleNamespace(result=lambda: LeftLook(False))
+    monkeypatch.setattr(leftovers, "look_at_left", SimpleNamespace(submit=lambda *_: look))
+    newest = SimpleNamespace(submit=lambda _: SimpleNamespace(result=lambda: 1.0))
+    monkeypatch.setattr(looking, "newest_made_unix", newest)
+    server = AlertMemory()
+    server.live = [msgspec.structs.replace(WAKE, began_unix=time.time() - ago_s)]
+    with PlainRunner(lab.opened, alerts=server):
+        (left,) = watch.fn(dry_run=True).left
+    assert left.act == act

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,15 @@ def test_a_machine_that_cannot_be_judged_is_told_after_half_an_hour(
     assert _watch(lab.opened, server)[2] == []  # nobody knows, so it is not over
     lab.store.fails = None
     assert _watch(lab.opened, server)[2] == []
+
+
+def test_a_provider_block_that_cannot_be_opened_does_not_stop_the_look(
+    lab: Lab, server: AlertMemory
+) -> None:
+    broken = ("vast-provider/new", InvalidInput("two blocks are for one account"))
+    opened = replace(lab.opened, each=lambda: [broken])
+    report, _, _ = _watch(opened, server)
+    assert report.silent == ["vast-provider/new"]
 
 
 def test_a_notice_that_was_refused_is_sent_by_the_next_watch(lab: Lab, server: AlertMemory) -> None:
@@ -249,10 +259,9 @@ def test_what_the_supervisor_recorded_and_a_full_disk_are_told_and_shown(
     ).write(tmp_path)
     monkeypatch.setattr(sights, "full_disks", lambda folders: ["disk full: / has 3 bytes free"])
     _, runs, sent = _watch(lab.opened, server)
-    (full, wrong, restarted) = sent
+    (full, restarted) = sent
     assert "/ has 3 bytes free" in full[1]
-    assert wrong[1].startswith("server: cannot be started\nNext step: ")
     assert "has ended and was restarted" in restarted[1]
-    assert "the installation is at fault" in runs.tables["watch"]
+    assert "server is at fault" in runs.tables["watch"]
     monkeypatch.delenv(FOLDER_VARIABLE)
     assert _watch(lab.opened, server)[2] == []  # unknown is not over

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from torpor.control.alerts.telling import Alert
+from torpor.control.alerts.telling import Alert, Kind
 from torpor.control.disk_space import full_disks
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.supervision import told
@@ -20,6 +20,8 @@ LEFT_S: Final = 600.0
 """So long nobody worked on a machine that was not handed over."""
 RESTARTED_S: Final = 3600.0
 """So long a restart is told of."""
+RESTARTING_S: Final = 180.0
+"""What lasts less is over by itself: `make up` restarts the supervisor, and that the rest."""
 FAILURES: Final = 3
 """A job is failing after so many failed runs in a row."""
 
@@ -145,32 +147,43 @@ def of_budgets(seen: BudgetsSeen, watched: Sequence[Watched], now_unix: float) -
 
 def of_installation(folder: Path, now_unix: float) -> list[Alert]:
     """What the supervisor of ``folder`` recorded as wrong now, what it restarted within
-    RESTARTED_S, and disks that are full."""
+    RESTARTED_S, and disks that are full. Each fault of now is an alert: a new one is told while an
+    older one lasts."""
     wrong = told(folder, since_unix=now_unix, now_unix=now_unix)
     both = told(folder, since_unix=now_unix - RESTARTED_S, now_unix=now_unix)
     full = full_disks([folder])
+    found: list[tuple[Kind, str, Sequence[str], str, float]] = [
+        (
+            "disk full",
+            "a disk is full",
+            full,
+            "make room: the server and its database need it",
+            0.0,
+        ),
+        (
+            "installation",
+            "something ended or was restarted",
+            [one for one in both if one not in wrong and "disk full:" not in one],
+            "see its log for why it ended",
+            0.0,
+        ),
+    ]
+    for one in wrong:
+        if "disk full:" not in one:
+            what = f"{one.split(':', 1)[0]} is at fault"
+            step = "see supervisor.log and what the sentence names; run `make up`"
+            found.append(("installation", what, [one], step, RESTARTING_S))
     return [
         Alert(
-            kind="disk full" if words is full else "installation",
+            kind=kind,
             subject=f"{folder}: {what}",
             title=f"{folder}: {what}",
             cause="\n".join(words),
             next_step=step,
             at_unix=now_unix,
+            after_s=after_s,
         )
-        for what, words, step in (
-            ("a disk is full", full, "make room: the server and its database need it"),
-            (
-                "the installation is at fault",
-                [one for one in wrong if "disk full:" not in one],
-                "see supervisor.log and what the sentence names; run `make up`",
-            ),
-            (
-                "something ended or was restarted",
-                [one for one in both if one not in wrong],
-                "see its log for why it ended",
-            ),
-        )
+        for kind, what, words, step, after_s in found
         if words
     ]
 
