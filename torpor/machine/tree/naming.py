@@ -27,7 +27,7 @@ def take_name(
     except OSError as exc:
         if exc.errno not in _NO_LINKS:
             raise
-        if is_taken(name, parent):
+        if is_taken(parent, name):
             return False
         os.rename(staged, name, src_dir_fd=holder, dst_dir_fd=parent)
         return True
@@ -35,8 +35,8 @@ def take_name(
     return True
 
 
-def is_taken(name: bytes, parent: int | None = None) -> bool:
-    """Whether anything has a name, be it a symlink that leads nowhere."""
+def is_taken(parent: int | None, name: bytes) -> bool:
+    """Whether anything has a name in a directory, be it a symlink that leads nowhere."""
     try:
         os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
