@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixtures.engine import Engine
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.snapshots import Machines
+from tests.fixtures.snapshots import Machines, Two
 from tests.fixtures.trees import content, let_settle
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.values import MIB
@@ -44,3 +44,8 @@ def was(tmp_path: Path) -> Path:
     (was / "d/other").write_bytes(content(3, 2000))
     let_settle()
     return was
+
+
+@pytest.fixture
+def two(engine: Engine, tmp_path: Path) -> Two:
+    return Two(engine, tmp_path / "was")

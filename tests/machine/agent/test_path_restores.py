@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,6 +139,30 @@ def test_what_came_meanwhile_is_not_overwritten(engine: Engine, was: Path, tmp_p
         run.end()
         assert place.read_bytes() == b""
     _nothing_else(tmp_path / "into", "small", "d")
+
+
+def test_what_was_moved_aside_comes_back_where_the_new_file_cannot_take_its_name(
+    engine: Engine, was: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot, into = engine.snapshot([was]), tmp_path / "into"
+    into.mkdir()
+    (into / "small").write_text("precious")
+    run = engine.path_restore(snapshot, b"small", into, aside=True)
+    _fetched(run)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "a disk that fails")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", fails)
+        with pytest.raises(OSError, match="a disk that fails"):
+            run.check(full=True)
+    _nothing_else(into, "small", *(name for name in os.listdir(into) if name[:8] == ".torpor-"))
+    assert (into / "small").read_text() == "precious"
+    assert run.check(full=True) == Checked([], 0)  # asked again
+    run.end()
+    assert (into / f"small.before-{snapshot}").read_text() == "precious"
+    assert (into / "small").read_bytes() == content(2, 3000)
 
 
 def test_a_run_that_ends_early_leaves_nothing(engine: Engine, was: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ ENTRIES = [
 ]
 
 
-def _writes(writer: TreeWriter, *, afresh: bool = True) -> list[Callable[[], None]]:
+def _writes(writer: TreeWriter, *, afresh: bool = True) -> list[Callable[[], object]]:
     """A whole restore, step by step."""
     by_path = {e.path: e for e in ENTRIES}
     return [
@@ -60,6 +60,27 @@ def test_a_tree_is_written(tmp_path: Path) -> None:
         if fact.kind != "symlink" and path != b"d/same"
     }
     assert {fact.mtime_ns for fact in facts(target).values()} == {10**18}
+
+
+def test_names_deeper_than_the_directories_that_are_kept_open_are_linked(tmp_path: Path) -> None:
+    deep, other = (b"/".join([name] * 30) for name in (b"a", b"b"))
+    entries = [entry(DIRECTORY, b"", mode=0o755)]
+    for path in (deep, other):
+        parts = path.split(b"/")
+        entries += [
+            entry(DIRECTORY, b"/".join(parts[:n]), mode=0o755) for n in range(1, len(parts))
+        ]
+    entries += [
+        entry(FILE, deep, size=5, extents=(Extent(0, 0, 5),)),
+        entry(HARDLINK, other, target=deep),
+    ]
+    writer = TreeWriter([os.fsencode(tmp_path)])
+    writer.prepare(entries, in_pieces, afresh=True)
+    writer.write_whole(entries[-2], b"whole")
+    writer.finish(entries, in_pieces)
+    writer.close()
+    target = os.fsencode(tmp_path)
+    assert os.path.samefile(os.path.join(target, deep), os.path.join(target, other))
 
 
 @pytest.mark.parametrize("afresh", [True, False])
@@ -167,19 +188,22 @@ def _elsewhere(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("swap", SWAPS, ids=list(SWAPS))
 @pytest.mark.parametrize("resumed", [True, False], ids=["resumed", "going-on"])
-def test_nothing_elsewhere_is_touched(tmp_path: Path, swap: str, resumed: bool) -> None:
+@pytest.mark.parametrize("stage", [b"", b".stage"], ids=["named", "staged"])
+def test_nothing_elsewhere_is_touched(
+    tmp_path: Path, swap: str, resumed: bool, stage: bytes
+) -> None:
     elsewhere = _elsewhere(tmp_path)
     for stop in range(5):
         target = tmp_path / f"{stop}/target"
         target.parent.mkdir()
-        steps = _writes(TreeWriter([os.fsencode(target)]))
+        steps = _writes(TreeWriter([os.fsencode(target)], stage=stage))
         for step in steps[:stop]:
             step()
         if stop == 0:
             (target / "d/deep").mkdir(parents=True)
         SWAPS[swap](target, elsewhere)
         untouched = facts(tmp_path / "elsewhere")
-        again = TreeWriter([os.fsencode(target)])
+        again = TreeWriter([os.fsencode(target)], stage=stage)
         rest = _writes(again, afresh=not stop) if resumed else steps[stop:]
         try:
             for step in rest:

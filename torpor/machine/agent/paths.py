@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import stat
@@ -21,6 +20,7 @@ from torpor.machine.agent.writing import Writing
 from torpor.machine.pipeline.download import RestoreJournal
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import NO_FIRST
+from torpor.machine.tree.naming import take_name
 from torpor.machine.tree.walk import absolute_root
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.checks import check_manifest
@@ -30,9 +30,6 @@ from torpor.shared.wire.restore import BeginPath, Checked, CheckRestore, Restore
 
 _STAGE: Final = b".torpor-"
 """A restore is written, finished and compared in a directory of this name, beside its place."""
-
-_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
-"""What a file system without hard links says."""
 
 
 class _Placing(NamedTuple):
@@ -126,24 +123,34 @@ def _refuse_what_is_there(placing: _Placing) -> None:
 
 
 def _put_in_place(placing: _Placing) -> None:
-    staged = os.path.join(placing.stage, placing.name)
-    place = placing.place
+    place, aside = placing.place, b""
     if placing.aside and os.path.lexists(place):
-        os.rename(place, _free_name(place + b".before-" + placing.snapshot.encode()))
+        aside = _free_name(place + b".before-" + placing.snapshot.encode())
+        os.rename(place, aside)
     try:
-        if stat.S_ISDIR(os.lstat(staged).st_mode):
-            os.rename(staged, place)  # the kernel refuses where something is in the way
-        else:
-            os.link(staged, place, follow_symlinks=False)  # unlike rename, never replaces
-    except OSError as exc:
+        if _took_its_name(os.path.join(placing.stage, placing.name), place):
+            return
+    except OSError:
+        if aside and not os.path.lexists(place):
+            os.rename(aside, place)
+        raise
+    was = f" What had the name before is {os.fsdecode(aside)}." if aside else ""
+    raise InvalidInput(
+        f"{os.fsdecode(place)} appeared on the machine during the restore: nothing was "
+        f"overwritten.{was} Stop the program that writes there, and restore again"
+    )
+
+
+def _took_its_name(staged: bytes, place: bytes) -> bool:
+    if not stat.S_ISDIR(os.lstat(staged).st_mode):
+        return take_name(staged, place)
+    try:
+        os.rename(staged, place)  # the kernel refuses where something is in the way
+    except OSError:
         if os.path.lexists(place):
-            raise InvalidInput(
-                f"{os.fsdecode(place)} appeared on the machine during the restore: nothing "
-                "was overwritten; stop the program that writes there, and restore again"
-            ) from None
-        if exc.errno not in _NO_LINKS:
-            raise
-        os.rename(staged, place)
+            return False
+        raise
+    return True
 
 
 def _free_name(wanted: bytes) -> bytes:

@@ -59,6 +59,9 @@ from torpor.shared.wire.restore import (
 )
 
 _POLL_S: Final = 0.2
+_STAGE: Final = b".torpor-"
+"""Where something comes first, files wait for their names in a directory of this name in each
+target."""
 
 
 class Begun(NamedTuple):
@@ -190,7 +193,9 @@ class RestoreRun(AgentRun):
         plan = self._plan(goal, request, done or set(), first.ranks)
         self.state.forget_index()
         in_use = InUse(self.state.folder / "in-use", identity)
-        writing = Writing(goal, plan, journal, first, in_use)
+        staged = bool(first.ranks) or journal.staged
+        stage = _STAGE + identity.hex()[:16].encode() if staged else b""
+        writing = Writing(goal, plan, journal, first, in_use, stage)
         writing.prepare()
         answer = self._answer(goal, goal.targets, plan)
         answer = replace(answer, first=len(first.ranks), unmatched=first.unmatched)

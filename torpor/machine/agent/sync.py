@@ -8,7 +8,7 @@ the check finds the tree whole; until then no other run may use the tree.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.state import SyncRecord
 from torpor.machine.pipeline.download import FetchPlan, restore_part
 from torpor.machine.tree.apply import TreeChanger
-from torpor.machine.tree.changes import Changes, Staged, leave_out, plan_changes
+from torpor.machine.tree.changes import Changes, Staged, going, leave_out, plan_changes
 from torpor.machine.tree.directories import Directories
 from torpor.machine.tree.mappings import sync_disk
 from torpor.machine.tree.staging import TOKEN_BYTES, Staging, staged_names
@@ -42,6 +42,7 @@ from torpor.machine.tree.walk import (
     compile_excludes,
     walk,
 )
+from torpor.machine.tree.writers import written
 from torpor.shared.errors import AgentLost, StillChanging, UnsavedWork, WorkspaceInvalid
 from torpor.shared.format.manifest import HOLE, Entry, Extent, Manifest
 from torpor.shared.values import SnapshotId, WorkspaceName
@@ -72,6 +73,7 @@ class _Begun(NamedTuple):
     changes: Changes
     record: SyncRecord
     before: SyncRecord | None  # of an earlier run that never ended
+    discard_local: bool
 
 
 class _Staged(NamedTuple):
@@ -191,8 +193,11 @@ class SyncRun(AgentRun):
             {(root, path): holder for root, path, holder in staged_before},
             owners=os.geteuid() == 0,
         )
+        programs = _programs(changes, names, targets)
         if not discard_local:
             _refuse_in_the_way(changes, request.snapshot)
+            _refuse_written(programs, before)
+        lost = [*dict.fromkeys([*lost, *programs])]
         _check_space(goal, changes, {(root, path) for root, path, _ in staged_before})
         record = SyncRecord(
             os.urandom(TOKEN_BYTES) if mine is None else mine.token,
@@ -214,7 +219,7 @@ class SyncRun(AgentRun):
             discarded=[_name(path) for _, path in lost[:SHOWN]],
             discarded_count=len(lost),
         )
-        return _Begun(answer, wanted, goal, names, changes, record, before)
+        return _Begun(answer, wanted, goal, names, changes, record, before, discard_local)
 
     def _look(
         self,
@@ -289,7 +294,12 @@ class SyncRun(AgentRun):
             sync_disk(target)  # a power cut must not leave empty files under new names
         self.state.keep_sync_record(msgspec.structs.replace(begun.record, mixed=True))
         self._changing = True
-        changer = TreeChanger(begun.names, staged.directories, staged.staging)
+        changer = TreeChanger(
+            begun.names,
+            staged.directories,
+            staged.staging,
+            written_too=begun.discard_local,
+        )
         changes = begun.changes._replace(staged=staged.files)
         changer.apply(changes, goal.manifest.entries, begun.record.staged, check)
         words = "stays: it holds something that is excluded or new"
@@ -390,6 +400,27 @@ def _refuse_in_the_way(changes: Changes, snapshot: SnapshotId) -> None:
             f"{snapshot} has something else, and no snapshot keeps them. Nothing was changed: move "
             "them away, or accept the loss with `discard_local`"
         )
+
+
+def _programs(
+    changes: Changes, names: Sequence[dict[bytes, Name]], targets: Sequence[bytes]
+) -> dict[Place, str]:
+    """The files that go while a program has them open for writing, and which program."""
+    full = {os.path.join(targets[root], path): (root, path) for root, path in going(changes, names)}
+    return {full[path]: who for path, who in written(list(full)).items()}
+
+
+def _refuse_written(programs: Mapping[Place, str], before: SyncRecord | None) -> None:
+    if not programs:
+        return
+    words = [f"{_name(path)} ({who})" for (_, path), who in programs.items()]
+    is_half = before is not None and before.mixed
+    raise UnsavedWork(
+        "programs on the machine have files open for writing that the sync would replace or "
+        f"remove: {', '.join(first_few(words))}. What they write from then on would be in no file. "
+        f"{'An earlier run has changed a part already' if is_half else 'Nothing was changed'}: "
+        "stop these programs and sync again, or accept the loss with `discard_local`"
+    )
 
 
 def _check_space(goal: Goal, changes: Changes, staged_before: set[Place]) -> None:

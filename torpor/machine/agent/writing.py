@@ -1,5 +1,8 @@
 """A tree that is being restored: made, finished and compared, what comes first before the rest.
 
+If anything comes first, every file is written in a directory of torpor's own, and gets its name
+when it is complete: a program that was started on what came first finds no file, not zeros.
+
 What comes first is in use from the moment it is finished: a program that was started on it may
 change it. It is not written again, and what was changed is not compared, as after a restore.
 """
@@ -12,14 +15,15 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from torpor.machine.agent.call import Call
-from torpor.machine.agent.goal import Goal, shown
+from torpor.machine.agent.goal import Goal, first_few, shown
 from torpor.machine.agent.in_use import InUse
 from torpor.machine.pipeline.download import FetchPlan, RestoreJournal, in_pieces
 from torpor.machine.tree.compare import Comparison
 from torpor.machine.tree.first import First
 from torpor.machine.tree.walk import RACY_NS, Signature
 from torpor.machine.tree.write import TreeWriter
-from torpor.shared.format.manifest import DIRECTORY, Entry
+from torpor.shared.errors import InvalidInput
+from torpor.shared.format.manifest import DIRECTORY, FILE, HOLE, Entry
 
 
 class Compared(NamedTuple):
@@ -33,10 +37,16 @@ class Writing:
     """What is fetched of a goal, and the tree that it is written into."""
 
     def __init__(
-        self, goal: Goal, plan: FetchPlan, journal: RestoreJournal, first: First, in_use: InUse
+        self,
+        goal: Goal,
+        plan: FetchPlan,
+        journal: RestoreJournal,
+        first: First,
+        in_use: InUse,
+        stage: bytes = b"",
     ) -> None:
         self.plan = plan
-        self.writer = TreeWriter(goal.targets, in_use.attributes)
+        self.writer = TreeWriter(goal.targets, in_use.attributes, stage)
         self._goal = goal
         self._entries = goal.manifest.entries
         self._journal = journal
@@ -51,14 +61,26 @@ class Writing:
 
     def prepare(self) -> None:
         """Make directories and big files; nothing that is in use is touched."""
-        self._journal.begin()
-        if not self.plan.done:
+        is_new, was_staged = self._journal.done() is None, self._journal.staged
+        if is_new:
             self._in_use.clear()
+        in_use = self._in_use.signatures
+        self._journal.begin(staged=self.writer.staged)
+        afresh = not self.plan.done and not in_use
+
+        def is_stale(entry: Entry) -> bool:
+            """Whether an earlier run gave it a name too early, or what has it does not count. What
+            a program made since something came first has its name beside a staged file."""
+            if is_new or afresh or entry.kind != FILE:
+                return afresh and not is_new
+            return (in_pieces(entry) or not was_staged) and self._lacks(entry)
+
         self.writer.prepare(
             self._others(),
             in_pieces,
-            afresh=not self.plan.done,
-            passages=self._first.places(self._entries) if self._in_use.signatures else (),
+            afresh=afresh,
+            stale=is_stale,
+            passages=self._first.places(self._entries) if in_use else (),
         )
         self.writer.close()
 
@@ -69,7 +91,7 @@ class Writing:
         earlier run are read back now: they may be from before the machine was started again.
         """
         numbers = [n for n in sorted(self._first.ranks) if n not in self._in_use.signatures]
-        self.writer.finish(self._numbered(numbers), in_pieces)
+        self._finish(self._numbered(numbers))
         self.writer.open_passages(self._numbered(sorted(self._first.passages)))
         self.writer.close()
         compared = self._compare(self._numbered(numbers), call, check, full=self._resumed)
@@ -82,7 +104,7 @@ class Writing:
     def finish(self) -> list[str]:
         """Finish the rest, once every chunk is there. Returns warnings."""
         self._finished_ns = time.time_ns() - RACY_NS  # the clock of files is behind
-        self.writer.finish(self._others(), in_pieces)
+        self._finish(self._others())
         self.writer.close()
         return list(dict.fromkeys(self.writer.attributes.warnings))
 
@@ -107,13 +129,29 @@ class Writing:
 
     def begin_again(self) -> None:
         """What was written is not what it should be: fetch everything again next time."""
-        self._journal.restart()
         self._in_use.clear()
+        self._journal.restart()
 
     def end(self) -> None:
         """The restore is complete."""
         self._journal.clear()
         self._in_use.clear()
+
+    def _finish(self, entries: list[Entry]) -> None:
+        taken = self.writer.finish(entries, in_pieces)
+        if taken:
+            names = ", ".join(first_few([repr(shown(entry.path)) for entry in taken]))
+            raise InvalidInput(
+                f"{names}: programs on the machine made these names while the snapshot, which has "
+                "them too, was restored; nothing was overwritten. Move them away, and wake again, "
+                "which continues; or list them in the workspace's `first`, so that they are there "
+                "before the programs start"
+            )
+
+    def _lacks(self, entry: Entry) -> bool:
+        """Whether content of a file is still to be fetched."""
+        done = self.plan.done
+        return any(extent.chunk != HOLE and extent.chunk not in done for extent in entry.extents)
 
     def _others(self) -> list[Entry]:
         """What is not in use."""

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
+from blake3 import blake3
+
 from torpor.machine.tree.plan import part_ends
 from torpor.machine.tree.write import ContentWriter
 from torpor.shared.codecs.codec import Buffer
@@ -200,13 +202,15 @@ def in_pieces(entry: Entry) -> bool:
 class RestoreJournal:
     """The chunks on the disk: one 4-byte number each, in the file ``path``.
 
-    Begins with what is restored and where, so that it counts only for the same restore.
+    Begins with what is restored and where, so that it counts only for the same restore, and with
+    whether its files are ``staged``: they get their names only when they are complete.
     """
 
     def __init__(self, path: Path, identity: bytes) -> None:
         self._path = path
-        self._identity = identity  # 32 bytes
+        self._identities = (identity, blake3(identity + b"staged").digest())  # 32 bytes each
         self._lock = threading.Lock()
+        self.staged = self._begins_with() == self._identities[True]
 
     def done(self) -> set[int] | None:
         """The chunks of an interrupted restore to the same place; None if there was none."""
@@ -214,30 +218,28 @@ class RestoreJournal:
             data = self._path.read_bytes()
         except FileNotFoundError:
             return None
-        if data[:32] != self._identity:
+        if data[:32] not in self._identities:
             return None
         numbers = data[32 : len(data) - (len(data) - 32) % 4]
         return {int.from_bytes(numbers[i : i + 4], "little") for i in range(0, len(numbers), 4)}
 
     def of_another(self) -> bool:
         """Whether a restore of another snapshot, or to elsewhere, was interrupted."""
-        try:
-            return self._path.read_bytes()[:32] != self._identity
-        except FileNotFoundError:
-            return False
+        return self._begins_with() not in (None, *self._identities)
 
-    def begin(self) -> None:
+    def begin(self, *, staged: bool = False) -> None:
         """Start again, or cut off a torn tail."""
         done = self.done()
-        data = self._identity + b"".join(n.to_bytes(4, "little") for n in sorted(done or ()))
+        self.staged = staged
+        numbers = b"".join(number.to_bytes(4, "little") for number in sorted(done or ()))
         partial = self._path.with_suffix(".new")
-        partial.write_bytes(data)
+        partial.write_bytes(self._identities[staged] + numbers)
         partial.replace(self._path)
 
     def restart(self) -> None:
         """Forget all chunks; the restore stays unfinished."""
         self._path.unlink(missing_ok=True)
-        self.begin()
+        self.begin(staged=self.staged)
 
     def add(self, number: int) -> None:
         with self._lock, self._path.open("ab") as file:
@@ -245,6 +247,13 @@ class RestoreJournal:
 
     def clear(self) -> None:
         self._path.unlink(missing_ok=True)
+        self.staged = False
+
+    def _begins_with(self) -> bytes | None:
+        try:
+            return self._path.read_bytes()[:32]
+        except FileNotFoundError:
+            return None
 
 
 def restore_part(

@@ -21,17 +21,25 @@ from torpor.machine.tree.patch import kept_runs, patch
 from torpor.machine.tree.staging import Staging
 from torpor.machine.tree.survey import Name, same_attributes
 from torpor.machine.tree.walk import read_xattrs
+from torpor.machine.tree.writers import is_written
 from torpor.shared.errors import StillChanging
 from torpor.shared.format.manifest import DIRECTORY, FILE, SYMLINK, Entry
 
 
 class TreeChanger:
-    """Applies the changes of one sync. ``names``: the names on the disk when it was surveyed."""
+    """Applies the changes of one sync. ``names``: the names on the disk when it was surveyed.
+    ``written_too``: also where a program still writes the file that goes."""
 
     def __init__(
-        self, names: Sequence[dict[bytes, Name]], directories: Directories, staging: Staging
+        self,
+        names: Sequence[dict[bytes, Name]],
+        directories: Directories,
+        staging: Staging,
+        *,
+        written_too: bool,
     ) -> None:
         self._names = names
+        self._written_too = written_too
         self._directories = directories
         self._staging = staging
         self.attributes = Attributes()
@@ -79,7 +87,7 @@ class TreeChanger:
     def _remove(self, root: int, path: bytes, name: Name) -> None:
         parent, last = self._directories.parent(root, path)
         self._unlock(root, path, parent)
-        self._check_unchanged(name.entry, parent, last)
+        self._check_goes(name.entry, parent, last)
         try:
             if name.kind == DIRECTORY:
                 os.rmdir(last, dir_fd=parent)
@@ -99,7 +107,7 @@ class TreeChanger:
     def _place(self, file: Staged, check: Callable[[], None]) -> None:
         entry = file.entry
         with self._held(entry) as (parent, name):
-            self._check_unchanged(entry, parent, name)
+            self._check_goes(entry, parent, name)
             if file.patches is not None:
                 found = self._names[entry.root].get(entry.path)
                 seen = None if found is None else found.signature
@@ -110,7 +118,7 @@ class TreeChanger:
                     self._staging.copy([whole], lambda _: None, check)
             with self._staging.opened(entry, os.O_RDONLY) as fd:
                 self.attributes.apply(fd, entry)
-            self._check_unchanged(entry, parent, name)
+            self._check_goes(entry, parent, name)
             self._staging.place(entry, parent, name)
 
     def _symlink(self, entry: Entry) -> None:
@@ -118,7 +126,7 @@ class TreeChanger:
         made = self._free_name(entry, parent)
         os.symlink(entry.target, made, dir_fd=parent)
         self.attributes.apply_to_symlink(parent, made, entry)
-        self._check_unchanged(entry, parent, name)
+        self._check_goes(entry, parent, name)
         os.rename(made, name, src_dir_fd=parent, dst_dir_fd=parent)
 
     def _link(self, entry: Entry) -> None:
@@ -126,7 +134,7 @@ class TreeChanger:
             of_parent, of_name = self._directories.parent(entry.root, entry.target)
             made = self._free_name(entry, parent)
             os.link(of_name, made, src_dir_fd=of_parent, dst_dir_fd=parent, follow_symlinks=False)
-            self._check_unchanged(entry, parent, name)
+            self._check_goes(entry, parent, name)
             os.rename(made, name, src_dir_fd=parent, dst_dir_fd=parent)
 
     def _touch(self, entry: Entry, found: Name) -> None:
@@ -190,6 +198,19 @@ class TreeChanger:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=parent)  # left by a killed run
         return name
+
+    def _check_goes(self, entry: Entry, parent: int, name: bytes) -> None:
+        """As ``_check_unchanged``, and no program writes a file there; otherwise StillChanging."""
+        self._check_unchanged(entry, parent, name)
+        found = self._names[entry.root].get(entry.path)
+        if found is None or found.kind != FILE or self._written_too:
+            return
+        if is_written(name, parent):
+            raise StillChanging(
+                f"{os.fsdecode(entry.path)!r} was opened for writing on the machine during the "
+                "sync: it was left as it is; stop the program that has it open for writing, and "
+                "sync again"
+            )
 
     def _check_unchanged(self, entry: Entry, parent: int, name: bytes) -> None:
         """The name is as it was surveyed, or missing; otherwise StillChanging."""

@@ -61,6 +61,15 @@ class Changes(NamedTuple):
     untouched: dict[int, Signature | None]  # by number among the target's entries; None: look again
 
 
+def going(changes: Changes, names: Sequence[Mapping[bytes, Name]]) -> list[Place]:
+    """The names of files on the disk that are removed, or become other files."""
+    made = [*(s.entry for s in changes.staged), *changes.symlinks, *changes.links]
+    places = [(root, path) for root, path, _ in changes.removed]
+    places += [(entry.root, entry.path) for entry in made]
+    there = ((place, names[place[0]].get(place[1])) for place in places)
+    return [place for place, name in there if name is not None and name.kind == FILE]
+
+
 def leave_out(entries: Sequence[Entry], excluded: Callable[[int, bytes], bool]) -> list[Entry]:
     """``entries`` without excluded names and everything below them. A hard link to a file that is
     left out becomes the file."""

@@ -98,7 +98,7 @@ def mapped_unseen(places: Sequence[bytes]) -> dict[tuple[int, int] | bytes, str]
     files = {(st.st_dev, st.st_ino) for st in seen.values()}
     below = tuple(os.path.join(place, b"") for place in unsure)
     found: dict[tuple[int, int] | bytes, str] = {}
-    for device, inode, path, process in _mapped_for_writing():
+    for device, inode, path, process in mapped_for_writing():
         is_there = device in devices or (device, inode) in files
         if is_there or path in seen or path.startswith(below):
             found[device, inode] = found[path] = process
@@ -109,7 +109,7 @@ def shows_stores(place: bytes) -> bool:
     """Whether a store moves the time of a file that was written back before: tried with a file
     without a name. False where that cannot be tried."""
     try:
-        fd = _unnamed_file(place)
+        fd = unnamed_file(place)
     except OSError as exc:
         return exc.errno == errno.EROFS  # nobody can write there
     try:
@@ -127,7 +127,8 @@ def shows_stores(place: bytes) -> bool:
         os.close(fd)
 
 
-def _unnamed_file(place: bytes) -> int:
+def unnamed_file(place: bytes) -> int:
+    """A descriptor of a new file without a name, on the file system of a directory or a file."""
     try:
         return os.open(place, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:  # overlays can do it since Linux 6.1
@@ -148,7 +149,7 @@ def _store(page: memoryview) -> None:
         os.close(zero)
 
 
-def _mapped_for_writing() -> Iterator[tuple[int, int, bytes, str]]:
+def mapped_for_writing() -> Iterator[tuple[int, int, bytes, str]]:
     """Device, inode and path of each file that a process has mapped shared and for writing, and the
     process, as far as this user may know."""
     for process in PROC.iterdir():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import stat
 from typing import Final
 
@@ -12,6 +11,7 @@ from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.changes import Copy, CopySource, Staged
 from torpor.machine.tree.staging import Staging, copy_range
 from torpor.machine.tree.walk import Signature
+from torpor.machine.tree.writers import take_lease
 from torpor.shared.format.manifest import HOLE
 
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -83,10 +83,7 @@ def _is_ours_alone(name: bytes, parent: int, seen: Signature) -> bool:
         now = Signature.of(st)
         if (now if seen.ctime_ns >= 0 else now._replace(ctime_ns=-1)) != seen:
             return False
-        # a process that opens it now waits; the kernel sends us a signal, which is ignored
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        take_lease(fd, fcntl.F_WRLCK)
     except OSError:
         return False
     finally:

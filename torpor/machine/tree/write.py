@@ -10,12 +10,16 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol
 
 import msgspec
+from blake3 import blake3
 
 from torpor.machine.tree.attributes import Attributes
 from torpor.machine.tree.directories import Directories
+from torpor.machine.tree.naming import is_taken, take_name
 from torpor.shared.errors import DiskFull, InvalidInput
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
 
@@ -39,13 +43,25 @@ class TreeWriter:
     """Creates the entries of one snapshot below ``targets``. Thread-safe from ``prepare`` on.
 
     A file is private (mode 0600) until its content is complete. ``attributes`` know what an earlier
-    writer could not set.
+    writer could not set. ``stage``: the name of a directory, made in each target, in which files
+    are written until ``finish`` gives them their names; without it they have these at once.
     """
 
-    def __init__(self, targets: Sequence[bytes], attributes: Attributes | None = None) -> None:
+    def __init__(
+        self,
+        targets: Sequence[bytes],
+        attributes: Attributes | None = None,
+        stage: bytes = b"",
+    ) -> None:
         self._targets = targets
+        self._stage = stage
         self._directories = Directories(targets, "empty the target, and wake again")
         self.attributes = attributes or Attributes()
+
+    @property
+    def staged(self) -> bool:
+        """Whether files get their names only when they are finished."""
+        return bool(self._stage)
 
     def prepare(
         self,
@@ -53,12 +69,14 @@ class TreeWriter:
         in_pieces: Callable[[Entry], bool],
         *,
         afresh: bool,
+        stale: Callable[[Entry], bool] = lambda entry: False,
         passages: Container[tuple[int, bytes]] = (),
     ) -> None:
         """Make every directory, and every file that is written in pieces, at its size.
 
-        ``afresh``: truncate existing files first, so that holes are holes again. ``passages``:
-        directories, by root and path, that stay as ``open_passages`` has left them.
+        ``afresh``: truncate existing files first, so that holes are holes again. ``stale``: whose
+        names are taken back before, if files are staged. ``passages``: directories, by root and
+        path, that stay as ``open_passages`` has left them.
         """
         for number, target in enumerate(self._targets):
             os.makedirs(target, mode=0o755, exist_ok=True)
@@ -66,7 +84,10 @@ class TreeWriter:
                 raise InvalidInput(
                     f"target {os.fsdecode(target)} of root {number} is not a directory"
                 )
+        self._make_stages(entries)
         for entry in entries:
+            if self.staged and entry.kind != DIRECTORY and stale(entry):
+                self._take_back(entry, afresh)
             if entry.kind == DIRECTORY and entry.path:
                 parent, name = self._parent(entry)
                 try:
@@ -75,8 +96,8 @@ class TreeWriter:
                     # an interrupted restore made it; its mode may refuse us
                     mode = _passable(entry) if (entry.root, entry.path) in passages else 0o700
                     self._directories.unlock(parent, name, entry.path, stat.S_IFDIR, mode)
-            elif entry.kind == FILE and in_pieces(entry):
-                fd = self._create(entry)
+            elif entry.kind == FILE and in_pieces(entry) and (afresh or not self._is_named(entry)):
+                fd = self._create(*self._where(entry), entry)
                 try:
                     if afresh:
                         os.ftruncate(fd, 0)
@@ -86,7 +107,7 @@ class TreeWriter:
 
     def write_whole(self, entry: Entry, data: bytes | bytearray | memoryview) -> None:
         """Create a file with all its content and attributes."""
-        parent, name = self._parent(entry)
+        parent, name = self._where(entry)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             fd = os.open(name, flags, 0o600, dir_fd=parent)
@@ -101,30 +122,33 @@ class TreeWriter:
 
     def write_at(self, entry: Entry, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write a run of a file that ``prepare`` made."""
-        fd = self._reopen(entry, os.O_WRONLY)
+        fd = self._reopen(self._where(entry), entry, os.O_WRONLY)
         try:
             write_all(fd, data, offset, entry)
         finally:
             os.close(fd)
 
-    def finish(self, entries: Sequence[Entry], in_pieces: Callable[[Entry], bool]) -> None:
-        """Finish files written in pieces; make hard links and symlinks; finish directories."""
-        for entry in entries:
-            if entry.kind == FILE and (in_pieces(entry) or entry.size == 0):
-                fd = self._reopen(entry, os.O_RDONLY) if entry.size else self._create(entry)
-                try:
-                    self.attributes.apply(fd, entry)
-                finally:
-                    os.close(fd)
-        for entry in entries:
-            if entry.kind == HARDLINK:
-                self._link(entry)
-        for entry in entries:
-            if entry.kind == SYMLINK:
-                self._symlink(entry)
+    def finish(self, entries: Sequence[Entry], in_pieces: Callable[[Entry], bool]) -> list[Entry]:
+        """Finish files written in pieces; make hard links and symlinks; finish directories.
+
+        Where files are staged, nothing is replaced: if something else has their names, or those of
+        links, it returns these entries and leaves the directories for later.
+        """
+        self._make_stages(entries)
+        taken: dict[tuple[int, bytes], Entry] = {}
+        for kind in (FILE, HARDLINK, SYMLINK):
+            for entry in entries:
+                if entry.kind != kind or (entry.root, entry.target) in taken:
+                    continue
+                if not self._is_made(entry, in_pieces):
+                    taken[entry.root, entry.path] = entry
+        if taken:
+            return [*taken.values()]
+        self._remove_stages(entries)
         for entry in reversed(entries):  # what is inside first: it moves the directory's mtime
             if entry.kind == DIRECTORY:
                 self._finish_directory(entry)
+        return []
 
     def open_passages(self, entries: Sequence[Entry]) -> None:
         """Give directories that are still written in their owners, and let others through as their
@@ -138,8 +162,90 @@ class TreeWriter:
         """Forget the calling thread's open directories."""
         self._directories.close()
 
-    def _create(self, entry: Entry) -> int:
+    def _is_made(self, entry: Entry, in_pieces: Callable[[Entry], bool]) -> bool:
+        """Finish a file, or make a link; False where something else has its name."""
+        if entry.kind == HARDLINK:
+            return self._link(entry)
+        if entry.kind == SYMLINK:
+            return self._symlink(entry)
+        if entry.size == 0:
+            return self._finish_empty(entry)
+        if in_pieces(entry):
+            place = self._parent(entry) if self._is_named(entry) else self._where(entry)
+            fd = self._reopen(place, entry, os.O_RDONLY)
+            try:
+                self.attributes.apply(fd, entry)
+            finally:
+                os.close(fd)
+        return not self.staged or self._name(entry)
+
+    def _finish_empty(self, entry: Entry) -> bool:
         parent, name = self._parent(entry)
+        if self.staged and is_taken(parent, name):
+            there = _lstat(parent, name)
+            if there.st_size or not stat.S_ISREG(there.st_mode):
+                return False
+        fd = self._create(parent, name, entry)
+        try:
+            self.attributes.apply(fd, entry)
+        finally:
+            os.close(fd)
+        return True
+
+    def _name(self, entry: Entry) -> bool:
+        """Give a staged file its name."""
+        parent, name = self._parent(entry)
+        holder, staged = self._where(entry)
+        try:
+            if take_name(staged, name, holder=holder, parent=parent):
+                return True
+        except FileNotFoundError:
+            return True  # a run that was killed has named it; if not, the comparison finds that
+        if not _is_alike(_lstat(parent, name), _lstat(holder, staged)):
+            return False
+        os.rename(staged, name, src_dir_fd=holder, dst_dir_fd=parent)  # an earlier run's
+        return True
+
+    def _is_named(self, entry: Entry) -> bool:
+        """Whether an earlier run has given a staged file its name."""
+        return self.staged and not is_taken(*self._where(entry)) and is_taken(*self._parent(entry))
+
+    def _take_back(self, entry: Entry, afresh: bool) -> None:
+        """Take a name back that an earlier run gave: of a file that is still to be written in, or
+        where all is begun ``afresh``, of anything."""
+        parent, name = self._parent(entry)
+        if afresh:
+            self._unlink(name, parent, entry)
+            return
+        holder, staged = self._where(entry)
+        if is_taken(parent, name) and not is_taken(holder, staged):
+            os.rename(name, staged, src_dir_fd=parent, dst_dir_fd=holder)
+
+    def _make_stages(self, entries: Sequence[Entry]) -> None:
+        """Make the directory in which files wait for their names, in each root that has files."""
+        for root in {entry.root for entry in entries if entry.kind == FILE and self.staged}:
+            parent = self._directories.open(root, b"")
+            try:
+                os.mkdir(self._stage, 0o700, dir_fd=parent)
+            except FileExistsError:
+                pass
+            except PermissionError:  # finished by an interrupted restore, and read-only
+                os.fchmod(parent, stat.S_IMODE(os.fstat(parent).st_mode) | stat.S_IRWXU)
+                os.mkdir(self._stage, 0o700, dir_fd=parent)
+
+    def _remove_stages(self, entries: Sequence[Entry]) -> None:
+        """Remove it from the targets in which nothing is still to be written: these are finished
+        themselves."""
+        for entry in entries:
+            if entry.kind == DIRECTORY and not entry.path and self.staged:
+                with suppress(FileNotFoundError, InvalidInput):  # no file was staged there
+                    holder = self._directories.open(entry.root, self._stage)
+                    for name in os.listdir(holder):
+                        os.unlink(name, dir_fd=holder)
+                    self._directories.close()
+                    os.rmdir(self._stage, dir_fd=self._directories.open(entry.root, b""))
+
+    def _create(self, parent: int, name: bytes, entry: Entry) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fd = os.open(name, flags, 0o600, dir_fd=parent)
@@ -153,27 +259,52 @@ class TreeWriter:
             raise self._directories.swapped(None, entry.path)
         return fd
 
-    def _reopen(self, entry: Entry, access: int) -> int:
-        parent, name = self._parent(entry)
+    def _reopen(self, place: tuple[int, bytes], entry: Entry, access: int) -> int:
+        parent, name = place
         try:  # NONBLOCK: a FIFO that replaced the file must not block the agent
             flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             return os.open(name, flags, dir_fd=parent)
         except OSError as exc:
             raise self._directories.swapped(exc, entry.path) from None
 
-    def _link(self, entry: Entry) -> None:
-        parent, name = self._parent(entry)
-        target_parent, target_name = self._directories.parent(entry.root, entry.target)
-        self._unlink(name, parent, entry)
-        os.link(
-            target_name, name, src_dir_fd=target_parent, dst_dir_fd=parent, follow_symlinks=False
-        )
+    def _link(self, entry: Entry) -> bool:
+        with self._directories.held(entry.root, os.path.dirname(entry.path)) as parent:
+            name = os.path.basename(entry.path)
+            of_parent, of_name = self._directories.parent(entry.root, entry.target)
+            if not self.staged:
+                self._unlink(name, parent, entry)
+            link = partial(
+                os.link,
+                of_name,
+                name,
+                src_dir_fd=of_parent,
+                dst_dir_fd=parent,
+                follow_symlinks=False,
+            )
+            try:
+                link()
+            except FileExistsError:
+                there, ours = _lstat(parent, name), _lstat(of_parent, of_name)
+                if os.path.samestat(there, ours):
+                    return True
+                if not _is_alike(there, ours):
+                    return False
+                os.unlink(name, dir_fd=parent)  # of an earlier run's file
+                link()
+        return True
 
-    def _symlink(self, entry: Entry) -> None:
+    def _symlink(self, entry: Entry) -> bool:
         parent, name = self._parent(entry)
-        self._unlink(name, parent, entry)
-        os.symlink(entry.target, name, dir_fd=parent)
+        if not self.staged:
+            self._unlink(name, parent, entry)
+        try:
+            os.symlink(entry.target, name, dir_fd=parent)
+        except FileExistsError:
+            there = _lstat(parent, name)
+            if not stat.S_ISLNK(there.st_mode) or os.readlink(name, dir_fd=parent) != entry.target:
+                return False
         self.attributes.apply_to_symlink(parent, name, entry)
+        return True
 
     def _unlink(self, name: bytes, parent: int, entry: Entry) -> None:
         try:
@@ -193,10 +324,28 @@ class TreeWriter:
     def _parent(self, entry: Entry) -> tuple[int, bytes]:
         return self._directories.parent(entry.root, entry.path)
 
+    def _where(self, entry: Entry) -> tuple[int, bytes]:
+        """Where a file is until it is finished: its directory, and its name in that."""
+        if not self.staged:
+            return self._parent(entry)
+        name = blake3(entry.path).hexdigest(16).encode()
+        return self._directories.open(entry.root, self._stage), name
+
 
 def _passable(entry: Entry) -> int:
     """A mode with which the agent can still write in a directory."""
     return entry.mode & ~(stat.S_ISUID | stat.S_ISGID) | stat.S_IRWXU
+
+
+def _lstat(parent: int, name: bytes) -> os.stat_result:
+    return os.stat(name, dir_fd=parent, follow_symlinks=False)
+
+
+def _is_alike(there: os.stat_result, ours: os.stat_result) -> bool:
+    """Whether a file has the size and the time of one that was restored: no program has made or
+    changed it."""
+    is_file = stat.S_ISREG(there.st_mode)
+    return is_file and (there.st_size, there.st_mtime_ns) == (ours.st_size, ours.st_mtime_ns)
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int, entry: Entry) -> None:
