@@ -74,6 +74,11 @@ class Installation:
         return self.folder / "block-key"
 
     @property
+    def store_key_file(self) -> Path:
+        """The key that seals snapshots in the embedded store, as the first store block has it."""
+        return self.folder / "store-key"
+
+    @property
     def database(self) -> Path:
         """The database of our own Prefect server."""
         return self.prefect_home / "prefect.db"
