@@ -102,6 +102,8 @@ class Installation:
         still held after ``wait_s``."""
         deadline = time.monotonic() + wait_s
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.folder.stat().st_mode & 0o077:
+            self.folder.chmod(0o700)  # somebody else has made it
         fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while True:

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.contracts.store_contract import KEY
-from tests.fixtures.stranger import answers, doors_of
+from tests.fixtures.stranger import answers, doors_of, questions
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
 
@@ -32,5 +32,5 @@ def test_no_port_of_it_answers_without_a_key(tmp_path: Path) -> None:
         doors = doors_of([psutil.Process(running.pid)])
         assert {door.host for door in doors if door.port} == {"127.0.0.1"}
         assert len(doors) >= 10
-        assert answers(doors, PATHS) == []
+        assert answers(doors, questions(*PATHS)) == []
         assert store.get(KEY, max_bytes=4) == b"kept"
