@@ -90,7 +90,7 @@ def make_first_blocks(installation: Installation) -> None:
             bucket=BUCKET,
             credentials=f"aws-credentials/{EMBEDDED}",
             endpoint_url="http://127.0.0.1:8333",  # until serve_store knows the port
-            encryption_key=_first_key(installation),
+            encryption_key=first_key(installation),
         ).save("default")
     if not exists(Workspace, DEMO):
         Workspace(name=DEMO).save(DEMO)
@@ -99,7 +99,7 @@ def make_first_blocks(installation: Installation) -> None:
             stack.save(name)
 
 
-def _first_key(installation: Installation) -> SecretStr | None:
+def first_key(installation: Installation) -> SecretStr | None:
     """The key of the first store block. None where a store from before there was one has plain
     snapshots, which a block with a key refuses."""
     file = installation.store_key_file
