@@ -74,6 +74,11 @@ class Installation:
         return self.folder / "block-key"
 
     @property
+    def store_key_file(self) -> Path:
+        """The key that seals snapshots in the embedded store, as the first store block has it."""
+        return self.folder / "store-key"
+
+    @property
     def database(self) -> Path:
         """The database of our own Prefect server."""
         return self.prefect_home / "prefect.db"
@@ -97,6 +102,8 @@ class Installation:
         still held after ``wait_s``."""
         deadline = time.monotonic() + wait_s
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.folder.stat().st_mode & 0o077:
+            self.folder.chmod(0o700)  # somebody else has made it
         fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while True:

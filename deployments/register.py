@@ -26,11 +26,11 @@ from pydantic import SecretStr
 from blocks import PROVIDERS, Budget, LocalProvider, ObjectStore, SSHIdentity, Stack, Workspace
 from blocks.reference import load_named
 from deployments.first_machine import make_demo, revive
-from deployments.installation import CHECKOUT, Installation
+from deployments.installation import CHECKOUT, Installation, secret_file
 from deployments.schedules import WATCH, offer_schedules
 from deployments.stacks import ready_made
 from deployments.worker import POOLS
-from torpor.control.store.embedded import EmbeddedStore
+from torpor.control.store.embedded import EmbeddedStore, is_set_up, lets_everyone_in
 from torpor.shared.errors import StoreError, TorporError
 
 DEMO: Final = "demo"
@@ -90,6 +90,7 @@ def make_first_blocks(installation: Installation) -> None:
             bucket=BUCKET,
             credentials=f"aws-credentials/{EMBEDDED}",
             endpoint_url="http://127.0.0.1:8333",  # until serve_store knows the port
+            encryption_key=first_key(installation),
         ).save("default")
     if not exists(Workspace, DEMO):
         Workspace(name=DEMO).save(DEMO)
@@ -98,27 +99,38 @@ def make_first_blocks(installation: Installation) -> None:
             stack.save(name)
 
 
+def first_key(installation: Installation) -> SecretStr | None:
+    """The key of the first store block. None where a store from before there was one has plain
+    snapshots, which a block with a key refuses."""
+    file = installation.store_key_file
+    if is_set_up(installation.store) and not file.exists():
+        return None
+    return SecretStr(secret_file(file, lambda: ObjectStore.new_encryption_key().get_secret_value()))
+
+
 def serve_store(installation: Installation) -> None:
-    """Start the embedded store, if the default store block names it and it does not run."""
+    """Start the embedded store, if the default store block names it and it does not run, or runs
+    as an older release started it."""
     block = load_named(ObjectStore, "default", of="make up")
     if block.credentials != f"aws-credentials/{EMBEDDED}":
         return
     keys = block.settings()
+    if _answers(block, keys.endpoint_url or "") and not lets_everyone_in(installation.store):
+        return
+    server = EmbeddedStore.start(installation.store, keys.access_key, keys.secret_key, block.bucket)
+    block.endpoint_url = server.endpoint_url
+    block.save("default", overwrite=True)
+
+
+def _answers(block: ObjectStore, endpoint_url: str) -> bool:
+    """Whether the store can be used. Its own retries would take half a minute if none listens."""
+    where = urlsplit(endpoint_url)
     try:
-        _knock(keys.endpoint_url or "")
+        socket.create_connection((where.hostname or "", where.port or 80), timeout=KNOCK_S).close()
         block.open().probe()
     except (StoreError, OSError):
-        server = EmbeddedStore.start(
-            installation.store, keys.access_key, keys.secret_key, block.bucket
-        )
-        block.endpoint_url = server.endpoint_url
-        block.save("default", overwrite=True)
-
-
-def _knock(endpoint_url: str) -> None:
-    """Raise OSError if no server listens. The store's own retries would take half a minute."""
-    where = urlsplit(endpoint_url)
-    socket.create_connection((where.hostname or "", where.port or 80), timeout=KNOCK_S).close()
+        return False
+    return True
 
 
 def make_pools() -> None:

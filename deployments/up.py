@@ -75,7 +75,7 @@ def up(installation: Installation, port: int | None = None) -> Server:
             ui=used.ui_url,
             interpreter=shlex.quote(sys.executable),
             folder=installation.folder,
-            notes=notes,
+            notes=notes + _key(installation),
             **_login(installation, used),
         )
     )
@@ -117,6 +117,14 @@ def _login(installation: Installation, used: Server) -> dict[str, str]:
         "login": f"the whole line in {installation.login_file}",
         "python": f'{python} {server.LOGIN_VARIABLE}="$(cat {file})"',
     }
+
+
+def _key(installation: Installation) -> str:
+    """What to keep of the key that `default` was made with."""
+    file = installation.store_key_file
+    if not file.exists():
+        return ""
+    return f"  note      snapshots are sealed: without {file} they are lost, so keep a copy of it\n"
 
 
 def register(installation: Installation, used: Server) -> str:

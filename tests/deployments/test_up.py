@@ -29,7 +29,9 @@ pytestmark = pytest.mark.together("automations and make up")
 ROLES = ("supervisor", "server", *worker.ROLES, "register")
 
 
-def test_up_brings_everything_that_a_first_click_needs(torpor_up: Server) -> None:
+def test_up_brings_everything_that_a_first_click_needs(
+    torpor_up: Server, installation: Installation
+) -> None:
     deployments = {one["name"]: one for one in _all(torpor_up, "deployments/filter")}
     # By name: tests of other rooms deploy flows of their own to the session's server.
     for one in (deployments[name] for name in ("create", "hibernate", "wake")):
@@ -51,6 +53,9 @@ def test_up_brings_everything_that_a_first_click_needs(torpor_up: Server) -> Non
         "stack/vllm",
         "aws-credentials/embedded",
     } <= blocks
+    store = _document(torpor_up, "object-store", "default", secrets=True)["data"]
+    assert isinstance(store, dict)
+    assert store["encryption_key"] == installation.store_key_file.read_text().strip()
     for pool in worker.POOLS:
         workers = _all(torpor_up, f"work_pools/{pool.name}/workers/filter")
         assert [one["status"] for one in workers] == ["ONLINE"]
@@ -237,9 +242,9 @@ def _deployment(server: Server, name: str) -> Any:
     return ask("GET", f"{server.api_url}/deployments/name/{name}")
 
 
-def _document(server: Server, slug: str, name: str) -> dict[str, object]:
+def _document(server: Server, slug: str, name: str, *, secrets: bool = False) -> dict[str, object]:
     url = f"{server.api_url}/block_types/slug/{slug}/block_documents/name/{name}"
-    document = ask("GET", url)
+    document = ask("GET", url, query={"include_secrets": secrets})
     return {"id": document["id"], "data": document["data"]}
 
 

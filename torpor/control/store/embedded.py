@@ -1,4 +1,7 @@
-"""The embedded store: SeaweedFS on loopback, for the demo, ``make up`` and the tests."""
+"""The embedded store: SeaweedFS on loopback, for the demo, ``make up`` and the tests.
+
+Its S3 port asks for the access key. Its other ports ask for a certificate that only it has.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from typing import Any
 
 from torpor.control.ports import free_ports, is_free
 from torpor.control.processes import ProcessRecord
+from torpor.control.store import embedded_keys
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.shared.errors import StoreError, StoreUnavailable, TorporError
 from torpor.shared.values import object_key
@@ -26,6 +30,8 @@ READY_S = 180.0  # about 2 s on an idle machine; a busy two-core one took 15 s
 STOP_S = 10.0
 TRIES = 3  # another program may take a free port before the server does
 _PORTS = ("s3", "master", "filer", "volume", "admin")
+_KEPT = 2 * len(_PORTS) - 2  # nothing outside knows the last two, those of its administration
+_GRPC = 10_000  # its own workers look for the administration's gRPC this far above its HTTP
 _STATE, _CONFIG, _LOG = "embedded.json", "identities.json", "embedded.log"
 
 
@@ -50,7 +56,7 @@ class EmbeddedStore:
         stop(folder)
         for left in reversed(range(TRIES)):
             kept = _kept_ports(folder) if left == TRIES - 1 else []
-            server = _launch(folder, kept or free_ports(2 * len(_PORTS)), access_key, secret_key)
+            server = _launch(folder, kept, access_key, secret_key)
             try:
                 server.make_bucket(bucket, wait_s=READY_S)
             except TorporError:
@@ -118,6 +124,12 @@ def process_of(folder: Path) -> ProcessRecord | None:
     return ProcessRecord(int(state["pid"]), int(state["started"]))
 
 
+def lets_everyone_in(folder: Path) -> bool:
+    """Whether the newest server of ``folder`` is of an older release, whose ports asked nobody."""
+    state = _state(folder)
+    return state is not None and "locked" not in state
+
+
 def log_of(folder: Path) -> Path:
     """What the server prints."""
     return folder / _LOG
@@ -172,19 +184,22 @@ def _state(folder: Path) -> dict[str, Any] | None:
 def _kept_ports(folder: Path) -> list[int]:
     """The ports of the folder's newest server; none if another program has one of them."""
     state = _state(folder)
-    ports = [int(port) for port in state["ports"]] if state else []
-    free = len(ports) == 2 * len(_PORTS) and all(is_free(port) for port in ports)
+    ports = [int(port) for port in state["ports"][:_KEPT]] if state else []
+    free = len(ports) == _KEPT and all(is_free(port) for port in ports)
     return ports if free else []
 
 
 def _launch(
     folder: Path,
-    ports: list[int],
+    kept: list[int],
     access_key: str,
     secret_key: str,
     environment: Mapping[str, str] = os.environ,
 ) -> EmbeddedStore:
+    """Start the server, on other ports where none are ``kept``."""
     folder = folder.resolve()
+    admin, *others = sorted(free_ports(_KEPT + 1))
+    ports = [*(kept or others), admin, admin + _GRPC]
     config = folder / _CONFIG  # not the environment, which other processes can read
     config.touch(mode=0o600)
     identity = {
@@ -193,6 +208,7 @@ def _launch(
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
     }
     config.write_text(json.dumps({"identities": [identity]}))
+    embedded_keys.lock(folder)
     argv = [
         _program(),
         "mini",
@@ -201,6 +217,8 @@ def _launch(
         "-ip.bind=127.0.0.1",
         f"-s3.config={config}",
         "-s3.autoCreateBucket=false",  # a misspelt bucket is an error here as in real stores
+        "-s3.iam=false",
+        f"-s3.allowedOrigins=http://127.0.0.1:{ports[0]}",  # no web page of another
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         "-webdav=false",
@@ -212,12 +230,15 @@ def _launch(
     ]
     for name, port, grpc in zip(_PORTS, ports[::2], ports[1::2], strict=True):
         argv += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc}"]
+    # Those would win over its file of settings, which has the keys.
+    ours = {name: value for name, value in environment.items() if not name.startswith("WEED_")}
     with (folder / _LOG).open("ab") as log:
         # A session of its own: Ctrl-C at the demo must not end the store before the demo is done.
         process = subprocess.Popen(
             argv,
             cwd=folder,
-            env={**environment, "TMPDIR": str(folder)},  # its own logs would fill /tmp
+            env={**ours, "TMPDIR": str(folder)},  # its own logs would fill /tmp
+            umask=0o077,  # it has sockets in /tmp
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -225,7 +246,7 @@ def _launch(
         )
     process.returncode = 0  # stop() waits for it; this silences Popen's warning
     started = _stat(process.pid)[1]
-    state = {"pid": process.pid, "started": started, "ports": ports}
+    state = {"pid": process.pid, "started": started, "ports": ports, "locked": True}
     unfinished = folder / f"{_STATE}.new"
     unfinished.write_text(json.dumps(state))
     unfinished.rename(folder / _STATE)
