@@ -48,8 +48,9 @@ def backup(
 ) -> BackupReport | EachReport:
     """Take a snapshot, keep the machine, and then delete old snapshots that no rule keeps.
 
-    A snapshot stays if any rule keeps it. The newest and all pinned snapshots stay. With all
-    numbers at 0, nothing is deleted. Nothing is deleted before the new snapshot is verified.
+    A snapshot stays if any rule keeps it. The rules look at the workspace, and at each of its
+    machines alone. The newest and all pinned snapshots stay. With all numbers at 0, nothing is
+    deleted. Nothing is deleted before the new snapshot is verified.
     For all workspaces, a run of its own backs up each one that has a rented machine.
 
     Args:
@@ -86,7 +87,7 @@ def backup(
         )
     opened = open_workspace(workspace)
     if dry_run:
-        verdicts = judge_snapshots(opened, retention, and_a_new_one=True)
+        verdicts = judge_snapshots(opened, retention, and_a_new_one=True, machine=machine)
         report = BackupReport(opened.spec.name, None, None, verdicts, [])
     else:
         try:
@@ -111,7 +112,7 @@ def check_backup(
     workspace: Workspace | str = ALL,
     most_hours: Annotated[float, Field(gt=0, le=24 * 366)] = DAILY_HOURS,
 ) -> FreshnessReport | EachReport:
-    """Check that the newest snapshot is young enough; otherwise fail and send an event.
+    """Check that the newest verified snapshot is young enough; otherwise fail and send an event.
 
     The check also fails if the store does not answer. Of all workspaces, those are checked that
     have had a rented machine for that long.

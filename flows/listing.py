@@ -16,6 +16,7 @@ from tasks.opening import open_workspace
 from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
 from torpor.control.store import snapshots
+from torpor.control.store.receipts import verified_snapshots
 from torpor.control.upkeep import differences
 from torpor.control.upkeep.differences import Listed, SnapshotDiff, Version
 from torpor.control.upkeep.frames import frame
@@ -47,11 +48,14 @@ PREVIOUS: Final = "previous"
 
 
 class KeptSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot as a listing of its workspace shows it; ``pinned`` is the reason, or empty."""
+    """A snapshot as a listing of its workspace shows it; ``pinned`` is the reason, or empty.
+    ``verified``: it counts, and is of ``machine``, as far as that is known."""
 
     snapshot: SnapshotId
     made_unix: float
     pinned: str
+    verified: bool
+    machine: str
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -77,8 +81,15 @@ def list_kept(workspace: Workspace | str) -> list[KeptSnapshot]:
     """The workspace's snapshots with their times and pins, newest first; damaged ones too."""
     opened = open_workspace(workspace)
     why = pinned(opened.store, opened.spec.name)
+    known = dict(verified_snapshots(opened.store, opened.spec.name))
     return [
-        KeptSnapshot(snapshot, made_at(snapshot).timestamp(), why.get(snapshot, ""))
+        KeptSnapshot(
+            snapshot,
+            made_at(snapshot).timestamp(),
+            why.get(snapshot, ""),
+            snapshot in known,
+            known[snapshot].machine if snapshot in known else "",
+        )
         for snapshot in reversed(snapshots.snapshot_ids(opened.store, opened.spec.name))
     ]
 

@@ -36,7 +36,13 @@ def snapshots(workspace: Workspace | str, snapshot: str = "") -> Table:
     if not snapshot:
         kept = listing.list_kept(workspace)
         rows = [
-            {"snapshot": one.snapshot, "made": _moment(one.made_unix), "pinned": one.pinned}
+            {
+                "snapshot": one.snapshot,
+                "made": _moment(one.made_unix),
+                "verified": "yes" if one.verified else "no",
+                "machine": one.machine,
+                "pinned": one.pinned,
+            }
             for one in kept
         ]
         return _told("snapshots", _table(name, f"Snapshots of workspace {name}", rows))

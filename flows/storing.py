@@ -184,7 +184,7 @@ class Storing:
                 "again, or accept these files in `accept_changed`"
             )
         with self._phases.phase("verify"):
-            verified = verify(self._workspace, self._remote, stored)
+            verified = verify(self._workspace, self._remote, stored, self._machine)
         self._verified = verified
         report = HibernateReport(
             workspace=self._workspace.spec.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flows.phases import Phases
 from flows.restoration import Arrival
 from tasks.machines import open_session, renting
-from tasks.restore import NEWEST, pick_snapshot_to_wake
+from tasks.restore import NEWEST, pick_snapshot
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.rental.records import Rental
@@ -25,7 +25,7 @@ def end_leftovers(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId
         for machine, rental in held.machines():
             if rental is None or rental.job != opened.job or not rental.unfinished:
                 continue
-            wanted, _ = pick_snapshot_to_wake(opened, newest or "")
+            wanted = pick_snapshot(opened, newest or "")
             try:
                 tenancy = held.take_up(held.tenancy(machine, rental))
                 if not _is_of_job(opened, rental):
@@ -48,7 +48,7 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> bool:
     Returns whether it holds a whole restore: then it was handed over, and only a verified snapshot
     ends it. WorkspaceBusy while a run works on it, HandedOver if another one has taken it up;
     MachineError or CreateFailed where it does not answer: then it is left."""
-    wanted, _ = pick_snapshot_to_wake(opened, NEWEST)
+    wanted = pick_snapshot(opened, NEWEST)
     with renting(opened) as held:
         tenancy = held.take_up(held.tenancy(machine, rental))
         try:

@@ -19,7 +19,13 @@ from tasks.restore import (
     pick_snapshot,
 )
 from tasks.runner import runner
-from tasks.verification import examine_packs, judge_verified, look_at_objects, pick_snapshots
+from tasks.verification import (
+    examine_packs,
+    judge_verified,
+    look_at_objects,
+    pick_snapshots,
+    record_verified,
+)
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.examination import Examination, PackWork
 from torpor.control.remote.restore import RemoteRestore
@@ -70,7 +76,9 @@ def verify(
     elif depth == "drill":
         _drill(opened, found, wanted, phases)
     with phases.phase("judge"):
-        report = VerifyReport.of(depth, found, judge_verified(found), phases.seconds)
+        verdicts = judge_verified(found)
+        record_verified(opened, found, verdicts)
+        report = VerifyReport.of(depth, found, verdicts, phases.seconds)
     runner().table(
         key=f"verify-{opened.spec.name}", rows=report.rows(), description=report.message()
     )

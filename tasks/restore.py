@@ -8,14 +8,18 @@ import msgspec
 
 from tasks.progress import Progress
 from tasks.retrying import WHILE_BUSY
+from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
+from torpor.control.jobs.standby import newest_whole
 from torpor.control.remote.paths import Chosen
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.rental.search import fit
+from torpor.control.safety import see_packs
+from torpor.control.store.receipts import is_verified
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.differences import entry_at
-from torpor.shared.errors import SnapshotDamaged
+from torpor.shared.errors import ManifestInvalid, SnapshotDamaged, SnapshotError
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import StoredSnapshot, Want, snapshot_id
 from torpor.shared.wire.restore import Checked, Finished, RestoredPart, RestorePart, RestorePlan
@@ -28,11 +32,36 @@ def pick_snapshot_to_wake(
     opened: OpenWorkspace, wanted: str
 ) -> tuple[StoredSnapshot, OpenWorkspace]:
     """The same, and the workspace wanting a machine that this snapshot can be woken on: its disk,
-    architecture and CUDA."""
+    architecture and CUDA. A snapshot that lacks packs is refused here, and the newest whole one
+    named."""
     name = None if wanted in ("", NEWEST) else snapshot_id(wanted)
-    found = find_snapshot(opened.store, opened.spec.name, name)
-    want = fitted(opened.spec.want, read_manifest(opened.store, found, opened.seal))
+    try:
+        found = find_snapshot(opened.store, opened.spec.name, name)
+        manifest = see_packs(
+            opened.store, found, opened.seal, "No machine can restore it, so nothing was rented"
+        )
+    except (ManifestInvalid, SnapshotDamaged) as damage:
+        raise type(damage)(f"{damage}. {_instead(opened)}") from None
+    if not is_verified(opened.store, found):
+        runner().log.warning(
+            "snapshot %s was never verified: its packs are there, and the restore checks each hash",
+            found.snapshot,
+        )
+    want = fitted(opened.spec.want, manifest)
     return found, replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
+
+
+def _instead(opened: OpenWorkspace) -> str:
+    try:
+        whole = newest_whole(opened.store, opened.spec.name, opened.seal, None).snapshot
+    except SnapshotError:
+        whole = None
+    if whole is None:
+        return "The workspace has no whole snapshot: use restore-path to save single files"
+    return (
+        f"The newest whole one is {whole.snapshot}: name it to wake it. restore-path saves single "
+        "files of the other"
+    )
 
 
 def fitted(want: Want, manifest: Manifest) -> Want:

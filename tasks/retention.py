@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Final
 
 from tasks.events import SnapshotDeleted, emit
+from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.safety import Verified
-from torpor.control.store.snapshots import newest_snapshot, snapshot_ids
 from torpor.control.upkeep.deletion import delete_snapshot, expire
+from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
 from torpor.control.upkeep.pins import pin, pinned, unpin
 from torpor.control.upkeep.reports import FreshnessReport
-from torpor.control.upkeep.retention import Retention, Verdict, judge
+from torpor.control.upkeep.retention import Retention, Taken, Verdict, judge
 from torpor.shared.errors import SnapshotMissing, SnapshotOverdue
 from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
 
@@ -24,15 +26,30 @@ _CLOCK_HOURS: Final = 1.0
 
 @step("judge snapshots")
 def judge_snapshots(
-    opened: OpenWorkspace, retention: Retention, and_a_new_one: bool
+    opened: OpenWorkspace, retention: Retention, and_a_new_one: bool, machine: str = ""
 ) -> list[Verdict]:
-    """The verdict on each snapshot; with ``and_a_new_one``, as if a new one were taken now. An open
-    job deletes its saves itself, so no rule counts on them."""
+    """The verdict on each snapshot; with ``and_a_new_one``, as if a new one were taken now, of
+    ``machine`` or of the workspace's only one. An open job deletes its saves itself, so no rule
+    counts on them."""
     saves = {save: job.id for job in opened.jobs.open() for save in job.kept_saves}
-    taken = snapshot_ids(opened.store, opened.spec.name)
+    taken = list(taken_snapshots(opened.store, opened.spec.name, opened.seal))
+    ahead_s = opened.store.clock_ahead_s()
+    rented = {
+        str(rental.machine): rental.created_unix + ahead_s
+        for rental in opened.rentals.open()
+        if rental.machine is not None
+    }
     if and_a_new_one:
-        taken = [*taken, new_snapshot_id(datetime.now(timezone.utc), max(taken, default=None))]
-    return judge(taken, retention, pinned(opened.store, opened.spec.name), saves)
+        of = machine or (next(iter(rented)) if len(rented) == 1 else "")
+        taken.append(_a_new_one(taken, of, time.time() + ahead_s))
+    return judge(taken, retention, pinned(opened.store, opened.spec.name), saves, rented)
+
+
+def _a_new_one(taken: Sequence[Taken], machine: str, now_unix: float) -> Taken:
+    agents = [one.agent for one in taken if machine and one.machine == machine]
+    newest = max((one.snapshot for one in taken), default=None)
+    snapshot = new_snapshot_id(datetime.now(timezone.utc), newest)
+    return Taken(snapshot, now_unix, True, agents[-1] if agents else "a new machine", machine)
 
 
 @step("apply retention")
@@ -69,26 +86,29 @@ def unpin_one(opened: OpenWorkspace, snapshot: SnapshotId) -> None:
 
 @step("look at the newest snapshot")
 def look_at_newest(opened: OpenWorkspace, most_hours: float) -> FreshnessReport:
-    """The age of the newest snapshot; SnapshotOverdue or SnapshotMissing if it is no recent
-    backup.
-    """
-    newest = newest_snapshot(opened.store, opened.spec.name)
+    """The age of the newest verified snapshot; SnapshotOverdue or SnapshotMissing if it is no
+    recent backup. Newer ones that nobody has verified are looked at."""
+    newest, faults = newest_that_counts(opened.store, opened.spec.name, opened.seal)
     where = f"workspace {opened.spec.name} in {opened.store.address}"
+    for fault in faults:
+        runner().log.warning("a newer snapshot does not count: %s", fault)
+    unverified = f". {len(faults)} newer ones do not count, first: {faults[0]}" if faults else ""
     if newest is None:
         raise SnapshotMissing(
-            f"{where} has no snapshot at all: run backup, and check that its schedule is on"
+            f"{where} has no {'verified snapshot' if faults else 'snapshot at all'}: run backup, "
+            f"and check that its schedule is on{unverified}"
         )
     age_hours = (datetime.now(timezone.utc) - made_at(newest)).total_seconds() / 3600
     if age_hours > most_hours:
         raise SnapshotOverdue(
-            f"the newest snapshot of {where}, {newest}, is {age_hours:.1f} hours old, but the "
-            f"limit is {most_hours:g}: check that a worker runs, that backup's schedule is on, "
-            "and why its last run failed"
+            f"the newest verified snapshot of {where}, {newest}, is {age_hours:.1f} hours old, but "
+            f"the limit is {most_hours:g}: check that a worker runs, that backup's schedule is on, "
+            f"and why its last run failed{unverified}"
         )
     if age_hours < -_CLOCK_HOURS:
         raise SnapshotOverdue(
-            f"the newest snapshot of {where}, {newest}, is {-age_hours:.1f} hours in the future, "
-            "so its age is unknown: set the clocks of the hosts where flows run"
+            f"the newest verified snapshot of {where}, {newest}, is {-age_hours:.1f} hours in the "
+            "future, so its age is unknown: set the clocks of the hosts where flows run"
         )
     return FreshnessReport(opened.spec.name, newest, max(0.0, age_hours), most_hours)
 

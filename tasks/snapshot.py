@@ -87,10 +87,13 @@ def commit(
 
 
 @step("verify")
-def verify(opened: StoredWorkspace, snapshot: RemoteSnapshot, stored: StoredSnapshot) -> Verified:
-    """Read the manifest back and compare every pack with what the store says it has."""
+def verify(
+    opened: StoredWorkspace, snapshot: RemoteSnapshot, stored: StoredSnapshot, machine: str
+) -> Verified:
+    """Read the manifest back and compare every pack with what the store says it has. From then on
+    the snapshot counts as one of ``machine``."""
     try:
-        verified = verify_snapshot(opened.store, stored, opened.seal, snapshot.reread)
+        verified = verify_snapshot(opened.store, stored, opened.seal, snapshot.reread, machine)
     except SnapshotDamaged as error:
         emit(
             VerificationFailed(

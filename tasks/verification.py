@@ -6,11 +6,15 @@ from collections.abc import Sequence
 
 from tasks.progress import Progress
 from tasks.restore import NEWEST
+from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.examination import Examination, ExaminedPack
+from torpor.control.safety import verify_snapshot
+from torpor.control.store.receipts import verified_snapshots, withdraw_receipt
 from torpor.control.store.snapshots import find_snapshot, newest_snapshot
 from torpor.control.upkeep.verification import SnapshotVerdict, Verification, quick_look, to_verify
+from torpor.shared.errors import SnapshotError
 from torpor.shared.values import SnapshotId, snapshot_id
 from torpor.shared.wire.request import Event
 
@@ -42,6 +46,25 @@ def examine_packs(examination: Examination, part: int, progress: Progress) -> li
     left.
     """
     return examination.run(lambda read: progress.event(part, Event(read)))
+
+
+@step("record what was verified")
+def record_verified(
+    opened: OpenWorkspace, found: Verification, verdicts: Sequence[SnapshotVerdict]
+) -> None:
+    """Each snapshot that is verified counts from now on, and a damaged one no more. One whose
+    manifest cannot be read is left as it is: the key may be wrong."""
+    known = {snapshot for snapshot, _ in verified_snapshots(opened.store, opened.spec.name)}
+    for one in verdicts:
+        if not one.whole and found.root_of(one.snapshot):
+            withdraw_receipt(opened.store, opened.spec.name, one.snapshot)
+        if not one.whole or one.snapshot in known:
+            continue
+        try:
+            stored = find_snapshot(opened.store, opened.spec.name, one.snapshot)
+            verify_snapshot(opened.store, stored, opened.seal, found.wrong)
+        except SnapshotError as error:
+            runner().log.warning("snapshot %s does not count: %s", one.snapshot, error)
 
 
 @step("judge what was found")

@@ -20,7 +20,8 @@ from torpor.control.providers.seam import Deadlines
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.remote.seam import Agent
 from torpor.control.rental.records import Rental
-from torpor.control.store import snapshots
+from torpor.control.store.receipts import newest_verified
+from torpor.control.store.snapshots import newest_snapshot
 from torpor.shared.errors import MachineInUse, TorporError
 from torpor.shared.values import Machine, WorkspaceName, made_at, names_of
 from torpor.shared.wire.activity import NOBODY, Activity, ReadActivity
@@ -195,9 +196,11 @@ def look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
 
 @step("find newest snapshot")
 def newest_made_unix(opened: OpenWorkspace) -> float | None:
-    """When the workspace's newest snapshot was made; None if it has none."""
-    ids = snapshots.snapshot_ids(opened.store, opened.spec.name)
-    return made_at(ids[-1]).timestamp() if ids else None
+    """When the workspace's newest verified snapshot was made; None if it has none. In a store in
+    which this version has not verified anything yet, every snapshot counts."""
+    store, name = opened.store, opened.spec.name
+    newest = newest_verified(store, name) or newest_snapshot(store, name)
+    return None if newest is None else made_at(newest).timestamp()
 
 
 def _read(opened: OpenWorkspace, session: Agent) -> Activity:

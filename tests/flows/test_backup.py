@@ -11,20 +11,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import backup, check_backup
+from flows import backup, check_backup, delete_snapshots
 from flows.backup import NOT_RENTED
 from flows.phases import phases_told_to
-from tests.fixtures.plain_flows import Shows, plain, run_plainly
+from tests.fixtures.plain_flows import Shows, plain, run_plainly, wake_plainly
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.standing import raises
 from tests.fixtures.stores import Server
 from tests.fixtures.world import WORKSPACE, World, make_world
 from torpor.control.reports import ALL
-from torpor.control.store.snapshots import read_manifest, snapshot_ids
+from torpor.control.safety import verify_snapshot
+from torpor.control.store.snapshots import find_snapshot, read_manifest, snapshot_ids
 from torpor.control.upkeep.pins import pin, unpin
 from torpor.shared.errors import (
     InvalidInput,
     SnapshotDamaged,
+    SnapshotKept,
     SnapshotMissing,
     SnapshotOverdue,
     StoreUnavailable,
@@ -55,13 +57,16 @@ def _only(world: World, *kept: SnapshotId) -> None:
 
 
 def _aged(world: World, *days: float) -> list[SnapshotId]:
-    """Whole snapshots like the newest one, made so many days ago."""
+    """Verified snapshots like the newest one, made so many days ago."""
+    (machine,) = world.machines()
     newest = read_manifest(world.direct, world.snapshots()[0], world.seal)
     made = []
     for age in days:
         one = new_snapshot_id(datetime.now(timezone.utc) - timedelta(days=age))
         blob, _ = encode_manifest(msgspec.structs.replace(newest, snapshot=one), world.seal)
         world.direct.put(manifest_key(WORKSPACE, one), blob)
+        stored = find_snapshot(world.direct, WORKSPACE, one)
+        verify_snapshot(world.direct, stored, world.seal, machine=machine.id)
         made.append(one)
     return made
 
@@ -200,6 +205,58 @@ def test_a_snapshot_that_does_not_verify_deletes_nothing(
     assert not _named(events, "torpor.snapshot.deleted")
     _only(standing, *before)
     _backup(standing)
+
+
+def test_the_backups_of_one_machine_delete_none_of_another_machines_work(seaweed: Server) -> None:
+    with make_world(seaweed) as two:
+        machines = [two.rent(), two.rent()]
+        for number, machine in enumerate(machines):
+            two.workspace(machine.id).mkdir()
+            (two.workspace(machine.id) / "a.txt").write_text(f"only on machine {number}\n")
+        ours, theirs = (str(machine.id) for machine in machines)
+        older = [_backup(two, machine=ours).snapshot for _ in range(2)]
+        first = _backup(two, machine=theirs, keep_last=1)
+        assert first.deleted == older[:1]
+        plan = _backup(two, machine=theirs, keep_last=1, dry_run=True)
+        assert [one.snapshot for one in plan.verdicts if not one.kept] == [first.snapshot]
+        for _ in range(2):
+            report = _backup(two, machine=theirs, keep_last=1)
+        assert _ids(two) == [older[1], report.snapshot]
+        (kept,) = [one for one in report.verdicts if one.snapshot == older[1]]
+        assert kept.reasons == [f"newest of machine {ours}", f"last of machine {ours}"]
+
+
+def test_a_backup_that_failed_its_check_counts_as_none(seaweed: Server) -> None:
+    with make_world(seaweed) as world:
+        machine = world.rent()
+        home = world.workspace(machine.id)
+        home.mkdir()
+        (home / "a.txt").write_text("first\n")
+        good = _backup(world).snapshot
+        (home / "new.bin").write_bytes(os.urandom(50_000))
+        packs = {found.key for found in world.direct.list(packs_prefix(WORKSPACE))}
+
+        def vanish(phase: str) -> None:
+            if phase == "verify":
+                now = {found.key for found in world.direct.list(packs_prefix(WORKSPACE))}
+                world.direct.delete(now - packs)
+
+        with phases_told_to(vanish), pytest.raises(SnapshotDamaged):
+            _backup(world, keep_last=1)
+        (bad,) = set(_ids(world)) - {good}
+        assert run_plainly(world.opened, check_backup).newest == good
+
+        verdicts = _backup(world, keep_last=1, dry_run=True).verdicts
+        assert {one.snapshot: one.reasons for one in verdicts}[good] == []  # the next is verified
+        with raises(SnapshotKept, good, "newest verified"):
+            run_plainly(world.opened, delete_snapshots, [good])
+
+        world.lose_machines()
+        world.forget_rentals()
+        with raises(SnapshotDamaged, bad, "nothing was rented", f"newest whole one is {good}"):
+            wake_plainly(world.opened)
+        assert world.opened.rentals.open() == world.opened.rentals.history() == []
+        assert wake_plainly(world.opened, snapshot=good).snapshot == good
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,7 @@ def test_a_stopped_job_waits_once_for_a_machine_that_never_answers(
 
     monkeypatch.setattr(driving, "UNPROVEN_S", 1.0)
     monkeypatch.setattr(renting, "wait_until_reachable", silent)
-    monkeypatch.setattr(unfinished, "pick_snapshot_to_wake", lambda *_: (None, None))
+    monkeypatch.setattr(unfinished, "pick_snapshot", lambda *_: None)
     machine, rental = standing(lab.opened)
     lab.opened.rentals.change(rental, job=_ID)
     ended = _stopped(lab)
@@ -292,7 +292,7 @@ def test_a_stopped_job_leaves_a_machine_that_a_user_takes_up_while_it_waits(
         return machine
 
     monkeypatch.setattr(renting, "wait_until_reachable", user_is_first)
-    monkeypatch.setattr(unfinished, "pick_snapshot_to_wake", lambda *_: (None, None))
+    monkeypatch.setattr(unfinished, "pick_snapshot", lambda *_: None)
     machine, rental = standing(lab.opened)
     lab.opened.rentals.change(rental, job=_ID)
     assert _stopped(lab).state == "cancelled"

@@ -55,12 +55,15 @@ def test_snapshots_are_listed_with_their_pins(standing: World, history: list[Sna
     table = _run(standing, "snapshots")
     assert [row["snapshot"] for row in table.rows()] == history[::-1]
     assert [row["pinned"] for row in table.rows()] == ["", "", "before the move"]
+    assert {(row["verified"], row["machine"]) for row in table.rows()} == {
+        ("yes", standing.machines()[0].id)
+    }
     day = history[0]
     assert table.rows()[2]["made"].startswith(f"{day[:4]}-{day[4:6]}-{day[6:8]} ")
     _run(standing, "unpin", history[0])
     with plain(standing.opened):
         kept = frame(list_kept("demo"))
-    assert list(kept.columns) == ["snapshot", "pinned", "made"]
+    assert list(kept.columns) == ["snapshot", "pinned", "verified", "machine", "made"]
     assert kept["made"].is_monotonic_decreasing
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from torpor.control.store.marks import LATEST_COMMIT_S, read_marks
+from torpor.control.store.receipts import withdraw_receipt, write_receipt
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import newest_snapshot, read_manifest
 from torpor.shared.errors import NotOurs, SnapshotDamaged, StillChanging, UnsafeDestroy
@@ -93,7 +94,7 @@ class _Proof:
 
 class Verified(_Proof):
     """A snapshot that is whole in the store: the manifest was read back, and every pack that it
-    names exists with its size and checksum."""
+    names exists with its size and checksum. Its receipt in the store says so to other runs."""
 
     __slots__ = ("machine", "manifest", "root", "snapshot", "workspace")
 
@@ -193,30 +194,34 @@ def verify_snapshot(
     wanted: StoredSnapshot,
     seal: Seal,
     reread: Callable[[Sequence[Grant]], Sequence[ObjectKey]] | None = None,
+    machine: str = "",
 ) -> Verified:
     """Read the manifest back and look at every pack; SnapshotDamaged names what is wrong.
 
     ``reread`` reads packs whole and returns those that do not match; it is asked for packs whose
-    ETag is not an MD5. Without it, such packs cannot be verified.
+    ETag is not an MD5. Without it, such packs cannot be verified. The snapshot then has a receipt,
+    so that it counts; ``machine``: what its provider or its user calls the machine that it is of.
     """
+    seen = store.head(manifest_key(wanted.workspace, wanted.snapshot))
     manifest = read_manifest(store, wanted, seal)
     missing, unsure = compare_packs(store, manifest.workspace, manifest.packs)
     if unsure and reread is not None:
         missing += list(
             reread([store.grant("GET", key, expires_s=_REREAD_GRANT_S) for key in unsure])
         )
-    elif unsure:
+    elif unsure and not missing:
         raise SnapshotDamaged(
             f"{store.address} does not show the MD5 of {len(unsure)} packs of snapshot "
             f"{wanted.snapshot}, so they must be read again: run a full verify"
         )
     if missing:
-        raise SnapshotDamaged(
-            f"snapshot {wanted.snapshot} of workspace {wanted.workspace} in {store.address} has "
-            f"{len(missing)} of {len(manifest.packs)} packs missing or changed: "
-            f"{', '.join(missing[:5])}. The machine was not touched; run hibernate again"
+        withdraw_receipt(store, wanted.workspace, wanted.snapshot)
+        raise _damage(
+            store, wanted, manifest, missing, "The machine was not touched; run hibernate again"
         )
     _check_not_late(store, manifest)
+    if seen is not None:
+        write_receipt(store, seen, manifest, wanted.root, machine)
     return Verified(_MINT, manifest, wanted.root)
 
 
@@ -224,16 +229,33 @@ def see_whole(store: ObjectStore, wanted: StoredSnapshot, seal: Seal) -> Manifes
     """The manifest; SnapshotDamaged unless every pack is there as far as the store shows it. For a
     snapshot whose machine is gone: no pack is read back, so it proves nothing; a restore checks
     each hash."""
+    manifest = see_packs(store, wanted, seal, "An older one is used; delete this one")
+    _check_not_late(store, manifest)
+    return manifest
+
+
+def see_packs(store: ObjectStore, wanted: StoredSnapshot, seal: Seal, advice: str) -> Manifest:
+    """The manifest; SnapshotDamaged, with the ``advice``, if the store shows that a pack is missing
+    or changed."""
     manifest = read_manifest(store, wanted, seal)
     missing, _ = compare_packs(store, manifest.workspace, manifest.packs)
     if missing:
-        raise SnapshotDamaged(
-            f"snapshot {wanted.snapshot} of workspace {wanted.workspace} in {store.address} has "
-            f"{len(missing)} of {len(manifest.packs)} packs missing or changed: "
-            f"{', '.join(missing[:5])}. An older one is used; delete this one"
-        )
-    _check_not_late(store, manifest)
+        raise _damage(store, wanted, manifest, missing, advice)
     return manifest
+
+
+def _damage(
+    store: ObjectStore,
+    wanted: StoredSnapshot,
+    manifest: Manifest,
+    missing: Sequence[ObjectKey],
+    advice: str,
+) -> SnapshotDamaged:
+    return SnapshotDamaged(
+        f"snapshot {wanted.snapshot} of workspace {wanted.workspace} in {store.address} has "
+        f"{len(missing)} of {len(manifest.packs)} packs missing or changed: "
+        f"{', '.join(missing[:5])}. {advice}"
+    )
 
 
 def compare_packs(

@@ -11,8 +11,9 @@ from tests.fixtures.memory_store import MemoryStore
 from torpor.control.safety import Verified, verify_snapshot
 from torpor.control.store.snapshots import find_snapshot, snapshot_ids
 from torpor.control.upkeep.deletion import expire
+from torpor.control.upkeep.history import taken_snapshots
 from torpor.control.upkeep.pins import pin
-from torpor.control.upkeep.retention import Retention, Verdict, judge
+from torpor.control.upkeep.retention import Retention, Taken, Verdict, judge
 from torpor.shared.errors import SnapshotMissing, UnsafeDestroy
 from torpor.shared.format.manifest import DIRECTORY, FILE, encode_manifest
 from torpor.shared.format.names import manifest_key
@@ -39,13 +40,17 @@ def _verified(store: MemoryStore, snapshot: SnapshotId) -> Verified:
     return verify_snapshot(store, find_snapshot(store, DEMO, snapshot), PLAIN)
 
 
+def _taken(store: MemoryStore) -> list[Taken]:
+    return list(taken_snapshots(store, DEMO, PLAIN))
+
+
 def _none_is_kept(store: MemoryStore) -> list[Verdict]:
     return [Verdict(snapshot, []) for snapshot in snapshot_ids(store, DEMO)]
 
 
 def test_what_no_rule_keeps_goes_newest_first(store: MemoryStore) -> None:
     ages = [_put(store, days) for days in (0, 1, 2, 3)]
-    verdicts = judge(ages, Retention(last=2), {})
+    verdicts = judge(_taken(store), Retention(last=2), {})
     assert expire(store, _verified(store, ages[0]), verdicts) == [ages[2], ages[3]]
     assert snapshot_ids(store, DEMO) == [ages[1], ages[0]]
     assert expire(store, _verified(store, ages[0]), verdicts) == []  # again, as after a retry
@@ -59,7 +64,7 @@ def test_snapshots_as_new_as_the_proof_are_kept(store: MemoryStore) -> None:
 
 def test_what_was_pinned_since_it_was_judged_stays(store: MemoryStore) -> None:
     newest, older, oldest = (_put(store, days) for days in (0, 1, 2))
-    verdicts = judge([newest, older, oldest], Retention(last=1), {})
+    verdicts = judge(_taken(store), Retention(last=1), {})
     pin(store, DEMO, older, "just now")
     assert expire(store, _verified(store, newest), verdicts) == [oldest]
     assert snapshot_ids(store, DEMO) == [older, newest]

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torpor.control.upkeep.retention import Retention, judge
+from torpor.control.upkeep.retention import Retention, Taken, Verdict
+from torpor.control.upkeep.retention import judge as judge_taken
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
 
 
 def _at(text: str, mark: str = "00000000") -> SnapshotId:
     return SnapshotId(f"{text.replace('-', '').replace(':', '').replace(' ', 'T')}Z-{mark}")
+
+
+def _taken(
+    snapshot: SnapshotId, agent: str = "a", machine: str = "", *, verified: bool = True
+) -> Taken:
+    return Taken(snapshot, made_at(snapshot).timestamp(), verified, agent, machine)
+
+
+def judge(
+    snapshots: list[SnapshotId],
+    retention: Retention,
+    pinned: Mapping[SnapshotId, str],
+    saves: Mapping[SnapshotId, str] = {},
+) -> list[Verdict]:
+    """The verdicts on the verified snapshots of one machine."""
+    return judge_taken([_taken(one) for one in snapshots], retention, pinned, saves)
 
 
 def _kept(snapshots: list[SnapshotId], retention: Retention) -> dict[SnapshotId, list[str]]:
@@ -146,6 +164,77 @@ def test_what_cannot_be_is_refused(options: dict[str, object], words: str) -> No
         Retention(**options)  # type: ignore[arg-type]
 
 
+def test_the_snapshots_of_one_machine_displace_none_of_another_machines() -> None:
+    ours = [_at(f"2026-11-{day:02} 02:00:00") for day in (18, 19, 20)]
+    theirs = [_at(f"2026-11-{day:02} 03:00:00") for day in (18, 19, 20, 21, 22)]
+    taken = [_taken(one, "a", "m-1") for one in ours] + [_taken(one, "b", "m-2") for one in theirs]
+    verdicts = judge_taken(taken, Retention(daily=2), {}, {}, {"m-1": 0.0, "m-2": 0.0})
+    assert {one.snapshot: one.reasons for one in verdicts if one.kept} == {
+        theirs[4]: ["newest", "daily 2026-11-22"],
+        theirs[3]: ["daily 2026-11-21"],
+        ours[2]: ["newest of machine m-1", "daily 2026-11-20 of machine m-1"],
+        ours[1]: ["daily 2026-11-19 of machine m-1"],
+    }
+
+
+def test_an_ended_machine_out_of_the_window_is_not_judged_alone() -> None:
+    """It was hibernated, and its work went on elsewhere."""
+    old, new = _at("2026-10-01 12:00:00"), _at("2026-11-20 12:00:00")
+    taken = [_taken(old, "a", "m-1"), _taken(new, "b", "m-2")]
+
+    def kept(retention: Retention, rented: dict[str, float]) -> list[SnapshotId]:
+        return [one.snapshot for one in judge_taken(taken, retention, {}, {}, rented) if one.kept]
+
+    assert kept(Retention(daily=1), {"m-2": 0.0}) == [new]
+    assert kept(Retention(daily=1), {"m-1": 0.0, "m-2": 0.0}) == [new, old]  # rented
+    assert kept(Retention(daily=1, weekly=1), {}) == [new]
+    assert kept(Retention(daily=1, monthly=2), {}) == [new, old]  # within two months
+    assert kept(Retention(last=1), {}) == [new]  # a month counts
+
+
+def test_a_machine_that_no_snapshot_names_may_be_the_one_that_is_rented() -> None:
+    """Snapshots of older versions have no receipt that names their machine."""
+    old, new = _at("2026-10-01 12:00:00"), _at("2026-11-20 12:00:00")
+    taken = [_taken(old, "a"), _taken(new, "b", "m-2")]
+    before = made_at(old).timestamp() - 1
+    for rented, stays in (
+        ({"m-1": before}, True),
+        ({"m-1": before + 2}, False),  # asked for since
+        ({"m-2": before}, False),  # known to be another one
+    ):
+        verdicts = judge_taken(taken, Retention(daily=1), {}, {}, rented)
+        assert [one.kept for one in verdicts] == [True, stays], rented
+
+
+def test_an_unverified_snapshot_displaces_no_verified_one_and_ages_itself() -> None:
+    days = [_at(f"2026-11-{day:02} 12:00:00") for day in (16, 17, 18, 19, 20)]
+    sure = {days[1], days[3]}
+    taken = [_taken(one, verified=one in sure) for one in days]
+    verdicts = judge_taken(taken, Retention(last=2), {})
+    assert {one.snapshot: one.reasons for one in verdicts} == {
+        days[4]: ["newest", "last"],
+        days[3]: ["newest verified", "last"],
+        days[2]: [],
+        days[1]: ["last"],
+        days[0]: [],
+    }
+
+
+def test_a_machine_that_lies_about_itself_displaces_nothing_of_another() -> None:
+    ours, lies = _at("2026-11-19 12:00:00"), _at("2026-11-20 12:00:00")
+    taken = [_taken(ours, "a", "m-1"), _taken(lies, "a", "m-2")]
+    assert all(one.kept for one in judge_taken(taken, Retention(last=1), {}))
+
+
+def test_a_snapshot_that_cannot_be_read_stays() -> None:
+    """Unknown is not superfluous."""
+    older, newer = _at("2026-11-19 12:00:00"), _at("2026-11-20 12:00:00")
+    verdicts = judge_taken(
+        [_taken(older, "", verified=False), _taken(newer)], Retention(last=1), {}
+    )
+    assert verdicts[1].reasons == ["its manifest cannot be read"]
+
+
 @settings(max_examples=200)
 @given(
     hours=st.lists(st.integers(0, 24 * 400), max_size=60),
@@ -170,3 +259,58 @@ def test_snapshots_that_must_stay_are_kept(hours: list[int], counts: list[int], 
         assert len(kept) <= sum(counts) + len(pinned) + 1
     # what is left is left again: a second run deletes nothing more
     assert all(one.kept for one in judge(kept, retention, pinned))
+
+
+_HOUR = 3600.0
+_COUNTS = st.lists(st.integers(0, 4), min_size=6, max_size=6).filter(any)
+
+
+@st.composite
+def _fleets(draw: st.DrawFn) -> tuple[list[Taken], dict[str, float]]:
+    """Snapshots of a few machines, some of them rented. The ids come from the clocks of control
+    sides, which may be off; the machines of some are known from their manifests alone."""
+    begin = datetime(2025, 1, 1, tzinfo=timezone.utc)
+    taken, rented = [], {}
+    for number in range(draw(st.integers(1, 4))):
+        name = f"m-{number}"
+        hours = draw(st.lists(st.integers(0, 24 * 120), min_size=1, max_size=12))
+        skews = draw(st.lists(st.sampled_from([0, 0, 0, -24 * 40, 24 * 40]), min_size=12))
+        known = draw(st.booleans())
+        for hour, skew in zip(hours, skews, strict=False):
+            snapshot = new_snapshot_id(begin + timedelta(hours=hour + skew))
+            stored_unix = begin.timestamp() + hour * _HOUR
+            sure = draw(st.integers(0, 3)) > 0
+            taken.append(Taken(snapshot, stored_unix, sure, f"a-{number}", name if known else ""))
+        if draw(st.booleans()):
+            rented[name] = begin.timestamp() - _HOUR
+    return taken, rented
+
+
+@settings(max_examples=300)
+@given(fleet=_fleets(), counts=_COUNTS, more=_COUNTS)
+def test_no_machines_newest_goes_and_each_is_judged_as_if_it_were_alone(
+    fleet: tuple[list[Taken], dict[str, float]], counts: list[int], more: list[int]
+) -> None:
+    taken, rented = fleet
+    short = Retention(*counts)
+    longer = Retention(*(one + other for one, other in zip(counts, more, strict=True)))
+    days = {"hourly": 1 / 24, "daily": 1, "weekly": 7, "monthly": 31, "yearly": 366}
+    window_s = 24 * _HOUR * max(days[rule] * getattr(short, rule) for rule in days)
+    latest_unix = max(one.stored_unix for one in taken)
+
+    def kept(some: list[Taken], retention: Retention) -> set[SnapshotId]:
+        return {one.snapshot for one in judge_taken(some, retention, {}, {}, rented) if one.kept}
+
+    left = kept(taken, short)
+    for agent in {one.agent for one in taken}:
+        own = [one for one in taken if one.agent == agent]
+        within = any(latest_unix - one.stored_unix <= window_s for one in own)
+        if within or agent.replace("a", "m") in rented:
+            assert max(one.snapshot for one in own) in left
+            sure = [one.snapshot for one in own if one.verified]
+            assert not sure or max(sure) in left
+            assert kept(own, short) <= left
+    assert left <= kept(taken, longer)
+    assert max(one.snapshot for one in taken) in left
+    # what is left is left again: a second run deletes nothing more
+    assert kept([one for one in taken if one.snapshot in left], short) == left

@@ -22,6 +22,7 @@ from tests.fixtures.stores import Server
 from tests.fixtures.trees import fill
 from tests.fixtures.world import World, make_world
 from torpor.control.remote.snapshot import RemoteSnapshot
+from torpor.control.store.receipts import newest_verified
 from torpor.control.store.records import Records
 from torpor.control.upkeep.verify_report import VerifyReport
 from torpor.shared.errors import (
@@ -118,11 +119,13 @@ def test_a_rotten_pack_fails_each_depth_and_the_files_are_named(kept: World) -> 
         assert newest in str(failed.value)
         if depth != "drill":
             assert f"can be restored whole is {older}" in str(failed.value)
+        assert newest_verified(kept.direct, WorkspaceName("demo")) == older
     kept.direct.delete([key])
     with pytest.raises(SnapshotDamaged, match="files are lost"):
         verify(kept, depth="full")
     kept.direct.put(key, whole)
     assert not verify(kept, snapshot="all").failed
+    assert newest_verified(kept.direct, WorkspaceName("demo")) == newest
     assert len(kept.machines()) == 1
 
 

@@ -40,6 +40,11 @@ def snapshot_times(store: ObjectStore, workspace: WorkspaceName) -> dict[Snapsho
     return {snapshot_of(one.key): one.modified_unix for one in _manifests(store, workspace)}
 
 
+def manifests(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, StoredObject]:
+    """The object of each snapshot's manifest; oldest id first."""
+    return {snapshot_of(one.key): one for one in _manifests(store, workspace)}
+
+
 def newest_snapshot(store: ObjectStore, workspace: WorkspaceName) -> SnapshotId | None:
     """The id that sorts last, or None."""
     return max(snapshot_ids(store, workspace), default=None)
@@ -117,11 +122,12 @@ def _manifests(store: ObjectStore, workspace: WorkspaceName) -> Iterator[StoredO
 
 
 def _stored(store: ObjectStore, workspace: WorkspaceName, found: StoredObject) -> StoredSnapshot:
-    root = _root(store, found)
+    root = root_of(store, found)
     return StoredSnapshot(workspace, snapshot_of(found.key), root, found.bytes, found.modified_unix)
 
 
-def _root(store: ObjectStore, found: StoredObject) -> str:
+def root_of(store: ObjectStore, found: StoredObject) -> str:
+    """The root hash (hex) that the header of this manifest says; unchecked."""
     what = f"{found.key} in {store.address}"
     if not found.bytes:
         raise ManifestInvalid(f"{what} is empty, so it is no manifest any more: run verify")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from torpor.control.safety import Verified
+from torpor.control.store.receipts import newest_verified, withdraw_receipt
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import MAX_MANIFEST_BYTES, newest_snapshot
 from torpor.control.upkeep.pins import pinned, pinned_ids
@@ -28,9 +29,10 @@ def delete_snapshot(
 ) -> None:
     """Delete one snapshot.
 
-    It refuses a pinned snapshot. It refuses the newest unless ``even_newest`` names it: a wake
-    restores the newest, and a machine may have been destroyed because of it. Raises SnapshotKept
-    and SnapshotMissing; both leave the snapshot unchanged.
+    It refuses a pinned snapshot. It refuses the newest and the newest verified one unless
+    ``even_newest`` names it: a wake restores the newest, and a machine may have been destroyed
+    because of the newest verified one. Raises SnapshotKept and SnapshotMissing; both leave the
+    snapshot unchanged.
     """
     refuse_kept(store, workspace, [snapshot], even_newest)
     key = manifest_key(workspace, snapshot)
@@ -51,6 +53,7 @@ def delete_snapshot(
     if is_pinned:
         store.put(key, blob)
         _refuse_pinned(store, workspace, snapshot)
+    withdraw_receipt(store, workspace, snapshot)
 
 
 def refuse_kept(
@@ -59,8 +62,8 @@ def refuse_kept(
     snapshots: Sequence[SnapshotId],
     even_newest: SnapshotId | None = None,
 ) -> None:
-    """SnapshotKept if one of them is pinned, or is the newest and ``even_newest`` does not name
-    it.
+    """SnapshotKept if one of them is pinned, or is the newest or the newest verified one and
+    ``even_newest`` does not name it.
     """
     for snapshot in snapshots:
         _refuse_pinned(store, workspace, snapshot)
@@ -69,6 +72,13 @@ def refuse_kept(
         raise SnapshotKept(
             f"snapshot {newest} is the newest of workspace {workspace} in {store.address}, which "
             "a wake restores: it was not deleted; to delete it, name it in `even_newest`"
+        )
+    sure = newest_verified(store, workspace)
+    if sure in snapshots and sure != even_newest:
+        raise SnapshotKept(
+            f"snapshot {sure} is the newest verified one of workspace {workspace} in "
+            f"{store.address}: it was not deleted. Verify a newer one first, or name it in "
+            "`even_newest`"
         )
 
 

@@ -12,13 +12,19 @@ The rules are restic's (``forget --keep-*``, https://restic.readthedocs.io/en/st
   reaches back as far as it can.
 
 Periods begin where a clock in ``timezone`` says so; weeks begin on Monday (ISO 8601).
+
+The rules look at the whole workspace, and at each of its machines alone, so that the snapshots of
+one machine displace none of another machine. A machine that is neither rented nor has a snapshot
+within the window is no longer judged alone: an ended machine's snapshots grow old with those of the
+workspace. An unverified snapshot displaces no verified one: the rules look at the verified ones
+alone, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -56,6 +62,24 @@ class Retention(msgspec.Struct, frozen=True):
         """The time zone of days; InvalidInput for a name that this host does not know."""
         return zone_named(self.timezone)
 
+    def window_s(self) -> float:
+        """For how long after its newest snapshot a machine is judged alone: as far back as the
+        longest rule looks."""
+        spans = {rule: count * _SECONDS[rule] for rule, count in self.counts().items()}
+        return max({**spans, "last": _MONTH_S if self.last else 0.0}.values())
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """A snapshot as retention sees it. ``agent``: what its machine calls itself, as in the
+    manifest; empty if the manifest cannot be read. ``machine``: as its provider or its user names
+    it; empty where nobody knows."""
+
+    snapshot: SnapshotId
+    stored_unix: float  # by the store's clock
+    verified: bool
+    agent: str
+    machine: str = ""
+
 
 class Verdict(msgspec.Struct, frozen=True):
     """Whether one snapshot stays; without ``reasons`` it is deleted."""
@@ -69,35 +93,108 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def judge(
-    snapshots: Sequence[SnapshotId],
+    taken: Sequence[Taken],
     retention: Retention,
     pinned: Mapping[SnapshotId, str],
     saves: Mapping[SnapshotId, str] = {},
+    rented: Mapping[str, float] = {},
 ) -> list[Verdict]:
-    """A verdict for each snapshot, newest first. The newest and the pinned are always kept.
+    """A verdict for each snapshot, newest first. The newest, the newest verified one and the pinned
+    are always kept, and so is the newest of each machine that is rented or within the window.
     ``saves``: those of open jobs, with the ids of the jobs, which delete them; they are kept, and
-    count for no rule."""
-    newest_first = sorted(snapshots, reverse=True)
-    reasons: dict[SnapshotId, list[str]] = {snapshot: [] for snapshot in newest_first}
-    if newest_first:
-        reasons[newest_first[0]].append("newest")
-    for snapshot in newest_first:
-        if snapshot in pinned:
-            reasons[snapshot].append(f"pinned: {pinned[snapshot]}")
-        if snapshot in saves:
-            reasons[snapshot].append(f"save of job {saves[snapshot]}")
-    counts = retention.counts()
-    if not any(counts.values()):
+    count for no rule. ``rented``: when each machine that is rented now was asked for, by the
+    store's clock."""
+    newest_first = sorted(taken, key=lambda one: one.snapshot, reverse=True)
+    reasons: dict[SnapshotId, list[str]] = {one.snapshot: [] for one in newest_first}
+    for line, words in ((newest_first, "newest"), (_verified(newest_first), "newest verified")):
+        if line and not reasons[line[0].snapshot]:
+            reasons[line[0].snapshot].append(words)
+    for one in newest_first:
+        found = reasons[one.snapshot]
+        if one.snapshot in pinned:
+            found.append(f"pinned: {pinned[one.snapshot]}")
+        if one.snapshot in saves:
+            found.append(f"save of job {saves[one.snapshot]}")
+        if not one.agent:
+            found.append("its manifest cannot be read")
+    if not any(retention.counts().values()):
         for found in reasons.values():
             found.append("no retention is set")
         return [Verdict(snapshot, found) for snapshot, found in reasons.items()]
-    zone = retention.zone()
-    ruled = [snapshot for snapshot in newest_first if snapshot not in saves]
-    for rule, count in counts.items():
-        for snapshot in _kept_by(ruled, count, rule, zone):
-            period = "" if rule == "last" else f" {_period(snapshot, rule, zone)}"
-            reasons[snapshot].append(rule + period)
+    ruled = [one for one in newest_first if one.snapshot not in saves]
+    for line in (ruled, _verified(ruled)):
+        for snapshot, rule in _ruled(line, retention):
+            _add(reasons[snapshot], rule, rule)
+    for name, line in _judged_alone(newest_first, retention.window_s(), rented):
+        counted = [one for one in line if one.snapshot not in saves]
+        for part in (counted, _verified(counted)):
+            if part and not reasons[part[0].snapshot]:
+                reasons[part[0].snapshot].append(f"newest of machine {name}")
+            for snapshot, rule in _ruled(part, retention):
+                _add(reasons[snapshot], rule, f"{rule} of machine {name}")
     return [Verdict(snapshot, found) for snapshot, found in reasons.items()]
+
+
+def _verified(taken: Sequence[Taken]) -> list[Taken]:
+    return [one for one in taken if one.verified]
+
+
+def _add(reasons: list[str], rule: str, words: str) -> None:
+    if not any(one.startswith(rule) for one in reasons):
+        reasons.append(words)
+
+
+class _Machine(NamedTuple):
+    name: str
+    taken: list[Taken]  # newest first
+
+
+def _judged_alone(
+    newest_first: Sequence[Taken], window_s: float, rented: Mapping[str, float]
+) -> Iterator[_Machine]:
+    """The machines that are rented or have a snapshot within the window. A snapshot whose machine
+    only its manifest names may be of any rented machine that no snapshot names."""
+    latest_unix = max((one.stored_unix for one in newest_first), default=0.0)
+    named = {one.machine for one in newest_first}
+    nameless = [asked_unix for name, asked_unix in rented.items() if name not in named]
+    for one in _machines(newest_first):
+        newest_unix = max(taken.stored_unix for taken in one.taken)
+        names = {taken.machine for taken in one.taken} - {""}
+        is_rented = bool(names & rented.keys()) or (
+            not names and any(asked_unix <= newest_unix for asked_unix in nameless)
+        )
+        if is_rented or latest_unix - newest_unix <= window_s:
+            yield one
+
+
+def _machines(newest_first: Sequence[Taken]) -> list[_Machine]:
+    """The snapshots by what their machines call themselves, and again by what the control side
+    calls those: a machine that lies about itself, or was cloned, displaces nothing of another."""
+    agents: dict[str, list[Taken]] = {}
+    machines: dict[str, list[Taken]] = {}
+    for one in newest_first:
+        if one.agent:
+            agents.setdefault(one.agent, []).append(one)
+        if one.machine:
+            machines.setdefault(one.machine, []).append(one)
+    return [
+        *(_Machine(name, taken) for name, taken in machines.items()),
+        *(_Machine(_name(agent, taken), taken) for agent, taken in agents.items()),
+    ]
+
+
+def _name(agent: str, taken: Sequence[Taken]) -> str:
+    return next((one.machine for one in taken if one.machine), agent)
+
+
+def _ruled(taken: Sequence[Taken], retention: Retention) -> Iterator[tuple[SnapshotId, str]]:
+    """What the rules keep of these, newest first, each with the rule."""
+    newest_first = [one.snapshot for one in taken]
+    zone = retention.zone()
+    for rule, count in retention.counts().items():
+        for snapshot in _kept_by(newest_first, count, rule, zone):
+            period = "" if rule == "last" else f" {_period(snapshot, rule, zone)}"
+            yield snapshot, rule + period
 
 
 def _kept_by(
@@ -133,3 +230,15 @@ _PERIODS: Final[dict[str, Callable[[datetime], str]]] = {
     "yearly": lambda at: at.strftime("%Y"),
 }
 """What names the period that a moment lies in."""
+
+_DAY_S: Final = 86_400.0
+_MONTH_S: Final = 31 * _DAY_S
+_SECONDS: Final = {
+    "last": 0.0,  # it names no period; a month counts, see ``window_s``
+    "hourly": 3600.0,
+    "daily": _DAY_S,
+    "weekly": 7 * _DAY_S,
+    "monthly": _MONTH_S,
+    "yearly": 366 * _DAY_S,
+}
+"""The length of each period."""

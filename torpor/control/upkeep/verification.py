@@ -18,8 +18,8 @@ from torpor.control.upkeep.pins import pinned_ids
 from torpor.shared.errors import ManifestInvalid, SnapshotMissing, StoreCorrupt, WrongKey
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import FILE, HARDLINK, Chunk, Manifest, Pack
-from torpor.shared.format.names import manifest_key, pack_key, packs_prefix
-from torpor.shared.values import ObjectKey, SnapshotId, WorkspaceName
+from torpor.shared.format.names import manifest_key, pack_id_of, pack_key, packs_prefix
+from torpor.shared.values import Grant, ObjectKey, SnapshotId, WorkspaceName
 
 SHOWN: Final = 10
 """The most paths and objects that a verdict lists. Counts are always complete."""
@@ -147,6 +147,11 @@ class Verification:
     def readable(self, snapshot: SnapshotId) -> bool:
         """Whether its manifest could be read, so that more can be found out."""
         return not self._snapshots[snapshot].fault
+
+    def wrong(self, grants: Sequence[Grant]) -> list[ObjectKey]:
+        """Those of these packs that are damaged, or that nobody has read."""
+        keys = {grant.key: pack_id_of(grant.key) for grant in grants}
+        return [key for key, one in keys.items() if one in self.faults or one in self.unproven]
 
     def root_of(self, snapshot: SnapshotId) -> str:
         """The root hash in hex; empty where the manifest could not be read."""

@@ -1,0 +1,136 @@
+"""Receipts: a snapshot that the control side has verified.
+
+A snapshot without a receipt exists, and a restore reads it. But it counts for nothing: a run may
+have been killed before its check, the check may have failed, a machine may have made it by itself,
+or an older version of torpor. ``safety.verify_snapshot`` alone writes receipts. No machine gets a
+grant for one. A receipt is of one manifest: another one under the same name has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final, Literal
+
+import msgspec
+
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.snapshots import manifests, root_of
+from torpor.shared.errors import (
+    InvalidInput,
+    ManifestInvalid,
+    ObjectExists,
+    StoreCorrupt,
+    StoreMissing,
+)
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.format.names import snapshot_of
+from torpor.shared.values import (
+    ObjectKey,
+    SnapshotId,
+    StoredObject,
+    StoredSnapshot,
+    WorkspaceName,
+)
+
+_MOST_BYTES: Final = 16 * 1024
+_MOST_NAME: Final = 100
+"""Characters that count of a machine's own name, which is 32 unless the machine lies."""
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What was verified: the manifest of this root, size and MD5 (None where the store hides it).
+
+    ``agent``: what its machine calls itself, as in the manifest. ``machine``: as its provider or
+    its user names it; empty if the run that verified it did not know."""
+
+    version: Literal[1]
+    root: str
+    manifest_bytes: int
+    manifest_md5: str | None
+    agent: str
+    machine: str
+
+
+def write_receipt(
+    store: ObjectStore, seen: StoredObject, manifest: Manifest, root: str, machine: str
+) -> None:
+    """Write the receipt of the manifest, whose object was ``seen`` before it was read. A receipt
+    that names the machine stays."""
+    workspace, snapshot = manifest.workspace, manifest.snapshot
+    receipt = Receipt(1, root, seen.bytes, seen.md5, agent_of(manifest), machine)
+    there = None if machine else _read(store, workspace, snapshot)
+    if there is not None and there == msgspec.structs.replace(receipt, machine=there.machine):
+        return
+    first = there is None and not machine  # another run may know the machine, and write now
+    with suppress(ObjectExists):
+        store.put(_key(workspace, snapshot), msgspec.json.encode(receipt), if_absent=first)
+
+
+def agent_of(manifest: Manifest) -> str:
+    """What the machine of a snapshot calls itself; never empty, and never long."""
+    return manifest.machine[:_MOST_NAME] or "unnamed"
+
+
+def withdraw_receipt(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
+    """The snapshot is damaged or deleted: it counts no more. Idempotent."""
+    store.delete([_key(workspace, snapshot)])
+
+
+def verified_snapshots(
+    store: ObjectStore, workspace: WorkspaceName
+) -> Iterator[tuple[SnapshotId, Receipt]]:
+    """The verified snapshots that exist, newest first; reads one small object for each."""
+    there = manifests(store, workspace)
+    names = _names(store, workspace)
+    for snapshot in sorted(there.keys() & names, reverse=True):
+        receipt = _read(store, workspace, snapshot)
+        if receipt is not None and _is_of(store, receipt, there[snapshot]):
+            yield snapshot, receipt
+
+
+def newest_verified(store: ObjectStore, workspace: WorkspaceName) -> SnapshotId | None:
+    """The id of the newest verified snapshot, or None."""
+    return next((snapshot for snapshot, _ in verified_snapshots(store, workspace)), None)
+
+
+def is_verified(store: ObjectStore, found: StoredSnapshot) -> bool:
+    """Whether this listed snapshot has a receipt."""
+    receipt = _read(store, found.workspace, found.snapshot)
+    return receipt is not None and receipt.root == found.root
+
+
+def _names(store: ObjectStore, workspace: WorkspaceName) -> set[SnapshotId]:
+    names = set()
+    for found in store.list(_prefix(workspace)):
+        with suppress(InvalidInput):  # another program's object in this prefix
+            names.add(snapshot_of(found.key))
+    return names
+
+
+def _is_of(store: ObjectStore, receipt: Receipt, manifest: StoredObject) -> bool:
+    if manifest.bytes != receipt.manifest_bytes:
+        return False
+    if manifest.md5 is not None and receipt.manifest_md5 is not None:
+        return manifest.md5 == receipt.manifest_md5
+    try:
+        return root_of(store, manifest) == receipt.root
+    except (ManifestInvalid, StoreMissing):
+        return False
+
+
+def _read(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> Receipt | None:
+    """None also for one that this version cannot read: the snapshot is verified again."""
+    try:
+        blob = store.get(_key(workspace, snapshot), max_bytes=_MOST_BYTES)
+        return msgspec.json.decode(blob, type=Receipt)
+    except (StoreMissing, StoreCorrupt, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _prefix(workspace: WorkspaceName) -> str:
+    return f"workspaces/{workspace}/verified/"
+
+
+def _key(workspace: WorkspaceName, snapshot: SnapshotId) -> ObjectKey:
+    return ObjectKey(_prefix(workspace) + snapshot)

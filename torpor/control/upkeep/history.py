@@ -1,0 +1,78 @@
+"""What a workspace has kept so far: each snapshot, whether it counts, and which machine it is of.
+
+Receipts say both, so no manifest is read for them. A snapshot without a receipt is looked at, and
+has one from then on if it is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torpor.control.safety import verify_snapshot
+from torpor.control.store.receipts import agent_of, newest_verified, verified_snapshots
+from torpor.control.store.seam import ObjectStore
+from torpor.control.store.snapshots import find_snapshot, manifests, open_manifest, snapshot_ids
+from torpor.control.upkeep.retention import Taken
+from torpor.shared.errors import ManifestInvalid, SnapshotDamaged, SnapshotMissing, WrongKey
+from torpor.shared.format.keys import Seal
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.values import SnapshotId, WorkspaceName
+
+
+def taken_snapshots(store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> Iterator[Taken]:
+    """Every snapshot as retention sees it, oldest first."""
+    there = manifests(store, workspace)
+    receipts = dict(verified_snapshots(store, workspace))
+    if there.keys() - receipts.keys():
+        store.probe()  # it says whether the listing shows MD5s
+    for snapshot, found in there.items():
+        receipt = receipts.get(snapshot)
+        if receipt is not None:
+            yield Taken(snapshot, found.modified_unix, True, receipt.agent, receipt.machine)
+            continue
+        try:
+            manifest, verified = _look(store, workspace, seal, snapshot)
+        except (ManifestInvalid, WrongKey):
+            yield Taken(snapshot, found.modified_unix, False, "")
+        except SnapshotMissing:
+            continue  # deleted meanwhile
+        else:
+            yield Taken(snapshot, found.modified_unix, verified, agent_of(manifest))
+
+
+class Newest(NamedTuple):
+    """``verified``: the newest snapshot that counts. ``faults``: why newer ones do not."""
+
+    verified: SnapshotId | None
+    faults: list[str]
+
+
+def newest_that_counts(store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> Newest:
+    """The newest verified snapshot. Newer ones are looked at first, newest before older."""
+    known = newest_verified(store, workspace)
+    newer = [one for one in snapshot_ids(store, workspace) if known is None or one > known]
+    if newer:
+        store.probe()
+    faults = []
+    for snapshot in reversed(newer):
+        try:
+            verify_snapshot(store, find_snapshot(store, workspace, snapshot), seal)
+        except (ManifestInvalid, SnapshotDamaged, WrongKey) as fault:
+            faults.append(str(fault))
+        except SnapshotMissing:
+            continue
+        else:
+            return Newest(snapshot, faults)
+    return Newest(known, faults)
+
+
+def _look(
+    store: ObjectStore, workspace: WorkspaceName, seal: Seal, snapshot: SnapshotId
+) -> tuple[Manifest, bool]:
+    """The manifest, and whether the snapshot is verified now."""
+    try:
+        found = find_snapshot(store, workspace, snapshot)
+        return verify_snapshot(store, found, seal).manifest, True
+    except SnapshotDamaged:
+        return open_manifest(store, workspace, snapshot, seal)[0], False
