@@ -31,29 +31,29 @@ def pick_snapshot_to_wake(
     architecture and CUDA."""
     name = None if wanted in ("", NEWEST) else snapshot_id(wanted)
     found = find_snapshot(opened.store, opened.spec.name, name)
-    want = fitted(opened.spec.want, read_manifest(opened.store, found, opened.seal))
+    want = fitted(opened.spec.want, _read(opened, found))
     return found, replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
 
 
 def fitted(want: Want, manifest: Manifest) -> Want:
     """``want`` for a machine that this snapshot can be woken on."""
-    return fit(want, manifest.environment, manifest.statistics.get("bytes", 0))
+    return fit(want, manifest.environment, sum(entry.size for entry in manifest.entries))
 
 
 @step("pick snapshot")
 def pick_snapshot(opened: StoredWorkspace, wanted: str) -> StoredSnapshot:
     """The newest snapshot or the named one; its manifest is read and checked here, so that a
-    wrong key or a damaged manifest costs no machine."""
+    wrong key, a damaged manifest or other directories cost no machine."""
     name = None if wanted in ("", NEWEST) else snapshot_id(wanted)
     found = find_snapshot(opened.store, opened.spec.name, name)
-    read_manifest(opened.store, found, opened.seal)
+    _read(opened, found)
     return found
 
 
 @step("choose path")
 def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> Chosen:
     """The entry that ``path`` names in a snapshot; InvalidInput if there is none."""
-    return Chosen(*entry_at(read_manifest(opened.store, wanted, opened.seal), path))
+    return Chosen(*entry_at(_read(opened, wanted), path))
 
 
 @step("begin restore", retries=WHILE_BUSY)
@@ -90,6 +90,10 @@ def check_restore(restore: RemoteRestore, full: bool) -> Checked:
             "them before they were restored: name them in `first` too, or let it write elsewhere. "
         )
     return _right(restore, restore.check(full=full), hint)
+
+
+def _read(opened: StoredWorkspace, wanted: StoredSnapshot) -> Manifest:
+    return read_manifest(opened.store, wanted, opened.seal, opened.spec.restorable)
 
 
 def _right(restore: RemoteRestore, checked: Checked, hint: str = "") -> Checked:

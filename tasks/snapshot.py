@@ -90,7 +90,9 @@ def commit(
 def verify(opened: StoredWorkspace, snapshot: RemoteSnapshot, stored: StoredSnapshot) -> Verified:
     """Read the manifest back and compare every pack with what the store says it has."""
     try:
-        verified = verify_snapshot(opened.store, stored, opened.seal, snapshot.reread)
+        verified = verify_snapshot(
+            opened.store, stored, opened.seal, snapshot.reread, opened.spec.paths
+        )
     except SnapshotDamaged as error:
         emit(
             VerificationFailed(

@@ -193,13 +193,15 @@ def verify_snapshot(
     wanted: StoredSnapshot,
     seal: Seal,
     reread: Callable[[Sequence[Grant]], Sequence[ObjectKey]] | None = None,
+    paths: Sequence[str] | None = None,
 ) -> Verified:
     """Read the manifest back and look at every pack; SnapshotDamaged names what is wrong.
+    OtherPaths where it names other directories than ``paths``, if they are given.
 
     ``reread`` reads packs whole and returns those that do not match; it is asked for packs whose
     ETag is not an MD5. Without it, such packs cannot be verified.
     """
-    manifest = read_manifest(store, wanted, seal)
+    manifest = read_manifest(store, wanted, seal, paths)
     missing, unsure = compare_packs(store, manifest.workspace, manifest.packs)
     if unsure and reread is not None:
         missing += list(
@@ -220,11 +222,16 @@ def verify_snapshot(
     return Verified(_MINT, manifest, wanted.root)
 
 
-def see_whole(store: ObjectStore, wanted: StoredSnapshot, seal: Seal) -> Manifest:
-    """The manifest; SnapshotDamaged unless every pack is there as far as the store shows it. For a
-    snapshot whose machine is gone: no pack is read back, so it proves nothing; a restore checks
-    each hash."""
-    manifest = read_manifest(store, wanted, seal)
+def see_whole(
+    store: ObjectStore,
+    wanted: StoredSnapshot,
+    seal: Seal,
+    paths: Sequence[str] | None = None,
+) -> Manifest:
+    """The manifest; SnapshotDamaged unless every pack is there as far as the store shows it, and
+    OtherPaths as in ``verify_snapshot``. For a snapshot whose machine is gone: no pack is read
+    back, so it proves nothing; a restore checks each hash."""
+    manifest = read_manifest(store, wanted, seal, paths)
     missing, _ = compare_packs(store, manifest.workspace, manifest.packs)
     if missing:
         raise SnapshotDamaged(

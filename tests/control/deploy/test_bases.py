@@ -47,7 +47,7 @@ class Lab:
         return bases.expire(self.store, lambda name: PLAIN, days * DAY, self.store.now)
 
     def used(self) -> SnapshotId | None:
-        found = bases.find(self.store, NAME, PLAIN, "a test")
+        found = bases.find(self.store, NAME, PLAIN, "a test", [str(self.tree)])
         return None if found is None else found.snapshot
 
     def packs(self) -> int:
