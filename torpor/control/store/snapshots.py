@@ -97,8 +97,8 @@ def open_manifest(
     check_manifest(manifest, what)
     if (manifest.workspace, manifest.snapshot) != (workspace, snapshot):
         raise ManifestInvalid(
-            f"{what} is not what its name says: it holds snapshot {manifest.snapshot} of workspace "
-            f"{manifest.workspace}"
+            f"{what} is not what its name says: it holds snapshot {manifest.snapshot} of "
+            f"workspace {manifest.workspace}"
         )
     if paths is not None:
         check_roots(manifest, paths, what)
