@@ -23,6 +23,7 @@ import pytest
 import flows
 from tasks import machines
 from tasks.plain_runner import PlainRunner
+from tasks.restore import fitted
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.engine import Engine
 from tests.fixtures.lab import DEMO, Lab
@@ -31,11 +32,14 @@ from tests.fixtures.market import Market
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.served import small_stack
 from tests.fixtures.trees import Tree, differences, facts, let_settle
+from torpor.control.jobs.standby import newest_whole, sure_save
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import open_manifest
 from torpor.shared.errors import (
+    InvalidInput,
     MachineError,
     ManifestInvalid,
+    OtherPaths,
     SnapshotDamaged,
     StoreError,
     TorporError,
@@ -52,7 +56,9 @@ from torpor.shared.format.manifest import (
 )
 from torpor.shared.format.names import manifest_key, packs_prefix
 from torpor.shared.transfer import retries
-from torpor.shared.values import GIB, ObjectKey, SnapshotId, WorkspaceName, tidy_path
+from torpor.shared.values import GIB, ObjectKey, SnapshotId, Want, WorkspaceName, tidy_path
+from torpor.shared.wire.request import Request
+from torpor.shared.wire.snapshot import BeginSnapshot
 
 KEY = bytes(range(32))
 OWN = "me@192.0.2.1"
@@ -363,3 +369,74 @@ def test_of_a_spoiled_pack_nothing_is_handed_over(
     assert {one.state for one in bucket.opened.rentals.history()} <= {"ended"}
     assert bucket.opened.rentals.open() == []
     assert [name for name, fact in facts(machine).items() if fact.data] == []
+
+
+# -- whose word counts
+
+
+def test_directories_that_the_user_names_are_restored_and_reported(
+    bucket: Bucket, machine: Path
+) -> None:
+    """As after a path was removed from the block."""
+    _of_roots("", "~/old").edit(bucket)
+    with pytest.raises(OtherPaths, match="'~/old'"):
+        bucket.run(flows.wake.fn, machine=OWN, accept_paths=["~/other"])
+    with pytest.raises(InvalidInput, match="goes up"):
+        bucket.run(flows.wake.fn, machine=OWN, accept_paths=["~/../x"])
+    report = bucket.run(flows.wake.fn, machine=OWN, accept_paths=["~//old/"])
+    assert differences(facts(bucket.home / "workspace"), facts(machine / "old")) == []
+    assert [one for one in report.warnings if "~/old is not among the workspace's paths" in one]
+    with pytest.raises(OtherPaths, match="'~/old'"):
+        bucket.run(flows.sync.fn, machine=OWN)
+    bucket.run(flows.sync.fn, machine=OWN, accept_paths=["~/old"])
+
+
+def test_a_snapshot_from_before_a_path_was_added_or_tidied_is_restored(
+    bucket: Bucket, machine: Path
+) -> None:
+    bucket.change(roots=["~//workspace/"])
+    spec = msgspec.structs.replace(bucket.opened.spec, paths=["~/more", "~/workspace"])
+    replace(bucket, opened=replace(bucket.opened, spec=spec)).run(flows.wake.fn, machine=OWN)
+    assert differences(facts(bucket.home / "workspace"), facts(machine / "workspace")) == []
+    assert not (machine / "more").exists()
+
+
+def test_a_job_goes_on_from_the_save_before_one_with_other_directories(bucket: Bucket) -> None:
+    _of_roots("", PACKAGES).edit(bucket)
+    of = (bucket.store, DEMO, bucket.opened.seal, bucket.older)
+    found, refused = newest_whole(*of, bucket.opened.spec.restorable)
+    assert found is not None and found.snapshot == bucket.older
+    assert [type(one) for one in refused] == [OtherPaths]
+    with pytest.raises(OtherPaths):  # and its machine is kept
+        sure_save(*of, bucket.opened.spec.restorable)
+
+
+class _Liar(_Session):
+    """A machine that stores another directory than the block's."""
+
+    def call(self, request: Request[Any], **options: Any) -> Any:
+        if isinstance(request, BeginSnapshot):
+            request = msgspec.structs.replace(request, roots=["~/packages"])
+        return super().call(request, **options)
+
+
+def test_a_machine_that_stored_another_directory_is_not_believed(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "evil.pth").write_text("import evil")
+    let_settle()
+    liar = _Liar(bucket.store, tmp_path / "agent", bucket.opened.store_key)
+    with pytest.raises(OtherPaths, match="'~/packages'"):
+        liar.hibernate([Path("~/workspace")])
+    liar.runs.close()
+
+
+@pytest.mark.parametrize("claimed", [{}, {"bytes": -(1 << 60)}, {"bytes": 1 << 60}])
+def test_a_machine_is_rented_for_the_files_and_not_for_a_claim(
+    bucket: Bucket, claimed: dict[str, int]
+) -> None:
+    held = fitted(Want(), bucket.manifest())
+    bucket.change(statistics=claimed)
+    assert fitted(Want(), bucket.manifest()) == held
