@@ -10,6 +10,7 @@ from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
 from pydantic import Field, HttpUrl, field_validator, model_validator
 
+from blocks.machine_paths import MachinePaths
 from blocks.reference import LOGOS, load, load_named
 from torpor.control.deploy import stack
 from torpor.shared.errors import InvalidInput
@@ -92,7 +93,7 @@ class Stack(Block):
         title="Setup timeout (minutes)",
         description="The time limit of the setup command, and of the fetch command, in minutes.",
     )
-    environment: list[str] = Field(
+    environment: MachinePaths = Field(
         default_factory=list,
         title="Environment paths",
         description=(
@@ -235,14 +236,11 @@ class Stack(Block):
     @classmethod
     def _placed(cls, value: list[str]) -> list[str]:
         for path in value:
-            steps = path.strip("/").split("/")
-            if not path.startswith(("/", "~/")) or "\0" in path or len(steps) < 2 or not steps[-1]:
+            if not all(path.strip("/").partition("/")[::2]):
                 raise ValueError(
                     f"{path!r} is not a directory of an environment: write ~/name, or an absolute "
                     "path of two or more names"
                 )
-            if ".." in steps or "." in steps or path.endswith("/"):
-                raise ValueError(f"{path!r} has . or .. or ends with /: name the directory itself")
         return value
 
     @field_validator("secrets", mode="after")

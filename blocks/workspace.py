@@ -8,6 +8,7 @@ from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, field_validator
 
 import blocks
+from blocks.machine_paths import MachinePaths
 from blocks.markets import refuse_shared_name
 from blocks.object_store import ObjectStore
 from blocks.reference import LOGOS, Reference, load, load_all, load_named, saved_names
@@ -105,7 +106,7 @@ class Workspace(Block):
             "in what is stored or in the store, `watch` hibernates nothing of it, and says so."
         ),
     )
-    paths: list[str] = Field(
+    paths: MachinePaths = Field(
         default=["~/workspace"],
         min_length=1,
         description="The directories to keep: absolute paths, or paths that begin with ~/.",
@@ -224,7 +225,7 @@ class Workspace(Block):
         title="Left behind (GiB)",
         description="The size above which `refuse` keeps the machine, in GiB.",
     )
-    accept_lost: list[str] = Field(
+    accept_lost: MachinePaths = Field(
         default_factory=list,
         description=(
             "Directories outside of the workspace that may be lost with the machine, such as "
@@ -470,18 +471,6 @@ class Workspace(Block):
             raise ValueError(
                 f"{value!r} is not an owner: use 1 to 63 lower-case letters, digits and hyphens"
             ) from None
-
-    @field_validator("paths", "accept_lost", mode="after")
-    @classmethod
-    def _placed(cls, value: list[str]) -> list[str]:
-        for path in value:
-            if not path.startswith(("/", "~/")) or "\0" in path:
-                raise ValueError(
-                    f"{path!r} is not a path on a machine: begin with / or ~/ and name a directory"
-                )
-            if ".." in path.split("/"):
-                raise ValueError(f"{path!r} goes up with ..: name the directory itself")
-        return value
 
     @field_validator("gpu_python", mode="after")
     @classmethod

@@ -40,6 +40,7 @@ def deploy(
     snapshot: str = NEWEST,
     full_check: bool = True,
     environment_days: Annotated[float, Field(ge=1, le=3660)] = 30.0,
+    accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
 ) -> DeployReport:
     """Start a server on the workspace's machine, or on a new one, until it has answered a request.
 
@@ -55,13 +56,15 @@ def deploy(
         snapshot: The workspace's snapshot for a new machine: its id, or newest.
         full_check: Read and hash every restored byte before the server starts.
         environment_days: Delete stored environments that no deploy has used for so many days.
+        accept_paths: Directories of the snapshot that are not among the workspace's paths, to
+            restore on a new machine all the same. Without them such a snapshot is refused.
     """
     phases = Phases()
     now = ["prepare"]
     with phases_told_to(lambda name: now.__setitem__(0, name)):
         try:
             with phases.phase("prepare"):
-                opened = open_workspace(workspace)
+                opened = open_workspace(workspace).accepting(accept_paths)
                 wanted = open_stack(stack)
                 chosen = strategy_named(strategy)
                 wanted.check(chosen)

@@ -322,6 +322,7 @@ class _OnMachine:
             found,
             base.key,
             f"{runner().run}-{run}",
+            paths=base.spec.paths,
             parts=base.spec.parts,
             part_bytes=base.spec.part_bytes,
             gpu=base.spec.compression.gpu,

@@ -39,6 +39,7 @@ def replicate(
     spares: Annotated[int, Field(ge=0, le=MOST_SPARES)] = 0,
     peers: PeerMode = "auto",
     full_check: bool = True,
+    accept_paths: list[str] = [],  # noqa: B006
 ) -> ReplicateReport:
     """Restore one snapshot on many machines at once, byte for byte.
 
@@ -54,13 +55,15 @@ def replicate(
         peers: Whether machines pass packs on to each other: never, always, or auto, which measures
             and does it while it is faster than the store.
         full_check: Read and hash every restored byte at the end, not names and attributes only.
+        accept_paths: Directories of the snapshot that are not among the workspace's paths, to
+            restore all the same. Without them such a snapshot is refused.
     """
     _check(count, spares, machines)
     total = count + len(machines)
     exchange = Exchange(peers, total)
     phases = Phases()
     with phases.phase("prepare"):
-        opened = open_workspace(workspace)
+        opened = open_workspace(workspace).accepting(accept_paths)
         probe_store(opened)
         wanted, opened = pick_snapshot_to_wake(opened, snapshot)
     with renting(opened) as held:

@@ -139,6 +139,7 @@ class Arrival(Restoration):
             wanted,
             opened.key,
             run,
+            paths=opened.spec.restorable,
             parts=opened.spec.parts,
             part_bytes=opened.spec.part_bytes,
             gpu=opened.spec.compression.gpu,
@@ -146,6 +147,7 @@ class Arrival(Restoration):
         )
         super().__init__(remote, "wake", phases, resume=not tenancy.fresh)
         self.tenancy = tenancy
+        self._accepted = opened.spec.accept_paths
 
     @contextmanager
     def begun(self) -> Iterator[RestorePlan]:
@@ -199,7 +201,13 @@ class Arrival(Restoration):
             bytes=finished.bytes,
             stored_bytes=plan.stored_bytes,
             checked=_checked(plan, full_check),
-            warnings=finished.warnings,
+            warnings=[
+                *(
+                    f"{path} is not among the workspace's paths: no further snapshot keeps it"
+                    for path in self._accepted
+                ),
+                *finished.warnings,
+            ],
             seconds=self.phases.seconds,
             price_usd_h=machine.price_usd_h,
             decoding=finished.decoding,

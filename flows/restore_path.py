@@ -26,6 +26,7 @@ def restore_path(
     snapshot: str = NEWEST,
     machine: str = "",
     move_aside: bool = False,
+    accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
 ) -> PathReport:
     """Restore one file or directory of a snapshot into a directory on a machine.
 
@@ -42,10 +43,12 @@ def restore_path(
             machine of your own. Empty: the workspace's only machine.
         move_aside: If the directory already has that name, rename the old one to
             NAME.before-SNAPSHOT. Off: refuse.
+        accept_paths: Directories of the snapshot that are not among the workspace's paths, to
+            restore from all the same. Without them such a snapshot is refused.
     """
     phases = Phases()
     with phases.phase("prepare"):
-        opened = open_workspace(workspace)
+        opened = open_workspace(workspace).accepting(accept_paths)
         probe_store(opened)
         wanted = pick_snapshot(opened, snapshot)
         chosen = choose_path(opened, wanted, path)

@@ -203,6 +203,8 @@ class Storing:
             sealed=self._workspace.seal.sealed,
             changed=committed.unaccepted,
             skipped=last.skipped,
+            parted_count=last.parted_count,
+            parted=last.parted,
             lost=self._lost.lines,
             seconds=self._phases.seconds,
             saved_usd_h=0.0,

@@ -35,6 +35,7 @@ def sync(
     save_first: bool = False,
     discard_local: bool = False,
     full_check: bool = False,
+    accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
 ) -> SyncReport:
     """Bring a machine that holds an earlier state of a workspace to another snapshot.
 
@@ -50,10 +51,12 @@ def sync(
             the snapshot that was the newest before, or the named one.
         discard_local: Accept the loss of changes on the machine that no snapshot has.
         full_check: Read and hash every file at the end, not only the written ones.
+        accept_paths: Directories of the snapshot that are not among the workspace's paths, to
+            change all the same. Without them such a snapshot is refused.
     """
     phases = Phases()
     with phases.phase("prepare"):
-        opened = open_workspace(workspace)
+        opened = open_workspace(workspace).accepting(accept_paths)
         probe_store(opened)
         wanted = pick_snapshot(opened, snapshot)
         live = chosen_machine(opened, machine)

@@ -44,6 +44,7 @@ def verify(
     snapshot: str = "newest",
     depth: Depth = "quick",
     machine: str = "",
+    accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
 ) -> VerifyReport:
     """Check that snapshots are whole in the store; otherwise fail and name the files.
 
@@ -57,6 +58,8 @@ def verify(
             is rented for it, compares everything, and destroys it.
         machine: For full, the machine that reads: its id, or user@host:port of your own. Empty: the
             workspace's only machine, or a rented one if it has none.
+        accept_paths: Directories of the snapshots that are not among the workspace's paths, and
+            are right all the same. Without them such a snapshot fails.
     """
     phases = Phases()
     with phases.phase("prepare"):
@@ -64,15 +67,15 @@ def verify(
             raise InvalidInput(
                 f"a {depth} verify takes no machine: leave `machine` empty, or choose full"
             )
-        opened = open_workspace(workspace)
+        opened = open_workspace(workspace).accepting(accept_paths)
         probe_store(opened)
         end_left_drills(opened)
         wanted = pick_snapshots(opened, snapshot)
     with phases.phase("look"):
         found = look_at_objects(opened, wanted)
-    if depth == "full":
+    if depth == "full" and (works := [PackWork(*work) for work in found.works()]):
         with _reader(opened, machine, phases) as session, phases.phase("read"):
-            _examine(opened, session, found)
+            _examine(opened, session, found, works)
     elif depth == "drill":
         _drill(opened, found, wanted, phases)
     with phases.phase("judge"):
@@ -101,8 +104,9 @@ def _reader(opened: OpenWorkspace, wanted: str, phases: Phases) -> Iterator[Sess
         yield session
 
 
-def _examine(opened: OpenWorkspace, session: Session, found: Verification) -> None:
-    works = [PackWork(pack, chunks) for pack, chunks in found.works()]
+def _examine(
+    opened: OpenWorkspace, session: Session, found: Verification, works: Sequence[PackWork]
+) -> None:
     parts = _shares(works)
     name = opened.spec.name
     examined = do_parts(
@@ -147,7 +151,10 @@ def _drill(
 def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId, phases: Phases) -> None:
     stored = pick_snapshot(opened, snapshot)
     run = f"{runner().run}-{snapshot}"
-    remote = RemoteRestore(session, opened.store, stored, opened.key, run, parts=opened.spec.parts)
+    spec = opened.spec
+    remote = RemoteRestore(
+        session, opened.store, stored, opened.key, run, paths=spec.restorable, parts=spec.parts
+    )
     work = Restoration(remote, "verify", phases)
     with work.begun() as plan:
         work.restore(plan)

@@ -30,6 +30,7 @@ def wake(
     snapshot: str = NEWEST,
     machine: str = "",
     full_check: bool = True,
+    accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
 ) -> WakeReport:
     """Restore a workspace on a new machine, byte for byte.
 
@@ -40,10 +41,12 @@ def wake(
         snapshot: The snapshot's id, or newest.
         machine: user@host:port of a machine of your own to wake on. Empty: rent one.
         full_check: Read and hash every restored byte at the end, not names and attributes only.
+        accept_paths: Directories of the snapshot that are not among the workspace's paths, to
+            restore all the same. Without them such a snapshot is refused.
     """
     phases = Phases()
     with phases.phase("prepare"):
-        opened = open_workspace(workspace)
+        opened = open_workspace(workspace).accepting(accept_paths)
         probe_store(opened)
     report = wake_workspace(opened, phases, snapshot, machine, full_check)
     runner().table(

@@ -38,7 +38,7 @@ def facts_of(machine: Probed) -> Facts:
 @step("find environment")
 def find_base(base: StoredWorkspace, reason: str) -> StoredSnapshot | None:
     """The environment in the store for such a machine; None if there is none yet."""
-    return bases.find(base.store, base.spec.name, base.seal, reason)
+    return bases.find(base.store, base.spec.name, base.seal, reason, base.spec.paths)
 
 
 @step("distrust environment")

@@ -29,7 +29,7 @@ def delete_old_saves(
 def verify_last(opened: StoredWorkspace, snapshot: SnapshotId) -> Verified:
     """The proof that a snapshot is whole, where the run that made it is gone."""
     found = find_snapshot(opened.store, opened.spec.name, snapshot)
-    return verify_snapshot(opened.store, found, opened.seal)
+    return verify_snapshot(opened.store, found, opened.seal, paths=opened.spec.restorable)
 
 
 @step("see who made a save")

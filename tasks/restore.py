@@ -19,7 +19,7 @@ from torpor.control.safety import see_packs
 from torpor.control.store.receipts import is_verified
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.differences import entry_at
-from torpor.shared.errors import ManifestInvalid, SnapshotDamaged, SnapshotError
+from torpor.shared.errors import ManifestInvalid, OtherPaths, SnapshotDamaged, SnapshotError
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import StoredSnapshot, Want, snapshot_id
 from torpor.shared.wire.restore import Checked, Finished, RestoredPart, RestorePart, RestorePlan
@@ -38,8 +38,14 @@ def pick_snapshot_to_wake(
     try:
         found = find_snapshot(opened.store, opened.spec.name, name)
         manifest = see_packs(
-            opened.store, found, opened.seal, "No machine can restore it, so nothing was rented"
+            opened.store,
+            found,
+            opened.seal,
+            "No machine can restore it, so nothing was rented",
+            opened.spec.restorable,
         )
+    except OtherPaths:
+        raise
     except (ManifestInvalid, SnapshotDamaged) as damage:
         raise type(damage)(f"{damage}. {_instead(opened)}") from None
     if not is_verified(opened.store, found):
@@ -53,7 +59,8 @@ def pick_snapshot_to_wake(
 
 def _instead(opened: OpenWorkspace) -> str:
     try:
-        whole = newest_whole(opened.store, opened.spec.name, opened.seal, None).snapshot
+        of = opened.spec
+        whole = newest_whole(opened.store, of.name, opened.seal, None, of.restorable).snapshot
     except SnapshotError:
         whole = None
     if whole is None:
@@ -66,23 +73,23 @@ def _instead(opened: OpenWorkspace) -> str:
 
 def fitted(want: Want, manifest: Manifest) -> Want:
     """``want`` for a machine that this snapshot can be woken on."""
-    return fit(want, manifest.environment, manifest.statistics.get("bytes", 0))
+    return fit(want, manifest.environment, sum(entry.size for entry in manifest.entries))
 
 
 @step("pick snapshot")
 def pick_snapshot(opened: StoredWorkspace, wanted: str) -> StoredSnapshot:
     """The newest snapshot or the named one; its manifest is read and checked here, so that a
-    wrong key or a damaged manifest costs no machine."""
+    wrong key, a damaged manifest or other directories cost no machine."""
     name = None if wanted in ("", NEWEST) else snapshot_id(wanted)
     found = find_snapshot(opened.store, opened.spec.name, name)
-    read_manifest(opened.store, found, opened.seal)
+    _read(opened, found)
     return found
 
 
 @step("choose path")
 def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> Chosen:
     """The entry that ``path`` names in a snapshot; InvalidInput if there is none."""
-    return Chosen(*entry_at(read_manifest(opened.store, wanted, opened.seal), path))
+    return Chosen(*entry_at(_read(opened, wanted), path))
 
 
 @step("begin restore", retries=WHILE_BUSY)
@@ -119,6 +126,10 @@ def check_restore(restore: RemoteRestore, full: bool) -> Checked:
             "them before they were restored: name them in `first` too, or let it write elsewhere. "
         )
     return _right(restore, restore.check(full=full), hint)
+
+
+def _read(opened: StoredWorkspace, wanted: StoredSnapshot) -> Manifest:
+    return read_manifest(opened.store, wanted, opened.seal, opened.spec.restorable)
 
 
 def _right(restore: RemoteRestore, checked: Checked, hint: str = "") -> Checked:

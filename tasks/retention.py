@@ -29,10 +29,15 @@ def judge_snapshots(
     opened: OpenWorkspace, retention: Retention, and_a_new_one: bool, machine: str = ""
 ) -> list[Verdict]:
     """The verdict on each snapshot; with ``and_a_new_one``, as if a new one were taken now, of
-    ``machine`` or of the workspace's only one. An open job deletes its saves itself, so no rule
-    counts on them."""
-    saves = {save: job.id for job in opened.jobs.open() for save in job.kept_saves}
-    taken = list(taken_snapshots(opened.store, opened.spec.name, opened.seal))
+    ``machine`` or of the workspace's only one. An open job deletes its saves itself, and goes on
+    from its newest, so no rule counts on them."""
+    saves = {
+        save: job.id
+        for job in opened.jobs.open()
+        for save in (*job.kept_saves, job.newest)
+        if save is not None
+    }
+    taken = list(taken_snapshots(opened.store, opened.spec.name, opened.seal, opened.spec.paths))
     ahead_s = opened.store.clock_ahead_s()
     rented = {
         str(rental.machine): rental.created_unix + ahead_s
@@ -88,7 +93,9 @@ def unpin_one(opened: OpenWorkspace, snapshot: SnapshotId) -> None:
 def look_at_newest(opened: OpenWorkspace, most_hours: float) -> FreshnessReport:
     """The age of the newest verified snapshot; SnapshotOverdue or SnapshotMissing if it is no
     recent backup. Newer ones that nobody has verified are looked at."""
-    newest, faults = newest_that_counts(opened.store, opened.spec.name, opened.seal)
+    newest, faults = newest_that_counts(
+        opened.store, opened.spec.name, opened.seal, opened.spec.paths
+    )
     where = f"workspace {opened.spec.name} in {opened.store.address}"
     for fault in faults:
         runner().log.warning("a newer snapshot does not count: %s", fault)

@@ -93,7 +93,9 @@ def verify(
     """Read the manifest back and compare every pack with what the store says it has. From then on
     the snapshot counts as one of ``machine``."""
     try:
-        verified = verify_snapshot(opened.store, stored, opened.seal, snapshot.reread, machine)
+        verified = verify_snapshot(
+            opened.store, stored, opened.seal, snapshot.reread, machine, opened.spec.paths
+        )
     except SnapshotDamaged as error:
         emit(
             VerificationFailed(

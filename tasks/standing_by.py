@@ -37,7 +37,8 @@ def stand_by(
 def newest_save(opened: StoredWorkspace, verified: SnapshotId | None) -> StoredSnapshot | None:
     """The newest snapshot that is whole in the store; a machine may have made it by itself after
     the one that was ``verified``. None if there is none."""
-    found, refused = newest_whole(opened.store, opened.spec.name, opened.seal, verified)
+    spec = opened.spec
+    found, refused = newest_whole(opened.store, spec.name, opened.seal, verified, spec.restorable)
     for error in refused:
         runner().log.warning("a newer snapshot is not used: %s", error)
     return found

@@ -29,7 +29,8 @@ def start_machine(opened: OpenWorkspace, machine: Machine) -> bool:
 def find_sure_save(opened: OpenWorkspace, newest: SnapshotId | None) -> StoredSnapshot | None:
     """The save for which a stopped machine may be ended, ``newest`` or one after it; None if the
     workspace has none. Raises what refuses the newest one."""
-    return sure_save(opened.store, opened.spec.name, opened.seal, newest)
+    spec = opened.spec
+    return sure_save(opened.store, spec.name, opened.seal, newest, spec.restorable)
 
 
 @step("end stopped machine", run_name="end {machine.id}", retries=ONCE)

@@ -37,7 +37,8 @@ def pick_snapshots(opened: OpenWorkspace, wanted: str) -> list[SnapshotId]:
 @step("look at objects")
 def look_at_objects(opened: OpenWorkspace, wanted: Sequence[SnapshotId]) -> Verification:
     """The quick check: read the manifests and compare every pack with the store's listing."""
-    return quick_look(opened.store, opened.spec.name, opened.seal, wanted)
+    spec = opened.spec
+    return quick_look(opened.store, spec.name, opened.seal, wanted, spec.restorable)
 
 
 @step("examine packs", run_name="examine packs {part}")

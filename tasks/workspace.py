@@ -23,7 +23,7 @@ from torpor.control.rental.records import Rentals
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import TorporError
 from torpor.shared.format.keys import Seal, workspace_key
-from torpor.shared.values import WorkspaceName, WorkspaceSpec
+from torpor.shared.values import WorkspaceName, WorkspaceSpec, machine_path
 
 Opened = TypeVar("Opened", bound="StoredWorkspace")
 
@@ -40,6 +40,11 @@ class StoredWorkspace:
         """The same under a reserved name, for the machines of drills and benchmarks. The key stays
         the workspace's: nothing is sealed under that name."""
         return replace(self, spec=msgspec.structs.replace(self.spec, name=name))
+
+    def accepting(self: Opened, paths: Sequence[str]) -> Opened:
+        """The same, whose snapshots may also name these directories; raises InvalidInput."""
+        accepted = [machine_path(path.strip()) for path in paths]
+        return replace(self, spec=msgspec.structs.replace(self.spec, accept_paths=accepted))
 
     @property
     def seal(self) -> Seal:

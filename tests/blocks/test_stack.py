@@ -35,11 +35,11 @@ def _stack(**changes: Any) -> Stack:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"environment": ["~"]}, "is not a directory of an environment"),
+        ({"environment": ["~"]}, "is not a path on a machine"),
         ({"environment": ["~/"]}, "is not a directory of an environment"),
         ({"environment": ["/usr"]}, "is not a directory of an environment"),
-        ({"environment": ["relative/path"]}, "is not a directory of an environment"),
-        ({"environment": ["~/a/../b"]}, "has . or .."),
+        ({"environment": ["relative/path"]}, "is not a path on a machine"),
+        ({"environment": ["~/a/../b"]}, "goes up"),
         ({"model_path": "../elsewhere"}, "is not below the workspace"),
         ({"model_path": "/models"}, "is not below the workspace"),
         ({"server": []}, "at least 1 item"),
@@ -158,8 +158,11 @@ def test_strategies_say_what_they_need() -> None:
 
 
 @pytest.mark.parametrize(("environment", "workspace"), [("/r/w", "/r/w"), ("/r/w/e", "/r/w"),
+                                                        ("/r/w/e", "/r//w/"), ("/r//w/e", "/r/w"),
+                                                        ("/r/./w", "/r/w/"),
                                                         ("/r/w", "/r/w/data")])  # fmt: skip
 def test_an_environment_within_a_workspace_is_refused(environment: str, workspace: str) -> None:
+    """However the paths are written: blocks from before hold them as they were typed."""
     with pytest.raises(InvalidInput, match="overlap"):
         see_apart([environment], [workspace])
     see_apart(["/r/we"], ["/r/w"])

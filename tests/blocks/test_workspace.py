@@ -65,6 +65,13 @@ def workspace(**fields: Any) -> Workspace:
     return Workspace(**{"name": "ws", "store": "ws", "provider": "ws", "identity": "ws", **fields})
 
 
+def test_one_directory_has_one_path() -> None:
+    typed = ["~//work/", "/data/./big//", "~/work", "/", "~/"]
+    block = Workspace(name="demo", paths=typed)
+    assert block.paths == ["~/work", "/data/big", "/", "~/"]
+    assert Workspace.model_validate(block.model_dump()).paths == block.paths
+
+
 def test_saved_and_loaded_it_opens_what_it_names(saved: Path) -> None:
     for block in (Workspace.of("ws"), Workspace.of(" workspace/ws "), Workspace.of(workspace())):
         assert block.open_store().address == "http://localhost:1/bucket"

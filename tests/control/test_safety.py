@@ -225,7 +225,7 @@ def _rewritten(kept: Kept, **changes: object) -> bytes:
     [
         ({"run": "another"}, SnapshotMissing),
         ({"entries": []}, ManifestInvalid),
-        ({"workspace": "other"}, SnapshotMissing),
+        ({"workspace": "other"}, ManifestInvalid),
     ],
     ids=["replaced", "lies", "another workspace's"],
 )
@@ -245,7 +245,7 @@ def test_a_manifest_copied_under_another_name_is_not_verified(kept: Kept, field:
     values = {"workspace": WorkspaceName("other"), "snapshot": new_snapshot_id(_now())}
     moved = msgspec.structs.replace(kept.stored, **{field: values[field]})
     kept.store.put(manifest_key(moved.workspace, moved.snapshot), blob)
-    with pytest.raises(SnapshotMissing, match="was replaced after it was listed"):
+    with pytest.raises(ManifestInvalid, match="is not what its name says"):
         verify_snapshot(kept.store, moved, kept.seal)
 
 

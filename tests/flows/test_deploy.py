@@ -241,7 +241,10 @@ def test_a_left_machine_with_another_snapshot_is_replaced(asleep: World) -> None
     left, _ = standing(asleep.opened)
     assert left.endpoint is not None
     with Session.open(left.endpoint, asleep.opened.identity) as session:
-        restore = RemoteRestore(session, asleep.direct, older, asleep.opened.key, "killed")
+        opened = asleep.opened
+        restore = RemoteRestore(
+            session, asleep.direct, older, opened.key, "killed", paths=opened.spec.paths
+        )
         for part in restore.begin().parts:
             restore.restore_part(part)
         restore.end()

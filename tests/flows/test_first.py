@@ -127,7 +127,13 @@ def test_a_machine_that_has_it_already_is_continued(kept: Kept, ordered: Any, fl
     wanted = find_snapshot(ordered.store, ordered.spec.name, None)
     with Session.open(machine.endpoint, ordered.identity) as session:
         restore = RemoteRestore(
-            session, ordered.store, wanted, ordered.key, "killed", first=ordered.spec.first
+            session,
+            ordered.store,
+            wanted,
+            ordered.key,
+            "killed",
+            paths=ordered.spec.paths,
+            first=ordered.spec.first,
         )
         for part in restore.begin().parts:
             if part.first:

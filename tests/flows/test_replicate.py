@@ -78,7 +78,10 @@ class Kept:
         assert machine.endpoint is not None
         wanted = find_snapshot(opened.store, opened.spec.name, None)
         with Session.open(machine.endpoint, opened.identity) as session:
-            restore = RemoteRestore(session, opened.store, wanted, opened.key, "killed")
+            paths = opened.spec.paths
+            restore = RemoteRestore(
+                session, opened.store, wanted, opened.key, "killed", paths=paths
+            )
             plan = restore.begin()
             for part in plan.parts[:restored]:
                 restore.restore_part(part)
@@ -217,7 +220,8 @@ def test_a_machine_that_another_run_holds_is_left_to_it_and_not_counted(kept: Ke
     opened = kept.world.opened
     wanted = find_snapshot(opened.store, opened.spec.name, None)
     with Session.open(machine.endpoint, opened.identity) as session:
-        other = RemoteRestore(session, opened.store, wanted, opened.key, "another")
+        paths = opened.spec.paths
+        other = RemoteRestore(session, opened.store, wanted, opened.key, "another", paths=paths)
         other.begin(resume=True)
         report = kept.replicate(count=1)
         other.end()

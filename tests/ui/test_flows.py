@@ -78,6 +78,7 @@ FIELDS = {
         "into": "The target directory on the machine.",
         "snapshot (Optional)": "The snapshot's id, or newest.",
         "move_aside (Optional)": "If the directory already has that name",
+        "accept_paths (Optional)": "Directories of the snapshot that are not among",
     },
     "spend": {
         "workspace": "A Workspace block in whose store to look, or its name.",
@@ -89,6 +90,7 @@ FIELDS = {
         "snapshot (Optional)": "The snapshot's id, or newest.",
         "machine (Optional)": "user@host:port of a machine of your own",
         "full_check (Optional)": "Read and hash every restored byte",
+        "accept_paths (Optional)": "Directories of the snapshot that are not among",
     },
 }
 
@@ -257,6 +259,7 @@ def test_forms_filled_and_submitted(
         "snapshot": "newest",
         "machine": "",
         "full_check": False,
+        "accept_paths": [],
     }
     deployments.artifacts(run, "wake")
     (woken,) = list_machines(NAME)

@@ -11,6 +11,9 @@ from torpor.shared.values import MachineId, SnapshotId, WorkspaceName
 
 Row = dict[str, str]
 
+_SHOWN: Final = 5
+"""The most names in a row."""
+
 ALL: Final = "all workspaces"
 """What a flow is for that is for every workspace. None has this name: it has a space."""
 
@@ -43,6 +46,8 @@ class HibernateReport(msgspec.Struct, frozen=True):
     seconds: dict[str, float]
     saved_usd_h: float
     lost: list[str] = []  # what was on the machine and is not in the snapshot
+    parted_count: int = 0
+    parted: list[str] = []  # the first hard links between directories of the workspace
 
     @property
     def ratio(self) -> float:
@@ -57,6 +62,7 @@ class HibernateReport(msgspec.Struct, frozen=True):
             _row("machine", f"{self.machine}, {'destroyed' if self.destroyed else 'kept'}"),
             *(_row("left behind", line) for line in self.lost),
             _row("files", _files(self.files, self.skipped)),
+            *([_row("hard links", self._parted())] if self.parted_count else []),
             _row("bytes", f"{self.bytes:,}"),
             _row(
                 "stored",
@@ -73,6 +79,11 @@ class HibernateReport(msgspec.Struct, frozen=True):
             _row("seconds by phase", _phases(self.seconds)),
             _row("saved", f"{self.saved_usd_h:.2f} $ an hour, next to keeping the machine"),
         ]
+
+    def _parted(self) -> str:
+        more = self.parted_count - len(self.parted[:_SHOWN])
+        names = ", ".join([*self.parted[:_SHOWN], *([f"and {more:,} more"] if more else [])])
+        return f"{_count(self.parted_count, 'name')}, {names}: they come back as separate files"
 
 
 class FirstReport(msgspec.Struct, frozen=True):

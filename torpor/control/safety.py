@@ -195,15 +195,17 @@ def verify_snapshot(
     seal: Seal,
     reread: Callable[[Sequence[Grant]], Sequence[ObjectKey]] | None = None,
     machine: str = "",
+    paths: Sequence[str] | None = None,
 ) -> Verified:
     """Read the manifest back and look at every pack; SnapshotDamaged names what is wrong.
+    OtherPaths where it names other directories than ``paths``, if they are given.
 
     ``reread`` reads packs whole and returns those that do not match; it is asked for packs whose
     ETag is not an MD5. Without it, such packs cannot be verified. The snapshot then has a receipt,
     so that it counts; ``machine``: what its provider or its user calls the machine that it is of.
     """
     seen = store.head(manifest_key(wanted.workspace, wanted.snapshot))
-    manifest = read_manifest(store, wanted, seal)
+    manifest = read_manifest(store, wanted, seal, paths)
     missing, unsure = compare_packs(store, manifest.workspace, manifest.packs)
     if unsure and reread is not None:
         missing += list(
@@ -225,19 +227,30 @@ def verify_snapshot(
     return Verified(_MINT, manifest, wanted.root)
 
 
-def see_whole(store: ObjectStore, wanted: StoredSnapshot, seal: Seal) -> Manifest:
-    """The manifest; SnapshotDamaged unless every pack is there as far as the store shows it. For a
-    snapshot whose machine is gone: no pack is read back, so it proves nothing; a restore checks
-    each hash."""
-    manifest = see_packs(store, wanted, seal, "An older one is used; delete this one")
+def see_whole(
+    store: ObjectStore,
+    wanted: StoredSnapshot,
+    seal: Seal,
+    paths: Sequence[str] | None = None,
+) -> Manifest:
+    """The manifest; SnapshotDamaged unless every pack is there as far as the store shows it, and
+    OtherPaths as in ``verify_snapshot``. For a snapshot whose machine is gone: no pack is read
+    back, so it proves nothing; a restore checks each hash."""
+    manifest = see_packs(store, wanted, seal, "An older one is used; delete this one", paths)
     _check_not_late(store, manifest)
     return manifest
 
 
-def see_packs(store: ObjectStore, wanted: StoredSnapshot, seal: Seal, advice: str) -> Manifest:
+def see_packs(
+    store: ObjectStore,
+    wanted: StoredSnapshot,
+    seal: Seal,
+    advice: str,
+    paths: Sequence[str] | None = None,
+) -> Manifest:
     """The manifest; SnapshotDamaged, with the ``advice``, if the store shows that a pack is missing
-    or changed."""
-    manifest = read_manifest(store, wanted, seal)
+    or changed. OtherPaths as in ``verify_snapshot``."""
+    manifest = read_manifest(store, wanted, seal, paths)
     missing, _ = compare_packs(store, manifest.workspace, manifest.packs)
     if missing:
         raise _damage(store, wanted, manifest, missing, advice)

@@ -23,6 +23,7 @@
     │   └── AgentLost         * the agent or the connection to it went away
     ├── SnapshotError
     │   ├── ManifestInvalid     a manifest that lies, is damaged, or of an unknown version
+    │   │   └── OtherPaths      it names directories that the user has not allowed
     │   ├── SnapshotMissing     no snapshot of that name, or none at all
     │   ├── SnapshotDamaged     a pack or chunk is gone or does not match its hash
     │   ├── SnapshotKept        pinned, or the newest: it is not deleted
@@ -159,6 +160,10 @@ class SnapshotError(TorporError):
 
 
 class ManifestInvalid(SnapshotError):
+    pass
+
+
+class OtherPaths(ManifestInvalid):
     pass
 
 

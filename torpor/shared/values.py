@@ -79,6 +79,32 @@ def object_key(text: str) -> ObjectKey:
     return ObjectKey(text)
 
 
+def machine_path(text: str) -> str:
+    """Check the path of a directory on a machine, and tidy it; raises InvalidInput."""
+    if not text.startswith(("/", "~/")) or "\0" in text:
+        raise InvalidInput(
+            f"{text!r} is not a path on a machine: begin with / or ~/ and name a directory"
+        )
+    if ".." in text.split("/"):
+        raise InvalidInput(f"{text!r} goes up with ..: name the directory itself")
+    return tidy_path(text)
+
+
+def tidy_path(path: str) -> str:
+    """The path without slashes and dots that say nothing, so that equal directories have equal
+    paths: ``~//a/./b/`` is ``~/a/b``. Anything else than an absolute path or one below ~/ is not
+    changed: no block has such a path."""
+    head = next((head for head in ("/", "~/") if path.startswith(head)), "")
+    names = [name for name in path[len(head) :].split("/") if name not in ("", ".")]
+    return head + "/".join(names) if head else path
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether one of two tidy paths is the other, or within it."""
+    a, b = (f"{path.rstrip('/')}/" for path in (one, other))
+    return a.startswith(b) or b.startswith(a)
+
+
 def new_snapshot_id(now: datetime, after: SnapshotId | None = None) -> SnapshotId:
     """An id for a snapshot made at ``now`` (UTC) that sorts after ``after`` whatever the clock."""
     stamp = now.astimezone(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
@@ -234,6 +260,13 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     idle: IdleRules = IdleRules()
     when_left: Literal["end", "continue", "report"] = "end"
     """What `watch` does with a machine of a killed run, which was never handed over."""
+    accept_paths: list[str] = []
+    """Further directories that a snapshot may name: the user named them in this call."""
+
+    @property
+    def restorable(self) -> list[str]:
+        """The directories that a snapshot may name."""
+        return [*self.paths, *self.accept_paths]
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True):

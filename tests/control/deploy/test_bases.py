@@ -46,8 +46,8 @@ class Lab:
         self.store.look()
         return bases.expire(self.store, lambda name: PLAIN, days * DAY, self.store.now)
 
-    def used(self) -> SnapshotId | None:
-        found = bases.find(self.store, NAME, PLAIN, "a test")
+    def used(self, paths: list[str] | None = None) -> SnapshotId | None:
+        found = bases.find(self.store, NAME, PLAIN, "a test", paths or [str(self.tree)])
         return None if found is None else found.snapshot
 
     def packs(self) -> int:
@@ -66,6 +66,12 @@ def test_only_a_pinned_environment_is_used(lab: Lab) -> None:
     assert lab.used() is None, "its deploy was killed before it kept it"
     assert bases.keep(lab.store, made, "a test")
     assert lab.used() == made.snapshot
+
+
+def test_an_environment_with_other_directories_is_used_no_more(lab: Lab) -> None:
+    assert bases.keep(lab.store, lab.made("one"), "a test")
+    assert lab.used(["~/elsewhere"]) is None
+    assert lab.used() is None, "it has no pin any more"
 
 
 def test_of_two_that_are_kept_the_oldest_stays(lab: Lab) -> None:

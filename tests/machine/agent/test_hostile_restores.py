@@ -11,10 +11,13 @@ import msgspec
 import pytest
 
 from tests.fixtures.engine import WORKSPACE, Engine
-from tests.fixtures.manifests import LIES, PLAIN, Lie, entry, honest, object_of
+from tests.fixtures.manifests import LIES, PLAIN, SNAPSHOT, Lie, entry, honest, object_of
 from tests.fixtures.snapshots import begin_from, put_manifest
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import let_settle
+from torpor.control.remote.paths import Chosen, RemotePath
+from torpor.control.remote.restore import RemoteRestore
+from torpor.control.remote.sync import RemoteSync
 from torpor.control.store.s3 import S3Store
 from torpor.shared.errors import (
     DiskFull,
@@ -36,7 +39,7 @@ from torpor.shared.format.manifest import (
 )
 from torpor.shared.format.names import pack_key, packs_prefix
 from torpor.shared.transfer import retries
-from torpor.shared.values import MIB, ObjectKey, SnapshotId
+from torpor.shared.values import MIB, ObjectKey, SnapshotId, StoredSnapshot, WorkspaceSpec
 
 KEY = bytes(range(32))
 
@@ -92,6 +95,61 @@ def test_what_is_not_the_snapshot_is_refused(
     with pytest.raises(error):
         begin_from(engine, blob, folder / "t")
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("roots", "says"),
+    [
+        (["~/.local/lib"], "names '~/.local/lib', and the workspace's paths are '~/workspace'"),
+        (["~/workspace", "/etc/cron.d"], "names '/etc/cron.d'"),
+        (["workspace"], "names 'workspace'"),
+        (["~/workspace", "~/workspace//"], "overlap"),
+    ],
+)
+@pytest.mark.parametrize("begins", ["restore", "sync", "path"])
+def test_a_machine_compares_the_directories_by_itself(
+    engine: Engine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begins: str,
+    roots: list[str],
+    says: str,
+) -> None:
+    """Whatever the control side has read before."""
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    more = [entry(DIRECTORY, b"", root=number) for number in range(1, len(roots))]
+    blob, root = encode_manifest(honest(roots=roots, entries=[*honest().entries, *more]), PLAIN)
+    put_manifest(engine, blob)
+    wanted = StoredSnapshot(WORKSPACE, SNAPSHOT, root.hex(), len(blob), 0.0)
+    spec = WorkspaceSpec(WORKSPACE, ["~/workspace"])
+    of = (engine, engine.store, wanted)
+    run = {
+        "restore": lambda: RemoteRestore(*of, None, "r", paths=spec.restorable),
+        "sync": lambda: RemoteSync(*of, spec, None, "r"),
+        "path": lambda: RemotePath(
+            *of, None, "r", Chosen(0, b"d"), into="~/into", aside=False, spec=spec
+        ),
+    }[begins]()
+    with pytest.raises(ManifestInvalid) as refused:
+        run.begin()
+    assert says in str(refused.value) and "nothing was written" in str(refused.value)
+    assert not (tmp_path / "user").exists()
+
+
+def test_two_paths_that_lead_to_one_directory_are_not_synced(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").symlink_to("a")
+    more = entry(DIRECTORY, b"", root=1)
+    blob, _ = encode_manifest(
+        honest(roots=["~/a", "~/b"], entries=[*honest().entries, more]), PLAIN
+    )
+    put_manifest(engine, blob)
+    with pytest.raises(InvalidInput, match="overlap on the machine"):
+        engine.begin_sync(SNAPSHOT)
+    assert list((tmp_path / "a").iterdir()) == []
 
 
 def test_a_manifest_that_was_replaced_is_refused(victim: tuple[Engine, Path]) -> None:

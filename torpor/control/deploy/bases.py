@@ -8,7 +8,7 @@ leaves at most a snapshot without a pin, which nobody uses and which ``expire`` 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -35,13 +35,14 @@ _NAME: Final = re.compile(BASE + "[0-9a-f]{32}")  # no user's workspace has such
 
 
 def find(
-    store: ObjectStore, workspace: WorkspaceName, seal: Seal, reason: str
+    store: ObjectStore, workspace: WorkspaceName, seal: Seal, reason: str, paths: Sequence[str]
 ) -> StoredSnapshot | None:
-    """The environment that is in use, with its pin renewed; None if there is none."""
+    """The environment that is in use, with its pin renewed; None if there is none. One that names
+    other directories than the stack's ``paths`` is used no more."""
     for snapshot in _in_use(store, workspace):
         try:
             found = find_snapshot(store, workspace, snapshot)
-            see_whole(store, found, seal)
+            see_whole(store, found, seal, paths)
             pin(store, workspace, snapshot, reason)
         except SnapshotMissing:  # deleted meanwhile
             continue

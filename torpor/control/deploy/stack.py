@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from torpor.shared.errors import InvalidInput
-from torpor.shared.values import BASE, WorkspaceName, workspace_name
+from torpor.shared.values import BASE, WorkspaceName, overlap, tidy_path, workspace_name
 
 _SECRET_LINE: Final = 4
 """A shorter line of a secret, such as a bracket, is not hidden by itself."""
@@ -230,7 +230,7 @@ def see_apart(environment: list[str], workspace: list[str]) -> None:
     the other way round: each snapshot must hold its own."""
     for one in environment:
         for other in workspace:
-            if f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/"):
+            if overlap(tidy_path(one), tidy_path(other)):
                 raise InvalidInput(
                     f"the environment path {one} and the workspace path {other} overlap: give the "
                     "stack a directory of its own"

@@ -6,6 +6,7 @@ docs/safety.md, rule 13, says why prune does such a save no harm: the order in `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
@@ -113,9 +114,14 @@ class NewestWhole(NamedTuple):
 
 
 def newest_whole(
-    store: ObjectStore, workspace: WorkspaceName, seal: Seal, verified: SnapshotId | None
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    seal: Seal,
+    verified: SnapshotId | None,
+    paths: Sequence[str] | None = None,
 ) -> NewestWhole:
-    """The newest snapshot that is whole in the store, down to the one that was ``verified``.
+    """The newest snapshot that is whole in the store, down to the one that was ``verified``, and
+    that names no other directories than ``paths``.
 
     A machine may have saved by itself since, and nobody has verified that. Raises what the store
     raises, and the first refusal if nothing is whole.
@@ -128,7 +134,7 @@ def newest_whole(
             found = find_snapshot(store, workspace, snapshot)
             if snapshot == verified:
                 return NewestWhole(found, refused)
-            manifest = see_whole(store, found, seal)
+            manifest = see_whole(store, found, seal, paths)
             if verified is None or snapshot > verified:
                 return NewestWhole(found, refused)
             before = read_manifest(store, find_snapshot(store, workspace, verified), seal)
@@ -142,7 +148,11 @@ def newest_whole(
 
 
 def sure_save(
-    store: ObjectStore, workspace: WorkspaceName, seal: Seal, verified: SnapshotId | None
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    seal: Seal,
+    verified: SnapshotId | None,
+    paths: Sequence[str] | None = None,
 ) -> StoredSnapshot | None:
     """The newest snapshot, for which a machine with newer work may be ended; None if there is none.
 
@@ -154,7 +164,7 @@ def sure_save(
             f"{store.address} does not have snapshot {verified}, the newest save of the job of "
             f"workspace {workspace}: its machine was not ended, as an older save has less"
         )
-    found, refused = newest_whole(store, workspace, seal, verified)
+    found, refused = newest_whole(store, workspace, seal, verified, paths)
     if refused:
         raise refused[0]
     return found

@@ -36,7 +36,14 @@ class RemotePath(RemoteRestore):
         spec: WorkspaceSpec,
     ) -> None:
         super().__init__(
-            agent, store, wanted, key, run, parts=spec.parts, part_bytes=spec.part_bytes
+            agent,
+            store,
+            wanted,
+            key,
+            run,
+            paths=spec.restorable,
+            parts=spec.parts,
+            part_bytes=spec.part_bytes,
         )
         self._chosen = chosen
         self._into = into
@@ -49,7 +56,7 @@ class RemotePath(RemoteRestore):
         """
         plan = self._call(
             BeginPath(
-                **self._of(self.wanted),
+                **self._of(self.wanted, self._paths),
                 root_number=self._chosen.root,
                 path=self._chosen.path.hex(),
                 into=self._into,

@@ -30,7 +30,10 @@ from torpor.shared.wire.restore import (
 
 class RemoteRestore(RemoteRun):
     """One snapshot on its way to one machine. After a lost agent it begins again by itself, without
-    fetching again what is on the disk."""
+    fetching again what is on the disk.
+
+    ``paths``: the directories that the snapshot may name, and is restored to. ``roots``: restore to
+    these instead, whatever it names."""
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class RemoteRestore(RemoteRun):
         key: bytes | None,
         run: str,
         *,
+        paths: Sequence[str] = (),
         roots: list[str] | None = None,
         parts: int = 32,
         part_bytes: int = 64 * MIB,
@@ -48,6 +52,7 @@ class RemoteRestore(RemoteRun):
     ) -> None:
         super().__init__(agent, store, key, run)
         self.wanted = wanted
+        self._paths = paths
         self._roots = roots
         self._parts = parts
         self._part_bytes = part_bytes
@@ -61,7 +66,7 @@ class RemoteRestore(RemoteRun):
         """
         plan = self._call(
             BeginRestore(
-                **self._of(self.wanted),
+                **self._of(self.wanted, self._paths),
                 roots=self._roots,
                 max_parts=self._parts,
                 part_bytes=self._part_bytes,

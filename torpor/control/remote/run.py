@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from torpor.control.remote.seam import Agent
@@ -90,8 +90,9 @@ class RemoteRun(ABC):
         expires_s = min(_LONGEST_GRANT_S, max(_SHORTEST_GRANT_S, plain_bytes // _SLOWEST_BYTES_S))
         return self._store.grant(verb, key, expires_s=expires_s)
 
-    def _of(self, wanted: StoredSnapshot) -> dict[str, Any]:
-        """The fields of every request that begins to bring ``wanted`` onto the machine."""
+    def _of(self, wanted: StoredSnapshot, paths: Sequence[str]) -> dict[str, Any]:
+        """The fields of every request that begins to bring ``wanted`` onto the machine; ``paths``:
+        the directories that its manifest may name."""
         key = manifest_key(wanted.workspace, wanted.snapshot)
         return {
             "run": self.run,
@@ -101,4 +102,5 @@ class RemoteRun(ABC):
             "manifest_bytes": wanted.manifest_bytes,
             "grant": self._grant("GET", key, wanted.manifest_bytes),
             "key": self._key,
+            "paths": list(paths),
         }

@@ -47,7 +47,7 @@ class RemoteSync(RemoteRun):
         """Look at the machine; UnsavedWork names what would be lost. Writes nothing."""
         return self._call(
             BeginSync(
-                **self._of(self.wanted),
+                **self._of(self.wanted, self._spec.restorable),
                 exclude=self._spec.exclude,
                 stored=snapshot_ids(self._store, self.wanted.workspace),
                 discard_local=self._discard_local,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import InvalidInput, ManifestInvalid, SnapshotMissing, StoreMissing
@@ -16,6 +16,7 @@ from torpor.shared.format.manifest import (
     manifest_root,
 )
 from torpor.shared.format.names import manifest_key, snapshot_of, snapshots_prefix
+from torpor.shared.format.roots import check_roots
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import SnapshotId, StoredObject, StoredSnapshot, WorkspaceName
 
@@ -66,36 +67,30 @@ def find_snapshot(
     )
 
 
-def read_manifest(store: ObjectStore, wanted: StoredSnapshot, seal: Seal) -> Manifest:
-    """A checked manifest whose root hash is the listed one."""
-    what = _what(store, wanted.workspace, wanted.snapshot)
-    manifest, root = _checked(store, wanted.workspace, wanted.snapshot, seal)
-    if (root.hex(), manifest.workspace, manifest.snapshot) != (
-        wanted.root,
-        wanted.workspace,
-        wanted.snapshot,
-    ):
+def read_manifest(
+    store: ObjectStore,
+    wanted: StoredSnapshot,
+    seal: Seal,
+    paths: Sequence[str] | None = None,
+) -> Manifest:
+    """A checked manifest whose root hash is the listed one. OtherPaths where it names other
+    directories than ``paths``; without them any: then nothing may be restored from it."""
+    manifest, root = open_manifest(store, wanted.workspace, wanted.snapshot, seal, paths)
+    if root.hex() != wanted.root:
+        what = _what(store, wanted.workspace, wanted.snapshot)
         raise SnapshotMissing(f"{what} was replaced after it was listed: list the snapshots again")
     return manifest
 
 
 def open_manifest(
-    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, seal: Seal
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    snapshot: SnapshotId,
+    seal: Seal,
+    paths: Sequence[str] | None = None,
 ) -> tuple[Manifest, bytes]:
-    """A checked manifest and its root hash, by its name alone. Raises SnapshotMissing,
-    ManifestInvalid and WrongKey."""
-    manifest, root = _checked(store, workspace, snapshot, seal)
-    if (manifest.workspace, manifest.snapshot) != (workspace, snapshot):
-        raise ManifestInvalid(
-            f"{_what(store, workspace, snapshot)} is not what its name says: it holds snapshot "
-            f"{manifest.snapshot} of workspace {manifest.workspace}"
-        )
-    return manifest, root
-
-
-def _checked(
-    store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, seal: Seal
-) -> tuple[Manifest, bytes]:
+    """A checked manifest and its root hash, by its name alone; ``paths`` as in read_manifest.
+    Raises SnapshotMissing, ManifestInvalid and WrongKey."""
     what = _what(store, workspace, snapshot)
     try:
         blob = store.get(manifest_key(workspace, snapshot), max_bytes=MAX_MANIFEST_BYTES)
@@ -105,6 +100,13 @@ def _checked(
         ) from None
     manifest, root = decode_manifest(blob, seal, what)
     check_manifest(manifest, what)
+    if (manifest.workspace, manifest.snapshot) != (workspace, snapshot):
+        raise ManifestInvalid(
+            f"{what} is not what its name says: it holds snapshot {manifest.snapshot} of "
+            f"workspace {manifest.workspace}"
+        )
+    if paths is not None:
+        check_roots(manifest, paths, what)
     return manifest, root
 
 

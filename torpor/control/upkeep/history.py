@@ -6,7 +6,7 @@ has one from then on if it is whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torpor.control.safety import verify_snapshot
@@ -20,7 +20,9 @@ from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import SnapshotId, WorkspaceName
 
 
-def taken_snapshots(store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> Iterator[Taken]:
+def taken_snapshots(
+    store: ObjectStore, workspace: WorkspaceName, seal: Seal, paths: Sequence[str]
+) -> Iterator[Taken]:
     """Every snapshot as retention sees it, oldest first."""
     there = manifests(store, workspace)
     receipts = dict(verified_snapshots(store, workspace))
@@ -32,7 +34,7 @@ def taken_snapshots(store: ObjectStore, workspace: WorkspaceName, seal: Seal) ->
             yield Taken(snapshot, found.modified_unix, True, receipt.agent, receipt.machine)
             continue
         try:
-            manifest, verified = _look(store, workspace, seal, snapshot)
+            manifest, verified = _look(store, workspace, seal, snapshot, paths)
         except (ManifestInvalid, WrongKey):
             yield Taken(snapshot, found.modified_unix, False, "")
         except SnapshotMissing:
@@ -48,7 +50,9 @@ class Newest(NamedTuple):
     faults: list[str]
 
 
-def newest_that_counts(store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> Newest:
+def newest_that_counts(
+    store: ObjectStore, workspace: WorkspaceName, seal: Seal, paths: Sequence[str]
+) -> Newest:
     """The newest verified snapshot. Newer ones are looked at first, newest before older."""
     known = newest_verified(store, workspace)
     newer = [one for one in snapshot_ids(store, workspace) if known is None or one > known]
@@ -57,7 +61,7 @@ def newest_that_counts(store: ObjectStore, workspace: WorkspaceName, seal: Seal)
     faults = []
     for snapshot in reversed(newer):
         try:
-            verify_snapshot(store, find_snapshot(store, workspace, snapshot), seal)
+            verify_snapshot(store, find_snapshot(store, workspace, snapshot), seal, paths=paths)
         except (ManifestInvalid, SnapshotDamaged, WrongKey) as fault:
             faults.append(str(fault))
         except SnapshotMissing:
@@ -68,11 +72,15 @@ def newest_that_counts(store: ObjectStore, workspace: WorkspaceName, seal: Seal)
 
 
 def _look(
-    store: ObjectStore, workspace: WorkspaceName, seal: Seal, snapshot: SnapshotId
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    seal: Seal,
+    snapshot: SnapshotId,
+    paths: Sequence[str],
 ) -> tuple[Manifest, bool]:
     """The manifest, and whether the snapshot is verified now."""
     try:
         found = find_snapshot(store, workspace, snapshot)
-        return verify_snapshot(store, found, seal).manifest, True
+        return verify_snapshot(store, found, seal, paths=paths).manifest, True
     except SnapshotDamaged:
         return open_manifest(store, workspace, snapshot, seal)[0], False

@@ -66,7 +66,13 @@ class Verification:
     """What is known so far about the snapshots of a workspace. One manifest is in memory at a time;
     the packs of each, and the chunks of all together, stay."""
 
-    def __init__(self, store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        workspace: WorkspaceName,
+        seal: Seal,
+        paths: Sequence[str] | None = None,
+    ) -> None:
         self.workspace = workspace
         self.faults: dict[bytes, PackDamage] = {}
         self.unproven: set[bytes] = set()
@@ -75,6 +81,7 @@ class Verification:
         self.bytes = 0
         self._store = store
         self._seal = seal
+        self._paths = paths
         self._snapshots: dict[SnapshotId, _Seen] = {}
         self._chunks: dict[Pack, dict[tuple[int, bytes], Chunk]] = {}
 
@@ -183,17 +190,22 @@ class Verification:
         )
 
     def _manifest(self, snapshot: SnapshotId) -> tuple[Manifest, bytes]:
-        return open_manifest(self._store, self.workspace, snapshot, self._seal)
+        return open_manifest(self._store, self.workspace, snapshot, self._seal, self._paths)
 
 
 def quick_look(
-    store: ObjectStore, workspace: WorkspaceName, seal: Seal, wanted: Sequence[SnapshotId]
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    seal: Seal,
+    wanted: Sequence[SnapshotId],
+    paths: Sequence[str] | None = None,
 ) -> Verification:
-    """The quick look: every object that snapshots name exists, with its size and MD5.
+    """The quick look: every object that snapshots name exists, with its size and MD5, and each
+    names no other directories than ``paths``.
 
     Raises the store's errors: unknown is not a verdict.
     """
-    found = Verification(store, workspace, seal)
+    found = Verification(store, workspace, seal, paths)
     for snapshot in wanted:
         found.look(snapshot)
     found.compare()

@@ -8,6 +8,7 @@ from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest, decode_manifest
+from torpor.shared.format.roots import check_roots
 from torpor.shared.transfer.transfer import Range, Transfer
 from torpor.shared.wire.restore import OfSnapshot
 
@@ -20,9 +21,12 @@ class Wanted(NamedTuple):
     manifest: Manifest
 
 
-def read_wanted(wanted: OfSnapshot[Any], seal: Seal, transfer: Transfer) -> Wanted:
+def read_wanted(
+    wanted: OfSnapshot[Any], seal: Seal, transfer: Transfer, *, any_paths: bool = False
+) -> Wanted:
     """The manifest, checked whole; SnapshotDamaged when it is not the one that the control side
-    read."""
+    read, OtherPaths when it names directories that it may not. ``any_paths``: it decides nothing by
+    them."""
     what = f"snapshot {wanted.snapshot}"
     whole = [Range(0, wanted.manifest_bytes)]
     blob = bytes(next(transfer.get_ranges(wanted.grant, whole)))
@@ -37,4 +41,6 @@ def read_wanted(wanted: OfSnapshot[Any], seal: Seal, transfer: Transfer) -> Want
             f"the {what} that the control side read: it was changed in the store"
         )
     check_manifest(manifest, what)
+    if not any_paths:
+        check_roots(manifest, wanted.paths, what)
     return Wanted(blob, found, manifest)

@@ -170,7 +170,9 @@ class RestoreRun(AgentRun):
 
     def _begin(self, request: BeginRestore, call: Call) -> Begun:
         seal = seal_of(request.key)
-        wanted = read_wanted(request, seal, self.transfer(call))
+        wanted = read_wanted(
+            request, seal, self.transfer(call), any_paths=request.roots is not None
+        )
         goal = Goal(wanted.manifest, _targets(request, wanted), seal)
         identity = blake3(wanted.root + b"\0".join(goal.targets)).digest()
         journal = RestoreJournal(self.state.restore_journal, identity)

@@ -183,6 +183,8 @@ class SnapshotRun(AgentRun):
             unaccepted_count=len(names),
             unaccepted=_shown(names, seen),
             parts=[_planned(number, part) for number, part in enumerate(parts)],
+            parted_count=len(seen.parted),
+            parted=[f"{run.named_roots[root]}/{shown(path)}" for root, path in seen.parted[:SHOWN]],
         )
 
     def part(self, request: StorePart, call: Call) -> PartReport:

@@ -40,6 +40,7 @@ from torpor.machine.tree.walk import (
     Signature,
     absolute_root,
     compile_excludes,
+    overlapping,
     walk,
 )
 from torpor.machine.tree.writers import written
@@ -362,6 +363,11 @@ def _resolved(roots: Sequence[str]) -> list[bytes]:
                 f"workspace path {root} ({os.fsdecode(path)}) is a file on the machine: move it "
                 "away"
             )
+    if pair := overlapping(resolved):
+        raise WorkspaceInvalid(
+            f"workspace paths {pair} overlap on the machine: name separate directories in the "
+            "workspace block. Nothing was changed"
+        )
     return resolved
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from torpor.machine.tree.mappings import file_systems, mapped_unseen, sync_disk
@@ -64,6 +64,9 @@ class Walk(NamedTuple):
     held: list[dict[bytes, Held]]  # unchanged entries; an Unread joins after it was read
     started_ns: int
     walked_ns: int  # when it ended; the disks are synced after that, and then files are read
+    parted: list[tuple[int, bytes]]
+    """Root and path of names whose file has a name in an earlier root too: a manifest has no hard
+    links between roots, so they come back as files of their own."""
 
     def rests(self, file: Unread) -> bool:
         """Whether any change after the walk is sure to change the signature of ``file``."""
@@ -177,10 +180,13 @@ def walk(
     places = [place for root in roots for place in file_systems(root, excluded)]
     mapped = mapped_unseen(places)
     started_ns = time.time_ns()
-    found = Walk([], [], [], [], [{} for _ in roots], started_ns, started_ns)
+    found = Walk([], [], [], [], [{} for _ in roots], started_ns, started_ns, [])
     fresh: list[int] = []
+    linked: set[tuple[int, int]] = set()
     for number, root in enumerate(roots):
-        _walk_root(number, root, held[number], excluded, mapped, check, found, fresh)
+        linked |= _walk_root(
+            number, root, held[number], excluded, mapped, check, found, fresh, linked
+        )
     found = found._replace(walked_ns=time.time_ns())
     _distrust(found, fresh)
     if found.unread:
@@ -208,7 +214,9 @@ def _walk_root(
     check: Callable[[], None],
     found: Walk,
     fresh: list[int],
-) -> None:
+    linked: Set[tuple[int, int]],
+) -> Set[tuple[int, int]]:
+    """Returns the files that have several names; ``linked``: those of the roots before."""
     links: dict[tuple[int, int], bytes] = {}
     entries, signatures, now_held = found.entries, found.signatures, found.held[number]
 
@@ -218,6 +226,8 @@ def _walk_root(
         first = path
         if st.st_nlink > 1 and stat.S_ISREG(st.st_mode):
             first = links.setdefault((st.st_dev, st.st_ino), path)
+            if (st.st_dev, st.st_ino) in linked:
+                found.parted.append((number, path))
         known = held.get(path)
         process = ""
         if mapped:
@@ -265,6 +275,7 @@ def _walk_root(
             except FileNotFoundError:
                 continue  # gone since it was listed
         pending.extend(reversed(below))
+    return links.keys()
 
 
 def _names(entry: Entry, first: bytes) -> bool:

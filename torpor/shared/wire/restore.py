@@ -12,13 +12,14 @@ from torpor.shared.wire.request import A, BeginsRun, Count, Names, Nothing, OfRu
 
 class OfSnapshot(BeginsRun[A], Generic[A], frozen=True):
     """Begins a run that brings a snapshot, or some of it, onto this machine. ``root`` and ``key``
-    (the workspace key) in hex."""
+    (the workspace key) in hex. ``paths``: the directories that its manifest may name."""
 
     snapshot: SnapshotId
     root: str
     manifest_bytes: int
     grant: Grant
     key: str | None
+    paths: list[str]
 
 
 class RestorePart(msgspec.Struct, frozen=True):
@@ -56,7 +57,9 @@ class RestorePlan(msgspec.Struct, frozen=True):
 
 class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
     """Take the workspace, check the manifest, the targets and the space. ``resume``: an earlier
-    run may have begun or completed this restore. ``first``: patterns of what comes first."""
+    run may have begun or completed this restore. ``first``: patterns of what comes first.
+    ``roots``: the targets, one for each directory of the manifest, whatever it calls them; None:
+    these directories themselves."""
 
     op = "restore.begin"
     roots: list[str] | None

@@ -53,12 +53,15 @@ class PartPlan(msgspec.Struct, frozen=True):
 
 class Scanned(msgspec.Struct, frozen=True):
     """One walk of the workspace; ``unaccepted``: names that are new since the last pass, but for
-    those that may change."""
+    those that may change. ``parted``: names whose file has a name in another directory of the
+    workspace too; they come back as separate files."""
 
     skipped: Count
     unaccepted_count: Count
     unaccepted: Names
     parts: list[PartPlan]
+    parted_count: Count = 0
+    parted: Names = []
 
 
 class Scan(OfRun[Scanned], frozen=True):

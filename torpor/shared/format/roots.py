@@ -1,0 +1,43 @@
+"""Which directories a manifest may name. The block of the workspace decides that, and never the
+manifest: a hostile machine wrote it, or anybody who can write in the bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Final
+
+from torpor.shared.errors import ManifestInvalid, OtherPaths
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.values import overlap, tidy_path
+
+_MOST: Final = 5
+_LONGEST: Final = 200
+"""Directories in a message, and characters of each: a manifest may hold anything."""
+
+
+def check_roots(manifest: Manifest, allowed: Sequence[str], what: str) -> None:
+    """Raise OtherPaths unless every root is one of the paths ``allowed``, and ManifestInvalid where
+    one root is another or within it."""
+    tidy = [tidy_path(root) for root in manifest.roots]
+    paths = [tidy_path(path) for path in allowed]
+    others = [root for root in tidy if root not in paths]
+    if others:
+        raise OtherPaths(
+            f"{what} names {_shown(others)}, and the workspace's paths are {_shown(paths)}: "
+            "nothing was written. If you know these directories, add them to `paths` in the "
+            "workspace block, or name them in `accept_paths` of this run; if not, do not trust the "
+            "machine that made the snapshot, nor who can write in the bucket, and use an older "
+            "snapshot"
+        )
+    for one, other in combinations(tidy, 2):
+        if overlap(one, other):
+            raise ManifestInvalid(
+                f"{what} is refused: its directories {one} and {other} overlap; nothing was written"
+            )
+
+
+def _shown(paths: Sequence[str]) -> str:
+    more = len(paths) - _MOST
+    words = ", ".join(repr(path[:_LONGEST]) for path in paths[:_MOST]) or "none"
+    return f"{words} and {more} more" if more > 0 else words
