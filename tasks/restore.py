@@ -10,6 +10,7 @@ from tasks.progress import Progress
 from tasks.retrying import WHILE_BUSY
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
+from torpor.control.losses import left_behind
 from torpor.control.remote.paths import Chosen
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.rental.search import fit
@@ -31,8 +32,10 @@ def pick_snapshot_to_wake(
     architecture and CUDA."""
     name = None if wanted in ("", NEWEST) else snapshot_id(wanted)
     found = find_snapshot(opened.store, opened.spec.name, name)
-    want = fitted(opened.spec.want, read_manifest(opened.store, found, opened.seal))
-    return found, replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
+    manifest = read_manifest(opened.store, found, opened.seal)
+    want = fitted(opened.spec.want, manifest)
+    spec = msgspec.structs.replace(opened.spec, want=want)
+    return found, replace(opened, spec=spec, left=left_behind(manifest.environment))
 
 
 def fitted(want: Want, manifest: Manifest) -> Want:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from torpor.control.reports import moment
 from torpor.shared.values import GIB, WorkspaceSpec
-from torpor.shared.wire.losses import Left, LinkOut, Losses
+from torpor.shared.wire.losses import Left, LinkOut, Losses, summarised
 from torpor.shared.wire.snapshot import Missed
 
 SHOWN: Final = 10
@@ -48,6 +48,22 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     if not losses.complete:
         lines.append("the look was cut short by its time limit: there may be more")
     return Lost(lines, _reasons(losses, links, spec))
+
+
+def left_behind(environment: Mapping[str, Any]) -> list[str]:
+    """What a wake says about its snapshot: what the machine held that is not in it."""
+    losses = summarised(environment)
+    if losses is None:
+        return []
+    where = [f"{clean(one.path)} ({size(one.bytes)})" for one in losses.folders[:_NAMES]]
+    said = []
+    if losses.total.bytes:
+        said.append(
+            f"when the machine of this snapshot was destroyed, {size(losses.total.bytes)} in "
+            f"{', '.join(where)}{' and elsewhere' if len(losses.folders) > _NAMES else ''} were "
+            "left behind"
+        )
+    return said + [_of_link(one) + ", which was left behind" for one in losses.links[:_NAMES]]
 
 
 def with_missed(lost: Lost, missed: Missed) -> Lost:
