@@ -43,6 +43,9 @@ class LookBehind:
     def __init__(self, home: Path, roots: Sequence[bytes]) -> None:
         self._home = home
         self._roots = list(roots)
+        shares_host = MACHINE_VARIABLE in os.environ  # then only its home is the machine's
+        self._top = os.path.realpath(os.path.expanduser("~")) if shares_host else "/"
+        self._since_ns = 0 if shares_host else machine_began_ns(home)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._found: Found | None = None
@@ -52,10 +55,9 @@ class LookBehind:
         with self._lock:
             if self._process is not None or self._found is not None:
                 return
-            confined = MACHINE_VARIABLE in os.environ
             where = Where(
-                top=os.path.realpath(os.path.expanduser("~")) if confined else "/",
-                since_ns=0 if confined else machine_began_ns(self._home),
+                top=self._top,
+                since_ns=self._since_ns,
                 skipped=[*map(os.fsdecode, self._roots), *self._left_out(request)],
                 recorded=python_places(),
             )
@@ -76,15 +78,9 @@ class LookBehind:
             call.check()
             return time.monotonic() > ends_s
 
-        confined = MACHINE_VARIABLE in os.environ
-        since_ns = None
-        if confined:
-            since_ns = 0
-        elif request.rented:
-            since_ns = machine_began_ns(self._home)
-        looks = LinksOut(
-            self._roots, self._left_out(request), since_ns, Mounts.of_this_machine(), stop
-        )
+        since_ns = self._since_ns if request.rented else None
+        mounts = Mounts.of_this_machine()
+        looks = LinksOut(self._roots, self._left_out(request), since_ns, mounts, stop, self._top)
         links, count = looks.find(entries or [])
         found = self._wait(request.wait_s, call) if request.whole else None
         return _answer(found or Found(True, _NOTHING, [], [], [], 0, [], 0, []), links, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -14,13 +15,15 @@ from torpor.shared.format.manifest import SYMLINK, Entry
 from torpor.shared.wire.losses import Left, LinkOut
 
 _MOST_LINKS: Final = 40  # as the kernel follows
+_IN_CACHE: Final = re.compile(f"({CACHES.pattern})(/.*)?")
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/snap")
 
 
 class LinksOut:
     """Looks where links lead. ``since_ns``: what is older came with the machine; None: that is not
     known, and only directories of the system count as such. ``skipped``: real paths that are in the
-    snapshot, or may be lost. ``stop`` ends the look: what it has not seen then counts as data."""
+    snapshot, or may be lost. ``top``: the directory that is the whole machine. ``stop`` ends the
+    look: what it has not seen then counts as data."""
 
     def __init__(
         self,
@@ -29,12 +32,14 @@ class LinksOut:
         since_ns: int | None,
         mounts: Mounts,
         stop: Callable[[], bool],
+        top: str = "/",
     ) -> None:
         self._roots = [os.fsdecode(root) for root in roots]
         self._skipped = [*self._roots, *skipped]
         self._since_ns = since_ns
         self._mounts = mounts
         self._stop = stop
+        self._top = top
         self._owned = Owned("", since_ns or 0)
         self._seen: dict[str, Left | None] = {}
 
@@ -66,7 +71,12 @@ class LinksOut:
 
     def _look(self, place: str) -> Left | None:
         real = self._resolve(place)
-        if real is None or is_under(real, self._skipped) or CACHES.match(f"{real}/"):
+        if (
+            real is None
+            or not is_under(real, [self._top])
+            or is_under(real, self._skipped)
+            or _IN_CACHE.fullmatch(real)
+        ):
             return None
         if any(is_under(root, [real]) for root in self._roots):
             return None  # it leads to a directory that the workspace is in
