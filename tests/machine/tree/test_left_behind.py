@@ -135,7 +135,16 @@ def test_what_packages_own_is_named_by_package(made: Made) -> None:
         "Package: old\nVersion: 1\nConffiles:\n /etc/old.conf {md5}\n /etc/same.conf {md5}\n\n"
     ).format(md5=hashlib.md5(b"as it came", usedforsecurity=False).hexdigest())
     made.write("/var/lib/dpkg/status", status.encode())
-    made.write("/var/lib/dpkg/info/jq.list", b"/.\n/usr/bin/jq\n/opt/jq/data\n")
+    owned = "/usr/bin/jq\n/opt/jq/data\n/etc/jq\n" + f"{SYSTEM}/jq-1.6.egg-info\n"
+    made.write("/var/lib/dpkg/info/jq.list", owned.encode())
+    made.write("/var/lib/dpkg/info/libjq1.list", b"/usr/lib/libjq.so\n")
+    made.write(
+        "/var/lib/apt/extended_states",
+        b"Package: jq\nAuto-Installed: 0\n\nPackage: libjq1\nAuto-Installed: 1\n",
+    )
+    made.write("/etc/jq")
+    made.write("/usr/lib/libjq.so", big)
+    (made.top / SYSTEM[1:] / "jq-1.6.egg-info").mkdir(parents=True)
     for path in ("/usr/bin/jq", "/opt/jq/data", "/usr/bin/mine", f"{SYSTEM}/new/a.py"):
         made.write(path, big)
     made.write(f"{SYSTEM}/new/edited.py", big + b"by hand")

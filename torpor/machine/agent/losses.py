@@ -15,7 +15,6 @@ from typing import Final
 
 import msgspec
 
-import torpor
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.environment import python_places
 from torpor.machine.agent.home import MARKER
@@ -121,10 +120,10 @@ def machine_began_ns(home: Path) -> int:
 
 
 def _started(where: Where) -> subprocess.Popen[bytes]:
-    folder = Path(str(torpor.__file__)).parents[1]
+    bundle = Path(__file__).parents[3]  # where our packages are, also outside of a bundle
     process = subprocess.Popen(
         [sys.executable, "-s", "-E", "-X", "utf8", "-m", "torpor.machine.tree.left_behind"],
-        cwd=folder,
+        cwd=bundle,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

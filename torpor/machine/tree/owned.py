@@ -32,10 +32,10 @@ class Owned:
         return f"{path}\0{size}" in self._pip or f"{path}\0" in self._pip
 
     def is_unchanged(self, path: str) -> bool:
-        """Whether a file has the content that apt's database gives it."""
+        """Whether a file has the content that apt's database gives it, where it gives one."""
         md5 = self._md5.get(path)
         if md5 is None:
-            return False
+            return path in self._apt_files
         try:
             with open(self._prefix + path, "rb") as file:
                 content = file.read(_MOST_BYTES)
@@ -46,6 +46,8 @@ class Owned:
     def learn(self, place: str, name: str, *, whole: bool) -> None:
         """A record of pip that came since: ``place/NAME-VERSION.dist-info``. ``whole``: also which
         files it owns."""
+        if f"{place}/{name}" in self._apt_files:
+            return
         words = name.rpartition(".")[0].split("-")
         if len(self.pip) < _MOST_PACKAGES:
             self.pip[place, " ".join(words[:2])] = None
@@ -59,8 +61,16 @@ class Owned:
 
     @cached_property
     def apt(self) -> list[str]:
-        """The packages that apt has added or changed, each with its version."""
-        return [f"{name} {self._versions.get(name, '')}".strip() for name in sorted(self._added)]
+        """The packages that apt has added or changed, each with its version; without those that
+        only others need."""
+        needed, name = set(), ""
+        for line in _lines(f"{self._prefix}/var/lib/apt/extended_states"):
+            if line.startswith("Package: "):
+                name = line[9:]
+            elif line == "Auto-Installed: 1":
+                needed.add(name)
+        asked = sorted(set(self._added) - needed)
+        return [f"{name} {self._versions.get(name, '')}".strip() for name in asked]
 
     @cached_property
     def _added(self) -> dict[str, str]:
