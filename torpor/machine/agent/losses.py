@@ -108,7 +108,10 @@ def machine_began_ns(home: Path) -> int:
     """Since when a file that came or changed is the user's: the agent's folder is made before a
     rented machine is handed over, and after its image is unpacked. The start of the machine counts
     where it was long before that: then the clock was set since, or the folder was made again."""
-    marked_ns = os.stat(home / MARKER).st_ctime_ns
+    try:
+        marked_ns = os.stat(home / MARKER).st_ctime_ns
+    except FileNotFoundError:
+        marked_ns = time.time_ns()
     try:
         with open("/proc/1/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])

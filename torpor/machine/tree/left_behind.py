@@ -73,7 +73,7 @@ _SETTINGS_NOISE: Final = re.compile(
     r"/etc/(ld\.so\.cache|mtab|resolv\.conf|hostname|hosts|machine-id|adjtime|\.pwd\.lock|\.updated"
     r"|(passwd|group|shadow|gshadow|subuid|subgid)-?|ssl/certs/.*|ca-certificates\.conf|.*\.dpkg-\w+"
     r"|alternatives/.*|ssh/ssh_host_.*|udev/hwdb\.bin|netplan/.*cloud-init.*|cloud/.*|apparmor.*"
-    r"|rc\d\.d/.*|\.git/.*|\.etckeeper)"
+    r"|rc\d\.d/.*|\.git/.*|\.etckeeper|python3/debian_config)"
 )
 _LEAST_SYSTEM_BYTES: Final = 64 << 10
 """Less than this in /usr or /var is what a package's own programs write."""
