@@ -15,7 +15,7 @@ import asyncssh
 
 from flows.phases import Phases
 from flows.restoration import Restoration
-from flows.storing import Storing
+from flows.storing import Look, Storing
 from flows.sync import Synchronisation
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import StoredWorkspace
@@ -77,11 +77,13 @@ class BenchMachine:
         session.close()
         return cost
 
-    def snapshot(self) -> Cost:
-        """Passes until nothing is new, manifest, verification."""
+    def snapshot(self, look: Look | None = None) -> Cost:
+        """Passes until nothing is new, manifest, verification; with ``look`` also what a destroy
+        would lose, as in a hibernation."""
         started = self._now()
         with PlainRunner():
-            Storing(self._kept, self._attached(), self._machine.id, Phases()).run()
+            session = self._attached()
+            Storing(self._kept, session, self._machine.id, Phases(), look=look).run()
         return self._since(started)
 
     def restore(

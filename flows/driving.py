@@ -41,6 +41,7 @@ from torpor.shared.errors import (
     StoreError,
     TorporError,
     UnexpectedAnswer,
+    UnsavedWork,
     WorkspaceAwake,
     WorkspaceBusy,
 )
@@ -107,6 +108,7 @@ class Driver:
         self._refusals = self._troubles = 0
         self._missing_since: float | None = None
         self._verified: Verified | None = None
+        self._kept = ""  # why the machine was kept after the end of the job
         self._stopped = Stopped(opened, driven, self._say_waiting)
         self._left: tuple[set[str], float] = (set(), 0.0)
 
@@ -435,6 +437,11 @@ class Driver:
             if self.job.final is None or not error.accepted:
                 raise
             runner().log.warning("job %s has ended: %s", self.job.id, error)
+        except UnsavedWork as error:  # the snapshot holds the end; data beside the workspace stays
+            if self.job.final is None:
+                raise
+            runner().log.warning("job %s has ended: %s", self.job.id, error)
+            self._kept = f". {error}"
         self._end()
 
     def _proven(self, verified: Verified) -> None:
@@ -481,4 +488,4 @@ class Driver:
             state, why = stop.state, stop.why
         else:
             state, why = "cancelled", "it was stopped"
-        self._driven.end(state, why)
+        self._driven.end(state, why + self._kept)

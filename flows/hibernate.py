@@ -16,7 +16,7 @@ from tasks.jobs import refuse_during_job
 from tasks.machines import chosen_machine, destroy_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
-from tasks.snapshot import confirm, refuse_losses
+from tasks.snapshot import confirm, refuse_losses, tell_of_losses
 from tasks.watching import see_idle, see_nothing_began
 from tasks.workspace import OpenWorkspace
 from torpor.control.losses import Lost
@@ -133,6 +133,8 @@ def store_workspace(
             run,
             look=Look(rented=live.label is not None, whole=destroy),
         ).run()
-    if destroy:
+    if not destroy:
+        tell_of_losses(live, report.lost)
+    else:
         report = msgspec.structs.replace(report, destroyed=True, saved_usd_h=live.price_usd_h)
     return report, verified

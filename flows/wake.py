@@ -76,7 +76,7 @@ def wake_workspace(
         report = _bring(opened, wanted, machine, full_check, phases)
     if not machine:
         report = msgspec.structs.replace(report, budgets=what_is_left(opened))
-    return report
+    return msgspec.structs.replace(report, warnings=[*report.warnings, *opened.left])
 
 
 def _bring(

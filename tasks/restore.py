@@ -12,6 +12,7 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.jobs.standby import newest_whole
+from torpor.control.losses import left_behind
 from torpor.control.remote.paths import Chosen
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.rental.search import fit
@@ -54,7 +55,8 @@ def pick_snapshot_to_wake(
             found.snapshot,
         )
     want = fitted(opened.spec.want, manifest)
-    return found, replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
+    spec = msgspec.structs.replace(opened.spec, want=want)
+    return found, replace(opened, spec=spec, left=left_behind(manifest.environment))
 
 
 def _instead(opened: OpenWorkspace) -> str:

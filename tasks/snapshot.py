@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tasks.events import SnapshotCommitted, SnapshotVerified, VerificationFailed, emit
 from tasks.progress import Progress
@@ -52,10 +52,15 @@ def look_for_losses(snapshot: RemoteSnapshot, rented: bool, whole: bool, wait_s:
     return snapshot.losses(rented=rented, whole=whole, wait_s=wait_s)
 
 
+def tell_of_losses(machine: Machine, lines: Sequence[str]) -> None:
+    """Log what is on the machine and not in the snapshot."""
+    for line in lines:
+        runner().log.warning("not in the snapshot of machine %s: %s", machine.id, line)
+
+
 def refuse_losses(machine: Machine, snapshot: SnapshotId, lost: Lost) -> None:
-    """Log what a destroy leaves behind; UnsavedWork if the machine must be kept for it."""
-    for line in lost.lines:
-        runner().log.warning("left behind on machine %s: %s", machine.id, line)
+    """Before a destroy, log what it leaves behind; UnsavedWork if the machine must be kept."""
+    tell_of_losses(machine, lost.lines)
     if lost.keep:
         raise UnsavedWork(
             f"machine {machine.id} was not destroyed, and still costs money: "

@@ -84,6 +84,8 @@ class OpenWorkspace(StoredWorkspace):
     store_price: Callable[[], StorePrice | None] = field(default=lambda: None, repr=False)
     """Loads what the store costs; None if unknown."""
     store_key: bytes | None = field(default=None, repr=False)
+    left: Sequence[str] = ()
+    """What was left behind on the machine of the snapshot that is to be woken, for people."""
 
     def base(self, name: WorkspaceName, paths: list[str]) -> StoredWorkspace:
         """The environment of a stack, as a workspace of its own in the same store."""

@@ -36,6 +36,7 @@ from torpor.shared.errors import (
     MachineUnreachable,
     StoreDenied,
     StoreUnavailable,
+    UnsavedWork,
 )
 from torpor.shared.values import Machine, SnapshotId, StoredSnapshot, made_at
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, OwnSave, StopJob
@@ -348,6 +349,22 @@ def test_a_job_ends_when_the_end_of_its_machine_is_accepted(
     ended = drive_job(slow, left_job(slow, rented=machine.id))
     assert (ended.state, ended.final) == ("succeeded", "s-1")
     assert slow.market.alive[machine.id].state == "stopping"
+
+
+def test_a_job_whose_machine_is_kept_for_data_beside_its_workspace_ends_and_says_so(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, _ = handed_over(lab.opened)
+
+    def store(*_: Any, proven: Callable[[Any], None], **__: Any) -> None:
+        proven(StoredSnapshot(DEMO, SnapshotId("s-1"), "", 0, 0.0))
+        raise UnsavedWork(f"machine {machine.id} was not destroyed: it holds /data")
+
+    monkeypatch.setattr(driving, "store_workspace", store)
+    ended = drive_job(lab, left_job(lab, rented=machine.id))
+    assert (ended.state, ended.final) == ("succeeded", "s-1")
+    assert f"machine {machine.id} was not destroyed: it holds /data" in ended.why
+    assert machine.id in lab.market.alive
 
 
 @pytest.mark.parametrize("then", ["", "hibernate", "keep"])

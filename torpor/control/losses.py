@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from torpor.control.reports import moment
 from torpor.shared.values import GIB, WorkspaceSpec
-from torpor.shared.wire.losses import Left, LinkOut, Losses
+from torpor.shared.wire.losses import Left, LinkOut, Losses, summarised
 from torpor.shared.wire.snapshot import Missed
 
 SHOWN: Final = 10
@@ -31,23 +31,43 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     """What ``losses`` means under the rules of the workspace's block."""
     links = [one for one in losses.links if not is_accepted(spec.accept_lost, one.link)]
     folders = [one for one in losses.folders if not is_accepted(spec.accept_lost, one.path)]
-    lines = [_of_link(one) for one in links]
+    lines = [_of_link(one) for one in links[:SHOWN]]
     if len(folders) > 1 and losses.total.bytes:
         lines.append(f"{_amount(losses.total)} outside of the workspace, in:")
     lines += [_of_folder(one) for one in folders[:SHOWN]]
+    if len(folders) > SHOWN:
+        lines.append(f"{len(folders) - SHOWN} more directories")
     if losses.caches:
         caches = ", ".join(f"{clean(one.path)} ({size(one.bytes)})" for one in losses.caches[:3])
         lines.append(f"caches, which are made again: {caches}")
     lines += _listed(
-        "files of the system were added or changed", losses.settings, losses.setting_count
+        "settings of the system that were added or changed", losses.settings, losses.setting_count
     )
     lines += _listed(
-        "packages were added and are in no record", losses.packages, losses.package_count
+        "packages that were added, and that a wake does not install",
+        losses.packages,
+        losses.package_count,
     )
     lines += _listed("not looked at", losses.unseen, len(losses.unseen))
     if not losses.complete:
         lines.append("the look was cut short by its time limit: there may be more")
     return Lost(lines, _reasons(losses, links, spec))
+
+
+def left_behind(environment: Mapping[str, Any]) -> list[str]:
+    """What a wake says about its snapshot: what the machine held that is not in it."""
+    losses = summarised(environment)
+    if losses is None:
+        return []
+    where = [f"{clean(one.path)} ({size(one.bytes)})" for one in losses.folders[:_NAMES]]
+    said = []
+    if losses.total.bytes:
+        said.append(
+            f"when the machine of this snapshot was destroyed, {size(losses.total.bytes)} in "
+            f"{', '.join(where)}{' and elsewhere' if len(losses.folders) > _NAMES else ''} were "
+            "left behind"
+        )
+    return said + [_of_link(one) + ", which was left behind" for one in losses.links[:_NAMES]]
 
 
 def with_missed(lost: Lost, missed: Missed) -> Lost:
@@ -96,7 +116,8 @@ def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> l
     found = []
     if links:
         named = "; ".join(_of_link(one) for one in links[:_NAMES])
-        more = max(0, losses.link_count - len(links[:_NAMES]))
+        unnamed = max(0, losses.link_count - len(losses.links))
+        more = unnamed + len(links) - len(links[:_NAMES])
         found.append(
             f"{named}{f'; and {more} more links' if more else ''}: the snapshot has the link and "
             "not the data. Add the directory to `paths`, or accept its loss in `accept_lost`"
@@ -119,7 +140,8 @@ def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> l
 
 
 def _of_link(one: LinkOut) -> str:
-    return f"{clean(one.link)} is a link to {clean(one.data.path)}, {_amount(one.data)}"
+    holds = _amount(one.data) if one.data.files else "which was not looked at in time"
+    return f"{clean(one.link)} is a link to {clean(one.data.path)}, {holds}"
 
 
 def _of_folder(one: Left) -> str:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from flows.phases import Phases
 from flows.restoration import Restoration
-from flows.storing import Storing
+from flows.storing import Look, Storing
 from flows.sync import Synchronisation
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import StoredWorkspace
@@ -168,7 +168,8 @@ WORKS = [
 
 
 def _stores(agent: Hostile, store: MemoryStore) -> None:
-    Storing(StoredWorkspace(SPEC, store, None), agent, MACHINE, Phases(), lambda *_: None).run()
+    kept, look = StoredWorkspace(SPEC, store, None), Look(rented=True, whole=True)
+    Storing(kept, agent, MACHINE, Phases(), lambda *_: None, look=look).run()
 
 
 def _restores(agent: Hostile, store: MemoryStore) -> None:

@@ -23,9 +23,14 @@ _HARMLESS: Final = re.compile(
 _MOST_PACKAGES: Final = 20_000
 
 
-@functools.cache
 def record_environment() -> dict[str, Any]:
-    """Image, system, driver, CUDA, packages, GPUs; read once by each agent."""
+    """Image, system, driver, CUDA, GPUs, read once by each agent; and the packages of now."""
+    packages = {"python_packages": _python_packages(), "apt_packages": _apt_packages()}
+    return _record_machine() | packages
+
+
+@functools.cache
+def _record_machine() -> dict[str, Any]:
     return {
         "os": _os_release(),
         "kernel": platform.release(),
@@ -35,8 +40,6 @@ def record_environment() -> dict[str, Any]:
         "nvidia_driver": _driver(),
         "cuda": _cuda(),
         "gpus": _gpus(),
-        "python_packages": _python_packages(),
-        "apt_packages": _apt_packages(),
         "variables": {n: v for n, v in sorted(os.environ.items()) if _HARMLESS.fullmatch(n)},
         "variable_names": sorted(n for n in os.environ if not _HARMLESS.fullmatch(n)),
     }
@@ -83,12 +86,16 @@ def _gpus() -> list[str]:
     return [line.strip() for line in done.stdout.decode(errors="replace").splitlines() if line]
 
 
+def python_places() -> list[str]:
+    """Where the machine's own Python has its packages, without those of the agent."""
+    bundle = os.path.realpath(sys.path[0])
+    return [p for p in sys.path if p and os.path.realpath(p) != bundle]
+
+
 def _python_packages() -> dict[str, str]:
     """The packages of the machine's own Python, without those of the agent."""
-    bundle = os.path.realpath(sys.path[0])
-    places = [p for p in sys.path if p and os.path.realpath(p) != bundle]
     found: dict[str, str] = {}
-    for distribution in importlib.metadata.distributions(path=places):
+    for distribution in importlib.metadata.distributions(path=python_places()):
         name = distribution.metadata["Name"]
         if name and len(found) < _MOST_PACKAGES:
             found[str(name)] = str(distribution.version)

@@ -15,6 +15,7 @@ from torpor.machine.agent.environment import record_environment
 from torpor.machine.agent.goal import SHOWN, shown
 from torpor.machine.agent.hook import run_hook
 from torpor.machine.agent.known import KnownFiles
+from torpor.machine.agent.losses import LookBehind
 from torpor.machine.agent.machine import machine_id
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.sync import drop_staged
@@ -51,7 +52,7 @@ from torpor.shared.format.names import pack_key
 from torpor.shared.format.sizes import CHUNK_BYTES, PACK_BYTES, packs_needed
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Grant, ObjectKey, SnapshotId, WorkspaceName
-from torpor.shared.wire.losses import Left, LookForLosses, Losses
+from torpor.shared.wire.losses import LookForLosses, Losses, summary
 from torpor.shared.wire.request import Nothing
 from torpor.shared.wire.snapshot import (
     BeginSnapshot,
@@ -123,6 +124,8 @@ class SnapshotRun(AgentRun):
         self._pass: _Pass | None = None
         self._gone: list[Gone] | None = None  # by the first pass
         self._written: _Written | None = None
+        self._look: LookBehind | None = None
+        self._losses: Losses | None = None
         self._sent: set[SnapshotId] = set()
 
     def begin(self, request: BeginSnapshot, call: Call) -> SnapshotBegun:
@@ -210,8 +213,13 @@ class SnapshotRun(AgentRun):
 
     def losses(self, request: LookForLosses, call: Call) -> Losses:
         """Begin to look for what the snapshot lacks, or what was found."""
-        self._has_begun()
-        return Losses(True, Left("/", 0, 0, 0.0), [], [], [], 0, [], 0, [], 0, [])
+        if self._look is None:
+            self._look = LookBehind(self.home, self._has_begun().roots)
+        entries = None if self._pass is None else self._pass.seen.entries
+        losses = self._look.losses(request, entries, call)
+        if request.whole and request.wait_s:
+            self._losses = losses
+        return losses
 
     def packs(self, request: ListPacks, call: Call) -> Packs:
         """Every pack that the manifest will name."""
@@ -324,6 +332,8 @@ class SnapshotRun(AgentRun):
     def _give_back(self) -> None:
         super()._give_back()
         self._buffers.drop()
+        if self._look is not None:
+            self._look.close()
         if self._gpu is not None:
             self._gpu.close()
 
@@ -376,7 +386,7 @@ class SnapshotRun(AgentRun):
             chunks,
             packs,
             self._has_scanned().seen.skipped,
-            record_environment(),
+            {**record_environment(), **({} if self._losses is None else summary(self._losses))},
             {
                 "files": len(files),
                 "bytes": sum(e.size for e in files),

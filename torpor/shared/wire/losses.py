@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -69,3 +70,30 @@ class LookForLosses(OfRun[Losses], frozen=True):
     rented: bool
     whole: bool
     wait_s: float
+
+
+SUMMARY: Final = "left_behind"
+"""Its name in the environment record of a snapshot."""
+_KEPT: Final = 10
+
+
+def summary(losses: Losses) -> dict[str, Any]:
+    """What the environment record keeps, for whoever wakes the snapshot."""
+    kept = msgspec.structs.replace(
+        losses,
+        folders=losses.folders[:_KEPT],
+        caches=[],
+        links=losses.links[:_KEPT],
+        settings=losses.settings[:_KEPT],
+        packages=losses.packages[:_KEPT],
+        unseen=[],
+    )
+    return {SUMMARY: msgspec.to_builtins(kept)}
+
+
+def summarised(environment: Mapping[str, Any]) -> Losses | None:
+    """What ``summary`` put there. A machine writes the record, so what does not fit is nothing."""
+    try:
+        return msgspec.convert(environment.get(SUMMARY), Losses)
+    except msgspec.ValidationError:
+        return None

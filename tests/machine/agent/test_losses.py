@@ -1,0 +1,80 @@
+"""The agent's look for what a snapshot lacks: since when, in which process, and for how long."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from torpor.machine.agent.call import Call
+from torpor.machine.agent.home import MARKER
+from torpor.machine.agent.losses import LookBehind, machine_began_ns
+from torpor.shared.wire.activity import MACHINE_VARIABLE
+from torpor.shared.wire.losses import LookForLosses
+
+BEGIN = LookForLosses("run", ["~/fine"], True, True, 0.0)
+END = LookForLosses("run", ["~/fine"], True, True, 30.0)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a machine that shares its host, with a workspace and some data."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(MACHINE_VARIABLE, "m-0")
+    for path in (f".torpor/{MARKER}", "workspace/a", "data/b", "fine/c"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("xyz")
+    return tmp_path
+
+
+@pytest.fixture
+def look(home: Path) -> Iterator[LookBehind]:
+    looks = LookBehind(home / ".torpor", [os.fsencode(home / "workspace")])
+    yield looks
+    looks.close()
+
+
+def _call(home: Path) -> Call:
+    return Call("1", home, lambda event: None)
+
+
+def _processes() -> list[int]:
+    found = psutil.Process().children(recursive=True)
+    return [one.pid for one in found if "torpor.machine.tree.left_behind" in one.cmdline()]
+
+
+def test_one_process_looks_beside_the_run_at_what_is_the_machines(
+    look: LookBehind, home: Path
+) -> None:
+    assert look.losses(BEGIN, None, _call(home)).complete is False
+    assert len(_processes()) == 1
+    look.losses(BEGIN, None, _call(home))
+    assert len(_processes()) == 1
+    for _ in range(2):  # a lost answer is asked for again
+        losses = look.losses(END, [], _call(home))
+        assert [one.path for one in losses.folders] == [f"{home}/data"]
+        assert (losses.complete, losses.total.files, losses.unseen) == (True, 1, [])
+    assert _processes() == []
+
+
+def test_a_process_that_hangs_is_not_waited_for(look: LookBehind, home: Path) -> None:
+    look.losses(BEGIN, None, _call(home))
+    (process,) = _processes()
+    psutil.Process(process).suspend()
+    losses = look.losses(LookForLosses("run", [], True, True, 0.1), [], _call(home))
+    assert not losses.complete
+    assert "as on a disk that hangs" in losses.unseen[0]
+    assert _processes() == []
+
+
+def test_the_machine_began_when_the_agents_folder_was_made_or_when_it_started(home: Path) -> None:
+    marker = home / ".torpor" / MARKER
+    began_ns = machine_began_ns(home / ".torpor")
+    started_ns = machine_began_ns(home)  # without a marker: the start of this host
+    up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert began_ns in (marker.stat().st_ctime_ns, pytest.approx(started_ns, abs=10**9))
+    assert time.time() - up_s - 60 < started_ns / 1e9 <= time.time()

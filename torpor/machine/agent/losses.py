@@ -1,0 +1,170 @@
+"""The agent's look for what a snapshot lacks: a process beside the run, and where links lead."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from torpor.machine.agent.call import Call
+from torpor.machine.agent.environment import python_places
+from torpor.machine.agent.home import MARKER
+from torpor.machine.tree.disks import Mounts
+from torpor.machine.tree.left_behind import SENT, Found, Where
+from torpor.machine.tree.links_out import LinksOut
+from torpor.machine.tree.walk import absolute_root
+from torpor.shared.format.manifest import Entry
+from torpor.shared.wire.activity import MACHINE_VARIABLE
+from torpor.shared.wire.losses import Left, LinkOut, LookForLosses, Losses
+
+LINKS_S: Final = 10.0
+"""How long to look where links lead. A link whose data was not looked at until then keeps the
+machine."""
+_STOP_S: Final = 2.0
+_POLL_S: Final = 0.2
+_SOON_NS: Final = 900 * 10**9
+"""A machine that torpor rents has the agent within this time of its start."""
+_NOTHING: Final = Left("/", 0, 0, 0.0)
+
+
+class LookBehind:
+    """The look of one run. Its process ends with ``close``."""
+
+    def __init__(self, home: Path, roots: Sequence[bytes]) -> None:
+        self._home = home
+        self._roots = list(roots)
+        shares_host = MACHINE_VARIABLE in os.environ  # then only its home is the machine's
+        self._top = os.path.realpath(os.path.expanduser("~")) if shares_host else "/"
+        self._since_ns = 0 if shares_host else machine_began_ns(home)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._found: Found | None = None
+
+    def begin(self, request: LookForLosses) -> None:
+        """Start the process, once."""
+        with self._lock:
+            if self._process is not None or self._found is not None:
+                return
+            where = Where(
+                top=self._top,
+                since_ns=self._since_ns,
+                skipped=[*map(os.fsdecode, self._roots), *self._left_out(request)],
+                recorded=python_places(),
+            )
+            try:
+                self._process = _started(where)
+            except OSError as error:
+                self._found = _unknown(f"its process did not start: {error}")
+
+    def losses(self, request: LookForLosses, entries: Sequence[Entry] | None, call: Call) -> Losses:
+        """What was found. ``entries``: of the last pass, for their links."""
+        if request.whole:
+            self.begin(request)
+        if request.wait_s == 0:
+            return _answer(_unknown(""), [], 0)
+        ends_s = time.monotonic() + max(request.wait_s, LINKS_S)
+
+        def stop() -> bool:
+            call.check()
+            return time.monotonic() > ends_s
+
+        since_ns = self._since_ns if request.rented else None
+        mounts = Mounts.of_this_machine()
+        looks = LinksOut(self._roots, self._left_out(request), since_ns, mounts, stop, self._top)
+        links, count = looks.find(entries or [])
+        found = self._wait(request.wait_s, call) if request.whole else None
+        return _answer(found or Found(True, _NOTHING, [], [], [], 0, [], 0, []), links, count)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _wait(self, wait_s: float, call: Call) -> Found:
+        with self._lock:
+            if self._found is None and self._process is not None:
+                self._found = _heard(self._process, wait_s, call)
+                self._process = None
+            return self._found or _unknown("the run has ended")
+
+    def _left_out(self, request: LookForLosses) -> list[str]:
+        places = [os.path.realpath(absolute_root(place)) for place in request.accepted]
+        return [os.path.realpath(self._home), *places]
+
+
+def machine_began_ns(home: Path) -> int:
+    """Since when a file that came or changed is the user's: the agent's folder is made before a
+    rented machine is handed over, and after its image is unpacked. The start of the machine counts
+    where it was long before that: then the clock was set since, or the folder was made again."""
+    try:
+        marked_ns = os.stat(home / MARKER).st_ctime_ns
+    except FileNotFoundError:
+        marked_ns = time.time_ns()
+    try:
+        with open("/proc/1/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):  # it may be hidden
+        return marked_ns
+    up_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    started_ns = time.time_ns() - up_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK")
+    return started_ns if started_ns < marked_ns - _SOON_NS else marked_ns
+
+
+def _started(where: Where) -> subprocess.Popen[bytes]:
+    bundle = Path(__file__).parents[3]  # where our packages are, also outside of a bundle
+    process = subprocess.Popen(
+        [sys.executable, "-s", "-E", "-X", "utf8", "-m", "torpor.machine.tree.left_behind"],
+        cwd=bundle,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    stdin, process.stdin = process.stdin, None  # a later `communicate` only reads
+    if stdin is not None:
+        with suppress(BrokenPipeError), stdin:
+            stdin.write(json.dumps(msgspec.to_builtins(where)).encode())  # names are any bytes
+    return process
+
+
+def _heard(process: subprocess.Popen[bytes], wait_s: float, call: Call) -> Found:
+    ends_s = time.monotonic() + wait_s
+    stopped = False
+    while True:
+        try:
+            output, _ = process.communicate(timeout=_POLL_S)
+            break
+        except subprocess.TimeoutExpired:
+            call.check()
+        if time.monotonic() < ends_s:
+            continue
+        if stopped:
+            process.kill()
+            process.communicate()
+            return _unknown("it did not answer, as on a disk that hangs")
+        process.terminate()
+        stopped, ends_s = True, time.monotonic() + _STOP_S
+    try:
+        return msgspec.json.decode(output, type=Found)
+    except msgspec.DecodeError:
+        return _unknown(f"its process ended with status {process.returncode}")
+
+
+def _unknown(why: str) -> Found:
+    return Found(False, _NOTHING, [], [], [], 0, [], 0, [f"the machine: {why}"] if why else [])
+
+
+def _answer(found: Found, links: Sequence[LinkOut], count: int) -> Losses:
+    return Losses(**msgspec.structs.asdict(found), links=list(links[:SENT]), link_count=count)

@@ -1,0 +1,89 @@
+"""Files by directory, grouped as a person would name them: /data/runs, and not its 500 runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from torpor.shared.wire.losses import Left
+
+_DEEPEST: Final = 8
+"""Names of a path that are told apart; what lies deeper counts to the directory above."""
+_WIDE: Final = frozenset(
+    {
+        *("/", "/home", "/mnt", "/media", "/opt", "/srv", "/var", "/var/lib", "/usr", "/usr/lib"),
+        *("/usr/share", "/usr/local", "/usr/local/lib", "/usr/local/share"),
+        "/var/lib/docker/volumes",
+    }
+)
+_WIDE_IN_HOME: Final = ("/.cache", "/.config", "/.local", "/.local/share")
+
+
+class _Node:
+    __slots__ = ("below", "bytes", "files", "newest_ns", "own_bytes", "own_files", "own_newest_ns")
+
+    def __init__(self) -> None:
+        self.below: dict[str, _Node] = {}
+        self.files = self.bytes = self.newest_ns = 0
+        self.own_files = self.own_bytes = self.own_newest_ns = 0
+
+
+class Groups:
+    """``wide``: directories of which each part is named by itself: homes, and tops of disks."""
+
+    def __init__(self, wide: set[str]) -> None:
+        self._top = _Node()
+        self._wide = _WIDE | wide | {home + name for home in wide for name in _WIDE_IN_HOME}
+
+    def add(self, directory: str, files: int, size: int, newest_ns: int) -> None:
+        """Count files that lie in ``directory`` itself."""
+        node = self._top
+        for name in ("", *directory.strip("/").split("/")[:_DEEPEST]):
+            if name:
+                node = node.below.setdefault(name, _Node())
+            node.files += files
+            node.bytes += size
+            node.newest_ns = max(node.newest_ns, newest_ns)
+        node.own_files += files
+        node.own_bytes += size
+        node.own_newest_ns = max(node.own_newest_ns, newest_ns)
+
+    @property
+    def total(self) -> Left:
+        return _left("/", self._top.files, self._top.bytes, self._top.newest_ns)
+
+    def largest(self, count: int) -> list[Left]:
+        """The groups, most bytes first."""
+        return sorted(self._groups("/", self._top), key=lambda one: -one.bytes)[:count]
+
+    def directories(self) -> Iterator[Left]:
+        """Each directory with files of its own."""
+        pending = [("/", self._top)]
+        while pending:
+            path, node = pending.pop()
+            if node.own_files:
+                yield _left(path, node.own_files, node.own_bytes, node.own_newest_ns)
+            pending += ((os.path.join(path, name), one) for name, one in node.below.items())
+
+    def size_near(self, directory: str) -> int:
+        """Bytes below the first three names of ``directory``."""
+        node = self._top
+        for name in directory.strip("/").split("/")[:3]:
+            node = node.below[name]
+        return node.bytes
+
+    def _groups(self, path: str, node: _Node) -> Iterator[Left]:
+        wide = path in self._wide
+        if not wide and (node.own_files or len(node.below) != 1):
+            yield _left(path, node.files, node.bytes, node.newest_ns)
+            return
+        if node.own_files:
+            yield _left(path, node.own_files, node.own_bytes, node.own_newest_ns)
+        for name, one in node.below.items():
+            yield from self._groups(os.path.join(path, name), one)
+
+
+def _left(path: str, files: int, size: int, newest_ns: int) -> Left:
+    shown = os.fsencode(path).decode(errors="backslashreplace")
+    return Left(shown, files, size, newest_ns / 1e9)

@@ -1,0 +1,383 @@
+"""What is on a machine and in no snapshot: a walk of its disks that is bounded in time.
+
+It runs in a process of its own: ``python -m torpor.machine.tree.left_behind`` reads a ``Where`` as
+JSON, looks until it has seen everything or gets SIGTERM, and writes a ``Found`` as JSON. Thus it
+takes no turns of the interpreter from the agent, which reads and encodes meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from torpor.machine.tree.disks import Mounts, is_under
+from torpor.machine.tree.groups import Groups
+from torpor.machine.tree.owned import RECORDS, Owned
+from torpor.shared.wire.losses import Left
+
+MOST_S: Final = 60.0
+SENT: Final = 20
+"""Names and directories in an answer."""
+_NICE: Final = 10
+_CHECK_FILES: Final = 2000
+
+_LAST: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+"""Directories of the system, which come last. In them only files are looked at whose directory has
+changed: to look at each one of a large image would take minutes on a slow disk."""
+_NEVER: Final = frozenset(
+    ["/proc", "/sys", "/dev", "/run", "/boot", "/snap", "/lost+found", "/nix/store"]
+)
+_SERVICES: Final = re.compile(
+    r"/var/(log|run|lock|crash|backups|mail|opt/.*/tmp"
+    r"|lib/(dpkg|systemd|cloud|dhcp|dhclient|NetworkManager|ucf|pam|dbus|private|polkit-1|plymouth"
+    r"|update-notifier|update-manager|ubuntu-\w+|snapd|logrotate|man-db|apparmor|initramfs-tools"
+    r"|chrony|ntp|misc|python|sgml-base|shim-signed|grub|usbutils|command-not-found|fwupd"
+    r"|containerd|docker/(?!volumes)[^/]+|kubelet|lxcfs|amazon|google|waagent|aptitude|vim|fontconfig))"
+)
+"""What the services of a system write for themselves. /var/lib/docker/volumes is not among it."""
+CACHES: Final = re.compile(
+    r".*/(\.cache/(pip|uv|pypoetry|yarn|pre-commit|mypy|ruff|matplotlib|fontconfig|go-build|bazel)"
+    r"|\.local/share/uv/python|\.npm/_cacache|\.cargo/registry|\.nv/ComputeCache|\.triton/cache"
+    r"|\.conda/pkgs|(?:mini|mamba|micromamba|ana)?(?:conda|forge)\d?/pkgs)"
+    r"|/var/cache|/var/lib/apt"
+)
+"""Directories that pip, uv, apt and others make again."""
+_OWN_NOISE: Final = frozenset(
+    [
+        ".bash_history",
+        ".python_history",
+        ".zsh_history",
+        ".viminfo",
+        ".lesshst",
+        ".wget-hsts",
+        ".selected_editor",
+        ".sudo_as_admin_successful",
+        ".Xauthority",
+        "authorized_keys",
+        "known_hosts",
+        "known_hosts.old",
+        "motd.legal-displayed",
+    ]
+)
+"""Files that a login writes into a home."""
+_SETTINGS_NOISE: Final = re.compile(
+    r"/etc/(ld\.so\.cache|mtab|resolv\.conf|hostname|hosts|machine-id|adjtime|\.pwd\.lock|\.updated"
+    r"|(passwd|group|shadow|gshadow|subuid|subgid)-?|ssl/certs/.*|ca-certificates\.conf|.*\.dpkg-\w+"
+    r"|alternatives/.*|ssh/ssh_host_.*|udev/hwdb\.bin|netplan/.*cloud-init.*|cloud/.*|apparmor.*"
+    r"|rc\d\.d/.*|\.git/.*|\.etckeeper|python3/debian_config)"
+)
+_LEAST_SYSTEM_BYTES: Final = 64 << 10
+"""Less than this in /usr or /var is what a package's own programs write."""
+
+
+class Where(msgspec.Struct, frozen=True):
+    """``top``: the directory that is the whole machine. ``since_ns``: what is older came with it.
+    ``skipped``: absolute paths that are not looked at. ``recorded``: where the packages of pip are
+    that the environment record names."""
+
+    top: str
+    since_ns: int
+    skipped: list[str]
+    recorded: list[str]
+
+
+class Found(msgspec.Struct):
+    """As ``torpor.shared.wire.losses.Losses`` has it."""
+
+    complete: bool
+    total: Left
+    folders: list[Left]
+    caches: list[Left]
+    settings: list[str]
+    setting_count: int
+    packages: list[str]
+    package_count: int
+    unseen: list[str]
+
+
+class _Stopped(Exception):
+    """The time is over."""
+
+
+class Look:
+    """One look at one machine. ``prefix`` comes before every path of the machine."""
+
+    def __init__(
+        self, where: Where, mounts: Mounts, stop: Callable[[], bool], prefix: str = ""
+    ) -> None:
+        self._where = where
+        self._mounts = mounts
+        self._stop = stop
+        self._prefix = prefix
+        self._skipped = set(where.skipped)
+        self._inodes: dict[int, set[int]] = {}
+        for path in where.skipped:
+            try:
+                facts = os.stat(prefix + path)
+            except OSError:
+                continue
+            self._inodes.setdefault(facts.st_ino, set()).add(facts.st_dev)
+        self._owned = Owned(prefix, where.since_ns)
+        self._homes = {where.top} if where.top != "/" else self._homes_of_users()
+        disks = mounts.disks() if where.top == "/" else [where.top]
+        self._folders = Groups({*self._homes, *disks})
+        self._caches: list[Left] = []
+        self._settings: list[str] = []
+        self._unsure: list[tuple[str, str, int, int]] = []  # directory, name, size, changed
+        self._unseen = [
+            f"{one.path} ({one.kind}: it does not end with this machine)" for one in mounts.remote()
+        ]
+        self._links: set[tuple[int, int]] = set()
+
+    def run(self) -> Found:
+        """Look until all is seen, or ``stop`` says so."""
+        complete = True
+        try:
+            for place in self._places():
+                if not is_under(place, self._where.skipped):
+                    self._walk(place)
+        except _Stopped:
+            complete = False
+        self._sort_unsure()
+        packages = self._packages() if self._where.top == "/" else []
+        if self._where.top == "/":
+            self._settings += self._users()
+        return Found(
+            complete,
+            self._folders.total,
+            self._folders.largest(SENT),
+            sorted(self._caches, key=lambda one: -one.bytes)[:SENT],
+            sorted(map(shown, self._settings))[:SENT],
+            len(self._settings),
+            [*map(shown, packages[:SENT])],
+            len(packages),
+            [*map(shown, self._unseen[:SENT])],
+        )
+
+    # -- the walk
+
+    def _places(self) -> Iterator[str]:
+        """What holds users' files comes first."""
+        if self._where.top != "/":
+            yield self._where.top
+            return
+        yield from self._mounts.disks()[1:]
+        below = self._directory("/", False)
+        last = {f"/{name}" for name in _LAST}
+        yield from sorted(set(below) - last, key=lambda path: (path == "/var", path))
+        yield "/usr/local"
+        yield from sorted(last & set(below))
+
+    def _homes_of_users(self) -> set[str]:
+        try:
+            return {"/root", *(f"/home/{name}" for name in os.listdir(f"{self._prefix}/home"))}
+        except OSError:
+            return {"/root"}
+
+    def _walk(self, top: str) -> None:
+        system = top.lstrip("/").partition("/")[0] in _LAST and top != "/usr/local"
+        pending = [top]
+        while pending:
+            path = pending.pop()
+            if self._stop():
+                raise _Stopped
+            pending += self._directory(path, system)
+
+    def _directory(self, path: str, system: bool) -> list[str]:
+        """Look at the files of one directory; returns the directories in it."""
+        since_ns, full = self._where.since_ns, self._prefix + path
+        below: list[str] = []
+        count = changed = size = newest = 0
+        start = path if path.endswith("/") else f"{path}/"
+        mounted = path in self._mounts.parents
+        home = path in self._homes or path.endswith(("/.ssh", "/.cache"))
+        try:
+            as_it_was = system and os.stat(full).st_ctime_ns < since_ns
+            with os.scandir(full) as names:
+                for one in names:
+                    name = one.name
+                    if mounted and start + name in self._mounts:
+                        continue
+                    if one.is_dir(follow_symlinks=False):
+                        if self._goes_into(one, start + name):
+                            below.append(start + name)
+                        continue
+                    if as_it_was or (home and name in _OWN_NOISE):
+                        continue
+                    count += 1
+                    if count % _CHECK_FILES == 0 and self._stop():
+                        raise _Stopped
+                    facts = one.stat(follow_symlinks=False)
+                    if facts.st_ctime_ns < since_ns or not stat.S_ISREG(facts.st_mode):
+                        continue
+                    if facts.st_nlink > 1:
+                        if (facts.st_dev, facts.st_ino) in self._links:
+                            continue
+                        self._links.add((facts.st_dev, facts.st_ino))
+                    taken = taken_bytes(facts)
+                    if self._is_apart(path, start + name, system, taken, facts.st_ctime_ns):
+                        continue
+                    changed += 1
+                    size += taken
+                    newest = max(newest, facts.st_ctime_ns)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if not system and not path.startswith("/var/"):
+                self._unseen.append(f"{path}: {error.strerror}")
+        if changed:
+            self._folders.add(path, changed, size, newest)
+        return below
+
+    def _goes_into(self, one: os.DirEntry[str], path: str) -> bool:
+        """Whether to look into a directory of a directory that is looked at."""
+        name = one.name
+        if name == "__pycache__" or path in self._skipped or path in _NEVER or path == "/usr/local":
+            return False
+        if name.endswith(RECORDS) and one.stat(follow_symlinks=False).st_ctime_ns >= (
+            self._where.since_ns
+        ):
+            place = os.path.dirname(path)
+            self._owned.learn(place, name, whole=place.startswith("/usr/"))
+        if one.inode() in self._inodes:  # it may be here by another mount
+            return one.stat(follow_symlinks=False).st_dev not in self._inodes[one.inode()]
+        if CACHES.fullmatch(path):
+            self._add_cache(path)
+            return False
+        return not (path.startswith("/var/") and _SERVICES.fullmatch(path))
+
+    def _is_apart(self, path: str, full: str, system: bool, size: int, changed_ns: int) -> bool:
+        """Whether a file that came or changed is no user's file, or that is to be found out."""
+        if self._where.top != "/":
+            return False
+        if path.startswith("/etc") and (path == "/etc" or path[4] == "/"):
+            if not _SETTINGS_NOISE.fullmatch(full) and not self._owned.is_unchanged(full):
+                self._settings.append(full)
+            return True
+        if path.startswith("/var/spool/cron"):
+            self._settings.append(full)
+            return True
+        if system or path.startswith(("/usr/", "/var/")):
+            self._unsure.append((path, full, size, changed_ns))
+            return True
+        return self._owned.owns(full, size)
+
+    def _sort_unsure(self) -> None:
+        """Once every record of pip is known: files of the system that no package owns."""
+        found = Groups(set())
+        for path, full, size, changed_ns in self._unsure:
+            if not self._owned.owns(full, size) and not full.endswith((".cache", ".pyc")):
+                found.add(path, 1, size, changed_ns)
+        for one in found.directories():
+            if (
+                one.path.startswith("/usr/local")
+                or found.size_near(one.path) >= _LEAST_SYSTEM_BYTES
+            ):
+                self._folders.add(one.path, one.files, one.bytes, int(one.newest_unix * 1e9))
+
+    def _add_cache(self, top: str) -> None:
+        """A directory that is made again: its size, as long as there is time."""
+        files = size = newest = 0
+        pending, stopped = [top], False
+        while pending:
+            if stopped := self._stop():
+                break
+            path = pending.pop()
+            try:
+                with os.scandir(self._prefix + path) as names:
+                    for one in names:
+                        if one.is_dir(follow_symlinks=False):
+                            pending.append(f"{path}/{one.name}")
+                            continue
+                        facts = one.stat(follow_symlinks=False)
+                        if facts.st_ctime_ns >= self._where.since_ns:
+                            files += 1
+                            size += taken_bytes(facts)
+                            newest = max(newest, facts.st_ctime_ns)
+            except OSError:
+                continue
+        if files:
+            self._caches.append(Left(shown(top), files, size, newest / 1e9))
+        if stopped:
+            raise _Stopped
+
+    # -- the system
+
+    def _packages(self) -> list[str]:
+        """Those that the environment record names one by one, others by where they are."""
+        recorded = set(self._where.recorded)
+        found = [f"{name} (apt)" for name in self._owned.apt]
+        others: dict[str, list[str]] = {}
+        for place, name in sorted(self._owned.pip):
+            if place in recorded:
+                found.append(f"{name} (pip)")
+            else:
+                others.setdefault(place, []).append(name)
+        for place, names in others.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            found.append(f"{names[0]}{more} (pip in {place}, in no record)")
+        return found
+
+    def _users(self) -> list[str]:
+        """Users that were added: nothing in their home is older than the machine."""
+        try:
+            with open(f"{self._prefix}/etc/passwd", errors="backslashreplace") as file:
+                if os.fstat(file.fileno()).st_ctime_ns < self._where.since_ns:
+                    return []
+                lines = file.read(1 << 20).splitlines()
+        except OSError:
+            return []
+        found = []
+        for fields in (line.split(":") for line in lines):
+            person = len(fields) == 7 and fields[2].isdigit() and 1000 <= int(fields[2]) < 60_000
+            if person and self._is_new(fields[5]):
+                found.append(f"user {fields[0]}")
+        return found
+
+    def _is_new(self, home: str) -> bool:
+        try:
+            with os.scandir(self._prefix + home) as names:
+                changes = [one.stat(follow_symlinks=False).st_ctime_ns for one in names]
+        except OSError:
+            return True
+        return all(at >= self._where.since_ns for at in changes)
+
+
+def taken_bytes(facts: os.stat_result) -> int:
+    """The bytes of a file, without the holes of a large one."""
+    if facts.st_size < 1 << 20:
+        return facts.st_size
+    return min(facts.st_size, facts.st_blocks * 512)
+
+
+def shown(path: str) -> str:
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def main() -> int:
+    """Look as stdin says, and tell on stdout."""
+    ends_s = time.monotonic() + MOST_S
+    stopped = [False]
+
+    def stop(*_: object) -> None:
+        stopped[0] = True
+
+    signal.signal(signal.SIGTERM, stop)
+    os.nice(_NICE)
+    where = msgspec.convert(json.load(sys.stdin), Where)  # names may be any bytes
+    look = Look(where, Mounts.of_this_machine(), lambda: stopped[0] or time.monotonic() > ends_s)
+    sys.stdout.buffer.write(msgspec.json.encode(look.run()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Symbolic links of a workspace that lead out of it, to data that a snapshot of it lacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from torpor.machine.tree.disks import Mounts, is_under
+from torpor.machine.tree.left_behind import CACHES, shown, taken_bytes
+from torpor.machine.tree.owned import Owned
+from torpor.shared.format.manifest import SYMLINK, Entry
+from torpor.shared.wire.losses import Left, LinkOut
+
+_MOST_LINKS: Final = 40  # as the kernel follows
+_IN_CACHE: Final = re.compile(f"({CACHES.pattern})(/.*)?")
+_SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/snap")
+
+
+class LinksOut:
+    """Looks where links lead. ``since_ns``: what is older came with the machine; None: that is not
+    known, and only directories of the system count as such. ``skipped``: real paths that are in the
+    snapshot, or may be lost. ``top``: the directory that is the whole machine. ``stop`` ends the
+    look: what it has not seen then counts as data."""
+
+    def __init__(
+        self,
+        roots: Sequence[bytes],
+        skipped: Sequence[str],
+        since_ns: int | None,
+        mounts: Mounts,
+        stop: Callable[[], bool],
+        top: str = "/",
+    ) -> None:
+        self._roots = [os.fsdecode(root) for root in roots]
+        self._skipped = [*self._roots, *skipped]
+        self._since_ns = since_ns
+        self._mounts = mounts
+        self._stop = stop
+        self._top = top
+        self._owned = Owned("", since_ns or 0)
+        self._seen: dict[str, Left | None] = {}
+
+    def find(self, entries: Sequence[Entry]) -> tuple[list[LinkOut], int]:
+        """The first link to each place with data, most bytes first; and how many links there are
+        to all of them."""
+        found: dict[str, LinkOut] = {}
+        count = 0
+        for entry in entries:
+            if entry.kind != SYMLINK:
+                continue
+            link = os.path.join(self._roots[entry.root], os.fsdecode(entry.path))
+            data = self._behind(link, os.fsdecode(entry.target))
+            if data is not None:
+                count += 1
+                found.setdefault(data.path, LinkOut(shown(link), data))
+        return sorted(found.values(), key=lambda one: -one.data.bytes), count
+
+    def _behind(self, link: str, target: str) -> Left | None:
+        names = target.split("/")
+        climbs = next((n for n, name in enumerate(names) if name != ".."), len(names))
+        place = os.path.normpath(os.path.join(os.path.dirname(link), target))
+        # a ".." after a name may climb out of where another link has led
+        if ".." not in names[climbs:] and is_under(place, self._roots):
+            return None
+        if place not in self._seen:
+            self._seen[place] = self._look(os.path.join(os.path.dirname(link), target))
+        return self._seen[place]
+
+    def _look(self, place: str) -> Left | None:
+        real = self._resolve(place)
+        if (
+            real is None
+            or not is_under(real, [self._top])
+            or is_under(real, self._skipped)
+            or _IN_CACHE.fullmatch(real)
+        ):
+            return None
+        if any(is_under(root, [real]) for root in self._roots):
+            return None  # it leads to a directory that the workspace is in
+        if self._since_ns is None and is_under(real, _SYSTEM):
+            return None
+        found, whole = self._data(real)
+        return found if found.files or not whole else None
+
+    def _resolve(self, path: str) -> str | None:
+        """Where a path leads; None if that is nowhere, or not on a disk of this machine. Nothing
+        asks a network for it."""
+        pending = [name for name in reversed(path.split("/")) if name not in ("", ".")]
+        real, links = "/", 0
+        while pending:
+            name = pending.pop()
+            if name == "..":
+                real = os.path.dirname(real)
+                continue
+            here = os.path.join(real, name)
+            if not self._mounts.is_disk(here):
+                return None
+            try:
+                leads = os.readlink(here)
+            except FileNotFoundError:
+                return None
+            except OSError:  # EINVAL: it is no link
+                real = here
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                return None
+            if leads.startswith("/"):
+                real = "/"
+            pending += [name for name in reversed(leads.split("/")) if name not in ("", ".")]
+        return real
+
+    def _data(self, top: str) -> tuple[Left, bool]:
+        """What came or changed at or below ``top``, and whether all of it was looked at."""
+        since_ns = self._since_ns or 0
+        files = size = newest = 0
+        pending, whole = [top], True
+        while pending:
+            if self._stop():
+                whole = False
+                break
+            for path, facts in self._entries(pending.pop()):
+                if stat.S_ISDIR(facts.st_mode):
+                    pending.append(path)
+                elif stat.S_ISREG(facts.st_mode) and facts.st_ctime_ns >= since_ns:
+                    if self._since_ns is not None and self._owned.owns(path, facts.st_size):
+                        continue
+                    files += 1
+                    size += taken_bytes(facts)
+                    newest = max(newest, facts.st_ctime_ns)
+        return Left(shown(top), files, size, newest / 1e9), whole
+
+    def _entries(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
+        try:
+            facts = os.lstat(path)
+            if not stat.S_ISDIR(facts.st_mode):
+                yield path, facts
+                return
+            with os.scandir(path) as names:
+                for one in names:
+                    there = one.path
+                    if there in self._mounts and not self._mounts.is_disk(there):
+                        continue
+                    if one.name == "__pycache__" or is_under(there, self._skipped):
+                        continue
+                    if not CACHES.fullmatch(there):
+                        yield there, one.stat(follow_symlinks=False)
+        except OSError:
+            return

@@ -1,0 +1,124 @@
+"""What the machine's packages own: apt's by its database, pip's by its records."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Final
+
+_MOST_BYTES: Final = 64 << 20
+"""Of one list of a package; a longer one is none."""
+_MOST_PACKAGES: Final = 20_000
+RECORDS: Final = (".dist-info", ".egg-info")
+
+
+class Owned:
+    """Of one machine, whose files lie below ``prefix``: what came with a package since
+    ``since_ns``."""
+
+    def __init__(self, prefix: str, since_ns: int) -> None:
+        self._prefix = prefix
+        self._since_ns = since_ns
+        self._pip: set[str] = set()
+        self.pip: dict[tuple[str, str], None] = {}
+        """The packages that pip has added: where each is, and its name and version."""
+
+    def owns(self, path: str, size: int) -> bool:
+        """Whether a package that was added owns this file, as it is."""
+        if path in self._apt_files:
+            return True
+        return f"{path}\0{size}" in self._pip or f"{path}\0" in self._pip
+
+    def is_unchanged(self, path: str) -> bool:
+        """Whether a file has the content that apt's database gives it, where it gives one."""
+        md5 = self._md5.get(path)
+        if md5 is None:
+            return path in self._apt_files
+        try:
+            with open(self._prefix + path, "rb") as file:
+                content = file.read(_MOST_BYTES)
+        except OSError:
+            return False
+        return hashlib.md5(content, usedforsecurity=False).hexdigest() == md5
+
+    def learn(self, place: str, name: str, *, whole: bool) -> None:
+        """A record of pip that came since: ``place/NAME-VERSION.dist-info``. ``whole``: also which
+        files it owns."""
+        if f"{place}/{name}" in self._apt_files:
+            return
+        words = name.rpartition(".")[0].split("-")
+        if len(self.pip) < _MOST_PACKAGES:
+            self.pip[place, " ".join(words[:2])] = None
+        if not whole:
+            return
+        for line in _lines(f"{self._prefix}{place}/{name}/RECORD"):
+            fields = line.rsplit(",", 2)
+            if len(fields) == 3:
+                path = os.path.normpath(f"{place}/{fields[0].strip(chr(34))}")
+                self._pip.add(f"{path}\0{fields[2]}" if fields[2] else f"{path}\0")
+
+    @cached_property
+    def apt(self) -> list[str]:
+        """The packages that apt has added or changed, each with its version; without those that
+        only others need."""
+        needed, name = set(), ""
+        for line in _lines(f"{self._prefix}/var/lib/apt/extended_states"):
+            if line.startswith("Package: "):
+                name = line[9:]
+            elif line == "Auto-Installed: 1":
+                needed.add(name)
+        asked = sorted(set(self._added) - needed)
+        return [f"{name} {self._versions.get(name, '')}".strip() for name in asked]
+
+    @cached_property
+    def _added(self) -> dict[str, str]:
+        """The list of each such package, by its name."""
+        info = f"{self._prefix}/var/lib/dpkg/info"
+        found = {}
+        try:
+            with os.scandir(info) as names:
+                for one in names:
+                    if one.name.endswith(".list") and one.stat().st_ctime_ns >= self._since_ns:
+                        found[one.name[:-5].partition(":")[0]] = one.path
+        except OSError:
+            return {}
+        return found
+
+    @cached_property
+    def _apt_files(self) -> frozenset[str]:
+        return frozenset(path for one in self._added.values() for path in _lines(one))
+
+    @cached_property
+    def _versions(self) -> dict[str, str]:
+        found, name = {}, ""
+        for line in _lines(f"{self._prefix}/var/lib/dpkg/status"):
+            if line.startswith("Package: "):
+                name = line[9:]
+            elif line.startswith("Version: "):
+                found[name] = line[9:]
+        return found
+
+    @cached_property
+    def _md5(self) -> dict[str, str]:
+        """The MD5 of each file of the system's settings, by apt's database."""
+        found = {}
+        listed = False
+        for line in _lines(f"{self._prefix}/var/lib/dpkg/status"):
+            if not line.startswith(" "):
+                listed = line == "Conffiles:"
+            elif listed:
+                path, _, rest = line.strip().partition(" ")
+                found[path] = rest.partition(" ")[0]
+        return found
+
+
+def _lines(path: str) -> Iterator[str]:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_MOST_BYTES)
+    except OSError:
+        return
+    for line in content.splitlines():
+        yield os.fsdecode(line)
