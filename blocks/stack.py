@@ -11,7 +11,8 @@ from prefect.blocks.system import Secret
 from pydantic import Field, HttpUrl, field_validator, model_validator
 
 from blocks.machine_paths import MachinePaths
-from blocks.reference import LOGOS, load, load_named
+from blocks.reference import LOGOS, Reference, load, load_named
+from blocks.workspace import open_provider
 from torpor.control.deploy import stack
 from torpor.shared.errors import InvalidInput
 
@@ -35,6 +36,7 @@ class Stack(Block):
         setup_minutes: The time limit of the setup command, in minutes.
         environment: The directories that the setup command fills.
         relocatable: Whether the environment works under another home directory.
+        trusts: Provider blocks whose machines may run what each other's have made.
         model: A Hugging Face repository, an ollama tag, or any name of the model.
         model_path: Where the model is, below the first path of the workspace.
         fetch: A command that fetches the model.
@@ -106,6 +108,15 @@ class Stack(Block):
         description=(
             "The environment works under another home directory, so that users of other names "
             "share it."
+        ),
+    )
+    trusts: list[Reference] = Field(
+        default_factory=list,
+        title="Trusted alike",
+        description=(
+            "Provider blocks, as type/name, that share one stored environment: whoever controls a "
+            "machine of one may put code into it that runs on the others. Empty: each account has "
+            "its own; at Vast.ai, RunPod and TensorDock each workspace."
         ),
     )
     model: str = Field(
@@ -192,9 +203,13 @@ class Stack(Block):
         return load(value.strip(), (cls,), of="this run")
 
     def value(self) -> stack.Stack:
-        """The stack as a plain value, with its secrets; InvalidInput where one is missing."""
+        """The stack as a plain value, with its secrets and the accounts that it trusts alike;
+        InvalidInput where one is missing."""
+        name = self._block_document_name or "unnamed"
+        trusts = [open_provider(one, of=f"stack {name}").identity for one in self.trusts]
         return stack.Stack(
-            name=self._block_document_name or "unnamed",
+            name=name,
+            trusts=tuple(trusts),
             image=self.image,
             own_image=self.own_image,
             minimal_image=self.minimal_image,

@@ -436,7 +436,7 @@ class Workspace(Block):
     def open_providers(self) -> tuple[Provider, ...]:
         """Its providers, in its order, ready to use; raises InvalidInput."""
         names = dict.fromkeys([self.provider, *self.more_providers])
-        return tuple(_opened(load(name, blocks.PROVIDERS, of=self._me())) for name in names)
+        return tuple(open_provider(name, of=self._me()) for name in names)
 
     def open_identity(self) -> SSHIdentity:
         """The SSH identity it logs in with; raises InvalidInput."""
@@ -490,6 +490,11 @@ class Workspace(Block):
         if value and not value[0]:
             raise ValueError("the quiesce command's first item is the program and cannot be empty")
         return value
+
+
+def open_provider(reference: str, *, of: str) -> Provider:
+    """The provider of the block that ``of`` names, ready to use; raises InvalidInput."""
+    return _opened(load(reference, blocks.PROVIDERS, of=of))
 
 
 def open_all_providers() -> tuple[Provider, ...]:

@@ -18,8 +18,11 @@ import yaml
 from prefect.blocks.core import Block
 from prefect.cli import app as prefect_command
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.flows import Flow, load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
 from prefect_aws.credentials import AwsCredentials
 from pydantic import SecretStr
 
@@ -153,15 +156,55 @@ def make_pools() -> None:
 
 
 def deploy(installation: Installation) -> None:
-    """Deploy prefect.yaml from this checkout, as `prefect --no-prompt deploy --all` does. What the
-    user has set as a parameter of a deployment stays so.
+    """Deploy what prefect.yaml names and the server lacks. Of a deployment that is there, only what
+    belongs to the code changes: Prefect would reset all that its user has set, such as a pause, and
+    a kill before that could be set again would lose it."""
+    content: dict[str, Any] = yaml.safe_load((CHECKOUT / "prefect.yaml").read_text())
+    missing = []
+    with get_client(sync_client=True) as client, contextlib.chdir(CHECKOUT):
+        for one in content["deployments"]:
+            function = one["entrypoint"].rpartition(":")[2]
+            name = f"{function.replace('_', '-')}/{one['name']}"
+            if name == WATCH:
+                ours = {**one.get("parameters", {}), "metrics": str(installation.metrics)}
+                one["parameters"] = ours
+            try:
+                there = client.read_deployment_by_name(name)
+            except ObjectNotFound:
+                missing.append(one)
+            else:
+                client.update_deployment(there.id, _of_the_code(one, there))
+    if missing:
+        _deploy({**content, "deployments": missing})
+
+
+def _of_the_code(one: dict[str, Any], there: DeploymentResponse) -> DeploymentUpdate:
+    """What a new version changes of a deployment. Parameters that it adds have its defaults."""
+    flow: Flow[..., Any] = load_flow_from_entrypoint(one["entrypoint"], use_placeholder_flow=False)
+    changes: dict[str, Any] = {
+        "entrypoint": one["entrypoint"],
+        "version": flow.version,
+        "description": one["description"],
+        "parameter_openapi_schema": parameter_schema(flow).model_dump(exclude_unset=True),
+        "pull_steps": [
+            {"prefect.deployments.steps.set_working_directory": {"directory": str(CHECKOUT)}}
+        ],
+    }
+    ours = one.get("parameters", {})
+    if ours.keys() - there.parameters.keys():
+        changes["parameters"] = {**ours, **there.parameters}
+    return DeploymentUpdate(**changes)
+
+
+def _deploy(content: dict[str, Any]) -> None:
+    """As `prefect --no-prompt deploy --all` does from this checkout.
 
     In this process, which has imported Prefect and the flows: another one takes 5 s to do so.
     """
     said = io.StringIO()
     status: object = None
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(_with_parameters(installation), file)
+        yaml.safe_dump(content, file)
         file.flush()
         sys.argv = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file.name]
         with (
@@ -177,25 +220,6 @@ def deploy(installation: Installation) -> None:
         raise TorporError(
             f"prefect deploy ended with {status} in {CHECKOUT}:\n{said.getvalue()[-4000:]}"
         )
-
-
-def _with_parameters(installation: Installation) -> dict[str, Any]:
-    """prefect.yaml, with the parameters that its deployments have on the server. Prefect would
-    replace them: a backup would forget which snapshots its user wants to keep."""
-    content: dict[str, Any] = yaml.safe_load((CHECKOUT / "prefect.yaml").read_text())
-    with get_client(sync_client=True) as client:
-        for one in content["deployments"]:
-            function = one["entrypoint"].rpartition(":")[2]
-            name = f"{function.replace('_', '-')}/{one['name']}"
-            try:
-                there = client.read_deployment_by_name(name).parameters
-            except ObjectNotFound:
-                there = {}
-            ours = one.get("parameters", {})
-            if name == WATCH:
-                ours = {**ours, "metrics": str(installation.metrics)}
-            one["parameters"] = {**ours, **there}
-    return content
 
 
 def first_machine(installation: Installation) -> None:

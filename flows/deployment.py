@@ -37,7 +37,7 @@ from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy.report import DeployReport
-from torpor.control.deploy.stack import Place, Stack, Strategy, base_name, see_apart
+from torpor.control.deploy.stack import Place, Stack, Strategy, base_name, see_apart, sharers
 from torpor.control.measure.scratch import machines_name, scratch_name
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
@@ -153,7 +153,8 @@ class _OnMachine:
             see_apart(place.environment, [place.absolute(path) for path in spec.paths])
             # The id is of the store's key, whatever the name that the key is derived for.
             key_id = Seal(self._opened.base_key(workspace_name("environments"))).key_id.hex()
-            name = base_name(self._stack, facts_of(machine), key_id + self._of.trial)
+            key_id += self._of.trial
+            name = base_name(self._stack, facts_of(machine), self._shared_by, key_id)
             base = self._of.base = self._opened.base(name, self._stack.environment)
             serving = Serving(session, spec.name, place, self._phases)
             if self._tenancy is None:
@@ -187,6 +188,12 @@ class _OnMachine:
             if self._tenancy is not None and not self._of.trial:
                 self._tenancy.hand_over(alone=True)
             return self._report(serving)
+
+    @property
+    def _shared_by(self) -> str:
+        provider = self._opened.markets.of(self._machine.provider)
+        many_owners = provider.abilities.many_owners
+        return sharers(self._stack, provider.identity, many_owners, self._opened.spec.name)
 
     def _stop(self, serving: Serving) -> None:
         """End what earlier deploys have started here; HandedOver if it is a user's by now."""
@@ -398,7 +405,8 @@ class _OnMachine:
     def _reason(self) -> str:
         workspace = self._opened.spec.name
         whose = f"{scratch_name(workspace)}: " if self._of.trial else ""
-        return f"{whose}environment of stack {self._stack.name}, for workspace {workspace}"[:400]
+        of = f"environment of stack {self._stack.name}, made at {self._shared_by}"
+        return f"{whose}{of}, for workspace {workspace}"[:400]
 
     def _report(self, serving: Serving) -> DeployReport:
         endpoint = endpoint_of(self._machine)

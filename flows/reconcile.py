@@ -8,6 +8,7 @@ from flows.hibernate import hibernate
 from flows.unfinished import settle
 from tasks.opening import open_workspace, probe_store
 from tasks.reconciliation import (
+    close_rental,
     compare_with_rentals,
     end_abandoned,
     end_unfinished,
@@ -15,7 +16,7 @@ from tasks.reconciliation import (
 )
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
-from torpor.control.reconciliation import Reconciliation, choose
+from torpor.control.reconciliation import Reconciliation, choose, choose_gone
 from torpor.control.rental.records import Rental
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import RESERVED, Machine, MachineId
@@ -27,6 +28,7 @@ def reconcile(
     end: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     abandoned: bool = False,
     left: list[str] = [],  # noqa: B006
+    gone: list[str] = [],  # noqa: B006
 ) -> Reconciliation:
     """List the machines at all provider blocks, what each one is and costs; end the named ones that
     a killed run left.
@@ -43,12 +45,18 @@ def reconcile(
             theirs shows.
         left: Ids of unfinished machines that answer, which a killed run left. One with an
             unfinished restore is ended. One with a whole restore is handed over and hibernated.
+        gone: Ids of rentals, from this flow's table, whose machines are gone for certain, although
+            their provider cannot prove it or no block is for it. The rentals are closed, and wake
+            restores the newest snapshot. A machine that still runs costs money until you end it in
+            the provider's console.
     """
     opened = open_workspace(workspace)
     probe_store(opened)
     findings = compare_with_rentals(opened)
     chosen = choose(findings, end)
     settled = _settled_by_runs(choose(findings, left))
+    everywhere = [provider.identity for provider in opened.markets.every()]
+    closed = choose_gone(findings, gone, everywhere)
     doubtful = [
         machine
         for machine, rental in chosen
@@ -77,12 +85,19 @@ def reconcile(
         except TorporError as error:
             runner().log.error("machine %s stays as it was left: %s", machine.id, error)
             faults.append(error)
+    for rental in closed:
+        close_rental(opened, rental)
     if abandoned:
         ended += end_abandoned(opened)
-    if chosen or settled or abandoned:
+    if chosen or settled or closed or abandoned:
         findings = compare_with_rentals(opened)
-    at = ", ".join(provider.identity for provider in opened.markets.every())
-    report = Reconciliation(opened.spec.name, at, findings, ended)
+    report = Reconciliation(
+        opened.spec.name,
+        ", ".join(everywhere),
+        findings,
+        ended,
+        [rental.label.rental for rental in closed],
+    )
     runner().log.info(report.message())
     runner().table(
         key=f"reconcile-{opened.spec.name}", rows=report.rows(), description=report.message()

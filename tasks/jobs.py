@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 
-from tasks.machines import renting
+from tasks.machines import renting, see_reached
 from tasks.retrying import ONCE
 from tasks.runner import runner
 from tasks.step import step
@@ -37,7 +37,7 @@ def machine_in_use(
 ) -> tuple[Machine, Rental] | None:
     """The workspace's machine that was handed over, of several the ``wanted`` one; None if it is on
     none. Closes the rental of one that has provably gone. One that is being ended counts only for
-    a job that ran on it."""
+    a job that ran on it. InvalidInput if it may be on one that no provider block reaches."""
     held = renting(opened)
     held.end_abandoned(within_s=AT_ONCE_S)
     over = [
@@ -55,6 +55,8 @@ def machine_in_use(
                 f"workspace {opened.spec.name} is on several machines: {names}. A job runs on one: "
                 "hibernate the others first"
             )
+    if not over:
+        see_reached(opened)
     return over[0] if over else None
 
 

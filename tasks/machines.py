@@ -95,6 +95,8 @@ def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> 
         mine = [(machine, rental) for machine, rental in mine if machine.id == wanted]
     if len(mine) == 1:
         return _usable(opened, *mine[0])
+    if not mine:
+        see_reached(opened)
     at = ", ".join(provider.identity for provider in opened.providers)
     there = ", ".join(f"{machine.id} at {machine.provider}" for machine, _ in mine)
     if mine:
@@ -106,6 +108,12 @@ def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> 
         f"workspace {opened.spec.name} is on no machine at {at}"
         f"{f' called {wanted}' if wanted else ''}: wake it first, or check the provider block"
     )
+
+
+def see_reached(opened: OpenWorkspace) -> None:
+    """InvalidInput where a machine of the workspace is at an account that no block is for. Look for
+    machines first: a rental goes over to the account that shows its machine."""
+    opened.markets.see_reached(opened.rentals.open())
 
 
 def _is_ending(machine: Machine, rental: Rental | None) -> bool:
@@ -169,12 +177,15 @@ def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[T
     """The machines that earlier runs of the workspace left unfinished. First what nobody will use
     is ended, and what its market does not show yet is waited for.
 
-    ``alone``: WorkspaceAwake if the workspace is on a machine already; NotOurs if that has no
-    rental in this store; InvalidInput if there is more than one.
+    InvalidInput if no provider block reaches a machine of the workspace. ``alone``: WorkspaceAwake
+    if the workspace is on a machine already; NotOurs if that has no rental in this store;
+    InvalidInput if there is more than one.
     """
     held.end_abandoned()
     held.wait_for_late()
-    mine = [(m, r) for m, r in held.machines() if (r or alone) and not _is_ending(m, r)]
+    listed = held.machines()
+    see_reached(opened)
+    mine = [(m, r) for m, r in listed if (r or alone) and not _is_ending(m, r)]
     unfinished = [(m, rental) for m, rental in mine if rental is not None and rental.unfinished]
     left = ", ".join(machine.id for machine, _ in unfinished)
     for machine, rental in mine if alone else []:

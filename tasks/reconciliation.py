@@ -77,6 +77,13 @@ def end_unfinished(opened: OpenWorkspace, machine: Machine, rental: Rental) -> N
     held.end(held.tenancy(machine, rental).rental or rental)
 
 
+@step("close rental")
+def close_rental(opened: OpenWorkspace, rental: Rental) -> None:
+    """Close the rental of a machine that its user knows to be gone. Nothing is destroyed."""
+    why = "its user told reconcile that the machine is gone"
+    opened.under(rental.label.workspace).rentals.change(rental, state="ended", why=why)
+
+
 @step("end abandoned")
 def end_abandoned(opened: OpenWorkspace) -> list[MachineId]:
     """End the attempts that nobody uses; the machines that went with them."""

@@ -13,17 +13,20 @@ from pydantic import ValidationError
 
 from blocks import Stack, Workspace
 from deployments.stacks import ready_made
+from tests.fixtures.market import Market
 from torpor.control.deploy.stack import (
     STRATEGIES,
     Facts,
     Place,
     base_name,
     see_apart,
+    sharers,
     strategy_named,
 )
 from torpor.shared.errors import InvalidInput
-from torpor.shared.values import BASE
+from torpor.shared.values import BASE, WorkspaceName
 
+HERE = "lambda://here"
 FACTS = Facts((3, 11), "2.36", "x86_64", 12, "/root")
 
 
@@ -75,7 +78,7 @@ def test_a_secret_is_named_and_never_in_a_stack_or_an_error(
     assert stack.secrets.token == "hf_AbCdEf"
     assert "hf_AbCdEf" not in f"{block!r} {block.model_dump()} {stack!r} {stack.secrets!r}"
     assert stack.secrets.hidden_in("a hf_AbCdEf b") == "a *** b"
-    assert base_name(stack, FACTS) == base_name(_stack().value(), FACTS)
+    assert base_name(stack, FACTS, HERE) == base_name(_stack().value(), FACTS, HERE)
     monkeypatch.setattr("blocks.stack.load_named", lambda *_, **__: Secret(value=["a", "list"]))
     with pytest.raises(InvalidInput, match="secret/hugging-face of HF_TOKEN must hold a text"):
         block.value()
@@ -119,24 +122,46 @@ def test_names_are_filled_into_single_items() -> None:
 
 def test_the_key_of_an_environment_is_all_that_it_depends_on() -> None:
     stack = _stack(setup=["make"], environment=["~/env"]).value()
-    name = base_name(stack, FACTS)
+    name = base_name(stack, FACTS, HERE)
     assert name.startswith(BASE) and len(name) <= 63
     others = [
-        base_name(msgspec.structs.replace(stack, setup=["make", "more"]), FACTS),
-        base_name(msgspec.structs.replace(stack, minimal_image="debian:12"), FACTS),
-        base_name(msgspec.structs.replace(stack, environment=["~/other"]), FACTS),
-        base_name(stack, Facts((3, 12), "2.36", "x86_64", 12, "/root")),
-        base_name(stack, Facts((3, 11), "2.39", "x86_64", 12, "/root")),
-        base_name(stack, Facts((3, 11), "2.36", "aarch64", 12, "/root")),
-        base_name(stack, Facts((3, 11), "2.36", "x86_64", 13, "/root")),
-        base_name(stack, Facts((3, 11), "2.36", "x86_64", 12, "/home/me")),
+        base_name(msgspec.structs.replace(stack, setup=["make", "more"]), FACTS, HERE),
+        base_name(msgspec.structs.replace(stack, minimal_image="debian:12"), FACTS, HERE),
+        base_name(msgspec.structs.replace(stack, environment=["~/other"]), FACTS, HERE),
+        base_name(stack, Facts((3, 12), "2.36", "x86_64", 12, "/root"), HERE),
+        base_name(stack, Facts((3, 11), "2.39", "x86_64", 12, "/root"), HERE),
+        base_name(stack, Facts((3, 11), "2.36", "aarch64", 12, "/root"), HERE),
+        base_name(stack, Facts((3, 11), "2.36", "x86_64", 13, "/root"), HERE),
+        base_name(stack, Facts((3, 11), "2.36", "x86_64", 12, "/home/me"), HERE),
     ]
     assert len({name, *others}) == 9
     same = msgspec.structs.replace(stack, server=["another"], model="m", port=9000, name="other")
-    assert base_name(same, FACTS) == name
+    assert base_name(same, FACTS, HERE) == name
     moved = msgspec.structs.replace(stack, relocatable=True)
     elsewhere = Facts((3, 11), "2.36", "x86_64", 12, "/home/me")
-    assert base_name(moved, FACTS) == base_name(moved, elsewhere)
+    assert base_name(moved, FACTS, HERE) == base_name(moved, elsewhere, HERE)
+
+
+def test_an_environment_is_of_one_account_or_of_those_that_are_trusted_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other = WorkspaceName("one"), WorkspaceName("other")
+    stack = _stack(setup=["make"], environment=["~/env"]).value()
+
+    def shared(at: str, by: WorkspaceName, many_owners: bool = False) -> WorkspaceName:
+        return base_name(stack, FACTS, sharers(stack, at, many_owners, by))
+
+    assert shared(HERE, one) == shared(HERE, other) != shared("gcp://there", one)
+    of_many = [shared("vast://x", by, many_owners=True) for by in (one, other)]
+    assert len({*of_many, shared(HERE, one)}) == 3
+    assert shared("vast://x", one, many_owners=True) == of_many[0]
+    alone = shared(HERE, one)
+    opened = {"lambda-provider/mine": Market(HERE), "vast-provider/mine": Market("vast://x")}
+    monkeypatch.setattr("blocks.stack.open_provider", lambda name, of: opened[name])
+    stack = _stack(setup=["make"], environment=["~/env"], trusts=[*opened]).value()
+    alike = shared(HERE, one)
+    assert alike == shared("vast://x", other, many_owners=True) != alone
+    assert shared("gcp://there", one) not in (alike, alone)
 
 
 def test_strategies_say_what_they_need() -> None:

@@ -79,6 +79,7 @@ class ProviderContract:
             assert offer.domain
             assert offer.price_usd_h >= 0
             assert offer.priced_unix <= time.time()
+            assert provider.abilities.many_owners or not offer.many_owners
             assert (offer.gpu is None) == (offer.gpu_count == 0)
 
     def test_what_nobody_sells_fits_nowhere(self, provider: Provider, want: Want) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from torpor.control.providers.seam import Residue
-from torpor.control.reconciliation import Finding, Reconciliation, choose, compare
+from torpor.control.reconciliation import Finding, Reconciliation, choose, choose_gone, compare
 from torpor.control.rental.records import Rental, State
 from torpor.shared.errors import InvalidInput, NotOurs, UnsafeDestroy
 from torpor.shared.values import Label, Machine, MachineId, SnapshotId, WorkspaceName
@@ -130,7 +130,7 @@ def test_a_row_tells_what_it_is_what_it_cost_and_what_to_do() -> None:
     assert "a drill works" in found[1].row(0.0)["next step"]
     assert found[2].row(0.0)["costs"] == "no machine"
     (lost,) = _compare([_rental(label, "handed over")], [])
-    assert "delete workspaces/demo/rentals/open/a in the bucket" in lost.row(0.0)["next step"]
+    assert "name rental a in `gone`" in lost.row(0.0)["next step"]
     (asked,) = _compare([_rental(drill, "standing")], [])
     assert "A later one closes the rental" in asked.row(0.0)["next step"]
 
@@ -187,7 +187,19 @@ def test_what_outlived_its_machine_is_listed_with_its_price() -> None:
     assert "2.50 $/h in all" in Reconciliation(DEMO, HERE, found, []).message()
 
 
-def test_a_lease_of_an_older_version_is_deleted_where_it_lies() -> None:
-    old = Rental(label=_label("a"), provider=HERE, state="handed over", created_unix=0.0)
-    (lost,) = _compare([old], [])
-    assert "delete workspaces/demo/leases/a in the bucket" in lost.next_step
+def test_only_a_rental_whose_machine_no_provider_shows_is_closed_by_its_user_s_word() -> None:
+    names = ("shown", "lost", "away", "silent", "asked")
+    states: list[State] = ["handed over"] * 4 + ["asked"]
+    at = [HERE, HERE, THERE, "local://silent", HERE]
+    rentals = [_rental(_label(name), *two) for name, *two in zip(names, states, at, strict=True)]
+    found = _compare(rentals, [_machine("m1", _label("shown"))])
+    blocks = [HERE, "local://silent"]
+    chosen = choose_gone(found, ["lost", "away", "lost"], blocks)
+    assert [one.label.rental for one in chosen] == ["lost", "away"]
+    with pytest.raises(UnsafeDestroy, match="m1 at local://here shows"):
+        choose_gone(found, ["lost", "shown"], blocks)
+    with pytest.raises(InvalidInput, match="local://silent did not answer"):
+        choose_gone(found, ["silent"], blocks)
+    for name in ("asked", "nowhere"):
+        with pytest.raises(InvalidInput, match=f"{name}.*: nothing was closed"):
+            choose_gone(found, [name], blocks)

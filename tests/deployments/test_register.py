@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import socket
 import sys
 from pathlib import Path
@@ -12,8 +15,10 @@ import pytest
 
 from blocks import ObjectStore
 from deployments import register
-from deployments.installation import Installation
+from deployments.installation import CHECKOUT, Installation
 from deployments.server import Server
+from tests.fixtures.prefect_api import ask
+from tests.fixtures.prefect_server import run_python
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.errors import TorporError
 
@@ -79,3 +84,80 @@ def test_the_first_store_has_a_key_unless_it_has_plain_snapshots(tmp_path: Path)
     assert made.store_key_file.stat().st_mode & 0o777 == 0o600
     state.write_text("{}")  # the same where the database is lost and the store is not
     assert register.first_key(made) == key
+
+
+FLOW = """
+from prefect import flow
+
+@flow
+def renewed(destroy: bool = True, more: int = 1):
+    pass
+"""
+
+
+def test_a_new_version_changes_the_code_of_a_deployment_and_nothing_that_is_its_users(
+    prefect_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register.make_pools()
+    flow = ask("POST", f"{prefect_server.api_url}/flows/", {"name": "renewed"})
+    theirs = {
+        "paused": True,
+        "parameters": {"destroy": False},
+        "tags": ["mine"],
+        "concurrency_limit": 1,
+        "concurrency_options": {"collision_strategy": "CANCEL_NEW", "grace_period_seconds": 90},
+        "job_variables": {"env": {"HTTPS_PROXY": "http://proxy"}},
+        "enforce_parameter_schema": False,
+        "work_pool_name": "torpor-jobs",
+        "work_queue_name": "high",
+        "schedules": [{"schedule": {"cron": "0 5 29 2 *"}, "active": False, "slug": "mine"}],
+    }
+    old = {"flow_id": flow["id"], "name": "here", "entrypoint": "old.py:renewed", **theirs}
+    url = f"{prefect_server.api_url}/deployments/"
+    url += ask("POST", url, old)["id"]
+    before = ask("GET", url)
+    (tmp_path / "new.py").write_text(FLOW)
+    new = {
+        "name": "here",
+        "entrypoint": "new.py:renewed",
+        "description": "It has `more`.",
+        "tags": ["torpor"],
+        "parameters": {"destroy": True, "more": 2},
+        "work_pool": {"name": "torpor"},
+        "concurrency_limit": {"limit": 8, "collision_strategy": "ENQUEUE"},
+    }
+    (tmp_path / "prefect.yaml").write_text(json.dumps({"deployments": [new]}))
+    monkeypatch.setattr(register, "CHECKOUT", tmp_path)
+    register.deploy(Installation(tmp_path))
+    after = ask("GET", url)
+    assert {one for one in after if after[one] != before[one]} == {
+        "updated",
+        "entrypoint",
+        "version",
+        "description",
+        "parameters",
+        "parameter_openapi_schema",
+        "pull_steps",
+    }
+    assert after["parameters"] == {"destroy": False, "more": 2}
+    assert [*after["parameter_openapi_schema"]["properties"]] == ["destroy", "more"]
+
+
+def test_the_guide_s_commands_add_scheduled_deployments(prefect_server: Server) -> None:
+    register.make_pools()
+    guide = (CHECKOUT / "docs" / "guide.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"^\.venv/bin/(prefect .* deploy .*)$", guide, re.MULTILINE)
+    for command in commands:
+        run_python(["-m", *shlex.split(command)], os.environ)
+    found = {}
+    for name in ("hibernate/mywork-evening", "backup/mywork-hourly"):
+        one = ask("GET", f"{prefect_server.api_url}/deployments/name/{name}")
+        (schedule,) = one["schedules"]
+        found[name] = (schedule["schedule"]["cron"], schedule["parameters"], one["parameters"])
+        assert (one["work_pool_name"], schedule["active"]) == ("torpor", True)
+        ask("DELETE", f"{prefect_server.api_url}/deployments/{one['id']}")
+    assert found == {
+        "hibernate/mywork-evening": ("0 20 * * *", {}, {"workspace": "mywork"}),
+        "backup/mywork-hourly": ("0 * * * *", {}, {"workspace": "mywork", "keep_hourly": 24}),
+    }
+    assert len(commands) == len(found)

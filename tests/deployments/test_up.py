@@ -79,13 +79,20 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     assert watch["parameters"] == {"dry_run": False, "metrics": str(installation.metrics)}
     backup = _deployment(torpor_up, "backup/backup-all")
     changed = {**backup["parameters"], "keep_daily": 30}
-    ask("PATCH", f"{torpor_up.api_url}/deployments/{backup['id']}", {"parameters": changed})
+    mine = f"{torpor_up.api_url}/deployments/{backup['id']}"
+    ask("PATCH", mine, {"parameters": changed, "paused": True, "concurrency_limit": 1})
+    kept = _deployment(torpor_up, "backup/backup-all")
     theirs = {"active": True, "schedule": {"cron": "0 5 29 2 *", "timezone": "Europe/Berlin"}}
     ask("PATCH", url, theirs)
     printed = make(installation, "up")
     url, again = _schedule(torpor_up, "backup/backup-all")
     assert (again["active"], again["schedule"]["cron"]) == (True, "0 5 29 2 *")
-    assert _deployment(torpor_up, "backup/backup-all")["parameters"] == changed
+    after = _deployment(torpor_up, "backup/backup-all")
+    assert after["parameters"] == changed and after["paused"]
+    differ = {one for one in after if after[one] != kept[one]}
+    # The schedule was changed after that; the worker has polled.
+    assert differ <= {"updated", "schedules", "last_polled", "status"}
+    ask("PATCH", mine, {"paused": False, "concurrency_limit": 8})
     ask("PATCH", url, {"active": False})
     assert _longest_running(installation) == before
     assert _document(torpor_up, "object-store", "default")["data"]["endpoint_url"] == endpoint

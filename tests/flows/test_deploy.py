@@ -20,6 +20,7 @@ from flows.phases import Phases
 from flows.serving import Serving
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
+from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown, wake_plainly
 from tests.fixtures.rentals import standing
 from tests.fixtures.served import small_stack
@@ -28,6 +29,7 @@ from tests.fixtures.waiting import until
 from tests.fixtures.world import World
 from torpor.control.deploy.asking import ask
 from torpor.control.deploy.report import DeployReport
+from torpor.control.providers.local import LocalProvider
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import Session
 from torpor.control.rental.records import Rentals
@@ -104,6 +106,21 @@ def test_the_first_deploy_makes_the_environment_and_the_next_restores_it(asleep:
     home = asleep.home(again.machine)
     assert (home / "small-stack" / "made").read_text() == made
     assert (home / "workspace" / "model").read_text() == "a word"
+
+
+def test_an_environment_runs_on_no_machine_of_another_account(asleep: World) -> None:
+    """A hostile host would give its server the secrets of all that deploy the same stack."""
+    stack = small_stack()
+    _deploy(asleep, stack)
+    hibernate_plainly(asleep.opened)
+    until(lambda: not _answers(stack), "the server went with its machine")
+    elsewhere = LocalProvider(asleep.folder / "e")
+    try:
+        moved = _deploy(asleep, stack, on=replace(asleep.opened, providers=(elsewhere,)))
+    finally:
+        destroy_all(elsewhere)
+    assert moved.environment.startswith("made by the setup command, stored as ")
+    assert len(_bases(asleep)) == len(_kept(asleep)) == 2
 
 
 def test_an_environment_is_sealed_like_the_workspace(sealed_world: World) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from flows import reconcile
+from tasks.machines import left_unfinished, renting
 from tasks.reconciliation import see_that_it_does_not_answer
-from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
-from tests.fixtures.rentals import standing
+from tests.fixtures.lab import Lab
+from tests.fixtures.market import Market
+from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, wake_plainly
+from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.trees import differences, facts, fill
 from tests.fixtures.world import WORKSPACE, World, kill, until_gone
 from torpor.control.providers.local import LocalProvider
@@ -239,3 +243,20 @@ def test_a_machine_that_was_handed_over_by_the_time_of_its_destroy_is_left(
     with pytest.raises(HandedOver, match=f"was {meanwhile} by another run"):
         _reconcile(world, end=[machine.id])
     assert [one.id for one in world.machines()] == [machine.id]
+
+
+def test_a_rental_at_an_account_without_a_block_is_closed_by_name_and_wake_may_rent(
+    lab: Lab,
+) -> None:
+    machine, rental = handed_over(lab.opened)
+    other = replace(lab.opened, providers=(Market("runpod:2"),))
+    (found,) = run_plainly(other, reconcile).findings
+    assert found.kind == "at another provider"
+    assert f"name rental {rental.label.rental} in `gone`" in found.next_step
+    report = run_plainly(other, reconcile, gone=[rental.label.rental])
+    assert report.findings == [] and report.closed == [rental.label.rental]
+    (ended,) = lab.opened.rentals.history()
+    assert ended.why == "its user told reconcile that the machine is gone"
+    assert machine.id in lab.market.alive  # nothing was destroyed
+    with plain(other):
+        assert left_unfinished(other, renting(other), alone=True) == []

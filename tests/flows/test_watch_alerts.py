@@ -17,6 +17,7 @@ from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
+from tests.fixtures.market import Market
 from tests.fixtures.rentals import handed_over
 from torpor.control.alerts import sights
 from torpor.control.alerts.runs import FailedRun, Schedule
@@ -119,6 +120,19 @@ def test_a_provider_block_that_cannot_be_opened_does_not_stop_the_look(
     opened = replace(lab.opened, each=lambda: [broken])
     report, _, _ = _watch(opened, server)
     assert report.silent == ["vast-provider/new"]
+
+
+def test_a_machine_that_no_block_reaches_is_told_with_both_ways_out(
+    lab: Lab, server: AlertMemory
+) -> None:
+    machine, rental = handed_over(lab.opened)
+    other = replace(lab.opened, providers=(Market("runpod:2"),))
+    _watch(other, server)
+    server.since(30 * 60)
+    ((subject, body),) = _watch(other, server)[2]
+    assert subject == f"torpor: machine {machine.id} of workspace demo cannot be judged"
+    assert "no provider block is for vast:1" in body
+    assert f"name rental {rental.label.rental} in `gone`" in body
 
 
 def test_a_notice_that_was_refused_is_sent_by_the_next_watch(lab: Lab, server: AlertMemory) -> None:

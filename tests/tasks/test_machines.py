@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -9,6 +11,7 @@ from tasks import machines
 from tasks.jobs import machine_in_use
 from tasks.machines import destroy_machine, find_machine, left_unfinished, renting
 from tests.fixtures.lab import Lab
+from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import plain
 from tests.fixtures.rentals import handed_over
 from torpor.control.rental.order import order_for
@@ -125,6 +128,41 @@ def test_a_wake_refuses_a_machine_without_a_rental_and_waits_where_that_has_just
         )
         with pytest.raises(NotOurs, match="has no rental for it"):
             left_unfinished(lab.opened, held, alone=True)
+
+
+def test_nothing_is_rented_while_no_block_reaches_the_machine_of_an_open_rental(lab: Lab) -> None:
+    """Its block was deleted, or names another account now: the machine may hold the newest work."""
+    with plain(lab.opened):
+        mine = renting(lab.opened).rent(lab.market.on_sale)
+        mine.hand_over()
+    other = replace(lab.opened, providers=(Market("runpod:2"),))
+    assert mine.rental is not None
+    with plain(other):
+        for look in (
+            lambda: left_unfinished(other, renting(other), alone=True),
+            lambda: left_unfinished(other, renting(other), alone=False),
+            lambda: machine_in_use(other, mine.machine.id),
+            lambda: find_machine(other, ""),
+        ):
+            with pytest.raises(InvalidInput, match="no provider block is for vast:1") as told:
+                look()
+            assert mine.machine.id in str(told.value)
+            assert f"`gone` of reconcile: {mine.rental.label.rental}" in str(told.value)
+        lab.opened.rentals.change(mine.rental, snapshot=SnapshotId("s-1"))  # its end was accepted
+        assert left_unfinished(other, renting(other), alone=True) == []
+
+
+def test_a_block_that_the_workspace_does_not_name_shows_a_machine_under_its_new_name(
+    lab: Lab,
+) -> None:
+    with plain(lab.opened):
+        mine = renting(lab.opened).rent(lab.market.on_sale)
+        mine.hand_over()
+    after = Market("vast:after")
+    after.alive[mine.machine.id] = msgspec.structs.replace(mine.machine, provider="vast:after")
+    other = replace(lab.opened, providers=(Market("runpod:2"),), others=lambda: [after])
+    with plain(other), pytest.raises(WorkspaceAwake, match=f"{mine.machine.id} at vast:after"):
+        left_unfinished(other, renting(other), alone=True)
 
 
 def _is_stopping(lab: Lab, machine: Machine) -> None:

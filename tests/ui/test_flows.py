@@ -71,6 +71,7 @@ FIELDS = {
         "workspace": "The Workspace block whose rentals are compared, or its name.",
         "end (Optional)": "Ids of machines to end, from this flow's table",
         "left (Optional)": "Ids of unfinished machines that answer",
+        "gone (Optional)": "Ids of rentals, from this flow's table, whose machines are gone",
     },
     "restore-path": {
         "workspace": "The Workspace block that the snapshot is of, or its name.",

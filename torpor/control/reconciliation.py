@@ -38,8 +38,8 @@ _ADVICE: Final[dict[Kind, str]] = {
     "lost": "the provider does not list this machine: it was ended there, or was lost, or a "
     "hibernate was killed in its last step. Wake restores the newest snapshot. The next watch or "
     "wake, or reconcile with `abandoned`, closes the rental once the provider proves that it is "
-    "gone, or has not shown it in three looks where it forgets; otherwise delete {key} in the "
-    "bucket",
+    "gone, or has not shown it in three looks where it forgets. Otherwise, if you know that it is "
+    "gone, name rental {rental} in `gone`",
     "being ended": "its work is stored, and its provider ends it, which may take hours: do not "
     "work on it. A wake rents another one. Reconcile with `abandoned` records its end once that is "
     "proven",
@@ -48,7 +48,8 @@ _ADVICE: Final[dict[Kind, str]] = {
     "A later run closes the rental",
     "at another provider": "no provider block is for {provider}, or it did not answer: add one, or "
     "run reconcile again. If you changed the API key of that account, write {provider} into "
-    "`account` of its provider block",
+    "`account` of its provider block. If you know that the machine is gone, name rental {rental} "
+    "in `gone`",
     "another workspace's": "reconcile the workspace that it belongs to",
 }
 _ADVICE_ON_SCRATCH: Final[dict[Kind, str]] = {
@@ -93,12 +94,8 @@ class Finding(msgspec.Struct, frozen=True):
         advice = _ADVICE[self.kind]
         if self.workspace.startswith(RESERVED):
             advice = _ADVICE_ON_SCRATCH.get(self.kind, advice)
-        key = provider = ""
-        if self.rental:
-            provider = self.rental.provider
-            folder = "rentals/open" if self.rental.offer else "leases"  # an old version's
-            key = f"workspaces/{self.workspace}/{folder}/{self.rental.label.rental}"
-        return advice.format(key=key, provider=provider)
+        provider = self.rental.provider if self.rental else ""
+        return advice.format(rental=self.label.rental if self.label else "", provider=provider)
 
     def row(self, now_unix: float) -> Row:
         """As a line of a table."""
@@ -126,12 +123,14 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Reconciliation(msgspec.Struct, frozen=True):
-    """What there is after the run, and which machines it ended."""
+    """What there is after the run, which machines it ended, and which rentals it closed by their
+    user's word."""
 
     workspace: WorkspaceName
     provider: str
     findings: list[Finding]
     ended: list[MachineId]
+    closed: list[str] = []
 
     def rows(self) -> list[Row]:
         """One row for each finding, those that may cost for nothing first."""
@@ -143,6 +142,7 @@ class Reconciliation(msgspec.Struct, frozen=True):
         kinds = [finding.kind for finding in self.findings]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         ended = f"; ended {', '.join(self.ended)}" if self.ended else ""
+        ended += f"; closed rental {', '.join(self.closed)}" if self.closed else ""
         hourly = sum(finding.price_usd_h for finding in self.findings)
         costs = f", {hourly:.2f} $/h in all" if hourly else ""
         found = f"{counts or 'nothing'}{costs}{ended}"
@@ -219,4 +219,41 @@ def choose(findings: Sequence[Finding], wanted: Sequence[str]) -> list[tuple[Mac
                 f"machine {name} is {finding.kind}: nothing was ended. {finding.next_step}"
             )
         chosen.append((finding.machine, finding.rental))
+    return chosen
+
+
+def choose_gone(
+    findings: Sequence[Finding], wanted: Sequence[str], blocks: Collection[str]
+) -> list[Rental]:
+    """The rentals that ``wanted`` names by their ids, none of whose machines is shown. ``blocks``:
+    the accounts that provider blocks are for.
+
+    InvalidInput names one that is not there, or whose provider may show it later, UnsafeDestroy one
+    whose machine shows.
+    """
+    chosen = []
+    by_id = {finding.rental.label.rental: finding for finding in findings if finding.rental}
+    for name in dict.fromkeys(wanted):
+        finding = by_id.get(name)
+        if finding is None or finding.rental is None:
+            raise InvalidInput(
+                f"rental {name!r} is not open: nothing was closed; use the rentals in this flow's "
+                "table"
+            )
+        rental = finding.rental
+        if finding.machine is not None:
+            raise UnsafeDestroy(
+                f"machine {finding.machine.id} at {finding.machine.provider} shows, so rental "
+                f"{name} stays open: nothing was closed. {finding.next_step}"
+            )
+        if finding.kind == "at another provider" and rental.provider in blocks:
+            raise InvalidInput(
+                f"{rental.provider} did not answer, so nobody can say whether the machine of "
+                f"rental {name} is there: nothing was closed. Run reconcile again"
+            )
+        if finding.kind not in ("lost", "at another provider"):
+            raise InvalidInput(
+                f"rental {name} is {finding.kind}: nothing was closed. {finding.next_step}"
+            )
+        chosen.append(rental)
     return chosen

@@ -41,7 +41,7 @@ def _verified(store: MemoryStore, snapshot: SnapshotId) -> Verified:
 
 
 def _taken(store: MemoryStore) -> list[Taken]:
-    return list(taken_snapshots(store, DEMO, PLAIN, PATHS))
+    return list(taken_snapshots(store, DEMO, PLAIN, honest().roots))
 
 
 def _none_is_kept(store: MemoryStore) -> list[Verdict]:

@@ -121,7 +121,7 @@ def test_what_nobody_verified_is_looked_at_once(store: MemoryStore) -> None:
     _verify(store, known, "m-1")
     store.delete([_pack(damaged)])
     store.put(manifest_key(DEMO, unreadable), b"TORPOR\r\n and no more")
-    taken = {one.snapshot: one for one in taken_snapshots(store, DEMO, PLAIN, PATHS)}
+    taken = {one.snapshot: one for one in taken_snapshots(store, DEMO, PLAIN, honest().roots)}
     assert {one: (found.verified, found.agent, found.machine) for one, found in taken.items()} == {
         whole: (True, "a" * 32, ""),
         damaged: (False, "a" * 32, ""),
@@ -138,11 +138,11 @@ def test_the_newest_that_counts_is_found_below_damaged_ones(store: MemoryStore) 
     oldest, sure, whole, damaged = (_put(store, days) for days in (4, 3, 2, 1))
     _verify(store, sure)
     store.delete([_pack(damaged), _pack(oldest)])
-    newest, faults = newest_that_counts(store, DEMO, PLAIN, PATHS)
+    newest, faults = newest_that_counts(store, DEMO, PLAIN, honest().roots)
     assert newest == whole
     assert [damaged in fault for fault in faults] == [True]
     store.delete([manifest_key(DEMO, one) for one in (sure, whole)])
-    assert newest_that_counts(store, DEMO, PLAIN, PATHS).verified is None
+    assert newest_that_counts(store, DEMO, PLAIN, honest().roots).verified is None
 
 
 def test_a_hostile_name_of_a_machine_costs_no_receipt(store: MemoryStore) -> None:

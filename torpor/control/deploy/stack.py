@@ -114,6 +114,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     setup_timeout_s: float
     environment: list[str]
     relocatable: bool
+    trusts: tuple[str, ...] = ()  # the identities of accounts whose machines are trusted alike
     model: str
     model_path: str
     fetch: list[str]
@@ -157,10 +158,21 @@ class Facts:
     user_home: str
 
 
-def base_name(stack: Stack, facts: Facts, key_id: str = "") -> WorkspaceName:
-    """The name of the workspace that keeps this stack's environment for such machines. ``key_id``:
-    of the store's key, because another key cannot open it."""
+def sharers(stack: Stack, account: str, many_owners: bool, workspace: WorkspaceName) -> str:
+    """Who uses an environment that a machine of this account makes for this workspace: whoever
+    controls that machine can put into it what he likes, and it runs with the secrets of all who
+    use it."""
+    if account in stack.trusts:
+        return " and ".join(sorted(set(stack.trusts)))
+    return f"{workspace} at {account}" if many_owners else account
+
+
+def base_name(stack: Stack, facts: Facts, shared_by: str, key_id: str = "") -> WorkspaceName:
+    """The name of the workspace that keeps this stack's environment for such machines. The control
+    side chooses it, and a machine can write under no other name. ``shared_by``: see ``sharers``.
+    ``key_id``: of the store's key, because another key cannot open it."""
     key = {
+        "shared by": shared_by,
         "setup": stack.setup,
         "image": stack.minimal_image,
         "environment": stack.environment,

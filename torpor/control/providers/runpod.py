@@ -122,6 +122,7 @@ class RunpodProvider:
         min_disk_gib=5.0,
         billing_s=1.0,
         notice_s=None,
+        many_owners=True,
     )
 
     def __init__(

@@ -46,6 +46,9 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """How long a machine runs until it is stopped, with its disk kept, unless ``Deadlines.renew``
     is called meanwhile; None: it runs until somebody ends it."""
     images: bool = True  # whether ``Order.image`` can be chosen
+    many_owners: bool = False
+    """Whether hosts may be of owners for whom the market does not vouch: what a machine has made
+    is used by its own workspace alone."""
     tried: bool = False  # on the live service, not only on a fake
 
 

@@ -151,6 +151,7 @@ class TensorDockProvider:
         min_disk_gib=round(_LEAST_DISK_GB * _GB / GIB, 1),
         billing_s=60.0,
         notice_s=None,
+        many_owners=True,
     )
 
     def __init__(

@@ -131,6 +131,7 @@ class VastProvider:
         min_disk_gib=8.0,
         billing_s=1.0,
         notice_s=None,
+        many_owners=True,
     )
 
     def __init__(

@@ -48,11 +48,29 @@ class Markets:
         )
 
     def concerned(self, rentals: Collection[Rental]) -> list[Provider]:
-        """The named providers and those of open rentals, as far as blocks are for them."""
+        """The named providers and those of open rentals. All of them where no block is for one of
+        the rentals: the account may have another name by now (``at_home``)."""
         wanted = {rental.provider for rental in rentals}
         unnamed = wanted - {provider.identity for provider in self.named}
-        more = [one for one in self.every() if one.identity in unnamed] if unnamed else []
-        return [*self.named, *more]
+        if not unnamed:
+            return [*self.named]
+        more = [one for one in self.every() if one.identity in unnamed]
+        return [*self.named, *more] if len(more) == len(unnamed) else [*self.every()]
+
+    def see_reached(self, rentals: Collection[Rental]) -> None:
+        """InvalidInput where no block is for the account of a machine that was handed over, and its
+        work is not known to be stored: whoever rents another one would work on an older state."""
+        known = {provider.identity for provider in self.concerned(rentals)}
+        for one in rentals:
+            if one.state == "handed over" and one.snapshot is None and one.provider not in known:
+                raise InvalidInput(
+                    f"workspace {one.label.workspace} is on machine {one.machine} at "
+                    f"{one.provider}, and no provider block is for {one.provider}: the machine may "
+                    "hold the newest work and cost money, so no other one is rented. Save the "
+                    "block of that account again; where its API key was changed, write "
+                    f"{one.provider} into its `account`. If the machine is gone for certain, name "
+                    f"its rental in `gone` of reconcile: {one.label.rental}"
+                )
 
 
 def ask_all(
