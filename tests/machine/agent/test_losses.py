@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
 from torpor.machine.agent.call import Call
@@ -42,33 +45,44 @@ def _call(home: Path) -> Call:
     return Call("1", home, lambda event: None)
 
 
-def _processes() -> list[int]:
-    found = psutil.Process().children(recursive=True)
-    return [one.pid for one in found if "torpor.machine.tree.left_behind" in one.cmdline()]
-
-
 def test_one_process_looks_beside_the_run_at_what_is_the_machines(
-    look: LookBehind, home: Path
+    look: LookBehind, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert look.losses(BEGIN, None, _call(home)).complete is False
-    assert len(_processes()) == 1
-    look.losses(BEGIN, None, _call(home))
-    assert len(_processes()) == 1
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def counted(*argv: Any, **options: Any) -> Any:
+        started.append(start(*argv, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", counted)
+    for _ in range(2):
+        assert look.losses(BEGIN, None, _call(home)).complete is False
     for _ in range(2):  # a lost answer is asked for again
         losses = look.losses(END, [], _call(home))
         assert [one.path for one in losses.folders] == [f"{home}/data"]
         assert (losses.complete, losses.total.files, losses.unseen) == (True, 1, [])
-    assert _processes() == []
+    assert [one.returncode for one in started] == [0]
 
 
-def test_a_process_that_hangs_is_not_waited_for(look: LookBehind, home: Path) -> None:
-    look.losses(BEGIN, None, _call(home))
-    (process,) = _processes()
-    psutil.Process(process).suspend()
+def test_a_process_that_hangs_is_not_waited_for(
+    look: LookBehind, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); "
+            "print('up', flush=True); time.sleep(60)"]  # fmt: skip
+    start = subprocess.Popen
+    started: list[Any] = []
+
+    def hangs(_: Any, **options: Any) -> Any:
+        started.append(start(argv, **options))
+        assert started[0].stdout.readline() == b"up\n"
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", hangs)
     losses = look.losses(LookForLosses("run", [], True, True, 0.1), [], _call(home))
     assert not losses.complete
     assert "as on a disk that hangs" in losses.unseen[0]
-    assert _processes() == []
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def test_the_machine_began_when_the_agents_folder_was_made_or_when_it_started(home: Path) -> None:
