@@ -127,9 +127,9 @@ class Missed(msgspec.Struct, frozen=True):
     mounted now.
     """
 
-    unnamed: Names = []
-    vanished: Annotated[list[Vanished], msgspec.Meta(max_length=100)] = []
-    disks: Names = []
+    unnamed: Names
+    vanished: Annotated[list[Vanished], msgspec.Meta(max_length=100)]
+    disks: Names
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -143,7 +143,7 @@ class Committed(msgspec.Struct, frozen=True):
     unaccepted_count: Count
     unaccepted: Names
     encoding: Words
-    missed: Missed = Missed()
+    missed: Missed
 
 
 class Commit(OfRun[Committed], frozen=True):
