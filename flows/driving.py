@@ -473,7 +473,7 @@ class Driver:
         self._driven.end("cancelled" if stop is None else stop.state, why)
 
     def _end(self) -> None:
-        if self.job.final is not None:
+        if self.job.final is not None and not self._kept:  # else older saves may hold more
             own = self._verified is not None and self._verified.snapshot == self.job.final
             thin_saves(self._opened, self._driven, self._verified if own else None)
         stop, newest = self._driven.stop, self.job.attempts[-1]

@@ -110,7 +110,9 @@ class Stopped:
         run = f"{runner().run}-again-{len(self._driven.job.attempts)}-{time.time_ns()}"
         read_unix = time.time()
         try:
-            _, verified = Storing(opened, session, machine.id, Phases(), run=run).run()
+            report, verified = Storing(opened, session, machine.id, Phases(), run=run).run()
+            for line in report.lost:
+                runner().log.warning("the save lacks what was there before: %s", line)
         except AgentLost:
             raise
         except TorporError as error:

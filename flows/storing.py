@@ -88,11 +88,11 @@ class Storing:
     def run(self) -> tuple[HibernateReport, Verified]:
         """Hold the workspace on the machine, and release it at the end, also after an error."""
         begin_snapshot(self._remote)
-        self._look_for_losses(wait_s=0.0)
         ended = False
         try:
             for rounds_left in reversed(range(MAX_ROUNDS)):
                 try:
+                    self._look_for_losses(wait_s=0.0)
                     last = self._passes_until_nothing_is_new()
                     report, verified = self._commit_and_verify(last)
                     if self._end is not None:

@@ -29,7 +29,7 @@ class Lost(msgspec.Struct, frozen=True):
 
 def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     """What ``losses`` means under the rules of the workspace's block."""
-    links = [one for one in losses.links if not is_accepted(spec.accept_lost, one.link)]
+    links = losses.links  # an accepted place is not looked at, whichever link leads there
     folders = [one for one in losses.folders if not is_accepted(spec.accept_lost, one.path)]
     lines = [_of_link(one) for one in links[:SHOWN]]
     if len(folders) > 1 and losses.total.bytes:
@@ -114,7 +114,7 @@ def size(count: int) -> str:
 
 def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> list[str]:
     found = []
-    if links:
+    if losses.link_count:
         named = "; ".join(_of_link(one) for one in links[:_NAMES])
         unnamed = max(0, losses.link_count - len(losses.links))
         more = unnamed + len(links) - len(links[:_NAMES])

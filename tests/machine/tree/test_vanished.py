@@ -71,6 +71,16 @@ def test_a_few_large_files_count_by_their_bytes(
     assert [(one.names, one.size) for one in _gone(root, before)] == [(1, 1000)]
 
 
+def test_new_files_make_up_for_old_ones(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As checkpoints that follow each other."""
+    monkeypatch.setattr(room, "FEW_BYTES", 1000)
+    (root / "checkpoint-1").write_bytes(bytes(2000))
+    before = _held(root)
+    (root / "checkpoint-1").unlink()
+    (root / "checkpoint-2").write_bytes(bytes(2000))
+    assert not _gone(root, before)
+
+
 def test_less_than_half_was_removed_on_purpose(root: Path) -> None:
     before = _held(root)
     shutil.rmtree(root / "code")

@@ -22,7 +22,8 @@ class KnownFiles:
     """Grows from pass to pass. ``held``: for each root, the entries of files that were read;
     ``before``: the same of the last snapshot here, else of the workspace's newest, until a walk.
 
-    ``index``: the tree as this machine last knew it; ``resumable``: packs that earlier runs stored.
+    ``index``: the tree as this machine last knew it, if the store has it; ``resumable``: packs that
+    earlier runs stored.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class KnownFiles:
         index: Index | None,
         snapshots: Sequence[KnownSnapshot],
         resumable: dict[ObjectKey, Record],
+        before: Holding | None,
     ) -> None:
         self.table = ChunkTable()
         self.held: list[dict[bytes, Held]] = [{} for _ in roots]
@@ -42,7 +44,7 @@ class KnownFiles:
             self.table.adopt(index.manifest.chunks, index.manifest.packs)
             self.held = index.held
             self._snapshots = [one for one in snapshots if one.root != index.root.hex()]
-        self.before: Holding | None = None if index is None else index.held
+        self.before = before
         self.newest_roots: list[str] = []  # of the newest snapshot, if nothing else is known
 
     def take_up(self, resumed: Sequence[ObjectKey]) -> None:

@@ -18,6 +18,7 @@ from torpor.machine.agent.known import KnownFiles
 from torpor.machine.agent.losses import LookBehind
 from torpor.machine.agent.machine import machine_id
 from torpor.machine.agent.runs import AgentRun, seal_of
+from torpor.machine.agent.state import Index
 from torpor.machine.agent.sync import drop_staged
 from torpor.machine.pipeline.buffers import PackBuffers
 from torpor.machine.pipeline.contents import Contents
@@ -27,6 +28,7 @@ from torpor.machine.pipeline.upload import Source, store_part
 from torpor.machine.tree.plan import Job, cut, share_out
 from torpor.machine.tree.vanished import NAMED, Gone, vanished
 from torpor.machine.tree.walk import (
+    Holding,
     Signature,
     Walk,
     absolute_root,
@@ -140,7 +142,8 @@ class SnapshotRun(AgentRun):
         if request.compression.gpu is not None:
             self._gpu = self.trial(request.compression.gpu, roots)
         among = {bytes.fromhex(one.root) for one in request.known}
-        index = self.state.load_index(roots, seal, among)
+        own = self.state.load_index(roots, seal, None)
+        index = own if own is not None and own.root in among else None
         resumable = {pack_key(self.workspace, r.pack.id): r for r in self._journal.read()}
         self._begun = _Begun(
             answer=SnapshotBegun([self._claim(record.pack) for record in resumable.values()]),
@@ -149,7 +152,7 @@ class SnapshotRun(AgentRun):
             excluded=compile_excludes(request.exclude),
             seal=seal,
             encoder=Encoder(effort, self._gpu),
-            known=KnownFiles(request.roots, index, request.known, resumable),
+            known=KnownFiles(request.roots, index, request.known, resumable, self._before(own)),
         )
         return self._begun.answer
 
@@ -288,9 +291,9 @@ class SnapshotRun(AgentRun):
         """Keep the index if the snapshot was verified, and give the workspace back."""
         written = self._written
         if request.committed and written is not None:
-            roots = self._has_begun().roots
+            run, gone = self._has_begun(), self._gone or []
             self.state.save_index(
-                written.blob, written.root, roots, written.signatures, self._gone or []
+                written.blob, written.root, run.roots, written.signatures, gone, run.excluded
             )
             self._journal.clear()
         return self.give_back(request, call)
@@ -349,13 +352,20 @@ class SnapshotRun(AgentRun):
         _, _, packs = self._has_begun().known.table.compact(self._entries()[0])
         return packs
 
+    def _before(self, own: Index | None) -> Holding | None:
+        """What the workspace held here before; None where this machine remembers nothing: another
+        machine's snapshot says nothing of one that remembers."""
+        if own is not None:
+            return own.held
+        return [] if self.state.past().roots else None
+
     def _missed(self, accepted: Sequence[str]) -> Missed:
         run, past = self._has_begun(), self.state.past()
         kept = [os.path.realpath(os.fsencode(absolute_root(path))) for path in accepted]
         also = [os.path.realpath(os.fsencode(absolute_root(r))) for r in run.known.newest_roots]
         unnamed = past.unnamed([*run.roots, *kept], also)
         gone = [one for one in self._gone or [] if not is_inside(one.path, kept)]
-        disks = [disk for disk in past.missing_disks() if not is_inside(disk, kept)]
+        disks = [disk for disk in past.missing_disks() if disk not in kept]
         return Missed(
             [shown(path) for path in unnamed[:SHOWN]],
             [Vanished(shown(one.path), one.names, one.size) for one in gone],

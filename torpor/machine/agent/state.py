@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -107,6 +107,7 @@ class WorkspaceState:
         roots: Sequence[bytes],
         signatures: Sequence[Signature | None],
         gone: Sequence[Gone] | None = None,
+        excluded: Callable[[bytes], bool] | None = None,
     ) -> None:
         """Remember that the disk equals the snapshot in ``blob``. ``gone``: what the machine held
         before and the snapshot does not; None where the snapshot was brought here."""
@@ -115,7 +116,7 @@ class WorkspaceState:
         past = self.past()
         there = sorted({*past.roots, *roots})
         lost = past.missing_disks() if gone is not None else []
-        past = Past(there, sorted({*disks(roots), *lost}), list(gone or ()))
+        past = Past(there, sorted({*disks(roots, excluded), *lost}), list(gone or ()))
         _write(self._past, msgspec.msgpack.encode(past), durable=True)
         _write(self.folder / "manifest", blob)
         _write(self.folder / "seen", msgspec.msgpack.encode(seen))  # last: it makes both valid

@@ -45,7 +45,7 @@ _SERVICES: Final = re.compile(
 )
 """What the services of a system write for themselves. /var/lib/docker/volumes is not among it."""
 CACHES: Final = re.compile(
-    r".*/(\.cache/(pip|uv|pypoetry|yarn|pre-commit|mypy|ruff|matplotlib|fontconfig|go-build|bazel)"
+    r".*/(\.cache/(pip|uv|pypoetry|yarn|pre-commit|mypy|ruff|matplotlib|fontconfig|go-build|bazel|wandb/logs)"
     r"|\.local/share/uv/python|\.npm/_cacache|\.cargo/registry|\.nv/ComputeCache|\.triton/cache"
     r"|\.conda/pkgs|(?:mini|mamba|micromamba|ana)?(?:conda|forge)\d?/pkgs)"
     r"|/var/cache|/var/lib/apt"
@@ -170,7 +170,8 @@ class Look:
         if self._where.top != "/":
             yield self._where.top
             return
-        yield from self._mounts.disks()[1:]
+        disks = self._mounts.disks()[1:]
+        yield from (one for one in disks if os.path.isdir(self._prefix + one))
         below = self._directory("/", False)
         last = {f"/{name}" for name in _LAST}
         yield from sorted(set(below) - last, key=lambda path: (path == "/var", path))

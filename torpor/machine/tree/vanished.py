@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from torpor.machine.tree.disks import Mounts
 from torpor.machine.tree.mappings import file_systems
 from torpor.machine.tree.walk import Held, Holding, Walk
 from torpor.shared.format.manifest import FILE
@@ -40,17 +41,17 @@ def vanished(
     roots: Sequence[bytes],
     excluded: Callable[[bytes], bool] | None,
 ) -> list[Gone]:
-    """What ``before`` held of a root and ``seen`` does not, if it is more than half of the files or
-    of their bytes; the largest directories first. A file that was moved, or is excluded now, is not
-    gone. ``before`` is empty where nothing is known."""
+    """What ``before`` held of a root and ``seen`` does not, if less than half of the files or of
+    their bytes are left; the largest directories first. A file that was moved, or is excluded now,
+    is not gone, and new ones make up for old ones. ``before`` is empty where nothing is known."""
     if not before:
         return []
     found: list[Gone] = []
     moved = {(u.signature.inode, u.signature.size, u.signature.mtime_ns) for u in seen.unread}
-    unread: list[set[bytes]] = [set() for _ in roots]
+    fresh: list[dict[bytes, int]] = [{} for _ in roots]
     for file in seen.unread:
-        unread[file.entry.root].add(file.entry.path)
-    for held, now, new, root in zip(before, seen.held, unread, roots, strict=True):
+        fresh[file.entry.root][file.entry.path] = file.signature.size
+    for held, now, new, root in zip(before, seen.held, fresh, roots, strict=True):
         gone = [
             path
             for path, one in held.items()
@@ -59,7 +60,9 @@ def vanished(
         if not gone:
             continue
         files = {path: one for path, one in held.items() if one.entry.kind == FILE}
-        if not _is_most(gone, files):
+        kept = [one.entry.size for one in now.values() if one.entry.kind == FILE]
+        left = [*kept, *new.values()]
+        if not _is_most(gone, files, left):
             continue
         gone = [
             path
@@ -67,16 +70,17 @@ def vanished(
             if not _moved(files[path], moved)
             and not (excluded and any(map(excluded, _with_parents(path))))
         ]
-        if _is_most(gone, files):
+        if _is_most(gone, files, left):
             found += _by_directory(gone, files, {*now, b""}, root)
     return sorted(found, key=lambda one: (-one.size, -one.names))[:NAMED]
 
 
-def disks(roots: Sequence[bytes]) -> list[bytes]:
-    """The mount points, other than ``/``, on whose file systems the roots and what is below them
-    lie."""
-    places = {_mount_point(place) for root in roots for place in file_systems(root, None)}
-    return sorted(places - {b"/"})
+def disks(roots: Sequence[bytes], excluded: Callable[[bytes], bool] | None) -> list[bytes]:
+    """The mount points of disks, other than ``/``, on which the roots and what is below them lie;
+    networks and what is excluded left out."""
+    mounts = Mounts.of_this_machine()
+    places = {_mount_point(place) for root in roots for place in file_systems(root, excluded)}
+    return sorted(one for one in places - {b"/"} if mounts.is_disk(os.fsdecode(one)))
 
 
 def _mount_point(place: bytes) -> bytes:
@@ -85,11 +89,12 @@ def _mount_point(place: bytes) -> bytes:
     return place
 
 
-def _is_most(gone: Sequence[bytes], files: Mapping[bytes, Held]) -> bool:
-    if len(gone) >= FEW_NAMES and 2 * len(gone) > len(files):
+def _is_most(gone: Sequence[bytes], files: Mapping[bytes, Held], left: Sequence[int]) -> bool:
+    """``left``: the sizes of the files that are there now."""
+    if len(gone) >= FEW_NAMES and 2 * len(left) < len(files):
         return True
     lost = sum(files[path].entry.size for path in gone)
-    return lost >= FEW_BYTES and 2 * lost > sum(one.entry.size for one in files.values())
+    return lost >= FEW_BYTES and 2 * sum(left) < sum(one.entry.size for one in files.values())
 
 
 def _moved(held: Held, moved: set[tuple[int, int, int]]) -> bool:

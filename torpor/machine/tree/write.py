@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
 import msgspec
 from blake3 import blake3
@@ -22,6 +22,7 @@ from torpor.machine.tree.directories import Directories
 from torpor.machine.tree.naming import is_taken, take_name
 from torpor.shared.errors import DiskFull, InvalidInput
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
+from torpor.shared.values import MIB
 
 NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
 
@@ -201,7 +202,8 @@ class TreeWriter:
                 return True
         except FileNotFoundError:
             return True  # a run that was killed has named it; if not, the comparison finds that
-        if not _is_alike(_lstat(parent, name), _lstat(holder, staged)):
+        alike = _is_alike(_lstat(parent, name), _lstat(holder, staged))
+        if not alike and not _may_replace(entry.path, (parent, name), (holder, staged)):
             return False
         os.rename(staged, name, src_dir_fd=holder, dst_dir_fd=parent)  # an earlier run's
         return True
@@ -346,6 +348,28 @@ def _is_alike(there: os.stat_result, ours: os.stat_result) -> bool:
     changed it."""
     is_file = stat.S_ISREG(there.st_mode)
     return is_file and (there.st_size, there.st_mtime_ns) == (ours.st_size, ours.st_mtime_ns)
+
+
+def _may_replace(path: bytes, there: tuple[int, bytes], ours: tuple[int, bytes]) -> bool:
+    """Whether nothing is lost with a program's file: Python makes it again, or it has the same
+    bytes."""
+    try:
+        with _opened(*there) as one, _opened(*ours) as other:
+            if not stat.S_ISREG(os.fstat(one.fileno()).st_mode):
+                return False
+            if b"__pycache__/" in path and path.endswith(b".pyc"):
+                return True
+            size = os.fstat(one.fileno()).st_size
+            if size != os.fstat(other.fileno()).st_size:
+                return False
+            return all(one.read(MIB) == other.read(MIB) for _ in range(0, size, MIB))
+    except OSError:
+        return False
+
+
+def _opened(parent: int, name: bytes) -> BinaryIO:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+    return os.fdopen(fd, "rb")
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int, entry: Entry) -> None:
