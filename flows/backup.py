@@ -24,6 +24,7 @@ from torpor.control.reports import ALL
 from torpor.control.upkeep.reports import BackupReport, EachReport, FreshnessReport
 from torpor.control.upkeep.retention import MOST_KEPT, Retention
 from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.values import SnapshotId
 
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_KEPT)]
 
@@ -210,7 +211,11 @@ def _take_and_expire(
 ) -> BackupReport:
     hibernated, verified = store_workspace(opened, Phases(), False, machine, accept_changed)
     verdicts = judge_snapshots(opened, retention, and_a_new_one=False)
-    deleted = apply_retention(opened, verified, verdicts)
+    deleted: list[SnapshotId] = []
+    if hibernated.shrunk:
+        runner().log.warning("no older snapshot is deleted: they may hold what this one lacks")
+    else:
+        deleted = apply_retention(opened, verified, verdicts)
     emit(BackupFinished(workspace=opened.spec.name, snapshot=verified.snapshot, deleted=deleted))
     return BackupReport(opened.spec.name, verified.snapshot, hibernated, verdicts, deleted)
 

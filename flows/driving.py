@@ -292,20 +292,21 @@ class Driver:
 
     def _end_hopeless(self) -> None:
         job = self.job
+        state: State = "failed"
         if len(job.attempts) >= MOST_ATTEMPTS:
-            self._driven.end("failed", f"it was started {MOST_ATTEMPTS} times")
+            why = f"it was started {MOST_ATTEMPTS} times"
         elif job.attempts[-1].end == "supervisor lost":
-            self._driven.end(
-                "failed",
+            why = (
                 "its supervisor was lost several times before a newer save: see whether the "
-                "command uses up the memory of its machine",
+                "command uses up the memory of its machine"
             )
         else:
-            self._driven.end(
-                "preempted",
+            state = "preempted"
+            why = (
                 "several machines were lost one after the other before a newer save; the newest "
-                f"is {job.newest}. Save more often, or rent on demand",
+                f"is {job.newest}. Save more often, or rent on demand"
             )
+        self._driven.end(state, why + self._kept)
 
     def _see_loss(self) -> None:
         """Record that the machine of the open attempt has gone, and what was lost with it; or that

@@ -12,6 +12,7 @@ from tasks.reconciliation import (
     compare_with_rentals,
     end_abandoned,
     end_unfinished,
+    see_that_all_answer,
     see_that_it_does_not_answer,
 )
 from tasks.runner import runner
@@ -56,6 +57,8 @@ def reconcile(
     chosen = choose(findings, end)
     settled = _settled_by_runs(choose(findings, left))
     everywhere = [provider.identity for provider in opened.markets.every()]
+    if gone:
+        see_that_all_answer(opened)
     closed = choose_gone(findings, gone, everywhere)
     doubtful = [
         machine

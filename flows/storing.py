@@ -206,6 +206,7 @@ class Storing:
             parted_count=last.parted_count,
             parted=last.parted,
             lost=self._lost.lines,
+            shrunk=bool(committed.missed.vanished or committed.missed.disks),
             seconds=self._phases.seconds,
             saved_usd_h=0.0,
         )

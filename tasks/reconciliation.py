@@ -16,7 +16,13 @@ from torpor.control.providers.waiting import ssh_banner_fault
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.rental.markets import ask_all
 from torpor.control.rental.records import Rental
-from torpor.shared.errors import MachineError, MachineUnreachable, TorporError, UnsafeDestroy
+from torpor.shared.errors import (
+    InvalidInput,
+    MachineError,
+    MachineUnreachable,
+    TorporError,
+    UnsafeDestroy,
+)
 from torpor.shared.values import Machine, MachineId, names_of
 
 Listing: TypeAlias = tuple[list[Machine], list[Residue]]
@@ -40,6 +46,17 @@ def compare_with_rentals(opened: OpenWorkspace) -> list[Finding]:
         residue,
     )
     return [finding for finding in found if not just_ended(opened, finding)]
+
+
+def see_that_all_answer(opened: OpenWorkspace) -> None:
+    """InvalidInput while a provider is silent: a machine whose account has another name by now may
+    be there."""
+    _, silent = listed(opened.markets.every())
+    for identity, error in silent.items():
+        raise InvalidInput(
+            f"{identity} did not answer ({error}), so nobody can say which machines are gone: "
+            "nothing was closed. Run reconcile again"
+        )
 
 
 def see_that_it_does_not_answer(opened: OpenWorkspace, machine: Machine) -> None:

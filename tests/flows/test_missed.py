@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from flows import backup
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.world import World
+from torpor.control.upkeep.reports import BackupReport
 from torpor.shared.errors import UnsavedWork
 from torpor.shared.values import MachineId
 
@@ -55,6 +57,18 @@ def test_a_directory_that_lost_most_of_its_files_keeps_the_machine(
         hibernate_plainly(opened)
     assert world.machines()
     assert hibernate_plainly(opened, accept_lost=["~/data"]).destroyed
+
+
+def test_a_backup_of_what_is_left_deletes_no_older_snapshot(world: World, home: Path) -> None:
+    opened = world.wanting(paths=BOTH)
+    (before,) = world.snapshots()
+    for number in range(1, 20):
+        (home / f"data/{number}.txt").unlink()
+    of = {"keep_last": 1, "keep_daily": 0, "keep_weekly": 0, "keep_monthly": 0}
+    report = run_plainly(opened, backup, **of)
+    assert isinstance(report, BackupReport)
+    assert report.deleted == []
+    assert before in world.snapshots()
 
 
 def test_the_newest_snapshot_is_compared_where_the_machine_remembers_none(

@@ -170,7 +170,8 @@ def of_installation(folder: Path, now_unix: float) -> list[Alert]:
     ]
     for one in wrong:
         if "disk full:" not in one:
-            what = f"{one.split(':', 1)[0]} is at fault"
+            own = one.startswith(("nothing restarts", "the supervisor of"))  # with changing figures
+            what = f"{'the supervisor' if own else one.split(':', 1)[0]} is at fault"
             step = "see supervisor.log and what the sentence names; run `make up`"
             found.append(("installation", what, [one], step, RESTARTING_S))
     return [

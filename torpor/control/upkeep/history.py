@@ -14,7 +14,13 @@ from torpor.control.store.receipts import agent_of, newest_verified, verified_sn
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, manifests, open_manifest, snapshot_ids
 from torpor.control.upkeep.retention import Taken
-from torpor.shared.errors import ManifestInvalid, SnapshotDamaged, SnapshotMissing, WrongKey
+from torpor.shared.errors import (
+    ManifestInvalid,
+    OtherPaths,
+    SnapshotDamaged,
+    SnapshotMissing,
+    WrongKey,
+)
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import SnapshotId, WorkspaceName
@@ -35,6 +41,9 @@ def taken_snapshots(
             continue
         try:
             manifest, verified = _look(store, workspace, seal, snapshot, paths)
+        except OtherPaths:
+            manifest, _ = open_manifest(store, workspace, snapshot, seal)
+            yield Taken(snapshot, found.modified_unix, False, agent_of(manifest))
         except (ManifestInvalid, WrongKey):
             yield Taken(snapshot, found.modified_unix, False, "")
         except SnapshotMissing:

@@ -160,6 +160,10 @@ class Verification:
         keys = {grant.key: pack_id_of(grant.key) for grant in grants}
         return [key for key, one in keys.items() if one in self.faults or one in self.unproven]
 
+    def unread(self, snapshot: SnapshotId) -> bool:
+        """Whether nobody has read a pack of it whose MD5 the store does not show."""
+        return not self.unproven.isdisjoint(self._snapshots[snapshot].packs)
+
     def root_of(self, snapshot: SnapshotId) -> str:
         """The root hash in hex; empty where the manifest could not be read."""
         return self._snapshots[snapshot].root

@@ -26,7 +26,7 @@ def check_roots(manifest: Manifest, allowed: Sequence[str], what: str) -> None:
         raise OtherPaths(
             f"{what} names {_shown(others)}, and the workspace's paths are {_shown(paths)}: "
             "nothing was written. If you know these directories, add them to `paths` in the "
-            "workspace block, or name them in `accept_paths` of this run; if not, do not trust the "
+            "workspace block, or name them in `accept_paths` of wake; if not, do not trust the "
             "machine that made the snapshot, nor who can write in the bucket, and use an older "
             "snapshot"
         )
