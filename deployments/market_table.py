@@ -21,6 +21,7 @@ _TABLE: Final = re.compile(r"^\| market \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL
 
 COLUMNS: Final[dict[str, Callable[[Abilities], str]]] = {
     "machine": lambda able: able.kind,
+    "hosts of many owners": lambda able: _yes(able.many_owners),
     "image of your choice": lambda able: _yes(able.images),
     "root that may dump processes": lambda able: _yes(able.privileged),
     "checkpoint": checkpoint_of,

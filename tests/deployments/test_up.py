@@ -91,7 +91,7 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     assert after["parameters"] == changed and after["paused"]
     differ = {one for one in after if after[one] != kept[one]}
     # The schedule was changed after that; the worker has polled.
-    assert differ <= {"updated", "schedules", "last_polled", "status"}
+    assert differ <= {"updated", "version", "schedules", "last_polled", "status"}
     ask("PATCH", mine, {"paused": False, "concurrency_limit": 8})
     ask("PATCH", url, {"active": False})
     assert _longest_running(installation) == before

@@ -21,14 +21,14 @@ from tasks.budgets import newest_stored_bytes, what_is_left
 from tasks.machines import create_machine, look_for_offers, renting
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
-from tests.fixtures.manifests import PLAIN, SNAPSHOT, honest
+from tests.fixtures.manifests import PLAIN, SNAPSHOT, entry, honest
 from tests.fixtures.market import H100
 from tests.fixtures.plain_flows import plain, run_plainly
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.money.budgets import Budget, OpenBudget
 from torpor.control.rental.records import Rentals
 from torpor.shared.errors import BudgetExceeded, InvalidInput, StoreUnavailable
-from torpor.shared.format.manifest import encode_manifest
+from torpor.shared.format.manifest import DIRECTORY, encode_manifest
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import DRILL, GIB, WorkspaceName, reserved_name
 
@@ -56,7 +56,10 @@ RENT: dict[str, Flow] = {
 
 @pytest.fixture
 def snapshot(lab: Lab) -> None:
-    lab.store.put(manifest_key(DEMO, SNAPSHOT), encode_manifest(honest(), PLAIN)[0])
+    lab.store.put(
+        manifest_key(DEMO, SNAPSHOT),
+        encode_manifest(honest(entries=[entry(DIRECTORY, b"")], chunks=[], packs=[]), PLAIN)[0],
+    )
 
 
 @pytest.mark.usefixtures("snapshot")

@@ -9,13 +9,13 @@ import pytest
 
 from flows import compare, create
 from tests.fixtures.lab import DEMO, Lab
-from tests.fixtures.manifests import PLAIN, SNAPSHOT, honest
+from tests.fixtures.manifests import PLAIN, SNAPSHOT, entry, honest
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import Shows, plain, run_plainly
 from torpor.control.measure.prices import StorePrice
 from torpor.control.rental.records import Rentals
 from torpor.shared.errors import InvalidInput, NoCapacity, ProviderDenied, SnapshotMissing
-from torpor.shared.format.manifest import encode_manifest
+from torpor.shared.format.manifest import DIRECTORY, FILE, HOLE, Extent, encode_manifest
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import GIB, WorkspaceName
 
@@ -25,7 +25,14 @@ STORED = 2 * 10**9
 def keep_snapshot(lab: Lab) -> None:
     """A snapshot of 100 GiB in 2 GB, of a machine with CUDA 12.8."""
     statistics = {"bytes": 100 * GIB, "stored_bytes": STORED}
-    manifest = honest(environment={"cuda": "12.8"}, statistics=statistics)
+    big = entry(FILE, b"big", size=100 * GIB, extents=(Extent(HOLE, 0, 100 * GIB),))
+    manifest = honest(
+        environment={"cuda": "12.8"},
+        statistics=statistics,
+        entries=[entry(DIRECTORY, b""), big],
+        chunks=[],
+        packs=[],
+    )
     blob, _ = encode_manifest(manifest, PLAIN)
     lab.store.put(manifest_key(DEMO, SNAPSHOT), blob)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -408,11 +409,14 @@ def test_a_save_is_due_by_the_last_one_also_in_a_new_session(
     assert threads.begun == int(due)
 
 
-@pytest.mark.parametrize("handed_over_book", [True, False])
+@pytest.mark.parametrize(
+    ("handed_over_book", "shrunk"), [(True, False), (False, False), (True, True)]
+)
 def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, handed_over_book: bool
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, handed_over_book: bool, shrunk: bool
 ) -> None:
-    """What the machine would save by itself is based on the save before, until it is told."""
+    """What the machine would save by itself is based on the save before, until it is told. A save
+    that lacks most of what was there before replaces none."""
 
     def stand_by(*_: Any) -> None:
         if not handed_over_book:
@@ -423,7 +427,8 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
             """Nothing is read."""
 
         def run(self) -> Any:
-            return None, verified_save(lab.store, new)
+            report = SimpleNamespace(lost=[], shrunk=shrunk)
+            return report, verified_save(lab.store, new)
 
     monkeypatch.setattr(attending, "stand_by", stand_by)
     monkeypatch.setattr(attending, "Storing", Storing)
@@ -435,7 +440,7 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
         saves = Saves(lab.opened, driven, machine, False, None)  # type: ignore[arg-type]
         saves.go_on(threads, hurry=True)
         saves.settle()
-    kept = [new] if handed_over_book else [old, new]
+    kept = [new] if handed_over_book and not shrunk else [old, new]
     assert snapshot_ids(lab.store, DEMO) == [began_with, *kept]
     assert (driven.job.kept_saves, driven.job.newest) == (kept, new)
 

@@ -233,8 +233,8 @@ def test_forms_filled_and_submitted(
     deployments.open("hibernate")
     deployments.see_fields("hibernate")
     deployments.pick(NAME)
-    page.get_by_role("button", name="Add item").click()
-    page.locator("textarea").last.fill("*.log")
+    page.get_by_role("button", name="Add item").first.click()
+    page.locator("textarea").first.fill("*.log")
     run = deployments.submit("hibernate")
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert run["parameters"] == {
@@ -243,6 +243,7 @@ def test_forms_filled_and_submitted(
         "machine": "",
         "accept_changed": ["*.log"],
         "only_if_idle": False,
+        "accept_lost": [],
     }
     assert run["name"] == f"hibernate-{NAME}"
     assert list_machines(NAME) == []
