@@ -116,7 +116,7 @@ def measure(store: ObjectStore, folder: Path, rounds: int, boot_s: float) -> dic
     engine.runs.close()
     samples: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
     dice = random.Random(1)
-    with _rented(store) as (market, opened, fake):
+    with _rented(store, str(engine.home / "workspace")) as (market, opened, fake):
         for _ in range(rounds):
             for case in CASES:
                 market.address_last = case == "address last"
@@ -163,14 +163,14 @@ def _once(market: _SlowMarket, opened: OpenWorkspace, fake: FakeVast) -> dict[st
 
 
 @contextmanager
-def _rented(store: ObjectStore) -> Iterator[tuple[_SlowMarket, OpenWorkspace, FakeVast]]:
+def _rented(store: ObjectStore, path: str) -> Iterator[tuple[_SlowMarket, OpenWorkspace, FakeVast]]:
     place = Path(tempfile.mkdtemp(prefix="torpor-market-"))
     machines = Machines(place)
     market = _SlowMarket(wares=vast_wares(), machines=machines)
     market.boot = market.power_on
     fake = FakeVast(market)
     opened = OpenWorkspace(
-        spec=WorkspaceSpec(WORKSPACE, ["~/workspace"]),
+        spec=WorkspaceSpec(WORKSPACE, [path]),
         store=store,
         providers=(VastProvider(fake.key, url=fake.url),),
         identity=Identity(new_key_pair().private),
