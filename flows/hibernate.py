@@ -110,9 +110,13 @@ def store_workspace(
         if idle_since_s is not None:
             see_idle(opened, live, session, idle_since_s)
 
+    def nothing_new(lost: Lost) -> None:
+        if only_if_idle and destroy:  # `watch` asks again and again: one snapshot is enough
+            refuse_losses(live, lost, "Nothing is new since the last snapshot")
+
     def end(snapshot: RemoteSnapshot, verified: Verified, lost: Lost) -> None:
         proven(verified)
-        refuse_losses(live, verified.snapshot, lost)
+        refuse_losses(live, lost, f"Snapshot {verified.snapshot} is verified")
         with phases.phase("confirm"):
             warrant = confirm(opened, snapshot, verified, live, session, partial(unused, live))
             still_idle()
@@ -132,6 +136,7 @@ def store_workspace(
             still_idle,
             run,
             look=Look(rented=live.label is not None, whole=destroy),
+            nothing_new=nothing_new,
         ).run()
     if not destroy:
         tell_of_losses(live, report.lost)

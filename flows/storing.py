@@ -57,7 +57,8 @@ class Storing:
     or raises StillChanging where the disk has changed since; without it the machine is kept.
     ``before_quiesce`` may raise to keep the user's programs as they are. ``run`` names it to the
     agent, where a flow run takes several snapshots of a machine. ``look``: also look for what the
-    snapshot lacks."""
+    snapshot lacks. ``nothing_new`` is called before the commit, if all content is in the store
+    already, and may raise to make no further snapshot."""
 
     def __init__(
         self,
@@ -69,12 +70,14 @@ class Storing:
         before_quiesce: Callable[[], None] = lambda: None,
         run: str = "",
         look: Look | None = None,
+        nothing_new: Callable[[Lost], None] = lambda lost: None,
     ) -> None:
         self._workspace = workspace
         self._machine = machine
         self._phases = phases
         self._end = end
         self._look = look
+        self._nothing_new = nothing_new
         self._lost = Lost()
         self._before_quiesce = before_quiesce
         self._remote = RemoteSnapshot(
@@ -94,6 +97,8 @@ class Storing:
                 try:
                     self._look_for_losses(wait_s=0.0)
                     last = self._passes_until_nothing_is_new()
+                    if not any(part.new_bytes for part in self._stored):
+                        self._nothing_new(self._lost)
                     report, verified = self._commit_and_verify(last)
                     if self._end is not None:
                         self._end(self._remote, verified, self._lost)

@@ -15,7 +15,7 @@ from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
 from torpor.shared.errors import SnapshotDamaged, UnsavedWork
-from torpor.shared.values import Machine, ObjectKey, SnapshotId, StoredSnapshot
+from torpor.shared.values import Machine, ObjectKey, StoredSnapshot
 from torpor.shared.wire.losses import Losses
 from torpor.shared.wire.snapshot import Committed, PartPlan, PartReport, Scanned
 
@@ -58,13 +58,14 @@ def tell_of_losses(machine: Machine, lines: Sequence[str]) -> None:
         runner().log.warning("not in the snapshot of machine %s: %s", machine.id, line)
 
 
-def refuse_losses(machine: Machine, snapshot: SnapshotId, lost: Lost) -> None:
-    """Before a destroy, log what it leaves behind; UnsavedWork if the machine must be kept."""
+def refuse_losses(machine: Machine, lost: Lost, stored: str) -> None:
+    """Before a destroy, log what it leaves behind; UnsavedWork if the machine must be kept, which
+    also says what is ``stored``."""
     tell_of_losses(machine, lost.lines)
     if lost.keep:
         raise UnsavedWork(
             f"machine {machine.id} was not destroyed, and still costs money: "
-            f"{'; '.join(lost.keep)}. Snapshot {snapshot} is verified"
+            f"{'; '.join(lost.keep)}. {stored}"
         )
 
 

@@ -66,9 +66,9 @@ def workspace(**fields: Any) -> Workspace:
 
 
 def test_one_directory_has_one_path() -> None:
-    typed = ["~//work/", "/data/./big//", "~/work", "/", "~/"]
+    typed = ["~//code/", "/data/./big//", "~/code", "/", "~/"]
     block = Workspace(name="demo", paths=typed)
-    assert block.paths == ["~/work", "/data/big", "/", "~/"]
+    assert block.paths == ["~/code", "/data/big", "/", "~/"]
     assert Workspace.model_validate(block.model_dump()).paths == block.paths
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows import backup
+from flows.hibernate import store_workspace
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.world import World
 from torpor.shared.errors import UnsavedWork
@@ -42,6 +43,21 @@ def test_a_link_that_leads_out_to_data_keeps_the_machine(world: World, home: Pat
     report = hibernate_plainly(world.opened, accept_lost=["~/nvme"])
     assert (report.destroyed, world.machines()) == (True, [])
     assert report.lost == []
+
+
+def test_an_idle_machine_that_is_kept_again_and_again_gets_no_further_snapshots(
+    world: World, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(store_workspace.__globals__, "see_idle", lambda *_: None)
+    _link_out(home)
+    for _ in range(3):
+        with pytest.raises(UnsavedWork, match="workspace/checkpoints is a link"):
+            hibernate_plainly(world.opened, only_if_idle=True)
+    assert world.verify_listed() == 1
+    (home / "workspace" / "new").write_text("work of today")
+    with pytest.raises(UnsavedWork):
+        hibernate_plainly(world.opened, only_if_idle=True)
+    assert world.verify_listed() == 2
 
 
 def test_a_backup_warns_of_a_link_that_leads_out(

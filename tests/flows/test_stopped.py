@@ -56,7 +56,7 @@ def world(
 
         def run(self) -> Any:
             story.did.append(f"save {self._machine}")
-            return None, SimpleNamespace(snapshot=_SAVE.snapshot)
+            return SimpleNamespace(lost=[]), SimpleNamespace(snapshot=_SAVE.snapshot)
 
     monkeypatch.setattr(driving, "wake_workspace", wake)
     monkeypatch.setattr(driving, "newest_save", lambda *_: None)

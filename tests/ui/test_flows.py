@@ -234,7 +234,7 @@ def test_forms_filled_and_submitted(
     deployments.see_fields("hibernate")
     deployments.pick(NAME)
     page.get_by_role("button", name="Add item").first.click()
-    page.locator("textarea").first.fill("*.log")
+    page.locator("textarea").nth(1).fill("*.log")
     run = deployments.submit("hibernate")
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert run["parameters"] == {
