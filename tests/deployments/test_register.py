@@ -130,7 +130,8 @@ def test_a_new_version_changes_the_code_of_a_deployment_and_nothing_that_is_its_
     monkeypatch.setattr(register, "CHECKOUT", tmp_path)
     register.deploy(Installation(tmp_path))
     after = ask("GET", url)
-    assert {one for one in after if after[one] != before[one]} == {
+    by_workers = {"last_polled", "status"}  # other tests have workers at the same queue
+    assert {one for one in after if after[one] != before[one]} - by_workers == {
         "updated",
         "entrypoint",
         "version",
