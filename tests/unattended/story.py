@@ -151,6 +151,7 @@ class Story:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line, "the look ended"
+            found.pop("error", None)  # of an earlier look
             found.update(json.loads(line))
             return found
 

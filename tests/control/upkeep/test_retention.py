@@ -192,6 +192,24 @@ def test_an_ended_machine_out_of_the_window_is_not_judged_alone() -> None:
     assert kept(Retention(last=1), {}) == [new]  # a month counts
 
 
+def test_what_was_stored_last_stays_though_a_clock_that_was_behind_named_it_older() -> None:
+    """Without it, the next run would find the machine out of the window, and delete the rest."""
+    first, behind, newest = (_at(f"2026-10-{day} 12:00:00") for day in ("01", "10", "15"))
+    stored_unix = made_at(_at("2026-11-01 12:00:00")).timestamp()
+    taken = [
+        _taken(first, "a", "m-1"),
+        _taken(newest, "a", "m-1"),
+        Taken(behind, stored_unix, verified=True, agent="a", machine="m-1"),
+        _taken(_at("2026-12-20 12:00:00"), "b", "m-2"),
+    ]
+    verdicts = judge_taken(taken, Retention(monthly=2), {})
+    assert {one.snapshot: one.reasons for one in verdicts if one.snapshot == behind} == {
+        behind: ["stored last of machine m-1"]
+    }
+    left = [one for one in taken if any(v.kept for v in verdicts if v.snapshot == one.snapshot)]
+    assert all(one.kept for one in judge_taken(left, Retention(monthly=2), {}))
+
+
 def test_a_machine_that_no_snapshot_names_may_be_the_one_that_is_rented() -> None:
     """Snapshots of older versions have no receipt that names their machine."""
     old, new = _at("2026-10-01 12:00:00"), _at("2026-11-20 12:00:00")

@@ -100,7 +100,8 @@ def judge(
     rented: Mapping[str, float] = {},
 ) -> list[Verdict]:
     """A verdict for each snapshot, newest first. The newest, the newest verified one and the pinned
-    are always kept, and so is the newest of each machine that is rented or within the window.
+    are always kept, and so are the newest of each machine that is rented or within the window, and
+    the one that was stored last.
     ``saves``: those of open jobs, with the ids of the jobs, which delete them; they are kept, and
     count for no rule. ``rented``: when each machine that is rented now was asked for, by the
     store's clock."""
@@ -132,6 +133,10 @@ def judge(
                 reasons[part[0].snapshot].append(f"newest of machine {name}")
             for snapshot, rule in _ruled(part, retention):
                 _add(reasons[snapshot], rule, f"{rule} of machine {name}")
+        # A clock that was behind named it older. Without it, the machine looks older the next time.
+        last = max(counted, key=lambda one: one.stored_unix, default=None)
+        if last and not reasons[last.snapshot]:
+            reasons[last.snapshot].append(f"stored last of machine {name}")
     return [Verdict(snapshot, found) for snapshot, found in reasons.items()]
 
 
