@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 cycle(story, STRIKES[name])
                 cycles.append({"killed": name, "seconds_to": dict(story.seen)})
                 say(f"memory: {_memory_mib(story)}")
+                story.tidy_up()
         report = {
             "minutes": (time.monotonic() - began) / 60,
             "cycles": cycles,

@@ -1,4 +1,5 @@
-"""What a user has set up before going away, run in the installation's environment."""
+"""What a user has set up before going away, and tidies up after, run in the installation's
+environment."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from blocks import Budget, GcpProvider, LocalProvider, SSHIdentity, Workspace
 from blocks.reference import load_named
 from tasks.opening import open_workspace
 from tests.fixtures.rentals import handed_over, standing
+from tests.unattended.look import NAMES
 from torpor.control.providers.local_folder import folder_of
+from torpor.control.safety import never_handed_over
 
 QUIET = {"idle_minutes": 1, "idle_people": False}
 QUIET |= dict.fromkeys(("idle_cpu_percent", "idle_network_kib_s", "idle_disk_kib_s"), 1e9)
@@ -59,5 +62,24 @@ def prepare(number: int, machines: str, hook: str, gcp: dict[str, Any]) -> dict[
     return {"host": at.host, "port": at.port, "user": at.user, "key": key}
 
 
+def tidy_up(number: int) -> None:
+    """End what a cycle leaves, so that the next one finds the installation no larger."""
+    for name in (f"kept{number}", f"far{number}"):
+        opened = open_workspace(name)
+        for machine in opened.providers[0].list_own():
+            if machine.label is not None and machine.label.workspace == name:
+                warrant = never_handed_over(machine, machine.label)
+                opened.providers[0].destroy(machine, warrant)
+        for rental in opened.rentals.open():
+            opened.rentals.change(rental, state="ended", why="its cycle is over")
+    for name in NAMES:
+        Workspace.delete(f"{name}{number}")
+    Budget.delete(f"spent{number}")
+
+
 if __name__ == "__main__":
-    print(json.dumps(prepare(**json.loads(sys.argv[1]))))
+    order = json.loads(sys.argv[1])
+    if "machines" in order:
+        print(json.dumps(prepare(**order)))
+    else:
+        tidy_up(**order)

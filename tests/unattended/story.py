@@ -118,6 +118,12 @@ class Story:
             url = f"deployments/{deployment['id']}/create_flow_run"
             api.ask("POST", url, {"parameters": given})
 
+    def tidy_up(self) -> None:
+        """A person's work is over. Else each cycle would find a larger installation."""
+        process = self._python("tests.unattended.prepare", json.dumps({"number": self.number}))
+        process.communicate()
+        assert process.returncode == 0, "tidy_up has failed"
+
     # -- what happens to it
 
     def lose_work(self) -> None:
