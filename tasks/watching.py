@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -15,7 +16,7 @@ from tasks.retrying import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.idleness import Verdict, judge
+from torpor.control.idleness import OWN_WORK, Verdict, judge
 from torpor.control.providers.seam import Deadlines
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.remote.seam import Agent
@@ -29,6 +30,11 @@ from torpor.shared.wire.activity import NOBODY, Activity, ReadActivity
 LOOK_S: Final = 300.0
 """The longest look at one machine: one that hangs must not hold up the verdicts on the others. A
 new agent may have to be installed within it."""
+
+OWN_WORK_S: Final = 1800.0
+"""How long a hibernation of an idle machine waits for torpor's own work there, most often a backup.
+If it gave up at once, the machine would cost money until watch starts the next one."""
+OWN_WORK_POLL_S: Final = 5.0
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -136,10 +142,16 @@ def see_idle(
     opened: OpenWorkspace, machine: Machine, session: Agent, since_s: float | None
 ) -> float:
     """MachineInUse unless the machine is idle; returns the time on its boot clock. With that time
-    as ``since_s``, only what happened since is judged, and torpor's own run is no work."""
+    as ``since_s``, only what happened since is judged, and torpor's own run is no work. Without it,
+    such a run, a backup for example, is waited for."""
     rental = None if machine.label is None else opened.rentals.of(machine.label)
-    activity = _read(opened, session)
-    verdict = _judged(opened, activity, rental, since_s)
+    ends_s = time.monotonic() + OWN_WORK_S
+    while True:
+        activity = _read(opened, session)
+        verdict = _judged(opened, activity, rental, since_s)
+        if verdict.reason != OWN_WORK or time.monotonic() > ends_s:
+            break
+        time.sleep(OWN_WORK_POLL_S)
     if verdict.kind != "idle":
         raise MachineInUse(
             f"machine {machine.id} of workspace {opened.spec.name} is {verdict.kind}: "
