@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+MOST_CRASHED: Final = 3
+"""So many killed runs of one key are followed by another at once."""
 _PAGE: Final = 200  # the most that the API answers at once
 _STATES: Final[dict[StateType, RunState]] = {
     StateType.SCHEDULED: "waiting",
@@ -98,14 +100,19 @@ class PrefectRunner:
         if not deployment.id and not queue:  # a call from Python: there may be no worker
             flow(**parameters)
             return ""
-        run = run_deployment(
-            f"{flow.name}/{queue or flow.name}",
-            parameters=parameters,
-            timeout=0,
-            as_subflow=False,
-            idempotency_key=key,
-        )
-        return f"run {cast(FlowRun, run).name}"
+        for again in range(MOST_CRASHED + 1):
+            started = run_deployment(
+                f"{flow.name}/{queue or flow.name}",
+                parameters=parameters,
+                timeout=0,
+                as_subflow=False,
+                idempotency_key=f"{key}-{again}" if again else key,
+            )
+            run = cast(FlowRun, started)
+            # A run that was killed has decided nothing. Those of jobs are continued, not repeated.
+            if queue or run.state is None or not run.state.is_crashed():
+                break
+        return f"run {run.name}"
 
     def job_runs(self, *states: RunState, queue: str = "") -> list[JobRun]:
         types = [kind for kind, state in _STATES.items() if state in states]

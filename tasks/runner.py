@@ -55,8 +55,8 @@ class Runner(Protocol):
 
     def start(self, flow: Flow[..., Any], key: str, *, queue: str = "", **parameters: Any) -> str:
         """Run a flow of ours: beside this run where that is possible, and then not twice for the
-        same ``key``; else at once. Returns what runs now; empty if it has ended. With ``queue``, it
-        runs there, and never in this run."""
+        same ``key``, unless that run was killed; else at once. Returns what runs now; empty if it
+        has ended. With ``queue``, it runs there, and never in this run."""
 
     def job_runs(self, *states: RunState, queue: str = "") -> list[JobRun]:
         """The runs of jobs that are in one of these states, in the order of their submission.

@@ -6,9 +6,13 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from prefect.states import Crashed, Failed, Pending
 
+from flows import hibernate, job
 from flows.phases import Phases, phases_told_to
 from tasks import plain_runner, prefect_runner, progress
 from tasks.plain_runner import PlainRunner
@@ -144,3 +148,25 @@ def test_a_prefect_server_that_fails_to_show_something_fails_no_part(
     assert [
         "no-bar" in text or "a-table" in text or "a-page" in text for text in caplog.messages[2:]
     ] == [True] * 3
+
+
+def test_a_run_that_was_killed_is_followed_by_another_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else an idle machine would cost money until the next key, up to 15 minutes."""
+    ended = {"idle": Crashed(), "idle-1": Crashed(), "failed": Failed()}
+    asked: list[str] = []
+
+    def started(name: str, *, idempotency_key: str, **_: Any) -> SimpleNamespace:
+        asked.append(idempotency_key)
+        return SimpleNamespace(name="one", state=ended.get(idempotency_key, Pending()))
+
+    monkeypatch.setattr(prefect_runner, "run_deployment", started)
+    monkeypatch.setattr(prefect_runner, "deployment", SimpleNamespace(id="of a deployment"))
+    for key, keys in (("idle", ["idle", "idle-1", "idle-2"]), ("failed", ["failed"])):
+        asked.clear()
+        assert PrefectRunner().start(hibernate, key, workspace="demo") == "run one"
+        assert asked == keys
+    asked.clear()
+    PrefectRunner().start(job, "idle", queue="normal")  # continued by recovery
+    assert asked == ["idle"]

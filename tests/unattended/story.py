@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from deployments.api import Api
 from deployments.installation import CHECKOUT
+from flows.ending import AGAIN_S
 from tests.fixtures.alone import Alone
 from tests.fixtures.inbox import Inbox
 from tests.fixtures.waiting import PATIENCE_S
@@ -259,7 +260,7 @@ def cycle(story: Story, strike: Callable[[Story], None]) -> dict[str, Any]:
     """One cycle, in which the job loses everything, and then ``strike`` is done. Returns the last
     look; fails once it counts as a hang."""
     story.set_up()
-    hangs = time.monotonic() + PATIENCE_S
+    hangs = time.monotonic() + AGAIN_S + PATIENCE_S
     struck = False
     with story.looking() as look:
         while len(story.seen) < OUTCOMES:
