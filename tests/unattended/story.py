@@ -33,8 +33,8 @@ from torpor.machine.sampler.ring import RING
 EVERY_S: Final = {"watch/watch": 30, "backup/backup-all": 60, "check-backup/check-backup": 120}
 KEEP_LAST: Final = 2
 STEPS: Final = 100
-VISIT: Final = f"until [ -e {DEFAULT_HOME}/{RING} ]; do sleep 1; done; sleep 5"
-"""A person stays until the machine was looked at once, which starts its sampler: a machine on which
+VISIT: Final = f"until [ -e {DEFAULT_HOME}/{RING} ]; do sleep 1; done; sleep 60"
+"""A person stays for a minute after the first look, which starts the sampler: a machine on which
 nobody was seen is not idle. Whoever kills everything first delays that."""
 COUNT: Final = f"""\
 starts=$(($(cat starts 2>/dev/null || echo 0) + 1)); echo $starts >starts

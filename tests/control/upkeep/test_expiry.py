@@ -27,6 +27,11 @@ def store(memory_store: MemoryStore) -> MemoryStore:
     return memory_store
 
 
+def _stored(store: MemoryStore, days: int) -> list[SnapshotId]:
+    """So many snapshots, one a day, stored in their order; the newest comes first."""
+    return [_put(store, ago) for ago in reversed(range(days))][::-1]
+
+
 def _put(store: MemoryStore, days_ago: float) -> SnapshotId:
     snapshot = new_snapshot_id(datetime.now(timezone.utc) - timedelta(days=days_ago))
     entries = [entry(DIRECTORY, b""), entry(FILE, b"empty")]
@@ -49,7 +54,7 @@ def _none_is_kept(store: MemoryStore) -> list[Verdict]:
 
 
 def test_what_no_rule_keeps_goes_newest_first(store: MemoryStore) -> None:
-    ages = [_put(store, days) for days in (0, 1, 2, 3)]
+    ages = _stored(store, 4)
     verdicts = judge(_taken(store), Retention(last=2), {})
     assert expire(store, _verified(store, ages[0]), verdicts) == [ages[2], ages[3]]
     assert snapshot_ids(store, DEMO) == [ages[1], ages[0]]
@@ -57,13 +62,13 @@ def test_what_no_rule_keeps_goes_newest_first(store: MemoryStore) -> None:
 
 
 def test_snapshots_as_new_as_the_proof_are_kept(store: MemoryStore) -> None:
-    newer, proven, older = (_put(store, days) for days in (0, 1, 2))
+    newer, proven, older = _stored(store, 3)
     assert expire(store, _verified(store, proven), _none_is_kept(store)) == [older]
     assert snapshot_ids(store, DEMO) == [proven, newer]
 
 
 def test_what_was_pinned_since_it_was_judged_stays(store: MemoryStore) -> None:
-    newest, older, oldest = (_put(store, days) for days in (0, 1, 2))
+    newest, older, oldest = _stored(store, 3)
     verdicts = judge(_taken(store), Retention(last=1), {})
     pin(store, DEMO, older, "just now")
     assert expire(store, _verified(store, newest), verdicts) == [oldest]
@@ -71,7 +76,7 @@ def test_what_was_pinned_since_it_was_judged_stays(store: MemoryStore) -> None:
 
 
 def test_a_proof_of_a_snapshot_that_is_gone_deletes_nothing(store: MemoryStore) -> None:
-    newest, older = (_put(store, days) for days in (0, 1))
+    newest, older = _stored(store, 2)
     verified = _verified(store, newest)
     store.delete([manifest_key(DEMO, newest)])
     with pytest.raises(SnapshotMissing, match="nothing was deleted; run the backup again"):
