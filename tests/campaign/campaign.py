@@ -233,7 +233,8 @@ def _is_advice(flow: str, outcome: Outcome) -> bool:
     if outcome.error == "WorkspaceBusy":
         return True
     done = {"hibernate": "is on no machine", "wake": "is already on machine"}
-    return outcome.error == "InvalidInput" and done[flow] in outcome.message
+    said_so = outcome.error in ("InvalidInput", "WorkspaceAwake")
+    return said_so and done[flow] in outcome.message
 
 
 def _within(seconds: float, done: Callable[[], bool]) -> bool:

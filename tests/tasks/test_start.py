@@ -17,7 +17,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 
     def run_deployment(name: str, **options: Any) -> SimpleNamespace:
         runs.append((name, options))
-        return SimpleNamespace(name="hibernate-mywork")
+        return SimpleNamespace(name="hibernate-mywork", state=None)
 
     monkeypatch.setattr("tasks.prefect_runner.run_deployment", run_deployment)
     return runs
