@@ -24,7 +24,7 @@ import msgspec
 
 from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine
-from flows.storing import Look
+from flows.procedures.snapshot import Look
 from torpor.control.measure.host import host_facts
 from torpor.control.store.embedded import EmbeddedStore
 

@@ -13,9 +13,9 @@ from types import TracebackType
 
 import asyncssh
 
-from flows.phases import Phases
-from flows.restoration import Restoration
-from flows.storing import Look, Storing
+from flows.procedures.phases import Phases
+from flows.procedures.restore import Restoration
+from flows.procedures.snapshot import Look, Storing
 from flows.sync import Synchronisation
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import StoredWorkspace

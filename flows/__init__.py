@@ -9,11 +9,10 @@ from flows.benchmark_deploy import benchmark_deploy
 from flows.compare import compare
 from flows.create import create
 from flows.deploy import deploy
-from flows.error_output import install
 from flows.hibernate import hibernate
 from flows.job import job
 from flows.jobs import cancel_job, job_log, job_status, list_jobs
-from flows.listing import (
+from flows.procedures.listing import (
     compare_snapshots,
     find_files,
     frame,
@@ -32,6 +31,7 @@ from flows.sync import sync
 from flows.verify import verify
 from flows.wake import wake
 from flows.watch import watch
+from tasks.error_output import install
 
 install()
 

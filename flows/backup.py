@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final, TypeAlias
 from pydantic import Field
 
 from blocks import Workspace
-from flows.flow import flow
 from flows.hibernate import store_workspace
-from flows.phases import Phases
+from flows.procedures.phases import Phases
 from tasks.events import BackupFailed, BackupFinished, BackupMissed, emit
+from tasks.flow import flow
 from tasks.opening import open_all, open_workspace
 from tasks.retention import apply_retention, judge_snapshots, look_at_newest
 from tasks.runner import runner

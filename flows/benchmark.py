@@ -9,10 +9,10 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from blocks import Workspace
-from flows.flow import flow
-from flows.measurement import Measurement, measured_block
-from flows.phases import Phases
-from flows.scratch_machine import held_and_cleared, scratch_machines
+from flows.procedures.measurement import Measurement, measured_block
+from flows.procedures.phases import Phases
+from flows.procedures.scratch_machine import held_and_cleared, scratch_machines
+from tasks.flow import flow
 from tasks.measure import Sizes, open_stores
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner

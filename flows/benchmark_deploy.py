@@ -13,11 +13,11 @@ from pydantic import Field
 from blocks import PROVIDERS, Workspace
 from blocks.reference import load
 from flows.deploy import StrategyChoice
-from flows.deployment import Deployment
-from flows.flow import flow
-from flows.phases import Phases
-from flows.scratch_machine import held_and_cleared
+from flows.procedures.deploy.deployment import Deployment
+from flows.procedures.phases import Phases
+from flows.procedures.scratch_machine import held_and_cleared
 from tasks.deploying import forget_base, open_stack
+from tasks.flow import flow
 from tasks.opening import open_workspace, probe_store
 from tasks.restore import NEWEST
 from tasks.runner import runner

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from blocks import Workspace
-from flows.flow import flow
 from tasks.comparing import ask_markets, choose_terms, read_past
+from tasks.flow import flow
 from tasks.opening import open_workspace
 from tasks.restore import NEWEST
 from tasks.runner import runner

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from blocks import Workspace
-from flows.flow import flow
-from flows.phases import Phases
-from flows.tenancy import only_machine
+from flows.procedures.phases import Phases
+from flows.procedures.tenancy import only_machine
+from tasks.flow import flow
 from tasks.opening import open_workspace, probe_store
 from torpor.shared.values import Machine
 

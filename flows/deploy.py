@@ -7,10 +7,10 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from blocks import Stack, Workspace
-from flows.deployment import Deployment
-from flows.flow import flow
-from flows.phases import Phases, phases_told_to
+from flows.procedures.deploy.deployment import Deployment
+from flows.procedures.phases import Phases, phases_told_to
 from tasks.deploying import expire_bases, open_stack
+from tasks.flow import flow
 from tasks.opening import open_workspace, probe_store
 from tasks.restore import NEWEST
 from tasks.runner import runner

@@ -9,9 +9,9 @@ from functools import partial
 import msgspec
 
 from blocks import Workspace
-from flows.flow import flow
-from flows.phases import Phases
-from flows.storing import Look, Storing
+from flows.procedures.phases import Phases
+from flows.procedures.snapshot import Look, Storing
+from tasks.flow import flow
 from tasks.jobs import refuse_during_job
 from tasks.machines import chosen_machine, destroy_machine, open_session
 from tasks.opening import open_workspace, probe_store

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from blocks import Workspace
-from flows.driving import drive
-from flows.flow import flow
+from flows.procedures.job.driver import drive
+from tasks.flow import flow
 from tasks.jobs import cost_of
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from blocks import Workspace
-from flows.continuing import continue_job
-from flows.flow import flow
+from flows.procedures.job.recovery import continue_job
+from tasks.flow import flow
 from tasks.job_listing import found_job, queued_jobs, read_jobs, read_log
 from tasks.jobs import cost_of
 from tasks.opening import open_workspace

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from blocks import Workspace
-from flows.flow import flow
+from tasks.flow import flow
 from tasks.opening import open_workspace, probe_store
 from tasks.pruning import free_dead_packs, look_for_dead_packs
 from tasks.runner import runner

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from blocks import Workspace
-from flows.flow import flow
 from flows.hibernate import hibernate
-from flows.unfinished import settle
+from flows.procedures.unfinished import settle
+from tasks.flow import flow
 from tasks.opening import open_workspace, probe_store
 from tasks.reconciliation import (
     close_rental,

@@ -7,10 +7,10 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from blocks import Workspace
-from flows.fleet import MOST_MACHINES, MOST_TASKS, Fleet
-from flows.flow import flow
-from flows.phases import Phases
+from flows.procedures.fleet import MOST_MACHINES, MOST_TASKS, Fleet
+from flows.procedures.phases import Phases
 from tasks.budgets import what_is_left
+from tasks.flow import flow
 from tasks.machines import (
     endpoint_of,
     left_unfinished,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from blocks import Workspace
-from flows.flow import flow
-from flows.phases import Phases
-from flows.restoration import Restoration
+from flows.procedures.phases import Phases
+from flows.procedures.restore import Restoration
+from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.restore import (

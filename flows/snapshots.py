@@ -1,6 +1,7 @@
 """Snapshots: list and show them, compare two, find a file, delete, pin and unpin.
 
-flows.listing does the same without a Prefect run, and with every row instead of the first 200.
+flows.procedures.listing does the same without a Prefect run, and with every row instead of the
+first 200.
 Listing has no steps to retry: the store's adapter repeats its own requests.
 """
 
@@ -10,9 +11,9 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from blocks import Workspace
-from flows import listing
-from flows.flow import flow
-from flows.listing import PREVIOUS
+from flows.procedures import listing
+from flows.procedures.listing import PREVIOUS
+from tasks.flow import flow
 from tasks.opening import open_workspace
 from tasks.restore import NEWEST
 from tasks.retention import delete_one, pin_one, unpin_one

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from blocks import Workspace
-from flows.flow import flow
 from tasks.budgets import what_is_left
+from tasks.flow import flow
 from tasks.opening import open_workspace
 from tasks.runner import runner
 from tasks.spending import read_books

@@ -6,10 +6,10 @@ from contextlib import suppress
 from typing import Final
 
 from blocks import Workspace
-from flows.flow import flow
 from flows.hibernate import store_workspace
-from flows.parts import do_parts
-from flows.phases import Phases
+from flows.procedures.parts import do_parts
+from flows.procedures.phases import Phases
+from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.restore import NEWEST, pick_snapshot

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Final
 
 from blocks import Workspace
-from flows.drill_machine import drill_machine, end_left_drills
-from flows.flow import flow
-from flows.parts import do_parts
-from flows.phases import Phases
-from flows.restoration import Restoration
+from flows.procedures.drill_machine import drill_machine, end_left_drills
+from flows.procedures.parts import do_parts
+from flows.procedures.phases import Phases
+from flows.procedures.restore import Restoration
 from tasks.events import SnapshotVerified, VerificationFailed, emit
+from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session, renting
 from tasks.opening import open_workspace, probe_store
 from tasks.restore import (

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import msgspec
 
 from blocks import Workspace
-from flows.flow import flow
-from flows.phases import Phases
-from flows.restoration import Arrival
-from flows.tenancy import only_machine
+from flows.procedures.phases import Phases
+from flows.procedures.restore import Arrival
+from flows.procedures.tenancy import only_machine
 from tasks.budgets import what_is_left
+from tasks.flow import flow
 from tasks.machines import open_session, own_machine
 from tasks.opening import open_workspace, probe_store
 from tasks.restore import NEWEST, pick_snapshot_to_wake

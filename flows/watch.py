@@ -7,14 +7,14 @@ import time
 
 import msgspec
 
-from flows.alarms import Look, see_alarms, tell_of
-from flows.continuing import JobSeen, act_on, free_slots, see_jobs
-from flows.ending import hibernate_idle, hibernate_over_budget, over_budget
-from flows.flow import flow
-from flows.leftovers import act_on_left, end_abandoned, see_left
-from flows.looking import asleep, in_use, is_missing, newest_snapshots, not_there
-from flows.twins import twins, undecided
+from flows.procedures.job.recovery import JobSeen, act_on, free_slots, see_jobs
+from flows.procedures.watch.alarms import Look, see_alarms, tell_of
+from flows.procedures.watch.hibernations import hibernate_idle, hibernate_over_budget, over_budget
+from flows.procedures.watch.leftovers import act_on_left, end_abandoned, see_left
+from flows.procedures.watch.rows import asleep, in_use, is_missing, newest_snapshots, not_there
+from flows.procedures.watch.twins import twins, undecided
 from tasks.events import MachineUnknown, emit
+from tasks.flow import flow
 from tasks.opening import open_all
 from tasks.runner import runner
 from tasks.watching import (

@@ -33,7 +33,7 @@ import msgspec
 from benchmarks.kept import write_result
 from benchmarks.shaping import Shaper
 from flows import hibernate, replicate
-from flows.fleet import MOST_TASKS
+from flows.procedures.fleet import MOST_TASKS
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.stores import Server

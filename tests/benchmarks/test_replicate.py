@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows import fleet
+from flows.procedures import fleet
 from tests.benchmarks.replicate import kills, limited
 from tests.fixtures.stores import Server
 from torpor.shared.values import MIB

@@ -14,7 +14,7 @@ from prefect import flow, task
 
 from deployments.installation import CHECKOUT
 from deployments.server import Server
-from flows import error_output
+from tasks import error_output
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.shared.errors import StoreDenied

@@ -22,7 +22,6 @@ from deployments.processes import running, started_process
 from deployments.server import Server
 from flows import (
     cancel_job,
-    continuing,
     create,
     job_log,
     list_jobs,
@@ -30,6 +29,7 @@ from flows import (
     list_snapshots,
     watch,
 )
+from flows.procedures.job import recovery
 from tasks.opening import open_workspace
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.prefect_api import ask
@@ -143,7 +143,7 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     _kill(its_runs)
     assert _run(deployed, first)["state_type"] == "RUNNING"  # Prefect does not know, and waits
     _silent(first)
-    monkeypatch.setattr(continuing, "STUCK_S", 0.0)
+    monkeypatch.setattr(recovery, "STUCK_S", 0.0)
     (seen,) = watch([NAME], dry_run=False).jobs
     assert seen.next_step.endswith("continued it")
     assert _run(deployed, first)["state_type"] == "CRASHED"

@@ -13,7 +13,7 @@ import pytest
 
 from flows import backup, check_backup, delete_snapshots
 from flows.backup import NOT_RENTED
-from flows.phases import phases_told_to
+from flows.procedures.phases import phases_told_to
 from tests.fixtures.plain_flows import Shows, plain, run_plainly, wake_plainly
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.standing import raises

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from flows import create, replicate, wake
-from flows.drill_machine import drill_machine
-from flows.phases import Phases
-from flows.scratch_machine import scratch_machines
+from flows.procedures.drill_machine import drill_machine
+from flows.procedures.phases import Phases
+from flows.procedures.scratch_machine import scratch_machines
 from tasks.budgets import newest_stored_bytes, what_is_left
 from tasks.machines import create_machine, look_for_offers, renting
 from tasks.workspace import OpenWorkspace

@@ -15,9 +15,11 @@ import pytest
 from prefect.blocks.system import Secret
 
 from blocks import Stack
-from flows import deploy, deployment, restoration
-from flows.phases import Phases
-from flows.serving import Serving
+from flows import deploy
+from flows.procedures import restore
+from flows.procedures.deploy import deployment
+from flows.procedures.deploy.server import Serving
+from flows.procedures.phases import Phases
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.machines import destroy_all
@@ -282,12 +284,12 @@ def test_an_environment_without_room_is_no_reason_for_another_machine(
     hibernate_plainly(asleep.opened)
     tried: list[str] = []
 
-    class Refused(restoration.Restoration):
+    class Refused(restore.Restoration):
         def begun(self) -> Any:
             tried.append("environment")
             raise kind("made up")
 
-    monkeypatch.setattr("flows.deployment.Restoration", Refused)
+    monkeypatch.setattr("flows.procedures.deploy.deployment.Restoration", Refused)
     with pytest.raises(DeployFailed, match=r"made up\. Move it away, .* no wake takes"):
         _deploy(asleep, stack)
     assert len(tried) == 1 and asleep.machines() == []
@@ -352,7 +354,7 @@ def test_a_server_that_writes_to_what_is_restored_later_is_named(
     place = asleep.workspace(MachineId(wake_plainly(asleep.opened).machine))
     (place / "rest.bin").write_bytes(os.urandom(1 << 20))
     hibernate_plainly(asleep.opened)
-    check = restoration.check_restore
+    check = restore.check_restore
 
     def late(remote: RemoteRestore, full: bool) -> Any:
         if remote.first:
@@ -361,7 +363,7 @@ def test_a_server_that_writes_to_what_is_restored_later_is_named(
                 file.write(b"the server's")
         return check(remote, full)
 
-    monkeypatch.setattr(restoration, "check_restore", late)
+    monkeypatch.setattr(restore, "check_restore", late)
     with pytest.raises(SnapshotDamaged, match=r"rest\.bin.*name them in `first` too"):
         _deploy(asleep, small_stack(), on=asleep.wanting(first=["model"]))
     assert asleep.machines() == []

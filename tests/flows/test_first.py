@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.restoration import Arrival
+from flows.procedures.restore import Arrival
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, replicate_plainly, sent, wake_plainly
 from tests.fixtures.rentals import standing

@@ -10,8 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from flows import fleet
-from flows.fleet import Fleet
+from flows.procedures import fleet
+from flows.procedures.fleet import Fleet
 
 
 def test_each_session_is_closed_once_however_long_its_machine_takes(

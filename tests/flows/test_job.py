@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import driving, hibernate, job, watch
+from flows import hibernate, job, watch
+from flows.procedures.job import driver
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
@@ -247,7 +248,7 @@ def test_a_machine_that_does_not_answer_is_kept_and_the_job_says_so(
     (left,) = _jobs(world).open()
     _jobs(world).ask_stop(left.id, Stop("cancelled", "keep", "enough", time.time()))
     until(lambda: not _jobs(world).open()[0].driven, "its driver counts as gone")
-    monkeypatch.setattr(driving.open_session, "function", silent)
+    monkeypatch.setattr(driver.open_session, "function", silent)
     ended = _run(world, [], job=left.id).job
     assert (ended.state, len(world.machines())) == ("cancelled", 1)
     assert ended.why.startswith("enough. Its command may still run on machine")
@@ -451,7 +452,7 @@ def test_a_command_whose_end_was_stored_by_hand_does_not_run_again(
         raise StoreDenied("the key was revoked")
 
     with monkeypatch.context() as broken:
-        broken.setattr(driving, "store_workspace", refuse)
+        broken.setattr(driver, "store_workspace", refuse)
         with pytest.raises(StoreDenied):
             _run(world, _FINE)
     (left,) = _jobs(world).open()
@@ -467,7 +468,7 @@ def test_a_wake_by_somebody_else_ends_no_job(
     world: World, place: Path, monkeypatch: pytest.MonkeyPatch, says: type[TorporError] | None
 ) -> None:
     hibernate_plainly(world.opened)
-    wake, woken = driving.wake_workspace, []
+    wake, woken = driver.wake_workspace, []
 
     def meet(*given: Any) -> Any:
         woken.append(wake_plainly(world.opened).machine)
@@ -475,7 +476,7 @@ def test_a_wake_by_somebody_else_ends_no_job(
             raise says("another run was there before")
         return wake(*given)
 
-    monkeypatch.setattr(driving, "wake_workspace", meet)
+    monkeypatch.setattr(driver, "wake_workspace", meet)
     report = _run(world, _FINE)
     assert [one.machine for one in report.job.attempts] == woken
     assert report.job.state == "succeeded" and world.machines() == []
@@ -484,7 +485,7 @@ def test_a_wake_by_somebody_else_ends_no_job(
 def test_a_user_may_keep_the_machine_until_it_is_destroyed(
     world: World, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = driving.store_workspace
+    store = driver.store_workspace
 
     def begun(*given: Any, **options: Any) -> Any:
         """The user decides after the final hibernate has begun."""
@@ -492,7 +493,7 @@ def test_a_user_may_keep_the_machine_until_it_is_destroyed(
         _jobs(world).ask_stop(job_.id, Stop("cancelled", "keep", "I go on by hand", 2.0))
         return store(*given, **options)
 
-    monkeypatch.setattr(driving, "store_workspace", begun)
+    monkeypatch.setattr(driver, "store_workspace", begun)
     monkeypatch.setattr(driven, "STOP_S", 1000.0)  # the request is seen by nobody else
     report = _run(world, _FINE)
     assert (report.job.state, report.job.final) == ("succeeded", None)
@@ -510,8 +511,8 @@ def test_wakes_that_fail_again_and_again_end_the_job(
         tries.append(time.time())
         raise AgentLost("the agent was killed, for want of memory")
 
-    monkeypatch.setattr(driving, "wake_workspace", fail)
-    monkeypatch.setattr(driving, "MOST_FAILURES", 3)
+    monkeypatch.setattr(driver, "wake_workspace", fail)
+    monkeypatch.setattr(driver, "MOST_FAILURES", 3)
     with pytest.raises(JobFailed, match="could not be woken: the agent was killed"):
         _run(world, _FINE)
     assert len(tries) == 3
@@ -554,7 +555,7 @@ def test_an_error_leaves_the_job_to_the_next_run(
         raise StoreDenied("the key was revoked")
 
     with monkeypatch.context() as broken:
-        broken.setattr(driving, "store_workspace", refuse)
+        broken.setattr(driver, "store_workspace", refuse)
         with pytest.raises(StoreDenied, match="the key was revoked"):
             _run(world, _FINE)
     (left,) = _jobs(world).open()

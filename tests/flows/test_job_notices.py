@@ -19,7 +19,8 @@ import msgspec
 import psutil
 import pytest
 
-from flows import attending, job
+from flows import job
+from flows.procedures.job import attempt
 from tasks.jobs import start_command
 from tasks.machines import open_session
 from tasks.plain_runner import PlainRunner
@@ -120,7 +121,7 @@ def test_a_command_that_ends_with_its_machine_has_not_failed(world: World, goes:
     place = world.workspace(machine)
     place.mkdir()
     (place / "training.py").write_text(Path(training.__file__).read_text())
-    hand_over, stands_by = attending.stand_by, threading.Event()
+    hand_over, stands_by = attempt.stand_by, threading.Event()
 
     def note(*given: Any) -> None:
         hand_over(*given)
@@ -128,8 +129,8 @@ def test_a_command_that_ends_with_its_machine_has_not_failed(world: World, goes:
 
     with (
         ThreadPoolExecutor(1) as thread,
-        patch.object(attending, "TAKEN_S", 1000.0 if goes else 2.0),
-        patch.object(attending, "stand_by", note),
+        patch.object(attempt, "TAKEN_S", 1000.0 if goes else 2.0),
+        patch.object(attempt, "stand_by", note),
     ):
         running = thread.submit(_run, world, _SHORTER, save_minutes=1000)
         job_id = until(lambda: next((one.id for one in _jobs(world).open()), None), "it is there")
@@ -198,13 +199,13 @@ def _run(world: World, command: list[str], **options: Any) -> JobReport:
 
 def _die_once_it_stands_by(world: World) -> None:
     """Drive a job until its machine has what it needs to save by itself."""
-    hand_over = attending.stand_by
+    hand_over = attempt.stand_by
 
     def die(*given: Any) -> None:
         hand_over(*given)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with patch.object(attending, "stand_by", die):
+    with patch.object(attempt, "stand_by", die):
         _run(world, _TRAINING, save_minutes=1000)
 
 

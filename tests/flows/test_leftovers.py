@@ -11,8 +11,9 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from flows import leftovers, looking, watch
-from flows.leftovers import judge_left
+from flows import watch
+from flows.procedures.watch import leftovers, rows
+from flows.procedures.watch.leftovers import judge_left
 from tasks.alerting import LiveRun
 from tasks.plain_runner import PlainRunner
 from tasks.watching import LeftLook
@@ -205,7 +206,7 @@ def test_where_the_blocks_of_its_workspace_differ_it_is_only_reported(
     look = SimpleNamespace(result=lambda: LeftLook(False))
     monkeypatch.setattr(leftovers, "look_at_left", SimpleNamespace(submit=lambda *_: look))
     newest = SimpleNamespace(submit=lambda _: SimpleNamespace(result=lambda: 1.0))
-    monkeypatch.setattr(looking, "newest_made_unix", newest)
+    monkeypatch.setattr(rows, "newest_made_unix", newest)
     other = replace(lab.opened, spec=msgspec.structs.replace(lab.opened.spec, **changes))
     with _TwoBlocks(lab.opened, other):
         report = watch.fn(dry_run=False)
@@ -242,7 +243,7 @@ def test_a_run_from_weeks_ago_does_not_stand_for_one_that_was_killed(
     look = SimpleNamespace(result=lambda: LeftLook(False))
     monkeypatch.setattr(leftovers, "look_at_left", SimpleNamespace(submit=lambda *_: look))
     newest = SimpleNamespace(submit=lambda _: SimpleNamespace(result=lambda: 1.0))
-    monkeypatch.setattr(looking, "newest_made_unix", newest)
+    monkeypatch.setattr(rows, "newest_made_unix", newest)
     server = AlertMemory()
     server.live = [msgspec.structs.replace(WAKE, began_unix=time.time() - ago_s)]
     with PlainRunner(lab.opened, alerts=server):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flows import measurement
-from flows.measurement import Measurement
-from flows.phases import Phases
+from flows.procedures import measurement
+from flows.procedures.measurement import Measurement
+from flows.procedures.phases import Phases
 from tasks.measure import Sizes
 from tasks.plain_runner import PlainRunner
 from torpor.control.measure import peers

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 import tasks.machines
-from flows import fleet
-from flows.fleet import Fleet
-from flows.phases import Phases
-from flows.tenancy import only_machine
+from flows.procedures import fleet
+from flows.procedures.fleet import Fleet
+from flows.procedures.phases import Phases
+from flows.procedures.tenancy import only_machine
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.machines import destroy_all

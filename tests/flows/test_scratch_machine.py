@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows.phases import Phases
-from flows.scratch_machine import ScratchMachine, held_and_cleared, scratch_machines
+from flows.procedures.phases import Phases
+from flows.procedures.scratch_machine import ScratchMachine, held_and_cleared, scratch_machines
 from tasks.machines import renting
 from tasks.step import Step
 from tasks.workspace import OpenWorkspace

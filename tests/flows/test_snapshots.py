@@ -182,6 +182,6 @@ def test_a_long_table_says_how_much_is_left_out() -> None:
     rows = Table(WORKSPACE, "", 100_000, shown).rows()
     assert len(rows) == MOST_ROWS + 1
     assert rows[-1] == {
-        "path": "and 99,800 more: flows.listing has them all in Python",
+        "path": "and 99,800 more: flows.procedures.listing has them all in Python",
         "bytes": "",
     }

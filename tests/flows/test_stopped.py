@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import driving, stopped
-from flows.attending import Attending
-from flows.stopped import GONE_S, LEAVE_S, LOOK_S, RESTART_S, Stopped
+from flows.procedures.job import driver, stopped
+from flows.procedures.job.attempt import Attending
+from flows.procedures.job.stopped import GONE_S, LEAVE_S, LOOK_S, RESTART_S, Stopped
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.driver import JOB, Story, attempt_on, drive_job, left_job
 from tests.fixtures.lab import DEMO, Lab
@@ -58,13 +58,13 @@ def world(
             story.did.append(f"save {self._machine}")
             return SimpleNamespace(lost=[]), SimpleNamespace(snapshot=_SAVE.snapshot)
 
-    monkeypatch.setattr(driving, "wake_workspace", wake)
-    monkeypatch.setattr(driving, "newest_save", lambda *_: None)
+    monkeypatch.setattr(driver, "wake_workspace", wake)
+    monkeypatch.setattr(driver, "newest_save", lambda *_: None)
     monkeypatch.setattr(stopped, "find_sure_save", lambda *_: _SAVE)
     monkeypatch.setattr(stopped, "Storing", Saved)
     monkeypatch.setattr(safety, "verify_snapshot", lambda *_: None)
     monkeypatch.setattr(Driven, "nap", nap)
-    monkeypatch.setattr(driving, "Stopped", partial(Stopped, clock_s=lambda: now_s[0]))
+    monkeypatch.setattr(driver, "Stopped", partial(Stopped, clock_s=lambda: now_s[0]))
     for name, value in (("LOOK_S", LOOK_S), ("RESTART_S", RESTART_S), ("GONE_S", GONE_S)):
         monkeypatch.setattr(stopped, name, value)  # those of the product
     return lab, story

@@ -33,7 +33,8 @@ from unittest.mock import patch
 import msgspec
 import psutil
 
-from flows import attending, create, driving, hibernate, job, reconcile, stopped
+from flows import create, hibernate, job, reconcile
+from flows.procedures.job import attempt, driver, stopped
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests import independent_reader as reader
@@ -85,13 +86,13 @@ def hurried() -> Iterator[None]:
             (records, "LOST_S", 3.0),
             (driven, "STOP_S", 0.2),
             (driven, "DRIVEN_S", 0.5),
-            (attending, "LOOK_S", 0.3),
-            (attending, "WATCH_S", 1.0),
-            (attending, "SAVE_AGAIN_S", 2.0),
-            (driving, "AGAIN_S", 0.5),
-            (driving, "SURE_S", 1.5),
-            (driving, "UNPROVEN_S", 5.0),
-            (driving, "TURN_S", 0.5),
+            (attempt, "LOOK_S", 0.3),
+            (attempt, "WATCH_S", 1.0),
+            (attempt, "SAVE_AGAIN_S", 2.0),
+            (driver, "AGAIN_S", 0.5),
+            (driver, "SURE_S", 1.5),
+            (driver, "UNPROVEN_S", 5.0),
+            (driver, "TURN_S", 0.5),
             (stopped, "LOOK_S", 0.5),
             (stopped, "RESTART_S", 5.0),
             (stopped, "GONE_S", 2.0),

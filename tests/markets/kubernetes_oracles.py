@@ -28,7 +28,8 @@ import msgspec
 import pytest
 import yaml
 
-from flows import attending, create, job
+from flows import create, job
+from flows.procedures.job import attempt
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, wake_plainly
@@ -308,13 +309,13 @@ def test_a_higher_priority_takes_the_machine_of_a_job_which_saves_and_goes_on_la
     let_settle()
     command = ["python3", "training.py", str(STEPS), "0.1"]
 
-    stand_by, stands_by = attending.stand_by, threading.Event()
+    stand_by, stands_by = attempt.stand_by, threading.Event()
 
     def note(*given: Any) -> None:
         stand_by(*given)
         stands_by.set()
 
-    monkeypatch.setattr(attending, "stand_by", note)
+    monkeypatch.setattr(attempt, "stand_by", note)
 
     def run() -> Any:
         with plain(working):

@@ -13,7 +13,7 @@ import pytest
 from prefect.states import Crashed, Failed, Pending
 
 from flows import hibernate, job
-from flows.phases import Phases, phases_told_to
+from flows.procedures.phases import Phases, phases_told_to
 from tasks import plain_runner, prefect_runner, progress
 from tasks.plain_runner import PlainRunner
 from tasks.prefect_runner import PrefectRunner

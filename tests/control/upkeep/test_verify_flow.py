@@ -13,8 +13,8 @@ from unittest.mock import patch
 import pytest
 
 import flows
-from flows.drill_machine import LEFT_AFTER_S, drill_machine
-from flows.phases import Phases
+from flows.procedures.drill_machine import LEFT_AFTER_S, drill_machine
+from flows.procedures.phases import Phases
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly
 from tests.fixtures.rentals import standing
 from tests.fixtures.short_agent import installing

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import torpor.machine.tree.compare as compare_module
-from flows.phases import Phases
-from flows.restoration import Restoration
+from flows.procedures.phases import Phases
+from flows.procedures.restore import Restoration
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.engine import Engine
 from tests.fixtures.manifests import LIES, PLAIN, Lie

@@ -11,7 +11,7 @@ from torpor.control.upkeep.retention import Verdict
 from torpor.shared.values import SnapshotId, WorkspaceName
 
 MOST_ROWS: Final = 200
-"""The rows that the UI shows. Python gets all of them from flows.listing."""
+"""The rows that the UI shows. Python gets all of them from flows.procedures.listing."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class Table(msgspec.Struct, frozen=True):
         if not more:
             return self.shown
         columns = list(self.shown[0])
-        rest = {columns[0]: f"and {more:,} more: flows.listing has them all in Python"}
+        rest = {columns[0]: f"and {more:,} more: flows.procedures.listing has them all in Python"}
         return [*self.shown, {name: rest.get(name, "") for name in columns}]
 
 

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from flows.phases import Phases
-from flows.storing import Storing
-from flows.thinning import is_of_machine, thin_saves
+from flows.procedures.job.thinning import is_of_machine, thin_saves
+from flows.procedures.phases import Phases
+from flows.procedures.snapshot import Storing
 from tasks.jobs import look_at_command, start_command, stop_command
 from tasks.runner import runner
 from tasks.standing_by import stand_by

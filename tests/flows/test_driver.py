@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows import attending, driving, job, unfinished
-from flows.attending import Attending, Saves
+from flows import job
+from flows.procedures import unfinished
+from flows.procedures.job import attempt, driver
+from flows.procedures.job.attempt import Attending, Saves
 from tasks.machines import left_unfinished
 from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
@@ -51,7 +53,7 @@ def test_a_machine_that_is_missing_in_an_answer_is_waited_for_when_no_command_ru
     lab: Lab, story: Story, begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may hold the only copy of what the command wrote."""
-    monkeypatch.setattr(driving, "UNPROVEN_S", 900.0)
+    monkeypatch.setattr(driver, "UNPROVEN_S", 900.0)
     machine, rental = handed_over(lab.opened)
     ended = [attempt_on(machine, rental, end="command ended", status=0)]
     lab.market.proofs, lab.market.hidden = False, 3
@@ -65,7 +67,7 @@ def test_a_machine_that_its_market_may_show_late_is_waited_for_until_that_has_se
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a run that was killed right after its wake. Another machine would cost a whole attempt."""
-    monkeypatch.setattr(driving, "UNPROVEN_S", 0.0)
+    monkeypatch.setattr(driver, "UNPROVEN_S", 0.0)
     machine, _ = handed_over(lab.opened)
     lab.market.abilities = msgspec.structs.replace(lab.market.abilities, settling_s=900.0)
     lab.market.proofs, lab.market.hidden = False, 3
@@ -82,7 +84,7 @@ def test_each_gap_in_the_answers_is_waited_for_as_long(
 
     def gap() -> None:
         until(lambda: time.monotonic() - began > 1.0, "the first gap is long ago")
-        monkeypatch.setattr(driving, "UNPROVEN_S", 1.0)
+        monkeypatch.setattr(driver, "UNPROVEN_S", 1.0)
         lab.market.hidden = 1
 
     story.during = gap
@@ -197,14 +199,14 @@ def test_a_job_looks_again_before_it_rents(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An older job is recorded after the first look, and its machine is there."""
-    look = driving.machine_in_use
+    look = driver.machine_in_use
 
     def late(*given: Any) -> None:
-        monkeypatch.setattr(driving, "machine_in_use", look)
+        monkeypatch.setattr(driver, "machine_in_use", look)
         left_job(lab, _EARLY)
         handed_over(lab.opened)
 
-    monkeypatch.setattr(driving, "machine_in_use", late)
+    monkeypatch.setattr(driver, "machine_in_use", late)
     late_job = left_job(lab, _LATE, created_unix=9.0)
     story.during = lambda: lab.opened.jobs.ask_stop(_LATE, _SOON)
     assert drive_job(lab, late_job).state == "cancelled"
@@ -232,7 +234,7 @@ def test_a_stopped_job_hibernates_what_its_wake_handed_over_and_nothing_else(
 def test_a_stopped_job_leaves_the_machine_that_a_user_woke_since(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch, proofs: bool
 ) -> None:
-    monkeypatch.setattr(driving, "UNPROVEN_S", 1.0)
+    monkeypatch.setattr(driver, "UNPROVEN_S", 1.0)
     lab.market.proofs = proofs
     gone, of_gone = handed_over(lab.opened)
     del lab.market.alive[gone.id]
@@ -255,7 +257,7 @@ def test_a_stopped_job_ends_without_a_proof_of_what_its_killed_wake_rented(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs that come later in its workspace wait for it."""
-    monkeypatch.setattr(driving, "UNPROVEN_S", 1.0)
+    monkeypatch.setattr(driver, "UNPROVEN_S", 1.0)
     machine, rental = standing(lab.opened)
     lab.opened.rentals.change(rental, job=_ID)
     del lab.market.alive[machine.id]
@@ -273,7 +275,7 @@ def test_a_stopped_job_waits_once_for_a_machine_that_never_answers(
     def silent(*_: Any, **__: Any) -> Machine:
         raise error("no banner")
 
-    monkeypatch.setattr(driving, "UNPROVEN_S", 1.0)
+    monkeypatch.setattr(driver, "UNPROVEN_S", 1.0)
     monkeypatch.setattr(renting, "wait_until_reachable", silent)
     monkeypatch.setattr(unfinished, "pick_snapshot", lambda *_: None)
     machine, rental = standing(lab.opened)
@@ -309,7 +311,7 @@ def test_a_job_fails_where_a_machine_of_its_workspace_has_no_rental(
     """It stands for ever: another look would find the same."""
 
     monkeypatch.setattr(
-        driving,
+        driver,
         "wake_workspace",
         lambda opened, *_: left_unfinished(opened, renting_of(opened), alone=True),
     )
@@ -346,7 +348,7 @@ def test_a_job_ends_when_the_end_of_its_machine_is_accepted(
         proven(StoredSnapshot(DEMO, SnapshotId("s-1"), "", 0, 0.0))
         _end_slowly(slow, rental, machine)
 
-    monkeypatch.setattr(driving, "store_workspace", store)
+    monkeypatch.setattr(driver, "store_workspace", store)
     ended = drive_job(slow, left_job(slow, rented=machine.id))
     assert (ended.state, ended.final) == ("succeeded", "s-1")
     assert slow.market.alive[machine.id].state == "stopping"
@@ -361,7 +363,7 @@ def test_a_job_whose_machine_is_kept_for_data_beside_its_workspace_ends_and_says
         proven(StoredSnapshot(DEMO, SnapshotId("s-1"), "", 0, 0.0))
         raise UnsavedWork(f"machine {machine.id} was not destroyed: it holds /data")
 
-    monkeypatch.setattr(driving, "store_workspace", store)
+    monkeypatch.setattr(driver, "store_workspace", store)
     ended = drive_job(lab, left_job(lab, rented=machine.id))
     assert (ended.state, ended.final) == ("succeeded", "s-1")
     assert f"machine {machine.id} was not destroyed: it holds /data" in ended.why
@@ -397,7 +399,7 @@ def test_a_save_is_due_by_the_last_one_also_in_a_new_session(
             self.begun += 1
 
     machine, rental = handed_over(lab.opened)
-    monkeypatch.setattr(attending, "stand_by", lambda *_: None)
+    monkeypatch.setattr(attempt, "stand_by", lambda *_: None)
     began = [attempt_on(machine, rental, began_unix=time.time() - 7200.0)]
     jobs = lab.opened.jobs
     left = left_job(lab, attempts=began, newest_unix=time.time() - ago_s)
@@ -430,8 +432,8 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
             report = SimpleNamespace(lost=[], shrunk=shrunk)
             return report, verified_save(lab.store, new)
 
-    monkeypatch.setattr(attending, "stand_by", stand_by)
-    monkeypatch.setattr(attending, "Storing", Storing)
+    monkeypatch.setattr(attempt, "stand_by", stand_by)
+    monkeypatch.setattr(attempt, "Storing", Storing)
     machine, rental = handed_over(lab.opened)
     began_with, old, new = [put_save(lab.store, minutes) for minutes in (0, 30, 60)]
     left = left_job(lab, attempts=[attempt_on(machine, rental)], kept_saves=[old], newest=old)
@@ -463,7 +465,7 @@ def test_a_job_whose_end_is_stored_deletes_its_saves(
 ) -> None:
     machine, rental = handed_over(lab.opened)
     began_with, old = put_save(lab.store, 0), put_save(lab.store, 30)
-    store_as_told = driving.store_workspace
+    store_as_told = driver.store_workspace
 
     def store(*given: Any, proven: Callable[[Any], None], **options: Any) -> None:
         proven(verified_save(lab.store, put_save(lab.store, 60)))
@@ -471,7 +473,7 @@ def test_a_job_whose_end_is_stored_deletes_its_saves(
         if killed:
             raise StoreDenied("the run is killed here")
 
-    monkeypatch.setattr(driving, "store_workspace", store)
+    monkeypatch.setattr(driver, "store_workspace", store)
     left = left_job(
         lab, kept_saves=[old], attempts=[attempt_on(machine, rental, end="command ended", status=0)]
     )

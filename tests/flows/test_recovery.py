@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from flows import watch
-from flows.continuing import STUCK_S
+from flows.procedures.job.recovery import STUCK_S
 from tasks.plain_runner import PlainRunner
 from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace

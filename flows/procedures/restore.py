@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 
 from msgspec.structs import replace
 
-from flows.parts import do_parts
-from flows.phases import Phases
+from flows.procedures.parts import do_parts
+from flows.procedures.phases import Phases
 from tasks.events import FirstRestored, emit
 from tasks.machines import endpoint_of
 from tasks.restore import begin_restore, check_restore, finish_first, finish_restore, restore_part

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from flows.phases import Phases, phases_told_to
-from flows.restoration import Arrival, Restoration
-from flows.serving import Serving
-from flows.storing import Storing
-from flows.tenancy import only_machine
+from flows.procedures.deploy.server import Serving
+from flows.procedures.phases import Phases, phases_told_to
+from flows.procedures.restore import Arrival, Restoration
+from flows.procedures.snapshot import Storing
+from flows.procedures.tenancy import only_machine
 from tasks.deploying import (
     distrust_base,
     drop_base,

@@ -14,9 +14,9 @@ from msgspec import structs
 
 from blocks import Workspace
 from flows.hibernate import hibernate
-from flows.phases import Phases
+from flows.procedures.phases import Phases
+from flows.procedures.scratch_machine import ScratchMachine
 from flows.replicate import replicate
-from flows.scratch_machine import ScratchMachine
 from flows.wake import wake
 from tasks.measure import (
     MeasuredStore,

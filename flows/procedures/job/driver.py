@@ -10,12 +10,12 @@ from typing import Final
 
 import msgspec
 
-from flows.attending import Attending
 from flows.hibernate import store_workspace
-from flows.phases import Phases
-from flows.stopped import Stopped
-from flows.thinning import is_of_machine, thin_saves
-from flows.unfinished import end_leftovers
+from flows.procedures.job.attempt import Attending
+from flows.procedures.job.stopped import Stopped
+from flows.procedures.job.thinning import is_of_machine, thin_saves
+from flows.procedures.phases import Phases
+from flows.procedures.unfinished import end_leftovers
 from flows.wake import wake_workspace
 from tasks.jobs import machine_in_use, refuse_other_jobs, stop_command
 from tasks.machines import open_session

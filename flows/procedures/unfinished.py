@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flows.phases import Phases
-from flows.restoration import Arrival
+from flows.procedures.phases import Phases
+from flows.procedures.restore import Arrival
 from tasks.machines import open_session, renting
 from tasks.restore import NEWEST, pick_snapshot
 from tasks.runner import runner

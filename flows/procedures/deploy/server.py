@@ -6,7 +6,7 @@ import hashlib
 import time
 from typing import Final, Literal
 
-from flows.phases import Phases
+from flows.procedures.phases import Phases
 from tasks.jobs import look_at_command, start_command, stop_command
 from torpor.control.deploy.asking import ask, check
 from torpor.control.deploy.last_lines import LastLines

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from flows.phases import Phases
+from flows.procedures.phases import Phases
 from tasks.machines import create_machine, look_for_offers, open_session, renting
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace

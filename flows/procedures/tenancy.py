@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flows.phases import Phases
+from flows.procedures.phases import Phases
 from tasks.machines import create_machine, left_unfinished, look_for_offers, renting, show_offers
 from tasks.workspace import OpenWorkspace
 from torpor.control.rental.renting import Tenancy

@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from flows.procedures.watch.twins import Twins
 from flows.reconcile import reconcile
-from flows.twins import Twins
 from flows.wake import wake
 from tasks.alerting import LiveRun
 from tasks.runner import runner

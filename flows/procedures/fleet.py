@@ -11,8 +11,8 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Final
 
-from flows.phases import Phases
-from flows.restoration import Arrival
+from flows.procedures.phases import Phases
+from flows.procedures.restore import Arrival
 from tasks.machines import create_machine, endpoint_of, open_session, own_machine
 from tasks.progress import Progress
 from tasks.replicas import restore_share, serve_packs

@@ -9,7 +9,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Event
 
-from flows.phases import Phases
+from flows.procedures.phases import Phases
 from tasks.deploying import forget_measured_bases
 from tasks.machines import (
     create_machine,

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from flows.phases import Phases
-from flows.storing import Storing
+from flows.procedures.phases import Phases
+from flows.procedures.snapshot import Storing
 from tasks.jobs import refuse_other_jobs
 from tasks.runner import runner
 from tasks.stopped import end_stopped, find_sure_save, start_machine

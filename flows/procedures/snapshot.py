@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
-from flows.parts import do_parts
-from flows.phases import Phases
+from flows.procedures.parts import do_parts
+from flows.procedures.phases import Phases
 from tasks.runner import runner
 from tasks.snapshot import (
     begin_snapshot,

@@ -1,0 +1,1 @@
+"""One stack on one machine."""

@@ -1,0 +1,1 @@
+"""A job from machine to machine."""

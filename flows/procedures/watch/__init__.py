@@ -1,0 +1,1 @@
+"""What a look of watch sees, and what it does about it."""
