@@ -15,7 +15,7 @@ import asyncssh
 
 from flows.procedures.phases import Phases
 from flows.procedures.restore import Restoration
-from flows.procedures.snapshot import Look, Storing
+from flows.procedures.snapshot import Look, take_snapshot
 from flows.sync import Synchronisation
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import StoredWorkspace
@@ -83,7 +83,7 @@ class BenchMachine:
         started = self._now()
         with PlainRunner():
             session = self._attached()
-            Storing(self._kept, session, self._machine.id, Phases(), look=look).run()
+            take_snapshot(self._kept, session, self._machine.id, Phases(), look=look)
         return self._since(started)
 
     def restore(

@@ -11,11 +11,12 @@ from typing import Annotated, Any, Final, TypeAlias
 from pydantic import Field
 
 from blocks import Workspace
-from flows.hibernate import store_workspace
 from flows.procedures.phases import Phases
+from flows.procedures.snapshot import back_up
 from tasks.events import BackupFailed, BackupFinished, BackupMissed, emit
 from tasks.flow import flow
-from tasks.opening import open_all, open_workspace
+from tasks.machines import chosen_machine, open_session
+from tasks.opening import open_all, open_workspace, probe_store
 from tasks.retention import apply_retention, judge_snapshots, look_at_newest
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
@@ -209,7 +210,11 @@ def _take_and_expire(
     machine: str,
     accept_changed: list[str],
 ) -> BackupReport:
-    hibernated, verified = store_workspace(opened, Phases(), False, machine, accept_changed)
+    opened = opened.accepting_losses(accept_changed, [])
+    probe_store(opened)
+    live = chosen_machine(opened, machine, to_store=True)
+    with open_session(opened, live) as session:
+        hibernated, verified = back_up(opened, session, live, Phases())
     verdicts = judge_snapshots(opened, retention, and_a_new_one=False)
     deleted: list[SnapshotId] = []
     if hibernated.shrunk:

@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import Final
 
 from blocks import Workspace
-from flows.hibernate import store_workspace
 from flows.procedures.parts import do_parts
 from flows.procedures.phases import Phases
+from flows.procedures.snapshot import back_up
 from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
@@ -61,12 +61,12 @@ def sync(
         wanted = pick_snapshot(opened, snapshot)
         live = chosen_machine(opened, machine)
     saved: SnapshotId | None = None
-    if save_first:
-        with phases.phase("save"):
-            saved = store_workspace(opened, Phases(), machine=machine)[0].snapshot
     with phases.phase("connect"):
         session = open_session(opened, live)
     with session:
+        if save_first:
+            with phases.phase("save"):
+                saved = back_up(opened, session, live, Phases())[0].snapshot
         report = Synchronisation(opened, session, live.id, wanted, phases).run(
             saved=saved, discard_local=discard_local, full_check=full_check
         )

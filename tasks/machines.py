@@ -139,6 +139,14 @@ def chosen_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -
     return own_machine(wanted) if "@" in wanted else find_machine(opened, wanted, to_store)
 
 
+def refuse_own_machine(machine: Machine) -> None:
+    """InvalidInput if the machine is the user's own, which is never destroyed."""
+    if machine.label is None:
+        raise InvalidInput(
+            f"{machine.id} is your own machine, which torpor never destroys: turn `destroy` off"
+        )
+
+
 @step("open session")
 def open_session(opened: OpenWorkspace, machine: Machine, open_s: float = OPEN_S) -> Session:
     """Connect to the machine, install the agent and attach to it, all within ``open_s``.

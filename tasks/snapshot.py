@@ -10,11 +10,10 @@ from tasks.retrying import ONCE, WHILE_BUSY
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import StoredWorkspace
-from torpor.control.losses import Lost
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
-from torpor.shared.errors import SnapshotDamaged, UnsavedWork
+from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.values import Machine, ObjectKey, StoredSnapshot
 from torpor.shared.wire.losses import Losses
 from torpor.shared.wire.snapshot import Committed, PartPlan, PartReport, Scanned
@@ -52,21 +51,10 @@ def look_for_losses(snapshot: RemoteSnapshot, rented: bool, whole: bool, wait_s:
     return snapshot.losses(rented=rented, whole=whole, wait_s=wait_s)
 
 
-def tell_of_losses(machine: Machine, lines: Sequence[str]) -> None:
+def log_losses(machine: Machine, lines: Sequence[str]) -> None:
     """Log what is on the machine and not in the snapshot."""
     for line in lines:
         runner().log.warning("not in the snapshot of machine %s: %s", machine.id, line)
-
-
-def refuse_losses(machine: Machine, lost: Lost, stored: str) -> None:
-    """Before a destroy, log what it leaves behind; UnsavedWork if the machine must be kept, which
-    also says what is ``stored``."""
-    tell_of_losses(machine, lost.lines)
-    if lost.keep:
-        raise UnsavedWork(
-            f"machine {machine.id} was not destroyed, and still costs money: "
-            f"{'; '.join(lost.keep)}. {stored}"
-        )
 
 
 @step("compare packs")

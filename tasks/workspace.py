@@ -46,6 +46,17 @@ class StoredWorkspace:
         accepted = [machine_path(path.strip()) for path in paths]
         return replace(self, spec=msgspec.structs.replace(self.spec, accept_paths=accepted))
 
+    def accepting_losses(self: Opened, changed: Sequence[str], lost: Sequence[str]) -> Opened:
+        """The same, where files that match ``changed`` may change while they are read, and these
+        directories outside of the workspace may be ``lost`` with the machine."""
+        of = self.spec
+        spec = msgspec.structs.replace(
+            of,
+            accept_changed=[*of.accept_changed, *changed],
+            accept_lost=[*of.accept_lost, *lost],
+        )
+        return replace(self, spec=spec)
+
     @property
     def seal(self) -> Seal:
         return Seal(self.key)

@@ -4,7 +4,7 @@ once."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from flows import job
 from flows.procedures import unfinished
 from flows.procedures.job import attempt, driver
 from flows.procedures.job.attempt import Attending, Saves
+from tasks.guards import Ending
 from tasks.machines import left_unfinished
 from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
@@ -331,6 +332,14 @@ def _end_slowly(lab: Lab, rental: Rental, machine: Machine) -> None:
     renting_of(lab.opened).end(rental, warrant)
 
 
+def verify(given: Sequence[Any], verified: Any) -> None:
+    """Tell the guards of a hibernation that the snapshot of the machine is whole in the store."""
+    _, _, machine, _, guards = given
+    for guard in guards:
+        if isinstance(guard, driver.EndOfJob):
+            guard.check(Ending(machine, verified=verified))
+
+
 @pytest.fixture
 def slow(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr(ending, "SLOW_S", 0.0)
@@ -344,11 +353,11 @@ def test_a_job_ends_when_the_end_of_its_machine_is_accepted(
 ) -> None:
     machine, rental = handed_over(slow.opened)
 
-    def store(*_: Any, proven: Callable[[Any], None], **__: Any) -> None:
-        proven(StoredSnapshot(DEMO, SnapshotId("s-1"), "", 0, 0.0))
+    def hibernate(*given: Any, **_: Any) -> None:
+        verify(given, StoredSnapshot(DEMO, SnapshotId("s-1"), "", 0, 0.0))
         _end_slowly(slow, rental, machine)
 
-    monkeypatch.setattr(driver, "store_workspace", store)
+    monkeypatch.setattr(driver, "hibernate_machine", hibernate)
     ended = drive_job(slow, left_job(slow, rented=machine.id))
     assert (ended.state, ended.final) == ("succeeded", "s-1")
     assert slow.market.alive[machine.id].state == "stopping"
@@ -359,11 +368,11 @@ def test_a_job_whose_machine_is_kept_for_data_beside_its_workspace_ends_and_says
 ) -> None:
     machine, _ = handed_over(lab.opened)
 
-    def store(*_: Any, proven: Callable[[Any], None], **__: Any) -> None:
-        proven(StoredSnapshot(DEMO, SnapshotId("s-1"), "", 0, 0.0))
+    def hibernate(*given: Any, **_: Any) -> None:
+        verify(given, StoredSnapshot(DEMO, SnapshotId("s-1"), "", 0, 0.0))
         raise UnsavedWork(f"machine {machine.id} was not destroyed: it holds /data")
 
-    monkeypatch.setattr(driver, "store_workspace", store)
+    monkeypatch.setattr(driver, "hibernate_machine", hibernate)
     ended = drive_job(lab, left_job(lab, rented=machine.id))
     assert (ended.state, ended.final) == ("succeeded", "s-1")
     assert f"machine {machine.id} was not destroyed: it holds /data" in ended.why
@@ -424,16 +433,12 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
         if not handed_over_book:
             raise StoreUnavailable("the store is away")
 
-    class Storing:
-        def __init__(self, *_: Any, **__: Any) -> None:
-            """Nothing is read."""
-
-        def run(self) -> Any:
-            report = SimpleNamespace(lost=[], shrunk=shrunk)
-            return report, verified_save(lab.store, new)
+    def save(*_: Any, **__: Any) -> Any:
+        report = SimpleNamespace(lost=[], shrunk=shrunk)
+        return report, verified_save(lab.store, new)
 
     monkeypatch.setattr(attempt, "stand_by", stand_by)
-    monkeypatch.setattr(attempt, "Storing", Storing)
+    monkeypatch.setattr(attempt, "take_snapshot", save)
     machine, rental = handed_over(lab.opened)
     began_with, old, new = [put_save(lab.store, minutes) for minutes in (0, 30, 60)]
     left = left_job(lab, attempts=[attempt_on(machine, rental)], kept_saves=[old], newest=old)
@@ -465,15 +470,15 @@ def test_a_job_whose_end_is_stored_deletes_its_saves(
 ) -> None:
     machine, rental = handed_over(lab.opened)
     began_with, old = put_save(lab.store, 0), put_save(lab.store, 30)
-    store_as_told = driver.store_workspace
+    hibernate_as_told = driver.hibernate_machine
 
-    def store(*given: Any, proven: Callable[[Any], None], **options: Any) -> None:
-        proven(verified_save(lab.store, put_save(lab.store, 60)))
-        store_as_told(*given, **options)
+    def hibernate(*given: Any, **options: Any) -> None:
+        verify(given, verified_save(lab.store, put_save(lab.store, 60)))
+        hibernate_as_told(*given, **options)
         if killed:
             raise StoreDenied("the run is killed here")
 
-    monkeypatch.setattr(driver, "store_workspace", store)
+    monkeypatch.setattr(driver, "hibernate_machine", hibernate)
     left = left_job(
         lab, kept_saves=[old], attempts=[attempt_on(machine, rental, end="command ended", status=0)]
     )

@@ -452,7 +452,7 @@ def test_a_command_whose_end_was_stored_by_hand_does_not_run_again(
         raise StoreDenied("the key was revoked")
 
     with monkeypatch.context() as broken:
-        broken.setattr(driver, "store_workspace", refuse)
+        broken.setattr(driver, "hibernate_machine", refuse)
         with pytest.raises(StoreDenied):
             _run(world, _FINE)
     (left,) = _jobs(world).open()
@@ -485,7 +485,7 @@ def test_a_wake_by_somebody_else_ends_no_job(
 def test_a_user_may_keep_the_machine_until_it_is_destroyed(
     world: World, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = driver.store_workspace
+    store = driver.hibernate_machine
 
     def begun(*given: Any, **options: Any) -> Any:
         """The user decides after the final hibernate has begun."""
@@ -493,7 +493,7 @@ def test_a_user_may_keep_the_machine_until_it_is_destroyed(
         _jobs(world).ask_stop(job_.id, Stop("cancelled", "keep", "I go on by hand", 2.0))
         return store(*given, **options)
 
-    monkeypatch.setattr(driver, "store_workspace", begun)
+    monkeypatch.setattr(driver, "hibernate_machine", begun)
     monkeypatch.setattr(driven, "STOP_S", 1000.0)  # the request is seen by nobody else
     report = _run(world, _FINE)
     assert (report.job.state, report.job.final) == ("succeeded", None)
@@ -555,7 +555,7 @@ def test_an_error_leaves_the_job_to_the_next_run(
         raise StoreDenied("the key was revoked")
 
     with monkeypatch.context() as broken:
-        broken.setattr(driver, "store_workspace", refuse)
+        broken.setattr(driver, "hibernate_machine", refuse)
         with pytest.raises(StoreDenied, match="the key was revoked"):
             _run(world, _FINE)
     (left,) = _jobs(world).open()

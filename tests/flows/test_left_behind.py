@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from flows import backup
-from flows.hibernate import store_workspace
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.world import World
 from torpor.shared.errors import UnsavedWork
@@ -48,7 +47,7 @@ def test_a_link_that_leads_out_to_data_keeps_the_machine(world: World, home: Pat
 def test_an_idle_machine_that_is_kept_again_and_again_gets_no_further_snapshots(
     world: World, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(store_workspace.__globals__, "see_idle", lambda *_: None)
+    monkeypatch.setattr("tasks.guards.see_idle", lambda *_: None)
     _link_out(home)
     for _ in range(3):
         with pytest.raises(UnsavedWork, match="workspace/checkpoints is a link"):

@@ -50,18 +50,14 @@ def world(
         lab.opened.rentals.change(rental, job=opened.job)
         return SimpleNamespace(machine=machine.id, snapshot=wanted)
 
-    class Saved:
-        def __init__(self, opened: Any, session: Any, machine: str, *_: Any, **__: Any) -> None:
-            self._machine = machine
-
-        def run(self) -> Any:
-            story.did.append(f"save {self._machine}")
-            return SimpleNamespace(lost=[]), SimpleNamespace(snapshot=_SAVE.snapshot)
+    def save(opened: Any, session: Any, machine: str, *_: Any, **__: Any) -> Any:
+        story.did.append(f"save {machine}")
+        return SimpleNamespace(lost=[]), SimpleNamespace(snapshot=_SAVE.snapshot)
 
     monkeypatch.setattr(driver, "wake_workspace", wake)
     monkeypatch.setattr(driver, "newest_save", lambda *_: None)
     monkeypatch.setattr(stopped, "find_sure_save", lambda *_: _SAVE)
-    monkeypatch.setattr(stopped, "Storing", Saved)
+    monkeypatch.setattr(stopped, "take_snapshot", save)
     monkeypatch.setattr(safety, "verify_snapshot", lambda *_: None)
     monkeypatch.setattr(Driven, "nap", nap)
     monkeypatch.setattr(driver, "Stopped", partial(Stopped, clock_s=lambda: now_s[0]))

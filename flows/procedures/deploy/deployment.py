@@ -20,7 +20,7 @@ import msgspec
 from flows.procedures.deploy.server import Serving
 from flows.procedures.phases import Phases, phases_told_to
 from flows.procedures.restore import Arrival, Restoration
-from flows.procedures.snapshot import Storing
+from flows.procedures.snapshot import take_snapshot
 from flows.procedures.tenancy import only_machine
 from tasks.deploying import (
     distrust_base,
@@ -384,7 +384,7 @@ class _OnMachine:
         next deploy makes the environment again."""
         try:
             run = f"{runner().run}-environment"
-            report, verified = Storing(base, session, self._machine.id, Phases(), run=run).run()
+            report, verified = take_snapshot(base, session, self._machine.id, Phases(), run=run)
             try:
                 serving.see_serving()  # else another deploy may have worked in the directories
             except DeployFailed:

@@ -13,7 +13,7 @@ import msgspec
 
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.phases import Phases
-from flows.procedures.snapshot import Storing
+from flows.procedures.snapshot import take_snapshot
 from tasks.jobs import look_at_command, start_command, stop_command
 from tasks.runner import runner
 from tasks.standing_by import stand_by
@@ -307,8 +307,7 @@ class Saves:
         hold what is gone: they stay."""
         read_unix = time.time()
         run = f"{runner().run}-save-{len(self._driven.job.attempts)}-{time.time_ns()}"
-        storing = Storing(opened, self._session, self._machine.id, Phases(), run=run)
-        report, verified = storing.run()
+        report, verified = take_snapshot(opened, self._session, self._machine.id, Phases(), run=run)
         for line in report.lost:
             runner().log.warning("save %d: %s", self._count, line)
         return read_unix, report.shrunk, verified

@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import msgspec
 
-from flows.hibernate import store_workspace
 from flows.procedures.job.attempt import Attending
 from flows.procedures.job.stopped import Stopped
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.phases import Phases
+from flows.procedures.snapshot import hibernate_machine
 from flows.procedures.unfinished import end_leftovers
 from flows.wake import wake_workspace
+from tasks.guards import Ending, Guard, NothingBegan, NothingLost
 from tasks.jobs import machine_in_use, refuse_other_jobs, stop_command
 from tasks.machines import open_session
-from tasks.opening import open_workspace
+from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
 from tasks.standing_by import newest_save
 from tasks.workspace import OpenWorkspace
@@ -27,13 +27,12 @@ from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.policy import MOST_FAILURES, is_hopeless, is_retried, spot_for, wait_s
 from torpor.control.jobs.records import DRIVEN_S, MOST_ATTEMPTS, Job, State, Stop
 from torpor.control.rental.records import Rental
-from torpor.control.safety import Verified
+from torpor.control.safety import Verified, boot_clock_s
 from torpor.shared.errors import (
     BudgetExceeded,
     CreateFailed,
     EndUnproven,
     HandedOver,
-    InvalidInput,
     MachineError,
     MachineInUse,
     NoOffer,
@@ -107,7 +106,7 @@ class Driver:
         self._driven = driven
         self._refusals = self._troubles = 0
         self._missing_since: float | None = None
-        self._verified: Verified | None = None
+        self._end_of_job = EndOfJob(opened, driven)
         self._kept = ""  # why the machine was kept after the end of the job
         self._stopped = Stopped(opened, driven, self._say_waiting)
         self._left: tuple[set[str], float] = (set(), 0.0)
@@ -413,27 +412,19 @@ class Driver:
         if self._keeps():
             self._end()
             return
-        unused = partial(refuse_other_jobs, self._opened, job=self.job.id)
-        unused(machine)
+        refuse_other_jobs(self._opened, machine, self.job.id)
         self._driven.change(state="hibernating")
         run = f"{runner().run}-end-{len(self.job.attempts)}-{time.time_ns()}"
+        began_s = boot_clock_s()
         try:
-            store_workspace(
-                self._opened,
-                Phases(),
-                destroy=True,
-                machine=machine.id,
-                run=run,
-                proven=self._proven,
-                unused=unused,
-            )
+            probe_store(self._opened)
+            with open_session(self._opened, machine) as session:
+                begun = NothingBegan(self._opened, session, began_s)
+                guards: list[Guard] = [self._end_of_job, NothingLost(), begun]
+                hibernate_machine(self._opened, session, machine, Phases(), guards, run=run)
         except MachineInUse:
             if not self._keeps():
                 raise
-        except InvalidInput:
-            if machine_in_use(self._opened, machine.id) is not None:
-                raise
-            return  # it was lost meanwhile: the command runs again from the newest save
         except EndUnproven as error:
             if self.job.final is None or not error.accepted:
                 raise
@@ -445,19 +436,8 @@ class Driver:
             self._kept = f". {error}"
         self._end()
 
-    def _proven(self, verified: Verified) -> None:
-        """Record, before the machine can be destroyed, that this snapshot holds the end. A user who
-        keeps the machine may say so until here."""
-        self._driven.saved(verified.snapshot, time.time())
-        self._verified = verified
-        self._driven.look_for_stop()
-        if self._keeps():
-            raise MachineInUse(f"job {self.job.id} is cancelled, and its machine is to be kept")
-        self._driven.change(final=verified.snapshot)
-
     def _keeps(self) -> bool:
-        """Whether the machine is to be kept for its user."""
-        return self._driven.stop is not None and self._driven.stop.then == "keep"
+        return keeps_machine(self._driven)
 
     def _keep(self, machine: Machine) -> None:
         """End the job and leave the machine to its user, whether it answers or not."""
@@ -475,8 +455,9 @@ class Driver:
 
     def _end(self) -> None:
         if self.job.final is not None and not self._kept:  # else older saves may hold more
-            own = self._verified is not None and self._verified.snapshot == self.job.final
-            thin_saves(self._opened, self._driven, self._verified if own else None)
+            verified = self._end_of_job.verified
+            own = verified is not None and verified.snapshot == self.job.final
+            thin_saves(self._opened, self._driven, verified if own else None)
         stop, newest = self._driven.stop, self.job.attempts[-1]
         state: State
         if newest.end in ("supervisor lost", "machine lost"):
@@ -490,3 +471,34 @@ class Driver:
         else:
             state, why = "cancelled", "it was stopped"
         self._driven.end(state, why + self._kept)
+
+
+class EndOfJob:
+    """Keeps the machine while another job works on it, or if the user who cancelled the job wants
+    it. Records, before the machine can be destroyed, which snapshot holds the end of the job."""
+
+    needs_machine = False
+
+    def __init__(self, opened: OpenWorkspace, driven: Driven) -> None:
+        self._opened = opened
+        self._driven = driven
+        self.verified: Verified | None = None
+
+    def check(self, ending: Ending) -> None:
+        refuse_other_jobs(self._opened, ending.machine, self._driven.job.id)
+        if ending.verified is None:
+            return
+        snapshot = ending.verified.snapshot
+        if ending.verified is not self.verified:
+            self._driven.saved(snapshot, time.time())
+            self.verified = ending.verified
+        self._driven.look_for_stop()
+        if keeps_machine(self._driven):
+            job = self._driven.job.id
+            raise MachineInUse(f"job {job} is cancelled, and its machine is to be kept")
+        self._driven.change(final=snapshot)
+
+
+def keeps_machine(driven: Driven) -> bool:
+    """Whether the machine is to be kept for its user."""
+    return driven.stop is not None and driven.stop.then == "keep"

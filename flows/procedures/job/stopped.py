@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from flows.procedures.phases import Phases
-from flows.procedures.snapshot import Storing
+from flows.procedures.snapshot import take_snapshot
 from tasks.jobs import refuse_other_jobs
 from tasks.runner import runner
 from tasks.stopped import end_stopped, find_sure_save, start_machine
@@ -110,7 +110,7 @@ class Stopped:
         run = f"{runner().run}-again-{len(self._driven.job.attempts)}-{time.time_ns()}"
         read_unix = time.time()
         try:
-            report, verified = Storing(opened, session, machine.id, Phases(), run=run).run()
+            report, verified = take_snapshot(opened, session, machine.id, Phases(), run=run)
             for line in report.lost:
                 runner().log.warning("the save lacks what was there before: %s", line)
         except AgentLost:

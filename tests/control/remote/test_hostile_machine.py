@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from flows.procedures.phases import Phases
 from flows.procedures.restore import Restoration
-from flows.procedures.snapshot import Look, Storing
+from flows.procedures.snapshot import Look, take_snapshot
 from flows.sync import Synchronisation
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import StoredWorkspace
@@ -169,7 +169,7 @@ WORKS = [
 
 def _stores(agent: Hostile, store: MemoryStore) -> None:
     kept, look = StoredWorkspace(SPEC, store, None), Look(rented=True, whole=True)
-    Storing(kept, agent, MACHINE, Phases(), lambda *_: None, look=look).run()
+    take_snapshot(kept, agent, MACHINE, Phases(), look=look)
 
 
 def _restores(agent: Hostile, store: MemoryStore) -> None:

@@ -1,0 +1,119 @@
+"""Guards: what keeps a machine from being destroyed.
+
+Every flow that hibernates a machine brings a list of guards. All of them are asked before the
+quiesce command runs, again right before the destroy, and those that need only the store again each
+time the provider is asked to destroy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tasks.jobs import refuse_during_job
+from tasks.snapshot import log_losses
+from tasks.watching import see_idle, see_nothing_began
+from tasks.workspace import OpenWorkspace
+from torpor.control.losses import Lost
+from torpor.control.remote.seam import Agent
+from torpor.control.safety import Verified, boot_clock_s
+from torpor.shared.errors import UnsavedWork
+from torpor.shared.values import Machine
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A machine that is to end. ``lost``: what its snapshot lacks, as far as it is known.
+    ``verified``: the snapshot; None before it is committed. ``nothing_new``: the store has all
+    content already, so that the snapshot would only repeat the last one."""
+
+    machine: Machine
+    lost: Lost = field(default_factory=Lost)
+    verified: Verified | None = None
+    nothing_new: bool = False
+
+
+class Guard(Protocol):
+    """One reason to keep a machine."""
+
+    needs_machine: bool
+    """Whether the machine must answer. Once its provider was asked to destroy it, it may not."""
+
+    def check(self, ending: Ending) -> None:
+        """MachineInUse or UnsavedWork if the machine must be kept."""
+
+
+def check_guards(guards: Sequence[Guard], ending: Ending, *, only_store: bool = False) -> None:
+    """Ask all guards; with ``only_store`` those that need no answer of the machine."""
+    for guard in guards:
+        if not (only_store and guard.needs_machine):
+            guard.check(ending)
+
+
+class NoJob:
+    """Keeps a machine on which a job runs, or is about to."""
+
+    needs_machine = False
+
+    def __init__(self, opened: OpenWorkspace) -> None:
+        self._opened = opened
+
+    def check(self, ending: Ending) -> None:
+        refuse_during_job(self._opened)
+
+
+class NothingLost:
+    """Keeps a machine that holds data which the user wants kept and which is in no snapshot.
+    ``repeated``: the hibernation is tried again and again, and makes no snapshot for it if nothing
+    is new."""
+
+    needs_machine = False
+
+    def __init__(self, *, repeated: bool = False) -> None:
+        self._repeated = repeated
+
+    def check(self, ending: Ending) -> None:
+        if ending.verified is not None:
+            stored = f"Snapshot {ending.verified.snapshot} is verified"
+        elif self._repeated and ending.nothing_new:
+            stored = "Nothing is new since the last snapshot"
+        else:
+            return
+        machine, lost = ending.machine, ending.lost
+        log_losses(machine, lost.lines)
+        if lost.keep:
+            raise UnsavedWork(
+                f"machine {machine.id} was not destroyed, and still costs money: "
+                f"{'; '.join(lost.keep)}. {stored}"
+            )
+
+
+class StaysIdle:
+    """Keeps a machine that works by the rules of its workspace, now or at any later time."""
+
+    needs_machine = True
+
+    def __init__(self, opened: OpenWorkspace, machine: Machine, session: Agent) -> None:
+        self._opened = opened
+        self._session = session
+        self._since_s = see_idle(opened, machine, session, None)
+
+    def check(self, ending: Ending) -> None:
+        see_idle(self._opened, ending.machine, self._session, self._since_s)
+
+
+class NothingBegan:
+    """Keeps a machine on which a job's command or a server was started since ``began_s`` on this
+    host's boot clock."""
+
+    needs_machine = True
+
+    def __init__(self, opened: OpenWorkspace, session: Agent, began_s: float) -> None:
+        self._opened = opened
+        self._session = session
+        self._began_s = began_s
+
+    def check(self, ending: Ending) -> None:
+        since_s = boot_clock_s() - self._began_s
+        see_nothing_began(self._opened, ending.machine, self._session, since_s)
