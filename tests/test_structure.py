@@ -47,7 +47,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "hosts": {"store"},
         "idleness": set(),
         "alerts": {"disk_space", "money", "reports", "supervision", "watching"},
-        "jobs": {"reports", "safety", "store"},
+        "jobs": {"rental", "reports", "safety", "store"},
         "deploy": {"reports", "safety", "store", "upkeep"},
         "watching": {"idleness", "reconciliation", "reports"},
         "metrics": {"watching"},

@@ -23,9 +23,10 @@ from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
 from tasks.standing_by import newest_save
 from tasks.workspace import OpenWorkspace
+from torpor.control.jobs.decide import End, JobMachine, Seen, end_of, next_move
 from torpor.control.jobs.driven import Driven
-from torpor.control.jobs.policy import MOST_FAILURES, is_hopeless, is_retried, spot_for, wait_s
-from torpor.control.jobs.records import DRIVEN_S, MOST_ATTEMPTS, Job, State, Stop
+from torpor.control.jobs.policy import MOST_FAILURES, spot_for, wait_s
+from torpor.control.jobs.records import DRIVEN_S, Job, Stop
 from torpor.control.rental.records import Rental
 from torpor.control.safety import Verified, boot_clock_s
 from torpor.shared.errors import (
@@ -133,54 +134,72 @@ class Driver:
         return self.job
 
     def _once(self) -> None:
+        """Look, and make one move."""
+        seen = self._look()
+        move, on = next_move(self.job, seen, self._driven.stop), seen.machine
+        match move:
+            case End():
+                self._end(move)
+            case "wait for turn":
+                self._wait_for_turn()
+            case "look again":
+                self._driven.nap(AGAIN_S)
+            case "clear":
+                self._clear()
+            case "rent":
+                self._rent()
+            case "keep" if on:
+                self._keep(on.machine)
+            case "revive" if on:
+                self._stopped.see(on.machine, on.rental, ours=on.ours)
+            case "run" if on:
+                self._attend(on.machine, on.rental)
+            case "hibernate" if on:
+                self._hibernate(on.machine)
+            case _:
+                raise AssertionError(f"{move} needs a machine")
+
+    def _look(self) -> Seen:
+        """What the next move depends on; no more is asked than that."""
         stop = self._driven.look_for_stop()
         if stop is not None and self._is_untouched():
-            self._driven.end(stop.state, stop.why)
-            return
-        if not self.job.attempts and not self._has_turn():
-            return
+            return Seen(untouched=True)
+        if not self.job.attempts and self._first().id != self.job.id:
+            return Seen(first=False)
         found = machine_in_use(self._opened, self._newest_machine())
-        if found is not None and stop is not None and not self._is_ours(*found):
-            found = None  # the user's, or another job's: it is left alone
-        if found is not None:
-            self._missing_since = None
         if found is None or found[0].state == "running":
             self._stopped.forget()
+        if found is not None and (stop is None or self._is_ours(*found)):
+            self._missing_since = None
+            return Seen(JobMachine(*found, ours=self._is_ours(*found)))
         if found is None and self._may_show_again():
-            self._driven.nap(AGAIN_S)
-        elif found is None:
-            self._without_machine()
-        elif self.job.final is not None and found[1].is_ending(found[0]):
-            self._end()  # its provider carries out the end, which may take hours
-        elif self._keeps() and self._is_ours(*found):
-            self._keep(found[0])
-        elif found[0].state != "running":
-            self._stopped.see(*found, ours=self._is_ours(*found))
-        elif self._is_over_on(found[0]):
-            self._finish(found[0])
-        else:
-            self._attend(*found)
+            return Seen(hidden=True)
+        self._record_loss()
+        return Seen(left=stop is not None and bool(self._left_rentals()))
 
-    def _has_turn(self) -> bool:
-        """Jobs of one workspace run one after the other. One that nobody drives is driven by this
-        run, which would otherwise wait for a run that finds no free slot."""
-        first = next(iter(self._opened.jobs.open()), self.job)
+    def _first(self) -> Job:
+        """Jobs of one workspace run one after the other."""
+        return next(iter(self._opened.jobs.open()), self.job)
+
+    def _wait_for_turn(self) -> None:
+        """Wait for the job that comes first. One that nobody drives is driven by this run, which
+        would otherwise wait for a run that finds no free slot."""
+        first = self._first()
         if first.id == self.job.id:
-            return True
+            return
         self._say_waiting(f"job {first.id} of this workspace comes first")
         self._driven.nap(TURN_S)
         pause_s = wait_s(first.failures) if first.failures else 0.0
-        if not first.driven and time.time() - first.driven_unix > pause_s:
-            runner().log.warning("job %s comes first and has no run: this run takes it", first.id)
-            try:
-                with self._driven.while_others_run(self._stop_untouched):
-                    drive(open_workspace(first.block), first, driven_for=self.job.id)
-            except TorporError as error:  # it is tried again, by this run or another one
-                if self.job.ended:
-                    return False
+        if first.driven or time.time() - first.driven_unix <= pause_s:
+            return
+        runner().log.warning("job %s comes first and has no run: this run takes it", first.id)
+        try:
+            with self._driven.while_others_run(self._stop_untouched):
+                drive(open_workspace(first.block), first, driven_for=self.job.id)
+        except TorporError as error:  # it is tried again, by this run or another one
+            if not self.job.ended:
                 self._say_waiting(f"job {first.id} comes first and was not ended: {error}")
                 self._driven.nap(LONGEST_S)
-        return False
 
     def _stop_untouched(self, stop: Stop) -> None:
         """End this job while its run drives another one, which that goes on to do."""
@@ -210,27 +229,15 @@ class Driver:
 
     # -- no machine
 
-    def _without_machine(self) -> None:
-        """Its machine is gone or it never had one: end the job, or rent for the next attempt."""
-        self._see_loss()
-        stop = self._driven.stop
-        if self.job.final is not None:
-            self._end()
-        elif stop is not None:
-            self._stop_without_machine(stop)
-        elif is_hopeless(self.job):
-            self._end_hopeless()
-        elif self.job.attempts or self._still_has_turn():
-            self._rent()
+    def _left_rentals(self) -> set[str]:
+        """The rentals of killed wakes of this job whose machines were never handed over."""
+        mine = [one for one in self._opened.rentals.open() if one.job == self.job.id]
+        return {one.label.rental for one in mine if one.unfinished}
 
-    def _stop_without_machine(self, stop: Stop) -> None:
-        """End the job, and before it what its killed wakes left, where that answers in time."""
-        opened = replace(self._opened, job=self.job.id)
-        open_now = opened.rentals.open()
-        left = {one.label.rental for one in open_now if one.job == opened.job and one.unfinished}
-        if not left:
-            self._driven.end(stop.state, stop.why)
-            return
+    def _clear(self) -> None:
+        """Before the job is stopped, end what its killed wakes left, where that answers in time."""
+        opened, stop = replace(self._opened, job=self.job.id), self._driven.stop
+        left = self._left_rentals()
         if left != self._left[0]:
             self._left = (left, time.monotonic())
         self._say_waiting("it ends the machine that a wake which was killed has left")
@@ -243,7 +250,7 @@ class Driver:
             whole, why = None, str(error)
         if whole is not None:
             self._driven.change(rented=whole)  # and it is hibernated like any other
-        elif time.monotonic() - self._left[1] < UNPROVEN_S:
+        elif stop is None or time.monotonic() - self._left[1] < UNPROVEN_S:
             self._driven.nap(AGAIN_S)
         else:
             self._driven.end(
@@ -252,12 +259,6 @@ class Driver:
                 f"proven (rental {', '.join(sorted(left))}): {why}. It may cost money: reconcile "
                 "lists it",
             )
-
-    def _still_has_turn(self) -> bool:
-        """Before anything is rented, look again: the records of jobs that were begun at the same
-        time are there by now."""
-        self._driven.nap(AGAIN_S)
-        return self._driven.stop is None and self._has_turn()
 
     def _may_show_again(self) -> bool:
         """Whether its machine may only be missing in an answer: no provider has proven its end, and
@@ -289,25 +290,7 @@ class Driver:
         now_unix = time.time()
         return any(now_unix < one.created_unix + settling_s.get(one.provider, 0.0) for one in ours)
 
-    def _end_hopeless(self) -> None:
-        job = self.job
-        state: State = "failed"
-        if len(job.attempts) >= MOST_ATTEMPTS:
-            why = f"it was started {MOST_ATTEMPTS} times"
-        elif job.attempts[-1].end == "supervisor lost":
-            why = (
-                "its supervisor was lost several times before a newer save: see whether the "
-                "command uses up the memory of its machine"
-            )
-        else:
-            state = "preempted"
-            why = (
-                "several machines were lost one after the other before a newer save; the newest "
-                f"is {job.newest}. Save more often, or rent on demand"
-            )
-        self._driven.end(state, why + self._kept)
-
-    def _see_loss(self) -> None:
+    def _record_loss(self) -> None:
         """Record that the machine of the open attempt has gone, and what was lost with it; or that
         somebody else has stored the end of the command."""
         attempt = self.job.attempt
@@ -338,6 +321,10 @@ class Driver:
 
     def _rent(self) -> None:
         """Wake the newest save on a new machine, or wait where none is on sale."""
+        if not self.job.attempts:  # jobs that began at the same time have their records by now
+            self._driven.nap(AGAIN_S)
+            if self._driven.stop is not None or self._first().id != self.job.id:
+                return
         spec = self._opened.spec
         want = msgspec.structs.replace(spec.want, spot=spot_for(self.job))
         opened = replace(
@@ -388,30 +375,14 @@ class Driver:
     def _attend(self, machine: Machine, rental: Rental) -> None:
         """Run the command there until it ends, or the machine is lost."""
         if self.job.attempt is not None and self.job.attempt.machine != machine.id:
-            self._see_loss()
+            self._record_loss()
         with open_session(self._opened, machine) as session:
             if self.job.stopped == machine.id:
                 self._stopped.save(machine, session)
             Attending(self._opened, self._driven, machine, rental, session).run()
-        if self._is_over_on(machine):
-            self._finish(machine)
 
-    def _is_over_on(self, machine: Machine) -> bool:
-        """Whether nothing is to be started on the machine again: the workspace is to be stored."""
-        job = self.job
-        newest = job.attempts[-1] if job.attempts else None
-        if newest is None or newest.machine != machine.id:
-            return False
-        lost = newest.end in ("supervisor lost", "machine lost")
-        if newest.end == "stopped" or (lost and is_hopeless(job)):
-            return True
-        return newest.end == "command ended" and (newest.status == 0 or not is_retried(job))
-
-    def _finish(self, machine: Machine) -> None:
-        """Hibernate with proof, and end the job; or keep the machine if that was asked."""
-        if self._keeps():
-            self._end()
-            return
+    def _hibernate(self, machine: Machine) -> None:
+        """Hibernate with proof, and end the job."""
         refuse_other_jobs(self._opened, machine, self.job.id)
         self._driven.change(state="hibernating")
         run = f"{runner().run}-end-{len(self.job.attempts)}-{time.time_ns()}"
@@ -423,8 +394,9 @@ class Driver:
                 guards: list[Guard] = [self._end_of_job, NothingLost(), begun]
                 hibernate_machine(self._opened, session, machine, Phases(), guards, run=run)
         except MachineInUse:
-            if not self._keeps():
+            if not keeps_machine(self._driven):
                 raise
+            return
         except EndUnproven as error:
             if self.job.final is None or not error.accepted:
                 raise
@@ -434,10 +406,7 @@ class Driver:
                 raise
             runner().log.warning("job %s has ended: %s", self.job.id, error)
             self._kept = f". {error}"
-        self._end()
-
-    def _keeps(self) -> bool:
-        return keeps_machine(self._driven)
+        self._end(end_of(self.job, self._driven.stop))
 
     def _keep(self, machine: Machine) -> None:
         """End the job and leave the machine to its user, whether it answers or not."""
@@ -453,24 +422,12 @@ class Driver:
             self._driven.change_attempt(end="stopped", ended_unix=time.time())
         self._driven.end("cancelled" if stop is None else stop.state, why)
 
-    def _end(self) -> None:
+    def _end(self, end: End) -> None:
         if self.job.final is not None and not self._kept:  # else older saves may hold more
             verified = self._end_of_job.verified
             own = verified is not None and verified.snapshot == self.job.final
             thin_saves(self._opened, self._driven, verified if own else None)
-        stop, newest = self._driven.stop, self.job.attempts[-1]
-        state: State
-        if newest.end in ("supervisor lost", "machine lost"):
-            self._end_hopeless()
-            return
-        if newest.end == "command ended":
-            state = "succeeded" if newest.status == 0 else "failed"
-            why = newest.error or f"the command ended with status {newest.status}"
-        elif stop is not None:
-            state, why = stop.state, stop.why
-        else:
-            state, why = "cancelled", "it was stopped"
-        self._driven.end(state, why + self._kept)
+        self._driven.end(end.state, end.why + self._kept)
 
 
 class EndOfJob:

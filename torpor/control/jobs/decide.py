@@ -1,0 +1,128 @@
+"""What a job does next: a pure function of its record, its machine and the request to stop it.
+
+A driver looks, asks ``next_move``, carries the move out, and looks again, until the job has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torpor.control.jobs.policy import is_hopeless, is_retried
+from torpor.control.jobs.records import MOST_ATTEMPTS, Job, State, Stop
+from torpor.control.rental.records import Rental
+from torpor.shared.values import Machine
+
+
+@dataclass(frozen=True)
+class JobMachine:
+    """The machine that the workspace is on. ``ours``: the job works on it, or it was rented for the
+    job."""
+
+    machine: Machine
+    rental: Rental
+    ours: bool
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a look shows. ``first``: no other job of the workspace comes before this one.
+    ``untouched``: nothing of the job has begun anywhere. ``hidden``: its machine is missing in its
+    provider's answer, and its end is not proven. ``left``: what killed wakes of it rented is not
+    proven to have ended."""
+
+    machine: JobMachine | None = None
+    first: bool = True
+    untouched: bool = False
+    hidden: bool = False
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class End:
+    """End the job."""
+
+    state: State
+    why: str
+
+
+Step = Literal[
+    "wait for turn",  # another job of the workspace comes first
+    "look again",  # its machine may show again
+    "clear",  # end what killed wakes have left
+    "rent",  # wake the newest save on a new machine
+    "keep",  # leave the machine to its user
+    "revive",  # start its machine again, wait for it, or end it: its provider does not run it
+    "run",  # start the command, or go on with it
+    "hibernate",  # store the workspace, and end its machine
+]
+Move: TypeAlias = Step | End
+
+
+def next_move(job: Job, seen: Seen, stop: Stop | None) -> Move:
+    """The next move of a job that has not ended."""
+    if stop is not None and seen.untouched:
+        return End(stop.state, stop.why)
+    if not job.attempts and not seen.first:
+        return "wait for turn"
+    on = seen.machine
+    if on is None or (stop is not None and not on.ours):  # the user's, or another job's
+        return _without_machine(job, seen, stop)
+    if job.final is not None and on.rental.is_ending(on.machine):  # which may take hours
+        return end_of(job, stop)
+    if stop is not None and stop.then == "keep":
+        return end_of(job, stop) if is_over_on(job, on.machine) else "keep"
+    if on.machine.state != "running":
+        return "revive"
+    return "hibernate" if is_over_on(job, on.machine) else "run"
+
+
+def _without_machine(job: Job, seen: Seen, stop: Stop | None) -> Move:
+    if seen.hidden:
+        return "look again"
+    if job.final is not None:
+        return end_of(job, stop)
+    if stop is not None:
+        return "clear" if seen.left else End(stop.state, stop.why)
+    return hopeless_end(job) if is_hopeless(job) else "rent"
+
+
+def is_over_on(job: Job, machine: Machine) -> bool:
+    """Whether nothing is to be started on the machine again: the workspace is to be stored."""
+    newest = job.attempts[-1] if job.attempts else None
+    if newest is None or newest.machine != machine.id:
+        return False
+    lost = newest.end in ("supervisor lost", "machine lost")
+    if newest.end == "stopped" or (lost and is_hopeless(job)):
+        return True
+    return newest.end == "command ended" and (newest.status == 0 or not is_retried(job))
+
+
+def end_of(job: Job, stop: Stop | None) -> End:
+    """How a job ends that has begun, after its last attempt."""
+    newest = job.attempts[-1]
+    if newest.end in ("supervisor lost", "machine lost"):
+        return hopeless_end(job)
+    if newest.end == "command ended":
+        state: State = "succeeded" if newest.status == 0 else "failed"
+        return End(state, newest.error or f"the command ended with status {newest.status}")
+    if stop is not None:
+        return End(stop.state, stop.why)
+    return End("cancelled", "it was stopped")
+
+
+def hopeless_end(job: Job) -> End:
+    """How a job ends that has lost too much without progress."""
+    if len(job.attempts) >= MOST_ATTEMPTS:
+        return End("failed", f"it was started {MOST_ATTEMPTS} times")
+    if job.attempts[-1].end == "supervisor lost":
+        return End(
+            "failed",
+            "its supervisor was lost several times before a newer save: see whether the command "
+            "uses up the memory of its machine",
+        )
+    return End(
+        "preempted",
+        "several machines were lost one after the other before a newer save; the newest is "
+        f"{job.newest}. Save more often, or rent on demand",
+    )
