@@ -16,7 +16,7 @@ import asyncssh
 from flows.procedures.phases import Phases
 from flows.procedures.restore import Restoration
 from flows.procedures.snapshot import Look, take_snapshot
-from flows.sync import Synchronisation
+from flows.procedures.sync import Synchronisation
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import StoredWorkspace
 from torpor.control.measure.peers import Cost

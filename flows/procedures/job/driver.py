@@ -15,7 +15,7 @@ from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.phases import Phases
 from flows.procedures.snapshot import hibernate_machine
 from flows.procedures.unfinished import end_leftovers
-from flows.wake import wake_workspace
+from flows.procedures.wake import wake_workspace
 from tasks.guards import Ending, Guard, NothingBegan, NothingLost
 from tasks.jobs import machine_in_use, refuse_other_jobs, stop_command
 from tasks.machines import open_session

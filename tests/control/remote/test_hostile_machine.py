@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from flows.procedures.phases import Phases
 from flows.procedures.restore import Restoration
 from flows.procedures.snapshot import Look, take_snapshot
-from flows.sync import Synchronisation
+from flows.procedures.sync import Synchronisation
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import StoredWorkspace
 from tests.fixtures.engine import MACHINE, WORKSPACE
