@@ -17,7 +17,7 @@ PACKAGES := packages-demo packages-test packages-bench packages-campaign package
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test oracles check lint up boot automations down campaign rentals jobs unattended model corruption gpu bench lines clean
+.PHONY: setup demo test oracles check lint up boot automations down campaign rentals jobs unattended model corruption gpu bench clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -97,10 +97,6 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Lines of code and tests, package by package; make lines BEFORE=REVISION compares with that revision.
-lines:
-	@$(PYTHON) -m benchmarks.lines $(BEFORE)
-
 campaign: packages-campaign setup
 	$(BIN)/python -m tests.campaign
 
@@ -126,7 +122,7 @@ corruption: setup
 gpu: setup $(VENV)/.weights
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build \
 		-c constraints.txt -r pyproject.toml --extra gpu
-	$(BIN)/python -m gpu_kernels.suite
+	$(BIN)/python -m tests.gpu_kernels.suite
 	$(BIN)/python -m benchmarks.codecs_gpu
 
 bench: packages-bench setup $(VENV)/.weights

@@ -13,8 +13,8 @@ from pydantic import ConfigDict, Field, HttpUrl, SecretStr, field_validator, mod
 
 from blocks.flavour import Flavour, region_and_endpoint
 from blocks.reference import LOGOS, Reference, load
-from torpor.control.measure.prices import StorePrice, price_of
 from torpor.control.store.s3 import S3Settings, S3Store
+from torpor.control.store_prices import StorePrice, price_of
 from torpor.shared.errors import InvalidInput
 
 KEY_BYTES: Final = 32

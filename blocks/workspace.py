@@ -13,9 +13,9 @@ from blocks.markets import refuse_shared_name
 from blocks.object_store import ObjectStore
 from blocks.reference import LOGOS, Reference, load, load_all, load_named, saved_names
 from blocks.ssh_identity import SSHIdentity
-from torpor.control.measure.prices import StorePrice
 from torpor.control.providers.seam import Provider
 from torpor.control.store.s3 import S3Store
+from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import (
     BASE,

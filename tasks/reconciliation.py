@@ -12,10 +12,10 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.providers.seam import Provider, Residue
-from torpor.control.providers.waiting import ssh_banner_fault
 from torpor.control.reconciliation import Finding, compare
 from torpor.control.rental.markets import ask_all
 from torpor.control.rental.records import Rental
+from torpor.control.rental.waiting import ssh_banner_fault
 from torpor.shared.errors import (
     InvalidInput,
     MachineError,

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.measure.prices import StorePrice
 from torpor.control.money.costs import read, shown_now
 from torpor.control.money.months import Month
 from torpor.control.money.storage import Stored, look, stored, workspaces
 from torpor.control.rental.markets import ask_all
 from torpor.control.rental.records import Rental, Rentals
+from torpor.control.store_prices import StorePrice
 from torpor.control.zones import zone_named
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Label, WorkspaceName

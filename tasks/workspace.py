@@ -14,13 +14,13 @@ from blocks.budget import open_all_budgets
 from blocks.workspace import open_all_providers, open_each_provider
 from torpor.control.hosts import KnownHosts
 from torpor.control.jobs.records import Jobs
-from torpor.control.measure.prices import StorePrice
 from torpor.control.money.budgets import OpenBudget
 from torpor.control.providers.seam import Provider
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.markets import Markets
 from torpor.control.rental.records import Rentals
 from torpor.control.store.seam import ObjectStore
+from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import TorporError
 from torpor.shared.format.keys import Seal, workspace_key
 from torpor.shared.values import WorkspaceName, WorkspaceSpec, machine_path

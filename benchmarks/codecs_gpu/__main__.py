@@ -28,7 +28,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.codecs import EXPONENTS, add_common, data_sets, exponents, publish
-from gpu_kernels.suite import NO_GPU
 from torpor.machine.agent.gpu_worker import GpuWorker
 from torpor.shared.codecs.gpu import GpuError
 from torpor.shared.codecs.layout import Element
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from benchmarks.codecs_gpu.report import Kind
     from gpu_kernels.cuda import Gpu
 
+NO_GPU = 3
+"""The exit status without a GPU that the kernels run on."""
 _UNLIKE_MAX: Final = 24 * MIB  # plain bytes of a kind before they come again
 _FOLD: Final = 16
 """Of the chunks' bytes: they, rubbish, and where they are decoded; a codec's planes, streams, and

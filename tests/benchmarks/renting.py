@@ -40,8 +40,8 @@ from tests.markets.vast import FakeVast
 from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.providers.vast import VastProvider
-from torpor.control.providers.waiting import ssh_banner_fault
 from torpor.control.remote.ssh import Identity
+from torpor.control.rental.waiting import ssh_banner_fault
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
 from torpor.control.store.seam import ObjectStore

@@ -17,8 +17,8 @@ import pytest
 
 from benchmarks import codecs
 from benchmarks.codecs_gpu import __main__ as codecs_gpu
-from gpu_kernels.suite import NO_GPU
 from tests.fixtures.gpu import MakePython
+from tests.gpu_kernels.suite import NO_GPU
 from torpor.machine.agent.gpu_worker import GpuWorker
 from torpor.shared.codecs.encodings import ENCODINGS
 from torpor.shared.codecs.layout import Run

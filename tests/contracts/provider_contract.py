@@ -20,9 +20,9 @@ from tests.fixtures.machines import KeyPair
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.providers.offers import misfit
 from torpor.control.providers.seam import Absent, Order, Provider
-from torpor.control.providers.waiting import wait_until_reachable
 from torpor.control.remote.ssh import Identity, connect
 from torpor.control.rental.order import host_key_of, order_for
+from torpor.control.rental.waiting import wait_until_reachable
 from torpor.control.safety import Warrant, never_handed_over
 from torpor.shared.errors import HostKeyChanged, MachineUnreachable, NotOurs, UnsafeDestroy
 from torpor.shared.values import Label, Machine, MachineId, Want, workspace_name

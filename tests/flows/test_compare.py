@@ -12,8 +12,8 @@ from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.manifests import PLAIN, SNAPSHOT, entry, honest
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import Shows, plain, run_plainly
-from torpor.control.measure.prices import StorePrice
 from torpor.control.rental.records import Rentals
+from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, NoCapacity, ProviderDenied, SnapshotMissing
 from torpor.shared.format.manifest import DIRECTORY, FILE, HOLE, Extent, encode_manifest
 from torpor.shared.format.names import manifest_key

@@ -12,8 +12,8 @@ import pytest
 from flows import create, spend
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import Shows, plain, run_plainly
-from torpor.control.measure.prices import StorePrice
 from torpor.control.rental.records import Rentals
+from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, ProviderUnavailable
 from torpor.shared.values import DRILL, ObjectKey, reserved_name
 

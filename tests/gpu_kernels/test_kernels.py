@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpu_kernels import batch, build, cases, fuzz, native, suite
+from gpu_kernels import batch, build, native
 from gpu_kernels.rans.portable import RansStreamError
+from tests.gpu_kernels import cases, fuzz, suite
 
 
 def test_kernels_are_the_c_twins_and_write_only_their_memory(

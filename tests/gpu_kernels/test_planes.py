@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpu_kernels import cases, native
+from gpu_kernels import native
 from gpu_kernels.planes import portable, reference
+from tests.gpu_kernels import cases
 
 CASES = [
     pytest.param(width, rotate, plain, id=f"{name}, {'turned' if rotate else 'as it is'}")

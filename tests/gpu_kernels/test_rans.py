@@ -7,9 +7,10 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from gpu_kernels import cases, native
+from gpu_kernels import native
 from gpu_kernels.rans import portable, reference
 from gpu_kernels.rans.portable import HEADER, RansStreamError
+from tests.gpu_kernels import cases
 
 NAMED = list(cases.planes_to_encode())
 PLANES = [pytest.param(plain, id=name) for name, plain in NAMED]

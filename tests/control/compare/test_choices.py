@@ -17,12 +17,12 @@ from torpor.control.compare.choices import (
     frame,
 )
 from torpor.control.compare.past import Past
-from torpor.control.measure.prices import StorePrice
 from torpor.control.providers.lambda_cloud import LambdaProvider
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities
 from torpor.control.providers.vast import VastProvider
 from torpor.control.rental.records import Rental
+from torpor.control.store_prices import StorePrice
 from torpor.shared.values import GIB, Label, Want, WorkspaceName
 
 VAST: Abilities = VastProvider.abilities

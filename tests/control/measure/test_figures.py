@@ -8,10 +8,10 @@ import pytest
 from torpor.control.measure import advice, page, plots, results
 from torpor.control.measure.codecs import coders
 from torpor.control.measure.figures import Figure, find, frame
-from torpor.control.measure.prices import LIST_PRICES, price_of
 from torpor.control.measure.results import left_out, write_results
 from torpor.control.measure.rounds import Rounds
 from torpor.control.measure.storage import above_line
+from torpor.control.store_prices import LIST_PRICES, price_of
 from torpor.shared.codecs.layout import Element
 
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as some
 
 from tests.fixtures.market import H100
 from tests.fixtures.memory_store import MemoryStore
-from torpor.control.measure.prices import StorePrice
 from torpor.control.money.costs import HOUR_US, charge, costs, dollars, read, shown_now
 from torpor.control.money.months import Month, microseconds, split
 from torpor.control.money.spending import frame, lines, rows
 from torpor.control.money.storage import look, stored, workspaces
 from torpor.control.rental.records import Rental, Rentals
+from torpor.control.store_prices import StorePrice
 from torpor.shared.values import (
     BENCHMARK_MACHINES,
     DRILL,

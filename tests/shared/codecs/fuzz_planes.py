@@ -3,7 +3,7 @@
     python tests/shared/codecs/fuzz_planes.py --streams 10000000 [--seed 1]
 
 Each is refused with SnapshotDamaged or makes exactly the bytes asked for; anything else ends the
-run. The rANS decoders by themselves have ``python -m gpu_kernels.fuzz``.
+run. The rANS decoders by themselves have ``python -m tests.gpu_kernels.fuzz``.
 """
 
 from __future__ import annotations

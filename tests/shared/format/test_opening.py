@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_kernels import cases, native
+from gpu_kernels import native
+from tests.gpu_kernels import cases
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.planes import RANS
 from torpor.shared.errors import SnapshotDamaged

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from torpor.control.compare.past import Experience, Past
-from torpor.control.measure.prices import StorePrice
 from torpor.control.providers.offers import Offer, misfit
 from torpor.control.providers.seam import Abilities, Provider
 from torpor.control.rental.search import Tried, billed_s, expected
+from torpor.control.store_prices import StorePrice
 from torpor.shared.values import GIB, Want
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from torpor.control.measure.figures import Figure, find
-from torpor.control.measure.prices import StorePrice
+from torpor.control.store_prices import StorePrice
 
 
 class Advice(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torpor.control.measure.advice import Advice, shown
 from torpor.control.measure.figures import Figure, find
-from torpor.control.measure.prices import StorePrice
+from torpor.control.store_prices import StorePrice
 
 MOST_BYTES: Final = 600_000
 """Of the page with its pictures; Prefect's API and its database take more, a browser is quick."""

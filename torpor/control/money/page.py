@@ -8,12 +8,12 @@ from typing import Final
 
 from torpor.control.drawing import COLOURS, INK, canvas, svg
 from torpor.control.measure.page import dated, section
-from torpor.control.measure.prices import StorePrice
 from torpor.control.measure.results import INSTALL, left_out
 from torpor.control.money.budgets import between
 from torpor.control.money.costs import HOUR_US, dollars
 from torpor.control.money.months import Month
 from torpor.control.money.spending import MACHINES, STORAGE, Line
+from torpor.control.store_prices import StorePrice
 
 MOST_COLOURS: Final = len(COLOURS) - 1
 """Workspaces with a colour of their own; the others share the last one."""

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.measure.prices import StorePrice
 from torpor.control.store.seam import ObjectStore
+from torpor.control.store_prices import StorePrice
 from torpor.shared.values import RESERVED, WorkspaceName, names_of
 
 _GB: Final = 10**9

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import asyncssh
 
-from torpor.control.providers.waiting import ssh_banner_fault
+from torpor.control.rental.waiting import ssh_banner_fault
 from torpor.shared.values import Endpoint
 
 _KEY_S = 10.0

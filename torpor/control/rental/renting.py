@@ -14,7 +14,6 @@ import asyncssh
 import msgspec
 
 from torpor.control.providers.offers import Offer, blocks
-from torpor.control.providers.waiting import wait_until_reachable
 from torpor.control.rental.billing import billed, measured
 from torpor.control.rental.ending import (
     GONE_S,
@@ -32,6 +31,7 @@ from torpor.control.rental.markets import Markets, ask_all, at_home, machines_at
 from torpor.control.rental.order import host_key_of, order_for
 from torpor.control.rental.records import Rental, Rentals, by_label
 from torpor.control.rental.search import Tried
+from torpor.control.rental.waiting import wait_until_reachable
 from torpor.control.safety import Warrant, never_handed_over
 from torpor.shared.errors import (
     CreateFailed,

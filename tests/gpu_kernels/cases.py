@@ -1,6 +1,6 @@
 """Inputs that every twin must treat alike: random, adversarial, and like real weights.
 
-The tests use them under the CPU shim, ``gpu_kernels.suite`` on a GPU.
+The tests use them under the CPU shim, ``tests.gpu_kernels.suite`` on a GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ BLOCK = 1 << 17
 
 def planes_to_encode(seed: int = 1, *, large: bool = False) -> Iterator[tuple[str, bytes]]:
     """Named planes for rANS. ``large`` adds some of several tables, slow under the shim."""
-    dice = random.Random(seed)  # noqa: S311  (test data)
+    dice = random.Random(seed)
     for size in (1, 2, 31, 32, 33, 1000, 4096, 4097, 32_768, 32_769):
         yield f"exponents of {size}", exponents(dice, size)
     yield "one symbol", bytes(5000)
@@ -33,7 +33,7 @@ def planes_to_encode(seed: int = 1, *, large: bool = False) -> Iterator[tuple[st
 
 def elements_to_split(seed: int = 2) -> Iterator[tuple[str, int, bytes]]:
     """Named plain bytes with their width."""
-    dice = random.Random(seed)  # noqa: S311  (test data)
+    dice = random.Random(seed)
     for width in (2, 4, 8):
         for elements in (1, 7, 8, 9, 2047, 2048, 2049, 40_001):
             yield f"{elements} of {width}", width, dice.randbytes(elements * width)

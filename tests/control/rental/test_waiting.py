@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.seam import Absent
-from torpor.control.providers.waiting import ssh_banner_fault, wait_until_reachable
+from torpor.control.rental.waiting import ssh_banner_fault, wait_until_reachable
 from torpor.shared.errors import CreateFailed, MachineUnreachable, ProviderError
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, workspace_name
 

@@ -1,6 +1,6 @@
-"""The kernels on a GPU, one command: ``python -m gpu_kernels.suite``.
+"""The kernels on a GPU, one command: ``python -m tests.gpu_kernels.suite``.
 
-Every kernel runs on the GPU over ``gpu_kernels.cases`` and its bytes are compared with those of
+Every kernel runs on the GPU over all cases, and its bytes are compared with those of
 the C twin; damaged streams must be refused as the twin refuses them. Prints what it ran on. Without
 CuPy or a GPU it says so and ends with status 3: that is no pass.
 """
@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gpu_kernels import batch, cases, native, twin
+from gpu_kernels import batch, native, twin
 from gpu_kernels.rans.portable import RansStreamError
+from tests.gpu_kernels import cases
 
 if TYPE_CHECKING:
     from gpu_kernels.cuda import Gpu
@@ -71,7 +72,7 @@ def check_rans(gpu: Gpu, *, large: bool) -> Iterator[str]:
 def check_refusals(gpu: Gpu, streams: int) -> Iterator[str]:
     """Damaged streams: the kernels must agree with the C twin, in verdict and bytes."""
     lib = _twins()
-    dice = random.Random(3)  # noqa: S311  (test data)
+    dice = random.Random(3)
     for number in range(streams):
         plain = cases.exponents(dice, dice.randrange(1, 3000))
         room = native.rans_bound(lib, len(plain))

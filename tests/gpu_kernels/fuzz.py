@@ -1,4 +1,4 @@
-"""Mutated streams through every decoder: ``python -m gpu_kernels.fuzz --streams N``.
+"""Mutated streams through every decoder: ``python -m tests.gpu_kernels.fuzz --streams N``.
 
 Compiles the C twins and the CUDA source (under the CPU shim) with address and undefined-behaviour
 sanitizers, and runs ``fuzzing/fuzz.cpp``, whose comment says what must hold. Ends with its figures
@@ -63,7 +63,7 @@ def fuzz(streams: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m gpu_kernels.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu_kernels.fuzz", description=__doc__)
     parser.add_argument("--streams", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
