@@ -22,7 +22,7 @@ from tasks.workspace import StoredWorkspace
 from torpor.control.measure.peers import Cost
 from torpor.control.providers.local import LocalProvider
 from torpor.control.remote.restore import RemoteRestore
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import SshSession
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.order import order_for
 from torpor.control.reports import SyncReport
@@ -51,7 +51,7 @@ class BenchMachine:
         self._store = S3Store.connect(store.settings("torpor"))
         self.home = next(folder.glob("m-*/home"))
         self.workspace = self.home / "workspace"
-        self._session: Session | None = None
+        self._session: SshSession | None = None
 
     def __enter__(self) -> BenchMachine:
         self._session = self._open()
@@ -126,13 +126,13 @@ class BenchMachine:
             ).run()
         return self._since(started), report
 
-    def _open(self) -> Session:
+    def _open(self) -> SshSession:
         endpoint = self._machine.endpoint
         if endpoint is None:
             raise SystemExit("the local machine has no address")
-        return Session.open(endpoint, self._identity)
+        return SshSession.open(endpoint, self._identity)
 
-    def _attached(self) -> Session:
+    def _attached(self) -> SshSession:
         if self._session is None:
             raise SystemExit("enter the machine first")
         return self._session

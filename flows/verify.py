@@ -29,7 +29,7 @@ from tasks.verification import (
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.examination import Examination, PackWork
 from torpor.control.remote.restore import RemoteRestore
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Session
 from torpor.control.upkeep.verification import Verification
 from torpor.control.upkeep.verify_report import Depth, VerifyReport
 from torpor.shared.errors import InvalidInput, SnapshotDamaged

@@ -12,7 +12,7 @@ from torpor.control.deploy import bases
 from torpor.control.deploy.stack import Facts
 from torpor.control.deploy.stack import Stack as StackValue
 from torpor.control.remote.probe import Probed
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Session
 from torpor.control.safety import Verified
 from torpor.shared.errors import DeployFailed
 from torpor.shared.format.keys import Seal

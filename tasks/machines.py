@@ -12,7 +12,8 @@ from tasks.retrying import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.remote.session import OPEN_S, Session
+from torpor.control.remote.seam import Session
+from torpor.control.remote.session import OPEN_S
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import AT_ONCE_S, Renter, Renting, Tenancy
 from torpor.control.rental.search import Offers, find_offers
@@ -157,14 +158,14 @@ def open_session(opened: OpenWorkspace, machine: Machine, open_s: float = OPEN_S
     """
     endpoint = endpoint_of(machine)
     if machine.label is None:
-        return Session.open(
+        return opened.log_in(
             opened.hosts.pinned(endpoint),
             opened.identity,
             pin=lambda host_key: opened.hosts.pin(endpoint, host_key),
             open_s=open_s,
         )
     label, by = machine.label, renting(opened.under(machine.label.workspace))
-    return Session.open(
+    return opened.log_in(
         endpoint_of(by.pinned(machine, opened.under(label.workspace).rentals.of(label))),
         opened.identity,
         pin=lambda host_key: by.pin(label, host_key),

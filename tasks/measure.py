@@ -21,7 +21,7 @@ from torpor.control.measure import codecs, peers, scratch, storage
 from torpor.control.measure.figures import MB, Figure
 from torpor.control.measure.rounds import Rounds
 from torpor.control.remote.measuring import line_of, make_content, remove_content
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Session
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.control.store_prices import StorePrice
 from torpor.shared.content import make_below

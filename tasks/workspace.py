@@ -16,6 +16,8 @@ from torpor.control.hosts import KnownHosts
 from torpor.control.jobs.records import Jobs
 from torpor.control.money.budgets import OpenBudget
 from torpor.control.providers.seam import Provider
+from torpor.control.remote.seam import LogIn
+from torpor.control.remote.session import SshSession
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.markets import Markets
 from torpor.control.rental.records import Rentals
@@ -81,6 +83,7 @@ class OpenWorkspace(StoredWorkspace):
     providers: tuple[Provider, ...]
     identity: Identity = field(repr=False)
     owner: str
+    log_in: LogIn = field(default=SshSession.open, repr=False)
     others: Callable[[], Sequence[Provider]] = field(default=tuple, repr=False)
     """Opens all provider blocks of the installation."""
     each: Callable[[], Sequence[tuple[str, Provider | TorporError]]] = field(

@@ -11,7 +11,7 @@ from flows.procedures.phases import Phases
 from tasks.machines import create_machine, look_for_offers, open_session, renting
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Session
 from torpor.shared.errors import TorporError
 from torpor.shared.values import DRILL, reserved_name
 

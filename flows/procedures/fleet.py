@@ -19,7 +19,7 @@ from tasks.replicas import restore_share, serve_packs
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.exchange import Exchange, Member
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import Renting, Tenancy
 from torpor.control.rental.search import Offers
 from torpor.control.reports import Replica, WakeReport

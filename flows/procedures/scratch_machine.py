@@ -22,7 +22,7 @@ from tasks.machines import (
 from tasks.measure import clear_scratch, remove_machine_content
 from tasks.workspace import OpenWorkspace
 from torpor.control.measure.scratch import held, machines_name
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Session
 from torpor.shared.errors import RunCancelled, TorporError
 from torpor.shared.values import Endpoint, Machine, WorkspaceName
 

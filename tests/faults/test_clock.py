@@ -14,7 +14,7 @@ from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.short_agent import SMALL_PARTS, clock_shifted, copy_agent, installing
 from tests.fixtures.trees import differences, facts, fill
 from tests.fixtures.world import World
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import SshSession
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def test_a_clock_an_hour_off_changes_nothing(world: World, tmp_path: Path, shift
     fill(workspace, random.Random(5), big=2, big_bytes=1_500_000)
     with _clock_shifted(tmp_path / "agent", shift_s):
         assert machine.endpoint is not None
-        with Session.open(machine.endpoint, world.opened.identity) as session:
+        with SshSession.open(machine.endpoint, world.opened.identity) as session:
             assert abs(session.hello.clock_unix - time.time() - shift_s) < 60
         hibernate_plainly(world.opened, destroy=False, retries=0)
         (workspace / "later").write_text("work goes on")

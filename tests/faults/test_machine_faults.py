@@ -18,7 +18,7 @@ from tests.fixtures.standing import Asleep, Awake, gets, raises
 from tests.fixtures.trees import differences, facts
 from tests.fixtures.world import World, kill, until_gone
 from torpor.control.remote.restore import RemoteRestore
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import SshSession
 from torpor.control.store.snapshots import find_snapshot
 from torpor.shared.errors import DiskFull, TorporError
 
@@ -105,7 +105,7 @@ def test_a_machine_that_cannot_hold_the_agent_says_so(awake: Awake, short_agent:
         _small_disk(home / "small", "4m") as disk,
         raises(DiskFull, "127.0.0.1|small", "space|room"),
     ):
-        Session.open(
+        SshSession.open(
             awake.machine.endpoint, awake.world.opened.identity, home=str(disk / "agent")
         ).close()
     awake.unharmed()
@@ -183,7 +183,7 @@ def _restore(awake: Awake, target: Path) -> Iterator[RemoteRestore]:
     opened = awake.world.opened
     wanted = find_snapshot(opened.store, opened.spec.name, None)
     assert awake.machine.endpoint is not None
-    with Session.open(awake.machine.endpoint, opened.identity) as session:
+    with SshSession.open(awake.machine.endpoint, opened.identity) as session:
         restore = RemoteRestore(
             session,
             opened.store,

@@ -22,7 +22,7 @@ from tests.fixtures.stores import Server as StoreServer
 from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.waiting import until
 from tests.fixtures.world import World, make_world
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import SshSession
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.shared.errors import StoreDenied, WorkspaceInvalid
 
@@ -149,7 +149,7 @@ def test_a_workspace_that_another_run_holds_is_waited_for(world: World, truth: T
     assert machine.endpoint is not None
     opened = world.opened
     ended = threading.Event()
-    with Session.open(machine.endpoint, opened.identity) as session:
+    with SshSession.open(machine.endpoint, opened.identity) as session:
         other = RemoteSnapshot(session, opened.store, opened.spec, opened.key, "another")
         other.begin()
 

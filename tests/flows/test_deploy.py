@@ -33,7 +33,7 @@ from torpor.control.deploy.asking import ask
 from torpor.control.deploy.report import DeployReport
 from torpor.control.providers.local import LocalProvider
 from torpor.control.remote.restore import RemoteRestore
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import SshSession
 from torpor.control.rental.records import Rentals
 from torpor.control.store.snapshots import list_snapshots, snapshot_ids
 from torpor.control.upkeep.pins import pin_times
@@ -259,7 +259,7 @@ def test_a_left_machine_with_another_snapshot_is_replaced(asleep: World) -> None
     hibernate_plainly(asleep.opened)
     left, _ = standing(asleep.opened)
     assert left.endpoint is not None
-    with Session.open(left.endpoint, asleep.opened.identity) as session:
+    with SshSession.open(left.endpoint, asleep.opened.identity) as session:
         opened = asleep.opened
         restore = RemoteRestore(
             session, asleep.direct, older, opened.key, "killed", paths=opened.spec.paths

@@ -19,7 +19,7 @@ from tests.fixtures.stores import Server
 from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.world import World, make_world
 from torpor.control.remote.restore import RemoteRestore
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import SshSession
 from torpor.control.rental.renting import Tenancy
 from torpor.control.reports import Replica, WakeReport
 from torpor.control.store.snapshots import find_snapshot
@@ -125,7 +125,7 @@ def test_a_machine_that_has_it_already_is_continued(kept: Kept, ordered: Any, fl
     machine, _ = standing(ordered)
     assert machine.endpoint is not None
     wanted = find_snapshot(ordered.store, ordered.spec.name, None)
-    with Session.open(machine.endpoint, ordered.identity) as session:
+    with SshSession.open(machine.endpoint, ordered.identity) as session:
         restore = RemoteRestore(
             session,
             ordered.store,

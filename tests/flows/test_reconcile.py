@@ -21,7 +21,7 @@ from tests.fixtures.trees import differences, facts, fill
 from tests.fixtures.world import WORKSPACE, World, kill, until_gone
 from torpor.control.providers.local import LocalProvider
 from torpor.control.reconciliation import Kind, Reconciliation
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import SshSession
 from torpor.control.rental import greeting
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.rental.renting import Renting
@@ -177,7 +177,7 @@ def test_a_machine_that_refuses_the_login_has_answered(
     def refuses(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(Session, "open", refuses)
+    monkeypatch.setattr(SshSession, "open", refuses)
     with pytest.raises(UnsafeDestroy, match=f"answers .{error}.*use the provider's console"):
         _reconcile(world, end=[machine.id])
     assert [one.id for one in world.machines()] == [machine.id]

@@ -33,7 +33,7 @@ from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.seam import Order
 from torpor.control.remote.exchange import Exchange, Member
 from torpor.control.remote.restore import RemoteRestore
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import SshSession
 from torpor.control.rental import renting
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.safety import Warrant
@@ -77,7 +77,7 @@ class Kept:
         machine, _ = standing(opened, at)
         assert machine.endpoint is not None
         wanted = find_snapshot(opened.store, opened.spec.name, None)
-        with Session.open(machine.endpoint, opened.identity) as session:
+        with SshSession.open(machine.endpoint, opened.identity) as session:
             paths = opened.spec.paths
             restore = RemoteRestore(
                 session, opened.store, wanted, opened.key, "killed", paths=paths
@@ -219,7 +219,7 @@ def test_a_machine_that_another_run_holds_is_left_to_it_and_not_counted(kept: Ke
     assert machine.endpoint is not None
     opened = kept.world.opened
     wanted = find_snapshot(opened.store, opened.spec.name, None)
-    with Session.open(machine.endpoint, opened.identity) as session:
+    with SshSession.open(machine.endpoint, opened.identity) as session:
         paths = opened.spec.paths
         other = RemoteRestore(session, opened.store, wanted, opened.key, "another", paths=paths)
         other.begin(resume=True)

@@ -24,7 +24,7 @@ from tests.fixtures.machines import destroy_all
 from tests.fixtures.rentals import standing
 from tests.fixtures.world import WORKSPACE, World, kill
 from torpor.control.providers.seam import Absent, Provider
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import SshSession
 from torpor.control.store.snapshots import list_snapshots
 from torpor.control.watching import Watched, WatchReport
 from torpor.machine.agent.home import MARKER
@@ -91,20 +91,20 @@ def test_a_machine_that_hangs_holds_up_no_verdict(
 ) -> None:
     busy, hangs = _rented(world, gpu=80), _rented(world, gpu=80)
     assert _of(_watch(opened), hangs).kind == "busy"
-    call = Session.call
+    call = SshSession.call
 
     def freeze() -> None:
         for agent in world.agents(hangs):
             os.kill(agent, signal.SIGSTOP)
 
-    def frozen(self: Session, request: Request[T], **options: Any) -> T:
+    def frozen(self: SshSession, request: Request[T], **options: Any) -> T:
         freeze()
         return call(self, request, **options)
 
     if when == "before it is asked":
         freeze()
     else:
-        monkeypatch.setattr(Session, "call", frozen)
+        monkeypatch.setattr(SshSession, "call", frozen)
     monkeypatch.setattr(watching, "LOOK_S", 30.0)
     report = _watch(opened)
     assert (_of(report, hangs).kind, _of(report, busy).kind) == ("unknown", "busy")

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.fixtures.near_agent import ClockedStore
+from tests.fixtures.clocked import ClockedStore
 from tests.model.model import Model, Violation
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Settings, S3Store

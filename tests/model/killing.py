@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.fixtures.kill_points import killed_in_a_child
-from tests.fixtures.near_agent import ClockedStore
+from tests.fixtures.clocked import ClockedStore
 from torpor.shared.transfer.transfer import Transfer
 from torpor.shared.values import ObjectKey
 

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from tests.fixtures.engine import WORKSPACE
-from tests.fixtures.near_agent import ClockedStore, NearAgent
+from tests.fixtures.clocked import ClockedStore, NearAgent
 from tests.fixtures.own_saves import book_of, saved
 from tests.model.killing import killed_at_request
 from torpor.control.store.marks import SHORTEST_GRACE_S

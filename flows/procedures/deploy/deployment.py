@@ -40,7 +40,7 @@ from torpor.control.deploy.report import DeployReport
 from torpor.control.deploy.stack import Place, Stack, Strategy, base_name, see_apart, sharers
 from torpor.control.measure.scratch import machines_name, scratch_name
 from torpor.control.remote.restore import RemoteRestore
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import Tenancy
 from torpor.control.store.snapshots import newest_snapshot
 from torpor.shared.errors import (

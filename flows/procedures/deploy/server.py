@@ -11,7 +11,7 @@ from tasks.jobs import look_at_command, start_command, stop_command
 from torpor.control.deploy.asking import ask, check
 from torpor.control.deploy.last_lines import LastLines
 from torpor.control.deploy.stack import Place
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Session
 from torpor.shared.errors import DeployFailed
 from torpor.shared.values import KIB, WorkspaceName
 from torpor.shared.wire.job import JobState, StartJob

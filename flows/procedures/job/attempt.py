@@ -23,7 +23,7 @@ from torpor.control.jobs.lines import Lines
 from torpor.control.jobs.policy import save_interval_s
 from torpor.control.jobs.records import Attempt, End, log_path
 from torpor.control.jobs.standby import AGAIN_S as BOOK_S
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
 from torpor.control.safety import Verified
 from torpor.shared.errors import (

@@ -18,7 +18,7 @@ from tasks.stopped import end_stopped, find_sure_save, start_machine
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.records import Stop
-from torpor.control.remote.session import Session
+from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
 from torpor.shared.errors import (
     AgentLost,

@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures import engine as engine_fixture
 from tests.fixtures.engine import Engine
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.near_agent import ClockedStore
+from tests.fixtures.clocked import ClockedStore
 from torpor.control.deploy import bases
 from torpor.control.safety import Verified, verify_snapshot
 from torpor.control.store.seam import ObjectStore

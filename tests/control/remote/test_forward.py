@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.sshd import Sshd
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import SshSession
 from torpor.shared.errors import AgentLost
 
 
 @pytest.fixture
-def session(sshd: Sshd, agent_source: Path, bundle_cache: Path) -> Session:
-    return Session.open(sshd.endpoint, sshd.identity, source=agent_source, cache=bundle_cache)
+def session(sshd: Sshd, agent_source: Path, bundle_cache: Path) -> SshSession:
+    return SshSession.open(sshd.endpoint, sshd.identity, source=agent_source, cache=bundle_cache)
 
 
-def test_a_connection_goes_through_and_ends_with_the_forward(session: Session) -> None:
+def test_a_connection_goes_through_and_ends_with_the_forward(session: SshSession) -> None:
     with session, socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert session.listens(port)
@@ -43,13 +43,13 @@ def test_a_connection_goes_through_and_ends_with_the_forward(session: Session) -
         session.listens(port)
 
 
-def test_nothing_listens_on_a_closed_port(session: Session) -> None:
+def test_nothing_listens_on_a_closed_port(session: SshSession) -> None:
     with session, socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         assert not session.listens(unused.getsockname()[1])
 
 
-def test_a_machine_says_what_it_is_and_runs_programs(session: Session) -> None:
+def test_a_machine_says_what_it_is_and_runs_programs(session: SshSession) -> None:
     with session:
         machine = session.machine
         assert machine.glibc.count(".") == 1 and machine.cuda >= 0

@@ -14,7 +14,7 @@ import pytest
 
 from tests.fixtures.sshd import Sshd
 from torpor.control.remote import probe as probe_module
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import SshSession
 from torpor.shared.errors import DiskFull, InvalidInput, MachineUnfit
 
 _FACTS: dict[str, Any] = {
@@ -47,7 +47,7 @@ def _fake_python(sshd: Sshd, **facts: Any) -> str:
 
 
 def _open(sshd: Sshd, *candidates: str, **options: Any) -> None:
-    Session.open(sshd.endpoint, sshd.identity, candidates=candidates, **options).close()
+    SshSession.open(sshd.endpoint, sshd.identity, candidates=candidates, **options).close()
 
 
 def test_a_machine_without_python_is_refused(sshd: Sshd) -> None:

@@ -21,22 +21,22 @@ from tests.fixtures.sshd import Sshd, argv_of
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.remote import session as session_module
 from torpor.control.remote.link import Link
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import SshSession
 from torpor.shared.errors import AgentLost, InvalidInput, MachineError, RunCancelled
 from torpor.shared.values import Grant, ObjectKey
 from torpor.shared.wire.machine import Bye, Forget
 from torpor.shared.wire.protocol import PING_LINE, Hello, Said
 from torpor.shared.wire.request import Event, Nothing, Request
 
-Opener = Callable[..., Session]
+Opener = Callable[..., SshSession]
 
 
 @pytest.fixture
 def opened(sshd: Sshd, agent_source: Path, bundle_cache: Path) -> Iterator[Opener]:
     sessions = []
 
-    def open_one(**options: Any) -> Session:
-        session = Session.open(
+    def open_one(**options: Any) -> SshSession:
+        session = SshSession.open(
             sshd.endpoint, sshd.identity, cache=bundle_cache, source=agent_source, **options
         )
         sessions.append(session)
@@ -294,7 +294,7 @@ def test_only_a_silent_link_is_ended(sshd: Sshd, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(session_module, "PING_S", 0.001)
     monkeypatch.setattr(session_module, "UNANSWERED", 3)
     monkeypatch.setattr(session_module, "open_link", open_fake)
-    with Session.open(sshd.endpoint, sshd.identity):
+    with SshSession.open(sshd.endpoint, sshd.identity):
         until(lambda: links[0].pings_at_end, "the link is ended")
     assert links[0].pings_at_end == 53
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.fixtures.sshd import Sshd
-from torpor.control.remote.session import Session
+from torpor.control.remote.session import SshSession
 from torpor.control.remote.ssh import Identity
 from torpor.shared.errors import HostKeyChanged, InvalidInput, MachineDenied, MachineUnreachable
 from torpor.shared.values import Endpoint
@@ -33,23 +33,23 @@ def agent_files(agent_source: Path, bundle_cache: Path) -> dict[str, Any]:
 def test_a_wrong_key_is_denied_and_named(sshd: Sshd) -> None:
     stranger = _key()
     with pytest.raises(MachineDenied, match=r"authorized_keys") as denied:
-        Session.open(sshd.endpoint, stranger)
+        SshSession.open(sshd.endpoint, stranger)
     assert stranger.load().get_fingerprint() in str(denied.value)
 
 
 def test_a_wrong_user_is_denied(sshd: Sshd) -> None:
     endpoint = msgspec.structs.replace(sshd.endpoint, user="nosuchuser")
     with pytest.raises(MachineDenied, match="nosuchuser@"):
-        Session.open(endpoint, sshd.identity)
+        SshSession.open(endpoint, sshd.identity)
 
 
 def test_the_first_host_key_is_pinned_and_reported(sshd: Sshd, agent_files: dict[str, Any]) -> None:
     pinned: list[str] = []
     endpoint = msgspec.structs.replace(sshd.endpoint, host_key=None)
-    with Session.open(endpoint, sshd.identity, pin=pinned.append, **agent_files):
+    with SshSession.open(endpoint, sshd.identity, pin=pinned.append, **agent_files):
         assert len(pinned) == 1
     assert pinned[0].split()[:2] == sshd.host_key.split()[:2]
-    with Session.open(sshd.endpoint, sshd.identity, pin=pinned.append, **agent_files):
+    with SshSession.open(sshd.endpoint, sshd.identity, pin=pinned.append, **agent_files):
         assert len(pinned) == 1
 
 
@@ -57,7 +57,7 @@ def test_a_host_key_is_not_pinned_when_login_fails(sshd: Sshd) -> None:
     pinned: list[str] = []
     endpoint = msgspec.structs.replace(sshd.endpoint, host_key=None)
     with pytest.raises(MachineDenied):
-        Session.open(endpoint, _key(), pin=pinned.append)
+        SshSession.open(endpoint, _key(), pin=pinned.append)
     assert not pinned
 
 
@@ -68,7 +68,7 @@ def test_a_changed_host_key_stops_everything(sshd: Sshd, kind: str) -> None:
         sshd.endpoint, host_key=other.export_public_key().decode().strip()
     )
     with pytest.raises(HostKeyChanged, match="Nothing was sent") as changed:
-        Session.open(endpoint, sshd.identity)
+        SshSession.open(endpoint, sshd.identity)
     assert other.get_fingerprint() in str(changed.value)
     if kind == "ssh-ed25519":
         real = asyncssh.import_public_key(sshd.host_key)
@@ -79,19 +79,19 @@ def test_a_changed_host_key_stops_everything(sshd: Sshd, kind: str) -> None:
 def test_a_recorded_host_key_that_is_none_is_named(sshd: Sshd) -> None:
     endpoint = msgspec.structs.replace(sshd.endpoint, host_key="junk")
     with pytest.raises(InvalidInput, match="host key recorded for"):
-        Session.open(endpoint, sshd.identity)
+        SshSession.open(endpoint, sshd.identity)
 
 
 def test_a_port_without_a_server(sshd: Sshd) -> None:
     endpoint = msgspec.structs.replace(sshd.endpoint, port=_free_port())
     with pytest.raises(MachineUnreachable, match=f"port {endpoint.port}"):
-        Session.open(endpoint, sshd.identity)
+        SshSession.open(endpoint, sshd.identity)
 
 
 def test_an_unknown_host_name_is_reported(sshd: Sshd) -> None:
     endpoint = msgspec.structs.replace(sshd.endpoint, host="no-such-host.invalid")
     with pytest.raises(MachineUnreachable, match=r"no-such-host\.invalid"):
-        Session.open(endpoint, sshd.identity)
+        SshSession.open(endpoint, sshd.identity)
 
 
 @pytest.mark.parametrize("words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
@@ -99,7 +99,7 @@ def test_a_port_that_does_not_speak_ssh(words: bytes, monkeypatch: pytest.Monkey
     monkeypatch.setattr("torpor.control.remote.ssh.CONNECT_S", 2.0)
     monkeypatch.setattr("torpor.control.remote.ssh.LOGIN_S", 2.0)
     with _Speaker(words) as port, pytest.raises(MachineUnreachable, match=f"port {port}"):
-        Session.open(Endpoint("127.0.0.1", port, "root"), _key())
+        SshSession.open(Endpoint("127.0.0.1", port, "root"), _key())
 
 
 def test_an_identity_hides_its_secrets_and_checks_them() -> None:

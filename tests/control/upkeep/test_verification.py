@@ -11,7 +11,7 @@ import pytest
 
 from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.near_agent import ClockedStore, NearAgent
+from tests.fixtures.clocked import ClockedStore, NearAgent
 from tests.fixtures.trees import let_settle
 from torpor.control.store.snapshots import open_manifest
 from torpor.control.upkeep.pins import pin

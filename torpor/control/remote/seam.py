@@ -1,10 +1,15 @@
-"""A machine's agent, as the control side talks to it."""
+"""A machine, as the control side talks to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
 
+from torpor.control.remote.probe import Probed
+from torpor.control.remote.ssh import Completed, Identity
+from torpor.shared.values import Endpoint
 from torpor.shared.wire.protocol import Hello
 from torpor.shared.wire.request import Event, Request
 
@@ -12,7 +17,7 @@ A = TypeVar("A")
 
 
 class Agent(Protocol):
-    """Serves requests, many at once. Thread-safe; a Session is one over SSH."""
+    """Serves requests, many at once. Thread-safe."""
 
     @property
     def hello(self) -> Hello:
@@ -35,3 +40,52 @@ class Agent(Protocol):
 
     def cancel(self, request_id: str) -> None:
         """Ask the agent to end a request; its call then raises RunCancelled. Idempotent."""
+
+
+class Session(Agent, Protocol):
+    """A machine that torpor is logged in to: its agent, and what runs beside it. Thread-safe."""
+
+    @property
+    def machine(self) -> Probed:
+        """What the machine said of itself when the agent was attached."""
+
+    def execute(self, argv: Sequence[str], *, timeout_s: float = 60.0) -> Completed:
+        """Run a small program on the machine, beside the agent."""
+
+    def listens(self, port: int) -> bool:
+        """Whether a program on the machine accepts connections to ``port`` of 127.0.0.1. Raises
+        MachineDenied where its SSH server forwards no ports."""
+
+    def forward(self, port: int) -> AbstractContextManager[int]:
+        """A local port from which connections go to ``port`` of the machine's 127.0.0.1, through
+        this connection. It does not outlive a dropped connection."""
+
+    def close(self) -> None:
+        """Detach. Open calls raise AgentLost. The agent ends the runs a minute later."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class LogIn(Protocol):
+    """How sessions are opened; ``SshSession.open`` is one."""
+
+    def __call__(
+        self,
+        endpoint: Endpoint,
+        identity: Identity,
+        *,
+        pin: Callable[[str], None] | None = None,
+        sampled: bool = False,
+        open_s: float = ...,
+    ) -> Session:
+        """Log in, and attach to the agent, within ``open_s``. ``pin`` gets the host key if
+        ``endpoint`` has none, and must record it. ``sampled``: a sampler is to run on the machine
+        from now on. Raises MachineUnreachable, MachineDenied, HostKeyChanged, MachineUnfit, DiskFull
+        or AgentLost."""

@@ -43,8 +43,8 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
-class Session:
-    """Thread-safe and synchronous; many calls at once go over one SSH connection.
+class SshSession:
+    """A Session over SSH. Synchronous; many calls at once go over one SSH connection.
 
     After a dropped connection it connects again and repeats every unanswered request under the same
     id. So each request is served once as long as the agent lives.
@@ -76,7 +76,7 @@ class Session:
         source: Path | None = None,
         sampled: bool = False,
         open_s: float = OPEN_S,
-    ) -> Session:
+    ) -> SshSession:
         """Connect, check the machine, install the agent where it is not there, and attach, all
         within ``open_s``.
 
@@ -98,7 +98,6 @@ class Session:
 
     @property
     def hello(self) -> Hello:
-        """The agent's latest hello."""
         if self._hello is None:
             raise AgentLost(f"{self._route.where}: no agent was attached")
         return self._hello
@@ -111,13 +110,6 @@ class Session:
         on_event: Callable[[Event], None] | None = None,
         within_s: float | None = None,
     ) -> A:
-        """Ask the agent and wait for the answer; ``on_event`` is called in this thread.
-
-        ``request_id`` names the work: the same id again gets the same answer. Raises the agent's
-        error, which then names the machine, or AgentLost where the agent stays away, or was
-        attached for ``within_s`` and did not answer. Whatever ends the wait without an answer (the
-        limit, ``on_event`` raises, the thread is interrupted) cancels the request.
-        """
         line = request_line(request_id, request)
         waiting = _Waiting(request.op, request_id, line, self._route.where, within_s)
         self._submit(lambda: self._begin(waiting))
@@ -134,22 +126,16 @@ class Session:
 
     @property
     def machine(self) -> Probed:
-        """What the machine said of itself when the agent was attached."""
         return self._attached().machine
 
     def execute(self, argv: Sequence[str], *, timeout_s: float = 60.0) -> Completed:
-        """Run a small program on the machine, beside the agent."""
         return self._await(self._attached().execute(argv, timeout_s), timeout_s + _CLOSE_S)
 
     def listens(self, port: int) -> bool:
-        """Whether a program on the machine accepts connections to ``port`` of 127.0.0.1. Raises
-        MachineDenied where its SSH server forwards no ports."""
         return self._await(self._attached().listens(port), _CLOSE_S)
 
     @contextmanager
     def forward(self, port: int) -> Iterator[int]:
-        """A local port from which connections go to ``port`` of the machine's 127.0.0.1, through
-        this connection. It does not outlive a dropped connection."""
         listener = self._await(self._attached().forward(port), _CLOSE_S)
         try:
             yield listener.get_port()
@@ -157,11 +143,9 @@ class Session:
             self._submit(listener.close, quiet=True)
 
     def cancel(self, request_id: str) -> None:
-        """Ask the agent to end a request; its call then raises RunCancelled. Idempotent."""
         self._submit(lambda: self._cancel(request_id), quiet=True)
 
     def close(self) -> None:
-        """Detach. Open calls raise AgentLost. The agent ends the runs a minute later."""
         if self._closed:
             return
         self._closed = True
@@ -171,7 +155,7 @@ class Session:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_CLOSE_S)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> SshSession:
         return self
 
     def __exit__(
