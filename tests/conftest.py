@@ -25,7 +25,6 @@ pytest_plugins = [
     "tests.fixtures.sshd",
     "tests.fixtures.agent_bundle",
     "tests.fixtures.fault_proxy",
-    "tests.fixtures.near_agent",
     "tests.fixtures.world",
     "tests.fixtures.gpu",
     "tests.fixtures.supervised",

@@ -10,23 +10,22 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.plain_flows import sent
-from tests.fixtures.stores import Server
-from tests.fixtures.world import World, make_world
 
 
 @pytest.fixture(scope="module")
-def standing(seaweed: Server) -> Iterator[World]:
-    with make_world(seaweed) as world:
-        home = world.workspace(world.rent().id)
+def standing() -> Iterator[Lab]:
+    with make_lab() as lab:
+        home = lab.workspace(lab.rent().id)
         (home / "notes").mkdir(parents=True)
         (home / "notes" / "a.txt").write_text("first\n")
         (home / "weights.bin").write_bytes(os.urandom(100_000))
-        yield world
+        yield lab
 
 
 @pytest.fixture
-def home(standing: World) -> Path:
+def home(standing: Lab) -> Path:
     (machine,) = standing.machines()
     return standing.workspace(machine.id)
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from flows import backup
+from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
-from tests.fixtures.world import World
 from torpor.shared.errors import UnsavedWork
 
 
 @pytest.fixture
-def home(world: World) -> Path:
-    machine = world.rent()
-    work = world.workspace(machine.id)
+def home(lab: Lab) -> Path:
+    machine = lab.rent()
+    work = lab.workspace(machine.id)
     work.mkdir()
     (work / "train.py").write_text("print()")
-    return world.home(machine.id)
+    return lab.home(machine.id)
 
 
 def _link_out(home: Path) -> None:
@@ -30,72 +30,68 @@ def _link_out(home: Path) -> None:
     (home / "workspace" / "python3").symlink_to("/usr/bin/python3")  # as in each venv
 
 
-def test_a_link_that_leads_out_to_data_keeps_the_machine(world: World, home: Path) -> None:
+def test_a_link_that_leads_out_to_data_keeps_the_machine(lab: Lab, home: Path) -> None:
     _link_out(home)
     with pytest.raises(
         UnsavedWork, match=r"workspace/checkpoints is a link to .*2\.0 MB in 1 file"
     ):
-        hibernate_plainly(world.opened)
-    assert len(world.machines()) == 1
-    assert world.verify_listed() == 1
-    run_plainly(world.opened, backup)  # which keeps the machine, so it only warns
-    report = hibernate_plainly(world.opened, accept_lost=["~/nvme"])
-    assert (report.destroyed, world.machines()) == (True, [])
+        hibernate_plainly(lab.opened)
+    assert len(lab.machines()) == 1
+    assert lab.verify_listed() == 1
+    run_plainly(lab.opened, backup)  # which keeps the machine, so it only warns
+    report = hibernate_plainly(lab.opened, accept_lost=["~/nvme"])
+    assert (report.destroyed, lab.machines()) == (True, [])
     assert report.lost == []
 
 
 def test_an_idle_machine_that_is_kept_again_and_again_gets_no_further_snapshots(
-    world: World, home: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.guards.see_idle", lambda *_: None)
     _link_out(home)
     for _ in range(3):
         with pytest.raises(UnsavedWork, match="workspace/checkpoints is a link"):
-            hibernate_plainly(world.opened, only_if_idle=True)
-    assert world.verify_listed() == 1
+            hibernate_plainly(lab.opened, only_if_idle=True)
+    assert lab.verify_listed() == 1
     (home / "workspace" / "new").write_text("work of today")
     with pytest.raises(UnsavedWork):
-        hibernate_plainly(world.opened, only_if_idle=True)
-    assert world.verify_listed() == 2
+        hibernate_plainly(lab.opened, only_if_idle=True)
+    assert lab.verify_listed() == 2
 
 
 def test_a_backup_warns_of_a_link_that_leads_out(
-    world: World, home: Path, caplog: pytest.LogCaptureFixture
+    lab: Lab, home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _link_out(home)
     with caplog.at_level(logging.WARNING):
-        run_plainly(world.opened, backup)
+        run_plainly(lab.opened, backup)
     assert "workspace/checkpoints is a link to" in caplog.text
     assert "python3" not in caplog.text
 
 
-def test_what_is_left_behind_is_in_the_report_and_told_at_the_wake(
-    world: World, home: Path
-) -> None:
+def test_what_is_left_behind_is_in_the_report_and_told_at_the_wake(lab: Lab, home: Path) -> None:
     (home / "data" / "raw").mkdir(parents=True)
     (home / "data" / "raw" / "a").write_bytes(b"x" * 3_100_000)
     (home / ".cache" / "pip").mkdir(parents=True)
     (home / ".cache" / "pip" / "wheel").write_bytes(b"x" * 1000)
     (home / "notes.txt").write_text("do not lose me")
-    report = hibernate_plainly(world.opened)
+    report = hibernate_plainly(lab.opened)
     assert report.destroyed
     assert report.lost[0].startswith("3.1 MB in 2 files")
     assert [line.partition(":")[0] for line in report.lost[1:]] == [
         f"{home}/data/raw", str(home), "caches, which are made again",
     ]  # fmt: skip
     assert {"what": "left behind", "value": report.lost[1]} in report.rows()
-    warnings = " ".join(wake_plainly(world.opened).warnings)
+    warnings = " ".join(wake_plainly(lab.opened).warnings)
     assert f"destroyed, 3.1 MB in {home}/data/raw (3.1 MB), {home} (14 bytes) were left" in warnings
 
 
-def test_a_block_that_refuses_losses_keeps_the_machine_above_its_size(
-    world: World, home: Path
-) -> None:
+def test_a_block_that_refuses_losses_keeps_the_machine_above_its_size(lab: Lab, home: Path) -> None:
     (home / "data").mkdir()
     (home / "data" / "a").write_bytes(b"x" * 3_000_000)
-    strict = world.wanting(left_behind="refuse", left_behind_gib=0.001)
+    strict = lab.wanting(left_behind="refuse", left_behind_gib=0.001)
     with pytest.raises(UnsavedWork, match=r"3\.0 MB in 1 file, .* would be lost.*accept_lost"):
         hibernate_plainly(strict)
-    assert len(world.machines()) == 1
-    wide = world.wanting(left_behind="refuse", left_behind_gib=0.01)
+    assert len(lab.machines()) == 1
+    wide = lab.wanting(left_behind="refuse", left_behind_gib=0.01)
     assert hibernate_plainly(wide).destroyed

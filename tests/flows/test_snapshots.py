@@ -18,9 +18,10 @@ from flows import (
     list_kept,
     restore_path,
 )
+from tests.fixtures.lab import DEMO as WORKSPACE
+from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import plain, run_plainly
 from tests.fixtures.standing import raises
-from tests.fixtures.world import WORKSPACE, World
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.reports import MOST_ROWS, Table
 from torpor.shared.errors import InvalidInput, SnapshotKept, SnapshotMissing
@@ -29,7 +30,7 @@ from torpor.shared.values import SnapshotId
 
 
 @pytest.fixture(scope="module")
-def history(standing: World) -> Iterator[list[SnapshotId]]:
+def history(standing: Lab) -> Iterator[list[SnapshotId]]:
     """Three states of the workspace, oldest first."""
     (machine,) = standing.machines()
     home = standing.workspace(machine.id)
@@ -41,16 +42,16 @@ def history(standing: World) -> Iterator[list[SnapshotId]]:
             (home / "weights.bin").chmod(0o600)
             (home / "added-1.txt").unlink()
         run_plainly(standing.opened, flows.hibernate, destroy=False)
-    yield snapshot_ids(standing.direct, WORKSPACE)
+    yield snapshot_ids(standing.store, WORKSPACE)
 
 
-def _run(world: World, flow: str, *args: Any, **options: Any) -> Table:
-    table = run_plainly(world.opened, getattr(flows, flow), *args, **options)
+def _run(lab: Lab, flow: str, *args: Any, **options: Any) -> Table:
+    table = run_plainly(lab.opened, getattr(flows, flow), *args, **options)
     assert isinstance(table, Table)
     return table
 
 
-def test_snapshots_are_listed_with_their_pins(standing: World, history: list[SnapshotId]) -> None:
+def test_snapshots_are_listed_with_their_pins(standing: Lab, history: list[SnapshotId]) -> None:
     _run(standing, "pin", history[0], "before the move")
     table = _run(standing, "snapshots")
     assert [row["snapshot"] for row in table.rows()] == history[::-1]
@@ -67,7 +68,7 @@ def test_snapshots_are_listed_with_their_pins(standing: World, history: list[Sna
     assert kept["made"].is_monotonic_decreasing
 
 
-def test_the_files_of_a_snapshot_are_shown(standing: World, history: list[SnapshotId]) -> None:
+def test_the_files_of_a_snapshot_are_shown(standing: Lab, history: list[SnapshotId]) -> None:
     table = _run(standing, "snapshots", snapshot="newest")
     by_path = {row["path"]: row for row in table.rows()}
     assert by_path["~/workspace/notes/a.txt"]["bytes"] == "24"
@@ -78,7 +79,7 @@ def test_the_files_of_a_snapshot_are_shown(standing: World, history: list[Snapsh
     assert files.loc["~/workspace/notes/a.txt", "bytes"] == 6
 
 
-def test_two_snapshots_are_compared(standing: World, history: list[SnapshotId]) -> None:
+def test_two_snapshots_are_compared(standing: Lab, history: list[SnapshotId]) -> None:
     table = _run(standing, "diff")
     found = {row["path"]: (row["difference"], row["what"]) for row in table.rows()}
     assert found == {
@@ -98,7 +99,7 @@ def test_two_snapshots_are_compared(standing: World, history: list[SnapshotId]) 
     assert whole.count("changed") == 1
 
 
-def test_a_file_is_found_in_its_versions(standing: World, history: list[SnapshotId]) -> None:
+def test_a_file_is_found_in_its_versions(standing: Lab, history: list[SnapshotId]) -> None:
     table = _run(standing, "find", "notes/*.txt")
     assert [(row["bytes"], row["first in"], row["snapshots"]) for row in table.rows()] == [
         (str(6 * 2**number), history[number], "1") for number in (0, 1, 2)
@@ -109,11 +110,11 @@ def test_a_file_is_found_in_its_versions(standing: World, history: list[Snapshot
 
 
 def test_a_snapshot_that_cannot_be_read_is_named_and_the_rest_is_searched(
-    standing: World, history: list[SnapshotId]
+    standing: Lab, history: list[SnapshotId]
 ) -> None:
     key = manifest_key(WORKSPACE, history[1])
-    whole = standing.direct.get(key, max_bytes=1 << 20)
-    standing.direct.put(key, whole[:-10] + bytes(10))
+    whole = standing.store.get(key, max_bytes=1 << 20)
+    standing.store.put(key, whole[:-10] + bytes(10))
     try:
         with plain(standing.opened):
             found = find_files("demo", "a.txt")
@@ -123,11 +124,11 @@ def test_a_snapshot_that_cannot_be_read_is_named_and_the_rest_is_searched(
         assert "1 snapshots could not be read" in _run(standing, "find", "a.txt").title
         assert len(_run(standing, "snapshots").rows()) == 3
     finally:
-        standing.direct.put(key, whole)
+        standing.store.put(key, whole)
 
 
 def test_a_path_comes_back_beside_what_is_there(
-    standing: World, history: list[SnapshotId], home: Path
+    standing: Lab, history: list[SnapshotId], home: Path
 ) -> None:
     report = run_plainly(
         standing.opened,
@@ -153,7 +154,7 @@ def test_a_path_comes_back_beside_what_is_there(
 
 
 def test_snapshots_are_deleted_by_name_and_never_pinned_ones(
-    standing: World, history: list[SnapshotId], events: deque[dict[str, Any]]
+    standing: Lab, history: list[SnapshotId], events: deque[dict[str, Any]]
 ) -> None:
     first, second, newest = history
     _run(standing, "pin", second, "why")
@@ -165,11 +166,11 @@ def test_snapshots_are_deleted_by_name_and_never_pinned_ones(
         _run(standing, "delete_snapshots", [])
     with raises(InvalidInput, "not a snapshot id"):
         _run(standing, "delete_snapshots", ["newest"])
-    assert snapshot_ids(standing.direct, WORKSPACE) == history
+    assert snapshot_ids(standing.store, WORKSPACE) == history
     assert not events
     table = _run(standing, "delete_snapshots", [newest, first], even_newest=newest)
     assert [row["snapshot"] for row in table.rows()] == [first, newest]
-    assert snapshot_ids(standing.direct, WORKSPACE) == [second]
+    assert snapshot_ids(standing.store, WORKSPACE) == [second]
     assert [event["resource"]["prefect.resource.id"] for event in events] == [
         f"torpor.snapshot.demo.{first}",
         f"torpor.snapshot.demo.{newest}",

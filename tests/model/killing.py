@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.clocked import ClockedStore
+from tests.fixtures.kill_points import killed_in_a_child
 from torpor.shared.transfer.transfer import Transfer
 from torpor.shared.values import ObjectKey
 

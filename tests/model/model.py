@@ -19,8 +19,8 @@ from typing import Final
 
 import msgspec
 
-from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.clocked import ClockedStore, NearAgent
+from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.own_saves import book_of, saved
 from tests.model.killing import killed_at_request
 from torpor.control.store.marks import SHORTEST_GRACE_S

@@ -10,9 +10,9 @@ from unittest.mock import patch
 import pytest
 
 from tests.fixtures import engine as engine_fixture
+from tests.fixtures.clocked import ClockedStore
 from tests.fixtures.engine import Engine
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.clocked import ClockedStore
 from torpor.control.deploy import bases
 from torpor.control.safety import Verified, verify_snapshot
 from torpor.control.store.seam import ObjectStore

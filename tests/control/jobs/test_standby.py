@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.control.upkeep.test_prune import delete, fill, packs, prune, restorable
+from tests.fixtures.clocked import ClockedStore, NearAgent
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.clocked import ClockedStore, NearAgent
 from tests.fixtures.own_saves import JOB, book_of, saved, stored
 from tests.fixtures.trees import let_settle
 from torpor.control.jobs.standby import (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.clocked import ClockedStore, NearAgent
 from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.clocked import ClockedStore, NearAgent
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import let_settle
 from tests.model.killing import killed_at_request

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.fixtures.clocked import ClockedStore, NearAgent
 from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.clocked import ClockedStore, NearAgent
 from tests.fixtures.trees import let_settle
 from torpor.control.store.snapshots import open_manifest
 from torpor.control.upkeep.pins import pin
