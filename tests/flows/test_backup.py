@@ -14,11 +14,11 @@ import pytest
 from flows import backup, check_backup, delete_snapshots
 from flows.backup import NOT_RENTED
 from flows.procedures.phases import phases_told_to
+from tests.fixtures.lab import DEMO as WORKSPACE
+from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.plain_flows import Shows, plain, run_plainly, wake_plainly
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.standing import raises
-from tests.fixtures.stores import Server
-from tests.fixtures.world import WORKSPACE, World, make_world
 from torpor.control.reports import ALL
 from torpor.control.safety import verify_snapshot
 from torpor.control.store.snapshots import find_snapshot, read_manifest, snapshot_ids
@@ -43,43 +43,43 @@ def _named(events: Told, name: str) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == name]
 
 
-def _ids(world: World) -> list[SnapshotId]:
-    return snapshot_ids(world.direct, WORKSPACE)
+def _ids(lab: Lab) -> list[SnapshotId]:
+    return snapshot_ids(lab.store, WORKSPACE)
 
 
-def _backup(world: World, **options: Any) -> Any:
-    return run_plainly(world.opened, backup, **options)
+def _backup(lab: Lab, **options: Any) -> Any:
+    return run_plainly(lab.opened, backup, **options)
 
 
-def _only(world: World, *kept: SnapshotId) -> None:
-    gone = [manifest_key(WORKSPACE, one) for one in _ids(world) if one not in kept]
-    world.direct.delete(gone)
+def _only(lab: Lab, *kept: SnapshotId) -> None:
+    gone = [manifest_key(WORKSPACE, one) for one in _ids(lab) if one not in kept]
+    lab.store.delete(gone)
 
 
-def _aged(world: World, *days: float) -> list[SnapshotId]:
+def _aged(lab: Lab, *days: float) -> list[SnapshotId]:
     """Verified snapshots like the newest one, made so many days ago."""
-    (machine,) = world.machines()
-    newest = read_manifest(world.direct, world.snapshots()[0], world.seal)
+    (machine,) = lab.machines()
+    newest = read_manifest(lab.store, lab.snapshots()[0], lab.seal)
     made = []
     for age in days:
         one = new_snapshot_id(datetime.now(timezone.utc) - timedelta(days=age))
-        blob, _ = encode_manifest(msgspec.structs.replace(newest, snapshot=one), world.seal)
-        world.direct.put(manifest_key(WORKSPACE, one), blob)
-        stored = find_snapshot(world.direct, WORKSPACE, one)
-        verify_snapshot(world.direct, stored, world.seal, machine=machine.id)
+        blob, _ = encode_manifest(msgspec.structs.replace(newest, snapshot=one), lab.seal)
+        lab.store.put(manifest_key(WORKSPACE, one), blob)
+        stored = find_snapshot(lab.store, WORKSPACE, one)
+        verify_snapshot(lab.store, stored, lab.seal, machine=machine.id)
         made.append(one)
     return made
 
 
 def test_a_backup_keeps_the_machine_and_lets_old_snapshots_go(
-    standing: World, home: Path, events: Told
+    standing: Lab, home: Path, events: Told
 ) -> None:
     first = _backup(standing)
     assert [one.reasons for one in first.verdicts] == [["newest", "no retention is set"]]
     assert first.hibernated.destroyed is False
     assert len(standing.machines()) == 1
     fresh, week, pinned, old = _aged(standing, 1, 8, 30, 300)
-    pin(standing.direct, WORKSPACE, pinned, "the paper")
+    pin(standing.store, WORKSPACE, pinned, "the paper")
     before = _ids(standing)
 
     plan = _backup(standing, keep_daily=2, dry_run=True)
@@ -116,14 +116,12 @@ def test_a_backup_keeps_the_machine_and_lets_old_snapshots_go(
         "snapshot": report.snapshot,
         "deleted": report.deleted,
     }
-    unpin(standing.direct, WORKSPACE, pinned)
+    unpin(standing.store, WORKSPACE, pinned)
 
 
-def test_all_workspaces_are_backed_up_and_checked_also_after_one_fails(
-    seaweed: Server, events: Told
-) -> None:
+def test_all_workspaces_are_backed_up_and_checked_also_after_one_fails(events: Told) -> None:
     """What a schedule runs: Prefect leaves it no parameters."""
-    with make_world(seaweed) as standing:
+    with make_lab() as standing:
         home = standing.workspace(standing.rent().id)
         home.mkdir()
         (home / "a.txt").write_text("a\n")
@@ -169,7 +167,7 @@ def test_all_workspaces_are_backed_up_and_checked_also_after_one_fails(
 
 
 def test_a_backup_that_fails_deletes_nothing_and_says_so(
-    standing: World, home: Path, events: Told
+    standing: Lab, home: Path, events: Told
 ) -> None:
     _backup(standing)
     _aged(standing, 10, 20)
@@ -184,18 +182,18 @@ def test_a_backup_that_fails_deletes_nothing_and_says_so(
 
 
 def test_a_snapshot_that_does_not_verify_deletes_nothing(
-    standing: World, home: Path, events: Told
+    standing: Lab, home: Path, events: Told
 ) -> None:
     _backup(standing)
     _aged(standing, 10)
     before = _ids(standing)
     (home / "new.bin").write_bytes(os.urandom(50_000))
-    packs = {found.key for found in standing.direct.list(packs_prefix(WORKSPACE))}
+    packs = {found.key for found in standing.store.list(packs_prefix(WORKSPACE))}
 
     def vanish(phase: str) -> None:
         if phase == "verify":
-            now = {found.key for found in standing.direct.list(packs_prefix(WORKSPACE))}
-            standing.direct.delete(now - packs)
+            now = {found.key for found in standing.store.list(packs_prefix(WORKSPACE))}
+            standing.store.delete(now - packs)
 
     with phases_told_to(vanish), pytest.raises(SnapshotDamaged):
         _backup(standing, keep_last=1)
@@ -207,8 +205,8 @@ def test_a_snapshot_that_does_not_verify_deletes_nothing(
     _backup(standing)
 
 
-def test_the_backups_of_one_machine_delete_none_of_another_machines_work(seaweed: Server) -> None:
-    with make_world(seaweed) as two:
+def test_the_backups_of_one_machine_delete_none_of_another_machines_work() -> None:
+    with make_lab() as two:
         machines = [two.rent(), two.rent()]
         for number, machine in enumerate(machines):
             two.workspace(machine.id).mkdir()
@@ -226,37 +224,37 @@ def test_the_backups_of_one_machine_delete_none_of_another_machines_work(seaweed
         assert kept.reasons == [f"newest of machine {ours}", f"last of machine {ours}"]
 
 
-def test_a_backup_that_failed_its_check_counts_as_none(seaweed: Server) -> None:
-    with make_world(seaweed) as world:
-        machine = world.rent()
-        home = world.workspace(machine.id)
+def test_a_backup_that_failed_its_check_counts_as_none() -> None:
+    with make_lab() as lab:
+        machine = lab.rent()
+        home = lab.workspace(machine.id)
         home.mkdir()
         (home / "a.txt").write_text("first\n")
-        good = _backup(world).snapshot
+        good = _backup(lab).snapshot
         (home / "new.bin").write_bytes(os.urandom(50_000))
-        packs = {found.key for found in world.direct.list(packs_prefix(WORKSPACE))}
+        packs = {found.key for found in lab.store.list(packs_prefix(WORKSPACE))}
 
         def vanish(phase: str) -> None:
             if phase == "verify":
-                now = {found.key for found in world.direct.list(packs_prefix(WORKSPACE))}
-                world.direct.delete(now - packs)
+                now = {found.key for found in lab.store.list(packs_prefix(WORKSPACE))}
+                lab.store.delete(now - packs)
 
         with phases_told_to(vanish), pytest.raises(SnapshotDamaged):
-            _backup(world, keep_last=1)
-        (bad,) = set(_ids(world)) - {good}
-        assert run_plainly(world.opened, check_backup).newest == good
+            _backup(lab, keep_last=1)
+        (bad,) = set(_ids(lab)) - {good}
+        assert run_plainly(lab.opened, check_backup).newest == good
 
-        verdicts = _backup(world, keep_last=1, dry_run=True).verdicts
+        verdicts = _backup(lab, keep_last=1, dry_run=True).verdicts
         assert {one.snapshot: one.reasons for one in verdicts}[good] == []  # the next is verified
         with raises(SnapshotKept, good, "newest verified"):
-            run_plainly(world.opened, delete_snapshots, [good])
+            run_plainly(lab.opened, delete_snapshots, [good])
 
-        world.lose_machines()
-        world.forget_rentals()
+        lab.lose_machines()
+        lab.forget_rentals()
         with raises(SnapshotDamaged, bad, "nothing was rented", f"newest whole one is {good}"):
-            wake_plainly(world.opened)
-        assert world.opened.rentals.open() == world.opened.rentals.history() == []
-        assert wake_plainly(world.opened, snapshot=good).snapshot == good
+            wake_plainly(lab.opened)
+        assert lab.opened.rentals.open() == lab.opened.rentals.history() == []
+        assert wake_plainly(lab.opened, snapshot=good).snapshot == good
 
 
 @pytest.mark.parametrize(
@@ -264,7 +262,7 @@ def test_a_backup_that_failed_its_check_counts_as_none(seaweed: Server) -> None:
     [({"keep_daily": -1}, "keep_daily is -1"), ({"timezone": "Nowhere"}, "is not a time zone")],
 )
 def test_an_invalid_retention_is_refused_before_anything_is_stored(
-    standing: World, options: dict[str, Any], words: str
+    standing: Lab, options: dict[str, Any], words: str
 ) -> None:
     before = _ids(standing)
     with pytest.raises(InvalidInput, match=words):
@@ -272,7 +270,7 @@ def test_an_invalid_retention_is_refused_before_anything_is_stored(
     assert _ids(standing) == before
 
 
-def test_a_missed_backup_is_found_and_reported(standing: World, home: Path, events: Told) -> None:
+def test_a_missed_backup_is_found_and_reported(standing: Lab, home: Path, events: Told) -> None:
     newest = _backup(standing).snapshot
     events.clear()
     report = run_plainly(standing.opened, check_backup, 1.0)
@@ -288,11 +286,12 @@ def test_a_missed_backup_is_found_and_reported(standing: World, home: Path, even
         run_plainly(standing.opened, check_backup)
 
 
-def test_a_check_that_cannot_reach_the_store_fails(standing: World, events: Told) -> None:
-    opened = standing.access.opened(
-        endpoint_url="http://127.0.0.1:9", attempts=1, connect_timeout_s=1.0
-    )
-    with pytest.raises(StoreUnavailable), plain(opened, 0):
-        check_backup.fn("demo")
+def test_a_check_that_cannot_reach_the_store_fails(standing: Lab, events: Told) -> None:
+    standing.store.fails = StoreUnavailable("no answer")
+    try:
+        with pytest.raises(StoreUnavailable), plain(standing.opened, 0):
+            check_backup.fn("demo")
+    finally:
+        standing.store.fails = None
     (missed,) = _named(events, "torpor.backup.missed")
     assert missed["payload"]["expected_hours"] == 26.0

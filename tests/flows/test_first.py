@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from flows.procedures.restore import Arrival
+from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, replicate_plainly, sent, wake_plainly
 from tests.fixtures.rentals import standing
 from tests.fixtures.short_agent import installing
-from tests.fixtures.stores import Server
 from tests.fixtures.trees import Tree, differences, facts, fill
-from tests.fixtures.world import World, make_world
 from torpor.control.remote.restore import RemoteRestore
-from torpor.control.remote.session import SshSession
 from torpor.control.rental.renting import Tenancy
 from torpor.control.reports import Replica, WakeReport
 from torpor.control.store.snapshots import find_snapshot
@@ -34,33 +32,33 @@ FIRST = ["lib", "weights-2.bin"]
 class Kept:
     """A workspace that is in the store only."""
 
-    def __init__(self, world: World, truth: Tree) -> None:
-        self.world = world
+    def __init__(self, lab: Lab, truth: Tree) -> None:
+        self.lab = lab
         self.truth = truth
 
     def identical(self, count: int) -> None:
-        machines = self.world.machines()
+        machines = self.lab.machines()
         assert len(machines) == count
         for machine in machines:
-            assert not differences(self.truth, facts(self.world.workspace(machine.id)))
+            assert not differences(self.truth, facts(self.lab.workspace(machine.id)))
 
 
 @pytest.fixture(scope="module")
-def kept(seaweed: Server, short_agent_source: Path) -> Iterator[Kept]:
-    with installing(short_agent_source), make_world(seaweed) as world:
-        machine = world.rent()
-        fill(world.workspace(machine.id), random.Random(2), big=4)
-        truth = facts(world.workspace(machine.id))
-        hibernate_plainly(world.wanting(parts=16, part_bytes=4 * MIB))
-        yield Kept(world, truth)
+def kept(short_agent_source: Path) -> Iterator[Kept]:
+    with installing(short_agent_source), make_lab() as lab:
+        machine = lab.rent()
+        fill(lab.workspace(machine.id), random.Random(2), big=4)
+        truth = facts(lab.workspace(machine.id))
+        hibernate_plainly(lab.wanting(parts=16, part_bytes=4 * MIB))
+        yield Kept(lab, truth)
 
 
 @pytest.fixture
 def ordered(kept: Kept) -> Iterator[Any]:
     sent.clear()
-    yield kept.world.wanting(parts=16, part_bytes=4 * MIB, first=[*FIRST, "no such"])
-    destroy_all(kept.world.provider)
-    kept.world.forget_rentals()
+    yield kept.lab.wanting(parts=16, part_bytes=4 * MIB, first=[*FIRST, "no such"])
+    destroy_all(kept.lab.market)
+    kept.lab.forget_rentals()
 
 
 def test_wake_says_when_what_comes_first_can_be_used(
@@ -71,7 +69,7 @@ def test_wake_says_when_what_comes_first_can_be_used(
 
     def finishes(self: Arrival, plan: RestorePlan) -> None:
         finish(self, plan)
-        now = facts(kept.world.workspace(self.tenancy.machine.id))
+        now = facts(kept.lab.workspace(self.tenancy.machine.id))
         first = {p: f for p, f in kept.truth.items() if os.fsdecode(p).split("/")[0] in FIRST}
         assert differences(first, {path: now[path] for path in first}) == []
         seen.append("usable")
@@ -104,8 +102,8 @@ def test_a_wake_that_fails_after_that_destroys_its_machine(
     with pytest.raises(InvalidInput, match="not to be had"):
         wake_plainly(ordered, retries=0)
     assert [event["event"] for event in sent if event["event"] == EVENT] == [EVENT]
-    assert kept.world.machines() == []
-    assert kept.world.leaks() == []
+    assert kept.lab.machines() == []
+    assert kept.lab.leaks() == []
 
 
 @pytest.mark.parametrize("peers", ["always", "never"])
@@ -125,7 +123,7 @@ def test_a_machine_that_has_it_already_is_continued(kept: Kept, ordered: Any, fl
     machine, _ = standing(ordered)
     assert machine.endpoint is not None
     wanted = find_snapshot(ordered.store, ordered.spec.name, None)
-    with SshSession.open(machine.endpoint, ordered.identity) as session:
+    with ordered.log_in(machine.endpoint, ordered.identity) as session:
         restore = RemoteRestore(
             session,
             ordered.store,
@@ -140,7 +138,7 @@ def test_a_machine_that_has_it_already_is_continued(kept: Kept, ordered: Any, fl
                 restore.restore_part(part)
         assert restore.finish_first().differences == []
         restore.end()
-    weights = kept.world.workspace(machine.id) / "weights-2.bin"
+    weights = kept.lab.workspace(machine.id) / "weights-2.bin"
     restored = os.lstat(weights)
     if flow == "wake":
         report: WakeReport | Replica = wake_plainly(ordered)

@@ -9,9 +9,10 @@ import pytest
 
 from flows import job
 from tasks.plain_runner import PlainRunner
+from tests.fixtures.lab import DEMO as WORKSPACE
+from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
-from tests.fixtures.world import WORKSPACE, World
 from tests.jobs.campaign import hurried
 from torpor.control.jobs.records import Job, Jobs, Stop
 
@@ -19,29 +20,29 @@ _ID = "3f2a9c81d04e"
 
 
 @pytest.fixture
-def stored(world: World, short_agent: None) -> Iterator[World]:
+def stored(lab: Lab, short_agent: None) -> Iterator[Lab]:
     """A workspace on no machine."""
-    place = world.workspace(world.rent().id)
+    place = lab.workspace(lab.rent().id)
     place.mkdir()
     (place / "work").write_bytes(b"mine" * 1000)
-    hibernate_plainly(world.opened)
+    hibernate_plainly(lab.opened)
     with hurried():
-        yield world
+        yield lab
 
 
-def _cancelled(world: World) -> Job:
+def _cancelled(lab: Lab) -> Job:
     """A job that was cancelled while its run was killed in a wake."""
-    jobs = Jobs(world.direct, WORKSPACE)
+    jobs = Jobs(lab.store, WORKSPACE)
     made = Job(id=_ID, workspace=WORKSPACE, block=WORKSPACE, command=["true"], created_unix=1.0)
     jobs.leave(jobs.take(made, "killed"))
     jobs.ask_stop(_ID, Stop("cancelled", "hibernate", "enough", 2.0))
-    with PlainRunner(world.opened, wait_factor=0.1):
+    with PlainRunner(lab.opened, wait_factor=0.1):
         return job.fn(WORKSPACE, [], job=_ID).job
 
 
 @pytest.mark.parametrize("of", [_ID, "", "0" * 12], ids=["this job", "a user", "another job"])
 def test_a_stopped_job_ends_the_unfinished_machine_of_its_own_wake_only(
-    stored: World, of: str
+    stored: Lab, of: str
 ) -> None:
     machine, rental = standing(stored.opened)
     stored.opened.rentals.change(rental, job=of)
@@ -50,7 +51,7 @@ def test_a_stopped_job_ends_the_unfinished_machine_of_its_own_wake_only(
     assert len(stored.snapshots()) == 1
 
 
-def test_a_whole_restore_is_hibernated_and_not_just_ended(stored: World) -> None:
+def test_a_whole_restore_is_hibernated_and_not_just_ended(stored: Lab) -> None:
     """The wake was killed right before it handed its machine over."""
     wake_plainly(replace(stored.opened, job=_ID))
     (rental,) = stored.opened.rentals.open()
@@ -63,7 +64,7 @@ def test_a_whole_restore_is_hibernated_and_not_just_ended(stored: World) -> None
     assert len(stored.snapshots()) == 2
 
 
-def test_a_machine_that_another_run_took_up_is_not_the_jobs_any_more(stored: World) -> None:
+def test_a_machine_that_another_run_took_up_is_not_the_jobs_any_more(stored: Lab) -> None:
     _, rental = standing(stored.opened)
     stored.opened.rentals.change(rental, job=_ID)
     woken = wake_plainly(stored.opened)
