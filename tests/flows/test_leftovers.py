@@ -23,7 +23,6 @@ from tests.fixtures.lab import Lab
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
-from tests.fixtures.world import World
 from tests.jobs.campaign import hurried
 from torpor.control.rental.records import Rental
 from torpor.control.watching import WatchReport
@@ -89,31 +88,29 @@ def test_what_becomes_of_it_is_its_blocks_rule(
 
 
 @pytest.fixture
-def stored(world: World, short_agent: None) -> Iterator[World]:
+def stored(lab: Lab, short_agent: None) -> Iterator[Lab]:
     """A workspace with a snapshot, on no machine."""
-    place = world.workspace(world.rent().id)
+    place = lab.workspace(lab.rent().id)
     place.mkdir()
     (place / "work").write_bytes(b"mine" * 1000)
-    hibernate_plainly(world.opened)
+    hibernate_plainly(lab.opened)
     with hurried():
-        yield world
+        yield lab
 
 
-def _left_by_a_kill(world: World, *, whole: bool) -> MachineId:
+def _left_by_a_kill(lab: Lab, *, whole: bool) -> MachineId:
     """Half an hour ago."""
     if whole:
-        wake_plainly(world.opened)
-        (rental,) = world.opened.rentals.open()
+        wake_plainly(lab.opened)
+        (rental,) = lab.opened.rentals.open()
     else:
-        rental = standing(world.opened)[1]
-    not_handed_over(world.opened, rental, created_unix=time.time() - 1800)
+        rental = standing(lab.opened)[1]
+    not_handed_over(lab.opened, rental, created_unix=time.time() - 1800)
     return rental.machine or MachineId("")
 
 
-def _look(
-    world: World, server: AlertMemory, **spec: Any
-) -> tuple[WatchReport, list[tuple[str, str]]]:
-    opened: OpenWorkspace = world.opened
+def _look(lab: Lab, server: AlertMemory, **spec: Any) -> tuple[WatchReport, list[tuple[str, str]]]:
+    opened: OpenWorkspace = lab.opened
     if spec:
         opened = replace(opened, spec=msgspec.structs.replace(opened.spec, **spec))
     with PlainRunner(opened, wait_factor=0.1, alerts=server):
@@ -123,7 +120,7 @@ def _look(
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
-    stored: World, whole: bool
+    stored: Lab, whole: bool
 ) -> None:
     server = AlertMemory()
     machine = _left_by_a_kill(stored, whole=whole)
@@ -133,7 +130,7 @@ def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
     server.since(600)
     report, ((subject, body),) = _look(stored, server)
     assert subject == f"torpor: machine {machine} of workspace demo is worked on by no run"
-    assert "It costs 1.50 $/h." in body and "a run of reconcile ends it" in body
+    assert "It costs 4.00 $/h." in body and "a run of reconcile ends it" in body
     assert report.left[0].next_step == "it was ended, or hibernated"
     assert stored.machines() == [] and stored.opened.rentals.open() == []
     assert len(stored.snapshots()) == (2 if whole else 1)
@@ -141,7 +138,7 @@ def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
     assert subject.startswith("torpor: over: ")
 
 
-def test_the_machine_of_a_live_deploy_stays(stored: World) -> None:
+def test_the_machine_of_a_live_deploy_stays(stored: Lab) -> None:
     """It gave the agent back when its restore ended, and hands the machine over at its end."""
     server = AlertMemory()
     machine = _left_by_a_kill(stored, whole=False)
@@ -153,14 +150,14 @@ def test_the_machine_of_a_live_deploy_stays(stored: World) -> None:
     assert [one.id for one in stored.machines()] == [machine]
 
 
-def test_what_a_failed_attempt_left_is_ended(world: World) -> None:
-    _, rental = standing(world.opened)
-    world.opened.rentals.change(rental, state="abandoned", why="its answer was lost")
-    _look(world, AlertMemory())
-    assert world.machines() == [] and world.opened.rentals.open() == []
+def test_what_a_failed_attempt_left_is_ended(lab: Lab) -> None:
+    _, rental = standing(lab.opened)
+    lab.opened.rentals.change(rental, state="abandoned", why="its answer was lost")
+    _look(lab, AlertMemory())
+    assert lab.machines() == [] and lab.opened.rentals.open() == []
 
 
-def test_a_block_may_have_the_wake_continued(stored: World) -> None:
+def test_a_block_may_have_the_wake_continued(stored: Lab) -> None:
     server = AlertMemory()
     machine = _left_by_a_kill(stored, whole=False)
     _look(stored, server, when_left="continue")

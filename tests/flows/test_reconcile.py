@@ -13,16 +13,13 @@ import pytest
 from flows import reconcile
 from tasks.machines import left_unfinished, renting
 from tasks.reconciliation import see_that_it_does_not_answer
-from tests.fixtures.lab import Lab
+from tests.fixtures.lab import DEMO as WORKSPACE
+from tests.fixtures.lab import FolderMarket, Lab
 from tests.fixtures.market import Market
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, wake_plainly
 from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.trees import differences, facts, fill
-from tests.fixtures.world import WORKSPACE, World, kill, until_gone
-from torpor.control.providers.local import LocalProvider
 from torpor.control.reconciliation import Kind, Reconciliation
-from torpor.control.remote.session import SshSession
-from torpor.control.rental import greeting
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.rental.renting import Renting
 from torpor.control.safety import Warrant, never_handed_over
@@ -42,21 +39,19 @@ from torpor.shared.errors import (
 from torpor.shared.values import DRILL, Machine, WorkspaceName, reserved_name
 
 
-def _reconcile(world: World, **options: Any) -> Reconciliation:
-    report: Reconciliation = run_plainly(world.opened, reconcile, **options)
+def _reconcile(lab: Lab, **options: Any) -> Reconciliation:
+    report: Reconciliation = run_plainly(lab.opened, reconcile, **options)
     return report
 
 
-def _left(world: World, name: WorkspaceName = WORKSPACE) -> tuple[Machine, Rental]:
-    return standing(world.opened.under(name))
+def _left(lab: Lab, name: WorkspaceName = WORKSPACE) -> tuple[Machine, Rental]:
+    return standing(lab.opened.under(name))
 
 
-def _silent(world: World) -> tuple[Machine, Rental]:
+def _silent(lab: Lab) -> tuple[Machine, Rental]:
     """The same, of a machine that does not answer any more."""
-    machine, rental = _left(world)
-    servers = world.listener(machine.id)
-    kill(servers)
-    until_gone(servers)
+    machine, rental = _left(lab)
+    lab.market.silent.add(machine.id)
     return machine, rental
 
 
@@ -64,18 +59,18 @@ def _machines(report: Reconciliation, kind: Kind) -> list[str]:
     return [one.machine.id for one in report.findings if one.kind == kind and one.machine]
 
 
-def test_without_names_it_tells_all_and_changes_nothing(world: World) -> None:
-    mine = world.rent()
-    left, _ = _left(world)
-    drill, _ = _left(world, reserved_name(DRILL, WORKSPACE))
-    theirs, _ = _left(world, WorkspaceName("theirs"))
-    stray, rental = _left(world)
-    world.opened.rentals.change(rental, state="ended")
-    lost = world.rent()
+def test_without_names_it_tells_all_and_changes_nothing(lab: Lab) -> None:
+    mine = lab.rent()
+    left, _ = _left(lab)
+    drill, _ = _left(lab, reserved_name(DRILL, WORKSPACE))
+    theirs, _ = _left(lab, WorkspaceName("theirs"))
+    stray, rental = _left(lab)
+    lab.opened.rentals.change(rental, state="ended")
+    lost = lab.rent()
     assert lost.label is not None
-    world.provider.destroy(lost, never_handed_over(lost, lost.label))
-    before = [machine.id for machine in world.machines()]
-    report = _reconcile(world)
+    lab.market.destroy(lost, never_handed_over(lost, lost.label))
+    before = [machine.id for machine in lab.machines()]
+    report = _reconcile(lab)
     assert sorted(_machines(report, "unfinished")) == sorted([left.id, drill.id])
     assert _machines(report, "in use") == [mine.id]
     assert _machines(report, "without a rental") == [stray.id]
@@ -85,17 +80,17 @@ def test_without_names_it_tells_all_and_changes_nothing(world: World) -> None:
     assert gone.rental.label == lost.label
     assert report.ended == []
     assert len(report.rows()) == 6
-    assert [machine.id for machine in world.machines()] == before
-    assert _reconcile(world).findings == report.findings
+    assert [machine.id for machine in lab.machines()] == before
+    assert _reconcile(lab).findings == report.findings
 
 
 def test_a_machine_whose_rental_ends_meanwhile_is_not_lost(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hibernate ends it right after its machine has gone."""
-    hibernated = world.rent()
+    hibernated = lab.rent()
     assert hibernated.label is not None
-    world.provider.destroy(hibernated, never_handed_over(hibernated, hibernated.label))
+    lab.market.destroy(hibernated, never_handed_over(hibernated, hibernated.label))
     read = Rentals.open
 
     def just_before(self: Rentals) -> list[Rental]:
@@ -105,56 +100,56 @@ def test_a_machine_whose_rental_ends_meanwhile_is_not_lost(
         return found
 
     monkeypatch.setattr(Rentals, "open", just_before)
-    assert _reconcile(world).findings == []
+    assert _reconcile(lab).findings == []
 
 
 def test_a_machine_that_never_answers_again_is_ended_by_name_and_wake_comes_through(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = world.rent()
-    fill(world.workspace(machine.id), random.Random(3))
-    truth = facts(world.workspace(machine.id))
-    hibernate_plainly(world.opened)
-    left, rental = _left(world)
+    machine = lab.rent()
+    fill(lab.workspace(machine.id), random.Random(3))
+    truth = facts(lab.workspace(machine.id))
+    hibernate_plainly(lab.opened)
+    left, rental = _left(lab)
     with monkeypatch.context() as patch:
-        patch.setattr(greeting, "ssh_banner_fault", lambda endpoint: f"no route to {endpoint.host}")
-        able = msgspec.structs.replace(LocalProvider.abilities, ready_s=0.5)
-        patch.setattr(LocalProvider, "abilities", able)
-        with pytest.raises(MachineUnreachable, match=r"no route.*name it in `end` of reconcile"):
-            wake_plainly(world.opened, retries=0)
-    assert [one.id for one in world.machines()] == [left.id]  # unknown is not idle
-    servers = world.listener(left.id)
-    kill(servers)
-    until_gone(servers)
-    report = _reconcile(world, end=[left.id])
+        lab.market.silent.add(left.id)
+        able = msgspec.structs.replace(lab.market.abilities, ready_s=0.5)
+        patch.setattr(lab.market, "abilities", able)
+        with pytest.raises(
+            MachineUnreachable, match=r"nobody answers.*name it in `end` of reconcile"
+        ):
+            wake_plainly(lab.opened, retries=0)
+    assert [one.id for one in lab.machines()] == [left.id]  # unknown is not idle
+    lab.market.silent.add(left.id)
+    report = _reconcile(lab, end=[left.id])
     assert report.ended == [left.id]
     assert report.findings == []
-    ended = {one.label for one in world.opened.rentals.history()}
+    ended = {one.label for one in lab.opened.rentals.history()}
     assert ended == {machine.label, rental.label}
-    assert world.machines() == []
-    woken = wake_plainly(world.opened)
-    assert not differences(truth, facts(world.workspace(woken.machine)))
-    report = _reconcile(world)
+    assert lab.machines() == []
+    woken = wake_plainly(lab.opened)
+    assert not differences(truth, facts(lab.workspace(woken.machine)))
+    report = _reconcile(lab)
     assert [(one.kind, one.machine and one.machine.id) for one in report.findings] == [
         ("in use", woken.machine)
     ]
 
 
-def test_what_a_drill_left_is_ended_by_name_though_it_answers(world: World) -> None:
-    left, _ = _left(world, reserved_name(DRILL, WORKSPACE))
-    assert _reconcile(world, end=[left.id]).ended == [left.id]
-    assert world.machines() == []
+def test_what_a_drill_left_is_ended_by_name_though_it_answers(lab: Lab) -> None:
+    left, _ = _left(lab, reserved_name(DRILL, WORKSPACE))
+    assert _reconcile(lab, end=[left.id]).ended == [left.id]
+    assert lab.machines() == []
 
 
-def test_where_one_of_the_named_may_not_be_ended_none_is(world: World) -> None:
-    mine, (answers, _), (dead, _) = world.rent(), _left(world), _silent(world)
+def test_where_one_of_the_named_may_not_be_ended_none_is(lab: Lab) -> None:
+    mine, (answers, _), (dead, _) = lab.rent(), _left(lab), _silent(lab)
     with pytest.raises(UnsafeDestroy, match=f"{mine.id} was handed over"):
-        _reconcile(world, end=[dead.id, mine.id])
+        _reconcile(lab, end=[dead.id, mine.id])
     with pytest.raises(InvalidInput, match="no machine 'm-nowhere'"):
-        _reconcile(world, end=[dead.id, "m-nowhere"])
+        _reconcile(lab, end=[dead.id, "m-nowhere"])
     with pytest.raises(UnsafeDestroy, match=f"{answers.id} answers .its agent.*nothing was ended"):
-        _reconcile(world, end=[dead.id, answers.id])
-    assert {machine.id for machine in world.machines()} == {mine.id, answers.id, dead.id}
+        _reconcile(lab, end=[dead.id, answers.id])
+    assert {machine.id for machine in lab.machines()} == {mine.id, answers.id, dead.id}
 
 
 @pytest.mark.parametrize(
@@ -169,80 +164,80 @@ def test_where_one_of_the_named_may_not_be_ended_none_is(world: World) -> None:
     ],
 )
 def test_a_machine_that_refuses_the_login_has_answered(
-    world: World, monkeypatch: pytest.MonkeyPatch, error: TorporError
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, error: TorporError
 ) -> None:
     """It may hold a whole restore, and the user's work."""
-    machine, _ = _left(world)
+    machine, _ = _left(lab)
 
     def refuses(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(SshSession, "open", refuses)
+    refused = replace(lab, opened=replace(lab.opened, log_in=refuses))
     with pytest.raises(UnsafeDestroy, match=f"answers .{error}.*use the provider's console"):
-        _reconcile(world, end=[machine.id])
-    assert [one.id for one in world.machines()] == [machine.id]
+        _reconcile(refused, end=[machine.id])
+    assert [one.id for one in lab.machines()] == [machine.id]
 
 
-def test_a_starting_machine_is_not_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine, _ = _left(world)
+def test_a_starting_machine_is_not_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, _ = _left(lab)
     starting = msgspec.structs.replace(machine, state="starting", endpoint=None)
-    monkeypatch.setattr(LocalProvider, "find", lambda *_: starting)
+    monkeypatch.setattr(FolderMarket, "find", lambda *_: starting)
     with pytest.raises(UnsafeDestroy, match="is starting, so a run may be about to use it"):
-        see_that_it_does_not_answer(world.opened, machine)
+        see_that_it_does_not_answer(lab.opened, machine)
 
 
 def test_a_machine_that_answers_again_meanwhile_is_not_ended(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = _silent(world)[0], _silent(world)[0]
-    destroy = LocalProvider.destroy
+    first, second = _silent(lab)[0], _silent(lab)[0]
+    destroy = FolderMarket.destroy
 
-    def slow(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
+    def slow(self: FolderMarket, machine: Machine, warrant: Warrant) -> None:
         destroy(self, machine, warrant)
         if machine.id == first.id:
-            assert world.revive_server(second.id)
+            lab.market.silent.remove(second.id)
 
-    monkeypatch.setattr(LocalProvider, "destroy", slow)
+    monkeypatch.setattr(FolderMarket, "destroy", slow)
     with pytest.raises(UnsafeDestroy, match=f"{second.id} answers"):
-        _reconcile(world, end=[first.id, second.id])
-    assert [one.id for one in world.machines()] == [second.id]
+        _reconcile(lab, end=[first.id, second.id])
+    assert [one.id for one in lab.machines()] == [second.id]
 
 
 def test_a_machine_that_cannot_be_ended_does_not_stop_the_others(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = _silent(world)[0], _silent(world)[0]
-    destroy = LocalProvider.destroy
+    first, second = _silent(lab)[0], _silent(lab)[0]
+    destroy = FolderMarket.destroy
 
-    def stubborn(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
+    def stubborn(self: FolderMarket, machine: Machine, warrant: Warrant) -> None:
         if machine.id != first.id:
             destroy(self, machine, warrant)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalProvider, "destroy", stubborn)
+        patch.setattr(FolderMarket, "destroy", stubborn)
         patch.setattr(Renting.end, "__kwdefaults__", {"within_s": 0.2})
         with pytest.raises(ProviderError, match=f"{first.id}.*not proven after"):
-            _reconcile(world, end=[first.id, second.id])
-    assert [machine.id for machine in world.machines()] == [first.id]
-    assert _reconcile(world, end=[first.id]).ended == [first.id]
+            _reconcile(lab, end=[first.id, second.id])
+    assert [machine.id for machine in lab.machines()] == [first.id]
+    assert _reconcile(lab, end=[first.id]).ended == [first.id]
 
 
 @pytest.mark.parametrize("meanwhile", ["handed over", "ended"])
 def test_a_machine_that_was_handed_over_by_the_time_of_its_destroy_is_left(
-    world: World, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
-    machine, rental = _silent(world)
-    destroy = LocalProvider.destroy
+    machine, rental = _silent(lab)
+    destroy = FolderMarket.destroy
 
-    def slow(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
+    def slow(self: FolderMarket, machine: Machine, warrant: Warrant) -> None:
         with suppress(HandedOver):
-            world.opened.rentals.change(rental, state=meanwhile)
+            lab.opened.rentals.change(rental, state=meanwhile)
         destroy(self, machine, warrant)
 
-    monkeypatch.setattr(LocalProvider, "destroy", slow)
+    monkeypatch.setattr(FolderMarket, "destroy", slow)
     with pytest.raises(HandedOver, match=f"was {meanwhile} by another run"):
-        _reconcile(world, end=[machine.id])
-    assert [one.id for one in world.machines()] == [machine.id]
+        _reconcile(lab, end=[machine.id])
+    assert [one.id for one in lab.machines()] == [machine.id]
 
 
 def test_a_rental_at_an_account_without_a_block_is_closed_by_name_and_wake_may_rent(

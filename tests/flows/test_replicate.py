@@ -20,15 +20,14 @@ from flows.procedures.phases import Phases
 from flows.procedures.tenancy import only_machine
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.fault_proxy import Fault
+from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, plain, replicate_plainly, wake_plainly
 from tests.fixtures.rentals import asked, handed_over, standing
 from tests.fixtures.short_agent import installing
 from tests.fixtures.standing import gets, raises
-from tests.fixtures.stores import Server
 from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.waiting import PATIENCE_S
-from tests.fixtures.world import World, make_world
 from torpor.control.providers.local import LocalProvider
 from torpor.control.providers.seam import Order
 from torpor.control.remote.exchange import Exchange, Member
@@ -55,25 +54,25 @@ from torpor.shared.wire.restore import Peer, RestorePlan
 class Kept:
     """A workspace that is in the store only, in several packs."""
 
-    def __init__(self, world: World, truth: Tree) -> None:
-        self.world = world
+    def __init__(self, lab: Lab, truth: Tree) -> None:
+        self.lab = lab
         self.truth = truth
 
     def replicate(self, **options: Any) -> Any:
-        return replicate_plainly(self.world.opened, retries=0, **options)
+        return replicate_plainly(self.lab.opened, retries=0, **options)
 
     def identical(self, count: int) -> None:
         """So many machines, all handed over, all with the very same workspace."""
-        machines = self.world.machines()
+        machines = self.lab.machines()
         assert len(machines) == count
         for machine in machines:
-            assert not differences(self.truth, facts(self.world.workspace(machine.id)))
-        assert self.world.leaks() == []
+            assert not differences(self.truth, facts(self.lab.workspace(machine.id)))
+        assert self.lab.leaks() == []
 
     def unfinished(self, *, restored: int, at: str = "") -> Machine:
         """A machine as a run that was killed leaves it, some parts of a restore on its disk; ``at``
         is what the provider was called then."""
-        opened = self.world.opened
+        opened = self.lab.opened
         machine, _ = standing(opened, at)
         assert machine.endpoint is not None
         wanted = find_snapshot(opened.store, opened.spec.name, None)
@@ -90,25 +89,25 @@ class Kept:
 
 
 @pytest.fixture(scope="module")
-def world(seaweed: Server, short_agent_source: Path) -> Iterator[Kept]:
-    with installing(short_agent_source), make_world(seaweed) as world:
-        spec = msgspec.structs.replace(world.access.spec, parts=16, part_bytes=4 * MIB)
-        world.access = msgspec.structs.replace(world.access, spec=spec)
-        machine = world.rent()
-        fill(world.workspace(machine.id), random.Random(2), big=4)
-        truth = facts(world.workspace(machine.id))
-        hibernate_plainly(world.opened)
-        yield Kept(world, truth)
+def lab(short_agent_source: Path) -> Iterator[Kept]:
+    with installing(short_agent_source), make_lab() as lab:
+        spec = msgspec.structs.replace(lab.access.spec, parts=16, part_bytes=4 * MIB)
+        lab.access = msgspec.structs.replace(lab.access, spec=spec)
+        machine = lab.rent()
+        fill(lab.workspace(machine.id), random.Random(2), big=4)
+        truth = facts(lab.workspace(machine.id))
+        hibernate_plainly(lab.opened)
+        yield Kept(lab, truth)
 
 
 @pytest.fixture
-def kept(world: Kept, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+def kept(lab: Kept, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     monkeypatch.setattr(fleet, "WATCH_S", 0.3)
-    world.world.proxy.clear()
-    yield world
-    world.world.proxy.clear()
-    destroy_all(world.world.provider)
-    world.world.forget_rentals()
+    lab.lab.proxy.clear()
+    yield lab
+    lab.lab.proxy.clear()
+    destroy_all(lab.lab.market)
+    lab.lab.forget_rentals()
 
 
 def test_every_machine_gets_the_same_and_the_store_is_asked_once(
@@ -128,15 +127,15 @@ def test_every_machine_gets_the_same_and_the_store_is_asked_once(
     assert (len(report.ready), report.failed, report.missing) == (3, [], 0)
     stored = sum(replica.store_bytes + replica.peer_bytes for replica in report.replicas) / 3
     assert sum(replica.store_bytes for replica in report.replicas) == stored
-    packs = [path for _, path in kept.world.proxy.requests if "/packs/" in path]
+    packs = [path for _, path in kept.lab.proxy.requests if "/packs/" in path]
     assert len(packs) == len(set(packs))
     assert [row["state"] for row in report.rows()] == ["ready"] * 3
     assert "3 of 3 machines" in report.summary()
     kept.identical(3)
     with raises(InvalidInput, "is on 3 machines", "Choose one in `machine`"):
-        hibernate_plainly(kept.world.opened)
+        hibernate_plainly(kept.lab.opened)
     victim = report.ready[0].machine
-    assert hibernate_plainly(kept.world.opened, machine=victim).destroyed
+    assert hibernate_plainly(kept.lab.opened, machine=victim).destroyed
     kept.identical(2)
 
 
@@ -147,9 +146,9 @@ def test_spares_that_are_not_needed_are_destroyed(kept: Kept) -> None:
 
 
 def test_a_machine_of_the_user_s_own_gets_it_too_and_is_never_destroyed(kept: Kept) -> None:
-    own, full = kept.world.rent(), kept.world.rent()
-    kept.world.workspace(full.id).mkdir()
-    (kept.world.workspace(full.id) / "work").write_text("mine")
+    own, full = kept.lab.rent(), kept.lab.rent()
+    kept.lab.workspace(full.id).mkdir()
+    (kept.lab.workspace(full.id) / "work").write_text("mine")
     named = []
     for machine in (own, full):
         assert machine.endpoint is not None
@@ -160,9 +159,9 @@ def test_a_machine_of_the_user_s_own_gets_it_too_and_is_never_destroyed(kept: Ke
     assert failed.machine == named[1]
     assert "is not empty" in failed.words
     assert (report.wanted, report.missing) == (3, 1)
-    assert (kept.world.workspace(full.id) / "work").read_text() == "mine"
-    assert len(kept.world.machines()) == 3
-    assert not differences(kept.truth, facts(kept.world.workspace(own.id)))
+    assert (kept.lab.workspace(full.id) / "work").read_text() == "mine"
+    assert len(kept.lab.machines()) == 3
+    assert not differences(kept.truth, facts(kept.lab.workspace(own.id)))
 
 
 def test_what_cannot_be_asked_for_is_refused_before_anything_is_rented(kept: Kept) -> None:
@@ -177,23 +176,23 @@ def test_what_cannot_be_asked_for_is_refused_before_anything_is_rented(kept: Kep
     ):
         with pytest.raises(InvalidInput):
             kept.replicate(**options)
-    assert kept.world.machines() == []
-    assert kept.world.leaks() == []
+    assert kept.lab.machines() == []
+    assert kept.lab.leaks() == []
 
 
 def test_when_no_machine_comes_up_the_flow_fails_and_none_is_left(kept: Kept) -> None:
     fault = Fault("status", gets("/packs/"), 10_000, 403, "AccessDenied")
-    kept.world.proxy.add(fault)
+    kept.lab.proxy.add(fault)
     with raises(MachineError, "none of 2 machines", StoreDenied.__name__, "run replicate again"):
         kept.replicate(count=2)
-    assert kept.world.machines() == []
-    assert kept.world.leaks() == []
+    assert kept.lab.machines() == []
+    assert kept.lab.leaks() == []
 
 
 def test_a_killed_run_is_continued_and_its_surplus_machines_are_destroyed(kept: Kept) -> None:
     left = {kept.unfinished(restored=restored).id for restored in (0, 2, 1)}
     with raises(InvalidInput, "did not finish", "3 machines", "run replicate again"):
-        wake_plainly(kept.world.opened, retries=0)
+        wake_plainly(kept.lab.opened, retries=0)
     report = kept.replicate(count=1)
     assert {replica.machine for replica in report.ready} < left
     kept.identical(1)
@@ -207,17 +206,17 @@ def test_cancelling_destroys_what_was_not_handed_over(kept: Kept) -> None:
             raise KeyboardInterrupt
         look(self)
 
-    kept.world.proxy.add(Fault("timeout", gets("/packs/"), 10_000))
+    kept.lab.proxy.add(Fault("timeout", gets("/packs/"), 10_000))
     with patch.object(Fleet, "_look_at_machines", interrupted), pytest.raises(KeyboardInterrupt):
         kept.replicate(count=2, spares=1)
-    assert kept.world.machines() == []
-    assert kept.world.leaks() == []
+    assert kept.lab.machines() == []
+    assert kept.lab.leaks() == []
 
 
 def test_a_machine_that_another_run_holds_is_left_to_it_and_not_counted(kept: Kept) -> None:
     machine = kept.unfinished(restored=1)
     assert machine.endpoint is not None
-    opened = kept.world.opened
+    opened = kept.lab.opened
     wanted = find_snapshot(opened.store, opened.spec.name, None)
     with SshSession.open(machine.endpoint, opened.identity) as session:
         paths = opened.spec.paths
@@ -227,18 +226,18 @@ def test_a_machine_that_another_run_holds_is_left_to_it_and_not_counted(kept: Ke
         other.end()
     assert (len(report.ready), report.replaced) == (1, 1)
     assert "works on workspace" in report.failed[0].words
-    assert {one.id for one in kept.world.machines()} == {machine.id, report.ready[0].machine}
+    assert {one.id for one in kept.lab.machines()} == {machine.id, report.ready[0].machine}
 
 
 def test_a_run_killed_before_the_host_was_renamed_is_continued(kept: Kept) -> None:
     machine = kept.unfinished(restored=1, at="local://before/machines")
-    wake_plainly(kept.world.opened, retries=0)
-    assert [one.id for one in kept.world.machines()] == [machine.id]
+    wake_plainly(kept.lab.opened, retries=0)
+    assert [one.id for one in kept.lab.machines()] == [machine.id]
     kept.identical(1)
 
 
 def test_an_offer_that_fails_costs_another_try_under_a_rental_of_its_own(kept: Kept) -> None:
-    opened, waits, reach = kept.world.opened, list[str](), renting.wait_until_reachable
+    opened, waits, reach = kept.lab.opened, list[str](), renting.wait_until_reachable
 
     def unreachable_once(provider: LocalProvider, machine: MachineId, **options: Any) -> Machine:
         waits.append(machine)
@@ -260,18 +259,18 @@ def test_an_offer_that_fails_costs_another_try_under_a_rental_of_its_own(kept: K
 
 
 def test_a_machine_that_another_run_handed_over_is_left_alone(kept: Kept) -> None:
-    opened = kept.world.opened
+    opened = kept.lab.opened
     machine, rental = standing(opened)
     with plain(opened), _held(opened, rental):
         opened.rentals.change(rental, state="handed over")
-    assert [one.id for one in kept.world.machines()] == [machine.id]
+    assert [one.id for one in kept.lab.machines()] == [machine.id]
 
 
 def test_one_that_is_handed_over_while_it_is_about_to_be_destroyed_is_left_alone(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The provider may answer minutes after the records were read: they are read right before."""
-    opened = kept.world.opened
+    opened = kept.lab.opened
     left, rental = standing(opened)
     destroy = LocalProvider.destroy
 
@@ -282,14 +281,14 @@ def test_one_that_is_handed_over_while_it_is_about_to_be_destroyed_is_left_alone
     monkeypatch.setattr(LocalProvider, "destroy", slow)
     with plain(opened), _held(opened, rental):
         pass
-    assert [machine.id for machine in kept.world.machines()] == [left.id]
+    assert [machine.id for machine in kept.lab.machines()] == [left.id]
 
 
 def test_a_machine_that_another_run_handed_over_while_it_was_waited_for_is_not_ended(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next offer is another rental, so it cannot be the machine of that run's user."""
-    opened, waits, reach = kept.world.opened, list[str](), renting.wait_until_reachable
+    opened, waits, reach = kept.lab.opened, list[str](), renting.wait_until_reachable
 
     def too_late_once(provider: LocalProvider, machine: MachineId, **options: Any) -> Machine:
         waits.append(machine)
@@ -304,11 +303,11 @@ def test_a_machine_that_another_run_handed_over_while_it_was_waited_for_is_not_e
     monkeypatch.setattr(LocalProvider, "offers", lambda *_: offers)
     report = kept.replicate(count=1)
     assert len(report.ready) == 1
-    assert {one.id for one in kept.world.machines()} == {waits[0], report.ready[0].machine}
+    assert {one.id for one in kept.lab.machines()} == {waits[0], report.ready[0].machine}
 
 
 def test_a_failed_run_leaves_a_machine_while_the_records_cannot_be_read(kept: Kept) -> None:
-    opened = kept.world.opened
+    opened = kept.lab.opened
     _, rental = standing(opened)
     away = patch.object(Rentals, "of", side_effect=StoreUnavailable("the store is away"))
     with (
@@ -318,26 +317,26 @@ def test_a_failed_run_leaves_a_machine_while_the_records_cannot_be_read(kept: Ke
     ):
         away.start()
     away.stop()
-    assert len(kept.world.machines()) == 1
+    assert len(kept.lab.machines()) == 1
     with plain(opened), _held(opened, rental):
         pass
-    assert kept.world.machines() == []
+    assert kept.lab.machines() == []
 
 
 def test_a_machine_that_this_run_held_and_lost_to_another_one_is_left_alone(kept: Kept) -> None:
     """It lost its connection; meanwhile another run continued with it and handed it over."""
-    opened = kept.world.opened
+    opened = kept.lab.opened
     with plain(opened), pytest.raises(SnapshotDamaged), only_machine(opened, Phases()) as tenancy:
         tenancy.holds_nothing_else()
         assert tenancy.rental is not None
         opened.rentals.change(tenancy.rental, state="handed over")
         raise SnapshotDamaged("the other one restored another snapshot")
-    assert [machine.id for machine in kept.world.machines()] == [tenancy.machine.id]
+    assert [machine.id for machine in kept.lab.machines()] == [tenancy.machine.id]
 
 
 def test_two_wakes_at_once_hand_over_one_machine(kept: Kept) -> None:
     """The second began before the first one's machine was listed."""
-    opened = kept.world.opened
+    opened = kept.lab.opened
     with (
         plain(opened),
         pytest.raises(HandedOver, match="use that one"),
@@ -348,14 +347,14 @@ def test_two_wakes_at_once_hand_over_one_machine(kept: Kept) -> None:
         assert rental is not None
         opened.rentals.seen(rental)
         second.hand_over(alone=True)
-    assert [machine.id for machine in kept.world.machines()] == [theirs.id]
+    assert [machine.id for machine in kept.lab.machines()] == [theirs.id]
 
 
 def test_a_request_without_a_machine_is_no_reason_to_stop_at_the_first_offer(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run was killed before it created one; what was on sale then is not on sale any more."""
-    opened = kept.world.opened
+    opened = kept.lab.opened
     request = asked(opened)
     create = LocalProvider.create
 

@@ -20,9 +20,11 @@ from tasks.machines import open_session
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.activity import sample
+from tests.fixtures.lab import DEMO as WORKSPACE
+from tests.fixtures.lab import Lab
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.rentals import standing
-from tests.fixtures.world import WORKSPACE, World, kill
+from tests.fixtures.world import World
 from torpor.control.providers.seam import Absent, Provider
 from torpor.control.remote.session import SshSession
 from torpor.control.store.snapshots import list_snapshots
@@ -45,15 +47,15 @@ _CPU_ONLY = {"gpus": 0, "gpu_state": NO_GPU, "gpu": UNKNOWN}
 
 
 @pytest.fixture
-def opened(world: World) -> OpenWorkspace:
-    return replace(world.opened, spec=msgspec.structs.replace(world.opened.spec, idle=_RULES))
+def opened(lab: Lab) -> OpenWorkspace:
+    return replace(lab.opened, spec=msgspec.structs.replace(lab.opened.spec, idle=_RULES))
 
 
-def _rented(world: World, **seen: Any) -> MachineId:
+def _rented(lab: Lab | World, **seen: Any) -> MachineId:
     """A machine with work on it, whose sampler has seen this in each second of the window; the
     real sampler goes on with that ring."""
-    machine = world.rent().id
-    workspace = world.workspace(machine)
+    machine = lab.rent().id
+    workspace = lab.workspace(machine)
     workspace.mkdir(exist_ok=True)
     (workspace / "weights.bin").write_bytes(os.urandom(100_000))
     if seen:
@@ -87,8 +89,9 @@ def _of(report: WatchReport, machine: MachineId) -> Watched:
 
 @pytest.mark.parametrize("when", ["before it is asked", "while it is asked"])
 def test_a_machine_that_hangs_holds_up_no_verdict(
-    world: World, opened: OpenWorkspace, when: str, monkeypatch: pytest.MonkeyPatch
+    world: World, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened = world.wanting(idle=_RULES)
     busy, hangs = _rented(world, gpu=80), _rented(world, gpu=80)
     assert _of(_watch(opened), hangs).kind == "busy"
     call = SshSession.call
@@ -111,26 +114,26 @@ def test_a_machine_that_hangs_holds_up_no_verdict(
 
 
 def test_idle_hibernates_busy_stays_and_unknown_stays_and_warns(
-    world: World, opened: OpenWorkspace, tmp_path: Path
+    lab: Lab, opened: OpenWorkspace, tmp_path: Path
 ) -> None:
-    idle = _rented(world, gpu_peak=90)
-    busy = _rented(world, gpu=80)
-    fresh = _rented(world)
+    idle = _rented(lab, gpu_peak=90)
+    busy = _rented(lab, gpu=80)
+    fresh = _rented(lab)
     metrics = tmp_path / "metrics" / "torpor.prom"
     looked = _watch(opened, metrics=str(metrics))  # a dry run
     kinds = {machine: _of(looked, machine).kind for machine in (idle, busy, fresh)}
     assert kinds == {idle: "idle", busy: "busy", fresh: "unknown"}
     assert _of(looked, idle).next_step == "hibernate it: this was a dry run"
-    assert _of(looked, fresh).price_usd_h == 1.5
-    assert {machine.id for machine in world.machines()} == {idle, busy, fresh}
+    assert _of(looked, fresh).price_usd_h == 4.0
+    assert {machine.id for machine in lab.machines()} == {idle, busy, fresh}
     text = metrics.read_text()
     assert f'machine="{idle}"' in text and 'verdict="idle",workspace="demo"} 1.0' in text
 
     events: list[dict[str, Any]] = []
     acted = _watch(opened, events=events, dry_run=False)
     assert _of(acted, idle).next_step == "it was hibernated: wake it to work on it"
-    assert {machine.id for machine in world.machines()} == {busy, fresh}
-    assert len(list_snapshots(world.direct, WORKSPACE)) == 1
+    assert {machine.id for machine in lab.machines()} == {busy, fresh}
+    assert len(list_snapshots(lab.store, WORKSPACE)) == 1
     (warned,) = [one for one in events if one["event"] == "torpor.machine.unknown"]
     assert warned["payload"]["machine"] == fresh
     assert warned["payload"]["reason"] == _of(acted, fresh).reason
@@ -143,22 +146,22 @@ def test_idle_hibernates_busy_stays_and_unknown_stays_and_warns(
     assert all(one.newest_unix for one in after.watched)
 
 
-def test_an_attempt_that_nobody_uses_is_ended(world: World, opened: OpenWorkspace) -> None:
+def test_an_attempt_that_nobody_uses_is_ended(lab: Lab, opened: OpenWorkspace) -> None:
     _, rental = standing(opened)
     opened.rentals.change(rental, state="abandoned", why="its answer was lost")
     _watch(opened)  # a dry run
-    assert len(world.machines()) == 1
+    assert len(lab.machines()) == 1
     _watch(opened, dry_run=False)
-    assert world.machines() == []
+    assert lab.machines() == []
     assert opened.rentals.open() == []
 
 
 def test_an_idle_machine_on_which_a_jobs_command_runs_stays(
-    world: World, opened: OpenWorkspace
+    lab: Lab, opened: OpenWorkspace
 ) -> None:
     """Its record in the store is not what counts: the machine says it."""
-    waits = _rented(world, gpu_peak=90)
-    (machine,) = world.machines()
+    waits = _rented(lab, gpu_peak=90)
+    (machine,) = lab.machines()
     with PlainRunner(opened), open_session(opened, machine) as session:
         asked = StartJob("3f2a9c81d04e", 1, ["sleep", "600"], "~/", "~/workspace/job.log", [])
         assert start_command(session, asked).state == "running"
@@ -170,18 +173,16 @@ def test_an_idle_machine_on_which_a_jobs_command_runs_stays(
     assert _of(_watch(opened), waits).kind == "idle"
 
 
-def test_a_block_may_ask_for_a_report_only(world: World, opened: OpenWorkspace) -> None:
+def test_a_block_may_ask_for_a_report_only(lab: Lab, opened: OpenWorkspace) -> None:
     rules = msgspec.structs.replace(_RULES, hibernate=False)
-    machine = _rented(world, gpu_peak=90)
+    machine = _rented(lab, gpu_peak=90)
     told = replace(opened, spec=msgspec.structs.replace(opened.spec, idle=rules))
     report = _watch(told, dry_run=False)
     assert _of(report, machine).next_step == "none: its block says report"
-    assert [one.id for one in world.machines()] == [machine]
+    assert [one.id for one in lab.machines()] == [machine]
 
 
-def test_a_workspace_that_several_blocks_are_for_is_kept(
-    world: World, opened: OpenWorkspace
-) -> None:
+def test_a_workspace_that_several_blocks_are_for_is_kept(lab: Lab, opened: OpenWorkspace) -> None:
     """They store different folders."""
     other = replace(opened, spec=msgspec.structs.replace(opened.spec, paths=["~/data"]))
 
@@ -192,17 +193,17 @@ def test_a_workspace_that_several_blocks_are_for_is_kept(
         def open(self, workspace: Workspace | str) -> OpenWorkspace:
             return opened if workspace == "one" else other
 
-    machine = _rented(world, gpu_peak=90)
+    machine = _rented(lab, gpu_peak=90)
     with TwoBlocks(opened, wait_factor=0.1):
         report = watch.fn(dry_run=False)
     row = _of(report, machine)
     assert "the blocks one, two are all for this workspace and differ in paths" in row.next_step
     assert row.differ in report.rows()[0]["reason"]
-    assert [one.id for one in world.machines()] == [machine]
+    assert [one.id for one in lab.machines()] == [machine]
 
 
 def test_one_hibernation_that_cannot_be_started_leaves_the_others(
-    world: World, opened: OpenWorkspace
+    lab: Lab, opened: OpenWorkspace
 ) -> None:
     tables: list[str] = []
 
@@ -214,44 +215,44 @@ def test_one_hibernation_that_cannot_be_started_leaves_the_others(
             if key == "watch":
                 tables.append(str(rows))
 
-    machines = [_rented(world, gpu_peak=90) for _ in range(2)]
+    machines = [_rented(lab, gpu_peak=90) for _ in range(2)]
     with NoServer(opened, wait_factor=0.1), pytest.raises(LookupError):
         watch.fn(dry_run=False)
-    assert sorted(one.id for one in world.machines()) == sorted(machines)
+    assert sorted(one.id for one in lab.machines()) == sorted(machines)
     assert tables[0].count("it was not hibernated: no deployment has this name") == 2
 
 
 def test_a_machine_that_does_not_answer_is_kept_and_what_is_forgotten_is_listed(
-    world: World, opened: OpenWorkspace
+    lab: Lab, opened: OpenWorkspace
 ) -> None:
-    machine = _rented(world, gpu_peak=90)
+    machine = _rented(lab, gpu_peak=90)
     left, _ = standing(opened)
-    kill(world.listener(machine))
+    lab.market.silent.add(machine)
     report = _watch(opened, dry_run=False)
     assert _of(report, machine).kind == "unknown"
     assert [(one.kind, one.machine and one.machine.id) for one in report.findings] == [
         ("unfinished", left.id)
     ]
-    assert {one.id for one in world.machines()} == {machine, left.id}
+    assert {one.id for one in lab.machines()} == {machine, left.id}
     assert len(report.rows()) == 2
-    assert "1.50 $/h" in report.message() or "3.00 $/h" in report.message()
+    assert "4.00 $/h" in report.message() or "8.00 $/h" in report.message()
 
 
 def test_a_machine_that_the_provider_no_longer_shows_is_unknown(
-    world: World, opened: OpenWorkspace
+    lab: Lab, opened: OpenWorkspace
 ) -> None:
-    _rented(world, gpu_peak=90)
-    destroy_all(world.provider)
+    _rented(lab, gpu_peak=90)
+    destroy_all(lab.market)
     (row,) = _watch(opened).watched
     assert (row.kind, row.reason) == ("unknown", "its machine is lost")
 
 
 def test_a_rental_whose_machine_has_gone_is_closed_by_its_proof_and_not_by_a_dry_run(
-    world: World, opened: OpenWorkspace
+    lab: Lab, opened: OpenWorkspace
 ) -> None:
     """Else a budget counts it until nothing more may be rented."""
-    machine = _rented(world, gpu_peak=90)
-    destroy_all(world.provider)
+    machine = _rented(lab, gpu_peak=90)
+    destroy_all(lab.market)
     _watch(opened)
     assert [rental.machine for rental in opened.rentals.open()] == [machine]
     report = _watch(opened, dry_run=False)
@@ -261,16 +262,16 @@ def test_a_rental_whose_machine_has_gone_is_closed_by_its_proof_and_not_by_a_dry
 
 
 def test_a_machine_whose_market_forgets_is_looked_for_by_each_watch_until_that_is_a_proof(
-    world: World, opened: OpenWorkspace
+    lab: Lab, opened: OpenWorkspace
 ) -> None:
-    _rented(world, gpu=80)
-    provider: Any = _Forgetful(world.provider)
+    _rented(lab, gpu=80)
+    provider: Any = _Forgetful(lab.market)
     there = replace(opened, providers=(provider,))
     (before,) = opened.rentals.open()
     _watch(there, dry_run=False)
     (shown,) = opened.rentals.open()
     assert (shown.seen_unix or 0.0) > (before.seen_unix or 0.0)  # absences count from then
-    destroy_all(world.provider)
+    destroy_all(lab.market)
     for looks in (1, 2):
         (row,) = _watch(there, dry_run=False).watched
         assert row.kind == "unknown"
@@ -280,9 +281,9 @@ def test_a_machine_whose_market_forgets_is_looked_for_by_each_watch_until_that_i
 
 
 def test_one_workspace_whose_store_is_silent_does_not_stop_the_others(
-    world: World, opened: OpenWorkspace, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, opened: OpenWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = _rented(world, gpu_peak=90)
+    machine = _rented(lab, gpu_peak=90)
 
     class Silent:
         address = "s3://silent"
@@ -298,20 +299,20 @@ def test_one_workspace_whose_store_is_silent_does_not_stop_the_others(
 
 
 def test_a_hibernation_that_finds_the_machine_in_use_keeps_it(
-    world: World, opened: OpenWorkspace
+    lab: Lab, opened: OpenWorkspace
 ) -> None:
-    machine = _rented(world, gpu=80)
+    machine = _rented(lab, gpu=80)
     with PlainRunner(opened), pytest.raises(MachineInUse, match="a GPU above 5 %"):
         hibernate.fn(opened.spec.name, only_if_idle=True)
-    assert not list_snapshots(world.direct, WORKSPACE)
-    assert [one.id for one in world.machines()] == [machine]
+    assert not list_snapshots(lab.store, WORKSPACE)
+    assert [one.id for one in lab.machines()] == [machine]
 
 
 def test_a_machine_that_is_used_during_its_hibernation_is_kept(
-    world: World, opened: OpenWorkspace
+    lab: Lab, opened: OpenWorkspace
 ) -> None:
-    machine = _rented(world, gpu_peak=90)
-    home = world.workspace(machine).parent / ".torpor"
+    machine = _rented(lab, gpu_peak=90)
+    home = lab.workspace(machine).parent / ".torpor"
 
     looks = []
 
@@ -325,8 +326,8 @@ def test_a_machine_that_is_used_during_its_hibernation_is_kept(
         pytest.raises(MachineInUse, match="a GPU above 5 %"),
     ):
         hibernate.fn(opened.spec.name, only_if_idle=True)
-    assert len(list_snapshots(world.direct, WORKSPACE)) == 1  # the snapshot is whole all the same
-    assert [one.id for one in world.machines()] == [machine]
+    assert len(list_snapshots(lab.store, WORKSPACE)) == 1  # the snapshot is whole all the same
+    assert [one.id for one in lab.machines()] == [machine]
 
 
 class _Forgetful:
@@ -362,9 +363,9 @@ class _Deadlined:
 
 
 def test_deadlines_of_machines_are_renewed_but_not_by_a_dry_run(
-    world: World, opened: OpenWorkspace
+    lab: Lab, opened: OpenWorkspace
 ) -> None:
-    machine = _rented(world, cpu=90)
+    machine = _rented(lab, cpu=90)
     provider: Any = _Deadlined(opened.providers[0])
     kept = msgspec.structs.replace(_RULES, hibernate=False)
     spec = msgspec.structs.replace(opened.spec, idle=kept)
@@ -381,9 +382,9 @@ def test_deadlines_of_machines_are_renewed_but_not_by_a_dry_run(
 
 
 def test_a_deadline_that_is_not_renewed_fails_the_watch_which_looks_all_the_same(
-    world: World, opened: OpenWorkspace, caplog: pytest.LogCaptureFixture
+    lab: Lab, opened: OpenWorkspace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    machine = _rented(world, cpu=90)
+    machine = _rented(lab, cpu=90)
     refusal = ProviderUnavailable("the market is down")
     provider: Any = _Deadlined(opened.providers[0], refusal)
     with pytest.raises(ProviderUnavailable, match="the market is down"):
