@@ -20,6 +20,7 @@ from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.rentals import handed_over
+from tests.fixtures.world import World
 from torpor.control.jobs.records import Attempt, Job, Jobs, Stop
 from torpor.control.money.budgets import Budget, OpenBudget
 from torpor.control.money.exhaustion import LEAST_S, START_S
