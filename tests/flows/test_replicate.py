@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,20 +20,18 @@ from flows.procedures.fleet import Fleet
 from flows.procedures.phases import Phases
 from flows.procedures.tenancy import only_machine
 from tasks.workspace import OpenWorkspace
-from tests.fixtures.fault_proxy import Fault
-from tests.fixtures.lab import Lab, make_lab
+from tests.fixtures.lab import FolderMarket, Lab, make_lab
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, plain, replicate_plainly, wake_plainly
 from tests.fixtures.rentals import asked, handed_over, standing
 from tests.fixtures.short_agent import installing
-from tests.fixtures.standing import gets, raises
+from tests.fixtures.standing import raises
 from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.waiting import PATIENCE_S
-from torpor.control.providers.local import LocalProvider
+from tests.fixtures.world import World
 from torpor.control.providers.seam import Order
 from torpor.control.remote.exchange import Exchange, Member
 from torpor.control.remote.restore import RemoteRestore
-from torpor.control.remote.session import SshSession
 from torpor.control.rental import renting
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.safety import Warrant
@@ -54,7 +53,7 @@ from torpor.shared.wire.restore import Peer, RestorePlan
 class Kept:
     """A workspace that is in the store only, in several packs."""
 
-    def __init__(self, lab: Lab, truth: Tree) -> None:
+    def __init__(self, lab: Lab | World, truth: Tree) -> None:
         self.lab = lab
         self.truth = truth
 
@@ -76,7 +75,7 @@ class Kept:
         machine, _ = standing(opened, at)
         assert machine.endpoint is not None
         wanted = find_snapshot(opened.store, opened.spec.name, None)
-        with SshSession.open(machine.endpoint, opened.identity) as session:
+        with opened.log_in(machine.endpoint, opened.identity) as session:
             paths = opened.spec.paths
             restore = RemoteRestore(
                 session, opened.store, wanted, opened.key, "killed", paths=paths
@@ -88,31 +87,38 @@ class Kept:
         return machine
 
 
+def _stored(lab: Lab | World) -> Kept:
+    machine = lab.rent()
+    fill(lab.workspace(machine.id), random.Random(2), big=4)
+    truth = facts(lab.workspace(machine.id))
+    hibernate_plainly(lab.opened)
+    return Kept(lab, truth)
+
+
 @pytest.fixture(scope="module")
-def lab(short_agent_source: Path) -> Iterator[Kept]:
-    with installing(short_agent_source), make_lab() as lab:
-        spec = msgspec.structs.replace(lab.access.spec, parts=16, part_bytes=4 * MIB)
-        lab.access = msgspec.structs.replace(lab.access, spec=spec)
-        machine = lab.rent()
-        fill(lab.workspace(machine.id), random.Random(2), big=4)
-        truth = facts(lab.workspace(machine.id))
-        hibernate_plainly(lab.opened)
-        yield Kept(lab, truth)
+def stored() -> Iterator[Kept]:
+    with make_lab() as lab:
+        lab.opened = lab.wanting(parts=16, part_bytes=4 * MIB)
+        yield _stored(lab)
 
 
 @pytest.fixture
-def kept(lab: Kept, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+def kept(stored: Kept, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     monkeypatch.setattr(fleet, "WATCH_S", 0.3)
-    lab.lab.proxy.clear()
-    yield lab
-    lab.lab.proxy.clear()
-    destroy_all(lab.lab.market)
-    lab.lab.forget_rentals()
+    yield stored
+    destroy_all(stored.lab.market)
+    stored.lab.forget_rentals()
 
 
 def test_every_machine_gets_the_same_and_the_store_is_asked_once(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
+    world: World, short_agent_source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Peers reach each other by their SSH servers."""
+    spec = msgspec.structs.replace(world.access.spec, parts=16, part_bytes=4 * MIB)
+    world.access = msgspec.structs.replace(world.access, spec=spec)
+    kept = _stored(world)
+    monkeypatch.setattr(fleet, "WATCH_S", 0.3)
+    world.proxy.clear()
     all_there = threading.Barrier(3, timeout=PATIENCE_S)
     join = Exchange.join
 
@@ -123,11 +129,12 @@ def test_every_machine_gets_the_same_and_the_store_is_asked_once(
         return member
 
     monkeypatch.setattr(Exchange, "join", joins)
-    report = kept.replicate(count=3, peers="always")
+    with installing(short_agent_source):
+        report = kept.replicate(count=3, peers="always")
     assert (len(report.ready), report.failed, report.missing) == (3, [], 0)
     stored = sum(replica.store_bytes + replica.peer_bytes for replica in report.replicas) / 3
     assert sum(replica.store_bytes for replica in report.replicas) == stored
-    packs = [path for _, path in kept.lab.proxy.requests if "/packs/" in path]
+    packs = [path for _, path in world.proxy.requests if "/packs/" in path]
     assert len(packs) == len(set(packs))
     assert [row["state"] for row in report.rows()] == ["ready"] * 3
     assert "3 of 3 machines" in report.summary()
@@ -180,9 +187,13 @@ def test_what_cannot_be_asked_for_is_refused_before_anything_is_rented(kept: Kep
     assert kept.lab.leaks() == []
 
 
-def test_when_no_machine_comes_up_the_flow_fails_and_none_is_left(kept: Kept) -> None:
-    fault = Fault("status", gets("/packs/"), 10_000, 403, "AccessDenied")
-    kept.lab.proxy.add(fault)
+def test_when_no_machine_comes_up_the_flow_fails_and_none_is_left(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(self: RemoteRestore, *_: object, **__: object) -> None:
+        raise StoreDenied("403 AccessDenied")
+
+    monkeypatch.setattr(RemoteRestore, "restore_part", denied)
     with raises(MachineError, "none of 2 machines", StoreDenied.__name__, "run replicate again"):
         kept.replicate(count=2)
     assert kept.lab.machines() == []
@@ -206,8 +217,11 @@ def test_cancelling_destroys_what_was_not_handed_over(kept: Kept) -> None:
             raise KeyboardInterrupt
         look(self)
 
-    kept.lab.proxy.add(Fault("timeout", gets("/packs/"), 10_000))
-    with patch.object(Fleet, "_look_at_machines", interrupted), pytest.raises(KeyboardInterrupt):
+    with (
+        patch.object(Fleet, "_look_at_machines", interrupted),
+        patch.object(RemoteRestore, "restore_part", lambda *_, **__: time.sleep(1)),
+        pytest.raises(KeyboardInterrupt),
+    ):
         kept.replicate(count=2, spares=1)
     assert kept.lab.machines() == []
     assert kept.lab.leaks() == []
@@ -218,7 +232,7 @@ def test_a_machine_that_another_run_holds_is_left_to_it_and_not_counted(kept: Ke
     assert machine.endpoint is not None
     opened = kept.lab.opened
     wanted = find_snapshot(opened.store, opened.spec.name, None)
-    with SshSession.open(machine.endpoint, opened.identity) as session:
+    with opened.log_in(machine.endpoint, opened.identity) as session:
         paths = opened.spec.paths
         other = RemoteRestore(session, opened.store, wanted, opened.key, "another", paths=paths)
         other.begin(resume=True)
@@ -239,7 +253,7 @@ def test_a_run_killed_before_the_host_was_renamed_is_continued(kept: Kept) -> No
 def test_an_offer_that_fails_costs_another_try_under_a_rental_of_its_own(kept: Kept) -> None:
     opened, waits, reach = kept.lab.opened, list[str](), renting.wait_until_reachable
 
-    def unreachable_once(provider: LocalProvider, machine: MachineId, **options: Any) -> Machine:
+    def unreachable_once(provider: FolderMarket, machine: MachineId, **options: Any) -> Machine:
         waits.append(machine)
         if len(waits) == 1:
             raise MachineUnreachable("it never answered")
@@ -248,7 +262,7 @@ def test_an_offer_that_fails_costs_another_try_under_a_rental_of_its_own(kept: K
     offers = opened.providers[0].offers(Want()) * 2
     with (
         patch.object(renting, "wait_until_reachable", unreachable_once),
-        patch.object(LocalProvider, "offers", lambda *_: offers),
+        patch.object(FolderMarket, "offers", lambda *_: offers),
     ):
         assert len(kept.replicate(count=1).ready) == 1
     kept.identical(1)
@@ -272,13 +286,13 @@ def test_one_that_is_handed_over_while_it_is_about_to_be_destroyed_is_left_alone
     """The provider may answer minutes after the records were read: they are read right before."""
     opened = kept.lab.opened
     left, rental = standing(opened)
-    destroy = LocalProvider.destroy
+    destroy = FolderMarket.destroy
 
-    def slow(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
+    def slow(self: FolderMarket, machine: Machine, warrant: Warrant) -> None:
         opened.rentals.change(rental, state="handed over")
         destroy(self, machine, warrant)
 
-    monkeypatch.setattr(LocalProvider, "destroy", slow)
+    monkeypatch.setattr(FolderMarket, "destroy", slow)
     with plain(opened), _held(opened, rental):
         pass
     assert [machine.id for machine in kept.lab.machines()] == [left.id]
@@ -290,7 +304,7 @@ def test_a_machine_that_another_run_handed_over_while_it_was_waited_for_is_not_e
     """The next offer is another rental, so it cannot be the machine of that run's user."""
     opened, waits, reach = kept.lab.opened, list[str](), renting.wait_until_reachable
 
-    def too_late_once(provider: LocalProvider, machine: MachineId, **options: Any) -> Machine:
+    def too_late_once(provider: FolderMarket, machine: MachineId, **options: Any) -> Machine:
         waits.append(machine)
         if len(waits) == 1:
             (rental,) = opened.rentals.open()
@@ -300,7 +314,7 @@ def test_a_machine_that_another_run_handed_over_while_it_was_waited_for_is_not_e
 
     monkeypatch.setattr(renting, "wait_until_reachable", too_late_once)
     offers = opened.providers[0].offers(Want()) * 2
-    monkeypatch.setattr(LocalProvider, "offers", lambda *_: offers)
+    monkeypatch.setattr(FolderMarket, "offers", lambda *_: offers)
     report = kept.replicate(count=1)
     assert len(report.ready) == 1
     assert {one.id for one in kept.lab.machines()} == {waits[0], report.ready[0].machine}
@@ -356,17 +370,17 @@ def test_a_request_without_a_machine_is_no_reason_to_stop_at_the_first_offer(
     """A run was killed before it created one; what was on sale then is not on sale any more."""
     opened = kept.lab.opened
     request = asked(opened)
-    create = LocalProvider.create
+    create = FolderMarket.create
 
-    def sold_out(self: LocalProvider, order: Order) -> Machine:
+    def sold_out(self: FolderMarket, order: Order) -> Machine:
         if order.offer.id == "sold":
             raise CreateFailed("sold out")
         return create(self, order)
 
-    monkeypatch.setattr(LocalProvider, "create", sold_out)
+    monkeypatch.setattr(FolderMarket, "create", sold_out)
     offer = opened.providers[0].offers(Want())[0]
     monkeypatch.setattr(
-        LocalProvider, "offers", lambda *_: [msgspec.structs.replace(offer, id="sold"), offer]
+        FolderMarket, "offers", lambda *_: [msgspec.structs.replace(offer, id="sold"), offer]
     )
     wake_plainly(opened, retries=0)
     kept.identical(1)
