@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from deployments.api import Api
 from deployments.installation import CHECKOUT
-from flows.ending import AGAIN_S
+from flows.procedures.watch.hibernations import AGAIN_S
 from tests.fixtures.alone import Alone
 from tests.fixtures.inbox import Inbox
 from tests.fixtures.waiting import PATIENCE_S
