@@ -87,5 +87,5 @@ class LogIn(Protocol):
     ) -> Session:
         """Log in, and attach to the agent, within ``open_s``. ``pin`` gets the host key if
         ``endpoint`` has none, and must record it. ``sampled``: a sampler is to run on the machine
-        from now on. Raises MachineUnreachable, MachineDenied, HostKeyChanged, MachineUnfit, DiskFull
-        or AgentLost."""
+        from now on. Raises MachineUnreachable, MachineDenied, HostKeyChanged, MachineUnfit,
+        DiskFull or AgentLost."""
