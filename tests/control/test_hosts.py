@@ -69,5 +69,5 @@ def test_a_damaged_pin_is_not_an_absent_one(store: MemoryStore) -> None:
     (found,) = store.list("")
     for damaged in (b"{", b"", b"\xff"):
         store.put(found.key, damaged)
-        with pytest.raises(StoreError, match="is not what torpor wrote"):
+        with pytest.raises(StoreError, match="is not what this torpor writes"):
             KnownHosts(store, DEMO).pinned(HOST)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import suppress
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
+from torpor.control.store.records import Records
 from torpor.control.store.seam import ObjectStore
-from torpor.shared.errors import HostKeyChanged, ObjectExists, StoreError, StoreMissing
+from torpor.shared.errors import HostKeyChanged, ObjectExists
 from torpor.shared.values import Endpoint, ObjectKey, WorkspaceName
 
 _MOST_BYTES: Final = 64 * 1024
@@ -32,43 +35,32 @@ class KnownHosts:
 
     def __init__(self, store: ObjectStore, workspace: WorkspaceName) -> None:
         self._store = store
+        advice = "compare the machine's host key yourself"
+        self._records = Records(store, PinnedHost, _MOST_BYTES, advice)
         self._workspace = workspace
 
     def pinned(self, endpoint: Endpoint) -> Endpoint:
         """``endpoint`` with the host key that was pinned before, where it brings none itself."""
         if endpoint.host_key is not None:
             return endpoint
-        host = self._read(endpoint)
-        return msgspec.structs.replace(endpoint, host_key=host.host_key) if host else endpoint
+        held = self._records.read(self._key(endpoint))
+        return endpoint if held is None else replace(endpoint, host_key=held[0].host_key)
 
     def pin(self, endpoint: Endpoint, host_key: str) -> None:
         """Record a host key at first use; HostKeyChanged if another one was recorded."""
-        held = self._read(endpoint)
-        if held is None:
-            pin = PinnedHost(endpoint.host, endpoint.port, host_key, time.time())
-            try:
-                self._store.put(self._key(endpoint), msgspec.json.encode(pin), if_absent=True)
-            except ObjectExists:  # another run pinned one meanwhile
-                held = self._read(endpoint)
-        if held is not None and held.host_key != host_key:
+        key = self._key(endpoint)
+        if self._records.read(key) is None:
+            with suppress(ObjectExists):  # another run pinned one meanwhile
+                self._records.create(
+                    key, PinnedHost(endpoint.host, endpoint.port, host_key, time.time())
+                )
+        held = self._records.read(key)
+        if held is not None and held[0].host_key != host_key:
             raise HostKeyChanged(
                 f"{endpoint.host}:{endpoint.port} shows another host key than the one recorded in "
-                f"{self._store.address}: if you set it up again, delete {self._key(endpoint)} "
+                f"{self._store.address}: if you set it up again, delete {key} "
                 "there; otherwise an attacker may be in between"
             )
-
-    def _read(self, endpoint: Endpoint) -> PinnedHost | None:
-        key = self._key(endpoint)
-        try:
-            body = self._store.get(key, max_bytes=_MOST_BYTES)
-            return msgspec.json.decode(body, type=PinnedHost)
-        except StoreMissing:
-            return None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise StoreError(
-                f"{key} in {self._store.address} is not what torpor wrote ({error}): compare the "
-                "machine's host key yourself, then delete the object"
-            ) from None
 
     def _key(self, endpoint: Endpoint) -> ObjectKey:
         place = hashlib.sha256(f"{endpoint.host}:{endpoint.port}".encode()).hexdigest()[:32]

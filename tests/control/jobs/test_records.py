@@ -178,7 +178,7 @@ def test_jobs_are_listed_oldest_first(jobs: Jobs) -> None:
 
 def test_a_damaged_record_is_an_error_that_names_it(jobs: Jobs, memory_store: MemoryStore) -> None:
     memory_store.put(ObjectKey(f"workspaces/demo/jobs/open/{_ID}"), b"{}")
-    with pytest.raises(StoreError, match=f"jobs/open/{_ID} .* is not what torpor wrote"):
+    with pytest.raises(StoreError, match=f"jobs/open/{_ID} .* is not what this torpor writes"):
         jobs.open()
 
 
@@ -188,14 +188,6 @@ def test_runs_that_were_made_in_one_millisecond_begin_jobs_of_their_own(jobs: Jo
     assert job_id(new_job_id(one)) != job_id(new_job_id(two))
     ended = jobs.end(msgspec.structs.replace(jobs.take(made(new_job_id(one)), one), state="failed"))
     assert (jobs.begun_by(one), jobs.begun_by(two)) == (ended, None)
-
-
-def test_a_job_that_is_on_record_keeps_its_former_id(jobs: Jobs) -> None:
-    """Such ids were the milliseconds alone: the record is only of a run that it names."""
-    one, two = "019aab3c-5d2e-7c41-9f00-3b1d2a7c9e55", "019aab3c-5d2e-7c41-9f00-3b1d2a7c9e56"
-    former = jobs.take(made("019aab3c5d2e"), one)
-    assert (jobs.begun_by(one), jobs.begun_by(two)) == (former, None)
-    assert jobs.of(former.id) == former
 
 
 def test_a_record_of_an_earlier_version_is_read(jobs: Jobs, memory_store: MemoryStore) -> None:

@@ -136,7 +136,7 @@ def test_a_live_claim_of_another_host_or_container_counts_for_ten_minutes(where:
 
 def test_a_claim_counts_by_the_store_s_clock() -> None:
     contested = ContestedStore()
-    records = Records(contested, 4096, "look")
+    records = Records(contested, scratch.Claim, 4096, "look")
     other = scratch.Claim("run-1", "another", ProcessRecord(1, 1), 0.0)
     with contested.host(-HOUR_S):
         beat = msgspec.structs.replace(other, beat_unix=time.time())

@@ -13,7 +13,7 @@ from tests.fixtures.market import H100
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.rental.records import NEXT, Rental, Rentals, State
 from torpor.shared.errors import HandedOver, StoreError, StoreMissing, StoreUnavailable
-from torpor.shared.values import Label, MachineId, ObjectKey, WorkspaceName
+from torpor.shared.values import MachineId, WorkspaceName
 
 DEMO, OTHER = WorkspaceName("demo"), WorkspaceName("other")
 STATES: tuple[State, ...] = tuple(NEXT)
@@ -180,24 +180,6 @@ def test_an_end_that_was_killed_half_way_is_an_end(
     assert rentals.open() == []
 
 
-@pytest.mark.parametrize(("old", "now"), [("creating", "asked"), ("handed over", "handed over")])
-def test_a_lease_of_an_older_version_is_a_rental(
-    old: str, now: State, memory_store: MemoryStore, rentals: Rentals
-) -> None:
-    label = Label("me", DEMO, "00aa")
-    lease = {"label": label, "provider": "local://x", "state": old, "created_unix": 5.0}
-    memory_store.put(ObjectKey("workspaces/demo/leases/00aa"), msgspec.json.encode(lease))
-    (rental,) = rentals.open()
-    assert (rental.label, rental.provider, rental.state) == (label, "local://x", now)
-    assert rentals.of(label) == rental
-    if old == "creating":
-        rental = rentals.change(rental, state="standing", machine=MachineId("m1"))
-        assert rentals.open() == [rental]
-    rentals.change(rental, state="ended")
-    assert rentals.open() == []
-    assert [found.key for found in memory_store.list("workspaces/demo/leases/")] == []
-
-
 def test_the_records_hold_no_secret(memory_store: MemoryStore, rentals: Rentals) -> None:
     rental = _begin(rentals)
     record = memory_store.get(rentals.key(rental.label), max_bytes=10_000)
@@ -226,7 +208,7 @@ def test_a_damaged_record_is_not_an_absent_one(memory_store: MemoryStore, rental
     rental = _begin(rentals)
     for damaged in (b'{"label": "x"}', b"", b"{", b"\xff"):
         memory_store.put(rentals.key(rental.label), damaged)
-        with pytest.raises(StoreError, match=r"rentals/open/.* is not what torpor wrote"):
+        with pytest.raises(StoreError, match=r"rentals/open/.* is not what this torpor writes"):
             rentals.open()
 
 

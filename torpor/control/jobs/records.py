@@ -145,11 +145,6 @@ def new_job_id(run: str) -> str:
     return hashlib.sha256(run.encode()).hexdigest()[:_ID_CHARS]
 
 
-def _former_id(run: str) -> str:
-    """The id that ``new_job_id`` made until 2026-11: other runs of that millisecond share it."""
-    return run.replace("-", "")[:_ID_CHARS]
-
-
 def log_path(spec: WorkspaceSpec, job: str) -> str:
     """Where the whole log of a job lies on its machine, and in the workspace's snapshots."""
     return f"{spec.paths[0].rstrip('/')}/.torpor-jobs/{job_id(job)}.log"
@@ -167,22 +162,21 @@ class Jobs:
 
     def __init__(self, store: ObjectStore, workspace: WorkspaceName) -> None:
         self._store = store
-        self._records = Records(store, _MOST_BYTES, "look at the workspace's machine")
+        advice = "look at the workspace's machine"
+        self._records = Records(store, Job, _MOST_BYTES, advice)
+        self._stops = Records(store, Stop, _MOST_BYTES, advice)
         self.workspace = workspace
 
     def of(self, job: str) -> Job | None:
         """The job, open or ended; None if there is none of this id."""
-        found = self._read(self._key("ended", job)) or self._read(self._key("open", job))
+        found = self._records.read(self._key("ended", job)) or self._records.read(
+            self._key("open", job)
+        )
         return None if found is None else found[0]
 
     def begun_by(self, run: str) -> Job | None:
-        """The job that a flow run began. One on record under a former id counts if this run drove
-        it last: nothing else tells the runs apart that share such an id."""
-        job = self.of(new_job_id(run))
-        if job is not None:
-            return job
-        former = self.of(_former_id(run))
-        return former if former is not None and former.driver == run else None
+        """The job that a flow run began."""
+        return self.of(new_job_id(run))
 
     def open(self) -> list[Job]:
         """Every job that has not ended, by their turns."""
@@ -190,7 +184,7 @@ class Jobs:
         names = [name for name in self._names("open") if name not in ended]
         jobs = []
         for name in names:
-            found = self._read(self._key("open", name))
+            found = self._records.read(self._key("open", name))
             if found is not None and found[0].ended:
                 self._file(found[0])  # its run was killed half-way
             elif found is not None:
@@ -201,7 +195,7 @@ class Jobs:
         """The jobs that ended last, at most so many, oldest first."""
         prefix = f"workspaces/{self.workspace}/jobs/ended/"
         found = sorted(self._store.list(prefix), key=lambda one: one.modified_unix)
-        read = [self._read(one.key) for one in found[-most:]] if most else []
+        read = [self._records.read(one.key) for one in found[-most:]] if most else []
         return sorted((one[0] for one in read if one), key=lambda one: one.ended_unix or 0.0)
 
     def take(self, job: Job, driver: str, driven_for: str = "") -> Job:
@@ -212,7 +206,7 @@ class Jobs:
         if job.driven and job.driver != driver:
             raise self._busy(job)
         key = self._key("open", job.id)
-        found = self._read(key)
+        found = self._records.read(key)
         now = job if found is None else found[0]
         if now.ended:
             raise self._lost(job)
@@ -258,10 +252,10 @@ class Jobs:
         with ``unless_asked``."""
         key = self._key("stop", job)
         if not unless_asked:
-            self._records.put(key, stop)
+            self._stops.put(key, stop)
             return
         with suppress(ObjectExists):
-            self._records.create(key, stop)
+            self._stops.create(key, stop)
 
     def withdraw_stop(self, job: str) -> None:
         """Forget that the job was to be stopped."""
@@ -269,7 +263,7 @@ class Jobs:
 
     def stop_asked(self, job: str) -> Stop | None:
         """The last request to stop the job."""
-        found = self._records.read(self._key("stop", job), Stop)
+        found = self._stops.read(self._key("stop", job))
         return None if found is None else found[0]
 
     def _rewrite(self, job: Job, **changes: Any) -> Job:
@@ -278,7 +272,9 @@ class Jobs:
         store that cannot refuse that: it is written over."""
         key = self._key("open", job.id)
         for _ in range(TRIES):
-            found = None if self._read(self._key("ended", job.id)) else self._read(key)
+            found = (
+                None if self._records.read(self._key("ended", job.id)) else self._records.read(key)
+            )
             if found is None or found[0].ended:
                 raise self._lost(job)
             now, version = found
@@ -315,9 +311,6 @@ class Jobs:
     def _names(self, kind: Literal["open", "ended"]) -> list[str]:
         prefix = f"workspaces/{self.workspace}/jobs/{kind}/"
         return [found.key.rsplit("/", 1)[1] for found in self._store.list(prefix)]
-
-    def _read(self, key: ObjectKey) -> tuple[Job, str] | None:
-        return self._records.read(key, Job)
 
     def _key(self, kind: Literal["open", "ended", "stop"], job: str) -> ObjectKey:
         return ObjectKey(f"workspaces/{self.workspace}/jobs/{kind}/{job_id(job)}")

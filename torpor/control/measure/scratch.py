@@ -152,12 +152,12 @@ def this_host() -> str:
     return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
 
 
-def _claims(store: ObjectStore) -> Records:
-    return Records(store, _CLAIM_MAX_BYTES, "check that no benchmark runs there")
+def _claims(store: ObjectStore) -> Records[Claim]:
+    return Records(store, Claim, _CLAIM_MAX_BYTES, "check that no benchmark runs there")
 
 
 def _read(store: ObjectStore, name: WorkspaceName) -> tuple[Claim, str] | None:
-    return _claims(store).read(_key(name), Claim)
+    return _claims(store).read(_key(name))
 
 
 def _key(name: WorkspaceName) -> ObjectKey:

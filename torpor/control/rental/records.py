@@ -3,8 +3,7 @@
 ``rentals/open/ID`` is written before a machine is asked for. When its end is proven, the record
 moves to ``rentals/ended/ID`` and stays there as the history of what was spent.
 ``rentals/handed/ID`` is a copy of the record at the hand-over: where a store cannot refuse a late
-write of an earlier state, that write does not undo the hand-over. ``leases/ID`` is what older
-versions wrote; it is read as an open rental.
+write of an earlier state, that write does not undo the hand-over.
 """
 
 from __future__ import annotations
@@ -86,27 +85,14 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
         return machine.state == "stopping" and self.snapshot is not None
 
 
-class _Lease(msgspec.Struct, frozen=True):
-    label: Label
-    provider: str
-    state: Literal["creating", "handed over"]
-    created_unix: float
-
-    def rental(self) -> Rental:
-        return Rental(
-            label=self.label,
-            provider=self.provider,
-            state="handed over" if self.state == "handed over" else "asked",
-            created_unix=self.created_unix,
-        )
-
-
 class Rentals:
     """The rentals of one workspace in one store."""
 
     def __init__(self, store: ObjectStore, workspace: WorkspaceName) -> None:
         self._store = store
-        self._records = Records(store, _MOST_BYTES, "check the machine that it may belong to")
+        self._records = Records(
+            store, Rental, _MOST_BYTES, "check the machine that it may belong to"
+        )
         self.workspace = workspace
 
     def new_label(self, owner: str) -> Label:
@@ -142,11 +128,8 @@ class Rentals:
         ended = {key.rsplit("/", 1)[1] for key in keys if "/rentals/ended/" in key}
         handed = {key.rsplit("/", 1)[1] for key in keys if "/rentals/handed/" in key}
         names = [key.rsplit("/", 1)[1] for key in keys if "/rentals/open/" in key]
-        names += [
-            found.key.rsplit("/", 1)[1] for found in self._store.list(self._prefix("leases/"))
-        ]
         rentals = []
-        for name in dict.fromkeys(names):
+        for name in names:
             found = None if name in ended else self._read(name, handed=name in handed)
             if found is not None and found[0].state == "ended":
                 self._file(found[0])  # its run was killed half-way
@@ -158,7 +141,7 @@ class Rentals:
         """Every rental that has ended, at least those that ended after ``since_unix``."""
         found = self._store.list(self._prefix("rentals/ended/"))
         late = [one.key for one in found if one.modified_unix > since_unix - _CLOCKS_S]
-        read = [self._records.read(key, Rental) for key in late]
+        read = [self._records.read(key) for key in late]
         return [one[0] for one in read if one is not None]
 
     def of(self, label: Label) -> Rental | None:
@@ -168,7 +151,7 @@ class Rentals:
 
     def ended(self, rental: str) -> Rental | None:
         """The rental of this id once it has ended."""
-        found = self._records.read(self._key("ended", rental), Rental)
+        found = self._records.read(self._key("ended", rental))
         return None if found is None else found[0]
 
     def change(self, rental: Rental, **changes: Any) -> Rental:
@@ -186,8 +169,8 @@ class Rentals:
             if then.state == "ended":
                 then = msgspec.structs.replace(then, ended_unix=time.time())
             try:
-                self._write(then, version)
-            except (ObjectChanged, ObjectExists):
+                self._records.replace(self.key(label), then, version)
+            except ObjectChanged:
                 continue  # another run's write came first: may this one still follow?
             if then.state == "ended":
                 self._file(then)
@@ -225,31 +208,19 @@ class Rentals:
             "machine was left alone, and reconcile lists it"
         )
 
-    def _write(self, rental: Rental, version: str | None) -> None:
-        """Over this version, or as the first record of what was a lease."""
-        key = self.key(rental.label)
-        if version is None:
-            self._records.create(key, rental)
-        else:
-            self._records.replace(key, rental, version)
-
     def _file(self, rental: Rental) -> None:
         """Move the record of what has ended to the history."""
         name = rental.label.rental
         with suppress(ObjectExists):  # another run has done it
             self._records.create(self._key("ended", name), rental)
-        keys = [self._key("open", name), self._key("handed", name), self._lease_key(name)]
-        self._store.delete(keys)
+        self._store.delete([self._key("open", name), self._key("handed", name)])
 
-    def _read(self, name: str, *, handed: bool = True) -> tuple[Rental, str | None] | None:
-        """The record as it counts, and the version that a change replaces; None as a version: it
-        is a lease. ``handed``: whether it may have been handed over."""
-        found = self._records.read(self._key("open", name), Rental)
-        if found is None:
-            lease = self._records.read(self._lease_key(name), _Lease)
-            return None if lease is None else (lease[0].rental(), None)
-        if handed and found[0].state in ("asked", "standing", "abandoned"):
-            over = self._records.read(self._key("handed", name), Rental)
+    def _read(self, name: str, *, handed: bool = True) -> tuple[Rental, str] | None:
+        """The record as it counts, and the version that a change replaces. ``handed``: whether it
+        may have been handed over."""
+        found = self._records.read(self._key("open", name))
+        if found is not None and handed and found[0].state in ("asked", "standing", "abandoned"):
+            over = self._records.read(self._key("handed", name))
             if over is not None:  # a write that arrived late
                 return over[0], found[1]
         return found
@@ -259,9 +230,6 @@ class Rentals:
 
     def _key(self, kind: Literal["open", "handed", "ended"], rental: str) -> ObjectKey:
         return ObjectKey(self._prefix(f"rentals/{kind}/{rental}"))
-
-    def _lease_key(self, rental: str) -> ObjectKey:
-        return ObjectKey(self._prefix(f"leases/{rental}"))
 
 
 def by_label(rentals: Collection[Rental]) -> dict[Label, Rental]:

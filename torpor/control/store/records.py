@@ -7,7 +7,7 @@ host's, so that it can compare them with its own.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -21,37 +21,40 @@ TRIES: Final = 10
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
-class Records:
-    """The records of one room in one store. ``advice``: what a user does about a damaged one."""
+class Records(Generic[Record]):
+    """The records of one kind in one store. ``advice``: what a user does about a damaged one."""
 
-    def __init__(self, store: ObjectStore, most_bytes: int, advice: str) -> None:
+    def __init__(
+        self, store: ObjectStore, kind: type[Record], most_bytes: int, advice: str
+    ) -> None:
         self._store = store
+        self._kind = kind
         self._most_bytes = most_bytes
         self._advice = advice
 
-    def read(self, key: ObjectKey, kind: type[Record]) -> tuple[Record, str] | None:
+    def read(self, key: ObjectKey) -> tuple[Record, str] | None:
         """The record and its version; None if it is absent. StoreError if it is damaged."""
         try:
             body, version = self._store.read(key, max_bytes=self._most_bytes)
-            found = msgspec.json.decode(body, type=kind)
+            found = msgspec.json.decode(body, type=self._kind)
         except StoreMissing:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StoreError(
-                f"{key} in {self._store.address} is not what torpor wrote ({error}): "
-                f"{self._advice}, then delete the object"
+                f"{key} in {self._store.address} is not what this torpor writes ({error}): where a "
+                f"newer one wrote it, use that one; else {self._advice}, then delete the object"
             ) from None
         return _moved(found, -self._store.clock_ahead_s()), version
 
-    def create(self, key: ObjectKey, record: msgspec.Struct) -> None:
+    def create(self, key: ObjectKey, record: Record) -> None:
         """Write one that is not there yet; ObjectExists if it is."""
         self._store.put(key, self._encoded(record), if_absent=True)
 
-    def replace(self, key: ObjectKey, record: msgspec.Struct, version: str) -> None:
+    def replace(self, key: ObjectKey, record: Record, version: str) -> None:
         """Write over the version that was read; ObjectChanged if another run wrote since."""
         self._store.put(key, self._encoded(record), if_version=version)
 
-    def put(self, key: ObjectKey, record: msgspec.Struct) -> None:
+    def put(self, key: ObjectKey, record: Record) -> None:
         """Write, whatever is there."""
         self._store.put(key, self._encoded(record))
 
@@ -62,7 +65,7 @@ class Records:
             "changed it; try again, and see which runs work on it"
         )
 
-    def _encoded(self, record: msgspec.Struct) -> bytes:
+    def _encoded(self, record: Record) -> bytes:
         return msgspec.json.encode(_moved(record, self._store.clock_ahead_s()))
 
 
