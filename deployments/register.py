@@ -33,7 +33,7 @@ from deployments.installation import CHECKOUT, Installation, secret_file
 from deployments.schedules import WATCH, offer_schedules
 from deployments.stacks import ready_made
 from deployments.worker import POOLS
-from torpor.control.store.embedded import EmbeddedStore, is_set_up, lets_everyone_in
+from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.errors import StoreError, TorporError
 
 DEMO: Final = "demo"
@@ -102,23 +102,21 @@ def make_first_blocks(installation: Installation) -> None:
             stack.save(name)
 
 
-def first_key(installation: Installation) -> SecretStr | None:
-    """The key of the first store block. None where a store from before there was one has plain
-    snapshots, which a block with a key refuses."""
-    file = installation.store_key_file
-    if is_set_up(installation.store) and not file.exists():
-        return None
-    return SecretStr(secret_file(file, lambda: ObjectStore.new_encryption_key().get_secret_value()))
+def first_key(installation: Installation) -> SecretStr:
+    """The key of the first store block; the same where the database is lost and the store is not."""
+    key = secret_file(
+        installation.store_key_file, lambda: ObjectStore.new_encryption_key().get_secret_value()
+    )
+    return SecretStr(key)
 
 
 def serve_store(installation: Installation) -> None:
-    """Start the embedded store, if the default store block names it and it does not run, or runs
-    as an older release started it."""
+    """Start the embedded store, if the default store block names it and it does not run."""
     block = load_named(ObjectStore, "default", of="make up")
     if block.credentials != f"aws-credentials/{EMBEDDED}":
         return
     keys = block.settings()
-    if _answers(block, keys.endpoint_url or "") and not lets_everyone_in(installation.store):
+    if _answers(block, keys.endpoint_url or ""):
         return
     server = EmbeddedStore.start(installation.store, keys.access_key, keys.secret_key, block.bucket)
     block.endpoint_url = server.endpoint_url

@@ -124,12 +124,6 @@ def process_of(folder: Path) -> ProcessRecord | None:
     return ProcessRecord(int(state["pid"]), int(state["started"]))
 
 
-def lets_everyone_in(folder: Path) -> bool:
-    """Whether the newest server of ``folder`` is of an older release, whose ports asked nobody."""
-    state = _state(folder)
-    return state is not None and "locked" not in state
-
-
 def log_of(folder: Path) -> Path:
     """What the server prints."""
     return folder / _LOG
@@ -246,7 +240,7 @@ def _launch(
         )
     process.returncode = 0  # stop() waits for it; this silences Popen's warning
     started = _stat(process.pid)[1]
-    state = {"pid": process.pid, "started": started, "ports": ports, "locked": True}
+    state = {"pid": process.pid, "started": started, "ports": ports}
     unfinished = folder / f"{_STATE}.new"
     unfinished.write_text(json.dumps(state))
     unfinished.rename(folder / _STATE)
