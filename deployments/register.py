@@ -103,7 +103,7 @@ def make_first_blocks(installation: Installation) -> None:
 
 
 def first_key(installation: Installation) -> SecretStr:
-    """The key of the first store block; the same where the database is lost and the store is not."""
+    """The key of the first store block; the same where only the database is lost."""
     key = secret_file(
         installation.store_key_file, lambda: ObjectStore.new_encryption_key().get_secret_value()
     )
