@@ -14,21 +14,11 @@ from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
 from torpor.shared.errors import SnapshotDamaged
-from torpor.shared.values import Machine, ObjectKey, StoredSnapshot
-from torpor.shared.wire.losses import Losses
-from torpor.shared.wire.snapshot import Committed, PartPlan, PartReport, Scanned
+from torpor.shared.values import Machine, StoredSnapshot
+from torpor.shared.wire.snapshot import Committed, PartPlan, PartReport
 
-
-@step("begin snapshot", retries=WHILE_BUSY)
-def begin_snapshot(snapshot: RemoteSnapshot) -> None:
-    """Hold the workspace on the machine; wait while another run holds it."""
-    snapshot.begin()
-
-
-@step("scan", run_name="scan {number}")
-def scan(snapshot: RemoteSnapshot, number: int, lost: list[ObjectKey]) -> Scanned:
-    """Walk the workspace and find what is new."""
-    return snapshot.scan(number, lost)
+begin_snapshot = step("begin snapshot", retries=WHILE_BUSY)(RemoteSnapshot.begin)
+scan = step("scan", run_name="scan {number}")(RemoteSnapshot.scan)
 
 
 @step("store part", run_name="store part {plan.part} of pass {number}")
@@ -39,16 +29,8 @@ def store_part(
     return snapshot.store_part(number, plan, lambda event: progress.event(plan.part, event))
 
 
-@step("quiesce", retries=ONCE)
-def quiesce(snapshot: RemoteSnapshot) -> None:
-    """Run the user's quiesce command on the machine."""
-    snapshot.quiesce()
-
-
-@step("look for losses")
-def look_for_losses(snapshot: RemoteSnapshot, rented: bool, whole: bool, wait_s: float) -> Losses:
-    """What is on the machine and not in the snapshot."""
-    return snapshot.losses(rented=rented, whole=whole, wait_s=wait_s)
+quiesce = step("quiesce", retries=ONCE)(RemoteSnapshot.quiesce)
+look_for_losses = step("look for losses")(RemoteSnapshot.losses)
 
 
 def log_losses(machine: Machine, lines: Sequence[str]) -> None:
@@ -57,10 +39,7 @@ def log_losses(machine: Machine, lines: Sequence[str]) -> None:
         runner().log.warning("not in the snapshot of machine %s: %s", machine.id, line)
 
 
-@step("compare packs")
-def compare_packs(snapshot: RemoteSnapshot) -> list[ObjectKey]:
-    """Before the manifest is written: the packs that are missing or changed in the store."""
-    return snapshot.lost_packs()
+compare_packs = step("compare packs")(RemoteSnapshot.lost_packs)
 
 
 @step("commit", retries=ONCE)

@@ -8,19 +8,9 @@ from tasks.step import step
 from torpor.control.remote.sync import RemoteSync
 from torpor.shared.errors import StillChanging
 from torpor.shared.wire.restore import Checked, RestorePart
-from torpor.shared.wire.sync import Changed, Intent, SyncPlan
 
-
-@step("begin sync", retries=WHILE_BUSY)
-def begin_sync(sync: RemoteSync) -> Intent:
-    """Inspect the machine: what would change, and what would be lost."""
-    return sync.begin()
-
-
-@step("stage")
-def stage(sync: RemoteSync) -> SyncPlan:
-    """Make the new files beside the tree, from what is on the machine already."""
-    return sync.stage()
+begin_sync = step("begin sync", retries=WHILE_BUSY)(RemoteSync.begin)
+stage = step("stage")(RemoteSync.stage)
 
 
 @step("sync part", run_name="sync part {plan.part}")
@@ -29,10 +19,7 @@ def sync_part(sync: RemoteSync, plan: RestorePart, progress: Progress) -> None:
     sync.sync_part(plan, lambda event: progress.event(plan.part, event))
 
 
-@step("finish sync")
-def finish_sync(sync: RemoteSync) -> Changed:
-    """Check every staged file, then change the tree name by name."""
-    return sync.finish()
+finish_sync = step("finish sync")(RemoteSync.finish)
 
 
 @step("check sync")

@@ -75,7 +75,4 @@ def record_verified(
             runner().log.warning("snapshot %s does not count: %s", one.snapshot, error)
 
 
-@step("judge what was found")
-def judge_verified(found: Verification) -> list[SnapshotVerdict]:
-    """Which snapshots and files the faults concern."""
-    return found.verdicts()
+judge_verified = step("judge what was found")(Verification.verdicts)

@@ -234,7 +234,7 @@ class Snapshot:
         if wait_s is None:
             wait_s = LOOK_TO_REFUSE_S if spec.left_behind == "refuse" else LOOK_S
         with self._phases.phase("look"):
-            losses = look_for_losses(self._remote, *self._look, wait_s)
+            losses = look_for_losses(self._remote, **self._look._asdict(), wait_s=wait_s)
         self._lost = judge_losses(losses, spec)
 
     def _store_parts(self, seen: Scanned) -> None:
