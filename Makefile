@@ -63,7 +63,7 @@ down:
 
 test: packages-test setup $(VENV)/.weights $(VENV)/llama/ready
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder \
-		--durations=40
+		--durations=0 --durations-min=3
 
 # The markets' specifications are not ours to ship: without them there is nothing to ask.
 SPECS := $(wildcard ../shared/specs)
