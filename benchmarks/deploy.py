@@ -42,7 +42,7 @@ from torpor.control.deploy.report import DeployReport
 from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.ports import free_ports
-from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.remote.ssh import Identity
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store

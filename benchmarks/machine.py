@@ -20,7 +20,7 @@ from flows.procedures.sync import Synchronisation
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import StoredWorkspace
 from torpor.control.measure.peers import Cost
-from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import SshSession
 from torpor.control.remote.ssh import Identity

@@ -11,7 +11,7 @@ from prefect_aws.credentials import AwsCredentials
 from pydantic import Field, HttpUrl, ValidationInfo, field_validator
 
 from blocks.reference import LOGOS, Reference, load
-from torpor.control.providers import ec2
+from torpor.control.providers.ec2 import provider as ec2
 from torpor.shared.errors import InvalidInput
 
 _IDS: Final = {

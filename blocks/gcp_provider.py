@@ -10,10 +10,10 @@ from pydantic import Field, HttpUrl, SecretStr, ValidationInfo, field_validator
 
 from blocks.markets import ApiUrl
 from blocks.reference import LOGOS
-from torpor.control.providers import gcp
-from torpor.control.providers.gcp_client import URL, GoogleLogin
-from torpor.control.providers.gcp_image import IMAGE
-from torpor.control.providers.gcp_offers import priced
+from torpor.control.providers.gcp import provider as gcp
+from torpor.control.providers.gcp.client import URL, GoogleLogin
+from torpor.control.providers.gcp.image import IMAGE
+from torpor.control.providers.gcp.offers import priced
 from torpor.shared.errors import InvalidInput
 
 _IDS: Final = {

@@ -9,8 +9,8 @@ from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, SecretStr, ValidationInfo, field_validator
 
 from blocks.reference import LOGOS
-from torpor.control.providers import kubernetes_cluster
-from torpor.control.providers.kubernetes_objects import Address, Machines
+from torpor.control.providers.kubernetes import provider as kubernetes
+from torpor.control.providers.kubernetes.objects import Address, Machines
 
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 
@@ -131,7 +131,7 @@ class KubernetesProvider(Block):
     )
     image: str = Field(
         default="",
-        description=f"The container image of machines. Empty: {kubernetes_cluster.IMAGE}.",
+        description=f"The container image of machines. Empty: {kubernetes.IMAGE}.",
     )
     address: Address = Field(
         default="LoadBalancer",
@@ -175,10 +175,10 @@ class KubernetesProvider(Block):
         ),
     )
 
-    def open(self) -> kubernetes_cluster.KubernetesProvider:
+    def open(self) -> kubernetes.KubernetesProvider:
         """The provider, ready to use. Nothing is sent. Raises InvalidInput."""
         major, _, minor = self.cuda.partition(".")
-        return kubernetes_cluster.KubernetesProvider(
+        return kubernetes.KubernetesProvider(
             self.kubeconfig.get_secret_value(),
             self.namespace,
             Machines(

@@ -8,7 +8,7 @@ from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
 
 from blocks.reference import LOGOS
-from torpor.control.providers import local
+from torpor.control.providers.local import provider as local
 
 
 class LocalProvider(Block):

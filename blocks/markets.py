@@ -11,7 +11,8 @@ from prefect.blocks.core import Block
 from pydantic import AfterValidator, Field, HttpUrl, SecretStr
 
 from blocks.reference import LOGOS, load_named, saved_names
-from torpor.control.providers import hostkey, lambda_cloud, runpod, tensordock, vast
+from torpor.control.providers import lambda_cloud, runpod, tensordock, vast
+from torpor.control.providers.hostkey import provider as hostkey
 from torpor.shared.errors import InvalidInput
 
 _ACCOUNT: Final = (

@@ -19,7 +19,7 @@ from deployments.example import make_example
 from deployments.installation import Installation
 from deployments.inventory import Inventory
 from flows import create, hibernate, list_machines, wake
-from torpor.control.providers.local_folder import folder_of
+from torpor.control.providers.local.folder import folder_of
 from torpor.control.reports import HibernateReport, WakeReport
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.errors import TorporError

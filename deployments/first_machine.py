@@ -10,7 +10,7 @@ from blocks import SSHIdentity, Workspace
 from blocks.reference import load_named
 from deployments.installation import Installation
 from flows import create, list_machines, list_snapshots
-from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.providers.removal import remove_tree
 from torpor.control.rental.order import order_for
 from torpor.shared.errors import ProviderError

@@ -6,9 +6,9 @@ from functools import partial
 
 from deployments.installation import Installation
 from torpor.control.processes import end_processes
-from torpor.control.providers.local import LocalProvider
-from torpor.control.providers.local_folder import folders_in
-from torpor.control.providers.local_server import machine_processes
+from torpor.control.providers.local.folder import folders_in
+from torpor.control.providers.local.provider import LocalProvider
+from torpor.control.providers.local.server import machine_processes
 from torpor.shared.errors import NotOurs
 from torpor.shared.values import Machine
 

@@ -26,7 +26,7 @@ from torpor.control.processes import (
     is_alive,
     is_running,
 )
-from torpor.control.providers.local_folder import MARK as MACHINE_MARK
+from torpor.control.providers.local.folder import MARK as MACHINE_MARK
 from torpor.shared.values import MIB
 
 MARK: Final = "TORPOR_STARTED_BY"

@@ -16,7 +16,7 @@ from blocks import LocalProvider, ObjectStore, SSHIdentity, Workspace, reference
 from blocks.reference import load, load_all
 from deployments.server import Server
 from tests.fixtures.prefect_api import ask
-from torpor.control.providers.local import LocalProvider as LocalMachines
+from torpor.control.providers.local.provider import LocalProvider as LocalMachines
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import Compression, GpuUse, Want, WorkspaceSpec
 

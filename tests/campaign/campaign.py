@@ -20,7 +20,7 @@ from tests.fixtures.mapper import Mapper
 from tests.fixtures.trees import fill, mutate
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import OwnStore, World, make_world, own_store
-from torpor.control.providers.local_folder import MARK
+from torpor.control.providers.local.folder import MARK
 from torpor.shared.values import Machine
 
 """A control side that takes longer hangs, which is a violation."""

@@ -13,7 +13,7 @@ from tests.fixtures.mapper import stored
 from tests.fixtures.trees import Tree, differences, facts
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import World
-from torpor.control.providers.local_folder import MARK
+from torpor.control.providers.local.folder import MARK
 from torpor.control.rental.records import Rentals
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Machine, SnapshotId

@@ -17,8 +17,8 @@ from tests.fixtures.deployed import Deployed
 from tests.fixtures.fault_proxy import Fault, FaultProxy
 from tests.fixtures.waiting import until
 from torpor.control.measure.scratch import machines_name
-from torpor.control.providers.local import LocalProvider
-from torpor.control.providers.local_folder import folder_of
+from torpor.control.providers.local.folder import folder_of
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.shared.values import BENCHMARK, Machine, WorkspaceName
 
 NAME = "cancelled"

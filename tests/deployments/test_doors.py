@@ -30,8 +30,8 @@ from tests.fixtures.alone import Alone
 from tests.fixtures.stranger import Door, answers, doors_of, open_files, questions
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.processes import all_processes, is_running
-from torpor.control.providers.local_folder import folders_in
-from torpor.control.providers.local_server import machine_processes
+from torpor.control.providers.local.folder import folders_in
+from torpor.control.providers.local.server import machine_processes
 
 STORE_PATHS: Final = ("/", "/torpor", "/torpor/workspaces", "/buckets/torpor/", "/dir/assign")
 UI: Final = (

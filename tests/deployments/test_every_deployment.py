@@ -19,7 +19,7 @@ from tasks.opening import open_workspace
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.served import small_stack
 from torpor.control.jobs.records import Job
-from torpor.control.providers.local_folder import folder_of
+from torpor.control.providers.local.folder import folder_of
 
 pytestmark = pytest.mark.together("automations and make up")
 

@@ -17,8 +17,8 @@ from deployments.processes import running, started_process
 from tests.fixtures.alone import Alone, kill_all
 from tests.fixtures.prefect_api import NO_AUTHORITIES
 from tests.fixtures.waiting import PATIENCE_S, until
-from torpor.control.providers.local import LocalProvider
-from torpor.control.providers.local_folder import folder_of
+from torpor.control.providers.local.folder import folder_of
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.store import embedded
 from torpor.control.supervision import read_supervision
 from torpor.shared.errors import InvalidInput

@@ -35,7 +35,7 @@ from tests.fixtures.deployed import Deployed
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import until
 from torpor.control.jobs.records import Job, Jobs, new_job_id
-from torpor.control.providers.local_folder import folder_of
+from torpor.control.providers.local.folder import folder_of
 from torpor.shared.values import ObjectKey
 
 pytestmark = pytest.mark.together("automations and make up")

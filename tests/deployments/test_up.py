@@ -22,7 +22,7 @@ from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import make
 from torpor.control import disk_space
 from torpor.control.ports import free_ports
-from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local.provider import LocalProvider
 
 pytestmark = pytest.mark.together("automations and make up")
 

@@ -31,7 +31,7 @@ from tests.fixtures.waiting import until
 from tests.fixtures.world import World
 from torpor.control.deploy.asking import ask
 from torpor.control.deploy.report import DeployReport
-from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.session import SshSession
 from torpor.control.rental.records import Rentals

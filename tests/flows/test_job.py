@@ -31,7 +31,7 @@ from torpor.control.jobs import driven, records
 from torpor.control.jobs.records import Job, Jobs, Stop
 from torpor.control.jobs.report import JobReport
 from torpor.control.money.budgets import Budget, OpenBudget
-from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.shared.errors import (
     AgentLost,
     HandedOver,

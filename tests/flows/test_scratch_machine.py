@@ -28,7 +28,7 @@ from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import WORKSPACE, Access, World
 from torpor.control.measure.scratch import Claim, machines_name, scratch_name
 from torpor.control.processes import ProcessRecord
-from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.providers.seam import Order
 from torpor.control.remote.measuring import make_content
 from torpor.control.safety import Warrant

@@ -45,12 +45,12 @@ from tests.markets.server import FakeMarket
 from tests.markets.shop import lambda_wares, runpod_wares, vast_wares
 from tests.markets.tensordock import FakeTensorDock, tensordock_wares
 from tests.markets.vast import FakeVast
-from torpor.control.providers.ec2 import Ec2Provider
-from torpor.control.providers.gcp import GcpProvider
-from torpor.control.providers.gcp_client import GoogleLogin
-from torpor.control.providers.hostkey import HostkeyProvider
-from torpor.control.providers.kubernetes_cluster import KubernetesProvider
-from torpor.control.providers.kubernetes_objects import Machines as ClusterMachines
+from torpor.control.providers.ec2.provider import Ec2Provider
+from torpor.control.providers.gcp.client import GoogleLogin
+from torpor.control.providers.gcp.provider import GcpProvider
+from torpor.control.providers.hostkey.provider import HostkeyProvider
+from torpor.control.providers.kubernetes.objects import Machines as ClusterMachines
+from torpor.control.providers.kubernetes.provider import KubernetesProvider
 from torpor.control.providers.lambda_cloud import LambdaProvider
 from torpor.control.providers.runpod import RunpodProvider
 from torpor.control.providers.seam import Provider

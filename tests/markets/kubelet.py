@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tests.markets.boot import BootedMachine, Machines
 from tests.markets.kubernetes import first_process
-from torpor.control.providers.kubernetes_client import KubernetesClient
+from torpor.control.providers.kubernetes.client import KubernetesClient
 from torpor.control.providers.market_client import Refusal
 from torpor.shared.errors import TorporError
 

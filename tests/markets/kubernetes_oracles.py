@@ -40,8 +40,8 @@ from tests.jobs.campaign import hurried
 from tests.markets.boot import Machines as Booted
 from tests.markets.kubelet import LABEL, Kubelet
 from torpor.control.jobs import records
-from torpor.control.providers.kubernetes_cluster import KubernetesProvider
-from torpor.control.providers.kubernetes_objects import Machines
+from torpor.control.providers.kubernetes.objects import Machines
+from torpor.control.providers.kubernetes.provider import KubernetesProvider
 from torpor.control.providers.offers import misfit
 from torpor.control.providers.seam import Absent, Order
 from torpor.control.rental.order import order_for

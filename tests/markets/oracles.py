@@ -36,8 +36,8 @@ from tests.markets.shop import lambda_wares, runpod_wares, vast_wares
 from tests.markets.tensordock import FakeTensorDock, tensordock_wares
 from tests.markets.vast import FIRST_OFFER, FakeVast
 from torpor.control.ports import free_ports
-from torpor.control.providers.gcp import GcpProvider
-from torpor.control.providers.gcp_client import GoogleLogin
+from torpor.control.providers.gcp.client import GoogleLogin
+from torpor.control.providers.gcp.provider import GcpProvider
 from torpor.control.providers.lambda_cloud import LambdaProvider
 from torpor.control.providers.offers import Offer, misfit
 from torpor.control.providers.runpod import RunpodProvider

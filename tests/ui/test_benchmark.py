@@ -14,7 +14,7 @@ from deployments.server import Server
 from tests.fixtures.prefect_api import ask
 from tests.ui.test_flows import Deployments
 from torpor.control.measure.scratch import machines_name
-from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.shared.values import WorkspaceName
 
 NAME = "ui-measured"

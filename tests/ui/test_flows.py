@@ -20,7 +20,7 @@ from tests.fixtures.deployed import ENDED
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import until
 from tests.ui.conftest import WAIT_MS, click_for, press
-from torpor.control.providers.local_folder import folder_of
+from torpor.control.providers.local.folder import folder_of
 
 NAME = "ui-forms"
 

@@ -15,7 +15,7 @@ from tests.fixtures.deployed import Deployed
 from tests.fixtures.prefect_api import ask
 from tests.ui.test_flows import Deployments
 from torpor.control.jobs.records import new_job_id
-from torpor.control.providers.local_folder import folder_of
+from torpor.control.providers.local.folder import folder_of
 
 # Of these, tests/deployments/test_queues.py kills the worker.
 pytestmark = pytest.mark.together("automations and make up")

@@ -15,7 +15,7 @@ from blocks.reference import load_named
 from tasks.opening import open_workspace
 from tests.fixtures.rentals import handed_over, standing
 from tests.unattended.look import NAMES
-from torpor.control.providers.local_folder import folder_of
+from torpor.control.providers.local.folder import folder_of
 from torpor.control.safety import never_handed_over
 
 QUIET = {"idle_minutes": 1, "idle_people": False}

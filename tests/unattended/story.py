@@ -24,8 +24,8 @@ from tests.fixtures.inbox import Inbox
 from tests.fixtures.waiting import PATIENCE_S
 from tests.markets.gcp import DISK_USD_GIB_MONTH, PROJECT, ZONES, FakeGcp, gcp_prices, gcp_wares
 from tests.markets.market import Clock, Market
-from torpor.control.providers.gcp_deadline import DEADLINE_KEY
-from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.gcp.deadline import DEADLINE_KEY
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.remote.probe import DEFAULT_HOME
 from torpor.control.safety import never_handed_over
 from torpor.machine.sampler.ring import RING

@@ -13,9 +13,9 @@ from torpor.control.compare.choices import Compared, Terms, compared
 from torpor.control.compare.page import MOST_REASONS, MOST_ROWS, page, picture, rows
 from torpor.control.compare.past import Past
 from torpor.control.compare.uses import USES, advise
-from torpor.control.providers.ec2 import Ec2Provider
+from torpor.control.providers.ec2.provider import Ec2Provider
 from torpor.control.providers.lambda_cloud import LambdaProvider
-from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.providers.seam import Abilities
 from torpor.control.providers.vast import VastProvider
 from torpor.control.rental.records import Rental

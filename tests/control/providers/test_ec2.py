@@ -22,7 +22,7 @@ from tests.markets.ec2 import (
 from tests.markets.faults import Fault
 from tests.markets.market import Market
 from tests.markets.server import FakeMarket
-from torpor.control.providers.ec2 import Ec2Provider
+from torpor.control.providers.ec2.provider import Ec2Provider
 from torpor.control.providers.seam import Absent, Order, Provider
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import (

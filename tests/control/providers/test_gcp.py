@@ -32,10 +32,10 @@ from tests.markets.gcp import (
 )
 from tests.markets.market import Market
 from tests.markets.server import Answer, FakeMarket, Request
-from torpor.control.providers.gcp import GcpProvider
-from torpor.control.providers.gcp_client import GoogleLogin
-from torpor.control.providers.gcp_deadline import WATCHER, start_watcher
-from torpor.control.providers.gcp_offers import Priced, Ware, priced
+from torpor.control.providers.gcp.client import GoogleLogin
+from torpor.control.providers.gcp.deadline import WATCHER, start_watcher
+from torpor.control.providers.gcp.offers import Priced, Ware, priced
+from torpor.control.providers.gcp.provider import GcpProvider
 from torpor.control.providers.seam import Absent, Order, Provider, Restarts
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import (

@@ -15,8 +15,8 @@ from tests.markets.faults import Fault
 from tests.markets.hostkey import OWN_SERVER, FakeHostkey, hostkey_wares
 from tests.markets.market import Market
 from tests.markets.server import Answer, FakeMarket
-from torpor.control.providers.hostkey import HostkeyProvider
-from torpor.control.providers.hostkey_client import NoServers
+from torpor.control.providers.hostkey.client import NoServers
+from torpor.control.providers.hostkey.provider import HostkeyProvider
 from torpor.control.providers.offers import blocks, misfit
 from torpor.control.providers.seam import Absent, Order, Provider
 from torpor.control.rental.renting import RENT_S

@@ -26,13 +26,13 @@ from tests.markets.kubernetes import NAMESPACE, FakeKubernetes, kubeconfig, kube
 from tests.markets.market import Market
 from tests.markets.server import FakeMarket
 from tests.markets.test_boot import run
-from torpor.control.providers.kubernetes_client import Right
-from torpor.control.providers.kubernetes_cluster import (
+from torpor.control.providers.kubernetes.client import Right
+from torpor.control.providers.kubernetes.objects import Machines
+from torpor.control.providers.kubernetes.provider import (
     QUEUE_RIGHTS,
     RIGHTS,
     KubernetesProvider,
 )
-from torpor.control.providers.kubernetes_objects import Machines
 from torpor.control.providers.seam import Absent, Order, Provider
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import (

@@ -24,11 +24,12 @@ from tests.fixtures.machines import KeyPair, destroy_all, new_key_pair
 from tests.fixtures.ssh_client import Client
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.processes import ProcessRecord, boot_id, identify, is_alive, is_running
-from torpor.control.providers import local, local_server
 from torpor.control.providers.gpus import Gpu
-from torpor.control.providers.local import LocalProvider
-from torpor.control.providers.local_folder import MARK, MachineFolder, ServerRecord, folder_of
-from torpor.control.providers.local_server import machine_processes
+from torpor.control.providers.local import provider as local
+from torpor.control.providers.local import server as local_server
+from torpor.control.providers.local.folder import MARK, MachineFolder, ServerRecord, folder_of
+from torpor.control.providers.local.provider import LocalProvider
+from torpor.control.providers.local.server import machine_processes
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Absent, Order
 from torpor.control.rental.order import order_for

@@ -18,8 +18,8 @@ import pytest
 
 from tests.fixtures.machines import KeyPair
 from torpor.control.processes import ProcessRecord, identify, is_alive, is_at_work
-from torpor.control.providers.local import LocalProvider
-from torpor.control.providers.local_folder import MARK, MachineFolder, folder_of
+from torpor.control.providers.local.folder import MARK, MachineFolder, folder_of
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import CreateFailed, ProviderError

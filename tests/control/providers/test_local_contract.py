@@ -10,8 +10,8 @@ import pytest
 from tests.contracts.provider_contract import KilledCreate, ProviderContract
 from tests.fixtures.kill_points import killed_at
 from tests.fixtures.machines import destroy_all
-from torpor.control.providers.local import LocalProvider
-from torpor.control.providers.local_lock import sweep
+from torpor.control.providers.local.lock import sweep
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.shared.values import MachineId, Want
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torpor.control.providers.local_lock import held, sweep
+from torpor.control.providers.local.lock import held, sweep
 from torpor.shared.errors import ProviderError
 
 

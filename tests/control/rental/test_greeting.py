@@ -9,7 +9,7 @@ import msgspec
 
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.waiting import until
-from torpor.control.providers.local import LocalProvider
+from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.rental.greeting import greeting_fault
 from torpor.control.rental.order import host_key_of, order_for
 from torpor.shared.values import Label, Want, workspace_name

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from torpor.control.providers.gcp_client import GcpClient
-from torpor.control.providers.gcp_image import DEFAULT_CUDA, GcpImages, Image
+from torpor.control.providers.gcp.client import GcpClient
+from torpor.control.providers.gcp.image import DEFAULT_CUDA, GcpImages, Image
 from torpor.control.providers.gpus import Gpu, parse_gpu
 from torpor.control.providers.offers import Offer
 from torpor.shared.errors import CreateFailed, InvalidInput

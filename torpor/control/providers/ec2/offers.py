@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from torpor.control.providers.ec2_client import Ec2Client
-from torpor.control.providers.ec2_prices import ADDRESS_USD_H, Ec2Prices
-from torpor.control.providers.ec2_setup import DLAMI_CUDA, Ec2Setup, Image
+from torpor.control.providers.ec2.client import Ec2Client
+from torpor.control.providers.ec2.prices import ADDRESS_USD_H, Ec2Prices
+from torpor.control.providers.ec2.setup import DLAMI_CUDA, Ec2Setup, Image
 from torpor.control.providers.gpus import Gpu, parse_gpu
 from torpor.control.providers.offers import Offer
 from torpor.shared.errors import CreateFailed

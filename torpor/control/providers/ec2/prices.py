@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from torpor.control.providers.ec2_client import Ec2Client
+from torpor.control.providers.ec2.client import Ec2Client
 
 ADDRESS_USD_H: Final = 0.005
 """A public IPv4 address, the same in every region."""

@@ -16,23 +16,23 @@ import httpx
 import msgspec
 
 from torpor.control.providers.ending import warranted
-from torpor.control.providers.gcp_client import (
+from torpor.control.providers.gcp.client import (
     URL,
     GcpClient,
     GoogleLogin,
     Operation,
     fault_of,
 )
-from torpor.control.providers.gcp_deadline import DEADLINE_KEY, start_watcher
-from torpor.control.providers.gcp_image import GcpImages, check_network, gpu_quotas
-from torpor.control.providers.gcp_launch import (
+from torpor.control.providers.gcp.deadline import DEADLINE_KEY, start_watcher
+from torpor.control.providers.gcp.image import GcpImages, check_network, gpu_quotas
+from torpor.control.providers.gcp.launch import (
     PRICE_KEY,
     instance_name,
     launch_refused,
     launch_request,
     start_refused,
 )
-from torpor.control.providers.gcp_offers import GcpOffers, offer_parts, region_of, zone_of
+from torpor.control.providers.gcp.offers import GcpOffers, offer_parts, region_of, zone_of
 from torpor.control.providers.labels import label_among
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from torpor.control.providers.ec2_client import Ec2Client, Refusal
+from torpor.control.providers.ec2.client import Ec2Client, Refusal
 from torpor.shared.errors import InvalidInput, ProviderDenied
 
 GROUP: Final = "torpor"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from torpor.control.providers.local_folder import MachineFolder
+from torpor.control.providers.local.folder import MachineFolder
 from torpor.control.providers.removal import remove_tree
 from torpor.shared.errors import ProviderError
 

@@ -25,7 +25,7 @@ import msgspec
 from torpor.control.processes import end_processes
 from torpor.control.providers.ending import check_request
 from torpor.control.providers.gpus import parse_gpu
-from torpor.control.providers.local_folder import (
+from torpor.control.providers.local.folder import (
     MARK,
     MachineFolder,
     MachineRecord,
@@ -35,8 +35,8 @@ from torpor.control.providers.local_folder import (
     new_machine_id,
     write_whole,
 )
-from torpor.control.providers.local_lock import held, sweep
-from torpor.control.providers.local_server import (
+from torpor.control.providers.local.lock import held, sweep
+from torpor.control.providers.local.server import (
     last_words,
     machine_processes,
     serve,

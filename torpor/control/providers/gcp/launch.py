@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from torpor.control.providers.gcp_client import Fault, GcpClient, denied
-from torpor.control.providers.gcp_image import TAG, Image
-from torpor.control.providers.gcp_offers import offer_parts, region_of
+from torpor.control.providers.gcp.client import Fault, GcpClient, denied
+from torpor.control.providers.gcp.image import TAG, Image
+from torpor.control.providers.gcp.offers import offer_parts, region_of
 from torpor.control.providers.labels import label_tags
 from torpor.control.providers.seam import Order
 from torpor.control.providers.start_script import start_script

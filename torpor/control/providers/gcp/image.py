@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from torpor.control.providers.gcp_client import GcpClient, of_project
+from torpor.control.providers.gcp.client import GcpClient, of_project
 from torpor.control.providers.market_client import Refusal
 from torpor.shared.errors import InvalidInput, ProviderDenied
 

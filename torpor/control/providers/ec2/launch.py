@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from torpor.control.providers.ec2_client import DENIED, Refusal
-from torpor.control.providers.ec2_offers import offer_parts
-from torpor.control.providers.ec2_prices import ADDRESS_USD_H, Ec2Prices
-from torpor.control.providers.ec2_setup import Ec2Setup, Image
+from torpor.control.providers.ec2.client import DENIED, Refusal
+from torpor.control.providers.ec2.offers import offer_parts
+from torpor.control.providers.ec2.prices import ADDRESS_USD_H, Ec2Prices
+from torpor.control.providers.ec2.setup import Ec2Setup, Image
 from torpor.control.providers.labels import label_tags
 from torpor.control.providers.seam import Order
 from torpor.control.providers.start_script import start_script

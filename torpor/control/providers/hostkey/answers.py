@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from torpor.control.providers.gpus import Gpu, parse_gpu
-from torpor.control.providers.hostkey_client import Body
+from torpor.control.providers.hostkey.client import Body
 from torpor.control.providers.labels import label_in
 from torpor.shared.values import Label, MachineId
 

@@ -13,16 +13,16 @@ from typing import Final
 import boto3
 import msgspec
 
-from torpor.control.providers.ec2_client import TIMEOUT_S, Done, Ec2Client, Refusal
-from torpor.control.providers.ec2_launch import (
+from torpor.control.providers.ec2.client import TIMEOUT_S, Done, Ec2Client, Refusal
+from torpor.control.providers.ec2.launch import (
     PRICE_TAG,
     launch_refused,
     launch_request,
     probe_request,
 )
-from torpor.control.providers.ec2_offers import Ec2Offers, offer_parts
-from torpor.control.providers.ec2_prices import Ec2Prices
-from torpor.control.providers.ec2_setup import Ec2Setup
+from torpor.control.providers.ec2.offers import Ec2Offers, offer_parts
+from torpor.control.providers.ec2.prices import Ec2Prices
+from torpor.control.providers.ec2.setup import Ec2Setup
 from torpor.control.providers.ending import warranted
 from torpor.control.providers.labels import label_among
 from torpor.control.providers.offers import Offer

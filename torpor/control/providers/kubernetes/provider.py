@@ -16,8 +16,8 @@ import msgspec
 
 from torpor.control.providers.ending import warranted
 from torpor.control.providers.gpus import parse_gpu
-from torpor.control.providers.kubernetes_client import KubernetesClient, Right, fault_of
-from torpor.control.providers.kubernetes_objects import (
+from torpor.control.providers.kubernetes.client import KubernetesClient, Right, fault_of
+from torpor.control.providers.kubernetes.objects import (
     BATCH,
     JOB,
     KUEUE,

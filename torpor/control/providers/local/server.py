@@ -21,7 +21,7 @@ from torpor.control.processes import (
     is_at_work,
     with_descendants,
 )
-from torpor.control.providers.local_folder import MARK, MachineFolder, MachineRecord, ServerRecord
+from torpor.control.providers.local.folder import MARK, MachineFolder, MachineRecord, ServerRecord
 from torpor.shared.errors import CreateFailed
 from torpor.shared.values import MachineId
 
@@ -106,7 +106,7 @@ def _listener(machine: MachineId, known: int | None) -> socket.socket:
 
 
 def _launch(folder: MachineFolder, record: MachineRecord, listener: int, heard: int) -> int:
-    server = [sys.executable, "-m", "torpor.control.providers.local_sshd", str(folder.root)]
+    server = [sys.executable, "-m", "torpor.control.providers.local.sshd", str(folder.root)]
     done = subprocess.run(
         ["sh", "-c", _DETACHED, str(folder.log), *server, str(listener), str(heard)],
         pass_fds=(listener, heard),

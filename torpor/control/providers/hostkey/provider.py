@@ -19,7 +19,7 @@ import httpx
 import msgspec
 
 from torpor.control.providers.ending import warranted
-from torpor.control.providers.hostkey_answers import (
+from torpor.control.providers.hostkey.answers import (
     concerns,
     disk_gb,
     gpu_of,
@@ -28,7 +28,7 @@ from torpor.control.providers.hostkey_answers import (
     rows_in,
     status_of,
 )
-from torpor.control.providers.hostkey_client import Body, HostkeyClient, NoServers, is_gone
+from torpor.control.providers.hostkey.client import Body, HostkeyClient, NoServers, is_gone
 from torpor.control.providers.labels import label_name
 from torpor.control.providers.market_client import TIMEOUT, Refusal
 from torpor.control.providers.offers import Offer

@@ -1,6 +1,6 @@
 """The SSH server of one local machine, on asyncssh: programs, terminals, SFTP.
 
-``python -m torpor.control.providers.local_sshd FOLDER LISTENER GO`` serves the socket with the
+``python -m torpor.control.providers.local.sshd FOLDER LISTENER GO`` serves the socket with the
 descriptor LISTENER once it reads GO. As in OpenSSH, each connection has a process: programs outlive
 it, and when it ends they read the end of their input and write into a broken pipe.
 """
@@ -22,8 +22,8 @@ from typing import Final
 
 import asyncssh
 
-from torpor.control.providers.local_folder import MARK, MachineFolder, MachineRecord
-from torpor.control.providers.local_server import GO
+from torpor.control.providers.local.folder import MARK, MachineFolder, MachineRecord
+from torpor.control.providers.local.server import GO
 
 _SHELL: Final = "/bin/sh"
 _PUMP_BYTES: Final = 64 << 10  # in flight between a client and its program, each way

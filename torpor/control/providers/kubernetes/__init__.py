@@ -1,0 +1,1 @@
+"""A Kubernetes cluster, with Kueue where it has that."""

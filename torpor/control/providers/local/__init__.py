@@ -1,0 +1,1 @@
+"""Machines that are folders of this host, with an SSH server each."""
