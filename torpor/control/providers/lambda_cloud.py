@@ -16,7 +16,7 @@ import msgspec
 from torpor.control.providers.ending import warranted
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_among, label_tags
-from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
+from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal, is_denied
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import start_script
@@ -159,7 +159,14 @@ class LambdaProvider:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._client = MarketClient(
-            "lambda", url, api_key, identity=account, timeout=timeout, sleep=sleep
+            "lambda",
+            url,
+            api_key,
+            identity=account,
+            timeout=timeout,
+            sleep=sleep,
+            denies=_denies,
+            is_gone=lambda refusal: _fault(refusal).code == _GONE,
         )
         self._ssh_port = ssh_port
 
@@ -222,16 +229,12 @@ class LambdaProvider:
         """Only the status "terminated" is a proof: a 404 may come before the first listing."""
         if not machine.isalnum():
             return Absent()
-        answer = self._client.ask("GET", f"{_API}/instances/{machine}", _InstanceData)
-        if isinstance(answer, _InstanceData):
-            row = answer.data
-        else:
-            if _fault(answer).code != _GONE:
-                raise self._failed(answer, f"show instance {machine}")
-            listed = next((one for one in self._instances() if one.id == machine), None)
-            if listed is None:
-                return Absent()
-            row = listed
+        path = f"{_API}/instances/{machine}"
+        found = self._client.seek("GET", path, _InstanceData, f"show instance {machine}")
+        rows = self._instances() if found is None else [found.data]
+        row = next((one for one in rows if one.id == machine), None)
+        if row is None:
+            return Absent()
         if row.status == "terminated":
             return Absent(f"Lambda says that instance {machine} is terminated")
         return self._machine(row)
@@ -248,7 +251,7 @@ class LambdaProvider:
         path = f"{_API}/instance-operations/terminate"
         answer = self._client.ask("POST", path, _EndedData, body=body)
         if isinstance(answer, Refusal) and _fault(answer).code != _GONE:
-            raise self._failed(answer, f"terminate instance {machine.id}")
+            raise self._client.refused(answer, f"terminate instance {machine.id}")
 
     def residue(self) -> list[Residue]:
         """None: the disk goes with the instance, and torpor makes no file systems here."""
@@ -285,7 +288,7 @@ class LambdaProvider:
             # Another run may have added it meanwhile, or this one before its answer was lost.
             if name in {key.name for key in self._client.read(_SshKeysData, path).data}:
                 return name
-            raise self._failed(answer, "register the SSH key")
+            raise self._client.refused(answer, "register the SSH key")
         return name
 
     def _of_label(self, label: Label) -> Machine | None:
@@ -309,11 +312,6 @@ class LambdaProvider:
             f"Lambda says {row.status}",
         )
 
-    def _failed(self, refusal: Refusal, doing: str) -> ProviderError:
-        if refusal.status in (401, 403) or _fault(refusal).code in _DENIED:
-            return self._client.denied(refusal, doing)
-        return self._client.unexpected(refusal, doing)
-
 
 def _refused(order: Order, refusal: Refusal) -> ProviderError:
     fault = _fault(refusal)
@@ -322,9 +320,13 @@ def _refused(order: Order, refusal: Refusal) -> ProviderError:
         return NoCapacity(asked)
     if "quota" in fault.code:
         return QuotaReached(asked)
-    if refusal.status in (401, 403) or fault.code in _DENIED:
+    if _denies(refusal):
         return ProviderDenied(f"{asked}. Check the key and the account")
     return CreateFailed(asked)
+
+
+def _denies(refusal: Refusal) -> bool:
+    return is_denied(refusal) or _fault(refusal).code in _DENIED
 
 
 def _fault(refusal: Refusal) -> _Fault:

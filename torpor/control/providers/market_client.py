@@ -41,6 +41,11 @@ class Refusal(msgspec.Struct, frozen=True):
         return f"{self.status}: {self.text[:_TOLD_CHARACTERS].strip() or 'no words'}"
 
 
+def is_denied(refusal: Refusal) -> bool:
+    """Whether the key is wrong, may not do this, or the account has no money."""
+    return refusal.status in (401, 402, 403)
+
+
 class Form(msgspec.Struct, frozen=True):
     """A body of fields, where a market takes no JSON."""
 
@@ -49,7 +54,9 @@ class Form(msgspec.Struct, frozen=True):
 
 class MarketClient:
     """Asks ``url``, with ``key`` in the header where ``bearer``. Thread-safe. The key is in no
-    message and no repr. ``refusal_in`` finds the refusal in a body that came with 2xx."""
+    message and no repr. ``refusal_in`` finds the refusal in a body that came with 2xx.
+    ``denies``, ``is_gone``: whether one is about the key or the account, or says that nothing is
+    there."""
 
     def __init__(
         self,
@@ -64,6 +71,8 @@ class MarketClient:
         timeout: httpx.Timeout = TIMEOUT,
         sleep: Callable[[float], None] = time.sleep,
         refusal_in: Callable[[Any], Refusal | None] = lambda body: None,
+        denies: Callable[[Refusal], bool] = is_denied,
+        is_gone: Callable[[Refusal], bool] = lambda refusal: refusal.status == 404,
     ) -> None:
         """Without ``identity``, the account is named by a hash of its key. ``quotes``: errors may
         repeat the market's answers; off where an answer can hold a secret."""
@@ -73,6 +82,8 @@ class MarketClient:
         self._quotes = quotes
         self._sleep = sleep
         self._refusal_in = refusal_in
+        self.denies = denies
+        self._is_gone = is_gone
         self._http = httpx.Client(
             base_url=url,
             headers={"Authorization": f"Bearer {key}"} if bearer else {},
@@ -101,6 +112,16 @@ class MarketClient:
         """A request that is safe to repeat. ProviderUnavailable after some tries."""
         return self._tried("repeat", method, path, shape, params, body)
 
+    def seek(self, method: str, path: str, shape: type[_Shape], doing: str) -> _Shape | None:
+        """A request about one thing, which is safe to repeat; None where the market does not have
+        it. Any other refusal is an error."""
+        answer = self.ask(method, path, shape)
+        if not isinstance(answer, Refusal):
+            return answer
+        if not self._is_gone(answer):
+            raise self.refused(answer, doing)
+        return None
+
     def create(
         self,
         method: str,
@@ -117,6 +138,11 @@ class MarketClient:
         if isinstance(answer, Refusal) and answer.status == 409 and not reads_conflict:
             raise self.uncertain(answer, f"{method} {path}")
         return answer
+
+    def refused(self, refusal: Refusal, doing: str) -> ProviderError:
+        """What a refusal means that no caller has a use for."""
+        tells = self.denied if self.denies(refusal) else self.unexpected
+        return tells(refusal, doing)
 
     def denied(self, refusal: Refusal, doing: str) -> ProviderDenied:
         return ProviderDenied(
@@ -140,11 +166,9 @@ class MarketClient:
         )
 
     def _accepted(self, answer: _Shape | Refusal, doing: str) -> _Shape:
-        if not isinstance(answer, Refusal):
-            return answer
-        if answer.status in (401, 402, 403):
-            raise self.denied(answer, doing)
-        raise self.unexpected(answer, doing)
+        if isinstance(answer, Refusal):
+            raise self.refused(answer, doing)
+        return answer
 
     def _tried(
         self,

@@ -184,13 +184,8 @@ class RunpodProvider:
     def find(self, machine: MachineId) -> Machine | Absent:
         if not machine.isalnum():
             return Absent()
-        answer = self._client.ask("GET", f"/v2/pods/{machine}", _Pod)
-        pod = answer if isinstance(answer, _Pod) else None
-        if isinstance(answer, Refusal):
-            if answer.status in (401, 402, 403):
-                raise self._client.denied(answer, f"show pod {machine}")
-            if answer.status != 404:
-                raise self._client.unexpected(answer, f"a look at pod {machine}")
+        pod = self._client.seek("GET", f"/v2/pods/{machine}", _Pod, f"show pod {machine}")
+        if pod is None:
             pod = next((listed for listed in self._pods() if listed.id == machine), None)
         if pod is None:
             return Absent(f"RunPod answers 404 for pod {machine} and does not list it")
@@ -205,12 +200,8 @@ class RunpodProvider:
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         if warranted(self, machine, warrant) is None:
             return
-        doing = f"terminate pod {machine.id}"
-        answer = self._client.ask("DELETE", f"/v2/pods/{machine.id}", type(None))
-        if isinstance(answer, Refusal) and answer.status != 404:
-            if answer.status in (401, 402, 403):
-                raise self._client.denied(answer, doing)
-            raise ProviderError(f"RunPod did not {doing}: {answer}")
+        path = f"/v2/pods/{machine.id}"
+        self._client.seek("DELETE", path, type(None), f"terminate pod {machine.id}")
 
     def residue(self) -> list[Residue]:
         """None: the disk goes with the pod, and torpor rents no network volumes here."""

@@ -19,7 +19,7 @@ import msgspec
 from torpor.control.providers.ending import warranted
 from torpor.control.providers.gpus import parse_gpu
 from torpor.control.providers.labels import label_in, label_name
-from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal
+from torpor.control.providers.market_client import TIMEOUT, MarketClient, Refusal, is_denied
 from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Abilities, Absent, Account, Order, Residue
 from torpor.control.providers.start_script import start_command
@@ -269,9 +269,7 @@ class TensorDockProvider:
         if warranted(self, machine, warrant) is None:
             return
         path = f"{_API}/instances/{machine.id}"
-        answer = self._client.ask("DELETE", path, dict[str, Any])
-        if isinstance(answer, Refusal) and answer.status != 404:
-            raise self._failed(answer, f"delete instance {machine.id}")
+        self._client.seek("DELETE", path, dict[str, Any], f"delete instance {machine.id}")
 
     def residue(self) -> list[Residue]:
         """None: disk and address go with the instance, and torpor stores no secrets here."""
@@ -316,11 +314,9 @@ class TensorDockProvider:
     def _show(self, machine: str) -> _Instance | None:
         """None: it is not found."""
         path = f"{_API}/instances/{machine}"
-        answer = self._client.ask("GET", path, dict[str, Any])
-        if isinstance(answer, Refusal):
-            if answer.status == 404:
-                return None
-            raise self._failed(answer, f"show instance {machine}")
+        answer = self._client.seek("GET", path, dict[str, Any], f"show instance {machine}")
+        if answer is None:
+            return None
         found = _instance_in(answer)
         if found is None or found.id != machine:
             raise self._client.unexpected(answer, f"GET {path}")
@@ -341,11 +337,6 @@ class TensorDockProvider:
             row.usd_h or 0.0,
             f"TensorDock says {row.status}",
         )
-
-    def _failed(self, refusal: Refusal, doing: str) -> ProviderError:
-        if refusal.status in (401, 402, 403):
-            return self._client.denied(refusal, doing)
-        return self._client.unexpected(refusal, doing)
 
 
 def _refusal_in(body: object) -> Refusal | None:
@@ -377,7 +368,7 @@ def _refused(order: Order, refusal: Refusal) -> ProviderError | None:
     words = refusal.text.lower()
     if _UNDECIDED.search(words):
         return None
-    if refusal.status in (401, 402, 403) or _MONEY.search(words):
+    if is_denied(refusal) or _MONEY.search(words):
         return ProviderDenied(f"{asked}. Check the key, its permissions and the account's balance")
     if _CAPACITY.search(words):
         return NoCapacity(asked)

@@ -144,7 +144,13 @@ class VastProvider:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._client = MarketClient(
-            "vast", url, api_key, identity=account, timeout=timeout, sleep=sleep
+            "vast",
+            url,
+            api_key,
+            identity=account,
+            timeout=timeout,
+            sleep=sleep,
+            is_gone=lambda refusal: refusal.status in _NOT_THERE,
         )
 
     @property
@@ -205,14 +211,10 @@ class VastProvider:
         for row in self._pages({}):
             if row.id == int(machine):
                 return self._machine(row)
-        answer = self._client.ask("GET", f"/api/v0/instances/{machine}/", _One)
-        if isinstance(answer, Refusal):
-            if answer.status in (401, 402, 403):
-                raise self._client.denied(answer, f"show instance {machine}")
-            if answer.status not in _NOT_THERE:
-                raise self._client.unexpected(answer, f"a look at instance {machine}")
-        elif answer.instances is not None:
-            return self._machine(answer.instances)
+        path = f"/api/v0/instances/{machine}/"
+        found = self._client.seek("GET", path, _One, f"show instance {machine}")
+        if found is not None and found.instances is not None:
+            return self._machine(found.instances)
         return Absent(f"Vast.ai shows no instance {machine}, neither by its id nor in its list")
 
     def list_own(self) -> list[Machine]:
@@ -224,14 +226,9 @@ class VastProvider:
             return
         doing = f"destroy instance {machine.id}"
         path = f"/api/v0/instances/{machine.id}/"
-        answer = self._client.ask("DELETE", path, _Done)
-        if isinstance(answer, Refusal):
-            if answer.status in (401, 402, 403):
-                raise self._client.denied(answer, doing)
-            if answer.status not in _NOT_THERE:
-                raise self._client.unexpected(answer, doing)
-        elif not answer.success:
-            raise ProviderError(f"Vast.ai did not {doing}: {answer.msg or 'no words'}")
+        done = self._client.seek("DELETE", path, _Done, doing)
+        if done is not None and not done.success:
+            raise ProviderError(f"Vast.ai did not {doing}: {done.msg or 'no words'}")
 
     def start(self, machine: Machine) -> None:
         """See ``torpor.control.providers.seam.Restarts``. An instance that was outbid waits until
@@ -243,7 +240,7 @@ class VastProvider:
         path = f"/api/v0/instances/{machine.id}/"
         answer = self._client.ask("PUT", path, _Done, body={"state": "running"})
         if isinstance(answer, Refusal):
-            if answer.status in (401, 402, 403):
+            if self._client.denies(answer):
                 raise self._client.denied(answer, doing)
             raise NoCapacity(f"Vast.ai did not {doing}: {answer}")
         if not answer.success:
@@ -355,7 +352,7 @@ class VastProvider:
             return QuotaReached(f"{asked}: {told}")
         if status == 200 and not error:
             return self._client.uncertain(told, asked)
-        if status in (401, 402, 403) or "credit" in error:
+        if (isinstance(answer, Refusal) and self._client.denies(answer)) or "credit" in error:
             return ProviderDenied(f"{asked}: {told}. Check the key, its permissions and the credit")
         return CreateFailed(f"{asked}: {told}")
 

@@ -238,11 +238,6 @@ class GcpClient(MarketClient):
         """What is in the missing part is not known, so nothing there counts as absent."""
         return self._unavailable(f"listed {path} without {what}", f"GET {path}")
 
-    def _accepted(self, answer: _Shape | Refusal, doing: str) -> _Shape:
-        if isinstance(answer, Refusal):
-            raise self.refused(answer, doing)
-        return answer
-
     def _once(
         self,
         effect: Literal["repeat", "once"],

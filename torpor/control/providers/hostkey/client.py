@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import httpx
 
-from torpor.control.providers.market_client import TIMEOUT, Form, MarketClient, Refusal
+from torpor.control.providers.market_client import TIMEOUT, Form, MarketClient, Refusal, is_denied
 from torpor.shared.errors import ProviderDenied, ProviderError
 
 _SESSION_S: Final = 3600
@@ -60,6 +60,7 @@ class HostkeyClient:
             quotes=False,
             timeout=timeout,
             sleep=sleep,
+            denies=lambda refusal: is_denied(refusal) or bool(_DENIED.search(refusal.text)),
         )
         self._key = key
         self._lock = threading.Lock()
@@ -130,9 +131,7 @@ class HostkeyClient:
                 "account: its API can neither list nor order. The key need not be wrong. Order "
                 "one server, the smallest will do, in HOSTKEY's panel, and keep it"
             )
-        if refusal.status in (401, 402, 403) or _DENIED.search(refusal.text):
-            return self._market.denied(refusal, doing)
-        return self._market.unexpected(refusal, doing)
+        return self._market.refused(refusal, doing)
 
     def unexpected(self, told: object, doing: str) -> ProviderError:
         return self._market.unexpected(_told(told), doing)
