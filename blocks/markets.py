@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from prefect.blocks.core import Block
@@ -13,6 +14,7 @@ from pydantic import AfterValidator, Field, HttpUrl, SecretStr
 from blocks.reference import LOGOS, load_named, saved_names
 from torpor.control.providers import lambda_cloud, runpod, tensordock, vast
 from torpor.control.providers.hostkey import provider as hostkey
+from torpor.control.providers.seam import Provider
 from torpor.shared.errors import InvalidInput
 
 _ACCOUNT: Final = (
@@ -58,13 +60,32 @@ AccountName = Annotated[str, AfterValidator(_account)]
 ApiUrl = Annotated[str, AfterValidator(_safe)]
 
 
-class VastProvider(Block):
-    """An account at Vast.ai: containers on machines of many owners, on demand or by bid.
+_Adapter = TypeVar("_Adapter", bound=Provider)
 
-    Args:
-        api_key: The account's API key.
-        account: What torpor calls the account. Empty: a hash of the key.
-        url: The address of the market's API.
+
+def _address(url: str) -> Any:
+    return Field(default=url, title="API address", description=_ADDRESS)
+
+
+class KeyedProvider(Block):
+    """An account at a market that asks for an API key."""
+
+    api_key: ApiKey = Field(title="API key")
+
+    account: AccountName = Field(default="", description=_ACCOUNT)
+
+    url: ApiUrl = _address("")
+
+    def open(self) -> Provider:
+        """The provider, ready to use. Nothing is sent."""
+        raise NotImplementedError
+
+    def _opened(self, kind: Callable[..., _Adapter]) -> _Adapter:
+        return kind(self.api_key.get_secret_value(), account=self.account, url=self.url)
+
+
+class VastProvider(KeyedProvider):
+    """An account at Vast.ai: containers on machines of many owners, on demand or by bid.
 
     Example:
         List what is on sale:
@@ -83,28 +104,17 @@ class VastProvider(Block):
     _documentation_url = HttpUrl("https://docs.vast.ai/api-reference")
 
     api_key: ApiKey = Field(
-        title="API key",
-        description="An API key that may read the account and manage instances.",
+        title="API key", description="An API key that may read the account and manage instances."
     )
 
-    account: AccountName = Field(default="", description=_ACCOUNT)
-
-    url: ApiUrl = Field(default=vast.URL, title="API address", description=_ADDRESS)
+    url: ApiUrl = _address(vast.URL)
 
     def open(self) -> vast.VastProvider:
-        """The provider, ready to use. Nothing is sent."""
-        return vast.VastProvider(
-            self.api_key.get_secret_value(), account=self.account, url=self.url
-        )
+        return self._opened(vast.VastProvider)
 
 
-class RunpodProvider(Block):
+class RunpodProvider(KeyedProvider):
     """An account at RunPod: containers on demand, in data centres and at community hosts.
-
-    Args:
-        api_key: The account's API key.
-        account: What torpor calls the account. Empty: a hash of the key.
-        url: The address of the market's API.
 
     Example:
         List what is on sale:
@@ -124,24 +134,14 @@ class RunpodProvider(Block):
 
     api_key: ApiKey = Field(title="API key", description="An API key that may read and write pods.")
 
-    account: AccountName = Field(default="", description=_ACCOUNT)
-
-    url: ApiUrl = Field(default=runpod.URL, title="API address", description=_ADDRESS)
+    url: ApiUrl = _address(runpod.URL)
 
     def open(self) -> runpod.RunpodProvider:
-        """The provider, ready to use. Nothing is sent."""
-        return runpod.RunpodProvider(
-            self.api_key.get_secret_value(), account=self.account, url=self.url
-        )
+        return self._opened(runpod.RunpodProvider)
 
 
-class LambdaProvider(Block):
+class LambdaProvider(KeyedProvider):
     """An account at Lambda: virtual machines on demand, with NVIDIA's driver and CUDA.
-
-    Args:
-        api_key: The account's API key.
-        account: What torpor calls the account. Empty: a hash of the key.
-        url: The address of the market's API.
 
     Example:
         List what is on sale:
@@ -159,29 +159,16 @@ class LambdaProvider(Block):
     _logo_url = HttpUrl(f"{LOGOS}/process.png")
     _documentation_url = HttpUrl("https://docs.lambda.ai/api/cloud")
 
-    api_key: ApiKey = Field(
-        title="API key",
-        description="An API key of the account.",
-    )
+    api_key: ApiKey = Field(title="API key", description="An API key of the account.")
 
-    account: AccountName = Field(default="", description=_ACCOUNT)
-
-    url: ApiUrl = Field(default=lambda_cloud.URL, title="API address", description=_ADDRESS)
+    url: ApiUrl = _address(lambda_cloud.URL)
 
     def open(self) -> lambda_cloud.LambdaProvider:
-        """The provider, ready to use. Nothing is sent."""
-        return lambda_cloud.LambdaProvider(
-            self.api_key.get_secret_value(), account=self.account, url=self.url
-        )
+        return self._opened(lambda_cloud.LambdaProvider)
 
 
-class TensordockProvider(Block):
+class TensordockProvider(KeyedProvider):
     """An account at TensorDock: virtual machines on demand, on hosts of many owners.
-
-    Args:
-        api_key: The account's API token.
-        account: What torpor calls the account. Empty: a hash of the key.
-        url: The address of the market's API.
 
     Example:
         List what is on sale:
@@ -200,30 +187,19 @@ class TensordockProvider(Block):
     _documentation_url = HttpUrl("https://dashboard.tensordock.com/api/docs")
 
     api_key: ApiKey = Field(
-        title="API key",
-        description="An API token of the organization, version 2 of the API.",
+        title="API key", description="An API token of the organization, version 2 of the API."
     )
 
-    account: AccountName = Field(default="", description=_ACCOUNT)
-
-    url: ApiUrl = Field(default=tensordock.URL, title="API address", description=_ADDRESS)
+    url: ApiUrl = _address(tensordock.URL)
 
     def open(self) -> tensordock.TensorDockProvider:
-        """The provider, ready to use. Nothing is sent."""
-        return tensordock.TensorDockProvider(
-            self.api_key.get_secret_value(), account=self.account, url=self.url
-        )
+        return self._opened(tensordock.TensorDockProvider)
 
 
-class HostkeyProvider(Block):
+class HostkeyProvider(KeyedProvider):
     """An account at HOSTKEY: dedicated and virtual servers with GPUs, billed by the hour.
 
     HOSTKEY refuses the login of an account without servers. Keep one there that is not torpor's.
-
-    Args:
-        api_key: The account's API key.
-        account: What torpor calls the account. Empty: a hash of the key.
-        url: The address of the market's API.
 
     Example:
         List what is on sale:
@@ -242,40 +218,21 @@ class HostkeyProvider(Block):
     _documentation_url = HttpUrl("https://hostkey.com/documentation/apidocs/")
 
     api_key: ApiKey = Field(
-        title="API key",
-        description="An API key for any server of the account.",
+        title="API key", description="An API key for any server of the account."
     )
 
-    account: AccountName = Field(default="", description=_ACCOUNT)
-
-    url: ApiUrl = Field(default=hostkey.URL, title="API address", description=_ADDRESS)
+    url: ApiUrl = _address(hostkey.URL)
 
     def open(self) -> hostkey.HostkeyProvider:
-        """The provider, ready to use. Nothing is sent."""
-        return hostkey.HostkeyProvider(
-            self.api_key.get_secret_value(), account=self.account, url=self.url
-        )
-
-
-KeyedBlock: TypeAlias = (
-    VastProvider | RunpodProvider | LambdaProvider | TensordockProvider | HostkeyProvider
-)
-KEYED: Final[tuple[type[KeyedBlock], ...]] = (
-    VastProvider,
-    RunpodProvider,
-    LambdaProvider,
-    TensordockProvider,
-    HostkeyProvider,
-)
-"""The blocks that can say what their account is called."""
+        return self._opened(hostkey.HostkeyProvider)
 
 
 def refuse_shared_name(block: Block) -> None:
     """InvalidInput where the account that this block names is the one of another block, with
     another key: their machines would be taken for each other's."""
-    if not isinstance(block, KEYED) or not block.account:
+    if not isinstance(block, KeyedProvider) or not block.account:
         return
-    for kind in KEYED:
+    for kind in KeyedProvider.__subclasses__():
         for name in saved_names(kind):
             with suppress(InvalidInput):  # one that cannot be used has no name
                 other = load_named(kind, name, of="a provider block")
