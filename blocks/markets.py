@@ -227,7 +227,7 @@ class HostkeyProvider(KeyedProvider):
         return self._opened(hostkey.HostkeyProvider)
 
 
-def refuse_shared_name(block: Block) -> None:
+def check_account_name(block: Block) -> None:
     """InvalidInput where the account that this block names is the one of another block, with
     another key: their machines would be taken for each other's."""
     if not isinstance(block, KeyedProvider) or not block.account:

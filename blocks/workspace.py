@@ -9,7 +9,7 @@ from pydantic import Field, HttpUrl, field_validator
 
 import blocks
 from blocks.machine_paths import MachinePaths
-from blocks.markets import refuse_shared_name
+from blocks.markets import check_account_name
 from blocks.object_store import ObjectStore
 from blocks.reference import LOGOS, Reference, load, load_all, load_named, saved_names
 from blocks.ssh_identity import SSHIdentity
@@ -516,5 +516,5 @@ def open_each_provider() -> list[tuple[str, Provider | TorporError]]:
 
 
 def _opened(block: blocks.ProviderBlock) -> Provider:
-    refuse_shared_name(block)
+    check_account_name(block)
     return block.open()

@@ -7,7 +7,7 @@ from flows.procedures.phases import Phases
 from flows.procedures.snapshot import back_up, hibernate_machine
 from tasks.flow import flow
 from tasks.guards import Guard, NoJob, NothingBegan, NothingLost, StaysIdle
-from tasks.machines import chosen_machine, open_session, refuse_own_machine
+from tasks.machines import check_rented, chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
 from torpor.control.reports import HibernateReport
@@ -45,7 +45,7 @@ def hibernate(
         probe_store(opened)
         live = chosen_machine(opened, machine, to_store=True)
         if destroy:
-            refuse_own_machine(live)
+            check_rented(live)
         session = open_session(opened, live)
     with session:
         if destroy:

@@ -8,12 +8,12 @@ from flows.procedures.unfinished import settle
 from tasks.flow import flow
 from tasks.opening import open_workspace, probe_store
 from tasks.reconciliation import (
+    check_all_answer,
+    check_silent,
     close_rental,
     compare_with_rentals,
     end_abandoned,
     end_unfinished,
-    see_that_all_answer,
-    see_that_it_does_not_answer,
 )
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
@@ -58,7 +58,7 @@ def reconcile(
     settled = _settled_by_runs(choose(findings, left))
     everywhere = [provider.identity for provider in opened.markets.every()]
     if gone:
-        see_that_all_answer(opened)
+        check_all_answer(opened)
     closed = choose_gone(findings, gone, everywhere)
     doubtful = [
         machine
@@ -66,13 +66,13 @@ def reconcile(
         if rental.unfinished and not rental.label.workspace.startswith(RESERVED)
     ]
     for machine in doubtful:
-        see_that_it_does_not_answer(opened, machine)
+        check_silent(opened, machine)
     ended: list[MachineId] = []
     faults: list[TorporError] = []
     for machine, rental in chosen:
         try:
             if machine in doubtful:  # the one before may have taken minutes to go
-                see_that_it_does_not_answer(opened, machine)
+                check_silent(opened, machine)
             end_unfinished(opened, machine, rental)
         except TorporError as error:  # and the others are ended all the same
             runner().log.error("machine %s was not ended: %s", machine.id, error)

@@ -19,7 +19,7 @@ from tasks.restore import NEWEST
 from tasks.retention import delete_one, pin_one, unpin_one
 from tasks.runner import runner
 from torpor.control.reports import Row
-from torpor.control.upkeep.deletion import refuse_kept
+from torpor.control.upkeep.deletion import check_not_kept
 from torpor.control.upkeep.reports import MOST_ROWS, Table
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import SnapshotId, WorkspaceName, snapshot_id
@@ -139,7 +139,7 @@ def delete_snapshots(
         raise InvalidInput("no snapshot was named: write the ids of the snapshots to delete")
     newest = snapshot_id(even_newest.strip()) if even_newest.strip() else None
     opened = open_workspace(workspace)
-    refuse_kept(opened.store, opened.spec.name, ids, newest)  # all of them before the first goes
+    check_not_kept(opened.store, opened.spec.name, ids, newest)  # all of them before the first goes
     for snapshot in sorted(set(ids)):  # the newest last: an earlier one would become the newest
         delete_one(opened, snapshot, newest)
     rows: list[Row] = [{"snapshot": snapshot, "now": "deleted"} for snapshot in sorted(set(ids))]

@@ -62,7 +62,7 @@ def within_budgets(opened: OpenWorkspace, offers: Offers, count: int) -> Offers:
     return Offers(fitting, [*refused, *offers.refused])
 
 
-def see_that_budgets_allow(opened: OpenWorkspace, usd_h: float) -> None:
+def check_budgets(opened: OpenWorkspace, usd_h: float) -> None:
     """Check once more what is recorded by now, with what other runs recorded meanwhile, right
     before a machine of this price is asked for, which is recorded too; raises BudgetExceeded."""
     for one in standings(opened):

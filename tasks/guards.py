@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tasks.jobs import refuse_during_job
+from tasks.jobs import check_no_job
 from tasks.snapshot import log_losses
-from tasks.watching import see_idle, see_nothing_began
+from tasks.watching import check_idle, check_nothing_began
 from tasks.workspace import OpenWorkspace
 from torpor.control.losses import Lost
 from torpor.control.remote.seam import Agent
@@ -60,7 +60,7 @@ class NoJob:
         self._opened = opened
 
     def check(self, ending: Ending) -> None:
-        refuse_during_job(self._opened)
+        check_no_job(self._opened)
 
 
 class NothingLost:
@@ -97,10 +97,10 @@ class StaysIdle:
     def __init__(self, opened: OpenWorkspace, machine: Machine, session: Agent) -> None:
         self._opened = opened
         self._session = session
-        self._since_s = see_idle(opened, machine, session, None)
+        self._since_s = check_idle(opened, machine, session, None)
 
     def check(self, ending: Ending) -> None:
-        see_idle(self._opened, ending.machine, self._session, self._since_s)
+        check_idle(self._opened, ending.machine, self._session, self._since_s)
 
 
 class NothingBegan:
@@ -116,4 +116,4 @@ class NothingBegan:
 
     def check(self, ending: Ending) -> None:
         since_s = boot_clock_s() - self._began_s
-        see_nothing_began(self._opened, ending.machine, self._session, since_s)
+        check_nothing_began(self._opened, ending.machine, self._session, since_s)

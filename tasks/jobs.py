@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 
-from tasks.machines import renting, see_reached
+from tasks.machines import check_reached, renting
 from tasks.retrying import ONCE
 from tasks.runner import runner
 from tasks.step import step
@@ -56,7 +56,7 @@ def machine_in_use(
                 "hibernate the others first"
             )
     if not over:
-        see_reached(opened)
+        check_reached(opened)
     return over[0] if over else None
 
 
@@ -79,7 +79,7 @@ def look_at_command(session: Agent, job: str, offset: int, most_bytes: int) -> J
     return session.call(wanted, request_id=_request(), within_s=LOOK_S)
 
 
-def refuse_during_job(opened: OpenWorkspace) -> None:
+def check_no_job(opened: OpenWorkspace) -> None:
     """MachineInUse while a job runs on the workspace's machine, or is about to."""
     for job in opened.jobs.open():
         if job.driven or job.attempt is not None:
@@ -89,7 +89,7 @@ def refuse_during_job(opened: OpenWorkspace) -> None:
             )
 
 
-def refuse_other_jobs(opened: OpenWorkspace, machine: Machine, job: str) -> None:
+def check_no_other_job(opened: OpenWorkspace, machine: Machine, job: str) -> None:
     """MachineInUse while another job than ``job`` works on the machine."""
     for other in opened.jobs.open():
         if other.id != job and other.attempt is not None and other.attempt.machine == machine.id:

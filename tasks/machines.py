@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tasks.budgets import see_that_budgets_allow, within_budgets
+from tasks.budgets import check_budgets, within_budgets
 from tasks.events import MachineCreated, MachineDestroyed, MachineHandedOver, emit
 from tasks.retrying import ONCE
 from tasks.runner import runner
@@ -74,7 +74,7 @@ def renting(opened: OpenWorkspace) -> Renting:
             _Told(opened.spec.name),
             opened.project,
             opened.job,
-            lambda usd_h: see_that_budgets_allow(opened, usd_h),
+            lambda usd_h: check_budgets(opened, usd_h),
         )
     )
 
@@ -97,7 +97,7 @@ def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> 
     if len(mine) == 1:
         return _usable(opened, *mine[0])
     if not mine:
-        see_reached(opened)
+        check_reached(opened)
     at = ", ".join(provider.identity for provider in opened.providers)
     there = ", ".join(f"{machine.id} at {machine.provider}" for machine, _ in mine)
     if mine:
@@ -111,10 +111,10 @@ def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> 
     )
 
 
-def see_reached(opened: OpenWorkspace) -> None:
+def check_reached(opened: OpenWorkspace) -> None:
     """InvalidInput where a machine of the workspace is at an account that no block is for. Look for
     machines first: a rental goes over to the account that shows its machine."""
-    opened.markets.see_reached(opened.rentals.open())
+    opened.markets.check_reached(opened.rentals.open())
 
 
 def _is_ending(machine: Machine, rental: Rental | None) -> bool:
@@ -140,7 +140,7 @@ def chosen_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -
     return own_machine(wanted) if "@" in wanted else find_machine(opened, wanted, to_store)
 
 
-def refuse_own_machine(machine: Machine) -> None:
+def check_rented(machine: Machine) -> None:
     """InvalidInput if the machine is the user's own, which is never destroyed."""
     if machine.label is None:
         raise InvalidInput(
@@ -193,7 +193,7 @@ def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[T
     held.end_abandoned()
     held.wait_for_late()
     listed = held.machines()
-    see_reached(opened)
+    check_reached(opened)
     mine = [(m, r) for m, r in listed if (r or alone) and not _is_ending(m, r)]
     unfinished = [(m, rental) for m, rental in mine if rental is not None and rental.unfinished]
     left = ", ".join(machine.id for machine, _ in unfinished)

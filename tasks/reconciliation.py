@@ -48,7 +48,7 @@ def compare_with_rentals(opened: OpenWorkspace) -> list[Finding]:
     return [finding for finding in found if not just_ended(opened, finding)]
 
 
-def see_that_all_answer(opened: OpenWorkspace) -> None:
+def check_all_answer(opened: OpenWorkspace) -> None:
     """InvalidInput while a provider is silent: a machine whose account has another name by now may
     be there."""
     _, silent = listed(opened.markets.every())
@@ -59,7 +59,7 @@ def see_that_all_answer(opened: OpenWorkspace) -> None:
         )
 
 
-def see_that_it_does_not_answer(opened: OpenWorkspace, machine: Machine) -> None:
+def check_silent(opened: OpenWorkspace, machine: Machine) -> None:
     """Raises UnsafeDestroy if the machine is starting or if anything answers SSH: only its agent
     knows who works or restores there, and a wake asks the agent."""
     live = opened.markets.of(machine.provider).find(machine.id)

@@ -16,7 +16,7 @@ from torpor.control.losses import left_behind
 from torpor.control.remote.paths import Chosen
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.rental.search import fit
-from torpor.control.safety import see_packs
+from torpor.control.safety import check_packs
 from torpor.control.store.receipts import is_verified
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.differences import entry_at
@@ -38,7 +38,7 @@ def pick_snapshot_to_wake(
     name = None if wanted in ("", NEWEST) else snapshot_id(wanted)
     try:
         found = find_snapshot(opened.store, opened.spec.name, name)
-        manifest = see_packs(
+        manifest = check_packs(
             opened.store,
             found,
             opened.seal,

@@ -138,7 +138,7 @@ def look_at(opened: OpenWorkspace, machine: Machine, rental: Rental) -> Verdict:
 
 
 @step("see that it is idle", retries=ONCE)
-def see_idle(
+def check_idle(
     opened: OpenWorkspace, machine: Machine, session: Agent, since_s: float | None
 ) -> float:
     """MachineInUse unless the machine is idle; returns the time on its boot clock. With that time
@@ -161,7 +161,7 @@ def see_idle(
 
 
 @step("see that nothing began", retries=ONCE)
-def see_nothing_began(
+def check_nothing_began(
     opened: OpenWorkspace, machine: Machine, session: Agent, since_s: float
 ) -> None:
     """MachineInUse if the command of a job or a server that was started at most ``since_s`` seconds

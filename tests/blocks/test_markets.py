@@ -44,11 +44,11 @@ def test_a_name_that_another_block_has_or_is_is_refused(
     monkeypatch.setattr(markets, "load_named", lambda kind, name, of: saved[name])
     claims = blocks.VastProvider(api_key=other, account=name)
     with pytest.raises(InvalidInput, match="is the account of the block vast-provider/mine"):
-        markets.refuse_shared_name(claims)
+        markets.check_account_name(claims)
     saved["mine"] = blocks.VastProvider(api_key=SecretStr("third"), account=name)
     with pytest.raises(InvalidInput, match="of one account alone"):
-        markets.refuse_shared_name(claims)
+        markets.check_account_name(claims)
     saved["mine"] = claims  # its own record, or a second block of the same key
-    markets.refuse_shared_name(claims)
+    markets.check_account_name(claims)
     assert claims.open().claimed
     assert not blocks.VastProvider(api_key=old, account=name).open().claimed

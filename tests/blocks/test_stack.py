@@ -19,7 +19,7 @@ from torpor.control.deploy.stack import (
     Facts,
     Place,
     base_name,
-    see_apart,
+    check_apart,
     sharers,
     strategy_named,
 )
@@ -189,8 +189,8 @@ def test_strategies_say_what_they_need() -> None:
 def test_an_environment_within_a_workspace_is_refused(environment: str, workspace: str) -> None:
     """However the paths are written: blocks from before hold them as they were typed."""
     with pytest.raises(InvalidInput, match="overlap"):
-        see_apart([environment], [workspace])
-    see_apart(["/r/we"], ["/r/w"])
+        check_apart([environment], [workspace])
+    check_apart(["/r/we"], ["/r/w"])
 
 
 @pytest.mark.parametrize("name", list(ready_made()))

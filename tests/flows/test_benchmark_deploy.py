@@ -90,7 +90,7 @@ def test_the_environment_of_a_start_that_fails_goes(
     def fails(_: object) -> None:
         raise StoreError("the store does not answer")
 
-    monkeypatch.setattr("flows.procedures.deploy.server.Serving.see_serving", ended)
+    monkeypatch.setattr("flows.procedures.deploy.server.Serving.check_serving", ended)
     monkeypatch.setattr(import_module("flows.benchmark_deploy"), "forget_base", fails)
     with pytest.raises(InvalidInput, match=r"has ended.*may still be in the store"):
         run_plainly(world.opened, benchmark_deploy, ["good"], rounds=1, folder=str(tmp_path))

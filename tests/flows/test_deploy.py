@@ -244,7 +244,7 @@ def test_a_machine_whose_rental_cannot_be_read_is_left_alone(
     def unread(*_: object) -> None:
         raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(Rentals, "see_unclaimed", unread)
+    monkeypatch.setattr(Rentals, "check_unclaimed", unread)
     monkeypatch.setattr(Serving, "stop", lambda _: stopped.append("server"))
     with pytest.raises(StoreUnavailable):
         _deploy(asleep, small_stack())

@@ -37,7 +37,7 @@ from tests.jobs.campaign import hurried
 from torpor.control.jobs.records import Jobs
 from torpor.control.jobs.report import JobReport
 from torpor.control.remote.snapshot import RemoteSnapshot
-from torpor.control.safety import see_whole, verify_snapshot
+from torpor.control.safety import check_whole, verify_snapshot
 from torpor.control.store.snapshots import find_snapshot
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.shared.errors import JobFailed
@@ -96,7 +96,7 @@ def test_the_machine_saves_itself_while_nobody_is_there_and_the_job_goes_on_from
     world.lose_machines()
 
     assert [one.snapshot for one in world.snapshots()] == [own, basis]
-    manifest = see_whole(world.direct, find_snapshot(world.direct, WORKSPACE, own), world.seal)
+    manifest = check_whole(world.direct, find_snapshot(world.direct, WORKSPACE, own), world.seal)
     assert (manifest.parent, manifest.statistics["own_save"]) == (basis, 1)
 
     metadata.says[PREEMPTED] = b"FALSE"

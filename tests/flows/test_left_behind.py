@@ -47,7 +47,7 @@ def test_a_link_that_leads_out_to_data_keeps_the_machine(lab: Lab, home: Path) -
 def test_an_idle_machine_that_is_kept_again_and_again_gets_no_further_snapshots(
     lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.guards.see_idle", lambda *_: None)
+    monkeypatch.setattr("tasks.guards.check_idle", lambda *_: None)
     _link_out(home)
     for _ in range(3):
         with pytest.raises(UnsavedWork, match="workspace/checkpoints is a link"):

@@ -12,7 +12,7 @@ import pytest
 
 from flows import reconcile
 from tasks.machines import left_unfinished, renting
-from tasks.reconciliation import see_that_it_does_not_answer
+from tasks.reconciliation import check_silent
 from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import FolderMarket, Lab
 from tests.fixtures.market import Market
@@ -181,7 +181,7 @@ def test_a_starting_machine_is_not_ended(lab: Lab, monkeypatch: pytest.MonkeyPat
     starting = msgspec.structs.replace(machine, state="starting", endpoint=None)
     monkeypatch.setattr(FolderMarket, "find", lambda *_: starting)
     with pytest.raises(UnsafeDestroy, match="is starting, so a run may be about to use it"):
-        see_that_it_does_not_answer(lab.opened, machine)
+        check_silent(lab.opened, machine)
 
 
 def test_a_machine_that_answers_again_meanwhile_is_not_ended(

@@ -10,7 +10,7 @@ import pytest
 from tasks.jobs import GRACE_S, look_at_command, start_command, stop_command
 from tasks.plain_runner import PlainRunner
 from tasks.standing_by import stand_by
-from tasks.watching import see_idle
+from tasks.watching import check_idle
 from tests.fixtures.lab import Lab
 from torpor.shared.errors import AgentLost
 from torpor.shared.values import Machine, MachineId
@@ -55,7 +55,7 @@ class _Hangs:
             120.0,
         ),
         ("job.standby", lambda lab, agent: stand_by(lab.opened, agent, "j", None), 120.0),
-        ("activity", lambda lab, agent: see_idle(lab.opened, _MINE, agent, None), 30.0),
+        ("activity", lambda lab, agent: check_idle(lab.opened, _MINE, agent, None), 30.0),
     ],
 )
 def test_a_call_to_an_agent_that_hangs_has_a_limit(

@@ -10,7 +10,7 @@ import pytest
 from tasks import watching
 from tasks.machines import own_machine
 from tasks.plain_runner import PlainRunner
-from tasks.watching import see_idle
+from tasks.watching import check_idle
 from tests.fixtures.activity import activity, quiet
 from tests.fixtures.lab import Lab
 from torpor.control.remote.seam import Agent
@@ -37,7 +37,7 @@ def test_a_backup_that_runs_on_an_idle_machine_is_waited_for(
     machine = own_machine("me@192.0.2.1")
     with PlainRunner(lab.opened):
         if ends:
-            see_idle(lab.opened, machine, _Backed(ends=True), None)
+            check_idle(lab.opened, machine, _Backed(ends=True), None)
         else:
             with pytest.raises(MachineInUse, match="torpor works on it"):
-                see_idle(lab.opened, machine, _Backed(ends=False), None)
+                check_idle(lab.opened, machine, _Backed(ends=False), None)

@@ -227,7 +227,7 @@ def verify_snapshot(
     return Verified(_MINT, manifest, wanted.root)
 
 
-def see_whole(
+def check_whole(
     store: ObjectStore,
     wanted: StoredSnapshot,
     seal: Seal,
@@ -236,12 +236,12 @@ def see_whole(
     """The manifest; SnapshotDamaged unless every pack is there as far as the store shows it, and
     OtherPaths as in ``verify_snapshot``. For a snapshot whose machine is gone: no pack is read
     back, so it proves nothing; a restore checks each hash."""
-    manifest = see_packs(store, wanted, seal, "An older one is used; delete this one", paths)
+    manifest = check_packs(store, wanted, seal, "An older one is used; delete this one", paths)
     _check_not_late(store, manifest)
     return manifest
 
 
-def see_packs(
+def check_packs(
     store: ObjectStore,
     wanted: StoredSnapshot,
     seal: Seal,

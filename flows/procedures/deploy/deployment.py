@@ -37,7 +37,7 @@ from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy.report import DeployReport
-from torpor.control.deploy.stack import Place, Stack, Strategy, base_name, see_apart, sharers
+from torpor.control.deploy.stack import Place, Stack, Strategy, base_name, check_apart, sharers
 from torpor.control.measure.scratch import machines_name, scratch_name
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Session
@@ -150,7 +150,7 @@ class _OnMachine:
             spec = self._opened.spec
             machine = session.machine
             place = Place(self._stack, machine.user_home, spec.paths[0], self._of.strategy.sets_up)
-            see_apart(place.environment, [place.absolute(path) for path in spec.paths])
+            check_apart(place.environment, [place.absolute(path) for path in spec.paths])
             # The id is of the store's key, whatever the name that the key is derived for.
             key_id = Seal(self._opened.base_key(workspace_name("environments"))).key_id.hex()
             key_id += self._of.trial
@@ -158,7 +158,7 @@ class _OnMachine:
             base = self._of.base = self._opened.base(name, self._stack.environment)
             serving = Serving(session, spec.name, place, self._phases)
             if self._tenancy is None:
-                serving.see_port()
+                serving.check_port()
                 if self._of.strategy.keeps:
                     self._see_room(session, place, base)
             self._stop(serving)
@@ -184,7 +184,7 @@ class _OnMachine:
             if self._began:
                 # Before the last look: a deploy that finds it has ended this one's server before.
                 run_on_machine(session, ["rm", "-rf", "--", self._began])
-            serving.see_serving()
+            serving.check_serving()
             if self._tenancy is not None and not self._of.trial:
                 self._tenancy.hand_over(alone=True)
             return self._report(serving)
@@ -198,7 +198,7 @@ class _OnMachine:
     def _stop(self, serving: Serving) -> None:
         """End what earlier deploys have started here; HandedOver if it is a user's by now."""
         if self._tenancy is not None:
-            self._tenancy.see_unclaimed()
+            self._tenancy.check_unclaimed()
         serving.stop()
 
     # -- what the server needs
@@ -299,7 +299,7 @@ class _OnMachine:
         mark = f"{place.home}/.torpor/deploy/{base.spec.name}"
         if self._tenancy is not None:
             begun = holds_files(session, [mark])
-            self._tenancy.see_unclaimed()
+            self._tenancy.check_unclaimed()
             if begun:  # by a deploy that was killed, on this machine, which nobody got
                 run_on_machine(session, ["rm", "-rf", "--", *place.environment, mark])
         if self._of.strategy.keeps:
@@ -386,7 +386,7 @@ class _OnMachine:
             run = f"{runner().run}-environment"
             report, verified = take_snapshot(base, session, self._machine.id, Phases(), run=run)
             try:
-                serving.see_serving()  # else another deploy may have worked in the directories
+                serving.check_serving()  # else another deploy may have worked in the directories
             except DeployFailed:
                 drop_base(base, verified)
                 raise

@@ -71,7 +71,7 @@ class Serving:
         for kind in KINDS:
             stop_command(self._session, self._id(kind))
 
-    def see_port(self) -> None:
+    def check_port(self) -> None:
         """DeployFailed where a program that ``stop`` does not end has the server's port."""
         port = self._place.stack.port
         if self._session.listens(port):
@@ -116,7 +116,7 @@ class Serving:
         if state.state != "running":  # then another program has answered
             raise self._failed("server", _words(state))
 
-    def see_serving(self) -> None:
+    def check_serving(self) -> None:
         """DeployFailed unless the server that this deploy started runs: another deploy of the
         workspace may have ended it, and may work in its directories."""
         state = self._look("server")

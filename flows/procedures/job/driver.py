@@ -17,7 +17,7 @@ from flows.procedures.snapshot import hibernate_machine
 from flows.procedures.unfinished import end_leftovers
 from flows.procedures.wake import wake_workspace
 from tasks.guards import Ending, Guard, NothingBegan, NothingLost
-from tasks.jobs import machine_in_use, refuse_other_jobs, stop_command
+from tasks.jobs import check_no_other_job, machine_in_use, stop_command
 from tasks.machines import open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
@@ -383,7 +383,7 @@ class Driver:
 
     def _hibernate(self, machine: Machine) -> None:
         """Hibernate with proof, and end the job."""
-        refuse_other_jobs(self._opened, machine, self.job.id)
+        check_no_other_job(self._opened, machine, self.job.id)
         self._driven.change(state="hibernating")
         run = f"{runner().run}-end-{len(self.job.attempts)}-{time.time_ns()}"
         began_s = boot_clock_s()
@@ -442,7 +442,7 @@ class EndOfJob:
         self.verified: Verified | None = None
 
     def check(self, ending: Ending) -> None:
-        refuse_other_jobs(self._opened, ending.machine, self._driven.job.id)
+        check_no_other_job(self._opened, ending.machine, self._driven.job.id)
         if ending.verified is None:
             return
         snapshot = ending.verified.snapshot

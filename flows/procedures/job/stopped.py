@@ -12,7 +12,7 @@ import msgspec
 
 from flows.procedures.phases import Phases
 from flows.procedures.snapshot import take_snapshot
-from tasks.jobs import refuse_other_jobs
+from tasks.jobs import check_no_other_job
 from tasks.runner import runner
 from tasks.stopped import end_stopped, find_sure_save, start_machine
 from tasks.workspace import OpenWorkspace
@@ -165,7 +165,7 @@ class Stopped:
                 machine.provider,
                 save.snapshot,
             )
-            unused = partial(refuse_other_jobs, self._opened, machine, job.id)
+            unused = partial(check_no_other_job, self._opened, machine, job.id)
             end_stopped(self._opened, machine, rental, save, unused)
         except HandedOver as error:  # its rental, not the job: the next look shows whose it is
             return str(error)

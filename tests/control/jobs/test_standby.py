@@ -21,7 +21,7 @@ from torpor.control.jobs.standby import (
     newest_whole,
     sure_save,
 )
-from torpor.control.safety import see_whole, verify_snapshot
+from torpor.control.safety import check_whole, verify_snapshot
 from torpor.control.store.marks import COMMIT_S, marked_packs
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.prune import GRACE_S, YOUNG_S, PruneRules
@@ -129,7 +129,7 @@ def test_a_save_by_the_machine_names_no_marked_pack(
     assert prune(machine).freed.packs == 1
     assert not marked & {pack_id_of(key) for key in packs(store)}
     assert restorable(machine, tmp_path) == 1
-    see_whole(store, stored(machine, save), machine.seal)
+    check_whole(store, stored(machine, save), machine.seal)
 
 
 def test_a_pack_that_is_swept_between_both_looks_is_not_named(

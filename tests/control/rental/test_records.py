@@ -70,7 +70,7 @@ def test_what_was_handed_over_is_never_abandoned_again(rentals: Rentals) -> None
         with pytest.raises(HandedOver):
             rentals.change(old, state=state)
     with pytest.raises(HandedOver, match="was handed over by another run"):
-        rentals.see_unclaimed(old.label)
+        rentals.check_unclaimed(old.label)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_an_ended_rental_stays_as_history(rentals: Rentals) -> None:
     assert ended.ended_unix is not None
     assert ended.ended_unix >= ended.created_unix
     with pytest.raises(HandedOver, match="was ended by another run"):
-        rentals.see_unclaimed(rental.label)
+        rentals.check_unclaimed(rental.label)
 
 
 def test_an_end_that_was_killed_half_way_is_an_end(
@@ -201,7 +201,7 @@ def test_a_machine_is_left_alone_while_the_store_is_away(
     rental = _begin(rentals)
     memory_store.fails = StoreUnavailable("503")
     with pytest.raises(StoreUnavailable, match="torpor left it alone"):
-        rentals.see_unclaimed(rental.label)
+        rentals.check_unclaimed(rental.label)
 
 
 def test_a_damaged_record_is_not_an_absent_one(memory_store: MemoryStore, rentals: Rentals) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from torpor.control.safety import Verified, see_whole
+from torpor.control.safety import Verified, check_whole
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, snapshot_times
 from torpor.control.upkeep.deletion import delete_snapshot
@@ -42,7 +42,7 @@ def find(
     for snapshot in _in_use(store, workspace):
         try:
             found = find_snapshot(store, workspace, snapshot)
-            see_whole(store, found, seal, paths)
+            check_whole(store, found, seal, paths)
             pin(store, workspace, snapshot, reason)
         except SnapshotMissing:  # deleted meanwhile
             continue

@@ -237,7 +237,7 @@ class Place:
         return text
 
 
-def see_apart(environment: list[str], workspace: list[str]) -> None:
+def check_apart(environment: list[str], workspace: list[str]) -> None:
     """InvalidInput where a directory of the environment is one of the workspace, or within one, or
     the other way round: each snapshot must hold its own."""
     for one in environment:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
-from torpor.control.safety import compare_packs, see_whole
+from torpor.control.safety import check_whole, compare_packs
 from torpor.control.store.marks import COMMIT_S, marked_packs
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import (
@@ -134,7 +134,7 @@ def newest_whole(
             found = find_snapshot(store, workspace, snapshot)
             if snapshot == verified:
                 return NewestWhole(found, refused)
-            manifest = see_whole(store, found, seal, paths)
+            manifest = check_whole(store, found, seal, paths)
             if verified is None or snapshot > verified:
                 return NewestWhole(found, refused)
             before = read_manifest(store, find_snapshot(store, workspace, verified), seal)

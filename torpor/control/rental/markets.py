@@ -57,7 +57,7 @@ class Markets:
         more = [one for one in self.every() if one.identity in unnamed]
         return [*self.named, *more] if len(more) == len(unnamed) else [*self.every()]
 
-    def see_reached(self, rentals: Collection[Rental]) -> None:
+    def check_reached(self, rentals: Collection[Rental]) -> None:
         """InvalidInput where no block is for the account of a machine that was handed over, and its
         work is not known to be stored: whoever rents another one would work on an older state."""
         known = {provider.identity for provider in self.concerned(rentals)}

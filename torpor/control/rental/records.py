@@ -183,7 +183,7 @@ class Rentals:
         """Record that the provider shows its machine now."""
         return self.change(rental, seen_unix=time.time(), absent_unix=())
 
-    def see_unclaimed(self, label: Label) -> None:
+    def check_unclaimed(self, label: Label) -> None:
         """Check that the rental is open and was not handed over. HandedOver if another run handed
         it over or ended it; StoreError if the store does not answer."""
         try:

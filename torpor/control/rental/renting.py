@@ -111,11 +111,11 @@ class Tenancy:
         if self._renting is not None and self.rental is not None:
             self._renting.claim(self.rental)
 
-    def see_unclaimed(self) -> None:
+    def check_unclaimed(self) -> None:
         """HandedOver if another run has handed the machine over, or ended it. A machine that a
         killed run left may be another run's too."""
         if self._renting is not None and self.rental is not None:
-            self._renting.see_unclaimed(self.rental.label)
+            self._renting.check_unclaimed(self.rental.label)
 
     def hand_over(
         self, *, alone: bool = False, fetched_bytes: int = 0, fetched_s: float = 0.0
@@ -309,10 +309,10 @@ class Renting:
 
     # -- the end
 
-    def see_unclaimed(self, label: Label) -> None:
+    def check_unclaimed(self, label: Label) -> None:
         """HandedOver unless it may still be ended; a machine under a reserved name always may."""
         if not label.workspace.startswith(RESERVED):
-            self._rentals.see_unclaimed(label)
+            self._rentals.check_unclaimed(label)
 
     def end(
         self,
@@ -331,7 +331,7 @@ class Renting:
         """
         label = rental.label
         if warrant is None:
-            self.see_unclaimed(label)
+            self.check_unclaimed(label)
         provider = self._by.markets.of(rental.provider)
         shown = shown or listed(provider, label)
         seen = {} if shown is None else {"seen_unix": time.time()}
@@ -340,7 +340,7 @@ class Renting:
             close_unseen(self._rentals, provider, rental)
             self.leave(rental)
             return
-        warrant = warrant or never_handed_over(machine, label, lambda: self.see_unclaimed(label))
+        warrant = warrant or never_handed_over(machine, label, lambda: self.check_unclaimed(label))
         try:
             why = destroy(provider, machine, warrant, rental, within_s)
         except EndUnproven as error:

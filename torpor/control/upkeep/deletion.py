@@ -34,7 +34,7 @@ def delete_snapshot(
     because of the newest verified one. Raises SnapshotKept and SnapshotMissing; both leave the
     snapshot unchanged.
     """
-    refuse_kept(store, workspace, [snapshot], even_newest)
+    check_not_kept(store, workspace, [snapshot], even_newest)
     key = manifest_key(workspace, snapshot)
     try:
         blob = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
@@ -56,7 +56,7 @@ def delete_snapshot(
     withdraw_receipt(store, workspace, snapshot)
 
 
-def refuse_kept(
+def check_not_kept(
     store: ObjectStore,
     workspace: WorkspaceName,
     snapshots: Sequence[SnapshotId],

@@ -134,7 +134,7 @@ class SnapshotRun(AgentRun):
         """Resolve the roots, and use what earlier runs stored. Once a run."""
         if self._begun is not None:
             return self._begun.answer
-        self.state.refuse_half_restored("; a snapshot now would store half a workspace")
+        self.state.check_not_half_restored("; a snapshot now would store half a workspace")
         self._settle_sync()
         roots = resolve_roots(request.roots)
         seal = seal_of(request.key)

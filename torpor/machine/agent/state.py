@@ -157,7 +157,7 @@ class WorkspaceState:
     def clear_sync_record(self) -> None:
         self._sync_record.unlink(missing_ok=True)
 
-    def refuse_half_restored(self, then: str) -> None:
+    def check_not_half_restored(self, then: str) -> None:
         """Raise WorkspaceInvalid where a restore has not ended."""
         if self.restore_journal.exists():
             raise WorkspaceInvalid(

@@ -159,7 +159,7 @@ class SyncRun(AgentRun):
 
     def _begin(self, request: BeginSync, call: Call) -> _Begun:
         discard_local = request.discard_local
-        self.state.refuse_half_restored(", then sync")
+        self.state.check_not_half_restored(", then sync")
         seal = seal_of(request.key)
         wanted = read_wanted(request, seal, self.transfer(call))
         targets = _resolved(wanted.manifest.roots)
