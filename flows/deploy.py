@@ -22,14 +22,14 @@ from torpor.shared.errors import TorporError
 DAY_S = 24 * 3600.0
 
 
-def _refuse_e(value: object) -> object:
+def _check_strategy(value: object) -> object:
     """The form does not offer E; a call from Python is told the reason."""
     if value == "E":
         strategy_named("E")
     return value
 
 
-StrategyChoice = Annotated[StrategyName, BeforeValidator(_refuse_e)]
+StrategyChoice = Annotated[StrategyName, BeforeValidator(_check_strategy)]
 
 
 @flow("deploy")

@@ -55,7 +55,7 @@ def job(
     if record is None:
         record = opened.jobs.begun_by(runner().run)  # Prefect may start a run again
     if record is None:
-        _see_command(command)
+        _check_command(command)
         name = workspace if isinstance(workspace, str) else workspace._block_document_name
         record = Job(
             id=new_job_id(runner().run),
@@ -95,7 +95,7 @@ def _continued(opened: OpenWorkspace, wanted: str) -> Job:
     return found
 
 
-def _see_command(command: list[str]) -> None:
+def _check_command(command: list[str]) -> None:
     if not command or not command[0]:
         raise InvalidInput(
             "the job has no command: give a program and its arguments, each as an item of its own"

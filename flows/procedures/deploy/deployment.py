@@ -160,7 +160,7 @@ class _OnMachine:
             if self._tenancy is None:
                 serving.check_port()
                 if self._of.strategy.keeps:
-                    self._see_room(session, place, base)
+                    self._check_room(session, place, base)
             self._stop(serving)
 
             def serve() -> None:
@@ -203,7 +203,7 @@ class _OnMachine:
 
     # -- what the server needs
 
-    def _see_room(self, session: Session, place: Place, base: StoredWorkspace) -> None:
+    def _check_room(self, session: Session, place: Place, base: StoredWorkspace) -> None:
         """InvalidInput where the stored environment cannot be restored on the user's machine: the
         server that runs there is not stopped for that."""
         found = find_base(base, self._reason())
@@ -279,14 +279,14 @@ class _OnMachine:
         )
         with self._begun(work, "workspace") as plan:
             self._environment_lined_up.wait()
-            self._see_wanted()
+            self._check_wanted()
             finished = work.restore(plan, full_check=self._full_check, when_first=wanted.when_first)
         self._warnings += finished.warnings
 
     @contextmanager
     def _begun(self, restoration: Restoration, what: str) -> Iterator[RestorePlan]:
         self._restoring.append(restoration)
-        self._see_wanted()
+        self._check_wanted()
         with restoration.begun() as plan:
             yield plan
         for name, seconds in restoration.phases.seconds.items():
@@ -312,7 +312,7 @@ class _OnMachine:
             run_on_machine(session, ["mkdir", "-p", "--", f"{mark}/began"])
             self._began = mark
             self._built = self._of.strategy.keeps
-        self._see_wanted()
+        self._check_wanted()
         began = time.monotonic()
         serving.run("setup", place.filled(self._stack.setup), place.home)
         self._of.within["environment: setup"] = time.monotonic() - began
@@ -358,7 +358,7 @@ class _OnMachine:
             ) from error
         self._environment = f"restored from {found.snapshot} of {base.spec.name}"
 
-    def _see_wanted(self) -> None:
+    def _check_wanted(self) -> None:
         """RunCancelled once another part of the deploy has failed."""
         if self._stopped.is_set():
             raise RunCancelled("another part of the deploy failed")

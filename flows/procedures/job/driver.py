@@ -342,12 +342,12 @@ class Driver:
             self._driven.end("over budget", str(error))
             return
         except TorporError as error:
-            self._see_failed_wake(error)
+            self._wait_after_failed_wake(error)
             return
         self._refusals = 0
         self._driven.change(rented=report.machine, newest=self.job.newest or report.snapshot)
 
-    def _see_failed_wake(self, error: TorporError) -> None:
+    def _wait_after_failed_wake(self, error: TorporError) -> None:
         """Nothing runs, and what it had saved is stored: try again for a while, at growing
         intervals, because each try may rent a machine."""
         if isinstance(error, WorkspaceAwake | WorkspaceBusy | HandedOver):

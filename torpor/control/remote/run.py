@@ -56,11 +56,11 @@ class RemoteRun(ABC):
 
     def _call(self, request: OfRun[A], on_event: OnEvent = None) -> A:
         """Ask the agent, under a fresh request id, unless the run was given up."""
-        self._refuse_given_up()
+        self._check_not_given_up()
         try:
             return self._send(request, on_event)
         except TorporError:
-            self._refuse_given_up()
+            self._check_not_given_up()
             raise
 
     def _held(self, request: OfRun[A], on_event: OnEvent = None) -> A:
@@ -81,7 +81,7 @@ class RemoteRun(ABC):
             with self._lock:
                 self._open.discard(request_id)
 
-    def _refuse_given_up(self) -> None:
+    def _check_not_given_up(self) -> None:
         if self._given_up is not None:
             raise type(self._given_up)(str(self._given_up))
 

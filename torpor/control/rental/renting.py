@@ -209,7 +209,7 @@ class Renting:
                 sleep=nap,
                 greets=lambda endpoint: greeting_fault(endpoint, host_key),
                 told=self._by.told.warn,
-                queued=self._see_queued(rental),
+                queued=self._record_queued(rental),
             )
         except (CreateFailed, MachineUnreachable) as error:
             raise type(error)(
@@ -500,7 +500,7 @@ class Renting:
                 sleep=nap,
                 greets=lambda endpoint: greeting_fault(endpoint, host_key),
                 told=self._by.told.warn,
-                queued=self._see_queued(rental),
+                queued=self._record_queued(rental),
                 label=label,
             )
         except BaseException as cause:
@@ -515,7 +515,7 @@ class Renting:
         self._by.told.created(live)
         return Tenancy(self.pinned(live, rental), rental, self, fresh=True)
 
-    def _see_queued(self, rental: Rental) -> Callable[[], None]:
+    def _record_queued(self, rental: Rental) -> Callable[[], None]:
         """Records, once a minute, that the provider's queue shows its machine."""
         last = -math.inf
 

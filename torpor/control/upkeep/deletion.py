@@ -52,7 +52,7 @@ def delete_snapshot(
         raise
     if is_pinned:
         store.put(key, blob)
-        _refuse_pinned(store, workspace, snapshot)
+        _check_not_pinned(store, workspace, snapshot)
     withdraw_receipt(store, workspace, snapshot)
 
 
@@ -66,7 +66,7 @@ def check_not_kept(
     ``even_newest`` does not name it.
     """
     for snapshot in snapshots:
-        _refuse_pinned(store, workspace, snapshot)
+        _check_not_pinned(store, workspace, snapshot)
     newest = newest_snapshot(store, workspace)
     if newest in snapshots and newest != even_newest:
         raise SnapshotKept(
@@ -105,7 +105,7 @@ def expire(store: ObjectStore, verified: Verified, verdicts: Sequence[Verdict]) 
     return deleted
 
 
-def _refuse_pinned(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
+def _check_not_pinned(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
     if snapshot in pinned_ids(store, workspace):
         raise SnapshotKept(
             f"snapshot {snapshot} of workspace {workspace} in {store.address} is pinned "

@@ -81,7 +81,7 @@ class PathRun(RestoreRun):
         own = blake3(self.id.encode()).hexdigest(8).encode()
         stage = os.path.join(into, _STAGE + own)
         placing = _Placing(stage, into, name, request.aside, request.snapshot)
-        _refuse_what_is_there(placing)
+        _check_nothing_there(placing)
         self._placing = placing
         identity = blake3(wanted.root + stage + b"\0" + path).digest()
         journal = RestoreJournal(self.state.folder / "path", identity)
@@ -109,7 +109,7 @@ class PathRun(RestoreRun):
         super()._give_back()
 
 
-def _refuse_what_is_there(placing: _Placing) -> None:
+def _check_nothing_there(placing: _Placing) -> None:
     if os.path.lexists(placing.into) and not os.path.isdir(placing.into):
         raise InvalidInput(
             f"{os.fsdecode(placing.into)} on the machine is not a directory: name a directory, "

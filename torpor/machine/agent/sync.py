@@ -196,8 +196,8 @@ class SyncRun(AgentRun):
         )
         programs = _programs(changes, names, targets)
         if not discard_local:
-            _refuse_in_the_way(changes, request.snapshot)
-            _refuse_written(programs, before)
+            _check_nothing_in_the_way(changes, request.snapshot)
+            _check_not_written(programs, before)
         lost = [*dict.fromkeys([*lost, *programs])]
         _check_space(goal, changes, {(root, path) for root, path, _ in staged_before})
         record = SyncRecord(
@@ -398,7 +398,7 @@ def _refusal(lost: Sequence[Place], found: Survey, last: SnapshotId | None) -> s
     )
 
 
-def _refuse_in_the_way(changes: Changes, snapshot: SnapshotId) -> None:
+def _check_nothing_in_the_way(changes: Changes, snapshot: SnapshotId) -> None:
     paths = [name.entry.path for _, _, name in changes.removed if name.kind == OTHER]
     if paths:
         raise UnsavedWork(
@@ -416,7 +416,7 @@ def _programs(
     return {full[path]: who for path, who in written(list(full)).items()}
 
 
-def _refuse_written(programs: Mapping[Place, str], before: SyncRecord | None) -> None:
+def _check_not_written(programs: Mapping[Place, str], before: SyncRecord | None) -> None:
     if not programs:
         return
     words = [f"{_name(path)} ({who})" for (_, path), who in programs.items()]
