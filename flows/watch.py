@@ -18,7 +18,7 @@ from tasks.flow import flow
 from tasks.opening import open_all
 from tasks.runner import runner
 from tasks.watching import (
-    Standing,
+    AllMachines,
     close_gone,
     has_deadline,
     list_all_machines,
@@ -150,7 +150,7 @@ def watch(
 
 
 def _handed_over(
-    standing: Standing, opened: dict[WorkspaceName, OpenWorkspace]
+    standing: AllMachines, opened: dict[WorkspaceName, OpenWorkspace]
 ) -> list[tuple[OpenWorkspace, Rental]]:
     rentals = [one.rental for one in standing.findings if one.rental]
     return [

@@ -16,7 +16,7 @@ from torpor.control.upkeep.deletion import delete_snapshot, expire
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
 from torpor.control.upkeep.pins import pin, pinned, unpin
 from torpor.control.upkeep.reports import FreshnessReport
-from torpor.control.upkeep.retention import Retention, Taken, Verdict, judge
+from torpor.control.upkeep.retention import Judged, Retention, Taken, judge
 from torpor.shared.errors import SnapshotMissing, SnapshotOverdue
 from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
 
@@ -27,7 +27,7 @@ _CLOCK_HOURS: Final = 1.0
 @step("judge snapshots")
 def judge_snapshots(
     opened: OpenWorkspace, retention: Retention, and_a_new_one: bool, machine: str = ""
-) -> list[Verdict]:
+) -> list[Judged]:
     """The verdict on each snapshot; with ``and_a_new_one``, as if a new one were taken now, of
     ``machine`` or of the workspace's only one. An open job deletes its saves itself, and goes on
     from its newest, so no rule counts on them."""
@@ -59,7 +59,7 @@ def _a_new_one(taken: Sequence[Taken], machine: str, now_unix: float) -> Taken:
 
 @step("apply retention")
 def apply_retention(
-    opened: OpenWorkspace, verified: Verified, verdicts: Sequence[Verdict]
+    opened: OpenWorkspace, verified: Verified, verdicts: Sequence[Judged]
 ) -> list[SnapshotId]:
     """Delete what no rule keeps; this needs the proof of a newer snapshot."""
     deleted = expire(opened.store, verified, verdicts)

@@ -37,7 +37,7 @@ If it gave up at once, the machine would cost money until watch starts the next 
 OWN_WORK_POLL_S: Final = 5.0
 
 
-class Standing(msgspec.Struct, frozen=True):
+class AllMachines(msgspec.Struct, frozen=True):
     """What the providers and the stores know. ``silent`` and ``unread``: the error of each provider
     that did not answer, and of each workspace whose store did not."""
 
@@ -47,7 +47,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 @step("list machines")
-def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> Standing:
+def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
     """All machines of the workspaces at all provider blocks, compared with their rentals, as
     reconcile does for one. Changes nothing. What does not answer is left out and named."""
     known = {p.identity: p for opened in workspaces for p in opened.markets.named}
@@ -77,14 +77,14 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> Standing:
         [one for _, residue in after.values() for one in residue],
     )
     of = {name: opened for opened in read for name in names_of(opened.spec.name)}
-    return Standing(
+    return AllMachines(
         [one for one in found if not _is_over(of, one)],
         closed | {identity: str(error) for identity, error in silent.items()},
         unread,
     )
 
 
-def close_gone(standing: Standing, workspaces: Sequence[OpenWorkspace]) -> Standing:
+def close_gone(standing: AllMachines, workspaces: Sequence[OpenWorkspace]) -> AllMachines:
     """What there is once the rentals of machines that have gone are closed. One that cannot be
     looked for stays open: unknown is not gone."""
     of = {name: opened for opened in workspaces for name in names_of(opened.spec.name)}

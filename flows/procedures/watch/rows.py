@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from tasks.watching import Standing, newest_made_unix
+from tasks.watching import AllMachines, newest_made_unix
 from tasks.workspace import OpenWorkspace
 from torpor.control.idleness import Verdict
 from torpor.control.reconciliation import Finding
@@ -65,7 +65,7 @@ def in_use(
 
 
 def not_there(
-    standing: Standing,
+    standing: AllMachines,
     opened: dict[WorkspaceName, OpenWorkspace],
     newest: dict[WorkspaceName, float | None],
     over: dict[Label, str],

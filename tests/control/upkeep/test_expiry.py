@@ -13,7 +13,7 @@ from torpor.control.store.snapshots import find_snapshot, snapshot_ids
 from torpor.control.upkeep.deletion import expire
 from torpor.control.upkeep.history import taken_snapshots
 from torpor.control.upkeep.pins import pin
-from torpor.control.upkeep.retention import Retention, Taken, Verdict, judge
+from torpor.control.upkeep.retention import Judged, Retention, Taken, judge
 from torpor.shared.errors import SnapshotMissing, UnsafeDestroy
 from torpor.shared.format.manifest import DIRECTORY, FILE, encode_manifest
 from torpor.shared.format.names import manifest_key
@@ -49,8 +49,8 @@ def _taken(store: MemoryStore) -> list[Taken]:
     return list(taken_snapshots(store, DEMO, PLAIN, honest().roots))
 
 
-def _none_is_kept(store: MemoryStore) -> list[Verdict]:
-    return [Verdict(snapshot, []) for snapshot in snapshot_ids(store, DEMO)]
+def _none_is_kept(store: MemoryStore) -> list[Judged]:
+    return [Judged(snapshot, []) for snapshot in snapshot_ids(store, DEMO)]
 
 
 def test_what_no_rule_keeps_goes_newest_first(store: MemoryStore) -> None:
@@ -80,7 +80,7 @@ def test_a_proof_of_a_snapshot_that_is_gone_deletes_nothing(store: MemoryStore) 
     verified = _verified(store, newest)
     store.delete([manifest_key(DEMO, newest)])
     with pytest.raises(SnapshotMissing, match="nothing was deleted; run the backup again"):
-        expire(store, verified, [Verdict(older, [])])
+        expire(store, verified, [Judged(older, [])])
     assert snapshot_ids(store, DEMO) == [older]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torpor.control.upkeep.retention import Retention, Taken, Verdict
+from torpor.control.upkeep.retention import Judged, Retention, Taken
 from torpor.control.upkeep.retention import judge as judge_taken
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
@@ -31,7 +31,7 @@ def judge(
     retention: Retention,
     pinned: Mapping[SnapshotId, str],
     saves: Mapping[SnapshotId, str] = {},
-) -> list[Verdict]:
+) -> list[Judged]:
     """The verdicts on the verified snapshots of one machine."""
     return judge_taken([_taken(one) for one in snapshots], retention, pinned, saves)
 

@@ -24,7 +24,7 @@ from torpor.control.store.snapshots import find_snapshot, open_manifest
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.rescue import Rescue
 from torpor.machine.agent.state import WorkspaceState
-from torpor.machine.supervisor.saves import Orders, Rescued, Saves
+from torpor.machine.supervisor.saves import Orders, Rescued, RescueSaves
 from torpor.shared.errors import GrantExpired, StoreUnavailable, WorkspaceBusy, WorkspaceInvalid
 from torpor.shared.format.names import packs_prefix
 from torpor.shared.values import MIB, ObjectKey, SnapshotId
@@ -245,8 +245,8 @@ def test_a_workspace_beyond_its_grants_is_an_error(
 # -- the process
 
 
-def process_saves(home: Path) -> Saves:
-    return Saves([*RESCUE, str(home)])
+def process_saves(home: Path) -> RescueSaves:
+    return RescueSaves([*RESCUE, str(home)])
 
 
 @pytest.mark.parametrize("store_key", [None, bytes(range(32))])
@@ -344,7 +344,7 @@ def test_the_process_learns_how_long_the_machine_lives(
     engine: Engine, was: Path, tmp_path: Path, notice: Notice, left_s: float | None
 ) -> None:
     start, heard = echoing(tmp_path, "nonsense")
-    saves = Saves(start, now=lambda: 1000.0)
+    saves = RescueSaves(start, now=lambda: 1000.0)
     book = book_of(engine, was, None)
     saves.stand_by(book)
     assert "did not say what it did" in saves.save(notice).error
@@ -355,7 +355,7 @@ def test_the_process_learns_how_long_the_machine_lives(
 
 
 def test_a_process_that_cannot_start_is_an_error(engine: Engine, was: Path) -> None:
-    saves = Saves(["/none/such"])
+    saves = RescueSaves(["/none/such"])
     saves.stand_by(book_of(engine, was, None))
     assert "could not be started" in saves.save(SIGNAL).error
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.fixtures.manifests import entry
-from torpor.machine.pipeline.chunks import ChunkTable, Located, Place
+from torpor.machine.pipeline.chunks import ChunkPlace, ChunkTable, Located
 from torpor.shared.errors import AgentLost
 from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entry, Extent, Pack
 
@@ -15,8 +15,8 @@ PACK = Pack(b"p" * 16, 1000, b"m" * 16)
 OTHER = Pack(b"q" * 16, 500, b"n" * 16)
 
 
-def _place(pack: Pack, offset: int = 0) -> Place:
-    return Place(pack.id, 0, offset, 10)
+def _place(pack: Pack, offset: int = 0) -> ChunkPlace:
+    return ChunkPlace(pack.id, 0, offset, 10)
 
 
 def _using(*chunks: int) -> Entry:

@@ -14,8 +14,8 @@ from torpor.machine.pipeline.download import (
     FIRST_PARTS,
     FetchPlan,
     Lot,
+    PackUse,
     RestoreJournal,
-    Use,
     in_pieces,
 )
 from torpor.shared.errors import InvalidInput
@@ -42,8 +42,8 @@ def _packed(packs: int, chunks_each: int, plain: int) -> Manifest:
 def test_every_use_of_a_chunk_is_written() -> None:
     plan = FetchPlan(honest(), 32, set())
     assert plan.uses == [
-        [Use(2, 0, 0, 100, True), Use(4, 30, 0, 100, False)],
-        [Use(3, 0, 150, 50, True)],
+        [PackUse(2, 0, 0, 100, True), PackUse(4, 30, 0, 100, False)],
+        [PackUse(3, 0, 150, 50, True)],
     ]
     assert plan.parts == [[Lot(b"p" * 16, 0)]]
     assert plan.chunks_of(b"p" * 16) == [0, 1]

@@ -13,14 +13,14 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torpor.machine.pipeline.chunks import Located, Place
+from torpor.machine.pipeline.chunks import ChunkPlace, Located
 from torpor.machine.pipeline.journal import MAX_AGE_S, Journal, Record
 from torpor.shared.format.manifest import Pack
 
 
 def _record(number: int) -> tuple[Pack, list[Located]]:
     pack = Pack(bytes([number]) * 16, 100 + number, b"m" * 16)
-    return pack, [Located(bytes([number]) * 32, 50, Place(pack.id, 2, 0, 40))]
+    return pack, [Located(bytes([number]) * 32, 50, ChunkPlace(pack.id, 2, 0, 40))]
 
 
 @pytest.fixture

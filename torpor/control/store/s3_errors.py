@@ -16,7 +16,7 @@ from torpor.shared.errors import (
     StoreMissing,
     StoreUnavailable,
 )
-from torpor.shared.transfer.answer import Refusal
+from torpor.shared.transfer.answer import RefusedAnswer
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def status_of(error: ClientError) -> int:
 def _refused(error: ClientError, what: str) -> StoreError:
     said = str(error.response.get("Error", {}).get("Message", "")).strip()[:300]
     headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    refused = Refusal(status_of(error), code_of(error), said, headers.get("retry-after", ""))
+    refused = RefusedAnswer(status_of(error), code_of(error), said, headers.get("retry-after", ""))
     code, reason = refused.code, refused.reason
     if code == "InvalidAccessKeyId":
         return StoreDenied(f"{what}: the store does not know this access key id ({reason})")

@@ -14,7 +14,7 @@ from torpor.control.store.receipts import newest_verified, withdraw_receipt
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import MAX_MANIFEST_BYTES, newest_snapshot
 from torpor.control.upkeep.pins import pinned, pinned_ids
-from torpor.control.upkeep.retention import Verdict
+from torpor.control.upkeep.retention import Judged
 from torpor.shared.errors import SnapshotKept, SnapshotMissing, StoreMissing
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import SnapshotId, WorkspaceName
@@ -82,7 +82,7 @@ def check_not_kept(
         )
 
 
-def expire(store: ObjectStore, verified: Verified, verdicts: Sequence[Verdict]) -> list[SnapshotId]:
+def expire(store: ObjectStore, verified: Verified, verdicts: Sequence[Judged]) -> list[SnapshotId]:
     """Delete what no retention rule keeps, now that ``verified`` is whole in the store.
 
     Returns what was deleted, newest first. It skips snapshots that were pinned or deleted

@@ -9,7 +9,7 @@ from torpor.control.safety import Verified
 from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import snapshot_times
 from torpor.control.upkeep.deletion import expire
-from torpor.control.upkeep.retention import Verdict
+from torpor.control.upkeep.retention import Judged
 from torpor.shared.values import SnapshotId
 
 
@@ -31,5 +31,5 @@ def delete_superfluous(
     made = times.get(verified.snapshot, 0.0)
     there = [one for one in saves if one in times]
     old = [one for one in there if one < verified.snapshot and times[one] < made]
-    deleted = expire(store, verified, [Verdict(one, []) for one in old])
+    deleted = expire(store, verified, [Judged(one, []) for one in old])
     return Thinned(deleted, [one for one in there if one not in old])

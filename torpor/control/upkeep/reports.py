@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from torpor.control.reports import HibernateReport, Row
-from torpor.control.upkeep.retention import Verdict
+from torpor.control.upkeep.retention import Judged
 from torpor.shared.values import SnapshotId, WorkspaceName
 
 MOST_ROWS: Final = 200
@@ -41,7 +41,7 @@ class BackupReport(msgspec.Struct, frozen=True):
     workspace: WorkspaceName
     snapshot: SnapshotId | None
     hibernated: HibernateReport | None
-    verdicts: list[Verdict]
+    verdicts: list[Judged]
     deleted: list[SnapshotId]
 
     @property
@@ -60,7 +60,7 @@ class BackupReport(msgspec.Struct, frozen=True):
         ]
         return Table(self.workspace, "", len(rows), rows[:MOST_ROWS]).rows()
 
-    def _gone(self, verdict: Verdict) -> str:
+    def _gone(self, verdict: Judged) -> str:
         if self.dry_run:
             return "no: it would be deleted"
         return "deleted" if verdict.snapshot in self.deleted else "pinned or gone meanwhile"

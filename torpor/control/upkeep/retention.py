@@ -81,7 +81,7 @@ class Taken(msgspec.Struct, frozen=True):
     machine: str = ""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Judged(msgspec.Struct, frozen=True):
     """Whether one snapshot stays; without ``reasons`` it is deleted."""
 
     snapshot: SnapshotId
@@ -98,7 +98,7 @@ def judge(
     pinned: Mapping[SnapshotId, str],
     saves: Mapping[SnapshotId, str] = {},
     rented: Mapping[str, float] = {},
-) -> list[Verdict]:
+) -> list[Judged]:
     """A verdict for each snapshot, newest first. The newest, the newest verified one and the pinned
     are always kept, and so are the newest of each machine that is rented or within the window, and
     the one that was stored last.
@@ -121,7 +121,7 @@ def judge(
     if not any(retention.counts().values()):
         for found in reasons.values():
             found.append("no retention is set")
-        return [Verdict(snapshot, found) for snapshot, found in reasons.items()]
+        return [Judged(snapshot, found) for snapshot, found in reasons.items()]
     ruled = [one for one in newest_first if one.snapshot not in saves]
     for line in (ruled, _verified(ruled)):
         for snapshot, rule in _ruled(line, retention):
@@ -137,7 +137,7 @@ def judge(
         last = max(counted, key=lambda one: one.stored_unix, default=None)
         if last and not reasons[last.snapshot]:
             reasons[last.snapshot].append(f"stored last of machine {name}")
-    return [Verdict(snapshot, found) for snapshot, found in reasons.items()]
+    return [Judged(snapshot, found) for snapshot, found in reasons.items()]
 
 
 def _verified(taken: Sequence[Taken]) -> list[Taken]:

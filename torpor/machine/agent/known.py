@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from torpor.machine.agent.state import Index
-from torpor.machine.pipeline.chunks import ChunkTable, Located, Place
+from torpor.machine.pipeline.chunks import ChunkPlace, ChunkTable, Located
 from torpor.machine.pipeline.journal import Record
 from torpor.machine.tree.walk import Held, Holding, Signature, Walk
 from torpor.shared.errors import AgentLost, SnapshotDamaged, StoreMissing
@@ -96,7 +96,9 @@ class KnownFiles:
             self.table.know(
                 (
                     Located(
-                        c.name, c.plain, Place(packs[c.pack].id, c.encoding, c.offset, c.stored)
+                        c.name,
+                        c.plain,
+                        ChunkPlace(packs[c.pack].id, c.encoding, c.offset, c.stored),
                     )
                     for c in manifest.chunks
                 ),

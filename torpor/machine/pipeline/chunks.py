@@ -12,7 +12,7 @@ from torpor.shared.errors import AgentLost
 from torpor.shared.format.manifest import Chunk, Entry, Extent, Pack
 
 
-class Place(NamedTuple):
+class ChunkPlace(NamedTuple):
     """The position of a chunk in its pack."""
 
     pack: bytes  # the pack's id
@@ -26,7 +26,7 @@ class Located(NamedTuple):
 
     name: bytes
     plain: int
-    place: Place
+    place: ChunkPlace
 
 
 class ChunkTable:
@@ -40,7 +40,7 @@ class ChunkTable:
         self._lock = threading.Lock()
         self._names: list[bytes] = []
         self._plain: list[int] = []
-        self._places: list[Place | None] = []
+        self._places: list[ChunkPlace | None] = []
         self._pending: set[int] = set()
         self._numbers: dict[bytes, int] = {}
         self._known: dict[bytes, Located] = {}
@@ -56,7 +56,7 @@ class ChunkTable:
             self._names.append(chunk.name)
             self._plain.append(chunk.plain)
             self._places.append(
-                Place(packs[chunk.pack].id, chunk.encoding, chunk.offset, chunk.stored)
+                ChunkPlace(packs[chunk.pack].id, chunk.encoding, chunk.offset, chunk.stored)
             )
         self._packs.update((pack.id, pack) for pack in packs)
 
@@ -85,7 +85,7 @@ class ChunkTable:
             self._pending.add(number)
             return number, True
 
-    def settle(self, pack: Pack, places: Iterable[tuple[int, Place]]) -> list[Located]:
+    def settle(self, pack: Pack, places: Iterable[tuple[int, ChunkPlace]]) -> list[Located]:
         """The store has confirmed ``pack``: give its chunks their places."""
         with self._lock:
             self._packs[pack.id] = pack

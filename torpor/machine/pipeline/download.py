@@ -49,7 +49,7 @@ class Fetcher(Protocol):
         """Yield each range's bytes in order."""
 
 
-class Use(NamedTuple):
+class PackUse(NamedTuple):
     """Where a run of a chunk goes. ``whole``: it is the file's entire content."""
 
     entry: int
@@ -84,14 +84,14 @@ class FetchPlan:
     ) -> None:
         self.manifest = manifest
         self.done = done
-        self.uses: list[list[Use]] = [[] for _ in manifest.chunks]
+        self.uses: list[list[PackUse]] = [[] for _ in manifest.chunks]
         for number, entry in enumerate(manifest.entries):
             at = 0
             for extent in entry.extents:
                 if extent.chunk != HOLE:
                     whole = extent.length == entry.size
                     self.uses[extent.chunk].append(
-                        Use(number, at, extent.offset, extent.length, whole)
+                        PackUse(number, at, extent.offset, extent.length, whole)
                     )
                 at += extent.length
         used: dict[bytes, list[int]] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torpor.machine.pipeline.buffers import PackBuffers
-from torpor.machine.pipeline.chunks import ChunkTable, Place
+from torpor.machine.pipeline.chunks import ChunkPlace, ChunkTable
 from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
@@ -159,7 +159,7 @@ class _Packer:
         self._grant: Grant | None = None
         self._buffer = buffer
         self._bytes = 0  # of the buffer, filled
-        self._places: list[tuple[int, Place]] = []
+        self._places: list[tuple[int, ChunkPlace]] = []
         self._opened = time.perf_counter()  # when the open pack began to be filled
         self._encoded = self._encoded_cpu = 0.0  # seconds of encoding for it, by both clocks
 
@@ -189,7 +189,7 @@ class _Packer:
                 )
         pack_id = pack_id_of(self._grant.key)
         stored = self._source.seal.seal(encoded, chunk_associated(name, pack_id, encoding, plain))
-        self._places.append((number, Place(pack_id, encoding, self._bytes, len(stored))))
+        self._places.append((number, ChunkPlace(pack_id, encoding, self._bytes, len(stored))))
         end = self._bytes + len(stored)
         self._buffer[self._bytes : end] = stored
         self._bytes = end

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from torpor.machine.supervisor.notices import Notices
-from torpor.machine.supervisor.saves import Rescued, Saves
+from torpor.machine.supervisor.saves import Rescued, RescueSaves
 from torpor.shared.wire.job import Notice, NoticeSource, StandBy
 
 News = Notice | Rescued
@@ -23,7 +23,7 @@ class Guard:
     def __init__(
         self, sources: Sequence[NoticeSource], save: list[str], wake: Callable[[], None]
     ) -> None:
-        self._saves = Saves(save)
+        self._saves = RescueSaves(save)
         self._wake = wake
         self._news: SimpleQueue[News] = SimpleQueue()
         self._unsaved: SimpleQueue[Notice] = SimpleQueue()

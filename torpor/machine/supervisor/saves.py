@@ -42,7 +42,7 @@ class Rescued(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class Saves:
+class RescueSaves:
     """Holds the newest book of a job, in memory only. Thread-safe.
 
     The process logs to this one's standard error. Each grant is handed out once, before its

@@ -52,7 +52,7 @@ def refusal(grant: Grant, host: str, answer: http.client.HTTPResponse, body: byt
     text = body.decode("utf-8", "replace")
     code = found[1] if (found := _CODE.search(text)) else ""
     said = found[1].strip() if (found := _MESSAGE.search(text)) else ""
-    refused = Refusal(answer.status, code, said, answer.getheader("Retry-After", ""))
+    refused = RefusedAnswer(answer.status, code, said, answer.getheader("Retry-After", ""))
     what = f"{grant.verb} {grant.key} at {host}"
     if answer.status in (400, 401, 403) and _is_expired(grant, answer, code, said):
         return GrantExpired(
@@ -62,7 +62,7 @@ def refusal(grant: Grant, host: str, answer: http.client.HTTPResponse, body: byt
     return refused.error(what)
 
 
-class Refusal(NamedTuple):
+class RefusedAnswer(NamedTuple):
     """What a store answered instead of what it was asked for."""
 
     status: int

@@ -72,7 +72,7 @@ class _Page(Protocol):
 _PageT = TypeVar("_PageT", bound=_Page)
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class AwsRefusal(msgspec.Struct, frozen=True):
     """An answer of AWS that says no, and that a retry does not change."""
 
     code: str
@@ -160,18 +160,18 @@ class Ec2Client:
 
     def ask(
         self, shape: type[_Shape], operation: str, *, service: str = "ec2", **asked: Any
-    ) -> _Shape | Refusal:
+    ) -> _Shape | AwsRefusal:
         """A request that is safe to repeat. ProviderUnavailable after some tries."""
         self.confirm()
         return self._tried(False, service, operation, shape, asked)
 
-    def rent(self, shape: type[_Shape], **asked: Any) -> _Shape | Refusal:
+    def rent(self, shape: type[_Shape], **asked: Any) -> _Shape | AwsRefusal:
         """RunInstances, carried out once at most. CreateUncertain when nobody knows whether it was;
         ProviderUnavailable when it certainly was not."""
         self.confirm()
         return self._tried(True, "ec2", "run_instances", shape, asked)
 
-    def refused(self, refusal: Refusal, doing: str) -> ProviderError:
+    def refused(self, refusal: AwsRefusal, doing: str) -> ProviderError:
         if refusal.code in DENIED:
             return ProviderDenied(
                 f"AWS account {self.account} may not {doing} in {self.region}: {refusal}. Check "
@@ -186,14 +186,14 @@ class Ec2Client:
             "console and report this"
         )
 
-    def _accepted(self, answer: _Shape | Refusal, doing: str) -> _Shape:
-        if isinstance(answer, Refusal):
+    def _accepted(self, answer: _Shape | AwsRefusal, doing: str) -> _Shape:
+        if isinstance(answer, AwsRefusal):
             raise self.refused(answer, doing)
         return answer
 
     def _tried(
         self, once: bool, service: str, operation: str, shape: type[_Shape], asked: dict[str, Any]
-    ) -> _Shape | Refusal:
+    ) -> _Shape | AwsRefusal:
         wait_s = _FIRST_WAIT_S
         for tries_left in reversed(range(_TRIES)):
             try:
@@ -207,7 +207,7 @@ class Ec2Client:
 
     def _once(
         self, once: bool, service: str, operation: str, shape: type[_Shape], asked: dict[str, Any]
-    ) -> _Shape | Refusal:
+    ) -> _Shape | AwsRefusal:
         try:
             answer = getattr(self._client(service), operation)(**asked)
         except ClientError as cause:
@@ -232,9 +232,9 @@ class Ec2Client:
         except msgspec.ValidationError as cause:
             raise self._shapeless(once, cause, operation) from cause
 
-    def _meaning(self, error: ClientError, once: bool, operation: str) -> Refusal:
+    def _meaning(self, error: ClientError, once: bool, operation: str) -> AwsRefusal:
         told = error.response.get("Error", {})
-        refusal = Refusal(str(told.get("Code", "")), str(told.get("Message", "")))
+        refusal = AwsRefusal(str(told.get("Code", "")), str(told.get("Message", "")))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if refusal.code in _THROTTLED or status == 429:
             raise self._unavailable(f"asks for fewer requests ({refusal.code})", operation)

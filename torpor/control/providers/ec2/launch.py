@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from torpor.control.providers.ec2.client import DENIED, Refusal
+from torpor.control.providers.ec2.client import DENIED, AwsRefusal
 from torpor.control.providers.ec2.offers import offer_parts
 from torpor.control.providers.ec2.prices import ADDRESS_USD_H, Ec2Prices
 from torpor.control.providers.ec2.setup import Ec2Setup, Image
@@ -70,7 +70,7 @@ def probe_request(setup: Ec2Setup, image: Image) -> dict[str, Any]:
     return _placed(_PROBED, image, next(iter(network.subnets.values())), network.group, 0)
 
 
-def launch_refused(order: Order, refusal: Refusal) -> ProviderError:
+def launch_refused(order: Order, refusal: AwsRefusal) -> ProviderError:
     asked = f"AWS refused {order.offer.id}: {refusal}"
     if refusal.code in _NO_CAPACITY:
         return NoCapacity(asked)

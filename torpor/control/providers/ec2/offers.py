@@ -73,13 +73,13 @@ class _Types(msgspec.Struct, rename="pascal"):
     next_token: str = ""
 
 
-class _Place(msgspec.Struct, rename="pascal"):
+class _Offering(msgspec.Struct, rename="pascal"):
     instance_type: str
     location: str
 
 
-class _Places(msgspec.Struct, rename="pascal"):
-    instance_type_offerings: list[_Place]
+class _Offerings(msgspec.Struct, rename="pascal"):
+    instance_type_offerings: list[_Offering]
     next_token: str = ""
 
 
@@ -150,12 +150,12 @@ class Ec2Offers:
             if image is not None:
                 yield _Ware(kind, gpu, item.count if item is not None else 0, image)
 
-    def _places(self, types: Sequence[str]) -> list[_Place]:
+    def _places(self, types: Sequence[str]) -> list[_Offering]:
         pages = [
             page
             for first in range(0, len(types), _VALUES)
             for page in self._client.pages(
-                _Places,
+                _Offerings,
                 "describe_instance_type_offerings",
                 LocationType="availability-zone",
                 Filters=[{"Name": "instance-type", "Values": types[first : first + _VALUES]}],

@@ -13,7 +13,7 @@ from typing import Final
 import boto3
 import msgspec
 
-from torpor.control.providers.ec2.client import TIMEOUT_S, Done, Ec2Client, Refusal
+from torpor.control.providers.ec2.client import TIMEOUT_S, AwsRefusal, Done, Ec2Client
 from torpor.control.providers.ec2.launch import (
     PRICE_TAG,
     launch_refused,
@@ -167,7 +167,7 @@ class Ec2Provider:
         self._setup.check()
         probe = probe_request(self._setup, found)
         answer = self._client.ask(Done, "run_instances", **probe, DryRun=True)
-        if isinstance(answer, Refusal) and answer.code != "DryRunOperation":
+        if isinstance(answer, AwsRefusal) and answer.code != "DryRunOperation":
             raise self._client.refused(answer, "rent machines")
         self._prices.disk_usd_h(1)
         return Account(name=f"AWS account {self._client.account}", notes=self._quotas())
@@ -201,7 +201,7 @@ class Ec2Provider:
         if not _ID.fullmatch(machine):
             return Absent()
         answer = self._client.ask(_Reservations, "describe_instances", InstanceIds=[machine])
-        if isinstance(answer, Refusal):
+        if isinstance(answer, AwsRefusal):
             if answer.code.startswith("InvalidInstanceID"):
                 return Absent()
             raise self._client.refused(answer, f"show instance {machine}")
@@ -224,7 +224,7 @@ class Ec2Provider:
             return
         doing = f"terminate instance {machine.id}"
         answer = self._client.ask(_Ended, "terminate_instances", InstanceIds=[machine.id])
-        if isinstance(answer, Refusal) and not answer.code.startswith("InvalidInstanceID"):
+        if isinstance(answer, AwsRefusal) and not answer.code.startswith("InvalidInstanceID"):
             raise self._client.refused(answer, doing)
 
     def residue(self) -> list[Residue]:
@@ -288,7 +288,7 @@ class Ec2Provider:
             if _label(volume.tags) != label:
                 continue
             answer = self._client.ask(Done, "delete_volume", VolumeId=volume.volume_id)
-            if isinstance(answer, Refusal) and answer.code != "InvalidVolume.NotFound":
+            if isinstance(answer, AwsRefusal) and answer.code != "InvalidVolume.NotFound":
                 raise self._client.refused(answer, f"delete volume {volume.volume_id}")
 
     def _quotas(self) -> list[str]:
@@ -298,7 +298,7 @@ class Ec2Provider:
                 _Quota, "get_service_quota", service="service-quotas",
                 ServiceCode="ec2", QuotaCode=code,
             )  # fmt: skip
-            if isinstance(answer, Refusal):
+            if isinstance(answer, AwsRefusal):
                 return [*notes, f"AWS does not tell the quotas ({answer.code})"]
             notes.append(f"{answer.quota.quota_name}: {answer.quota.value:.0f} vCPUs")
         return notes

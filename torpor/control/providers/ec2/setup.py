@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from torpor.control.providers.ec2.client import Ec2Client, Refusal
+from torpor.control.providers.ec2.client import AwsRefusal, Ec2Client
 from torpor.shared.errors import InvalidInput, ProviderDenied
 
 GROUP: Final = "torpor"
@@ -145,7 +145,7 @@ class Ec2Setup:
                 "ami-0123456789abcdef0, or empty for AWS's Deep Learning Base AMI"
             )
         answer = self._client.ask(_Images, "describe_images", ImageIds=[named])
-        if isinstance(answer, Refusal):
+        if isinstance(answer, AwsRefusal):
             if answer.code.startswith("InvalidAMIID"):
                 raise self._no_image(named)
             raise self._client.refused(answer, "describe images")
@@ -204,7 +204,7 @@ class Ec2Setup:
             else {"Filters": _filters({"default-for-az": "true"})}
         )
         answer = self._client.ask(_Subnets, "describe_subnets", **asked)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, AwsRefusal):
             if not answer.code.startswith("InvalidSubnet"):
                 raise self._client.refused(answer, "describe subnets")
             raise self._missing(str(answer), "other subnets in the provider block")
@@ -228,7 +228,7 @@ class Ec2Setup:
             else {"Filters": _filters({"group-name": GROUP, "vpc-id": vpc})}
         )
         answer = self._client.ask(_Groups, "describe_security_groups", **asked)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, AwsRefusal):
             if not answer.code.startswith("InvalidGroup"):
                 raise self._client.refused(answer, "describe security groups")
             raise self._missing(str(answer), "another security group in the provider block")

@@ -33,12 +33,12 @@ class Right(msgspec.Struct, frozen=True):
     namespaced: bool = True
 
 
-class _Verdict(msgspec.Struct):
+class _ReviewStatus(msgspec.Struct):
     allowed: bool
 
 
 class _Review(msgspec.Struct):
-    status: _Verdict
+    status: _ReviewStatus
 
 
 class Fault(msgspec.Struct):
