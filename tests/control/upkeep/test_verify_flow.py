@@ -1,4 +1,4 @@
-"""The flows verify and prune as they run, but for Prefect: real machines, a real store."""
+"""The flows verify and prune as they run, but for Prefect."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -15,12 +14,10 @@ import pytest
 import flows
 from flows.procedures.drill_machine import LEFT_AFTER_S, drill_machine
 from flows.procedures.phases import Phases
+from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly
 from tests.fixtures.rentals import standing
-from tests.fixtures.short_agent import installing
-from tests.fixtures.stores import Server
 from tests.fixtures.trees import fill
-from tests.fixtures.world import World, make_world
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.store.receipts import newest_verified
 from torpor.control.store.records import Records
@@ -37,28 +34,28 @@ from torpor.shared.values import MachineId, ObjectKey, WorkspaceName
 
 
 @pytest.fixture(scope="module")
-def kept(seaweed: Server, short_agent_source: Path) -> Iterator[World]:
+def kept() -> Iterator[Lab]:
     """A workspace with two snapshots, on its machine; the last test of this module ends that."""
-    with installing(short_agent_source), make_world(seaweed) as world:
-        machine = world.rent()
-        workspace = world.workspace(machine.id)
+    with make_lab() as lab:
+        machine = lab.rent()
+        workspace = lab.workspace(machine.id)
         fill(workspace, random.Random(3), big=1, big_bytes=1_500_000)
-        hibernate_plainly(world.opened, destroy=False)
+        hibernate_plainly(lab.opened, destroy=False)
         (workspace / "later").write_bytes(random.Random(4).randbytes(50_000))
-        hibernate_plainly(world.opened, destroy=False)
-        yield world
+        hibernate_plainly(lab.opened, destroy=False)
+        yield lab
 
 
-def verify(world: World, **options: Any) -> VerifyReport:
-    found: VerifyReport = run_plainly(world.opened, flows.verify, **options)
+def verify(lab: Lab, **options: Any) -> VerifyReport:
+    found: VerifyReport = run_plainly(lab.opened, flows.verify, **options)
     return found
 
 
-def packs(world: World) -> list[ObjectKey]:
-    return [found.key for found in world.direct.list("workspaces/demo/packs/")]
+def packs(lab: Lab) -> list[ObjectKey]:
+    return [found.key for found in lab.store.list("workspaces/demo/packs/")]
 
 
-def test_every_depth_says_that_whole_snapshots_are_whole(kept: World) -> None:
+def test_every_depth_says_that_whole_snapshots_are_whole(kept: Lab) -> None:
     newest, older = (one.snapshot for one in kept.snapshots())
     quick = verify(kept, snapshot="all")
     assert quick.whole == quick.restorable == [newest, older]
@@ -70,14 +67,14 @@ def test_every_depth_says_that_whole_snapshots_are_whole(kept: World) -> None:
     assert [machine.id for machine in kept.machines()] == [
         kept.machines()[0].id
     ]  # the drill's went
-    left = [one.key for one in kept.direct.list("workspaces/drill--demo/")]
+    left = [one.key for one in kept.store.list("workspaces/drill--demo/")]
     assert left
     assert all("/rentals/ended/" in key for key in left)
     assert "restore" in drill.seconds
 
 
 @pytest.mark.parametrize("depth", ["quick", "drill"])
-def test_what_a_killed_drill_left_goes_a_day_later_and_not_before(kept: World, depth: str) -> None:
+def test_what_a_killed_drill_left_goes_a_day_later_and_not_before(kept: Lab, depth: str) -> None:
     opened = kept.opened.under(WorkspaceName("drill--demo"))
     machine, rental = standing(opened)
     left = machine.id
@@ -91,7 +88,7 @@ def test_what_a_killed_drill_left_goes_a_day_later_and_not_before(kept: World, d
 
 
 def test_a_drill_s_machine_goes_also_when_the_store_is_away(
-    kept: World, monkeypatch: pytest.MonkeyPatch
+    kept: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(self: Records, *_: object) -> None:
         raise StoreUnavailable("the store is away")
@@ -105,32 +102,32 @@ def test_a_drill_s_machine_goes_also_when_the_store_is_away(
         monkeypatch.setattr(Records, "read", away)
     monkeypatch.undo()
     assert kept.machines() == before
-    kept.direct.delete([one.key for one in kept.direct.list("workspaces/drill--demo/")])
+    kept.store.delete([one.key for one in kept.store.list("workspaces/drill--demo/")])
 
 
-def test_a_rotten_pack_fails_each_depth_and_the_files_are_named(kept: World) -> None:
+def test_a_rotten_pack_fails_each_depth_and_the_files_are_named(kept: Lab) -> None:
     newest, older = (one.snapshot for one in kept.snapshots())
-    key = min(kept.direct.list("workspaces/demo/packs/"), key=lambda found: found.bytes).key
-    whole = kept.direct.get(key, max_bytes=1 << 30)
-    kept.direct.put(key, whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    key = min(kept.store.list("workspaces/demo/packs/"), key=lambda found: found.bytes).key
+    whole = kept.store.get(key, max_bytes=1 << 30)
+    kept.store.put(key, whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
     for depth in ("quick", "full", "drill"):
         with pytest.raises(SnapshotDamaged, match=r"1 of [12]") as failed:
             verify(kept, snapshot="newest" if depth == "drill" else "all", depth=depth)
         assert newest in str(failed.value)
         if depth != "drill":
             assert f"can be restored whole is {older}" in str(failed.value)
-        assert newest_verified(kept.direct, WorkspaceName("demo")) == older
-    kept.direct.delete([key])
+        assert newest_verified(kept.store, WorkspaceName("demo")) == older
+    kept.store.delete([key])
     with pytest.raises(SnapshotDamaged, match="files are lost"):
         verify(kept, depth="full")
-    kept.direct.put(key, whole)
+    kept.store.put(key, whole)
     assert not verify(kept, snapshot="all").failed
-    assert newest_verified(kept.direct, WorkspaceName("demo")) == newest
+    assert newest_verified(kept.store, WorkspaceName("demo")) == newest
     assert len(kept.machines()) == 1
 
 
 def test_full_reads_on_the_workspace_s_machine_beside_work_and_leaves_nothing(
-    kept: World,
+    kept: Lab,
 ) -> None:
     machine = MachineId(kept.machines()[0].id)
     before = sorted(path for path in kept.home(machine).rglob("*") if "torpor" not in str(path))
@@ -139,7 +136,7 @@ def test_full_reads_on_the_workspace_s_machine_beside_work_and_leaves_nothing(
     assert before == after
 
 
-def test_a_dry_prune_frees_nothing_and_says_what_it_would(kept: World) -> None:
+def test_a_dry_prune_frees_nothing_and_says_what_it_would(kept: Lab) -> None:
     before = packs(kept)
     report = run_plainly(kept.opened, flows.prune)
     assert report.dry_run
@@ -151,7 +148,7 @@ def test_a_dry_prune_frees_nothing_and_says_what_it_would(kept: World) -> None:
     assert any("dry run" in row["value"] for row in report.rows())
 
 
-def test_a_control_side_that_slept_before_its_commit_goes_round_once_more(kept: World) -> None:
+def test_a_control_side_that_slept_before_its_commit_goes_round_once_more(kept: Lab) -> None:
     commit, late = RemoteSnapshot.commit, iter([True])
 
     def first_too_late(self: RemoteSnapshot, statistics: dict[str, int]) -> Any:
@@ -165,7 +162,7 @@ def test_a_control_side_that_slept_before_its_commit_goes_round_once_more(kept: 
     assert kept.snapshots()[0].snapshot == report.snapshot
 
 
-def test_full_rents_a_machine_where_the_workspace_has_none(kept: World) -> None:
+def test_full_rents_a_machine_where_the_workspace_has_none(kept: Lab) -> None:
     hibernate_plainly(kept.opened)
     assert kept.machines() == []
     again = verify(kept, depth="full")
@@ -173,18 +170,18 @@ def test_full_rents_a_machine_where_the_workspace_has_none(kept: World) -> None:
     assert kept.machines() == []
 
 
-def test_what_cannot_be_verified_says_so(kept: World) -> None:
+def test_what_cannot_be_verified_says_so(kept: Lab) -> None:
     names = [one.snapshot for one in kept.snapshots()]
     with pytest.raises(InvalidInput, match="takes no machine"):
         verify(kept, machine="somebody@127.0.0.1")
     with pytest.raises(InvalidInput, match="not a snapshot id"):
         verify(kept, snapshot="yesterday")
     older = names.pop()
-    kept.direct.delete([manifest_key(kept.opened.spec.name, older)])
+    kept.store.delete([manifest_key(kept.opened.spec.name, older)])
     with pytest.raises(SnapshotDamaged, match="is gone"):
         verify(kept, snapshot=older)
     assert verify(kept, snapshot="all").whole == names
-    kept.direct.delete([manifest_key(kept.opened.spec.name, name) for name in names])
+    kept.store.delete([manifest_key(kept.opened.spec.name, name) for name in names])
     for snapshot in ("all", "newest"):
         with pytest.raises(SnapshotMissing, match="no snapshot"):
             verify(kept, snapshot=snapshot)
