@@ -22,13 +22,13 @@ from flows.procedures.scratch_machine import ScratchMachine, held_and_cleared, s
 from tasks.machines import renting
 from tasks.step import Step
 from tasks.workspace import OpenWorkspace
+from tests.fixtures.lab import FolderMarket, Lab
 from tests.fixtures.plain_flows import plain
 from tests.fixtures.rentals import standing
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import WORKSPACE, Access, World
 from torpor.control.measure.scratch import Claim, machines_name, scratch_name
 from torpor.control.processes import ProcessRecord
-from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.providers.seam import Order
 from torpor.control.remote.measuring import make_content
 from torpor.control.safety import Warrant
@@ -39,15 +39,13 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = scratch_name(WORKSPACE)
 
 
-def _opened(access: Access) -> OpenWorkspace:
-    return msgspec.structs.replace(
-        access, spec=msgspec.structs.replace(access.spec, name=NAME)
-    ).opened()
+def _named(opened: OpenWorkspace) -> OpenWorkspace:
+    return replace(opened, spec=msgspec.structs.replace(opened.spec, name=NAME))
 
 
-def _begin(stack: ExitStack, access: Access, count: int = 1) -> list[ScratchMachine]:
+def _begin(stack: ExitStack, opened: OpenWorkspace, count: int = 1) -> list[ScratchMachine]:
     """A benchmark that has its machines, content on one, and something in the store."""
-    opened = _opened(access)
+    opened = _named(opened)
     stack.enter_context(plain(opened))
     stack.enter_context(held_and_cleared(opened, WORKSPACE, f"run-{os.getpid()}"))
     machines = stack.enter_context(scratch_machines(opened, WORKSPACE, "", count, Phases()))
@@ -56,38 +54,37 @@ def _begin(stack: ExitStack, access: Access, count: int = 1) -> list[ScratchMach
     return machines
 
 
-def _left(world: World) -> list[str]:
+def _left(world: World | Lab) -> list[str]:
     """What is in the store, without the history of what was spent."""
-    found = [one.key for one in world.direct.list("workspaces/benchmark")]
+    found = [one.key for one in world.opened.store.list("workspaces/benchmark")]
     return [key for key in found if "/rentals/ended/" not in key]
 
 
-def test_machines_and_objects_go_with_the_benchmark(world: World) -> None:
-    mine = world.rent()
+def test_machines_and_objects_go_with_the_benchmark(lab: Lab) -> None:
+    mine = lab.rent()
     with ExitStack() as stack:
-        machines = _begin(stack, world.access, 2)
+        machines = _begin(stack, lab.opened, 2)
         assert len({machine.address for machine in machines}) == 2
-        assert all(machine.here for machine in machines)
-        assert len(world.machines()) == 3
-    assert [machine.id for machine in world.machines()] == [mine.id]
-    assert _left(world) == []
+        assert len(lab.machines()) == 3
+    assert [machine.id for machine in lab.machines()] == [mine.id]
+    assert _left(lab) == []
 
 
-def test_a_failure_leaves_nothing_either(world: World) -> None:
+def test_a_failure_leaves_nothing_either(lab: Lab) -> None:
     with pytest.raises(KeyError), ExitStack() as stack:
-        _begin(stack, world.access)
+        _begin(stack, lab.opened)
         raise KeyError("a measurement failed")
-    assert world.machines() == []
-    assert _left(world) == []
+    assert lab.machines() == []
+    assert _left(lab) == []
 
 
 def test_a_machine_that_is_still_created_when_another_failed_is_gone_too(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first to be asked for fails at once; the other is asked for while all is ended."""
-    create, asked, lock = LocalProvider.create, [], threading.Lock()
+    create, asked, lock = FolderMarket.create, [], threading.Lock()
 
-    def slow(self: LocalProvider, order: Order) -> Machine:
+    def slow(self: FolderMarket, order: Order) -> Machine:
         with lock:
             asked.append(order.label)
             fails = asked[0] == order.label
@@ -96,19 +93,19 @@ def test_a_machine_that_is_still_created_when_another_failed_is_gone_too(
         time.sleep(1.0)
         return create(self, order)
 
-    monkeypatch.setattr(LocalProvider, "create", slow)
+    monkeypatch.setattr(FolderMarket, "create", slow)
     with pytest.raises((InvalidInput, RunCancelled)), ExitStack() as stack:
-        _begin(stack, world.access, 2)
+        _begin(stack, lab.opened, 2)
     assert len(set(asked)) == 2
-    assert world.machines() == []
-    assert _left(world) == []
+    assert lab.machines() == []
+    assert _left(lab) == []
 
 
 def test_a_machine_that_is_still_created_when_its_request_is_interrupted_is_gone_too(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is cancelled before anybody has noted which thread creates the machine."""
-    submit, create = ThreadPoolExecutor.submit, LocalProvider.create
+    submit, create = ThreadPoolExecutor.submit, FolderMarket.create
 
     def interrupted(self: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> Any:
         future = submit(self, *args, **kwargs)
@@ -116,67 +113,67 @@ def test_a_machine_that_is_still_created_when_its_request_is_interrupted_is_gone
             raise KeyboardInterrupt
         return future
 
-    def slow(self: LocalProvider, order: Order) -> Machine:
+    def slow(self: FolderMarket, order: Order) -> Machine:
         time.sleep(1.0)
         return create(self, order)
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
-    monkeypatch.setattr(LocalProvider, "create", slow)
+    monkeypatch.setattr(FolderMarket, "create", slow)
     with pytest.raises(KeyboardInterrupt), ExitStack() as stack:
-        _begin(stack, world.access)
-    assert world.machines() == []
-    assert _left(world) == []
+        _begin(stack, lab.opened)
+    assert lab.machines() == []
+    assert _left(lab) == []
 
 
-def test_a_machine_at_another_provider_is_not_forgotten(world: World) -> None:
+def test_a_machine_at_another_provider_is_not_forgotten(lab: Lab) -> None:
     """A killed benchmark left it; then one ran with a provider that does not know it."""
-    opened = _opened(world.access)
+    opened = _named(lab.opened)
     mine = opened.under(machines_name(WORKSPACE))
     _, rental = standing(mine)
-    elsewhere = replace(opened, providers=(LocalProvider(world.folder / "elsewhere"),))
+    elsewhere = replace(opened, providers=(FolderMarket(lab.folder / "elsewhere", "vast:2"),))
     with plain(elsewhere), held_and_cleared(elsewhere, WORKSPACE, "run-1"):
         pass
     assert mine.rentals.of(rental.label) == rental
-    assert len(world.machines()) == 1
+    assert len(lab.machines()) == 1
     with plain(opened), held_and_cleared(opened, WORKSPACE, "run-2"):
         pass
-    assert world.machines() == []
-    assert _left(world) == []
+    assert lab.machines() == []
+    assert _left(lab) == []
 
 
 def test_a_scratch_machine_that_cannot_be_ended_does_not_stop_the_others(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = _opened(world.access)
+    opened = _named(lab.opened)
     mine = opened.under(machines_name(WORKSPACE))
     first = standing(mine)[1].label
     standing(mine)
-    destroy = LocalProvider.destroy
+    destroy = FolderMarket.destroy
 
-    def stuck(self: LocalProvider, machine: Machine, warrant: Warrant) -> None:
+    def stuck(self: FolderMarket, machine: Machine, warrant: Warrant) -> None:
         if machine.label == first:
             raise ProviderError("it does not go")
         destroy(self, machine, warrant)
 
     with monkeypatch.context() as patched, plain(mine):
-        patched.setattr(LocalProvider, "destroy", stuck)
+        patched.setattr(FolderMarket, "destroy", stuck)
         with pytest.raises(ProviderError, match="it does not go"):
             renting(mine).end_scratch()
-    assert [machine.label for machine in world.machines()] == [first]
+    assert [machine.label for machine in lab.machines()] == [first]
     with plain(mine):
         renting(mine).end_scratch()
-    assert world.machines() == []
-    assert _left(world) == []
+    assert lab.machines() == []
+    assert _left(lab) == []
 
 
-def test_what_another_run_has_taken_over_is_left_to_it(world: World) -> None:
-    opened = _opened(world.access)
+def test_what_another_run_has_taken_over_is_left_to_it(lab: Lab) -> None:
+    opened = _named(lab.opened)
     claim = ObjectKey(f"workspaces/{NAME}/claim")
     with plain(opened), held_and_cleared(opened, WORKSPACE, "run-1"):
         other = Claim("run-2", "another", ProcessRecord(1, 1), time.time())
         opened.store.put(claim, msgspec.json.encode(other))
         opened.store.put(ObjectKey(f"workspaces/{NAME}/packs/aa/theirs"), b"theirs")
-    assert len(_left(world)) == 2
+    assert len(_left(lab)) == 2
 
 
 def test_the_next_benchmark_clears_what_a_killed_one_left(world: World, tmp_path: Path) -> None:
@@ -194,7 +191,7 @@ def test_the_next_benchmark_clears_what_a_killed_one_left(world: World, tmp_path
         assert child.stdout.readline() == b"ready\n"
         assert len(world.machines()) == 2
         with pytest.raises(WorkspaceBusy), ExitStack() as stack:
-            _begin(stack, world.access)
+            _begin(stack, world.opened)
         assert len(world.machines()) == 2, "a benchmark ended the machines of a live one"
         child.send_signal(signal.SIGKILL)
         child.wait(PATIENCE_S)
@@ -203,7 +200,7 @@ def test_the_next_benchmark_clears_what_a_killed_one_left(world: World, tmp_path
         child.communicate()
     assert any(key.endswith("packs/aa/left") for key in _left(world))
     with ExitStack() as stack:
-        _begin(stack, world.access)
+        assert all(machine.here for machine in _begin(stack, world.opened))
         assert len(world.machines()) == 2
     assert [machine.id for machine in world.machines()] == [mine.id]
     assert _left(world) == []
@@ -211,7 +208,8 @@ def test_the_next_benchmark_clears_what_a_killed_one_left(world: World, tmp_path
 
 def _main(access: str) -> None:
     with ExitStack() as stack:
-        _begin(stack, msgspec.json.decode(Path(access).read_bytes(), type=Access))
+        found = msgspec.json.decode(Path(access).read_bytes(), type=Access)
+        _begin(stack, found.opened())
         print("ready", flush=True)
         sys.stdin.read()
 
