@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.plain_flows import Shows, plain, run_plainly, wake_plainly
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.standing import raises
+from tests.fixtures.waiting import until
 from torpor.control.reports import ALL
 from torpor.control.safety import verify_snapshot
 from torpor.control.store.snapshots import find_snapshot, read_manifest, snapshot_ids
@@ -34,7 +36,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key, packs_prefix
-from torpor.shared.values import SnapshotId, new_snapshot_id
+from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
 
 Told = deque[dict[str, Any]]
 
@@ -146,11 +148,13 @@ def test_all_workspaces_are_backed_up_and_checked_also_after_one_fails(events: T
         with shows:  # a machine that is younger than the limit owes no backup yet
             young = check_backup.fn().results
         assert young["demo"] == "nothing: its machine was rented less than 26 hours ago"
+        # The ids of two snapshots of one second differ: the later one is of the next second.
+        until(lambda: made_at(newest).timestamp() < time.time(), "the newest one is of the past")
         with (
             Shows(standing.opened, off, broken, retries=0),
             raises(SnapshotOverdue, "workspace demo"),
         ):
-            check_backup.fn(most_hours=1e-6)
+            check_backup.fn(most_hours=1e-9)
         assert [one["payload"]["workspace"] for one in _named(events, "torpor.backup.missed")] == [
             "demo",
             "broken",

@@ -21,7 +21,6 @@ import msgspec
 import pytest
 
 import flows
-from tasks import machines
 from tasks.plain_runner import PlainRunner
 from tasks.restore import fitted
 from tasks.workspace import OpenWorkspace
@@ -150,10 +149,13 @@ def honest(
 
 
 @pytest.fixture
-def bucket(honest: Honest, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    monkeypatch.setattr(machines.Session, "open", lambda *_, **__: honest.session)
+def bucket(honest: Honest, lab: Lab) -> Iterator[Bucket]:
     opened = replace(
-        lab.opened, store=honest.store, key=honest.session.key, store_key=honest.session.store_key
+        lab.opened,
+        store=honest.store,
+        key=honest.session.key,
+        store_key=honest.session.store_key,
+        log_in=lambda *_, **__: honest.session,
     )
     kept = {one.key: honest.store.get(one.key, max_bytes=GIB) for one in honest.store.list("")}
     yield Bucket(lab.market, opened, honest.home, *honest.snapshots)
@@ -328,7 +330,7 @@ SPOILS: dict[str, Callable[[bytes], bytes | None]] = {
 def machine(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Every session leads to a machine that holds nothing yet; its home."""
     session = _Session(bucket.store, tmp_path / "agent", bucket.opened.store_key)
-    monkeypatch.setattr(machines.Session, "open", lambda *_, **__: session)
+    bucket.opened = replace(bucket.opened, log_in=lambda *_, **__: session)
     monkeypatch.setattr(retries, "FIRST_WAIT_S", 0.001)
     home = tmp_path / "home"
     home.mkdir()
