@@ -1,4 +1,4 @@
-# Everything runs in .venv. Begin with `make demo`; `make test` proves the rest.
+# Everything runs in .venv. Begin with `make demo`; `make test-all` proves the rest.
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -17,7 +17,7 @@ PACKAGES := packages-demo packages-test packages-bench packages-campaign package
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test oracles check lint up boot automations down campaign rentals jobs unattended model corruption gpu bench clean
+.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended model corruption gpu bench clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -61,9 +61,14 @@ automations: setup
 down:
 	@test ! -e $(READY) || $(BIN)/python -m deployments.down $(if $(MACHINES),--machines)
 
-test: packages-test setup $(VENV)/.weights $(VENV)/llama/ready
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder \
-		--durations=0 --durations-min=3
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder
+
+# All but what takes minutes: whole installations, the browser, campaigns, faults of real servers.
+test: packages-test setup $(VENV)/.weights
+	$(PYTEST) -m 'not slow' --durations=20
+
+test-all: packages-test setup $(VENV)/.weights $(VENV)/llama/ready
+	$(PYTEST) --durations=0 --durations-min=3
 
 # The markets' specifications are not ours to ship: without them there is nothing to ask.
 SPECS := $(wildcard ../shared/specs)
