@@ -18,6 +18,7 @@ from prefect.workers.process import ProcessWorker
 
 import blocks
 from blocks import PROVIDERS
+from blocks.markets import KeyedProvider
 from deployments.installation import CHECKOUT
 from deployments.server import Server
 from tests.fixtures.waiting import PATIENCE_S
@@ -56,7 +57,7 @@ def test_the_package_exports_every_block() -> None:
         for module in modules
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, Block) and kind.__module__ == module.__name__
-        if not kind.__subclasses__()
+        if kind is not KeyedProvider
     }
     assert sorted(blocks.__all__) == sorted(ours)
     assert set(PROVIDERS) <= set(KINDS)

@@ -28,14 +28,14 @@ AT_ONCE: Final = (*SOON_ABANDONED[:2], "abandon_s: float = 1.0")
 """No connection is lost here but by a death, so its runs need not be waited for."""
 
 ASK = "torpor.control.rental.records:Rentals.begin"
-CREATE = "torpor.control.providers.local:LocalProvider.create"
+CREATE = "torpor.control.providers.local.provider:LocalProvider.create"
 REACHABLE = "torpor.control.rental.renting:wait_until_reachable"
 BEGIN = "torpor.control.remote.restore:RemoteRestore.begin"
 PART = "torpor.control.remote.restore:RemoteRestore.restore_part"
 FINISH = "torpor.control.remote.restore:RemoteRestore.finish"
 CHECK = "torpor.control.remote.restore:RemoteRestore.check"
 HAND_OVER = "torpor.control.rental.renting:Renting.hand_over"
-ENDING = "torpor.control.providers.local:end_processes"
+ENDING = "torpor.control.providers.local.provider:end_processes"
 MOMENTS: Final = (
     (Moment(ASK, 2, over=True), 0),
     (Moment(CREATE, 1, over=True), 0),
