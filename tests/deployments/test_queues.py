@@ -178,7 +178,8 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     began = [run for run in runs if run["run_count"]]  # Prefect gives cancelled ones a start too
     order = [run["id"] for run in sorted(began, key=lambda run: str(run["start_time"]))]
     assert order[:3] == [first, again, critical]
-    assert order[3:] == low[: len(order) - 3] != []  # in the order of submission
+    assert order[3] == low[0]
+    assert set(order[4:]) <= set(low)  # a worker offers several at once; Prefect takes any of them
 
     record = _record(first)
     assert (record.state, len(record.attempts)) == ("succeeded", 1)
