@@ -61,7 +61,7 @@ def make(name: str, total_bytes: int, seed: int, check: Callable[[], None]) -> M
 def make_below(
     folder: Path, total_bytes: int, seed: int, check: Callable[[], None] = lambda: None
 ) -> MadeContent:
-    """The same content in any new folder."""
+    """Make the content of ``make`` in ``folder``, which is new."""
     folder.mkdir(parents=True)
     files = size = 0
     for path, blocks in _files(total_bytes, seed):

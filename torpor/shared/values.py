@@ -99,9 +99,9 @@ def tidy_path(path: str) -> str:
     return head + "/".join(names) if head else path
 
 
-def overlap(one: str, other: str) -> bool:
-    """Whether one of two tidy paths is the other, or within it."""
-    a, b = (f"{path.rstrip('/')}/" for path in (one, other))
+def overlap(first: str, second: str) -> bool:
+    """Whether two tidy paths are equal, or one is within the other."""
+    a, b = (f"{path.rstrip('/')}/" for path in (first, second))
     return a.startswith(b) or b.startswith(a)
 
 

@@ -1,1 +1,1 @@
-"""The program of ours that runs on the machine."""
+"""The agent: torpor's program on the rented machine."""

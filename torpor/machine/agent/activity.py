@@ -11,13 +11,13 @@ from torpor.shared.wire.activity import Activity, ReadActivity
 
 
 def read_activity(request: ReadActivity, call: Call, runs: RunRegistry) -> Activity:
-    """The samples that were asked for; none where no sampler has written any."""
+    """The samples that the request asks for; none where no sampler has written any."""
     samples = ring.read(call.home / ring.RING)
     boot, now_s = ring.boot_id(), ring.boot_clock_s()
     asked = [
-        one
-        for one in samples
-        if one is samples[-1] or (one.boot == boot and one.at_s >= now_s - request.seconds)
+        sample
+        for sample in samples
+        if sample is samples[-1] or (sample.boot == boot and sample.at_s >= now_s - request.seconds)
     ]
     at_work = [kept for _, kept in all_kept(call.home) if kept.at_work]
 

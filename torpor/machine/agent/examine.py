@@ -23,7 +23,7 @@ _MOST_STORED: Final = MAX_CHUNK_BYTES + MIB
 def examine(request: ExaminePacks, call: Call, runs: RunRegistry) -> Examined:
     """Read every pack; return the fault of each (pipeline/examine.py)."""
     seal = seal_of(request.key)
-    works = [(pack, [_chunk(pack, one) for one in pack.chunks]) for pack in request.packs]
+    works = [(pack, [_chunk(pack, chunk) for chunk in pack.chunks]) for pack in request.packs]
     connections = Connections(timeout_s=60.0)
     transfer = Transfer(
         connections=connections, cancelled=call.cancelled, on_retry=_not_of_corrupt_objects
@@ -34,10 +34,12 @@ def examine(request: ExaminePacks, call: Call, runs: RunRegistry) -> Examined:
         with runs.worker(call.check):
             for pack, chunks in works:
                 md5 = bytes.fromhex(pack.md5)
-                one = examine_pack(pack.grant, pack.bytes, md5, chunks, seal, transfer, call.check)
-                came += one.bytes
+                examined = examine_pack(
+                    pack.grant, pack.bytes, md5, chunks, seal, transfer, call.check
+                )
+                came += examined.bytes
                 call.emit(Event(came))
-                found.append(PackFault(pack.grant.key, one.fault, one.damaged))
+                found.append(PackFault(pack.grant.key, examined.fault, examined.damaged))
     finally:
         connections.close()
     return Examined(came, found)

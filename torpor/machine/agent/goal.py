@@ -44,7 +44,7 @@ class Goal(NamedTuple):
         return [os.path.realpath(target) for target in self.targets]
 
     def of(self, entries: Sequence[Entry]) -> Goal:
-        """Only these of its entries."""
+        """A goal with only these of its entries."""
         manifest = msgspec.structs.replace(self.manifest, entries=list(entries))
         return self._replace(manifest=manifest)
 
@@ -57,7 +57,7 @@ class Goal(NamedTuple):
         refused_xattrs: Container[tuple[int, bytes, bytes]],
         in_use_ns: int | None = None,
     ) -> Comparison:
-        """Compare the disk with all of it; with ``full`` every byte is read and hashed."""
+        """Compare the disk with every entry; ``full`` also reads and hashes every byte."""
         return compare_tree(
             self.manifest.entries,
             self.manifest.chunks,

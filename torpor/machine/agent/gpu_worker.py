@@ -1,7 +1,7 @@
-"""The process that works on the GPU for an agent, from the agent's side.
+"""The agent's side of the process that works on the GPU.
 
-The agent never loads the driver. A worker that dies, takes too long or fails is killed, and what it
-had at hand is coded on the CPU.
+The agent never loads the driver. A worker that dies, takes too long or fails is killed, and the CPU
+codes the chunks that it had.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def _shape(element: Element) -> dict[str, object]:
 
 
 def _environment(path: str) -> dict[str, str]:
-    """The agent's, without what would change which modules a Python finds."""
+    """The agent's environment, without variables that would change which modules a Python finds."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     here = {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1", "CUDA_CACHE_DISABLE": "1"}
     return kept | here | ({"PYTHONPATH": path} if path else {})

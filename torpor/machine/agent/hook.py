@@ -111,7 +111,7 @@ def _with_room(folder: str | None) -> IO[bytes]:
 
 
 class _Words:
-    """The end of a file to which others append. ``trim`` drops the rest while they run."""
+    """The end of a file to which others append. ``trim`` cuts off the rest while they run."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._fd = file.fileno()

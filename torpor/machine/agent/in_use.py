@@ -13,7 +13,7 @@ from torpor.machine.tree.walk import Signature
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
-    """``boot``: a machine that was started again may have lost what was written last."""
+    """``boot``: a machine that was restarted may have lost its last writes."""
 
     identity: bytes
     boot: str

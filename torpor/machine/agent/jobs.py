@@ -37,7 +37,7 @@ from torpor.shared.wire.protocol import MAX_LINE_BYTES, Said, parse_said, reques
 from torpor.shared.wire.request import Nothing
 
 LEFT_GRACE_S: Final = 10.0
-"""What an earlier attempt left gets this long between SIGTERM and SIGKILL."""
+"""How long processes of an earlier attempt get between SIGTERM and SIGKILL."""
 MOST_GRACE_S: Final = 3600.0
 LEAVE_S: Final = 5.0
 """A supervisor that has nothing to do leaves within this time."""
@@ -142,7 +142,7 @@ def dismiss_supervisors(home: Path) -> None:
 
 
 def _resolved(request: StartJob) -> StartJob:
-    """With absolute paths; InvalidInput for what can never be started."""
+    """The request with absolute paths; InvalidInput for what can never be started."""
     if not request.argv or not request.argv[0]:
         raise InvalidInput("a job's command is empty: give a program and its arguments")
     paths = [os.path.expanduser(path) for path in (request.folder, request.log)]
@@ -163,7 +163,7 @@ def _resolved(request: StartJob) -> StartJob:
 
 
 def _lock_to_start(folder: JobFolder, attempt: int, call: Call) -> int | None:
-    """The lock; None where an attempt runs, or this one was started before."""
+    """The lock of the job's folder; None where an attempt runs, or this one was started before."""
     give_up = time.monotonic() + SETTLE_S
     while (lock := folder.take()) is None:
         state, kept = folder.look()
@@ -240,13 +240,13 @@ def _start(request: StartJob, call: Call, supervise: list[str], lock: int) -> No
 
 
 def _ask_to_leave(folder: JobFolder, attempt: int) -> None:
-    """Tell the supervisor of that attempt, if it lives, not to stay longer than its command."""
+    """Ask that attempt's supervisor, if it lives, to leave when its command ends."""
     with suppress(OSError), folder.connect() as peer:
         _asked(peer, request_line(str(attempt), Bye()))
 
 
 def _asked(peer: socket.socket, line: bytes) -> Said | None:
-    """What the supervisor answers; None if it ended instead."""
+    """The supervisor's answer; None if it ended instead."""
     peer.settimeout(ANSWER_S)
     peer.sendall(line)
     with peer.makefile("rb") as answer:

@@ -43,12 +43,14 @@ class KnownFiles:
         if index is not None:
             self.table.adopt(index.manifest.chunks, index.manifest.packs)
             self.held = index.held
-            self._snapshots = [one for one in snapshots if one.root != index.root.hex()]
+            self._snapshots = [
+                snapshot for snapshot in snapshots if snapshot.root != index.root.hex()
+            ]
         self.before = before
         self.newest_roots: list[str] = []  # of the newest snapshot, if nothing else is known
 
     def take_up(self, resumed: Sequence[ObjectKey]) -> None:
-        """The store still has these of the resumable packs. Once a run."""
+        """Name the ``resumable`` packs that the store still has. Once a run."""
         for key in resumed:
             if key in self._resumable:
                 record = self._resumable[key]

@@ -61,7 +61,7 @@ def scrub(text: str, args: dict[str, Any] | None = None) -> str:
 
 def _secrets(value: object, depth: int, name: str = "") -> Iterator[str]:
     if name == "environment" and depth == 1 and isinstance(value, dict):
-        yield from (one for one in value.values() if isinstance(one, str) and one)
+        yield from (text for text in value.values() if isinstance(text, str) and text)
         return
     # A workspace key is the text under `key` at the top; deeper, `key` names an object.
     if isinstance(value, str):

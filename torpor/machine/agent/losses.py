@@ -66,7 +66,7 @@ class LookBehind:
                 self._found = _unknown(f"its process did not start: {error}")
 
     def losses(self, request: LookForLosses, entries: Sequence[Entry] | None, call: Call) -> Losses:
-        """What was found. ``entries``: of the last pass, for their links."""
+        """The losses found. ``entries``: those of the last pass, for their links."""
         if request.whole:
             self.begin(request)
         if request.wait_s == 0:
@@ -105,9 +105,12 @@ class LookBehind:
 
 
 def machine_began_ns(home: Path) -> int:
-    """Since when a file that came or changed is the user's: the agent's folder is made before a
-    rented machine is handed over, and after its image is unpacked. The start of the machine counts
-    where it was long before that: then the clock was set since, or the folder was made again."""
+    """Since when a file that came or changed is the user's.
+
+    The agent's folder is made after the image of a rented machine is unpacked and before the user
+    gets the machine. If the machine started long before the folder was made, the start counts: the
+    clock was set since, or the folder was made again.
+    """
     try:
         marked_ns = os.stat(home / MARKER).st_ctime_ns
     except FileNotFoundError:

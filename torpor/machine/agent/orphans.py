@@ -7,10 +7,10 @@ from collections.abc import Hashable
 
 
 class Orphans:
-    """A run belongs to the connections whose requests named it. Its owner calls under one lock.
+    """Runs by the connections whose requests named them. Its owner calls under one lock.
 
-    Another connection does not keep a run alive: a second control side that waits for the
-    workspace would otherwise wait for a killed one for ever.
+    Another connection does not keep a run alive: a second control side that waits for the workspace
+    would otherwise wait forever for one that was killed.
     """
 
     def __init__(self) -> None:

@@ -97,7 +97,7 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Every connection ends here, also one for which no thread could be started."""
+        """End a connection, also one for which no thread could be started."""
         with self._lock:
             self._open.discard(request)
         super().shutdown_request(request)

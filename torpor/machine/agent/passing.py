@@ -19,7 +19,8 @@ from torpor.shared.values import Grant, ObjectKey
 from torpor.shared.wire.restore import Peer
 
 PEER_S: Final = 5.0
-"""A peer that is silent for this long is left. At the floor rate a request may be this late."""
+"""A peer that is silent for this long is not asked again. At the floor rate a request may take this
+long."""
 MOST_PEERS: Final = 64
 
 

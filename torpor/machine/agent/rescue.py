@@ -48,14 +48,14 @@ from torpor.shared.wire.request import Event
 from torpor.shared.wire.snapshot import BeginSnapshot, Commit, Scan, Scanned, StorePart
 
 MOST_PASSES: Final = 3
-"""As the control side makes for a machine that is kept; fewer if the time does not allow it."""
+"""As many passes as the control side makes for a machine that is kept; fewer if time is short."""
 PART_BYTES: Final = 8 * MIB
 """The least that a part moves. Smaller than usual, so that little is still sent by every worker."""
 WAIT_S: Final = 600.0
 """How long a run that holds the workspace is waited for, where nobody has said that the machine
 ends. Otherwise a quarter of the time that is left, and then the agent is ended."""
 ENDS_S: Final = 3.0
-"""An agent that was asked to leave is waited for so long, and after SIGKILL once more."""
+"""How long an agent that was asked to leave gets before SIGKILL, and again after it."""
 TRIES_S: Final = 300.0
 """How long the store is tried, at least; a machine may live longer than its market said."""
 _AGAIN_S: Final = 1.0
@@ -81,7 +81,7 @@ def rescue_by_stdin(home: Path) -> int:
 
 
 def _scrubbed(rescue: Rescue, orders: Orders, log: Log) -> Rescued:
-    """What became of it, without the grants and the key."""
+    """The outcome, without the grants and the key."""
     secret = msgspec.to_builtins(orders.book)
     try:
         done = rescue.run()
@@ -94,7 +94,7 @@ def _scrubbed(rescue: Rescue, orders: Orders, log: Log) -> Rescued:
 
 
 class Rescue:
-    """One save. ``say`` gets what its reader cannot wait for."""
+    """One save. ``say`` gets messages that its reader needs at once."""
 
     def __init__(self, home: Path, orders: Orders, say: Callable[[str], None]) -> None:
         self._home = home
@@ -183,10 +183,12 @@ class Rescue:
             for record in Journal(run.state.journal).read()
             if record.stored_unix > self._given_unix
         }
-        self._resumed = [one.key for one in begun.resumable if one.key.rsplit("/", 1)[-1] in since]
+        self._resumed = [
+            upload.key for upload in begun.resumable if upload.key.rsplit("/", 1)[-1] in since
+        ]
 
     def _save(self, run: SnapshotRun, threads: ThreadPoolExecutor) -> OwnSave:
-        """Again and again while the store does not answer."""
+        """Save; try again while the store does not answer."""
         give_up = self._began + max(TRIES_S, 2 * (self._left_s or 0.0))
         while True:
             try:
@@ -233,12 +235,12 @@ class Rescue:
         )
 
     def _part(self, run: SnapshotRun, part: int) -> StorePart:
-        """Every part may use all grants: the run gives out each once."""
+        """Store one part. Every part gets all grants: the run gives out each once."""
         return StorePart(run.id, self._number, part, self._book.packs)
 
     def _has_time_for(self, began: float) -> bool:
-        """Whether another pass like the one that began then is likely to end in time, with as much
-        again for the manifest."""
+        """Whether another pass as long as the last one, and the manifest with as much time again,
+        would fit."""
         now = time.monotonic()
         return self._left_s is None or now + 2 * (now - began) < self._began + self._left_s
 
@@ -261,7 +263,7 @@ class Rescue:
 
 
 def _signal_agent(home: Path, number: signal.Signals) -> None:
-    """To the agent of HOME, if it lives."""
+    """Send a signal to the agent of HOME, if it lives."""
     with suppress(OSError, ValueError):  # it has just gone
         pid = int((home / LIFE_LOCK).read_text("ascii").split()[0])
         if agent_alive(home):  # so the process is the agent, and not one of the same number
@@ -269,4 +271,4 @@ def _signal_agent(home: Path, number: signal.Signals) -> None:
 
 
 def _unseen(event: Event) -> None:
-    """Nobody watches the progress."""
+    """Drop progress events: nobody watches."""

@@ -239,7 +239,8 @@ class RestoreRun(AgentRun):
         return Finished(begun.goal.file_count, begun.goal.total_bytes, warnings, decoding)
 
     def _compared(self, begun: Begun, writing: Writing, compared: Comparison) -> None:
-        """The disk was compared with the snapshot."""
+        """Keep the index of a tree that equals the snapshot; fetch everything again for one that
+        differs."""
         if compared.differences:
             writing.begin_again()
             return
@@ -253,8 +254,11 @@ class RestoreRun(AgentRun):
         return self._begun
 
     def _settle_sync(self, goal: Goal) -> None:
-        """What a sync had half changed is gone, or still has to be completed: its index is needed
-        for that, and a restore ends with another one."""
+        """Drop the record of a sync into these directories, or of one that has only staged files.
+
+        Raise for a tree that a sync has half changed elsewhere: its record is needed to complete
+        it.
+        """
         record = self.state.sync_record()
         if record is None or record.roots == goal.real_targets:
             self.state.clear_sync_record()
@@ -286,8 +290,10 @@ class RestoreRun(AgentRun):
 
 
 class _First:
-    """Keeps the parts that come first apart from their finish: one that was asked for again may
-    still be writing what the second has written already."""
+    """Keep the first parts apart from their finish.
+
+    A part that is requested again may still write what its repeat has written.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -296,7 +302,8 @@ class _First:
 
     @contextmanager
     def fetching(self, first: bool) -> Iterator[None]:
-        """Count a part in. A part that comes only after the others finds nothing to write."""
+        """Count a first part as at work. A part that begins after the finish finds nothing to
+        write."""
         with self._changed:
             self._parts += first
         try:
@@ -308,7 +315,7 @@ class _First:
 
     @contextmanager
     def finishing(self, check: Callable[[], None]) -> Iterator[None]:
-        """Wait for the parts and for another finish; ``check`` may raise RunCancelled."""
+        """Wait for the first parts and for another finish; ``check`` may raise RunCancelled."""
         with self._changed:
             while self._parts or self._finishing:
                 self._changed.wait(_POLL_S)

@@ -74,16 +74,18 @@ class AgentRun:
 
     @contextmanager
     def alone(self, call: Call) -> Iterator[None]:
-        """Keep other requests out that begin the run, change what it knows, finish or check it: one
-        that is asked again, since its answer did not come, waits for the first."""
+        """Exclude other requests that begin, change, finish or check the run.
+
+        A repeated request, whose first answer was lost, waits for the first.
+        """
         with self.beginning:
             self.check(call)
             yield
 
     @contextmanager
     def writing(self, call: Call) -> Iterator[None]:
-        """Count a part in that writes files: while one is at work, nothing finishes or checks them.
-        A part that comes only then waits."""
+        """Count a part that writes files as at work: nothing finishes or checks them meanwhile, and
+        a part that comes during a finish waits."""
         with self.alone(call), self._lock:
             self._writing += 1
         try:
@@ -94,8 +96,8 @@ class AgentRun:
 
     @contextmanager
     def written(self, call: Call) -> Iterator[None]:
-        """As ``alone``, and behind every part: one that was asked for again may still be writing
-        what the second has written already."""
+        """As ``alone``, and after every part: a part that is requested again may still write what
+        its repeat has written."""
         with self.alone(call):
             while self._writing:
                 time.sleep(_POLL_S)
@@ -116,7 +118,7 @@ class AgentRun:
         )
 
     def trial(self, use: GpuUse, roots: Sequence[bytes]) -> GpuTrial:
-        """Of this machine's GPU; what it decides goes into the log too."""
+        """A trial of this machine's GPU; its decision also goes into the log."""
         return GpuTrial(
             MachineGpu(self.home, use, roots).open,
             coding_cores(),
@@ -161,7 +163,7 @@ R = TypeVar("R", bound=AgentRun)
 
 
 class RunRegistry:
-    """Implements the daemon's ``Runs``. Thread-safe."""
+    """The agent's runs; implements the daemon's ``Runs``. Thread-safe."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

@@ -141,7 +141,7 @@ class SnapshotRun(AgentRun):
         effort = Effort(smallest=request.compression.smallest)
         if request.compression.gpu is not None:
             self._gpu = self.trial(request.compression.gpu, roots)
-        among = {bytes.fromhex(one.root) for one in request.known}
+        among = {bytes.fromhex(snapshot.root) for snapshot in request.known}
         own = self.state.load_index(roots, seal, None)
         index = own if own is not None and own.root in among else None
         resumable = {pack_key(self.workspace, r.pack.id): r for r in self._journal.read()}
@@ -166,7 +166,7 @@ class SnapshotRun(AgentRun):
             run.known.learn(run.seal, self.transfer(call))
         if self._gone is None:
             gone = vanished(run.known.before or [], seen, run.roots, run.excluded)
-            still = [one for one in self.state.past().gone if one.stays_gone]
+            still = [loss for loss in self.state.past().gone if loss.stays_gone]
             self._gone = [*gone, *still][: 2 * NAMED]
         run.known.saw(seen)
         jobs = cut(seen.unread, run.roots)
@@ -270,7 +270,7 @@ class SnapshotRun(AgentRun):
         return Confirmed(len(names), _shown(names, seen))
 
     def reread(self, request: RereadPacks, call: Call) -> Reread:
-        """Read whole packs of the manifest; name those that differ from what was written."""
+        """Read whole packs of the manifest again; name those that differ from what was written."""
         packs = {pack_key(self.workspace, pack.id): pack for pack in self._packs()}
         wrong = []
         for grant in request.packs:
@@ -353,8 +353,7 @@ class SnapshotRun(AgentRun):
         return packs
 
     def _before(self, own: Index | None) -> Holding | None:
-        """What the workspace held here before; None where this machine remembers nothing: another
-        machine's snapshot says nothing of one that remembers."""
+        """What the workspace held here before; None where this machine remembers nothing."""
         if own is not None:
             return own.held
         return [] if self.state.past().roots else None
@@ -364,11 +363,11 @@ class SnapshotRun(AgentRun):
         kept = [os.path.realpath(os.fsencode(absolute_root(path))) for path in accepted]
         also = [os.path.realpath(os.fsencode(absolute_root(r))) for r in run.known.newest_roots]
         unnamed = past.unnamed([*run.roots, *kept], also)
-        gone = [one for one in self._gone or [] if not is_inside(one.path, kept)]
+        gone = [loss for loss in self._gone or [] if not is_inside(loss.path, kept)]
         disks = [disk for disk in past.missing_disks() if disk not in kept]
         return Missed(
             [shown(path) for path in unnamed[:SHOWN]],
-            [Vanished(shown(one.path), one.names, one.size) for one in gone],
+            [Vanished(shown(loss.path), loss.names, loss.size) for loss in gone],
             [shown(path) for path in disks[:SHOWN]],
         )
 

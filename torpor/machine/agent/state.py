@@ -44,7 +44,9 @@ class Past(msgspec.Struct, frozen=True, array_like=True):
     def unnamed(self, roots: Sequence[bytes], also: Sequence[bytes]) -> list[bytes]:
         """Directories of it, or of ``also``, that hold something and are in none of ``roots``."""
         places = sorted({*self.roots, *also})
-        return [one for one in places if not is_inside(one, roots) and _holds_something(one)]
+        return [
+            place for place in places if not is_inside(place, roots) and _holds_something(place)
+        ]
 
     def missing_disks(self) -> list[bytes]:
         return [disk for disk in self.disks if not os.path.ismount(disk)]
@@ -125,14 +127,15 @@ class WorkspaceState:
         (self.folder / "seen").unlink(missing_ok=True)
 
     def past(self) -> Past:
-        """Empty where nothing is recorded, or by another version of the agent."""
+        """What the workspace held here; empty where nothing is recorded, or another version of the
+        agent recorded it."""
         try:
             return msgspec.msgpack.decode(self._past.read_bytes(), type=Past)
         except (FileNotFoundError, msgspec.MsgspecError):
             return Past()
 
     def mirrored(self, roots: Sequence[bytes]) -> bytes | None:
-        """The root hash of the snapshot that ``roots`` were equal to when that was looked at."""
+        """The root hash of the snapshot that ``roots`` equalled at the last comparison."""
         if (record := self.sync_record()) is not None and record.mixed:
             return None
         try:
@@ -194,7 +197,7 @@ class WorkspaceState:
 
 
 def _holds_something(path: bytes) -> bool:
-    """Whether a directory has a name in it; anything else that is there counts too."""
+    """Whether ``path`` exists and is not an empty directory."""
     try:
         with os.scandir(path) as names:
             return next(names, None) is not None

@@ -69,8 +69,12 @@ class Writing:
         afresh = not self.plan.done and not in_use
 
         def is_stale(entry: Entry) -> bool:
-            """Whether an earlier run gave it a name too early, or what has it does not count. What
-            a program made since something came first has its name beside a staged file."""
+            """Whether a file that is there must be written again: an earlier run named it before it
+            was complete.
+
+            A program may have made it since the first names were finished; then the restored file
+            still lies beside it, staged.
+            """
             if is_new or afresh or entry.kind != FILE:
                 return afresh and not is_new
             return (in_pieces(entry) or not was_staged) and self._lacks(entry)
@@ -125,10 +129,10 @@ class Writing:
             else:
                 whole.found.append((numbers[place], words))
         names = [self._entries[n] for n in sorted(changed)]
-        return Compared(whole, [shown(one.path) for one in names if one.kind != DIRECTORY])
+        return Compared(whole, [shown(name.path) for name in names if name.kind != DIRECTORY])
 
     def begin_again(self) -> None:
-        """What was written is not what it should be: fetch everything again next time."""
+        """Forget what was fetched: the comparison failed, so the next run fetches everything."""
         self._in_use.clear()
         self._journal.restart()
 
@@ -154,7 +158,7 @@ class Writing:
         return any(extent.chunk != HOLE and extent.chunk not in done for extent in entry.extents)
 
     def _others(self) -> list[Entry]:
-        """What is not in use."""
+        """Names that are not in use."""
         in_use = self._in_use.signatures
         if not in_use:
             return self._entries
@@ -175,7 +179,7 @@ class Writing:
         )
 
     def _is_changed(self, number: int) -> bool:
-        """Whether it is no longer as it was when it was finished."""
+        """Whether the name differs from what it was when it was finished."""
         entry, then = self._entries[number], self._in_use.signatures[number]
         try:
             now = os.lstat(os.path.join(self._goal.targets[entry.root], entry.path))

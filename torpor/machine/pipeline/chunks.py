@@ -63,9 +63,9 @@ class ChunkTable:
     def know(self, located: Iterable[Located], packs: Iterable[Pack]) -> None:
         """Add chunks that the store holds and that may be named."""
         with self._lock:
-            for one in located:
-                if one.place.pack not in self._lost:
-                    self._known.setdefault(one.name, one)
+            for chunk in located:
+                if chunk.place.pack not in self._lost:
+                    self._known.setdefault(chunk.name, chunk)
             for pack in packs:
                 self._packs.setdefault(pack.id, pack)
 

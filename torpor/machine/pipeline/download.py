@@ -29,12 +29,12 @@ from torpor.shared.values import MIB, Grant
 
 NOTHING_FIRST: Final[Mapping[int, int]] = MappingProxyType({})
 _LITTLE: Final = 32
-"""A pack is fetched whole with what comes first, if that is 32 times as long as the rest: the rest
-is not worth another request."""
+"""A later chunk is fetched with the first ones of its pack if it is at most 1/32 as long: it is not
+worth another request."""
 PIECE_BYTES: Final = 8 * MIB
 FIRST_PARTS: Final = 16
-"""What comes first is cut finer than packs and parts are: else some of an agent's eight workers
-would find no more of it, and share the line with it for the rest."""
+"""The first chunks are cut finer than packs and parts, so that each of the agent's eight workers
+gets some and later chunks do not share the line."""
 _ATTEMPTS: Final = 3
 """How often a chunk that does not match its name is fetched before it counts as damaged. A fault in
 transit disappears, a fault in the store stays."""

@@ -101,7 +101,7 @@ def _what_is_left(
     fetcher: Transfer,
     check: Callable[[], None],
 ) -> PackResult:
-    """The pack is shorter than it was: which chunks stand before its end, and are right?"""
+    """Which chunks stand before the end of a pack that is too short, and are right."""
     lost = set(range(len(chunks)))
     came = 0
     for number in sorted(lost, key=lambda n: chunks[n].offset):

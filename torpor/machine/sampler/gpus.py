@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from torpor.shared.wire.activity import GPU_LOST, GPUS_FINE, GPUS_UNREADABLE, NO_GPU, UNKNOWN
 
 DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")
-"""One of them is there wherever a driver for an NVIDIA GPU is: on Linux, and in WSL."""
+"""One of these exists wherever an NVIDIA driver does: on Linux, and in WSL."""
 AGAIN_S: Final = 30.0
 """How long a driver that failed is left alone."""
 
@@ -110,13 +110,13 @@ class _Device:
                 raise
             samples = []  # not supported, no such function, or nothing new
         known = [
-            one.sampleValue.uiVal
-            for one in samples
-            if one.timeStamp > self._seen_us and one.sampleValue.uiVal <= 100
+            sample.sampleValue.uiVal
+            for sample in samples
+            if sample.timeStamp > self._seen_us and sample.sampleValue.uiVal <= 100
         ]
         if not known:
             return int(nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
-        self._seen_us = max(one.timeStamp for one in samples)
+        self._seen_us = max(sample.timeStamp for sample in samples)
         return int(max(known))
 
     def _in_mig_mode(self) -> bool:
@@ -130,7 +130,7 @@ class _Device:
         return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 
     def _instances_percent(self) -> int:
-        """Of the busiest instance; an instance that is new is unknown until the next look."""
+        """The activity of the busiest instance; a new instance is unknown until the next look."""
         nvml = self._nvml
         before, self._instances = self._instances, {}
         percents = []
@@ -172,7 +172,7 @@ class _Device:
             asked.metrics[place].metricId = metric
         nvml.nvmlGpmMetricsGet(asked)
         answers = [asked.metrics[place] for place in range(len(wanted))]
-        fine = [one.value for one in answers if one.nvmlReturn == nvml.NVML_SUCCESS]
+        fine = [answer.value for answer in answers if answer.nvmlReturn == nvml.NVML_SUCCESS]
         if not fine:
             raise nvml.NVMLError(answers[0].nvmlReturn)
         percent: float = max(fine)

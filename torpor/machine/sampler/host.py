@@ -62,7 +62,7 @@ def _whole(rate: float, unit: float) -> int:
 
 
 def _first(*sources: tuple[Callable[[str], float], Path]) -> Callable[[], float | None]:
-    """Read the first of the sources that can be read now, from now on."""
+    """Use the first source that can be read now, from now on."""
     for parse, path in sources:
 
         def read(parse: Callable[[str], float] = parse, path: Path = path) -> float | None:
@@ -103,7 +103,7 @@ def _disk_of_cgroup_1(text: str) -> float:
 
 
 def _disk_of_host(text: str) -> float:
-    """Of whole disks: a partition's bytes, and those of a mapped or loop device, are a disk's."""
+    """Bytes of whole disks: those of a partition, mapped or loop device are its disk's."""
     rows = [line.split() for line in text.splitlines()]
     disks = [row for row in rows if row[2].startswith(("sd", "vd", "xvd", "nvme", "mmcblk"))]
     names = {row[2] for row in disks}

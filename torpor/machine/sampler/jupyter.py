@@ -52,8 +52,8 @@ def look(folders: list[Path], now: Callable[[], float] = time.time) -> tuple[int
     servers = list(_servers(folders))
     kernels = [_ask(facts, "api/kernels") for facts in servers]
     terminals = [_ask(facts, "api/terminals") for facts in servers]
-    every = [one for listed in (*kernels, *terminals) for one in listed or []]
-    quiet = [_quiet_s(one, now()) for one in every if isinstance(one, dict)]
+    every = [session for listed in (*kernels, *terminals) for session in listed or []]
+    quiet = [_quiet_s(session, now()) for session in every if isinstance(session, dict)]
     return min(quiet, default=NOBODY), bool(kernels) and None not in kernels
 
 
@@ -90,12 +90,12 @@ def _ask(facts: dict[str, Any], question: str) -> list[Any] | None:
     return found if isinstance(found, list) else None
 
 
-def _quiet_s(one: dict[str, Any], now: float) -> int:
+def _quiet_s(session: dict[str, Any], now: float) -> int:
     """0 for a kernel at work, and for one that does not say since when it rests."""
-    if one.get("execution_state") == "busy":
+    if session.get("execution_state") == "busy":
         return 0
     try:
-        last = datetime.fromisoformat(str(one["last_activity"]).replace("Z", "+00:00"))
+        last = datetime.fromisoformat(str(session["last_activity"]).replace("Z", "+00:00"))
         return max(0, int(now - last.timestamp()))
     except (KeyError, ValueError):
         return 0

@@ -77,7 +77,9 @@ def read(path: Path) -> list[Sample]:
     data = memoryview(path.read_bytes())[RECORD_BYTES:]
     ends = range(RECORD_BYTES, len(data) + 1, RECORD_BYTES)
     found = [unpack(data[end - RECORD_BYTES : end]) for end in ends]
-    return sorted((one for one in found if one is not None), key=lambda one: one.number)
+    return sorted(
+        (sample for sample in found if sample is not None), key=lambda sample: sample.number
+    )
 
 
 def pack(sample: Sample) -> bytes:

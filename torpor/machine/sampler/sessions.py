@@ -42,14 +42,14 @@ def look(
     """Find the programs that an SSH server started. One without a terminal counts as input now:
     it copies files, or is an editor's remote half. ``machine``: the local machine that this process
     belongs to; then the servers and programs of others on its host do not count."""
-    processes = {one.pid: one for one in _processes(root / "proc")}
+    processes = {process.pid: process for process in _processes(root / "proc")}
     children: dict[int, list[int]] = {}
-    for one in processes.values():
-        children.setdefault(one.parent, []).append(one.pid)
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
     servers = {
-        one.pid
-        for one in processes.values()
-        if one.name in _SERVERS and _is_of(root, one.pid, machine)
+        process.pid
+        for process in processes.values()
+        if process.name in _SERVERS and _is_of(root, process.pid, machine)
     }
     quiet = [
         _quiet_s(root, processes[pid].terminal, now())
@@ -58,8 +58,8 @@ def look(
         if pid not in servers and not _is_own(root, pid, children)
     ]
     jupyter = any(
-        one.name.startswith("jupyter") and _is_of(root, one.pid, machine)
-        for one in processes.values()
+        process.name.startswith("jupyter") and _is_of(root, process.pid, machine)
+        for process in processes.values()
     )
     return SessionLook(min(quiet, default=NOBODY), jupyter)
 
@@ -79,7 +79,7 @@ def _processes(proc: Path) -> list[_Process]:
 
 
 def _is_of(root: Path, pid: int, machine: str) -> bool:
-    """Whether it belongs to the machine; without a mark there is only one."""
+    """Whether a process belongs to the machine; without a mark, all do."""
     if not machine:
         return True
     try:

@@ -40,7 +40,7 @@ class Guard:
     def stand_by(self, book: StandBy) -> None:
         """Save with what ``book`` gives from now on. It stays in memory."""
         self._saves.stand_by(book)
-        self._stands_until_unix = max((one.grant.expires_unix for one in book.saves), default=0)
+        self._stands_until_unix = max((save.grant.expires_unix for save in book.saves), default=0)
 
     def hear(self, notice: Notice) -> None:
         with self._lock:
@@ -50,7 +50,7 @@ class Guard:
         self._wake()
 
     def news(self) -> list[News]:
-        """Each notice, and what became of the save for it; what was not returned before."""
+        """Each notice, with the outcome of its save, that was not returned before."""
         found = []
         while True:
             try:
@@ -60,7 +60,7 @@ class Guard:
 
     @property
     def saves_now(self) -> bool:
-        """Whether there is news to come of a notice: its save runs, or waits for another."""
+        """Whether a save runs or waits, so that news will come."""
         return self._open > 0 or not self._news.empty()
 
     @property

@@ -38,7 +38,7 @@ def size_of(path: str) -> int:
 
 
 def say(path: str, words: str) -> None:
-    """Append a line of ours, which begins a line."""
+    """Append one of torpor's own lines, at the start of a line."""
     fd = open_log(path)
     try:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())

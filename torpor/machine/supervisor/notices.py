@@ -26,7 +26,7 @@ ANSWER_S: Final = 2.0
 """The longest that a service is waited for, however slowly it sends."""
 ANSWER_BYTES: Final = 64 * KIB
 MOST_NOTICES: Final = 100
-"""A machine whose services give more than these is not told of them any more."""
+"""Notices after this many are ignored."""
 _TOKEN_S: Final = 21600
 _GIVEN_S: Final = 30.0  # Google gives no time: https://cloud.google.com/compute/docs/instances/spot
 
@@ -55,8 +55,10 @@ class Notices:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._services = [_SERVICES[one.kind](one.url, ask or ask_service, now) for one in sources]
-        self._every_s = [EVERY_S[one.kind] for one in sources]
+        self._services = [
+            _SERVICES[source.kind](source.url, ask or ask_service, now) for source in sources
+        ]
+        self._every_s = [EVERY_S[source.kind] for source in sources]
         self._clock = clock
         self._due = [clock()] * len(sources)
         self._said: set[tuple[str, str]] = set()

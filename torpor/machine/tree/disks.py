@@ -37,7 +37,9 @@ class Mounts:
     """The mount table. Nothing here touches a mount, since a network that is away would hang."""
 
     def __init__(self, table: Sequence[Mount]) -> None:
-        self._at = {one.path: one for one in table}  # of two at one path, the later one is on top
+        self._at = {
+            mount.path: mount for mount in table
+        }  # of two at one path, the later one is on top
         self.parents = {os.path.dirname(path) for path in self._at if path != "/"}
 
     @classmethod
@@ -59,35 +61,36 @@ class Mounts:
     def disks(self) -> list[str]:
         """Where to look for files: each disk once, also if it is mounted at several places."""
         found = [
-            one
-            for one in self._at.values()
-            if one.path != "/"
-            and _DISKS.fullmatch(one.kind)
-            and not is_under(one.path, _SYSTEM_MOUNTS)
+            mount
+            for mount in self._at.values()
+            if mount.path != "/"
+            and _DISKS.fullmatch(mount.kind)
+            and not is_under(mount.path, _SYSTEM_MOUNTS)
         ]
         again = {
-            one.path
-            for one in found
+            mount.path
+            for mount in found
             for other in (*found, self._at.get("/"))
             if other is not None
-            and one.device
-            and one.device == other.device
-            and one is not other
+            and mount.device
+            and mount.device == other.device
+            and mount is not other
             and (
-                _inside(one.root, other.root) or (one.root == other.root and other.path < one.path)
+                _inside(mount.root, other.root)
+                or (mount.root == other.root and other.path < mount.path)
             )
         }
-        return ["/", *sorted(one.path for one in found if one.path not in again)]
+        return ["/", *sorted(mount.path for mount in found if mount.path not in again)]
 
     def remote(self) -> list[Mount]:
         """Mounts that do not end with the machine as far as can be known."""
         return [
-            one
-            for one in self._at.values()
-            if one.path != "/"
-            and not _DISKS.fullmatch(one.kind)
-            and not _NO_DATA.fullmatch(one.kind)
-            and not is_under(one.path, _SYSTEM_MOUNTS)
+            mount
+            for mount in self._at.values()
+            if mount.path != "/"
+            and not _DISKS.fullmatch(mount.kind)
+            and not _NO_DATA.fullmatch(mount.kind)
+            and not is_under(mount.path, _SYSTEM_MOUNTS)
         ]
 
 

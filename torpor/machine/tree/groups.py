@@ -9,7 +9,7 @@ from typing import Final
 from torpor.shared.wire.losses import Left
 
 _DEEPEST: Final = 8
-"""Names of a path that are told apart; what lies deeper counts to the directory above."""
+"""Directories deeper than this count to the one above."""
 _WIDE: Final = frozenset(
     {
         *("/", "/home", "/mnt", "/media", "/opt", "/srv", "/var", "/var/lib", "/usr", "/usr/lib"),
@@ -55,7 +55,7 @@ class Groups:
 
     def largest(self, count: int) -> list[Left]:
         """The groups, most bytes first."""
-        return sorted(self._groups("/", self._top), key=lambda one: -one.bytes)[:count]
+        return sorted(self._groups("/", self._top), key=lambda group: -group.bytes)[:count]
 
     def directories(self) -> Iterator[Left]:
         """Each directory with files of its own."""
@@ -64,7 +64,7 @@ class Groups:
             path, node = pending.pop()
             if node.own_files:
                 yield _left(path, node.own_files, node.own_bytes, node.own_newest_ns)
-            pending += ((os.path.join(path, name), one) for name, one in node.below.items())
+            pending += ((os.path.join(path, name), child) for name, child in node.below.items())
 
     def size_near(self, directory: str) -> int:
         """Bytes below the first three names of ``directory``."""
@@ -80,8 +80,8 @@ class Groups:
             return
         if node.own_files:
             yield _left(path, node.own_files, node.own_bytes, node.own_newest_ns)
-        for name, one in node.below.items():
-            yield from self._groups(os.path.join(path, name), one)
+        for name, child in node.below.items():
+            yield from self._groups(os.path.join(path, name), child)
 
 
 def _left(path: str, files: int, size: int, newest_ns: int) -> Left:

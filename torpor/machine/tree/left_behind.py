@@ -105,7 +105,7 @@ class Found(msgspec.Struct):
 
 
 class _Stopped(Exception):
-    """The time is over."""
+    """The look's time is over."""
 
 
 class Look:
@@ -134,12 +134,13 @@ class Look:
         self._settings: list[str] = []
         self._unsure: list[tuple[str, str, int, int]] = []  # directory, name, size, changed
         self._unseen = [
-            f"{one.path} ({one.kind}: it does not end with this machine)" for one in mounts.remote()
+            f"{mount.path} ({mount.kind}: it does not end with this machine)"
+            for mount in mounts.remote()
         ]
         self._links: set[tuple[int, int]] = set()
 
     def run(self) -> Found:
-        """Look until all is seen, or ``stop`` says so."""
+        """Look until everything is seen, or ``stop`` is set."""
         complete = True
         try:
             for place in self._places():
@@ -155,7 +156,7 @@ class Look:
             complete,
             self._folders.total,
             self._folders.largest(SENT),
-            sorted(self._caches, key=lambda one: -one.bytes)[:SENT],
+            sorted(self._caches, key=lambda folder: -folder.bytes)[:SENT],
             sorted(map(shown, self._settings))[:SENT],
             len(self._settings),
             [*map(shown, packages[:SENT])],
@@ -166,12 +167,12 @@ class Look:
     # -- the walk
 
     def _places(self) -> Iterator[str]:
-        """What holds users' files comes first."""
+        """Where to look, users' files first."""
         if self._where.top != "/":
             yield self._where.top
             return
         disks = self._mounts.disks()[1:]
-        yield from (one for one in disks if os.path.isdir(self._prefix + one))
+        yield from (disk for disk in disks if os.path.isdir(self._prefix + disk))
         below = self._directory("/", False)
         last = {f"/{name}" for name in _LAST}
         yield from sorted(set(below) - last, key=lambda path: (path == "/var", path))
@@ -204,12 +205,12 @@ class Look:
         try:
             as_it_was = system and os.stat(full).st_ctime_ns < since_ns
             with os.scandir(full) as names:
-                for one in names:
-                    name = one.name
+                for entry in names:
+                    name = entry.name
                     if mounted and start + name in self._mounts:
                         continue
-                    if one.is_dir(follow_symlinks=False):
-                        if self._goes_into(one, start + name):
+                    if entry.is_dir(follow_symlinks=False):
+                        if self._goes_into(entry, start + name):
                             below.append(start + name)
                         continue
                     if as_it_was or (home and name in _OWN_NOISE):
@@ -217,7 +218,7 @@ class Look:
                     count += 1
                     if count % _CHECK_FILES == 0 and self._stop():
                         raise _Stopped
-                    facts = one.stat(follow_symlinks=False)
+                    facts = entry.stat(follow_symlinks=False)
                     if facts.st_ctime_ns < since_ns or not stat.S_ISREG(facts.st_mode):
                         continue
                     if facts.st_nlink > 1:
@@ -239,25 +240,25 @@ class Look:
             self._folders.add(path, changed, size, newest)
         return below
 
-    def _goes_into(self, one: os.DirEntry[str], path: str) -> bool:
+    def _goes_into(self, entry: os.DirEntry[str], path: str) -> bool:
         """Whether to look into a directory of a directory that is looked at."""
-        name = one.name
+        name = entry.name
         if name == "__pycache__" or path in self._skipped or path in _NEVER or path == "/usr/local":
             return False
-        if name.endswith(RECORDS) and one.stat(follow_symlinks=False).st_ctime_ns >= (
+        if name.endswith(RECORDS) and entry.stat(follow_symlinks=False).st_ctime_ns >= (
             self._where.since_ns
         ):
             place = os.path.dirname(path)
             self._owned.learn(place, name, whole=place.startswith("/usr/"))
-        if one.inode() in self._inodes:  # it may be here by another mount
-            return one.stat(follow_symlinks=False).st_dev not in self._inodes[one.inode()]
+        if entry.inode() in self._inodes:  # it may be here by another mount
+            return entry.stat(follow_symlinks=False).st_dev not in self._inodes[entry.inode()]
         if CACHES.fullmatch(path):
             self._add_cache(path)
             return False
         return not (path.startswith("/var/") and _SERVICES.fullmatch(path))
 
     def _is_apart(self, path: str, full: str, system: bool, size: int, changed_ns: int) -> bool:
-        """Whether a file that came or changed is no user's file, or that is to be found out."""
+        """Whether a changed file is no user's file, or counts only once the packages are known."""
         if self._where.top != "/":
             return False
         if path.startswith("/etc") and (path == "/etc" or path[4] == "/"):
@@ -273,17 +274,22 @@ class Look:
         return self._owned.owns(full, size)
 
     def _sort_unsure(self) -> None:
-        """Once every record of pip is known: files of the system that no package owns."""
+        """Count files of the system that no package owns, once every record of pip is known."""
         found = Groups(set())
         for path, full, size, changed_ns in self._unsure:
             if not self._owned.owns(full, size) and not full.endswith((".cache", ".pyc")):
                 found.add(path, 1, size, changed_ns)
-        for one in found.directories():
+        for directory in found.directories():
             if (
-                one.path.startswith("/usr/local")
-                or found.size_near(one.path) >= _LEAST_SYSTEM_BYTES
+                directory.path.startswith("/usr/local")
+                or found.size_near(directory.path) >= _LEAST_SYSTEM_BYTES
             ):
-                self._folders.add(one.path, one.files, one.bytes, int(one.newest_unix * 1e9))
+                self._folders.add(
+                    directory.path,
+                    directory.files,
+                    directory.bytes,
+                    int(directory.newest_unix * 1e9),
+                )
 
     def _add_cache(self, top: str) -> None:
         """A directory that is made again: its size, as long as there is time."""
@@ -295,11 +301,11 @@ class Look:
             path = pending.pop()
             try:
                 with os.scandir(self._prefix + path) as names:
-                    for one in names:
-                        if one.is_dir(follow_symlinks=False):
-                            pending.append(f"{path}/{one.name}")
+                    for entry in names:
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(f"{path}/{entry.name}")
                             continue
-                        facts = one.stat(follow_symlinks=False)
+                        facts = entry.stat(follow_symlinks=False)
                         if facts.st_ctime_ns >= self._where.since_ns:
                             files += 1
                             size += taken_bytes(facts)
@@ -314,7 +320,7 @@ class Look:
     # -- the system
 
     def _packages(self) -> list[str]:
-        """Those that the environment record names one by one, others by where they are."""
+        """Packages that were added: by name as in the environment record, or by place."""
         recorded = set(self._where.recorded)
         found = [f"{name} (apt)" for name in self._owned.apt]
         others: dict[str, list[str]] = {}
@@ -347,7 +353,7 @@ class Look:
     def _is_new(self, home: str) -> bool:
         try:
             with os.scandir(self._prefix + home) as names:
-                changes = [one.stat(follow_symlinks=False).st_ctime_ns for one in names]
+                changes = [entry.stat(follow_symlinks=False).st_ctime_ns for entry in names]
         except OSError:
             return True
         return all(at >= self._where.since_ns for at in changes)
@@ -365,7 +371,7 @@ def shown(path: str) -> str:
 
 
 def main() -> int:
-    """Look as stdin says, and tell on stdout."""
+    """Look as stdin asks, and print the result."""
     ends_s = time.monotonic() + MOST_S
     stopped = [False]
 

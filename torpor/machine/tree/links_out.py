@@ -56,7 +56,7 @@ class LinksOut:
             if data is not None:
                 count += 1
                 found.setdefault(data.path, LinkOut(shown(link), data))
-        return sorted(found.values(), key=lambda one: -one.data.bytes), count
+        return sorted(found.values(), key=lambda link: -link.data.bytes), count
 
     def _behind(self, link: str, target: str) -> Left | None:
         names = target.split("/")
@@ -140,13 +140,13 @@ class LinksOut:
                 yield path, facts
                 return
             with os.scandir(path) as names:
-                for one in names:
-                    there = one.path
+                for entry in names:
+                    there = entry.path
                     if there in self._mounts and not self._mounts.is_disk(there):
                         continue
-                    if one.name == "__pycache__" or is_under(there, self._skipped):
+                    if entry.name == "__pycache__" or is_under(there, self._skipped):
                         continue
                     if not CACHES.fullmatch(there):
-                        yield there, one.stat(follow_symlinks=False)
+                        yield there, entry.stat(follow_symlinks=False)
         except OSError:
             return

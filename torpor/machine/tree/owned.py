@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Final
 
 _MOST_BYTES: Final = 64 << 20
-"""Of one list of a package; a longer one is none."""
+"""The longest package list that is read; a longer one is ignored."""
 _MOST_PACKAGES: Final = 20_000
 RECORDS: Final = (".dist-info", ".egg-info")
 
 
 class Owned:
-    """Of one machine, whose files lie below ``prefix``: what came with a package since
-    ``since_ns``."""
+    """What packages have brought since ``since_ns`` to the machine whose files lie below
+    ``prefix``."""
 
     def __init__(self, prefix: str, since_ns: int) -> None:
         self._prefix = prefix
@@ -79,16 +79,16 @@ class Owned:
         found = {}
         try:
             with os.scandir(info) as names:
-                for one in names:
-                    if one.name.endswith(".list") and one.stat().st_ctime_ns >= self._since_ns:
-                        found[one.name[:-5].partition(":")[0]] = one.path
+                for entry in names:
+                    if entry.name.endswith(".list") and entry.stat().st_ctime_ns >= self._since_ns:
+                        found[entry.name[:-5].partition(":")[0]] = entry.path
         except OSError:
             return {}
         return found
 
     @cached_property
     def _apt_files(self) -> frozenset[str]:
-        return frozenset(path for one in self._added.values() for path in _lines(one))
+        return frozenset(path for listed in self._added.values() for path in _lines(listed))
 
     @cached_property
     def _versions(self) -> dict[str, str]:

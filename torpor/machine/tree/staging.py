@@ -67,7 +67,7 @@ class Staging:
         fetched again."""
         self._holders = {(s.entry.root, s.entry.path): s.holder for s in staged}
 
-        def one(file: Staged) -> Staged:
+        def prepared(file: Staged) -> Staged:
             try:
                 file = self._go_on_patching(file, chunks, seal)
                 right = self._take_up(file, chunks, seal)
@@ -83,14 +83,14 @@ class Staging:
             )
 
         with ThreadPoolExecutor(_THREADS) as threads:
-            return list(threads.map(one, staged))
+            return list(threads.map(prepared, staged))
 
     def copy(
         self, staged: Sequence[Staged], progress: Callable[[int], None], check: Callable[[], None]
     ) -> None:
         """Copy content that is on this disk; StillChanging if a source has changed."""
 
-        def one(of: tuple[Entry, Copy]) -> int:
+        def copied(of: tuple[Entry, Copy]) -> int:
             check()
             entry, run = of
             try:
@@ -101,7 +101,7 @@ class Staging:
 
         done = 0
         with ThreadPoolExecutor(_THREADS) as threads:
-            for length in threads.map(one, [(s.entry, c) for s in staged for c in _joined(s)]):
+            for length in threads.map(copied, [(s.entry, c) for s in staged for c in _joined(s)]):
                 done += length
                 progress(done)
 
@@ -129,7 +129,7 @@ class Staging:
         """Read every staged file back; remove those that differ from the snapshot and return their
         paths."""
 
-        def one(file: Staged) -> tuple[int, bool]:
+        def read_back(file: Staged) -> tuple[int, bool]:
             check()
             entry = file.entry
             try:
@@ -146,7 +146,7 @@ class Staging:
         wrong = []
         done = 0
         with ThreadPoolExecutor(_THREADS) as threads:
-            for file, (size, is_right) in zip(staged, threads.map(one, staged), strict=True):
+            for file, (size, is_right) in zip(staged, threads.map(read_back, staged), strict=True):
                 done += size
                 progress(done)
                 if not is_right:

@@ -95,7 +95,7 @@ def survey(
         for path, name in there.items()
         if name.kind != OTHER
         and not (last_is_stored and _is_held(held[root].get(path), name))
-        and not any(_is_saved(name, root, path, one, owners, strict) for one in saved)
+        and not any(_is_saved(name, root, path, source, owners, strict) for source in saved)
     ]
     removed = [
         (entry.root, entry.path)
@@ -180,36 +180,36 @@ def _wanted(
 ) -> Iterator[tuple[Entry, Saved]]:
     """The files that the snapshots have at any of a file's names, the target's first."""
     asked: set[Content] = set()
-    for one in saved:
+    for source in saved:
         for path in paths:
-            entry = one.at(root, path)
+            entry = source.at(root, path)
             if entry is not None and entry.kind in (FILE, HARDLINK):
-                content = one.content(entry)
+                content = source.content(entry)
                 if content not in asked:
                     asked.add(content)
-                    yield one.file(entry), one
+                    yield source.file(entry), source
 
 
 def _read(
     full: bytes, name: Name, wanted: Iterator[tuple[Entry, Saved]], target: Saved, seal: Seal
 ) -> tuple[Content | None, frozenset[int]]:
     right: frozenset[int] = frozenset()
-    for entry, one in wanted:
+    for entry, source in wanted:
         found: set[int] = set()
         is_whole = name.signature is not None and name.signature.size == entry.size
         if is_whole or not entry.digest:
             try:
                 with opened(full) as fd:
                     seen = Signature.of(os.fstat(fd))
-                    found = right_extents(fd, entry, one.chunks, seal)
+                    found = right_extents(fd, entry, source.chunks, seal)
                     now = Signature.of(os.fstat(fd))
             except OSError:
                 return None, frozenset()  # it cannot be read: what it holds is not known
             if not seen == now == name.signature:
                 return None, frozenset()  # it changes while it is read
             if is_whole and len(found) == len(entry.extents):
-                return content_of(entry, one.chunks), frozenset()
-        if one is target and entry.path == name.first:
+                return content_of(entry, source.chunks), frozenset()
+        if source is target and entry.path == name.first:
             right = frozenset(found)
     return None, right
 
@@ -218,12 +218,14 @@ def _is_held(held: Held | None, name: Name) -> bool:
     return held is not None and held.entry is name.entry
 
 
-def _is_saved(name: Name, root: int, path: bytes, one: Saved, owners: bool, strict: bool) -> bool:
-    entry = one.at(root, path)
+def _is_saved(
+    name: Name, root: int, path: bytes, source: Saved, owners: bool, strict: bool
+) -> bool:
+    entry = source.at(root, path)
     if entry is None:
         return False
     if name.kind == FILE:
-        if entry.kind not in (FILE, HARDLINK) or name.content != one.content(entry):
+        if entry.kind not in (FILE, HARDLINK) or name.content != source.content(entry):
             return False
     elif name.kind != entry.kind or name.entry.target != entry.target:
         return False

@@ -54,13 +54,13 @@ def vanished(
     for held, now, new, root in zip(before, seen.held, fresh, roots, strict=True):
         gone = [
             path
-            for path, one in held.items()
-            if path not in now and path not in new and one.entry.kind == FILE
+            for path, known in held.items()
+            if path not in now and path not in new and known.entry.kind == FILE
         ]
         if not gone:
             continue
-        files = {path: one for path, one in held.items() if one.entry.kind == FILE}
-        kept = [one.entry.size for one in now.values() if one.entry.kind == FILE]
+        files = {path: known for path, known in held.items() if known.entry.kind == FILE}
+        kept = [known.entry.size for known in now.values() if known.entry.kind == FILE]
         left = [*kept, *new.values()]
         if not _is_most(gone, files, left):
             continue
@@ -72,7 +72,7 @@ def vanished(
         ]
         if _is_most(gone, files, left):
             found += _by_directory(gone, files, {*now, b""}, root)
-    return sorted(found, key=lambda one: (-one.size, -one.names))[:NAMED]
+    return sorted(found, key=lambda loss: (-loss.size, -loss.names))[:NAMED]
 
 
 def disks(roots: Sequence[bytes], excluded: Callable[[bytes], bool] | None) -> list[bytes]:
@@ -80,7 +80,7 @@ def disks(roots: Sequence[bytes], excluded: Callable[[bytes], bool] | None) -> l
     networks and what is excluded left out."""
     mounts = Mounts.of_this_machine()
     places = {_mount_point(place) for root in roots for place in file_systems(root, excluded)}
-    return sorted(one for one in places - {b"/"} if mounts.is_disk(os.fsdecode(one)))
+    return sorted(place for place in places - {b"/"} if mounts.is_disk(os.fsdecode(place)))
 
 
 def _mount_point(place: bytes) -> bytes:
@@ -94,7 +94,7 @@ def _is_most(gone: Sequence[bytes], files: Mapping[bytes, Held], left: Sequence[
     if len(gone) >= FEW_NAMES and 2 * len(left) < len(files):
         return True
     lost = sum(files[path].entry.size for path in gone)
-    return lost >= FEW_BYTES and 2 * sum(left) < sum(one.entry.size for one in files.values())
+    return lost >= FEW_BYTES and 2 * sum(left) < sum(known.entry.size for known in files.values())
 
 
 def _moved(held: Held, moved: set[tuple[int, int, int]]) -> bool:
@@ -114,7 +114,7 @@ def _by_directory(
     """Grouped by the directory that is still there."""
     groups: dict[bytes, list[bytes]] = {}
     for path in gone:
-        directory = next((one for one in _with_parents(path) if one in there), b"")
+        directory = next((folder for folder in _with_parents(path) if folder in there), b"")
         groups.setdefault(directory, []).append(path)
     return [
         Gone(

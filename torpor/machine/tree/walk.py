@@ -19,7 +19,8 @@ RACY_NS: Final = 100_000_000
 """A file touched less than 0.1 s before it was looked at may be touched again within the same
 tick of the file system's clock (4-10 ms on Linux), unseen: it is read again in the next pass."""
 RACY_COARSE_NS: Final = 2_100_000_000
-"""The same where times have no fraction of a second (FAT: 2 s, some network file systems: 1 s)."""
+"""A file's time must be this old where times have no fraction of a second (FAT: 2 s, some network
+file systems: 1 s)."""
 
 
 class Signature(NamedTuple):
@@ -102,15 +103,15 @@ def resolve_roots(roots: Sequence[str]) -> list[bytes]:
 
 def overlapping(paths: Sequence[bytes]) -> str:
     """Two of these real paths of which one holds the other: ``A and B``; empty without any."""
-    for one, other in itertools.combinations(paths, 2):
-        if is_inside(one, [other]) or is_inside(other, [one]):
-            return f"{os.fsdecode(one)} and {os.fsdecode(other)}"
+    for first, second in itertools.combinations(paths, 2):
+        if is_inside(first, [second]) or is_inside(second, [first]):
+            return f"{os.fsdecode(first)} and {os.fsdecode(second)}"
     return ""
 
 
 def is_inside(path: bytes, places: Sequence[bytes]) -> bool:
     """Whether a real path is one of these, or below one of them."""
-    return os.path.join(path, b"").startswith(tuple(os.path.join(one, b"") for one in places))
+    return os.path.join(path, b"").startswith(tuple(os.path.join(place, b"") for place in places))
 
 
 def absolute_root(root: str) -> str:

@@ -354,15 +354,15 @@ def _may_replace(path: bytes, there: tuple[int, bytes], ours: tuple[int, bytes])
     """Whether nothing is lost with a program's file: Python makes it again, or it has the same
     bytes."""
     try:
-        with _opened(*there) as one, _opened(*ours) as other:
-            if not stat.S_ISREG(os.fstat(one.fileno()).st_mode):
+        with _opened(*there) as theirs, _opened(*ours) as other:
+            if not stat.S_ISREG(os.fstat(theirs.fileno()).st_mode):
                 return False
             if b"__pycache__/" in path and path.endswith(b".pyc"):
                 return True
-            size = os.fstat(one.fileno()).st_size
+            size = os.fstat(theirs.fileno()).st_size
             if size != os.fstat(other.fileno()).st_size:
                 return False
-            return all(one.read(MIB) == other.read(MIB) for _ in range(0, size, MIB))
+            return all(theirs.read(MIB) == other.read(MIB) for _ in range(0, size, MIB))
     except OSError:
         return False
 

@@ -45,7 +45,7 @@ class Encoder:
         return codec.code, stored
 
     def distrust_gpu(self) -> None:
-        """What the GPU made of a chunk does not come back: encode nothing there any more."""
+        """Encode nothing on the GPU any more: what it made did not decode to the same bytes."""
         if self._gpu is not None:
             self._gpu.give_up(GpuError("what it encoded did not come back"))
 

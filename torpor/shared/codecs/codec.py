@@ -1,4 +1,4 @@
-"""What a codec is."""
+"""The interface of a codec."""
 
 from __future__ import annotations
 

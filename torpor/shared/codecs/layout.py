@@ -94,7 +94,7 @@ def layout_of_chunk(layout: Layout, offset: int, length: int) -> tuple[Run, ...]
 
 
 def tidy(runs: Iterable[Run]) -> Iterator[Run]:
-    """The same bytes with whole elements only, no empty run, and no two neighbours alike."""
+    """Join neighbours of one element and drop empty runs; odd rests become BYTES."""
     held: Run | None = None
     for run in _whole(runs):
         if held is not None and held.element == run.element:

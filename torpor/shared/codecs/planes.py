@@ -24,7 +24,7 @@ from torpor.shared.errors import SnapshotDamaged
 
 Buffer = bytes | bytearray | memoryview
 Way = Callable[[Buffer], Buffer]
-"""How the frame of a plane is made."""
+"""Makes the frame of a plane."""
 Places = Sequence[tuple[int, int]]
 """The (offset, bytes) of all runs of one element in a chunk."""
 

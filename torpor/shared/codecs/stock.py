@@ -90,5 +90,5 @@ ZSTD: Final = _Zstd(1)
 
 @cache
 def zstd_at(level: int) -> _Zstd:
-    """The zstd encoding at that level; what it makes is decoded alike."""
+    """The zstd encoding at that level; every level decodes the same way."""
     return _Zstd(level)

@@ -123,11 +123,11 @@ class GpuTrial:
         return plain
 
     def give_up(self, error: Exception) -> None:
-        """Use the GPU no more in this run. Idempotent."""
+        """Stop using the GPU in this run. Idempotent."""
         with self._lock:
             gpu, self._gpu = self._gpu, None
         if gpu is not None:  # the first of the threads that see it
-            self._decide(f"GPU used until it failed: {_told(error)}")
+            self._decide(f"GPU used until it failed: {_in_a_line(error)}")
             gpu.close()
 
     @property
@@ -182,9 +182,11 @@ class GpuTrial:
         try:
             gpu = self._open_gpu(lambda: self._closed)
             rate = self._measure(gpu, samples)
-            of_cores = self._cores * _bytes(samples) / max(1e-9, sum(one.cpu_s for one in samples))
+            of_cores = (
+                self._cores * _bytes(samples) / max(1e-9, sum(sample.cpu_s for sample in samples))
+            )
         except Exception as error:  # noqa: BLE001  the thread's border: all becomes words
-            self._decide(f"GPU not used: {_told(error)}")
+            self._decide(f"GPU not used: {_in_a_line(error)}")
             if gpu is not None:
                 gpu.close()
             return
@@ -209,9 +211,9 @@ class GpuTrial:
                     raise GpuError("the run ended while it was measured")
                 started = time.perf_counter()
                 try:
-                    made = list(threads.map(lambda one: one.work(gpu), samples))
+                    made = list(threads.map(lambda sample: sample.work(gpu), samples))
                     seconds.append(time.perf_counter() - started)
-                    right = all(one.is_right(m) for one, m in zip(samples, made, strict=True))
+                    right = all(sample.is_right(m) for sample, m in zip(samples, made, strict=True))
                 except SnapshotDamaged:
                     right = False
                 if not right:
@@ -227,7 +229,7 @@ def _bytes(samples: Sequence[_Sample]) -> int:
     return sum(sample.plain_bytes for sample in samples)
 
 
-def _told(error: Exception) -> str:
+def _in_a_line(error: Exception) -> str:
     """An error in one line; errors that are not ours with their type."""
     words = " ".join(str(error).split())
     return words if isinstance(error, GpuError) else f"{type(error).__name__}: {words}"

@@ -30,10 +30,11 @@ def check_roots(manifest: Manifest, allowed: Sequence[str], what: str) -> None:
             "machine that made the snapshot, nor who can write in the bucket, and use an older "
             "snapshot"
         )
-    for one, other in combinations(tidy, 2):
-        if overlap(one, other):
+    for first, second in combinations(tidy, 2):
+        if overlap(first, second):
             raise ManifestInvalid(
-                f"{what} is refused: its directories {one} and {other} overlap; nothing was written"
+                f"{what} is refused: its directories {first} and {second} overlap; "
+                "nothing was written"
             )
 
 

@@ -21,7 +21,7 @@ def plain_md5(etag: str | None, encryption: str | None) -> str | None:
 
 
 def encryption_of(headers: Mapping[str, str]) -> str | None:
-    """The server-side encryption that an answer's headers (lower-case names) speak of."""
+    """The server-side encryption that an answer's headers (lower-case names) state."""
     if "x-amz-server-side-encryption-customer-algorithm" in headers:
         return "customer"
     return headers.get("x-amz-server-side-encryption")

@@ -78,7 +78,7 @@ _KEPT: Final = 10
 
 
 def summary(losses: Losses) -> dict[str, Any]:
-    """What the environment record keeps, for whoever wakes the snapshot."""
+    """The losses as the environment record keeps them, for the user who wakes the snapshot."""
     kept = msgspec.structs.replace(
         losses,
         folders=losses.folders[:_KEPT],
@@ -92,7 +92,8 @@ def summary(losses: Losses) -> dict[str, Any]:
 
 
 def summarised(environment: Mapping[str, Any]) -> Losses | None:
-    """What ``summary`` put there. A machine writes the record, so what does not fit is nothing."""
+    """The losses that ``summary`` put there. A machine writes the record: what does not fit is
+    ignored."""
     try:
         return msgspec.convert(environment.get(SUMMARY), Losses)
     except msgspec.ValidationError:
