@@ -22,7 +22,7 @@ def full_disks(folders: Iterable[Path]) -> list[str]:
     """
     said: dict[int, str] = {}
     for folder in folders:
-        there = next(one for one in (folder, *folder.parents) if one.exists())
+        there = next(place for place in (folder, *folder.parents) if place.exists())
         disk = os.statvfs(there)
         free = disk.f_bavail * disk.f_frsize
         inodes = disk.f_favail if disk.f_files else LEAST_FREE_INODES  # 0: it does not count them

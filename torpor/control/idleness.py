@@ -67,11 +67,11 @@ def judge(
     if fault or newest is None:
         return Verdict("unknown", fault)
     seen = [
-        one
-        for one in activity.samples
-        if one.boot == activity.boot and -_AHEAD_S <= activity.now_s - one.at_s <= window_s
+        sample
+        for sample in activity.samples
+        if sample.boot == activity.boot and -_AHEAD_S <= activity.now_s - sample.at_s <= window_s
     ]
-    lost = _lost(newest, max((one.gpus for one in seen), default=0), gpus)
+    lost = _lost(newest, max((sample.gpus for sample in seen), default=0), gpus)
     if lost:
         return Verdict("unknown", lost)
     if activity.runs and since_s is None:
@@ -82,7 +82,9 @@ def judge(
     person = _person(activity, seen, window_s) if rules.people else ""
     if person:
         return Verdict("busy", person)
-    if activity.served_s is not None and any(_UNREADABLE in _causes(one, rules) for one in seen):
+    if activity.served_s is not None and any(
+        _UNREADABLE in _causes(sample, rules) for sample in seen
+    ):
         return Verdict("unknown", "a server runs on it, and a second of it cannot be read")
     return _by_seconds(newest, seen, window_s, rules, since_s is None)
 
@@ -114,20 +116,20 @@ def _server(
     """The newest use of a server, if it was in the window."""
     if activity.served_s is None:
         return ""
-    for one in reversed(seen):
-        causes = set(_causes(one, rules)) - {_UNREADABLE}
-        if one.gpu > rules.gpu_percent or (causes and not gpus):
+    for sample in reversed(seen):
+        causes = set(_causes(sample, rules)) - {_UNREADABLE}
+        if sample.gpu > rules.gpu_percent or (causes and not gpus):
             what = "used a GPU" if gpus else "something worked"
-            return f"{what} {_span(activity.now_s - one.at_s)}"
+            return f"{what} {_span(activity.now_s - sample.at_s)}"
     if activity.served_s < window_s:
         return f"started {_span(activity.served_s)}"
     return ""
 
 
 def _person(activity: Activity, seen: list[Sample], window_s: float) -> str:
-    for one in reversed(seen):
-        ago_s = activity.now_s - one.at_s
-        for quiet_s, what in ((one.ssh_s, "an SSH session"), (one.jupyter_s, "Jupyter")):
+    for sample in reversed(seen):
+        ago_s = activity.now_s - sample.at_s
+        for quiet_s, what in ((sample.ssh_s, "an SSH session"), (sample.jupyter_s, "Jupyter")):
             if quiet_s != NOBODY and quiet_s + ago_s < window_s:
                 return f"{what} was used {_span(quiet_s + ago_s)} ago"
     return ""
@@ -141,17 +143,17 @@ def _by_seconds(
     spent: dict[str, float] = {}
     quiet_s = active_s = unread_s = 0.0
     before_s = -1.0
-    for one in seen:
-        covered_s = max(0.0, min(1.0, one.at_s - before_s)) if before_s >= 0 else 1.0
-        before_s = one.at_s
-        causes = set(_causes(one, rules))
+    for sample in seen:
+        covered_s = max(0.0, min(1.0, sample.at_s - before_s)) if before_s >= 0 else 1.0
+        before_s = sample.at_s
+        causes = set(_causes(sample, rules))
         for cause in causes:
             spent[cause] = spent.get(cause, 0.0) + covered_s
         active_s += covered_s * bool(causes - {_UNREADABLE})
         unread_s += covered_s * (causes == {_UNREADABLE})
         quiet_s += covered_s * (not causes)
     spare_s = (1 - rules.share) * window_s
-    newest_few = [bool(set(_causes(one, rules)) - {_UNREADABLE}) for one in seen[-_NOW:]]
+    newest_few = [bool(set(_causes(sample, rules)) - {_UNREADABLE}) for sample in seen[-_NOW:]]
     works_now = bool(newest_few) and all(newest_few)
     if active_s > spare_s or works_now or (spent.keys() - {_UNREADABLE} and not whole):
         named = sorted((c for c in spent if c != _UNREADABLE), key=lambda c: -spent[c])
@@ -171,16 +173,16 @@ def _by_seconds(
     return Verdict("idle", f"nothing ran for {_span(window_s)}")
 
 
-def _causes(one: Sample, rules: IdleRules) -> Iterator[str]:
+def _causes(sample: Sample, rules: IdleRules) -> Iterator[str]:
     """What a second was used for; a rule of 0 is not looked at."""
-    if one.gpu > rules.gpu_percent:
+    if sample.gpu > rules.gpu_percent:
         yield f"a GPU above {rules.gpu_percent:g} %"
-    if one.gpu_state in (GPUS_UNREADABLE, GPU_LOST):
+    if sample.gpu_state in (GPUS_UNREADABLE, GPU_LOST):
         yield _UNREADABLE
     for value, most, what in (
-        (one.cpu, rules.cpu_percent, f"CPU above {rules.cpu_percent:g} % of a core"),
-        (one.network, rules.network_kib_s, f"network above {rules.network_kib_s:g} KiB/s"),
-        (one.disk, rules.disk_kib_s, f"disk above {rules.disk_kib_s:g} KiB/s"),
+        (sample.cpu, rules.cpu_percent, f"CPU above {rules.cpu_percent:g} % of a core"),
+        (sample.network, rules.network_kib_s, f"network above {rules.network_kib_s:g} KiB/s"),
+        (sample.disk, rules.disk_kib_s, f"disk above {rules.disk_kib_s:g} KiB/s"),
     ):
         if most and value > most:
             yield what

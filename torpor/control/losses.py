@@ -14,10 +14,10 @@ from torpor.shared.wire.losses import Left, LinkOut, Losses, summarised
 from torpor.shared.wire.snapshot import Missed
 
 SHOWN: Final = 10
-"""Directories in a report; their sum is of all of them."""
+"""Directories in a report; the sum covers all of them."""
 _NAMES: Final = 5
 _MOST_CHARS: Final = 200
-"""Of a path. The machine sends it, and what it sends is not trusted."""
+"""The most characters of a path. The machine sends it, so it is not trusted."""
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -30,15 +30,19 @@ class Lost(msgspec.Struct, frozen=True):
 def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     """What ``losses`` means under the rules of the workspace's block."""
     links = losses.links  # an accepted place is not looked at, whichever link leads there
-    folders = [one for one in losses.folders if not is_accepted(spec.accept_lost, one.path)]
-    lines = [_of_link(one) for one in links[:SHOWN]]
+    folders = [
+        folder for folder in losses.folders if not is_accepted(spec.accept_lost, folder.path)
+    ]
+    lines = [_of_link(link) for link in links[:SHOWN]]
     if len(folders) > 1 and losses.total.bytes:
         lines.append(f"{_amount(losses.total)} outside of the workspace, in:")
-    lines += [_of_folder(one) for one in folders[:SHOWN]]
+    lines += [_of_folder(folder) for folder in folders[:SHOWN]]
     if len(folders) > SHOWN:
         lines.append(f"{len(folders) - SHOWN} more directories")
     if losses.caches:
-        caches = ", ".join(f"{clean(one.path)} ({size(one.bytes)})" for one in losses.caches[:3])
+        caches = ", ".join(
+            f"{clean(cache.path)} ({size(cache.bytes)})" for cache in losses.caches[:3]
+        )
         lines.append(f"caches, which are made again: {caches}")
     lines += _listed(
         "settings of the system that were added or changed", losses.settings, losses.setting_count
@@ -59,7 +63,7 @@ def left_behind(environment: Mapping[str, Any]) -> list[str]:
     losses = summarised(environment)
     if losses is None:
         return []
-    where = [f"{clean(one.path)} ({size(one.bytes)})" for one in losses.folders[:_NAMES]]
+    where = [f"{clean(folder.path)} ({size(folder.bytes)})" for folder in losses.folders[:_NAMES]]
     said = []
     if losses.total.bytes:
         said.append(
@@ -67,19 +71,20 @@ def left_behind(environment: Mapping[str, Any]) -> list[str]:
             f"{', '.join(where)}{' and elsewhere' if len(losses.folders) > _NAMES else ''} were "
             "left behind"
         )
-    return said + [_of_link(one) + ", which was left behind" for one in losses.links[:_NAMES]]
+    return said + [_of_link(link) + ", which was left behind" for link in losses.links[:_NAMES]]
 
 
 def with_missed(lost: Lost, missed: Missed) -> Lost:
-    """The same, and what the workspace had on this machine before."""
+    """``lost`` with what the workspace had on this machine before."""
     found = [
         f"{clean(path)} was a directory of the workspace here, and the block's `paths` do not have "
         "it"
         for path in missed.unnamed
     ]
     found += [
-        f"{clean(one.path)} had {one.files:,} more files ({size(one.bytes)}) in the snapshot before"
-        for one in missed.vanished
+        f"{clean(place.path)} had {place.files:,} more files ({size(place.bytes)}) in the snapshot "
+        "before"
+        for place in missed.vanished
     ]
     found += [
         f"{clean(path)} was a disk with a part of the workspace, and nothing is mounted there now"
@@ -115,7 +120,7 @@ def size(count: int) -> str:
 def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> list[str]:
     found = []
     if losses.link_count:
-        named = "; ".join(_of_link(one) for one in links[:_NAMES])
+        named = "; ".join(_of_link(link) for link in links[:_NAMES])
         unnamed = max(0, losses.link_count - len(losses.links))
         more = unnamed + len(links) - len(links[:_NAMES])
         found.append(
@@ -139,18 +144,18 @@ def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> l
     return found
 
 
-def _of_link(one: LinkOut) -> str:
-    holds = _amount(one.data) if one.data.files else "which was not looked at in time"
-    return f"{clean(one.link)} is a link to {clean(one.data.path)}, {holds}"
+def _of_link(link: LinkOut) -> str:
+    holds = _amount(link.data) if link.data.files else "which was not looked at in time"
+    return f"{clean(link.link)} is a link to {clean(link.data.path)}, {holds}"
 
 
-def _of_folder(one: Left) -> str:
-    return f"{clean(one.path)}: {_amount(one)}"
+def _of_folder(folder: Left) -> str:
+    return f"{clean(folder.path)}: {_amount(folder)}"
 
 
-def _amount(one: Left) -> str:
-    files = f"{one.files:,} file{'' if one.files == 1 else 's'}"
-    return f"{size(one.bytes)} in {files}, newest {moment(min(one.newest_unix, 4e9))}"
+def _amount(folder: Left) -> str:
+    files = f"{folder.files:,} file{'' if folder.files == 1 else 's'}"
+    return f"{size(folder.bytes)} in {files}, newest {moment(min(folder.newest_unix, 4e9))}"
 
 
 def _listed(what: str, names: Sequence[str], count: int) -> list[str]:

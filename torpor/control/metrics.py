@@ -46,18 +46,18 @@ def registry(report: WatchReport) -> CollectorRegistry:
     silent = Gauge("torpor_providers_silent", "Providers that did not answer", registry=found)
     looked.set(report.at_unix)
     silent.set(len(report.silent))
-    for one in report.watched:
-        if one.newest_unix is not None:
-            snapshot.labels(one.workspace).set(one.newest_unix)
-        if one.machine is None:
+    for entry in report.watched:
+        if entry.newest_unix is not None:
+            snapshot.labels(entry.workspace).set(entry.newest_unix)
+        if entry.machine is None:
             continue
-        machine = (one.workspace, one.machine, one.provider)
+        machine = (entry.workspace, entry.machine, entry.provider)
         for kind in VERDICTS:
-            verdict.labels(*machine, kind).set(kind == one.kind)
-        if one.price_usd_h is not None:
-            cost.labels(*machine).set(one.price_usd_h)
-        if one.since_unix is not None:
-            since.labels(*machine).set(one.since_unix)
+            verdict.labels(*machine, kind).set(kind == entry.kind)
+        if entry.price_usd_h is not None:
+            cost.labels(*machine).set(entry.price_usd_h)
+        if entry.since_unix is not None:
+            since.labels(*machine).set(entry.since_unix)
     for job in report.jobs:
         driven.labels(job.workspace, job.job).set(job.driven)
     for finding in report.findings:

@@ -59,7 +59,7 @@ _ADVICE_ON_SCRATCH: Final[dict[Kind, str]] = {
     "killed. A later one closes the rental",
 }
 _ORDER: Final = tuple(_ADVICE)
-"""What may cost for nothing comes first."""
+"""Findings in a report's order: those that may cost money for nothing come first."""
 
 
 _KINDS: Final[dict[str, Kind]] = {"handed over": "in use", "abandoned": "abandoned"}
@@ -187,8 +187,8 @@ def compare(
             if rental.provider not in providers:
                 kind = "at another provider"
             found.append(Finding(kind, None, rental))
-    ours = [one for one in residue if one.label is None or one.label.workspace in workspaces]
-    found += [Finding("residue", None, None, one) for one in ours if one.label not in standing]
+    ours = [left for left in residue if left.label is None or left.label.workspace in workspaces]
+    found += [Finding("residue", None, None, left) for left in ours if left.label not in standing]
     return sorted(found, key=lambda finding: _ORDER.index(finding.kind))
 
 

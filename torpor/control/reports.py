@@ -283,8 +283,8 @@ def _row(what: str, value: str) -> Row:
     return {"what": what, "value": value}
 
 
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def _count(number: int, singular: str, many: str = "") -> str:
+    return f"{number:,} {singular if number == 1 else many or singular + 's'}"
 
 
 def _files(files: int, skipped: int) -> str:

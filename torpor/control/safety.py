@@ -47,7 +47,8 @@ def _ask_nobody() -> None:
 
 
 class _Check:
-    """Who else may use the machine, and how far its end has come."""
+    """Asks before each destroy whether somebody else uses the machine, and knows how far its end
+    has come."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
         self._ask = ask
@@ -59,7 +60,7 @@ class _Check:
 
 
 class _LastLook(_Check):
-    """The same, and when the disk was compared for the last time."""
+    """A check that also fails once the last comparison of the disk is too old."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
         super().__init__(ask)
@@ -182,7 +183,8 @@ class Warrant(_Proof):
         self._ask.ends = self._ask.checked
 
     def check_label(self, label: Label | None) -> None:
-        """The same for what outlived the machine and carries only its label: a disk, an address."""
+        """Compare the label of what outlived the machine, such as a disk or an address, and check
+        again that the warrant holds. Raises as ``check`` does."""
         if label != self._label:
             raise NotOurs(f"the warrant is for label {self._label}, not {label}: nothing was ended")
         self._ask()

@@ -61,7 +61,7 @@ def read_supervision(folder: Path) -> Supervision | None:
 
 
 def told(folder: Path, *, since_unix: float, now_unix: float | None = None) -> list[str]:
-    """What a person should know, a sentence each: what is wrong now, what was restarted since."""
+    """The sentences that a person should read: what is wrong now, and what was restarted since."""
     now = time.time() if now_unix is None else now_unix
     record = read_supervision(folder)
     if record is None or record.ended:
@@ -79,7 +79,8 @@ def told(folder: Path, *, since_unix: float, now_unix: float | None = None) -> l
         )
     said += [f"{who}: {what}" for who, whats in record.troubles.items() for what in whats]
     return said + [
-        f"{one.who} {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(one.at_unix))} UTC: {one.what}"
-        for one in record.events
-        if one.at_unix >= since_unix
+        f"{event.who} {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(event.at_unix))} UTC: "
+        f"{event.what}"
+        for event in record.events
+        if event.at_unix >= since_unix
     ]

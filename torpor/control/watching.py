@@ -55,7 +55,7 @@ class Watched(msgspec.Struct, frozen=True):
             "verdict": self.kind,
             "costs": price if self.machine else "",
             "next step": self.next_step,
-            "jobs": "; ".join(one.words() for one in jobs[:_MOST_JOBS]),
+            "jobs": "; ".join(job.words() for job in jobs[:_MOST_JOBS]),
             "reason": "; ".join(filter(None, (self.reason, self.differ))),
             "newest snapshot": _age(self.newest_unix, now_unix),
             "since": moment(self.since_unix) if self.since_unix else "",
@@ -100,8 +100,8 @@ class WatchReport(msgspec.Struct, frozen=True):
         of: dict[WorkspaceName, list[WatchedJob]] = {}
         for job in self.jobs:
             of.setdefault(job.workspace, []).append(job)
-        rows = [one.row(self.at_unix, of.get(one.workspace, ())) for one in self.watched]
-        left = {one.label: one for one in self.left}
+        rows = [entry.row(self.at_unix, of.get(entry.workspace, ())) for entry in self.watched]
+        left = {machine.label: machine for machine in self.left}
         for finding in self.findings:
             row = finding.row(self.at_unix)
             more = None if finding.label is None else left.get(finding.label)
@@ -122,7 +122,7 @@ class WatchReport(msgspec.Struct, frozen=True):
         return rows
 
     def description(self) -> str:
-        """The same with its age: a table stays as it is when `watch` has stopped."""
+        """The message with its time: a table stays as it is when `watch` has stopped."""
         until = "no schedule renews it"
         if self.valid_unix is not None:
             until = f"if it is later than {moment(self.valid_unix)}, watch has stopped"
@@ -130,13 +130,13 @@ class WatchReport(msgspec.Struct, frozen=True):
 
     def message(self) -> str:
         """In a sentence: how many of each, and what they cost together."""
-        kinds = [*(one.kind for one in self.watched), *(one.kind for one in self.findings)]
+        kinds = [*(entry.kind for entry in self.watched), *(entry.kind for entry in self.findings)]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        hourly = sum(one.price_usd_h or 0.0 for one in self.watched)
-        hourly += sum(one.price_usd_h for one in self.findings)
+        hourly = sum(entry.price_usd_h or 0.0 for entry in self.watched)
+        hourly += sum(finding.price_usd_h for finding in self.findings)
         jobs = f"; open jobs: {len(self.jobs)}" if self.jobs else ""
         silent = f"; no answer from {', '.join(self.silent)}" if self.silent else ""
-        unread = "".join(f"; {one}" for one in self.unread)
+        unread = "".join(f"; {reason}" for reason in self.unread)
         alerts = f"; alerts: {', '.join(self.alerts[:_MOST_ALERTS])}" if self.alerts else ""
         return f"{counts or 'no workspace'}; {hourly:.2f} $/h in all{jobs}{silent}{unread}{alerts}"
 

@@ -12,15 +12,15 @@ from torpor.control.alerts.telling import Alert, Key, Kind
 from torpor.control.reports import ALL, moment
 
 LOOK_BACK_S: Final = 26 * 3600.0
-"""Failed runs of this time count: a daily one that fails each day is one alert that lasts."""
+"""Failed runs this old still count: a daily run that fails each day is one alert that lasts."""
 OVERDUE_TIMES: Final = 3
-"""A schedule is overdue when so many of its intervals have passed."""
+"""A schedule is overdue after this many of its intervals, and after OVERDUE_S at least."""
 OVERDUE_S: Final = 600.0
-"""And at least this time."""
+"""The shortest time after which a schedule is overdue."""
 BACKUP_S: Final = 2 * 3600.0
 """How long a backup may take from its time in the schedule."""
 FROM_RUNS: Final[frozenset[Kind]] = frozenset({"run failed", "schedule stopped", "backup missed"})
-"""What cannot be said while the server does not answer."""
+"""The alerts that are unknown while the server does not answer."""
 
 _NEXT: Final = {
     "hibernate": "its machine was kept and costs money: correct the cause and run hibernate again",
@@ -54,7 +54,7 @@ class FailedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> Key:
-        """Each job is a matter of its own; of other flows, the newest run tells how it stands."""
+        """One alert for each job; for other flows one for each deployment and workspace."""
         if self.flow == "job":
             return "run failed", self.id
         return "run failed", f"{self.flow}/{self.deployment} {self.workspace}".strip()
@@ -74,13 +74,13 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     def interval_s(self, workspace: str) -> float | None:
         """The longest time between two runs for it; None where fewer are planned."""
-        times = sorted({at for one in _for(workspace) for at in self.coming.get(one, ())})
+        times = sorted({at for name in _for(workspace) for at in self.coming.get(name, ())})
         return max((b - a for a, b in pairwise(times)), default=None)
 
     def last_due_unix(self, workspace: str) -> float | None:
         """When the newest run for it was to begin; None where no run is or was planned for it."""
-        past = [self.due_unix[one] for one in _for(workspace) if one in self.due_unix]
-        planned = any(one in self.coming for one in _for(workspace))
+        past = [self.due_unix[name] for name in _for(workspace) if name in self.due_unix]
+        planned = any(name in self.coming for name in _for(workspace))
         return max(past, default=0.0 if planned else None)
 
     @property
@@ -91,7 +91,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _for(workspace: str) -> tuple[str, ...]:
-    """A run for no workspace is for all of them."""
+    """The names under which runs for a workspace are filed: its own, and those for all of them."""
     return workspace, "", ALL
 
 
@@ -99,7 +99,7 @@ def of_failures(runs: Sequence[FailedRun], asleep: frozenset[str] = frozenset())
     """The newest failure of each deployment and workspace that no later run has mended, and each
     job's. ``asleep``: blocks of workspaces without a machine: they have nothing to back up."""
     newest: dict[Key, FailedRun] = {}
-    for run in sorted(runs, key=lambda one: one.ended_unix):
+    for run in sorted(runs, key=lambda run: run.ended_unix):
         newest[run.key] = run
     return [
         _failed(run)

@@ -13,48 +13,49 @@ from torpor.control.supervision import told
 from torpor.control.watching import Left, Watched, WatchedJob
 
 UNKNOWN_S: Final = 1800.0
-"""So long nobody could say whether a machine is idle."""
+"""An alert is sent once a machine could not be judged for this long."""
 AWAY_S: Final = 600.0
-"""So long a store or a block could not be read."""
+"""An alert is sent once a store or a block could not be read for this long."""
 LEFT_S: Final = 600.0
-"""So long nobody worked on a machine that was not handed over."""
+"""An alert is sent once nobody worked for this long on a machine that was not handed over."""
 RESTARTED_S: Final = 3600.0
-"""So long a restart is told of."""
+"""For how long a restart is reported."""
 RESTARTING_S: Final = 180.0
-"""What lasts less is over by itself: `make up` restarts the supervisor, and that the rest."""
+"""Shorter faults end by themselves: `make up` restarts the supervisor, which restarts the rest."""
 FAILURES: Final = 3
-"""A job is failing after so many failed runs in a row."""
+"""A job is failing after this many failed runs in a row."""
 
 
 def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
     """The machines that cannot be judged, and the workspaces that cannot be looked at."""
     found = []
-    for one in watched:
-        if one.differ:
-            found.append(_differing(one, now_unix))
-        if one.kind == "unknown" and one.machine is not None:
-            price = "" if one.price_usd_h is None else f" It costs {one.price_usd_h:.2f} $/h."
+    for entry in watched:
+        if entry.differ:
+            found.append(_differing(entry, now_unix))
+        if entry.kind == "unknown" and entry.machine is not None:
+            price = "" if entry.price_usd_h is None else f" It costs {entry.price_usd_h:.2f} $/h."
             found.append(
                 Alert(
                     kind="machine unknown",
-                    subject=f"{one.provider} {one.machine}",
-                    workspace=one.workspace,
-                    title=f"machine {one.machine} of workspace {one.workspace} cannot be judged",
-                    cause=f"Nobody can say whether it is idle: {one.reason}.{price}",
-                    next_step=one.next_step,
+                    subject=f"{entry.provider} {entry.machine}",
+                    workspace=entry.workspace,
+                    title=f"machine {entry.machine} of workspace {entry.workspace} "
+                    "cannot be judged",
+                    cause=f"Nobody can say whether it is idle: {entry.reason}.{price}",
+                    next_step=entry.next_step,
                     at_unix=now_unix,
                     after_s=UNKNOWN_S,
                 )
             )
-        elif one.kind == "unknown":
+        elif entry.kind == "unknown":
             found.append(
                 Alert(
                     kind="workspace unknown",
-                    subject=one.workspace,
-                    workspace=one.workspace,
-                    title=f"workspace {one.workspace} cannot be looked at",
-                    cause=one.reason,
-                    next_step=one.next_step,
+                    subject=entry.workspace,
+                    workspace=entry.workspace,
+                    title=f"workspace {entry.workspace} cannot be looked at",
+                    cause=entry.reason,
+                    next_step=entry.next_step,
                     at_unix=now_unix,
                     after_s=AWAY_S,
                 )
@@ -67,16 +68,17 @@ def of_left(left: Sequence[Left], now_unix: float) -> list[Alert]:
     return [
         Alert(
             kind="machine left",
-            subject=f"{one.provider} {one.machine}",
-            workspace=one.workspace,
-            title=f"machine {one.machine} of workspace {one.workspace} is worked on by no run",
-            cause=f"{one.who} It costs {one.price_usd_h:.2f} $/h.",
-            next_step=one.next_step,
+            subject=f"{machine.provider} {machine.machine}",
+            workspace=machine.workspace,
+            title=f"machine {machine.machine} of workspace {machine.workspace} "
+            "is worked on by no run",
+            cause=f"{machine.who} It costs {machine.price_usd_h:.2f} $/h.",
+            next_step=machine.next_step,
             at_unix=now_unix,
             after_s=LEFT_S,
         )
-        for one in left
-        if one.killed
+        for machine in left
+        if machine.killed
     ]
 
 
@@ -102,22 +104,23 @@ def of_budgets(seen: BudgetsSeen, watched: Sequence[Watched], now_unix: float) -
     found = [
         Alert(
             kind="budget reached",
-            subject=f"{one.budget.name} {one.month} {one.budget.usd_month:f}",
-            title=f"{100 * min(1.0, one.share):.0f} % of budget {one.budget.name} are spent",
-            cause=f"{one.message()}.",
+            subject=f"{standing.budget.name} {standing.month} {standing.budget.usd_month:f}",
+            title=f"{100 * min(1.0, standing.share):.0f} % of budget {standing.budget.name} "
+            "are spent",
+            cause=f"{standing.message()}.",
             next_step="watch hibernates its machines when it is spent: raise it, or hibernate some",
             at_unix=now_unix,
             once=True,
         )
-        for one in seen.reached
+        for standing in seen.reached
     ]
     for of in seen.running_out:
         name = of.standing.budget.name
         ends = [
-            f"Machine {one.machine}: {words}."
-            for one in watched
-            for words in (one.next_step, one.reason)
-            if one.machine is not None and f"budget {name} is spent" in words
+            f"Machine {entry.machine}: {words}."
+            for entry in watched
+            for words in (entry.next_step, entry.reason)
+            if entry.machine is not None and f"budget {name} is spent" in words
         ]
         if ends:
             found.append(
@@ -163,17 +166,23 @@ def of_installation(folder: Path, now_unix: float) -> list[Alert]:
         (
             "installation",
             "something ended or was restarted",
-            [one for one in both if one not in wrong and "disk full:" not in one],
+            [
+                sentence
+                for sentence in both
+                if sentence not in wrong and "disk full:" not in sentence
+            ],
             "see its log for why it ended",
             0.0,
         ),
     ]
-    for one in wrong:
-        if "disk full:" not in one:
-            own = one.startswith(("nothing restarts", "the supervisor of"))  # with changing figures
-            what = f"{'the supervisor' if own else one.split(':', 1)[0]} is at fault"
+    for sentence in wrong:
+        if "disk full:" not in sentence:
+            own = sentence.startswith(
+                ("nothing restarts", "the supervisor of")
+            )  # with changing figures
+            what = f"{'the supervisor' if own else sentence.split(':', 1)[0]} is at fault"
             step = "see supervisor.log and what the sentence names; run `make up`"
-            found.append(("installation", what, [one], step, RESTARTING_S))
+            found.append(("installation", what, [sentence], step, RESTARTING_S))
     return [
         Alert(
             kind=kind,
@@ -194,26 +203,26 @@ def of_jobs(jobs: Sequence[WatchedJob], now_unix: float) -> list[Alert]:
     return [
         Alert(
             kind="job failing",
-            subject=one.job,
-            workspace=one.workspace,
-            title=f"job {one.job} of workspace {one.workspace} fails again and again",
-            cause=f"{one.failures} of its runs have failed in a row: {one.why}",
+            subject=job.job,
+            workspace=job.workspace,
+            title=f"job {job.job} of workspace {job.workspace} fails again and again",
+            cause=f"{job.failures} of its runs have failed in a row: {job.why}",
             next_step="its machine, if it has one, costs money: see job-status, mend the cause, or "
             "cancel the job",
             at_unix=now_unix,
         )
-        for one in jobs
-        if one.failures >= FAILURES
+        for job in jobs
+        if job.failures >= FAILURES
     ]
 
 
-def _differing(one: Watched, now_unix: float) -> Alert:
+def _differing(entry: Watched, now_unix: float) -> Alert:
     return Alert(
         kind="blocks differ",
-        subject=one.workspace,
-        workspace=one.workspace,
-        title=f"watch cannot choose between the blocks of workspace {one.workspace}",
-        cause=f"{one.differ}.",
+        subject=entry.workspace,
+        workspace=entry.workspace,
+        title=f"watch cannot choose between the blocks of workspace {entry.workspace}",
+        cause=f"{entry.differ}.",
         next_step="make the blocks alike, or delete those that you do not need",
         at_unix=now_unix,
     )

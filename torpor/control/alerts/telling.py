@@ -41,7 +41,7 @@ _MOST_TEXT: Final = 1000  # characters of a cause in a message
 _MOST_TITLE: Final = 200
 
 _WITHOUT_END: Final = ("budget reached", "run failed")
-"""Nobody hears that a month is over, or that a failed run is old."""
+"""Alerts whose end is not sent: a month is over, or a failed run is old."""
 
 _SECRETS: Final = (
     (re.compile(r"(\w://)[^\s/@]*@"), r"\1...@"),
@@ -112,15 +112,15 @@ class Doubt(msgspec.Struct, frozen=True):
     workspaces: frozenset[str] = frozenset()
     known: frozenset[str] | None = None
 
-    def covers(self, one: Remembered) -> bool:
-        if one.kind in self.kinds or one.workspace in self.workspaces:
+    def covers(self, entry: Remembered) -> bool:
+        if entry.kind in self.kinds or entry.workspace in self.workspaces:
             return True
-        return self.known is not None and one.workspace not in self.known
+        return self.known is not None and entry.workspace not in self.known
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """``begun`` is to be remembered before anything is sent; ``forgotten`` to be forgotten at once,
-    because nobody is to hear of its end."""
+    """``begun``: alerts to record before anything is sent. ``forgotten``: alerts to delete at once,
+    because their end is not sent."""
 
     begun: list[Remembered]
     notices: list[Notice]
@@ -136,57 +136,62 @@ def plan(
     *,
     mended: Collection[Key] = (),
 ) -> Plan:
-    """What is to be remembered, sent and forgotten. ``mended``: the failed runs after which another
-    one went well. Those that are only too old to be seen are forgotten without a word."""
-    known = {one.key: one for one in remembered}
-    seen = {one.key: one for one in alerts}
-    begun = [_begun(one, now_unix) for one in seen.values() if one.key not in known]
-    known |= {one.key: one for one in begun}
+    """Which alerts to record, send and forget.
+
+    ``mended``: the failed runs that a later run has mended. Other failed runs that are too old to
+    be seen are forgotten without a message.
+    """
+    known = {entry.key: entry for entry in remembered}
+    seen = {alert.key: alert for alert in alerts}
+    begun = [_begun(alert, now_unix) for alert in seen.values() if alert.key not in known]
+    known |= {entry.key: entry for entry in begun}
     notices: list[Notice] = []
     forgotten: list[Remembered] = []
-    for one in known.values():
-        alert = seen.get(one.key)
+    for entry in known.values():
+        alert = seen.get(entry.key)
         if alert is not None:
-            due = [block for block in blocks if _is_due(alert, one, block, now_unix)]
-            notices += [_notice(alert, one, block) for block in due]
-        elif not doubt.covers(one):
-            heard = [block for block in blocks if block in one.told]
-            if blocks and not one.told and one.kind == "run failed" and one.key not in mended:
-                notices += [_late(one, block) for block in blocks]
+            due = [block for block in blocks if _is_due(alert, entry, block, now_unix)]
+            notices += [_notice(alert, entry, block) for block in due]
+        elif not doubt.covers(entry):
+            heard = [block for block in blocks if block in entry.told]
+            if blocks and not entry.told and entry.kind == "run failed" and entry.key not in mended:
+                notices += [_late(entry, block) for block in blocks]
                 continue
-            if heard and (one.kind not in _WITHOUT_END or one.key in mended):
-                notices += [_over(one, block, now_unix) for block in heard]
+            if heard and (entry.kind not in _WITHOUT_END or entry.key in mended):
+                notices += [_over(entry, block, now_unix) for block in heard]
             else:
-                forgotten.append(one)
+                forgotten.append(entry)
     bounded = [
         notice
         for block in blocks
-        for notice in [one for one in notices if one.block == block][:MOST_NOTICES]
+        for notice in [candidate for candidate in notices if candidate.block == block][
+            :MOST_NOTICES
+        ]
     ]
     return Plan(begun, bounded, forgotten)
 
 
-def after(one: Remembered, notice: Notice, now_unix: float) -> Remembered | None:
+def after(entry: Remembered, notice: Notice, now_unix: float) -> Remembered | None:
     """What is remembered once ``notice`` was accepted; None where nobody needs to hear more."""
     if not notice.over:
-        return msgspec.structs.replace(one, told={**one.told, notice.block: now_unix})
-    left = {block: at for block, at in one.told.items() if block != notice.block}
-    return msgspec.structs.replace(one, told=left) if left else None
+        return msgspec.structs.replace(entry, told={**entry.told, notice.block: now_unix})
+    left = {block: at for block, at in entry.told.items() if block != notice.block}
+    return msgspec.structs.replace(entry, told=left) if left else None
 
 
 def rows(alerts: Sequence[Alert], remembered: Sequence[Remembered]) -> list[Row]:
     """A line for each alert: since when it is so, and who was told of it when."""
-    known = {one.key: one for one in remembered}
+    known = {entry.key: entry for entry in remembered}
     found = []
     for alert in alerts:
-        one = known.get(alert.key)
-        told = one.told.items() if one else ()
+        entry = known.get(alert.key)
+        told = entry.told.items() if entry else ()
         found.append(
             {
                 "alert": alert.title,
                 "cause": alert.cause,
                 "next step": alert.next_step,
-                "since": moment(one.since_unix) if one else "",
+                "since": moment(entry.since_unix) if entry else "",
                 "told": "; ".join(f"{block} {moment(at)}" for block, at in told) or "nobody yet",
             }
         )
@@ -211,36 +216,36 @@ def _begun(alert: Alert, now_unix: float) -> Remembered:
     )
 
 
-def _is_due(alert: Alert, one: Remembered, block: str, now_unix: float) -> bool:
-    told_unix = one.told.get(block)
+def _is_due(alert: Alert, entry: Remembered, block: str, now_unix: float) -> bool:
+    told_unix = entry.told.get(block)
     if told_unix is None:
-        return now_unix - one.since_unix >= alert.after_s
+        return now_unix - entry.since_unix >= alert.after_s
     if alert.once:
         return False
     return now_unix - told_unix >= AGAIN_S and alert.at_unix > told_unix
 
 
-def _notice(alert: Alert, one: Remembered, block: str) -> Notice:
-    again = "still: " if block in one.told else ""
+def _notice(alert: Alert, entry: Remembered, block: str) -> Notice:
+    again = "still: " if block in entry.told else ""
     body = (
         f"{without_secrets(alert.cause)[:_MOST_TEXT]}\n"
-        f"Next step: {without_secrets(alert.next_step)}\nSince: {moment(one.since_unix)}"
+        f"Next step: {without_secrets(alert.next_step)}\nSince: {moment(entry.since_unix)}"
     )
-    return Notice(block, one.key, f"torpor: {again}{alert.title[:_MOST_TITLE]}", body)
+    return Notice(block, entry.key, f"torpor: {again}{alert.title[:_MOST_TITLE]}", body)
 
 
-def _late(one: Remembered, block: str) -> Notice:
-    """Of a failed run that is too old to be looked at, and of which nobody has heard: every block
-    refused it so long."""
-    body = f"Nobody could be told until now: see its run.\nSince: {moment(one.since_unix)}"
-    return Notice(block, one.key, f"torpor: {one.title}", body)
+def _late(entry: Remembered, block: str) -> Notice:
+    """The message about a failed run that is too old to be seen and that every block refused until
+    now."""
+    body = f"Nobody could be told until now: see its run.\nSince: {moment(entry.since_unix)}"
+    return Notice(block, entry.key, f"torpor: {entry.title}", body)
 
 
-def _over(one: Remembered, block: str, now_unix: float) -> Notice:
+def _over(entry: Remembered, block: str, now_unix: float) -> Notice:
     return Notice(
         block,
-        one.key,
-        f"torpor: over: {one.title}",
-        f"This is no longer so. Since: {moment(one.since_unix)}. Until: {moment(now_unix)}",
+        entry.key,
+        f"torpor: over: {entry.title}",
+        f"This is no longer so. Since: {moment(entry.since_unix)}. Until: {moment(now_unix)}",
         over=True,
     )

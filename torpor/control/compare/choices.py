@@ -74,12 +74,12 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vram_gib(self) -> float | None:
-        """Of each GPU."""
+        """The memory of each GPU."""
         return (self.offer.gpu.vram_gib or None) if self.offer.gpu else None
 
     @property
     def work_s(self) -> float | None:
-        """From the request until work can begin."""
+        """Seconds from the request until work can begin."""
         return None if self.restore_s is None else self.start_p50_s + self.restore_s
 
     @property
@@ -88,45 +88,46 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
-    "market": lambda one: one.market,
-    "provider": lambda one: one.offer.provider,
-    "offer": lambda one: one.offer.id,
-    "region": lambda one: one.offer.region,
-    "gpu": lambda one: str(one.offer.gpu or ""),
-    "gpu_count": lambda one: one.offer.gpu_count,
-    "vram_gib": lambda one: one.vram_gib,
-    "cores": lambda one: one.offer.cores,
-    "ram_gib": lambda one: one.offer.ram_gib,
-    "spot": lambda one: one.offer.spot,
-    "price_usd_h": lambda one: one.offer.price_usd_h or None,
-    "session_usd": lambda one: one.session_usd,
-    "expected_usd": lambda one: one.expected_usd,
-    "hibernated_usd_month": lambda one: one.hibernated_usd_month,
-    "stopped_usd_month": lambda one: one.stopped_usd_month,
-    "stop_keeps": lambda one: one.able.stop_keeps,
-    "billing_s": lambda one: one.able.billing_s,
-    "ending_s": lambda one: one.able.ending_s,
-    "start_p50_s": lambda one: one.start_p50_s,
-    "start_p90_s": lambda one: one.start_p90_s,
-    "starts": lambda one: one.starts,
-    "start_from": lambda one: "our rentals" if one.starts else "assumed",
-    "link_mb_s": lambda one: one.link_mb_s,
-    "link_from": lambda one: one.link_from,
-    "restore_s": lambda one: one.restore_s,
-    "work_s": lambda one: one.work_s,
-    "failures": lambda one: one.failed,
-    "attempts": lambda one: one.attempts,
-    "attempts_at": lambda one: one.past_of,
-    "reliability": lambda one: one.offer.reliability,
-    "many_owners": lambda one: one.offer.many_owners,
-    "checkpoint": lambda one: one.checkpoint,
-    "host_key": lambda one: one.able.host_key,
-    "notice_s": lambda one: one.able.notice_s if one.offer.spot else None,
-    "price_age_s": lambda one: one.price_age_s,
-    "price_source": lambda one: LIVE,
-    "rejected": lambda one: one.rejected,
+    "market": lambda choice: choice.market,
+    "provider": lambda choice: choice.offer.provider,
+    "offer": lambda choice: choice.offer.id,
+    "region": lambda choice: choice.offer.region,
+    "gpu": lambda choice: str(choice.offer.gpu or ""),
+    "gpu_count": lambda choice: choice.offer.gpu_count,
+    "vram_gib": lambda choice: choice.vram_gib,
+    "cores": lambda choice: choice.offer.cores,
+    "ram_gib": lambda choice: choice.offer.ram_gib,
+    "spot": lambda choice: choice.offer.spot,
+    "price_usd_h": lambda choice: choice.offer.price_usd_h or None,
+    "session_usd": lambda choice: choice.session_usd,
+    "expected_usd": lambda choice: choice.expected_usd,
+    "hibernated_usd_month": lambda choice: choice.hibernated_usd_month,
+    "stopped_usd_month": lambda choice: choice.stopped_usd_month,
+    "stop_keeps": lambda choice: choice.able.stop_keeps,
+    "billing_s": lambda choice: choice.able.billing_s,
+    "ending_s": lambda choice: choice.able.ending_s,
+    "start_p50_s": lambda choice: choice.start_p50_s,
+    "start_p90_s": lambda choice: choice.start_p90_s,
+    "starts": lambda choice: choice.starts,
+    "start_from": lambda choice: "our rentals" if choice.starts else "assumed",
+    "link_mb_s": lambda choice: choice.link_mb_s,
+    "link_from": lambda choice: choice.link_from,
+    "restore_s": lambda choice: choice.restore_s,
+    "work_s": lambda choice: choice.work_s,
+    "failures": lambda choice: choice.failed,
+    "attempts": lambda choice: choice.attempts,
+    "attempts_at": lambda choice: choice.past_of,
+    "reliability": lambda choice: choice.offer.reliability,
+    "many_owners": lambda choice: choice.offer.many_owners,
+    "checkpoint": lambda choice: choice.checkpoint,
+    "host_key": lambda choice: choice.able.host_key,
+    "notice_s": lambda choice: choice.able.notice_s if choice.offer.spot else None,
+    "price_age_s": lambda choice: choice.price_age_s,
+    "price_source": lambda choice: LIVE,
+    "rejected": lambda choice: choice.rejected,
 }
-"""Of the DataFrame: dollars, seconds, GiB, MB/s; None is not known."""
+"""The columns of the DataFrame, in dollars, seconds, GiB and MB/s; None where a value is not
+known."""
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -151,8 +152,8 @@ def compared(
         for offer in offers
     ]
     found.sort(key=_rank)
-    fitting = [one for one in found if not one.rejected]
-    return Compared(terms, fitting, [one for one in found if one.rejected], [*silent])
+    fitting = [choice for choice in found if not choice.rejected]
+    return Compared(terms, fitting, [choice for choice in found if choice.rejected], [*silent])
 
 
 def frame(found: Compared) -> pandas.DataFrame:
@@ -160,7 +161,9 @@ def frame(found: Compared) -> pandas.DataFrame:
     import pandas  # a second of import that other flows need not spend
 
     every = (*found.fitting, *found.rejected)
-    return pandas.DataFrame({name: [of(one) for one in every] for name, of in COLUMNS.items()})
+    return pandas.DataFrame(
+        {name: [of(choice) for choice in every] for name, of in COLUMNS.items()}
+    )
 
 
 def market_of(provider: str) -> str:
@@ -178,9 +181,9 @@ def checkpoint_of(able: Abilities) -> Checkpoint:
 
 def _choice(offer: Offer, able: Abilities, past: Sequence[Experience], terms: Terms) -> Choice:
     session = _session_usd(offer, able, terms)
-    started = next((one for one in past if one.starts_s), None)
-    fetched = next((one for one in past if one.links_mb_s), None)
-    tried = next((one for one in past if one.attempts), Experience(of=""))
+    started = next((experience for experience in past if experience.starts_s), None)
+    fetched = next((experience for experience in past if experience.links_mb_s), None)
+    tried = next((experience for experience in past if experience.attempts), Experience(of=""))
     link = _stated_mb_s(offer) if fetched is None else fetched.link_mb_s
     disk_gib = max(terms.want.disk_gib, able.min_disk_gib) + offer.image_gib
     stopped = able.stopped_usd_gib_month if able.stop_keeps != "nothing" else None
@@ -207,8 +210,8 @@ def _choice(offer: Offer, able: Abilities, past: Sequence[Experience], terms: Te
 
 
 def _session_usd(offer: Offer, able: Abilities, terms: Terms) -> float | None:
-    """The hours as the market bills them, and the traffic of one restore. No market gives machines
-    away, so a price of 0 is not known."""
+    """The price of the hours as the market bills them, and of the traffic of one restore. No market
+    gives machines away, so a price of 0 is not known."""
     if offer.price_usd_h <= 0:
         return None
     usd = offer.price_usd_h * billed_s(terms.hours, able) / 3600
@@ -219,7 +222,7 @@ def _session_usd(offer: Offer, able: Abilities, terms: Terms) -> float | None:
 
 
 def _start_s(started: Experience | None, share: float, able: Abilities) -> float:
-    """Ours, from the end of the provider's queue, or what an attempt is given at most with it."""
+    """Seconds until SSH answers: of our own rentals, else the most that an attempt may take."""
     measured = None if started is None else started.start_s(share)
     return able.queue_s + able.ready_s if measured is None else measured
 
@@ -234,8 +237,13 @@ def _link_from(fetched: Experience | None, link_mb_s: float | None) -> str:
     return "stated by the market" if link_mb_s else "not known"
 
 
-def _rank(one: Choice) -> tuple[float, float, str, str]:
-    return (known(one.expected_usd), known(one.work_s), one.offer.provider, one.offer.id)
+def _rank(choice: Choice) -> tuple[float, float, str, str]:
+    return (
+        known(choice.expected_usd),
+        known(choice.work_s),
+        choice.offer.provider,
+        choice.offer.id,
+    )
 
 
 def known(value: float | None) -> float:

@@ -43,7 +43,7 @@ _NOTES: Final = (
 
 def rows(found: Compared) -> list[Row]:
     """The UI's table; its last row says how much is left out."""
-    shown = [_row(one, found.terms.hours) for one in found.fitting[:MOST_ROWS]]
+    shown = [_row(choice, found.terms.hours) for choice in found.fitting[:MOST_ROWS]]
     more = len(found.fitting) - MOST_ROWS
     if more > 0:
         words = f"and {more:,} more: in Python, compare returns them all"
@@ -69,9 +69,9 @@ def page(found: Compared, said: Sequence[Advice], plot: bytes | None) -> str:
             "## Which one for which use",
             "",
             *(
-                f"* **{one.about}: {_plain(one.choice)}.** "
-                f"{_plain(one.because[:1].upper() + one.because[1:])}."
-                for one in said
+                f"* **{advice.about}: {_plain(advice.choice)}.** "
+                f"{_plain(advice.because[:1].upper() + advice.because[1:])}."
+                for advice in said
             ),
             "",
             "## Price and time to work",
@@ -83,8 +83,8 @@ def page(found: Compared, said: Sequence[Advice], plot: bytes | None) -> str:
             *section(
                 "Markets without an answer",
                 [
-                    {"market": _plain(one.provider), "reason": _plain(one.outcome)}
-                    for one in found.silent
+                    {"market": _plain(tried.provider), "reason": _plain(tried.outcome)}
+                    for tried in found.silent
                 ],
             ),
             "## What the figures are",
@@ -97,20 +97,20 @@ def page(found: Compared, said: Sequence[Advice], plot: bytes | None) -> str:
 def picture(found: Compared) -> bytes | None:
     """Dollars an hour over the minutes until work can begin, as SVG: one colour or shape a market.
     None where there is nothing to draw, or without matplotlib."""
-    priced = [one for one in found.fitting if one.session_usd is not None]
+    priced = [choice for choice in found.fitting if choice.session_usd is not None]
     if not priced or "matplotlib" in left_out():
         return None
     drawn, (axes,) = canvas(3.6, 1, share_y=False)
-    for number, market in enumerate(sorted({one.market for one in priced})):
+    for number, market in enumerate(sorted({choice.market for choice in priced})):
         again, colour = divmod(number, len(COLOURS))
-        of = [one for one in priced if one.market == market]
+        of = [choice for choice in priced if choice.market == market]
         for is_known in (True, False):
-            points = [one for one in of if (one.work_s is not None) == is_known]
+            points = [choice for choice in of if (choice.work_s is not None) == is_known]
             if not points:
                 continue
             axes.scatter(
-                [(one.start_p50_s + (one.restore_s or 0.0)) / 60 for one in points],
-                [one.offer.price_usd_h for one in points],
+                [(choice.start_p50_s + (choice.restore_s or 0.0)) / 60 for choice in points],
+                [choice.offer.price_usd_h for choice in points],
                 26,
                 marker="s" if again else "o",
                 facecolors=COLOURS[colour] if is_known else "none",
@@ -119,7 +119,7 @@ def picture(found: Compared) -> bytes | None:
                 label=market if is_known else f"{market}, restore not known",
             )
     axes.set_yscale("log")
-    axes.set_yticks(_ticks([one.offer.price_usd_h for one in priced]), minor=False)
+    axes.set_yticks(_ticks([choice.offer.price_usd_h for choice in priced]), minor=False)
     axes.set_yticks([], minor=True)
     axes.yaxis.set_major_formatter(lambda usd, _: f"{usd:g}")
     axes.set_xlim(left=0)
@@ -142,65 +142,67 @@ def _ticks(prices: Sequence[float]) -> list[float]:
     return [step for step in steps if low <= step <= 2.5 * max(prices)]
 
 
-def _row(one: Choice, hours: float) -> Row:
-    offer, vram = one.offer, one.vram_gib
-    start = f"{one.start_p50_s:.0f} / {one.start_p90_s:.0f} s, "
-    start += f"n = {one.starts}" if one.starts else "assumed"
-    restore = "not known" if one.restore_s is None else f"{one.restore_s:.0f} s, {one.link_from}"
+def _row(choice: Choice, hours: float) -> Row:
+    offer, vram = choice.offer, choice.vram_gib
+    start = f"{choice.start_p50_s:.0f} / {choice.start_p90_s:.0f} s, "
+    start += f"n = {choice.starts}" if choice.starts else "assumed"
+    restore = (
+        "not known" if choice.restore_s is None else f"{choice.restore_s:.0f} s, {choice.link_from}"
+    )
     return {
-        "market": one.market,
-        "GPU": one.gpu,
-        "$/h": _usd_h(one),
-        f"$ for {hours:g} h": _usd(one.session_usd),
-        "expected $": _usd(one.expected_usd),
-        "work after": "not known" if one.work_s is None else f"{one.work_s:.0f} s",
+        "market": choice.market,
+        "GPU": choice.gpu,
+        "$/h": _usd_h(choice),
+        f"$ for {hours:g} h": _usd(choice.session_usd),
+        "expected $": _usd(choice.expected_usd),
+        "work after": "not known" if choice.work_s is None else f"{choice.work_s:.0f} s",
         "region": offer.region,
         "GiB each": "" if vram is None else f"{vram:g}",
-        "spot": notice(one),
-        "$ a month hibernated": _usd(one.hibernated_usd_month),
-        "stop keeps": stop_words(one),
-        "billed by": f"{one.able.billing_s:g} s"
-        + (f", {one.able.ending_s:g} s after its end" if one.able.ending_s else ""),
+        "spot": notice(choice),
+        "$ a month hibernated": _usd(choice.hibernated_usd_month),
+        "stop keeps": stop_words(choice),
+        "billed by": f"{choice.able.billing_s:g} s"
+        + (f", {choice.able.ending_s:g} s after its end" if choice.able.ending_s else ""),
         "start p50 / p90": start,
         "restore": restore,
-        "our failures": f"{one.failed} of {one.attempts}"
-        + (f", {one.past_of}" * bool(one.past_of)),
-        "checkpoint": one.checkpoint,
-        "host key": one.able.host_key,
-        "price": f"live API, {one.price_age_s:.0f} s ago",
+        "our failures": f"{choice.failed} of {choice.attempts}"
+        + (f", {choice.past_of}" * bool(choice.past_of)),
+        "checkpoint": choice.checkpoint,
+        "host key": choice.able.host_key,
+        "price": f"live API, {choice.price_age_s:.0f} s ago",
         "offer": offer.id,
     }
 
 
-def stop_words(one: Choice) -> str:
+def stop_words(choice: Choice) -> str:
     """What a stopped machine keeps, and what that costs."""
-    if one.able.stop_keeps == "nothing":
+    if choice.able.stop_keeps == "nothing":
         return "nothing"
-    usd = one.stopped_usd_month
+    usd = choice.stopped_usd_month
     price = "price not stated" if usd is None else f"{usd:,.2f} $ a month"
-    return f"{one.able.stop_keeps}, {price}"
+    return f"{choice.able.stop_keeps}, {price}"
 
 
 def _stopping(found: Compared) -> list[Row]:
-    """Once for each market."""
-    markets = {one.market: one for one in (*found.rejected, *found.fitting)}
+    """One row for each market."""
+    markets = {choice.market: choice for choice in (*found.rejected, *found.fitting)}
     return [
         {
             "market": market,
-            "a stop keeps": stop_words(one),
-            "hibernated, a month": _usd(one.hibernated_usd_month, " $"),
+            "a stop keeps": stop_words(choice),
+            "hibernated, a month": _usd(choice.hibernated_usd_month, " $"),
             "the store's price of": dated(found.terms.store_price),
         }
-        for market, one in sorted(markets.items())
+        for market, choice in sorted(markets.items())
     ]
 
 
 def _reasons(rejected: Sequence[Choice]) -> list[Row]:
-    """The most frequent first."""
-    counted = Counter((one.market, one.rejected) for one in rejected)
+    """The reasons, most frequent first."""
+    counted = Counter((choice.market, choice.rejected) for choice in rejected)
     cheapest: dict[tuple[str, str], Choice] = {}
-    for one in rejected:  # in the order of their cost
-        cheapest.setdefault((one.market, one.rejected), one)
+    for choice in rejected:  # in the order of their cost
+        cheapest.setdefault((choice.market, choice.rejected), choice)
     lines = [
         {
             "market": market,
@@ -216,8 +218,8 @@ def _reasons(rejected: Sequence[Choice]) -> list[Row]:
     return lines
 
 
-def _usd_h(one: Choice) -> str:
-    return "not known" if one.session_usd is None else f"{one.offer.price_usd_h:.3f}"
+def _usd_h(choice: Choice) -> str:
+    return "not known" if choice.session_usd is None else f"{choice.offer.price_usd_h:.3f}"
 
 
 def _usd(usd: float | None, unit: str = "") -> str:

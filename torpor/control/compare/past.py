@@ -64,7 +64,7 @@ class Past:
         """The closest experience first: with this GPU at this provider, then with the provider."""
         kind = (offer.provider, str(offer.gpu or ""), str(offer.gpu_count))
         found = (self._groups.get(key) for key in (kind, (offer.provider,)))
-        return [one for one in found if one is not None]
+        return [experience for experience in found if experience is not None]
 
 
 def _experience(of: str, rentals: Sequence[Rental]) -> Experience:

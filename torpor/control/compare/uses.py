@@ -13,9 +13,9 @@ from torpor.control.measure.advice import Advice
 NOTICE_S: Final = 30.0
 """A warning that is shorter saves nothing."""
 RELIABLE: Final = 0.98
-"""For production, where a market states the reliability of a host."""
+"""The least reliability of a host for production, where the market states it."""
 FEW_FAILURES: Final = 0.1
-"""For production, of our own attempts."""
+"""The largest share of our own attempts that may have failed, for production."""
 NEARLY: Final = 1.05
 """Offers within 5 % of the lowest cost are equal; the faster start decides."""
 
@@ -34,47 +34,51 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 USES: Final = (
     Use(
         name="development",
-        fits=lambda one: not one.offer.spot,
+        fits=lambda choice: not choice.offer.spot,
         missing="no offer is on demand and has a price",
-        because=lambda one: f"the lowest cost on demand within 5 %, {started(one)}",
+        because=lambda choice: f"the lowest cost on demand within 5 %, {started(choice)}",
         fast=True,
     ),
     Use(
         name="production without checkpoint",
-        fits=lambda one: not one.offer.spot and _is_reliable(one),
+        fits=lambda choice: not choice.offer.spot and _is_reliable(choice),
         missing=f"no offer on demand is reliable: a stated reliability of {RELIABLE:g} or a data "
         f"centre, and at most {100 * FEW_FAILURES:g} % of our attempts failed",
-        because=lambda one: f"the lowest cost on demand of the reliable ones, {_reliability(one)}",
+        because=lambda choice: (
+            f"the lowest cost on demand of the reliable ones, {_reliability(choice)}"
+        ),
     ),
     Use(
         name="production with checkpoint",
-        fits=lambda one: one.checkpoint == "claimed" and (not one.offer.spot or _has_notice(one)),
+        fits=lambda choice: (
+            choice.checkpoint == "claimed" and (not choice.offer.spot or _has_notice(choice))
+        ),
         missing="no offer claims that processes can be frozen there and, on spot, gives a warning "
         f"of {NOTICE_S:g} s",
-        because=lambda one: (
+        because=lambda choice: (
             "the lowest cost where processes can be frozen, which the market "
-            f"claims and nobody has proved; {notice(one)}"
+            f"claims and nobody has proved; {notice(choice)}"
         ),
     ),
     Use(
         name="compliance",
-        fits=lambda one: (
-            not one.offer.spot
-            and one.able.kind == "vm"
-            and one.able.host_key != "first use"
-            and one.offer.region not in ("", "any", "unknown")
+        fits=lambda choice: (
+            not choice.offer.spot
+            and choice.able.kind == "vm"
+            and choice.able.host_key != "first use"
+            and choice.offer.region not in ("", "any", "unknown")
         ),
         missing="no offer on demand is a virtual machine with a known host key in a stated region",
-        because=lambda one: (
+        because=lambda choice: (
             "the lowest cost of a virtual machine of your own on demand, in "
-            f"{one.offer.region}, whose host key is {one.able.host_key}"
+            f"{choice.offer.region}, whose host key is {choice.able.host_key}"
         ),
     ),
     Use(
         name="smallest budget",
-        fits=lambda one: True,
+        fits=lambda choice: True,
         missing="no offer has a price",
-        because=lambda one: f"the lowest cost of all; {notice(one)}",
+        because=lambda choice: f"the lowest cost of all; {notice(choice)}",
     ),
 )
 
@@ -83,35 +87,41 @@ def advise(found: Compared) -> list[Advice]:
     """One recommendation for each use, of the offers that fit. This host is not recommended: it
     is there to try torpor out."""
     priced = [
-        one for one in found.fitting if one.expected_usd is not None and one.able.kind != "folder"
+        choice
+        for choice in found.fitting
+        if choice.expected_usd is not None and choice.able.kind != "folder"
     ]
-    return [_advice(use, [one for one in priced if use.fits(one)], found) for use in USES]
+    return [_advice(use, [choice for choice in priced if use.fits(choice)], found) for use in USES]
 
 
-def named(one: Choice) -> str:
+def named(choice: Choice) -> str:
     """An offer in words."""
-    spot = ", spot" if one.offer.spot else ""
-    return f"{one.gpu} at {one.market} in {one.offer.region}{spot} (offer {one.offer.id})"
+    spot = ", spot" if choice.offer.spot else ""
+    return (
+        f"{choice.gpu} at {choice.market} in {choice.offer.region}{spot} (offer {choice.offer.id})"
+    )
 
 
-def started(one: Choice) -> str:
+def started(choice: Choice) -> str:
     """When work can begin there."""
-    start = f"SSH answers within {one.start_p50_s:.0f} s"
-    start += f" (median of {one.starts})" if one.starts else " (assumed, the most it may take)"
-    if one.restore_s is None:
+    start = f"SSH answers within {choice.start_p50_s:.0f} s"
+    start += (
+        f" (median of {choice.starts})" if choice.starts else " (assumed, the most it may take)"
+    )
+    if choice.restore_s is None:
         return f"{start}, and nobody knows how long the restore takes"
-    if not one.restore_s:
+    if not choice.restore_s:
         return f"{start}, and there is nothing to restore"
-    return f"{start}, and the restore takes {one.restore_s:.0f} s ({one.link_from})"
+    return f"{start}, and the restore takes {choice.restore_s:.0f} s ({choice.link_from})"
 
 
-def notice(one: Choice) -> str:
+def notice(choice: Choice) -> str:
     """What happens before the machine is taken back."""
-    if not one.offer.spot:
+    if not choice.offer.spot:
         return "on demand, it is not taken back"
-    if one.able.notice_s is None:
+    if choice.able.notice_s is None:
         return "spot, taken back without a warning"
-    return f"spot, taken back after a warning of {one.able.notice_s:.0f} s"
+    return f"spot, taken back after a warning of {choice.able.notice_s:.0f} s"
 
 
 def _advice(use: Use, fitting: Sequence[Choice], found: Compared) -> Advice:
@@ -121,8 +131,8 @@ def _advice(use: Use, fitting: Sequence[Choice], found: Compared) -> Advice:
     if use.fast:
         most = known(best.expected_usd) * NEARLY
         best = min(
-            (one for one in fitting if known(one.expected_usd) <= most),
-            key=lambda one: known(one.work_s),
+            (choice for choice in fitting if known(choice.expected_usd) <= most),
+            key=lambda choice: known(choice.work_s),
         )
     because = (
         f"{best.expected_usd:.2f} $ for {found.terms.hours:g} h at {best.offer.price_usd_h:.3f} "
@@ -133,17 +143,17 @@ def _advice(use: Use, fitting: Sequence[Choice], found: Compared) -> Advice:
     return Advice(use.name, named(best), because)
 
 
-def _is_reliable(one: Choice) -> bool:
-    stated = one.offer.reliability
-    enough = not one.offer.many_owners if stated is None else stated >= RELIABLE
-    return enough and one.failed <= FEW_FAILURES * one.attempts
+def _is_reliable(choice: Choice) -> bool:
+    stated = choice.offer.reliability
+    enough = not choice.offer.many_owners if stated is None else stated >= RELIABLE
+    return enough and choice.failed <= FEW_FAILURES * choice.attempts
 
 
-def _reliability(one: Choice) -> str:
-    stated = one.offer.reliability
+def _reliability(choice: Choice) -> str:
+    stated = choice.offer.reliability
     words = "a data centre" if stated is None else f"reliability {stated:.3f}"
-    return f"{words}, {one.failed} of our {one.attempts} attempts failed"
+    return f"{words}, {choice.failed} of our {choice.attempts} attempts failed"
 
 
-def _has_notice(one: Choice) -> bool:
-    return one.able.notice_s is not None and one.able.notice_s >= NOTICE_S
+def _has_notice(choice: Choice) -> bool:
+    return choice.able.notice_s is not None and choice.able.notice_s >= NOTICE_S

@@ -12,9 +12,9 @@ from torpor.shared.errors import DeployFailed, InvalidInput
 from torpor.shared.values import MIB
 
 MOST_BYTES: Final = 4 * MIB
-"""Of an answer; the rest is not read."""
+"""The most bytes of an answer that are read."""
 _SHOWN: Final = 300
-"""Characters of a wrong answer, in the error."""
+"""Characters of a wrong answer that the error shows."""
 _NOTHING: Final = (None, "", 0, False)
 
 

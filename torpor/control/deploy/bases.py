@@ -118,7 +118,7 @@ def _in_use(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
 
 
 def _drop(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> bool:
-    """Whether it is gone now; one that another deploy pins at this moment stays."""
+    """Delete an environment. False if another deploy pins it at this moment: then it stays."""
     unpin(store, workspace, snapshot)
     try:
         delete_snapshot(store, workspace, snapshot, even_newest=snapshot)
@@ -130,5 +130,5 @@ def _drop(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) ->
 
 
 def _names(store: ObjectStore) -> list[WorkspaceName]:
-    found = {one.key.split("/")[1] for one in store.list(_PREFIX + BASE)}
+    found = {stored.key.split("/")[1] for stored in store.list(_PREFIX + BASE)}
     return [WorkspaceName(name) for name in sorted(found) if _NAME.fullmatch(name)]

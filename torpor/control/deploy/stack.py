@@ -88,7 +88,8 @@ class Secrets:
 
     @property
     def forms(self) -> list[str]:
-        """What a program may print of them, longest first: each value, its lines, and as JSON."""
+        """The forms of the secrets that a program may print, longest first: each value, its lines,
+        and as JSON."""
         found = set(self.variables.values())
         for value in self.variables.values():
             lines = [line.strip() for line in value.splitlines()]
@@ -97,7 +98,7 @@ class Secrets:
         return sorted(found - {""}, key=len, reverse=True)
 
     def hidden_in(self, text: str) -> str:
-        """Give it the whole text: half a secret is not found."""
+        """``text`` without the secrets. Pass the whole text: half a secret is not found."""
         for form in self.forms:
             text = text.replace(form, "***")
         return text
@@ -213,13 +214,13 @@ class Place:
         return [self._fill(item) for item in argv]
 
     def body(self, value: Any) -> Any:
-        """The same for the texts in JSON."""
+        """``value`` with the names in its texts filled in."""
         if isinstance(value, str):
             return self._fill(value)
         if isinstance(value, list):
-            return [self.body(one) for one in value]
+            return [self.body(item) for item in value]
         if isinstance(value, dict):
-            return {name: self.body(one) for name, one in value.items()}
+            return {name: self.body(item) for name, item in value.items()}
         return value
 
     def _fill(self, text: str) -> str:
@@ -240,10 +241,10 @@ class Place:
 def check_apart(environment: list[str], workspace: list[str]) -> None:
     """InvalidInput where a directory of the environment is one of the workspace, or within one, or
     the other way round: each snapshot must hold its own."""
-    for one in environment:
+    for path in environment:
         for other in workspace:
-            if overlap(tidy_path(one), tidy_path(other)):
+            if overlap(tidy_path(path), tidy_path(other)):
                 raise InvalidInput(
-                    f"the environment path {one} and the workspace path {other} overlap: give the "
+                    f"the environment path {path} and the workspace path {other} overlap: give the "
                     "stack a directory of its own"
                 )

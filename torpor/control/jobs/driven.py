@@ -17,7 +17,7 @@ from torpor.shared.errors import HandedOver, TorporError
 from torpor.shared.values import Machine, SnapshotId
 
 STOP_S: Final = 3.0
-"""How often it is asked whether somebody wants the job to stop."""
+"""How often a run asks whether its job is to stop."""
 
 
 class Driven:
@@ -68,8 +68,8 @@ class Driven:
 
     @contextmanager
     def while_others_run(self, on_stop: Callable[[Stop], None]) -> Iterator[None]:
-        """As long as the caller does something else, the thread calls ``on_stop`` with each look
-        at a request to stop the job."""
+        """Call ``on_stop`` on the thread for each request to stop, while the caller does something
+        else."""
         with self._on_stop_lock:
             self._on_stop = on_stop
         try:
@@ -112,7 +112,8 @@ class Driven:
         return attempt
 
     def withdraw_attempt(self) -> None:
-        """The command was not started: the machine has not heard of the newest attempt."""
+        """Remove the newest attempt: its command was not started, and the machine does not know of
+        it."""
         self.change(state="waiting", attempts=self._job.attempts[:-1])
 
     def change_attempt(self, **changes: Any) -> None:
@@ -156,7 +157,7 @@ class Driven:
         self._over.set()
 
     def leave(self, why: str) -> None:
-        """This run stops and the job goes on: any run may continue it at once."""
+        """End this run's part; the job goes on, and any run may continue it at once."""
         self._over.set()
         with self._lock:
             self.check()

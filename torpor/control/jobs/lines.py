@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Final
 
 MOST_LINES: Final = 40
-"""Lines of one look: Prefect keeps each as a record of its database."""
+"""The most lines of one look: Prefect keeps each as a record of its database."""
 MOST_CHARS: Final = 500
-"""Of one line."""
+"""The most characters of a line."""
 MOST_SHOWN: Final = 20_000
-"""Lines of one run."""
+"""The most lines of one run."""
 
 
 class Lines:

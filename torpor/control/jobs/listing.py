@@ -34,11 +34,11 @@ class JobList(msgspec.Struct, frozen=True):
 
     def rows(self, most: int) -> list[Row]:
         """The newest first: those that run, those that wait, those that have ended."""
-        waiting = {one.job: one for one in self.queued}
-        rows = [_row(one, waiting.get(one.id)) for one in reversed(self.open)]
-        begun = {one.id for one in (*self.open, *self.ended)}
-        rows += [_queued_row(one) for one in self.queued if one.job not in begun]
-        rows += [_row(one, None) for one in reversed(self.ended)]
+        waiting = {queued.job: queued for queued in self.queued}
+        rows = [_row(job, waiting.get(job.id)) for job in reversed(self.open)]
+        begun = {job.id for job in (*self.open, *self.ended)}
+        rows += [_queued_row(queued) for queued in self.queued if queued.job not in begun]
+        rows += [_row(job, None) for job in reversed(self.ended)]
         left_out = len(rows) - most
         rows = rows[:most]
         if left_out > 0:
@@ -56,7 +56,7 @@ class JobList(msgspec.Struct, frozen=True):
 
 
 class JobAnswer(msgspec.Struct, frozen=True):
-    """What is now so about one job, as rows of what and value."""
+    """The current facts about one job, as rows of what and value."""
 
     job: str
     workspace: WorkspaceName
@@ -120,13 +120,13 @@ def _row(job: Job, queued: QueuedJob | None) -> Row:
     }
 
 
-def _queued_row(one: QueuedJob) -> Row:
+def _queued_row(queued: QueuedJob) -> Row:
     return {
-        "job": one.job,
-        "workspace": one.workspace,
-        "state": f"queued in {one.queue}",
-        "command": command_line(one.command),
-        "began": moment(one.since_unix),
+        "job": queued.job,
+        "workspace": queued.workspace,
+        "state": f"queued in {queued.queue}",
+        "command": command_line(queued.command),
+        "began": moment(queued.since_unix),
         "runs on": "",
         "attempts": "",
         "saves": "",

@@ -50,8 +50,8 @@ def is_hopeless(job: Job) -> bool:
 
 
 def is_retried(job: Job) -> bool:
-    """Whether the command, which has failed, is started once more."""
-    failed = sum(one.end == "command ended" and one.status != 0 for one in job.attempts)
+    """Whether the command, which has failed, is started again."""
+    failed = sum(attempt.end == "command ended" and attempt.status != 0 for attempt in job.attempts)
     return failed <= job.retries
 
 

@@ -122,13 +122,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return newest if newest is not None and not newest.end else None
 
     def with_attempt(self, **changes: Any) -> Job:
-        """The same with changes to its newest attempt."""
+        """The job with changes to its newest attempt."""
         newest = msgspec.structs.replace(self.attempts[-1], **changes)
         return msgspec.structs.replace(self, attempts=[*self.attempts[:-1], newest])
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """That a job is to be stopped: ``state`` is how it will have ended."""
+    """A request to stop a job; ``state``: how the job then ends."""
 
     state: Literal["cancelled", "over budget"]
     then: Literal["hibernate", "keep"]
@@ -189,14 +189,16 @@ class Jobs:
                 self._file(found[0])  # its run was killed half-way
             elif found is not None:
                 jobs.append(found[0])
-        return sorted(jobs, key=lambda one: one.turn)
+        return sorted(jobs, key=lambda job: job.turn)
 
     def ended(self, most: int = MOST_ENDED) -> list[Job]:
         """The jobs that ended last, at most so many, oldest first."""
         prefix = f"workspaces/{self.workspace}/jobs/ended/"
-        found = sorted(self._store.list(prefix), key=lambda one: one.modified_unix)
-        read = [self._records.read(one.key) for one in found[-most:]] if most else []
-        return sorted((one[0] for one in read if one), key=lambda one: one.ended_unix or 0.0)
+        found = sorted(self._store.list(prefix), key=lambda stored: stored.modified_unix)
+        read = [self._records.read(stored.key) for stored in found[-most:]] if most else []
+        return sorted(
+            (record[0] for record in read if record), key=lambda record: record.ended_unix or 0.0
+        )
 
     def take(self, job: Job, driver: str, driven_for: str = "") -> Job:
         """Make ``driver`` the run that drives the job, which may be new. WorkspaceBusy while
@@ -317,5 +319,5 @@ class Jobs:
 
 
 def _writer(job: Job) -> tuple[str, int]:
-    """Which write the record is of."""
+    """The run and the version of a write."""
     return job.process, job.version

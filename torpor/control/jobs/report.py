@@ -19,16 +19,19 @@ class JobReport(msgspec.Struct, frozen=True):
     @property
     def lost_s(self) -> float:
         """Seconds of work that were done and lost, in all attempts."""
-        return sum(one.lost_s for one in self.job.attempts)
+        return sum(attempt.lost_s for attempt in self.job.attempts)
 
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""
         job = self.job
-        machines = list(dict.fromkeys(one.machine for one in job.attempts))
+        machines = list(dict.fromkeys(attempt.machine for attempt in job.attempts))
         return [
             {"what": "job", "value": f"{job.id}: {' '.join(job.command)[:200]}"},
             {"what": "outcome", "value": f"{job.state}: {job.why}"},
-            {"what": "attempts", "value": "; ".join(_attempt(one) for one in job.attempts[-20:])},
+            {
+                "what": "attempts",
+                "value": "; ".join(_attempt(attempt) for attempt in job.attempts[-20:]),
+            },
             {"what": "machines", "value": f"{len(machines)}: {', '.join(machines[-20:])}"},
             {"what": "cost", "value": self.cost},
             {"what": "saves", "value": f"{job.saves}, newest {job.newest or 'none'}"},

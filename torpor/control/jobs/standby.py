@@ -79,7 +79,7 @@ def book_for(
         marked = marked_packs(store, spec.name)
         gone, _ = compare_packs(store, spec.name, manifest.packs)
         packs = [pack_key(spec.name, pack.id) for pack in manifest.packs]
-        lost = [one for one in packs if one in set(gone) or pack_id_of(one) in marked]
+        lost = [pack for pack in packs if pack in set(gone) or pack_id_of(pack) in marked]
         grant = store.grant("GET", manifest_key(spec.name, basis), expires_s=COMMIT_S)
         known = [KnownSnapshot(stored.root, stored.manifest_bytes, grant)]
         full_bytes = sum(entry.size for entry in manifest.entries)
@@ -197,11 +197,15 @@ def _candidates(times: dict[SnapshotId, float], verified: SnapshotId | None) -> 
         return sorted(times, reverse=True)
     oldest_unix = made_at(verified).timestamp() - COMMIT_S
     newer = [
-        one
-        for one, unix in times.items()
-        if one > verified or (unix > times[verified] and made_at(one).timestamp() >= oldest_unix)
+        snapshot
+        for snapshot, unix in times.items()
+        if snapshot > verified
+        or (unix > times[verified] and made_at(snapshot).timestamp() >= oldest_unix)
     ]
-    return [*sorted(newer, key=lambda one: (times[one], one), reverse=True), verified]
+    return [
+        *sorted(newer, key=lambda snapshot: (times[snapshot], snapshot), reverse=True),
+        verified,
+    ]
 
 
 def _sign_saves(store: ObjectStore, spec: WorkspaceSpec) -> list[SaveGrant]:

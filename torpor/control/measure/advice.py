@@ -21,7 +21,7 @@ class Advice(msgspec.Struct, frozen=True):
 def advise(figures: Sequence[Figure], prices: Mapping[str, StorePrice | None]) -> list[Advice]:
     """What can be said from what was measured; nothing about what was not."""
     said = [_store(figures, prices), *_codecs(figures), _parts(figures)]
-    return [one for one in said if one is not None]
+    return [advice for advice in said if advice is not None]
 
 
 def shown(figure: Figure) -> str:

@@ -95,7 +95,7 @@ def run_coder(
         stored = [coder.encode(chunk) for chunk in chunks]
         between = time.process_time()
         pairs = [(s, c) for s, c in zip(stored, chunks, strict=True) if s is not None]
-        back = [coder.decode(one, len(chunk)) for one, chunk in pairs]
+        back = [coder.decode(encoded, len(chunk)) for encoded, chunk in pairs]
         ended = time.process_time()
         decoded = len(back)
         if number:
@@ -105,8 +105,8 @@ def run_coder(
         if any(memoryview(got) != chunk for got, (_, chunk) in zip(back, pairs, strict=True)):
             raise RuntimeError(f"{coder.name} does not give {data} back")
         stored_bytes = sum(
-            len(chunk) if one is None else min(len(one), len(chunk))
-            for one, chunk in zip(stored, chunks, strict=True)
+            len(chunk) if encoded is None else min(len(encoded), len(chunk))
+            for encoded, chunk in zip(stored, chunks, strict=True)
         )
     return Coded(
         data, coder.name, len(plain), stored_bytes,

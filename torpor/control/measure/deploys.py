@@ -14,7 +14,7 @@ FROM_RENTAL: Final = "from rental"
 FROM_SSH: Final = "from SSH"
 _WHOLE: Final = (FROM_RENTAL, FROM_SSH)
 COLD: Final = "cold"
-"""In the name of a way: its environment was made and stored. It is no strategy to choose."""
+"""Part of a strategy's name: its environment was made and stored. It is not advised."""
 
 
 def advise_deploys(figures: Sequence[Figure]) -> list[Advice]:
@@ -25,12 +25,12 @@ def advise_deploys(figures: Sequence[Figure]) -> list[Advice]:
         of = find(
             figures, "deploy", phase=FROM_RENTAL, name=stack, measured_from=provider, unit="s"
         )
-        ways = [one for one in of if COLD not in one.data]
+        ways = [figure for figure in of if COLD not in figure.data]
         if not ways:
             continue
-        best = min(ways, key=lambda one: one.median)
-        equal = [one for one in ways if one.median <= best.high]
-        chosen = min(equal, key=lambda one: (_cost(figures, one), one.median))
+        best = min(ways, key=lambda figure: figure.median)
+        equal = [figure for figure in ways if figure.median <= best.high]
+        chosen = min(equal, key=lambda figure: (_cost(figures, figure), figure.median))
         ssh = _beside(figures, chosen, FROM_SSH)
         because = (
             f"the first completion comes {shown(chosen)} after the rental and {shown(ssh)} after "
@@ -39,9 +39,9 @@ def advise_deploys(figures: Sequence[Figure]) -> list[Advice]:
         if len(ways) == 1:
             because += "; nothing else was measured"
         elif len(equal) > 1:
-            names = ", ".join(one.data for one in equal if one is not chosen)
+            names = ", ".join(figure.data for figure in equal if figure is not chosen)
             because += f"; {names} is within the spread"
-        if min(one.n for one in ways) < 3:
+        if min(figure.n for figure in ways) < 3:
             because += ". Fewer than three starts have no spread: measure more rounds"
         said.append(Advice(f"{stack} at {provider}", chosen.data, because))
     return said
@@ -71,15 +71,16 @@ def deploy_picture(figures: Sequence[Figure]) -> bytes | None:
     if not whole:
         return None
     drawn, (axes,) = canvas(1.1 + 0.42 * len(whole), 1, share_y=False)
-    stacks = list(dict.fromkeys(one.name for one in whole))
-    for row, one in enumerate(whole):
-        colour = COLOURS[stacks.index(one.name) % len(COLOURS)]
-        ssh = _beside(figures, one, FROM_SSH).median
-        axes.barh([row], [one.median], 0.6, color=colour, alpha=0.45)
-        axes.barh([row], [ssh], 0.6, [one.median - ssh], color=colour)
-        axes.plot(one.values, [row] * one.n, "o", color=INK, markersize=2.5)
+    stacks = list(dict.fromkeys(figure.name for figure in whole))
+    for row, figure in enumerate(whole):
+        colour = COLOURS[stacks.index(figure.name) % len(COLOURS)]
+        ssh = _beside(figures, figure, FROM_SSH).median
+        axes.barh([row], [figure.median], 0.6, color=colour, alpha=0.45)
+        axes.barh([row], [ssh], 0.6, [figure.median - ssh], color=colour)
+        axes.plot(figure.values, [row] * figure.n, "o", color=INK, markersize=2.5)
     axes.set_yticks(
-        range(len(whole)), [f"{one.name}, {one.data}, {one.measured_from}" for one in whole]
+        range(len(whole)),
+        [f"{figure.name}, {figure.data}, {figure.measured_from}" for figure in whole],
     )
     axes.invert_yaxis()
     axes.set_xlabel("seconds from the rental; dark: from SSH")
@@ -92,32 +93,32 @@ def _places(figures: Sequence[Figure]) -> list[tuple[str, str]]:
     return list(dict.fromkeys((f.name, f.measured_from) for f in figures if f.what == "deploy"))
 
 
-def _beside(figures: Sequence[Figure], one: Figure, phase: str, unit: str = "s") -> Figure:
-    """Another figure of the same starts."""
+def _beside(figures: Sequence[Figure], figure: Figure, phase: str, unit: str = "s") -> Figure:
+    """Another figure from the starts of ``figure``."""
     (found,) = find(
         figures, "deploy", phase=phase, unit=unit,
-        name=one.name, data=one.data, measured_from=one.measured_from,
+        name=figure.name, data=figure.data, measured_from=figure.measured_from,
     )  # fmt: skip
     return found
 
 
-def _cost(figures: Sequence[Figure], one: Figure) -> float:
-    return _beside(figures, one, FROM_RENTAL, "$").median
+def _cost(figures: Sequence[Figure], figure: Figure) -> float:
+    return _beside(figures, figure, FROM_RENTAL, "$").median
 
 
 def _starts(figures: Sequence[Figure]) -> Iterator[dict[str, str]]:
-    for one in find(figures, "deploy", phase=FROM_RENTAL, unit="s"):
-        ssh = _beside(figures, one, FROM_SSH)
+    for figure in find(figures, "deploy", phase=FROM_RENTAL, unit="s"):
+        ssh = _beside(figures, figure, FROM_SSH)
         yield {
-            "stack": one.name,
-            "strategy": one.data,
-            "provider": one.measured_from,
-            "n": str(one.n),
-            "from rental, median": f"{one.median:.1f} s",
-            "p95": f"{one.p95:.1f} s",
+            "stack": figure.name,
+            "strategy": figure.data,
+            "provider": figure.measured_from,
+            "n": str(figure.n),
+            "from rental, median": f"{figure.median:.1f} s",
+            "p95": f"{figure.p95:.1f} s",
             "from SSH, median": f"{ssh.median:.1f} s",
             "p95 from SSH": f"{ssh.p95:.1f} s",
-            "cost per start": f"{_cost(figures, one):.4f} $",
+            "cost per start": f"{_cost(figures, figure):.4f} $",
         }
 
 

@@ -11,7 +11,8 @@ from torpor.control.measure.figures import Figure, find
 from torpor.control.store_prices import StorePrice
 
 MOST_BYTES: Final = 600_000
-"""Of the page with its pictures; Prefect's API and its database take more, a browser is quick."""
+"""The most bytes of the page with its pictures; Prefect's API and its database take more, but a
+browser stays quick."""
 
 
 def page(
@@ -46,9 +47,12 @@ def joined(said: Sequence[Advice], pictures: Mapping[str, bytes], tail: list[str
     be over MOST_BYTES."""
     head = [
         "## What it advises",
-        *(f"* **{one.about}: {one.choice}.** {one.because[:1].upper()}{one.because[1:]}."
-          for one in said),
-    ]  # fmt: skip
+        *(
+            f"* **{advice.about}: {advice.choice}.** "
+            f"{advice.because[:1].upper()}{advice.because[1:]}."
+            for advice in said
+        ),
+    ]
     held = sum(map(len, head)) + sum(map(len, tail))
     images: list[str] = []
     for title, svg in pictures.items():

@@ -24,7 +24,7 @@ LINE_CONNECTIONS: Final = 8
 """As many as an agent uses."""
 LINE_OBJECT_BYTES: Final = 8 * MIB
 CACHED_ABOVE: Final = 1.1
-"""Rates all this far above the line rate's best sample are no noise: some cache answered."""
+"""Rates this far above the line rate's best sample are not noise: some cache answered."""
 _GRANT_S: Final = 3600
 
 Move = Callable[[Sequence[Grant], Sequence[Grant], int, int], Moved]

@@ -46,7 +46,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it limits what is rented under this name, of a workspace of this project."""
         if self.project:
             return project == self.project
-        return any(workspace in names_of(one) for one in self.workspaces)
+        return any(workspace in names_of(name) for name in self.workspaces)
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +129,7 @@ class OpenBudget(msgspec.Struct, frozen=True):
         month = Month.of(microseconds(now_unix), zone)
         found = read(self.ledgers(), month.begin_us(zone) / 1e6)
         of = self.budget
-        return [one for one in found if of.covers(one.label.workspace, one.project)]
+        return [rental for rental in found if of.covers(rental.label.workspace, rental.project)]
 
     def standing(self, now_unix: float) -> Standing:
         """How it stands now."""
@@ -149,7 +149,7 @@ def standing(budget: Budget, rentals: Iterable[Rental], now_unix: float) -> Stan
         low=sum(cost.low for cost in now),
         high=sum(cost.high for cost in now),
         running=len(still_open),
-        usd_h=sum((price(one.bound_usd_h) or Fraction(0) for one in still_open), Fraction(0)),
+        usd_h=sum((price(rental.bound_usd_h) or Fraction(0) for rental in still_open), Fraction(0)),
         unpriced_us=sum(cost.unpriced_us for cost in now),
     )
 
@@ -179,5 +179,5 @@ def exhausted_unix(budget: Budget, rentals: Iterable[Rental], now_unix: float) -
 
 def between(low: int, high: int) -> str:
     """An interval of micro-dollars, for a person: one number where cents do not differ."""
-    words = [f"{dollars(one):,.2f}" for one in (low, high)]
+    words = [f"{dollars(bound):,.2f}" for bound in (low, high)]
     return f"{' to '.join(dict.fromkeys(words))} $"

@@ -65,7 +65,7 @@ def charge(usd_h: float, us: int) -> int:
 
 
 def dollars(micro_usd: int) -> Decimal:
-    """The same amount in dollars."""
+    """Micro-dollars in dollars."""
     return Decimal(micro_usd).scaleb(-6)
 
 
@@ -85,9 +85,9 @@ def costs(rentals: Iterable[Rental], now_unix: float, zone: ZoneInfo) -> list[Co
 def read(ledgers: Sequence[Rentals], since_unix: float = 0.0) -> list[Rental]:
     """The rentals of these workspaces, open ones and those that ended after ``since_unix``."""
 
-    def of(one: Rentals) -> dict[Label, Rental]:
-        still_open = one.open()  # first: what ends meanwhile is in both, and none is in neither
-        found = [*still_open, *one.history(since_unix)]
+    def of(ledger: Rentals) -> dict[Label, Rental]:
+        still_open = ledger.open()  # first: what ends meanwhile is in both, and none is in neither
+        found = [*still_open, *ledger.history(since_unix)]
         return {rental.label: rental for rental in found}
 
     if not ledgers:
@@ -99,7 +99,7 @@ def read(ledgers: Sequence[Rentals], since_unix: float = 0.0) -> list[Rental]:
 def shown_now(
     rentals: Iterable[Rental], shown: Mapping[Label, object], now_unix: float
 ) -> list[Rental]:
-    """The same records, where those whose machines providers show now were last seen now."""
+    """The records, with now as the last time seen for machines that providers show now."""
     return [
         msgspec.structs.replace(rental, seen_unix=now_unix)
         if rental.state != "ended" and rental.label in shown
@@ -109,7 +109,7 @@ def shown_now(
 
 
 def _span(rental: Rental, now_unix: float) -> tuple[int, int, int]:
-    """When it began, and when it ended at the earliest and at the latest."""
+    """When the rental began, and when it ended at the earliest and at the latest."""
     begin = max(rental.created_unix, rental.queued_unix or 0.0)
     seen = begin if rental.seen_unix is None else rental.seen_unix
     if rental.state != "ended":

@@ -91,7 +91,7 @@ def _usd(found: Sequence[Line], month: Month, names: set[str]) -> tuple[float, f
 
 
 def _months(found: Sequence[Line]) -> list[Month]:
-    """Of machines, the newest first."""
+    """Rows about machines, newest month first."""
     return list(dict.fromkeys(line.month for line in found if line.kind == MACHINES))
 
 

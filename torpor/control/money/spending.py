@@ -49,7 +49,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spot_share(self) -> float | None:
-        """Of the hours; None where there are none."""
+        """The share of the hours on spot machines; None where there are no hours."""
         return self.spot_us / self.high_us if self.high_us else None
 
     def record(self) -> dict[str, Any]:
@@ -120,12 +120,12 @@ def lines(
             provider=provider,
             gpu=gpu,
             rentals=len(group),
-            low_us=sum(one.low_us for one in group),
-            high_us=sum(one.high_us for one in group),
-            low=sum(one.low for one in group),
-            high=sum(one.high for one in group),
-            unpriced_us=sum(one.unpriced_us for one in group),
-            spot_us=sum(one.high_us for one in group if one.rental.spot),
+            low_us=sum(cost.low_us for cost in group),
+            high_us=sum(cost.high_us for cost in group),
+            low=sum(cost.low for cost in group),
+            high=sum(cost.high for cost in group),
+            unpriced_us=sum(cost.unpriced_us for cost in group),
+            spot_us=sum(cost.high_us for cost in group if cost.rental.spot),
         )
         for (month, project, workspace, provider, gpu), group in groups.items()
     ]
@@ -134,16 +134,16 @@ def lines(
             Line(
                 month=now,
                 kind=STORAGE,
-                workspace=one.workspace,
+                workspace=usage.workspace,
                 provider=store,
-                stored_bytes=one.bytes,
-                stored_usd_month=one.usd_month,
+                stored_bytes=usage.bytes,
+                stored_usd_month=usage.usd_month,
             )
-            for one in stored
+            for usage in stored
         ]
-    found.sort(key=lambda one: (one.project, one.workspace, one.kind, one.provider, one.gpu))
-    found.sort(key=lambda one: one.high, reverse=True)
-    found.sort(key=lambda one: one.month, reverse=True)
+    found.sort(key=lambda line: (line.project, line.workspace, line.kind, line.provider, line.gpu))
+    found.sort(key=lambda line: line.high, reverse=True)
+    found.sort(key=lambda line: line.month, reverse=True)
     return found
 
 

@@ -27,9 +27,9 @@ class Stored(msgspec.Struct, frozen=True):
 def look(store: ObjectStore) -> dict[WorkspaceName, int]:
     """The bytes under each name that the store keeps anything under. Lists every object."""
     found: dict[WorkspaceName, int] = {}
-    for one in store.list(_PREFIX):
-        name = WorkspaceName(one.key.removeprefix(_PREFIX).partition("/")[0])
-        found[name] = found.get(name, 0) + one.bytes
+    for stored in store.list(_PREFIX):
+        name = WorkspaceName(stored.key.removeprefix(_PREFIX).partition("/")[0])
+        found[name] = found.get(name, 0) + stored.bytes
     return found
 
 

@@ -232,7 +232,7 @@ class LambdaProvider:
         path = f"{_API}/instances/{machine}"
         found = self._client.seek("GET", path, _InstanceData, f"show instance {machine}")
         rows = self._instances() if found is None else [found.data]
-        row = next((one for one in rows if one.id == machine), None)
+        row = next((row for row in rows if row.id == machine), None)
         if row is None:
             return Absent()
         if row.status == "terminated":

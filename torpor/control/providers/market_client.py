@@ -140,7 +140,7 @@ class MarketClient:
         return answer
 
     def refused(self, refusal: Refusal, doing: str) -> ProviderError:
-        """What a refusal means that no caller has a use for."""
+        """The error for a refusal that no caller handles itself."""
         tells = self.denied if self.denies(refusal) else self.unexpected
         return tells(refusal, doing)
 
@@ -158,7 +158,7 @@ class MarketClient:
         )
 
     def uncertain(self, what: object, doing: str) -> CreateUncertain:
-        """Of a create that may have rented all the same."""
+        """The error for a create whose answer was lost: it may have rented."""
         return CreateUncertain(
             f"{self.identity} may have rented a machine: {doing} had no answer that says so or "
             f"not: {str(what)[:_TOLD_CHARACTERS]}. The attempt is abandoned; reconcile ends the "

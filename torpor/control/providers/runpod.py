@@ -227,7 +227,7 @@ class RunpodProvider:
         )
         if not sold or most < count or each_usd_h <= 0:
             return []
-        newest = max((_version(one.version) for one in gpu.cuda_versions), default=None)
+        newest = max((_version(version.version) for version in gpu.cuda_versions), default=None)
         disk_gb = _disk_gb(want.disk_gib, self.abilities.min_disk_gib)
         centres = gpu.data_centers or [_Centre(_ANYWHERE, gpu.availability)]
         return [

@@ -116,7 +116,7 @@ class Provider(Protocol):
 
     @property
     def abilities(self) -> Abilities:
-        """Constant."""
+        """What the provider can do; constant."""
 
     def check(self, image: str = "") -> Account:
         """Look, before anything is rented, whether machines can be: login, balance, permission, and
@@ -152,8 +152,8 @@ class Provider(Protocol):
         """
 
     def residue(self) -> list[Residue]:
-        """What else of ours costs: disks, addresses, services, invoices, nodes that outlived a
-        machine."""
+        """What else with our label costs: disks, addresses, services, invoices and nodes that
+        outlived a machine."""
 
 
 @runtime_checkable
@@ -167,7 +167,7 @@ class Claims(Protocol):
 
 @runtime_checkable
 class Prices(Protocol):
-    """What a provider whose spot prices change while a machine runs can do besides."""
+    """What a provider can also do whose spot prices change while a machine runs."""
 
     def rise_usd_h(self, offer: str, begin_unix: float, end_unix: float) -> float:
         """By how much the mean price of an hour of this offer was above the one at the begin;
@@ -176,7 +176,7 @@ class Prices(Protocol):
 
 @runtime_checkable
 class Deadlines(Protocol):
-    """What a provider with ``abilities.deadline_s`` can do besides."""
+    """What a provider with ``abilities.deadline_s`` can also do."""
 
     def renew(self, machine: Machine) -> None:
         """Let a machine of ours that runs go on for ``deadline_s`` from now, where less than most
@@ -185,7 +185,7 @@ class Deadlines(Protocol):
 
 @runtime_checkable
 class Restarts(Protocol):
-    """What a provider with ``abilities.restarts`` can do besides."""
+    """What a provider with ``abilities.restarts`` can also do."""
 
     def start(self, machine: Machine) -> None:
         """Ask for the start of a machine of ours that is stopped, with its disk as it was; ``find``

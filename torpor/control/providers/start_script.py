@@ -13,7 +13,7 @@ from torpor.control.providers.seam import Order
 from torpor.shared.errors import InvalidInput
 
 MOST_CHARACTERS: Final = 4048
-"""Of a start command. Vast.ai states this limit for its own kind of start script."""
+"""The longest start command. Vast.ai states this limit for its own kind of start script."""
 
 SSHD: Final = """set -- -o HostKey=/etc/ssh/ssh_host_ed25519_key
 set -- "$@" -o PermitRootLogin=prohibit-password

@@ -119,8 +119,8 @@ class _ListedData(msgspec.Struct):
 
 
 class _Shape(NamedTuple):
-    """What is asked for at one location. TensorDock sells parts, torpor takes them in proportion
-    to the GPUs."""
+    """What to order at one location. TensorDock sells parts; torpor takes them in proportion to the
+    GPUs."""
 
     gpu: str
     gpus: int
@@ -249,7 +249,7 @@ class TensorDockProvider:
             return Absent()
         found = self._show(machine)
         if found is None:
-            found = next((one for one in self._listed() if one.id == machine), None)
+            found = next((row for row in self._listed() if row.id == machine), None)
         if found is None:
             return Absent(f"TensorDock answers 404 for instance {machine} and does not list it")
         if found.state in ("deleted", "terminated"):
@@ -299,7 +299,7 @@ class TensorDockProvider:
         )
 
     def _of_label(self, label: Label) -> Machine | None:
-        own = [one for one in self._listed() if one.name == label_name(label)]
+        own = [row for row in self._listed() if row.name == label_name(label)]
         found = self.find(MachineId(own[0].id)) if own else None
         return found if isinstance(found, Machine) else None
 
@@ -309,10 +309,10 @@ class TensorDockProvider:
         found = [_instance_in(row) for row in rows]
         if None in found:
             raise self._client.unexpected(rows, f"GET {path}")
-        return [one for one in found if one is not None]
+        return [machine for machine in found if machine is not None]
 
     def _show(self, machine: str) -> _Instance | None:
-        """None: it is not found."""
+        """The machine; None if TensorDock does not find it."""
         path = f"{_API}/instances/{machine}"
         answer = self._client.seek("GET", path, dict[str, Any], f"show instance {machine}")
         if answer is None:
@@ -323,7 +323,9 @@ class TensorDockProvider:
         return found
 
     def _machine(self, row: _Instance) -> Machine:
-        way = next((one.external_port for one in row.forwards if one.internal_port == 22), None)
+        way = next(
+            (forward.external_port for forward in row.forwards if forward.internal_port == 22), None
+        )
         up = row.state == "running" and bool(row.address)
         ends = row.state in ("stopping", "deleting")
         stopped = row.state.startswith("stopped") or row.state == "error"
@@ -351,7 +353,8 @@ def _refusal_in(body: object) -> Refusal | None:
 
 
 def _instance_in(body: object) -> _Instance | None:
-    """Of {"data": {...}}, of {"attributes": {...}}, or flat. None: none of them."""
+    """The instance in {"data": {...}}, in {"attributes": {...}}, or flat; None where there is
+    none."""
     if isinstance(body, dict) and isinstance(body.get("data"), dict):
         body = body["data"]
     if isinstance(body, dict) and isinstance(body.get("attributes"), dict):
@@ -378,12 +381,13 @@ def _refused(order: Order, refusal: Refusal) -> ProviderError | None:
 
 
 def _is_validation(body: object) -> bool:
-    """Of the documented shape: {"errors": [{"status": ..., "title": ..., "detail": ...}]}."""
+    """Whether the body has the documented shape: {"errors": [{"status": ..., "title": ...,
+    "detail": ...}]}."""
     errors = body.get("errors") if isinstance(body, dict) else None
     return (
         bool(errors)
         and isinstance(errors, list)
-        and all(isinstance(one, dict) and {"title", "detail"} & one.keys() for one in errors)
+        and all(isinstance(error, dict) and {"title", "detail"} & error.keys() for error in errors)
     )
 
 

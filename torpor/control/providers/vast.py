@@ -44,7 +44,7 @@ _UNREACHED: Final = frozenset({"unknown", "offline"})
 """Vast.ai has not heard from the host: whether its instance runs, nobody knows."""
 _NOT_THERE: Final = frozenset({400, 404, 410})
 _BID: Final = 1.05
-"""Of the least bid: whoever bids exactly that is outbid by the next."""
+"""The bid as a multiple of the least bid: the next bidder outbids whoever bids exactly that."""
 
 
 class _Bundle(msgspec.Struct):

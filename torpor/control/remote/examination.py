@@ -73,14 +73,14 @@ class Examination:
                 request_id=f"verify:{secrets.token_hex(8)}",
                 on_event=moved,
             )
-            if [one.key for one in answer.packs] != [
+            if [pack.key for pack in answer.packs] != [
                 pack_key(self._workspace, work.pack.id) for work in works
             ]:
                 raise MachineError(
                     f"machine {self._agent.hello.machine} answers for other packs than it was "
                     "given to read: do not trust its host, and verify elsewhere"
                 )
-            self.found += [_examined(w, one) for w, one in zip(works, answer.packs, strict=True)]
+            self.found += [_examined(w, pack) for w, pack in zip(works, answer.packs, strict=True)]
             self._read += answer.bytes
             on_event(self._read)
         return self.found

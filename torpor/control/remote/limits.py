@@ -14,7 +14,7 @@ from torpor.shared.wire.restore import RestorePart
 from torpor.shared.wire.snapshot import PartPlan
 
 MOST_PACKS: Final = 16_384
-"""Of one part: its grants still fit in one request. They hold 900 GiB."""
+"""The most packs of one part: their grants fit in one request. They hold 900 GiB."""
 
 
 def check_plan(machine: str, parts: Sequence[PartPlan], most: int) -> None:
@@ -31,7 +31,8 @@ def check_plan(machine: str, parts: Sequence[PartPlan], most: int) -> None:
 def check_fetches(
     machine: str, workspace: WorkspaceName, parts: Sequence[RestorePart], most: int
 ) -> None:
-    """The same of what a machine wants to fetch, all of it packs of ``workspace``."""
+    """Check the parts that a machine wants to fetch: MachineError unless they are few enough and
+    all packs are of ``workspace``."""
     _check_count(machine, len(parts), most)
     for part in parts:
         _check_packs(machine, len(part.packs))

@@ -21,7 +21,7 @@ class Agent(Protocol):
 
     @property
     def hello(self) -> Hello:
-        """The agent's latest hello."""
+        """The agent's newest hello."""
 
     def call(
         self,

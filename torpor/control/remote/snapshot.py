@@ -93,7 +93,7 @@ class RemoteSnapshot(RemoteRun):
                 self.spec.paths,
                 self.spec.exclude,
                 self._key,
-                [self._known(one) for one in known],
+                [self._known(stored) for stored in known],
                 self.spec.compression,
             )
         )
@@ -228,10 +228,10 @@ class RemoteSnapshot(RemoteRun):
         grant = self._store.grant("PUT", key, expires_s=COMMIT_S)
         return _Leave(snapshot, now.timestamp(), grant)
 
-    def _known(self, one: StoredSnapshot) -> KnownSnapshot:
-        key = manifest_key(one.workspace, one.snapshot)
-        grant = self._grant("GET", key, one.manifest_bytes)
-        return KnownSnapshot(one.root, one.manifest_bytes, grant)
+    def _known(self, stored: StoredSnapshot) -> KnownSnapshot:
+        key = manifest_key(stored.workspace, stored.snapshot)
+        grant = self._grant("GET", key, stored.manifest_bytes)
+        return KnownSnapshot(stored.root, stored.manifest_bytes, grant)
 
     def _still_there(self, claims: Sequence[PackClaim]) -> list[ObjectKey]:
         missing = set(self._missing(claims)) if claims else set()

@@ -109,8 +109,8 @@ def _may_show(provider: Provider, rental: Rental, warn: Callable[[str], None]) -
 
 
 def seen_again(rentals: Rentals, provider: Provider, rental: Rental) -> Rental:
-    """Its provider shows the machine: what was missing in earlier answers means nothing. The time
-    is recorded where absences count from it, but not in each look."""
+    """Record that the provider shows the machine: earlier answers without it mean nothing. The time
+    is recorded only where absences count from it."""
     forgets_s = provider.abilities.forgets_s
     noted_s = time.time() - max(rental.created_unix, rental.seen_unix or 0.0)
     late = forgets_s is not None and noted_s > forgets_s / NOTES
@@ -175,7 +175,8 @@ def destroy(
 
 
 def _proof_of(provider: Provider, absent: Absent, shown: bool) -> str:
-    """Its proof as it counts. ``shown``: this very account has shown the machine to this run."""
+    """The proof that counts for ``absent``. ``shown``: this account has shown the machine to this
+    run."""
     return absent.proof if shown or not _is_claimed(provider) else ""
 
 
@@ -240,4 +241,4 @@ def close_unseen(rentals: Rentals, provider: Provider, rental: Rental) -> None:
 
 def residue_of(provider: Provider, label: Label | None) -> list[str]:
     """What there is beside a machine of this label, or after it."""
-    return [one.id for one in provider.residue() if one.label == label]
+    return [residue.id for residue in provider.residue() if residue.label == label]

@@ -54,22 +54,26 @@ class Markets:
         unnamed = wanted - {provider.identity for provider in self.named}
         if not unnamed:
             return [*self.named]
-        more = [one for one in self.every() if one.identity in unnamed]
+        more = [provider for provider in self.every() if provider.identity in unnamed]
         return [*self.named, *more] if len(more) == len(unnamed) else [*self.every()]
 
     def check_reached(self, rentals: Collection[Rental]) -> None:
         """InvalidInput where no block is for the account of a machine that was handed over, and its
         work is not known to be stored: whoever rents another one would work on an older state."""
         known = {provider.identity for provider in self.concerned(rentals)}
-        for one in rentals:
-            if one.state == "handed over" and one.snapshot is None and one.provider not in known:
+        for rental in rentals:
+            if (
+                rental.state == "handed over"
+                and rental.snapshot is None
+                and rental.provider not in known
+            ):
                 raise InvalidInput(
-                    f"workspace {one.label.workspace} is on machine {one.machine} at "
-                    f"{one.provider}, and no provider block is for {one.provider}: the machine may "
-                    "hold the newest work and cost money, so no other one is rented. Save the "
-                    "block of that account again; where its API key was changed, write "
-                    f"{one.provider} into its `account`. If the machine is gone for certain, name "
-                    f"its rental in `gone` of reconcile: {one.label.rental}"
+                    f"workspace {rental.label.workspace} is on machine {rental.machine} at "
+                    f"{rental.provider}, and no provider block is for {rental.provider}: the "
+                    "machine may hold the newest work and cost money, so no other one is rented. "
+                    "Save the block of that account again; where its API key was changed, write "
+                    f"{rental.provider} into its `account`. If the machine is gone for certain, "
+                    f"name its rental in `gone` of reconcile: {rental.label.rental}"
                 )
 
 
@@ -120,7 +124,7 @@ def machines_at(
     found: list[Machine] = []
     needed = {rental.provider for rental in rentals}
     for provider, answer in zip(
-        providers, ask_all(providers, lambda one: one.list_own()), strict=True
+        providers, ask_all(providers, lambda provider: provider.list_own()), strict=True
     ):
         if isinstance(answer, list):
             found += answer

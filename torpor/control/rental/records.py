@@ -76,7 +76,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unfinished(self) -> bool:
-        """Its run works on it or was killed."""
+        """Whether its run works on it or was killed."""
         return self.state in ("asked", "standing")
 
     def is_ending(self, machine: Machine) -> bool:
@@ -140,9 +140,9 @@ class Rentals:
     def history(self, since_unix: float = 0.0) -> list[Rental]:
         """Every rental that has ended, at least those that ended after ``since_unix``."""
         found = self._store.list(self._prefix("rentals/ended/"))
-        late = [one.key for one in found if one.modified_unix > since_unix - _CLOCKS_S]
+        late = [stored.key for stored in found if stored.modified_unix > since_unix - _CLOCKS_S]
         read = [self._records.read(key) for key in late]
-        return [one[0] for one in read if one is not None]
+        return [record[0] for record in read if record is not None]
 
     def of(self, label: Label) -> Rental | None:
         """The rental of this label while it is open."""

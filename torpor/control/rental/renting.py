@@ -174,7 +174,9 @@ class Renting:
         """The workspace's live machines at all providers that it or an open rental names."""
         rentals, machines = self._look()
         known = by_label(rentals)
-        return [(one, known.get(one.label)) for one in machines if one.label is not None]
+        return [
+            (machine, known.get(machine.label)) for machine in machines if machine.label is not None
+        ]
 
     def states(self) -> dict[MachineId, str]:
         """What the workspace's providers say of all machines now; the error of one that does not
@@ -187,7 +189,7 @@ class Renting:
         return found
 
     def tenancy(self, machine: Machine, rental: Rental) -> Tenancy:
-        """Of a machine that another run left unfinished, or works on."""
+        """The tenancy of a machine that another run left unfinished, or works on."""
         rental = msgspec.structs.replace(rental, provider=machine.provider, machine=machine.id)
         return Tenancy(machine, rental, self, fresh=False)
 
@@ -271,12 +273,12 @@ class Renting:
         )
 
     def claim(self, rental: Rental) -> None:
-        """From now on this run may end it."""
+        """From now on this run may end the rental's machine."""
         with self._lock:
             self._ours[rental.label] = rental
 
     def leave(self, rental: Rental) -> None:
-        """This run does not end it any more."""
+        """From now on this run does not end the rental's machine."""
         with self._lock:
             self._ours.pop(rental.label, None)
 
@@ -423,7 +425,7 @@ class Renting:
         that blocks are for; raise the last failure after trying all."""
         fault: TorporError | None = None
         rentals = self._rentals.open()
-        here = {one.identity for one in self._by.markets.concerned(rentals)}
+        here = {provider.identity for provider in self._by.markets.concerned(rentals)}
         for machine, rental in self.machines():
             if rental is not None:
                 rentals.remove(rental)
@@ -444,11 +446,13 @@ class Renting:
     def _look(self) -> tuple[list[Rental], list[Machine]]:
         rentals = self._rentals.open()
         if self._over_before is None:
-            self._over_before = {one.label for one in rentals if one.state == "handed over"}
+            self._over_before = {
+                rental.label for rental in rentals if rental.state == "handed over"
+            }
         providers = self._by.markets.concerned(rentals)
         seen = machines_at(providers, rentals, self._by.told.warn)
         name = self._rentals.workspace
-        mine = [one for one in seen if one.label and one.label.workspace == name]
+        mine = [machine for machine in seen if machine.label and machine.label.workspace == name]
         return at_home(self._rentals, rentals, providers, mine, self._by.told.warn), mine
 
     def _rent(self, offer: Offer, nap: Callable[[float], None], until: float) -> Tenancy:
@@ -537,8 +541,8 @@ class Renting:
         return msgspec.structs.replace(machine, endpoint=endpoint)
 
     def _abandon(self, rental: Rental, cause: BaseException) -> None:
-        """Nobody will use it. It is ended now if its machine shows, at the end of the run if that
-        takes time, and by a later run if it shows later."""
+        """Mark the rental as abandoned. End it now if its machine shows, at the end of the run if
+        that takes time, or by a later run."""
         if rental.label not in self._ours:
             return
         with suppress(TorporError):

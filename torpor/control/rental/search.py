@@ -79,8 +79,8 @@ def find_offers(providers: Sequence[Provider], want: Want, restored_bytes: int =
     in_order = want.rank == "order"
     able = [provider.abilities for provider in providers]
 
-    def rank(one: tuple[int, Offer]) -> tuple[int, float]:
-        place, offer = one
+    def rank(ranked: tuple[int, Offer]) -> tuple[int, float]:
+        place, offer = ranked
         return (place if in_order else 0, _cost(offer, able[place], restored_bytes))
 
     fitting.sort(key=rank)
@@ -141,7 +141,9 @@ def _no_offer(
         return answers[0]
     wishes = msgspec.to_builtins(want)
     wish = ", ".join(f"{name} {value}" for name, value in wishes.items() if value) or "anything"
-    reasons = dict.fromkeys(f"{one.provider} {one.offer}: {one.outcome}" for one in refused)
+    reasons = dict.fromkeys(
+        f"{refusal.provider} {refusal.offer}: {refusal.outcome}" for refusal in refused
+    )
     return NoOffer(
         f"{', '.join(provider.identity for provider in providers)} has no offer for {wish} "
         f"({'; '.join([*reasons][:5])}): ask for less in the workspace block, raise its price "

@@ -80,7 +80,7 @@ def read_marks(store: ObjectStore, workspace: WorkspaceName) -> list[Mark]:
     for _ in range(_LOOKS):
         found = list(store.list(marks_prefix(workspace)))
         try:
-            return [_read(store, one.key, one.modified_unix) for one in found]
+            return [_read(store, mark.key, mark.modified_unix) for mark in found]
         except StoreMissing:
             continue  # a prune replaced it: look again
     raise StoreError(

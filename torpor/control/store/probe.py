@@ -58,8 +58,8 @@ def _conditional_put(requests: S3Requests, name: str) -> bool:
 
 
 def _conditional_replace(requests: S3Requests, key: str) -> bool:
-    """Of racing writers that name the same version exactly one wins. The others show that an older
-    version is refused."""
+    """Exactly one of racing writers that replace one version wins; the others see that theirs is
+    old."""
     version = requests.send("probe", lambda: requests.read(key, BODY_BYTES)[1]["ETag"])
     return _one_wins(requests, key, "replacer", IfMatch=version)
 

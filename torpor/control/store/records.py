@@ -59,7 +59,7 @@ class Records(Generic[Record]):
         self._store.put(key, self._encoded(record))
 
     def contested(self, key: ObjectKey) -> StoreUnavailable:
-        """The error where a change was overtaken TRIES times."""
+        """The error after TRIES changes that other runs overtook."""
         return StoreUnavailable(
             f"{key} in {self._store.address}: other runs wrote it {TRIES} times while this run "
             "changed it; try again, and see which runs work on it"
@@ -70,14 +70,14 @@ class Records(Generic[Record]):
 
 
 def _moved(record: Record, by_s: float) -> Record:
-    """The same with all its times moved; 0.0 and None are no times."""
+    """The record with all its times moved; 0.0 and None are not times."""
     if not by_s:
         return record
     changes: dict[str, Any] = {}
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if name.endswith("_unix") and isinstance(value, tuple):
-            changes[name] = tuple(one + by_s for one in value)
+            changes[name] = tuple(item + by_s for item in value)
         elif name.endswith("_unix") and value:
             changes[name] = value + by_s
         elif isinstance(value, list):

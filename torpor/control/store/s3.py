@@ -379,8 +379,8 @@ class S3Store:
         context["torpor_asked_unix"] = time.time()
 
     def _hear_date(self, context: dict[str, Any], parsed: Any, **_: Any) -> None:
-        """Of an answer that the store made: errors may come from a gateway, and an ``Age`` says
-        that a cache has kept it."""
+        """Note the date of an answer that the store itself made: a gateway may send errors, and a
+        cache sends an ``Age``."""
         status, headers = parsed["ResponseMetadata"]["HTTPStatusCode"], headers_of(parsed)
         if 200 <= status < 300 and "age" not in headers:
             date = headers.get("date", "")

@@ -38,12 +38,15 @@ def snapshot_ids(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotI
 
 def snapshot_times(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, float]:
     """When each snapshot appeared in the store, by the store's clock; oldest id first."""
-    return {snapshot_of(one.key): one.modified_unix for one in _manifests(store, workspace)}
+    return {
+        snapshot_of(manifest.key): manifest.modified_unix
+        for manifest in _manifests(store, workspace)
+    }
 
 
 def manifests(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, StoredObject]:
     """The object of each snapshot's manifest; oldest id first."""
-    return {snapshot_of(one.key): one for one in _manifests(store, workspace)}
+    return {snapshot_of(manifest.key): manifest for manifest in _manifests(store, workspace)}
 
 
 def newest_snapshot(store: ObjectStore, workspace: WorkspaceName) -> SnapshotId | None:

@@ -156,7 +156,7 @@ def find(manifests: Iterable[Manifest], pattern: str) -> list[Version]:
                 )
             open_versions[path] = (version, content)
     found += [version for version, _ in open_versions.values()]
-    return sorted(found, key=lambda one: (one.path, one.first))
+    return sorted(found, key=lambda version: (version.path, version.first))
 
 
 def entry_at(manifest: Manifest, path: str) -> tuple[int, bytes]:
@@ -234,13 +234,13 @@ def _change(path: str, earlier: _Tree, later: _Tree) -> Change | None:
     old, new = earlier.resolved(was), later.resolved(now)
     aspects = [
         name
-        for name, one, other in (
+        for name, before, after in (
             ("mode", old.mode, new.mode),
             ("owner", (old.uid, old.gid), (new.uid, new.gid)),
             ("time", old.mtime_ns, new.mtime_ns),
             ("extended attributes", sorted(old.xattrs), sorted(new.xattrs)),
         )
-        if one != other
+        if before != after
     ]
     if not aspects:
         return None

@@ -64,7 +64,9 @@ def newest_that_counts(
 ) -> Newest:
     """The newest verified snapshot. Newer ones are looked at first, newest before older."""
     known = newest_verified(store, workspace)
-    newer = [one for one in snapshot_ids(store, workspace) if known is None or one > known]
+    newer = [
+        snapshot for snapshot in snapshot_ids(store, workspace) if known is None or snapshot > known
+    ]
     if newer:
         store.probe()
     faults = []

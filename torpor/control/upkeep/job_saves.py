@@ -29,7 +29,7 @@ def delete_superfluous(
     verified one is gone."""
     times = snapshot_times(store, verified.workspace)
     made = times.get(verified.snapshot, 0.0)
-    there = [one for one in saves if one in times]
-    old = [one for one in there if one < verified.snapshot and times[one] < made]
-    deleted = expire(store, verified, [Judged(one, []) for one in old])
-    return Thinned(deleted, [one for one in there if one not in old])
+    there = [save for save in saves if save in times]
+    old = [save for save in there if save < verified.snapshot and times[save] < made]
+    deleted = expire(store, verified, [Judged(save, []) for save in old])
+    return Thinned(deleted, [save for save in there if save not in old])

@@ -19,7 +19,7 @@ from torpor.shared.format.names import manifest_key, snapshot_of
 from torpor.shared.values import ObjectKey, SnapshotId, WorkspaceName
 
 MOST_REASON: Final = 500
-"""Characters."""
+"""The most characters of a reason."""
 _MOST_BYTES: Final = 16 * 1024
 
 
@@ -75,9 +75,9 @@ def pinned_ids(store: ObjectStore, workspace: WorkspaceName) -> Iterator[Snapsho
 def pin_times(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, float]:
     """When each snapshot was pinned last, by the store's clock."""
     found = {}
-    for one in store.list(_prefix(workspace)):
+    for pin in store.list(_prefix(workspace)):
         with suppress(InvalidInput):  # another program's object in this prefix
-            found[snapshot_of(one.key)] = one.modified_unix
+            found[snapshot_of(pin.key)] = pin.modified_unix
     return found
 
 

@@ -186,8 +186,8 @@ def store_now(store: ObjectStore) -> float:
 def _live_bytes(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal
 ) -> tuple[dict[bytes, int], int]:
-    """Of each pack that some manifest names, how many of its bytes snapshots use; and how many
-    snapshots there are. One manifest is in memory at a time."""
+    """How many bytes of each pack snapshots use, and how many snapshots there are. One manifest is
+    in memory at a time."""
     used: dict[bytes, dict[int, int]] = {}
     snapshots = _names(store, workspace)
     for snapshot in snapshots:
@@ -291,7 +291,7 @@ def _remove_marks(store: ObjectStore, workspace: WorkspaceName) -> None:
 
 
 def _in(sets: Iterable[frozenset[bytes]]) -> set[bytes]:
-    return {pack_id for one in sets for pack_id in one}
+    return {pack_id for pack_ids in sets for pack_id in pack_ids}
 
 
 def _marked(packs: Mapping[bytes, StoredObject]) -> list[Marked]:

@@ -105,47 +105,47 @@ def judge(
     ``saves``: those of open jobs, with the ids of the jobs, which delete them; they are kept, and
     count for no rule. ``rented``: when each machine that is rented now was asked for, by the
     store's clock."""
-    newest_first = sorted(taken, key=lambda one: one.snapshot, reverse=True)
-    reasons: dict[SnapshotId, list[str]] = {one.snapshot: [] for one in newest_first}
+    newest_first = sorted(taken, key=lambda entry: entry.snapshot, reverse=True)
+    reasons: dict[SnapshotId, list[str]] = {entry.snapshot: [] for entry in newest_first}
     for line, words in ((newest_first, "newest"), (_verified(newest_first), "newest verified")):
         if line and not reasons[line[0].snapshot]:
             reasons[line[0].snapshot].append(words)
-    for one in newest_first:
-        found = reasons[one.snapshot]
-        if one.snapshot in pinned:
-            found.append(f"pinned: {pinned[one.snapshot]}")
-        if one.snapshot in saves:
-            found.append(f"save of job {saves[one.snapshot]}")
-        if not one.agent:
+    for entry in newest_first:
+        found = reasons[entry.snapshot]
+        if entry.snapshot in pinned:
+            found.append(f"pinned: {pinned[entry.snapshot]}")
+        if entry.snapshot in saves:
+            found.append(f"save of job {saves[entry.snapshot]}")
+        if not entry.agent:
             found.append("its manifest cannot be read")
     if not any(retention.counts().values()):
         for found in reasons.values():
             found.append("no retention is set")
         return [Judged(snapshot, found) for snapshot, found in reasons.items()]
-    ruled = [one for one in newest_first if one.snapshot not in saves]
+    ruled = [entry for entry in newest_first if entry.snapshot not in saves]
     for line in (ruled, _verified(ruled)):
         for snapshot, rule in _ruled(line, retention):
             _add(reasons[snapshot], rule, rule)
     for name, line in _judged_alone(newest_first, retention.window_s(), rented):
-        counted = [one for one in line if one.snapshot not in saves]
+        counted = [entry for entry in line if entry.snapshot not in saves]
         for part in (counted, _verified(counted)):
             if part and not reasons[part[0].snapshot]:
                 reasons[part[0].snapshot].append(f"newest of machine {name}")
             for snapshot, rule in _ruled(part, retention):
                 _add(reasons[snapshot], rule, f"{rule} of machine {name}")
         # A clock that was behind named it older. Without it, the machine looks older the next time.
-        last = max(counted, key=lambda one: one.stored_unix, default=None)
+        last = max(counted, key=lambda entry: entry.stored_unix, default=None)
         if last and not reasons[last.snapshot]:
             reasons[last.snapshot].append(f"stored last of machine {name}")
     return [Judged(snapshot, found) for snapshot, found in reasons.items()]
 
 
 def _verified(taken: Sequence[Taken]) -> list[Taken]:
-    return [one for one in taken if one.verified]
+    return [entry for entry in taken if entry.verified]
 
 
 def _add(reasons: list[str], rule: str, words: str) -> None:
-    if not any(one.startswith(rule) for one in reasons):
+    if not any(reason.startswith(rule) for reason in reasons):
         reasons.append(words)
 
 
@@ -159,17 +159,17 @@ def _judged_alone(
 ) -> Iterator[_Machine]:
     """The machines that are rented or have a snapshot within the window. A snapshot whose machine
     only its manifest names may be of any rented machine that no snapshot names."""
-    latest_unix = max((one.stored_unix for one in newest_first), default=0.0)
-    named = {one.machine for one in newest_first}
+    latest_unix = max((entry.stored_unix for entry in newest_first), default=0.0)
+    named = {entry.machine for entry in newest_first}
     nameless = [asked_unix for name, asked_unix in rented.items() if name not in named]
-    for one in _machines(newest_first):
-        newest_unix = max(taken.stored_unix for taken in one.taken)
-        names = {taken.machine for taken in one.taken} - {""}
+    for machine in _machines(newest_first):
+        newest_unix = max(taken.stored_unix for taken in machine.taken)
+        names = {taken.machine for taken in machine.taken} - {""}
         is_rented = bool(names & rented.keys()) or (
             not names and any(asked_unix <= newest_unix for asked_unix in nameless)
         )
         if is_rented or latest_unix - newest_unix <= window_s:
-            yield one
+            yield machine
 
 
 def _machines(newest_first: Sequence[Taken]) -> list[_Machine]:
@@ -177,11 +177,11 @@ def _machines(newest_first: Sequence[Taken]) -> list[_Machine]:
     calls those: a machine that lies about itself, or was cloned, displaces nothing of another."""
     agents: dict[str, list[Taken]] = {}
     machines: dict[str, list[Taken]] = {}
-    for one in newest_first:
-        if one.agent:
-            agents.setdefault(one.agent, []).append(one)
-        if one.machine:
-            machines.setdefault(one.machine, []).append(one)
+    for entry in newest_first:
+        if entry.agent:
+            agents.setdefault(entry.agent, []).append(entry)
+        if entry.machine:
+            machines.setdefault(entry.machine, []).append(entry)
     return [
         *(_Machine(name, taken) for name, taken in machines.items()),
         *(_Machine(_name(agent, taken), taken) for agent, taken in agents.items()),
@@ -189,12 +189,12 @@ def _machines(newest_first: Sequence[Taken]) -> list[_Machine]:
 
 
 def _name(agent: str, taken: Sequence[Taken]) -> str:
-    return next((one.machine for one in taken if one.machine), agent)
+    return next((entry.machine for entry in taken if entry.machine), agent)
 
 
 def _ruled(taken: Sequence[Taken], retention: Retention) -> Iterator[tuple[SnapshotId, str]]:
     """What the rules keep of these, newest first, each with the rule."""
-    newest_first = [one.snapshot for one in taken]
+    newest_first = [entry.snapshot for entry in taken]
     zone = retention.zone()
     for rule, count in retention.counts().items():
         for snapshot in _kept_by(newest_first, count, rule, zone):

@@ -24,7 +24,7 @@ from torpor.shared.values import Grant, ObjectKey, SnapshotId, WorkspaceName
 SHOWN: Final = 10
 """The most paths and objects that a verdict lists. Counts are always complete."""
 _MOST_PATH: Final = 150
-"""Characters of a path in a verdict."""
+"""The most characters of a path in a verdict."""
 
 _FAULTS: Final = (ManifestInvalid, SnapshotMissing, StoreCorrupt, WrongKey)
 """Errors that are a verdict on a manifest. A flipped bit in its header may read as WrongKey."""
@@ -103,19 +103,19 @@ class Verification:
 
     def compare(self) -> None:
         """Compare every pack with the store's listing."""
-        there = {one.key: one for one in self._store.list(packs_prefix(self.workspace))}
+        there = {stored.key: stored for stored in self._store.list(packs_prefix(self.workspace))}
         for pack in self._chunks:
             self.objects += 1
             self.bytes += pack.size
-            one = there.get(pack_key(self.workspace, pack.id))
-            if one is None:
+            stored = there.get(pack_key(self.workspace, pack.id))
+            if stored is None:
                 self.faults[pack.id] = PackDamage("missing", None)
-            elif one.bytes != pack.size:
-                fault: Fault = "cut short" if one.bytes < pack.size else "of another size"
+            elif stored.bytes != pack.size:
+                fault: Fault = "cut short" if stored.bytes < pack.size else "of another size"
                 self.faults[pack.id] = PackDamage(fault, None)
-            elif one.md5 is None:
+            elif stored.md5 is None:
                 self.unproven.add(pack.id)
-            elif one.md5 != pack.md5.hex():
+            elif stored.md5 != pack.md5.hex():
                 self.faults[pack.id] = PackDamage("damaged", None)
 
     def works(self) -> list[tuple[Pack, list[Chunk]]]:
@@ -158,7 +158,11 @@ class Verification:
     def wrong(self, grants: Sequence[Grant]) -> list[ObjectKey]:
         """Those of these packs that are damaged, or that nobody has read."""
         keys = {grant.key: pack_id_of(grant.key) for grant in grants}
-        return [key for key, one in keys.items() if one in self.faults or one in self.unproven]
+        return [
+            key
+            for key, pack_id in keys.items()
+            if pack_id in self.faults or pack_id in self.unproven
+        ]
 
     def unread(self, snapshot: SnapshotId) -> bool:
         """Whether nobody has read a pack of it whose MD5 the store does not show."""

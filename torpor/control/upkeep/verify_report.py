@@ -47,10 +47,12 @@ class VerifyReport(msgspec.Struct, frozen=True):
         return cls(
             workspace=found.workspace,
             depth=depth,
-            snapshots=[one.snapshot for one in verdicts][:MOST_NAMED],
+            snapshots=[verdict.snapshot for verdict in verdicts][:MOST_NAMED],
             snapshot_count=len(verdicts),
-            whole=[one.snapshot for one in verdicts if one.whole][:MOST_NAMED],
-            restorable=[one.snapshot for one in verdicts if one.restorable][:MOST_NAMED],
+            whole=[verdict.snapshot for verdict in verdicts if verdict.whole][:MOST_NAMED],
+            restorable=[verdict.snapshot for verdict in verdicts if verdict.restorable][
+                :MOST_NAMED
+            ],
             damaged=damaged[:MOST_VERDICTS],
             damaged_count=len(damaged),
             objects=found.objects,

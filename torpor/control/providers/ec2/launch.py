@@ -36,7 +36,8 @@ _QUOTA: Final = frozenset(
 
 
 def launch_request(setup: Ec2Setup, prices: Ec2Prices, order: Order) -> dict[str, Any]:
-    """Of the same order always the same, or AWS refuses its token. CreateFailed: of no use."""
+    """The request for one machine. Equal orders give equal requests, or AWS refuses the token.
+    CreateFailed where the offer cannot be ordered."""
     kind, zone, spot = offer_parts(order.offer.id)
     network = setup.network()
     if zone not in network.subnets:
@@ -65,7 +66,7 @@ def launch_request(setup: Ec2Setup, prices: Ec2Prices, order: Order) -> dict[str
 
 
 def probe_request(setup: Ec2Setup, image: Image) -> dict[str, Any]:
-    """The same for ``DryRun``, which rents nothing."""
+    """A request with ``DryRun``, which rents nothing."""
     network = setup.network()
     return _placed(_PROBED, image, next(iter(network.subnets.values())), network.group, 0)
 
@@ -111,7 +112,8 @@ def _placed(kind: str, image: Image, subnet: str, group: str, disk_gib: float) -
 
 
 def _spot_options(prices: Ec2Prices, order: Order, image: Image) -> dict[str, str]:
-    """Without a limit of the user, AWS's own holds: the price on demand."""
+    """The options of a spot request. Without a limit of the user, AWS limits the price to that on
+    demand."""
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     if order.bid_usd_h is None:
         return options

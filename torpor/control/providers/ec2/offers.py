@@ -208,7 +208,7 @@ def offer_parts(offer: str) -> tuple[str, str, bool]:
 
 
 def _gpu(item: _GpuItem) -> Gpu | None:
-    """None for a part of a GPU, and for one that is not NVIDIA's."""
+    """The GPUs of an instance type; None for a part of a GPU, and for one that is not NVIDIA's."""
     if item.manufacturer != "NVIDIA" or item.count < 1:
         return None
     gpu = parse_gpu(_NAMES.get(item.name, item.name), item.memory_info.get("SizeInMiB", 0) / 1024)

@@ -70,14 +70,15 @@ class Ec2Prices:
         self._known: dict[str, tuple[float, dict[str, float]]] = {}
 
     def on_demand(self, types: Sequence[str]) -> dict[str, float]:
-        """By instance type: of ``types``, or, where that is empty, of all that have a GPU."""
+        """The price on demand by instance type: of ``types``, or, where that is empty, of all that
+        have a GPU."""
         if not types:
             return self._listed("instanceFamily", "GPU instance", **_LINUX)
         found = (self._listed("instanceType", name, **_LINUX) for name in types)
         return {name: price for prices in found for name, price in prices.items()}
 
     def spot(self, types: Iterable[str]) -> dict[tuple[str, str], float]:
-        """By instance type and zone."""
+        """The spot price by instance type and zone."""
         newest: dict[tuple[str, str], _Spot] = {}
         for row in self._history(sorted(types), self._clock()):
             key = (row.instance_type, row.availability_zone)
@@ -88,8 +89,8 @@ class Ec2Prices:
     def rise(self, kind: str, zone: str, begin_unix: float, end_unix: float) -> float:
         """How much higher the mean spot price of that time was than the one at its begin."""
         held: dict[float, float] = {}  # each price by the time since which it holds
-        rows = [one for one in self._history([kind], begin_unix) if one.availability_zone == zone]
-        for row in sorted(rows, key=lambda one: one.timestamp):
+        rows = [row for row in self._history([kind], begin_unix) if row.availability_zone == zone]
+        for row in sorted(rows, key=lambda row: row.timestamp):
             held[max(begin_unix, row.timestamp.timestamp())] = float(row.spot_price)
         if not held:
             raise self._client.unexpected(f"no spot price of {kind} in {zone}", "price history")
@@ -103,7 +104,7 @@ class Ec2Prices:
         return sum(rises) / max(end_unix - begin_unix, 1.0)
 
     def _history(self, types: Sequence[str], since_unix: float) -> Iterator[_Spot]:
-        """Also the prices that hold since before: AWS shows them."""
+        """The spot prices since then, and those that held at that time: AWS shows them."""
         for first in range(0, len(types), _TYPES_AT_ONCE):
             pages = self._client.pages(
                 _SpotPage,
@@ -115,14 +116,14 @@ class Ec2Prices:
             yield from (row for page in pages for row in page.spot_price_history)
 
     def disk_usd_h(self, gib: float) -> float:
-        """Of a gp3 volume with the throughput that comes with it."""
+        """The price of a gp3 volume, with the throughput that comes with it."""
         months = self._listed("volumeApiName", "gp3", productFamily="Storage").values()
         if not months:
             raise self._client.unexpected("no price of a gp3 volume", "the price list")
         return gib * max(months) / _HOURS_A_MONTH
 
     def _listed(self, field: str, value: str, **more: str) -> dict[str, float]:
-        """By instance type, or by volume type. The higher one where two are listed."""
+        """The price by instance type or volume type; the higher one where two are listed."""
         with self._lock:
             if value in self._known and self._clock() - self._known[value][0] < _FRESH_S:
                 return self._known[value][1]

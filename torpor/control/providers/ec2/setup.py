@@ -169,7 +169,7 @@ class Ec2Setup:
         return Network(by_zone, group.group_id)
 
     def check(self) -> None:
-        """The same, and whether a machine can be reached there by SSH."""
+        """Check the network as ``network`` does, and that SSH can reach a machine there."""
         subnets = self._found_subnets()
         group = self._found_group(subnets[0].vpc_id)
         if not any(_opens_ssh(permission) for permission in group.ip_permissions):

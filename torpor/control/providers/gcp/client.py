@@ -171,7 +171,8 @@ class GcpClient(MarketClient):
         ]
 
     def everywhere(self, shape: type[_Shape], word: str, asked: str) -> list[tuple[str, _Shape]]:
-        """The same over all zones and regions, each row with its own, such as ``zones/ZONE``."""
+        """All rows of a listing over all zones and regions, each row with its own, such as
+        ``zones/ZONE``."""
         path, found = f"/aggregated/{word}", []
         for page in self._pages(path, asked, "AggregatedList"):
             parts = self._shaped(dict[str, dict[str, Any]], page.items or {}, path)
@@ -193,7 +194,7 @@ class GcpClient(MarketClient):
         return operation
 
     def refused(self, refusal: Refusal, doing: str) -> ProviderError:
-        """What a refusal means that no caller has a use for."""
+        """The error for a refusal that no caller handles itself."""
         fault = fault_of(refusal)
         if refusal.status == 401 or (refusal.status == 403 and not _is_quota(fault)):
             return self.denied(refusal, doing)
@@ -235,7 +236,8 @@ class GcpClient(MarketClient):
             raise self.unexpected(f"{cause} in {told}", path) from cause
 
     def _incomplete(self, path: str, what: str) -> ProviderUnavailable:
-        """What is in the missing part is not known, so nothing there counts as absent."""
+        """The error for a listing with a missing part: nothing that may be in it counts as
+        absent."""
         return self._unavailable(f"listed {path} without {what}", f"GET {path}")
 
     def _once(

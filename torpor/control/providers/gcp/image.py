@@ -96,7 +96,7 @@ class GcpImages:
                 raise InvalidInput(f"GCP has no image {named}: correct it in the block")
             raise self._client.refused(answer, f"show the image {named}")
         architecture = _ARCHITECTURES.get(answer.architecture, answer.architecture)
-        if any("windows" in one for one in answer.licenses) or answer.status != "READY":
+        if any("windows" in url for url in answer.licenses) or answer.status != "READY":
             raise InvalidInput(
                 f"image {named} is {answer.status} and cannot become a machine: torpor needs Linux"
             )
@@ -121,7 +121,7 @@ def gpu_quotas(client: GcpClient, regions: Sequence[str]) -> list[str]:
     notes = []
     for region in regions:
         found = client.read(_Region, f"/regions/{region}").quotas
-        gpus = [f"{one.metric} {one.limit:.0f}" for one in found if _is_of_gpus(one)]
+        gpus = [f"{quota.metric} {quota.limit:.0f}" for quota in found if _is_of_gpus(quota)]
         notes.append(f"quotas in {region}: {', '.join(gpus) or 'no GPU'}")
     return notes
 
@@ -133,8 +133,9 @@ def _is_of_gpus(quota: _Quota) -> bool:
 def _opens_ssh(rule: _Firewall) -> bool:
     reached = not rule.target_service_accounts and (not rule.target_tags or TAG in rule.target_tags)
     covers = any(
-        one.protocol in ("all", "tcp", "6") and (not one.ports or any(map(_has_ssh, one.ports)))
-        for one in rule.allowed
+        allowed.protocol in ("all", "tcp", "6")
+        and (not allowed.ports or any(map(_has_ssh, allowed.ports)))
+        for allowed in rule.allowed
     )
     return (
         rule.direction == "INGRESS" and not rule.disabled and reached and covers

@@ -39,7 +39,7 @@ def launch_request(
     more_metadata: Mapping[str, str],
 ) -> dict[str, Any]:
     """The instance that a create asks for. It has no service account, so no process on the machine
-    has a login at Google. CreateFailed: of no use."""
+    has a login at Google. CreateFailed where the offer cannot be ordered."""
     ware, zone, spot = offer_parts(order.offer.id)
     if spot and order.bid_usd_h is not None and order.bid_usd_h < order.offer.price_usd_h:
         raise CreateFailed(
@@ -82,7 +82,7 @@ def launch_request(
 
 
 def instance_name(order: Order) -> str:
-    """Of one attempt: a second create in the zone finds the name taken."""
+    """The instance's name, one for each attempt: a second create in the zone finds it taken."""
     return f"torpor-{order.token}"
 
 
@@ -102,7 +102,7 @@ def launch_refused(client: GcpClient, order: Order, fault: Fault, status: int = 
 
 
 def start_refused(client: GcpClient, machine: str, fault: Fault) -> ProviderError:
-    """Of a machine that was stopped."""
+    """The error for a refused start of a stopped machine."""
     asked = f"GCP did not start {machine}: {fault}"
     if _is_exhausted(fault):
         return NoCapacity(asked)
@@ -118,7 +118,7 @@ def _is_exhausted(fault: Fault) -> bool:
 def _disk(
     image: Image, order: Order, kind: str, zone: str, labels: dict[str, str]
 ) -> dict[str, Any]:
-    """It has ``disk_gib`` beside what the image takes, and goes with the machine."""
+    """The boot disk: ``disk_gib`` beside what the image takes. It goes with the machine."""
     family = "hyperdisk-balanced" if kind.startswith(_HYPERDISK) else "pd-balanced"
     return {
         "boot": True,

@@ -27,10 +27,10 @@ _MOST_DISK_GIB: Final = 65536.0
 _ARCHITECTURES: Final = {"X86_64": "x86_64", "ARM64": "aarch64"}
 _VRAM_GIB: Final = {"T4": 16, "L4": 24, "P4": 8, "P100": 16, "V100": 16, "A100": 40, "B200": 180,
                     "RTX PRO 6000": 96}  # fmt: skip
-"""Of names that do not state it."""
+"""The memory of GPUs whose names do not state it."""
 _FORMS: Final = {"RTX PRO 6000": "Server", "V100": "SXM", "A100": "SXM", "H100": "SXM",
                  "H200": "SXM", "B200": "SXM"}  # fmt: skip
-"""GCP has no other form of these, and does not say so."""
+"""The only forms of these GPUs at GCP, which does not state them."""
 _TOO_OLD: Final = frozenset({"P4", "P100", "V100"})
 """CUDA 13 does not support these, and the driver in the default image brings it."""
 _WARE: Final = re.compile(
@@ -107,7 +107,7 @@ class GcpOffers:
 
     @property
     def wares(self) -> list[Ware]:
-        return list(dict.fromkeys(one.ware for one in self._prices))
+        return list(dict.fromkeys(price.ware for price in self._prices))
 
     def disk_usd_h(self, gib: float) -> float:
         return gib * self._disk_usd / _HOURS_A_MONTH
@@ -158,7 +158,7 @@ class GcpOffers:
         return {(row.name, zone_of(row.zone)): row.maximum_cards_per_instance for row in rows}
 
     def _price(self, ware: Ware, region: str, zone: str, spot: bool) -> float | None:
-        """The narrowest that the block states."""
+        """The narrowest price that the block states."""
         for where in (zone, region, ""):
             if (usd_h := self._prices.get(Priced(ware, where, spot))) is not None:
                 return usd_h
@@ -218,7 +218,7 @@ def region_of(zone: str) -> str:
 
 
 def _accelerator(ware: Ware, kind: _Type) -> tuple[str, int]:
-    """Which, and how many. Machine types that have GPUs have one kind of them."""
+    """The accelerator and its count. A machine type that has GPUs has one kind of them."""
     if ware.cards:
         return ware.accelerator, ware.cards
     own = kind.accelerators[:1]

@@ -188,7 +188,9 @@ class GcpProvider:
         return self._offers.found(want)
 
     def create(self, order: Order) -> Machine:
-        if own := [one for one in self._listed(order.label) if one.label == order.label]:
+        if own := [
+            machine for machine in self._listed(order.label) if machine.label == order.label
+        ]:
             return own[0]
         _, zone, _ = offer_parts(order.offer.id)
         name = MachineId(f"{instance_name(order)}.{zone}")
@@ -255,7 +257,7 @@ class GcpProvider:
     def residue(self) -> list[Residue]:
         """Disks and addresses that belong to no machine any more. What torpor orders goes with its
         machine, unless somebody changed that."""
-        return [one for one, _ in self._left()]
+        return [residue for residue, _ in self._left()]
 
     def renew(self, machine: Machine) -> None:
         """See ``torpor.control.providers.seam.Deadlines``. A machine that was made without a
@@ -355,7 +357,7 @@ class GcpProvider:
         return f"GCP says that the {last.operation_type} of instance {name} {said}: {last.name}"
 
     def _left(self) -> list[tuple[Residue, str]]:
-        """Each with its path."""
+        """Disks and addresses that belong to no machine, each with its path."""
         asked, found = f"labels.{_RENTAL_LABEL}:*", []
         for word in ("disks", "addresses"):
             for where, row in self._client.everywhere(_Left, word, asked):
@@ -374,12 +376,12 @@ class GcpProvider:
         )
 
     def _end_residue(self, label: Label | None) -> None:
-        for one, path in self._left():
-            if one.label == label:
-                self._delete(path, f"delete {one.kind} {one.id}")
+        for residue, path in self._left():
+            if residue.label == label:
+                self._delete(path, f"delete {residue.kind} {residue.id}")
 
     def _delete(self, path: str, doing: str) -> None:
-        """Begin it. ``find`` and ``residue`` show whether it is done."""
+        """Begin to delete. ``find`` and ``residue`` show whether it is done."""
         answer = self._client.ask("DELETE", f"{path}?requestId={uuid.uuid4()}", Operation)
         if isinstance(answer, Refusal) and answer.status != 404:
             raise self._client.refused(answer, doing)

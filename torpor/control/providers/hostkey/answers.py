@@ -81,6 +81,6 @@ def gpu_of(row: dict[str, Any]) -> tuple[Gpu | None, int]:
 
 
 def disk_gb(text: str) -> float:
-    """Of one disk: "2x960" is 960, on which the system is."""
+    """The size of the first disk, on which the system is: "2x960" is 960."""
     found = re.search(r"(?:\d+x)?(\d+(?:\.\d+)?)\s*(t?)", text.lower())
     return float(found[1]) * (1000 if found[2] else 1) if found else 0.0

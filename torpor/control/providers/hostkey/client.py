@@ -119,7 +119,7 @@ class HostkeyClient:
         return answer
 
     def uncertain(self, told: object) -> ProviderError:
-        """Of an order that may have been placed."""
+        """The error for an order that may have been placed."""
         return self._market.uncertain(_told(told), "eq/order_instance")
 
     def failed(self, refusal: Refusal, doing: str) -> ProviderError:
@@ -198,7 +198,7 @@ def _refusal_in(body: Body) -> Refusal | None:
 
 
 def _worded(refusal: Refusal) -> Refusal:
-    """With the words of its JSON, without what may be a secret among them."""
+    """The refusal's words from its JSON, without what may be a secret among them."""
     words = refusal.text
     if not words and isinstance(refusal.body, dict):
         words = " ".join(str(refusal.body.get(key) or "") for key in ("code", "message", "error"))
@@ -225,6 +225,6 @@ def _ids(rows: object, client: HostkeyClient) -> set[str]:
     if not isinstance(rows, list):
         raise client.unexpected(rows, "for its list of servers")
     ids = {str(row.get("id") if isinstance(row, dict) else row) for row in rows}
-    if not all(one.isdecimal() for one in ids):
+    if not all(number.isdecimal() for number in ids):
         raise client.unexpected(rows, "for its list of servers")
     return ids

@@ -197,7 +197,11 @@ class HostkeyProvider:
     def list_own(self) -> list[Machine]:
         """NoServers for an account without servers: see ``HostkeyProvider``."""
         found = [self.find(MachineId(server)) for server in sorted(self._client.servers()[0])]
-        return [one for one in found if isinstance(one, Machine) and one.label is not None]
+        return [
+            machine
+            for machine in found
+            if isinstance(machine, Machine) and machine.label is not None
+        ]
 
     def destroy(self, machine: Machine, warrant: Warrant) -> None:
         """Cancels at once, unless a cancellation is under way; what is given back, HOSTKEY
@@ -352,7 +356,9 @@ class HostkeyProvider:
 
     def _of_label(self, label: Label, ids: set[str]) -> Machine | None:
         found = [self.find(MachineId(server)) for server in sorted(ids)]
-        own = [one for one in found if isinstance(one, Machine) and one.label == label]
+        own = [
+            machine for machine in found if isinstance(machine, Machine) and machine.label == label
+        ]
         return own[0] if own else None
 
     def _look(self, machine: MachineId) -> Machine | Absent:
@@ -381,7 +387,7 @@ class HostkeyProvider:
         lists = [value for key, value in held.items() if _REQUESTS.search(key)] or [*held.values()]
         if not lists:
             raise self._client.unexpected(told, "whmcs/get_cancellation_requests")
-        return any(concerns(row, machine) for one in lists for row in rows_in(one))
+        return any(concerns(row, machine) for answer in lists for row in rows_in(answer))
 
     def _is_empty(self) -> bool:
         since = self._client.empty_since
@@ -406,7 +412,8 @@ class HostkeyProvider:
         )
 
     def _refused(self, order: Order, refusal: Refusal) -> ProviderError:
-        """Only words that are known to mean so promise that nothing was ordered."""
+        """The error for a refused order. Only words that are known to mean so promise that nothing
+        was ordered."""
         asked = f"HOSTKEY refused {order.offer.id}: {refusal.text[:200]}"
         body = refusal.body if isinstance(refusal.body, dict) else {}
         if body.get("invoice") or _INVOICED.search(refusal.text):

@@ -75,7 +75,7 @@ class KubernetesClient:
         self.identity = self.market.identity
 
     def path(self, resource: str, name: str = "", api: str = "v1") -> str:
-        """Of a resource of the namespace; ``api``: its group and version."""
+        """The path of a resource of the namespace; ``api``: its group and version."""
         root = f"/api/{api}" if api == "v1" else f"/apis/{api}"
         return f"{root}/namespaces/{self.namespace}/{resource}{f'/{name}' if name else ''}"
 
@@ -188,13 +188,13 @@ class _Transport(httpx.BaseTransport):
         return httpx.Response(answer.status, headers=kept, content=content)
 
     def _raise(self, cause: Exception, request: httpx.Request) -> NoReturn:
-        """As httpx says it: whether the request may have been carried out."""
+        """Raise ``cause`` as httpx does: whether the request may have been carried out."""
         error = httpx.ConnectError if isinstance(cause, self._unsent) else httpx.ReadError
         raise error(f"{type(cause).__name__}: {cause}", request=request) from cause
 
 
 def _without_secrets(cause: Exception) -> str:
-    """Names of keys that are missing, but no value, and not what a program printed."""
+    """The cause's text: names of missing keys, but no value, and nothing that a program printed."""
     words = str(cause)
     return words if words.startswith("Invalid kube-config") else type(cause).__name__
 

@@ -191,14 +191,14 @@ class Pod(msgspec.Struct, frozen=True):
         for container in self.status.container_statuses:
             if (waiting := container.state.waiting) is not None:
                 told += [waiting.reason, waiting.message]
-        for one in self.status.conditions:
-            if one.type == "PodScheduled" and one.status == "False":
-                told += [one.reason, one.message]
+        for condition in self.status.conditions:
+            if condition.type == "PodScheduled" and condition.status == "False":
+                told += [condition.reason, condition.message]
         return " ".join(word for word in told if word)
 
 
 class Version(msgspec.Struct, frozen=True):
-    """Of the API server. A minor may end in a plus sign."""
+    """The version of the API server. A minor may end in a plus sign."""
 
     major: str = ""
     minor: str = ""
@@ -241,7 +241,7 @@ class Service(msgspec.Struct, frozen=True):
 
     def address(self) -> tuple[str, int] | None:
         """Where the load balancer answers; None before it has an address."""
-        places = [one.ip or one.hostname for one in self.status.load_balancer.ingress]
+        places = [ingress.ip or ingress.hostname for ingress in self.status.load_balancer.ingress]
         return (places[0], self.spec.ports[0].port) if places else None
 
 
@@ -278,7 +278,7 @@ class ManyConditioned(msgspec.Struct, frozen=True):
 
 
 def name_of(order: Order) -> str:
-    """Of the Job, the Secret and the Service: a repeated create meets the first one's."""
+    """The name of the Job, the Secret and the Service: a repeated create finds it taken."""
     return f"torpor-{order.token}"
 
 

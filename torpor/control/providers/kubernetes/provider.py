@@ -277,13 +277,14 @@ class KubernetesProvider:
         names |= {pod.metadata.labels.get(JOB, "") for pod in self._pods(RENTAL)}
         left = [
             Residue(
-                id=one.metadata.name,
+                id=service.metadata.name,
                 provider=self.identity,
                 kind="service",
-                label=label_among(one.metadata.labels),
+                label=label_among(service.metadata.labels),
             )
-            for one in services
-            if one.metadata.name not in names and label_among(one.metadata.labels) is not None
+            for service in services
+            if service.metadata.name not in names
+            and label_among(service.metadata.labels) is not None
         ]
         return left + (self._idle_nodes() if self._machines.nodes_billed else [])
 
@@ -317,13 +318,17 @@ class KubernetesProvider:
 
     def _state(self, job: Job, pods: list[Pod], *, pins: bool) -> Machine:
         """``pins``: keep the Job to the pod that is shown, before it is shown."""
-        meta, owners = job.metadata, {one.uid for one in job.metadata.owner_references}
+        meta, owners = job.metadata, {owner.uid for owner in job.metadata.owner_references}
         ours = [pod for pod in pods if pod.metadata.uid in owners] if owners else pods
         live = [pod for pod in ours if pod.metadata.deletion_timestamp is None]
-        over = [one for one in job.status.conditions if one.type in ("Complete", "Failed")]
+        over = [
+            condition
+            for condition in job.status.conditions
+            if condition.type in ("Complete", "Failed")
+        ]
         if meta.deletion_timestamp is not None or (owners and not live):
             return self._machine(job, "stopping", None, "its pod is taken away")
-        if ended := [one for one in over if one.status == "True"]:
+        if ended := [condition for condition in over if condition.status == "True"]:
             words = f"its Job is {ended[0].type}: {ended[0].reason} {ended[0].message}"
             return self._machine(job, "stopped", None, words)
         if not live:
@@ -354,7 +359,7 @@ class KubernetesProvider:
         )
 
     def _without_job(self, machine: MachineId, pods: list[Pod]) -> Machine:
-        """Its Job is gone, its pod not yet."""
+        """A machine whose Job is gone and whose pod is not gone yet."""
         orphans = _orphans(pods)
         pod = orphans[0] if orphans else pods[0]
         endpoint, price = None, 0.0
@@ -400,10 +405,10 @@ class KubernetesProvider:
         selector = f"kueue.x-k8s.io/job-uid={job.metadata.uid}"
         path = self._client.path("workloads", api=KUEUE)
         told = [
-            one.message
+            condition.message
             for workload in self._read(ManyConditioned, path, selector).items
-            for one in workload.status.conditions
-            if one.type == "QuotaReserved" and one.status == "False"
+            for condition in workload.status.conditions
+            if condition.type == "QuotaReserved" and condition.status == "False"
         ]
         return f"queued in {self._machines.queue}: {' '.join(told) or 'Kueue has not seen it yet'}"
 
@@ -463,7 +468,7 @@ class KubernetesProvider:
             )
 
     def _delete(self, resource: str, meta: Metadata) -> None:
-        """This very object, and none that has its name by now."""
+        """Delete this very object, not another one that has its name by now."""
         name = meta.name
         path = self._client.path(resource, name, BATCH if resource == "jobs" else "v1")
         body = {
@@ -503,15 +508,15 @@ class KubernetesProvider:
         if isinstance(answer, Refusal):
             if answer.status != 404:
                 raise self._client.refused(answer, f"show queue {queue}")
-            there = [one.metadata.name for one in self._read(ManyConditioned, path).items]
+            there = [item.metadata.name for item in self._read(ManyConditioned, path).items]
             raise InvalidInput(
                 f"{self.identity}: namespace {self._client.namespace} has no Kueue queue {queue}; "
                 f"it has {', '.join(there) or 'none'}. Correct the queue in the provider block"
             )
-        for one in answer.status.conditions:
-            if one.type == "Active" and one.status != "True":
+        for condition in answer.status.conditions:
+            if condition.type == "Active" and condition.status != "True":
                 raise ProviderDenied(
-                    f"{self.identity}: queue {queue} admits nothing now: {one.message}"
+                    f"{self.identity}: queue {queue} admits nothing now: {condition.message}"
                 )
 
     def _check_priority(self) -> list[str]:

@@ -313,7 +313,7 @@ class LocalProvider:
 
 
 def _go_on_ending(folder: MachineFolder) -> None:
-    """A rented machine whose end was begun goes on to end, also when who asked for it is gone."""
+    """Continue to end a machine whose end was begun, also when the caller that began it is gone."""
     with (
         contextlib.suppress(ProviderError, OSError),  # its destroyer lives; or it stays "stopping"
         held(folder.lock, timeout_s=0),
@@ -325,7 +325,7 @@ def _go_on_ending(folder: MachineFolder) -> None:
 
 
 def _go_on_starting(folder: MachineFolder) -> None:
-    """A machine that was asked for starts, as at a market, also when its creator was killed."""
+    """Start a machine that was asked for, also when its creator was killed."""
     if folder.served.exists() or folder.destroying.exists() or not folder.machine_json.exists():
         return
     with (
