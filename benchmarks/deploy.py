@@ -184,14 +184,14 @@ def _over_line(
     rounds: int,
     kinds: dict[str, list[str]],
 ) -> dict[str, Any]:
-    """``kinds``: of deploys, each with what its workspace wants first."""
+    """``kinds``: what the workspace wants first, for each kind of deploy."""
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     bytes_s = mbit_s * 1e6 / 8
     with _behind(opened, store, bytes_s) as (behind, shaper):
         for _ in range(rounds):
             for kind, found in runs.items():
                 if kind == "cold":
-                    bases = [one.key for one in opened.store.list(f"workspaces/{BASE}")]
+                    bases = [stored.key for stored in opened.store.list(f"workspaces/{BASE}")]
                     opened.store.delete(bases)
                 carried = shaper.carried.total()
                 spec = msgspec.structs.replace(behind.spec, first=kinds[kind])
@@ -202,18 +202,18 @@ def _over_line(
                 with PlainRunner(opened):
                     hibernate.fn(NAME)
     line: dict[str, Any] = {"mbit_s": mbit_s} | {
-        kind: {name: summed_up([one[name] for one in found]) for name in found[0]}
+        kind: {name: summed_up([figures[name] for figures in found]) for name in found[0]}
         for kind, found in runs.items()
     }
-    one, other = (line[kind]["from rental"]["median"] for kind in kinds)
-    return line | {"ratio": other / one}
+    first, second = (line[kind]["from rental"]["median"] for kind in kinds)
+    return line | {"ratio": second / first}
 
 
 @contextmanager
 def _behind(
     opened: OpenWorkspace, store: EmbeddedStore, bytes_s: float
 ) -> Iterator[tuple[OpenWorkspace, Shaper]]:
-    """The same workspace; each machine's line to the store carries so many bytes a second."""
+    """The workspace, where each machine's line to the store carries that many bytes a second."""
     where = urlsplit(store.endpoint_url)
     with Shaper(machine_bytes_s=bytes_s) as shaper:
         port = shaper.relay(where.hostname or "", where.port or 80, what="store")

@@ -117,7 +117,7 @@ def measure(folder: Path, wheels: Path, rounds: int) -> dict[str, Any]:
         "environment": {"names": len(environment), "bytes": _bytes(environment)},
         "identical": True,
         "cold": _figures(cold),
-        "warm": {name: summed_up([one[name] for one in warm]) for name in warm[0]},
+        "warm": {name: summed_up([figures[name] for figures in warm]) for name in warm[0]},
     }
 
 
@@ -178,8 +178,8 @@ def _embedding(port: int, text: str) -> list[float]:
     return vector
 
 
-def _dot(one: list[float], other: list[float]) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True))
+def _dot(first: list[float], second: list[float]) -> float:
+    return sum(a * b for a, b in zip(first, second, strict=True))
 
 
 def _facts(root: Path) -> dict[str, str]:

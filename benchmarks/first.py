@@ -30,9 +30,9 @@ from torpor.shared.content import make_below
 from torpor.shared.values import GIB, MIB
 
 MOST_TIME = 0.4
-"""Until a quarter can be used, of the time of the whole restore without an order."""
+"""The most time until a quarter can be used, over that of the whole restore without an order."""
 MOST_FETCHED = 1.03
-"""Bytes over the line, of those without an order."""
+"""The most bytes over the line, over those without an order."""
 
 
 def main() -> None:
@@ -60,12 +60,12 @@ def measure(folder: Path, gib: float, line_mib_s: float, rounds: int) -> dict[st
             EmbeddedStore.start(place / "store", *keys, "torpor") as store,
             Shaper(line_bytes_s=line_mib_s * MIB) as shaper,
         ):
-            with BenchMachine(place / "one", store) as one:
-                make_below(one.workspace / "rest", int(gib * GIB * 3 / 4), seed=1)
-                make_below(one.workspace / "server", int(gib * GIB / 4), seed=2)
-                files, size = tree_bytes(one.workspace)
-                _, needed = tree_bytes(one.workspace / "server")
-                one.snapshot()
+            with BenchMachine(place / "one", store) as source:
+                make_below(source.workspace / "rest", int(gib * GIB * 3 / 4), seed=1)
+                make_below(source.workspace / "server", int(gib * GIB / 4), seed=2)
+                files, size = tree_bytes(source.workspace)
+                _, needed = tree_bytes(source.workspace / "server")
+                source.snapshot()
             port = shaper.relay("127.0.0.1", urlsplit(store.endpoint_url).port or 80, what="store")
             line = replace(store, endpoint_url=f"http://127.0.0.1:{port}")
             with BenchMachine(place / "other", line) as other:
@@ -80,7 +80,7 @@ def measure(folder: Path, gib: float, line_mib_s: float, rounds: int) -> dict[st
         "bytes": size,
         "needed_bytes": needed,
         **{
-            name: {figure: summed_up([one[figure] for one in all_]) for figure in all_[0]}
+            name: {figure: summed_up([figures[figure] for figures in all_]) for figure in all_[0]}
             for name, all_ in runs.items()
         },
     }
@@ -122,7 +122,7 @@ def _print(result: dict[str, Any]) -> None:
     )
     print(f"{'':8}{'usable s':>10}{'whole s':>10}{'CPU s':>9}{'over the line':>16}")
     for name in ("usual", "first"):
-        row = {figure: one["median"] for figure, one in result[name].items()}
+        row = {figure: spread["median"] for figure, spread in result[name].items()}
         print(
             f"{name:8}{row['usable_s']:>10.2f}{row['wall_s']:>10.2f}{row['cpu_s']:>9.2f}"
             f"{row['line_bytes']:>16,.0f}"

@@ -112,7 +112,7 @@ def at_rest(installation: Installation, seconds: float) -> dict[str, dict[str, f
     return {
         role: {
             "cpu_percent": 100 * (_cpu_s(found) - before[role]) / seconds,
-            "rss_bytes": sum(one.memory_info().rss for one in found),
+            "rss_bytes": sum(process.memory_info().rss for process in found),
         }
         for role, found in processes.items()
     }
@@ -162,7 +162,7 @@ def _grown(
         stdout=subprocess.PIPE,
         check=True,
     )
-    return [int(one) for one in json.loads(done.stdout.splitlines()[-1])]
+    return [int(number) for number in json.loads(done.stdout.splitlines()[-1])]
 
 
 async def _vacuum(now: datetime) -> None:
@@ -184,7 +184,7 @@ def _by_run(template: dict[str, list[Row]]) -> list[dict[str, list[Row]]]:
     owner: dict[str, int] = {row["id"]: n for n, row in enumerate(template["flow_run"])}
     for table in TABLES:
         for row in template[table]:
-            named = [owner[one] for one in _ID.findall(json.dumps(row)) if one in owner]
+            named = [owner[name] for name in _ID.findall(json.dumps(row)) if name in owner]
             number = named[0] if named else 0
             owner.setdefault(row["id"], number)
             parts[number][table].append(row)
@@ -198,7 +198,7 @@ def _add(database: sqlite3.Connection, rows: dict[str, list[Row]], moved: timede
     def again(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        value = _ID.sub(lambda one: new.get(one[0], one[0]), value)
+        value = _ID.sub(lambda match: new.get(match[0], match[0]), value)
         if _TIME.fullmatch(value):
             return f"{datetime.fromisoformat(value) + moved:%Y-%m-%d %H:%M:%S.%f}"
         return value
@@ -248,7 +248,7 @@ def _rows(database: Path, before: set[str]) -> dict[str, list[Row]]:
 
 
 def _cpu_s(processes: list[psutil.Process]) -> float:
-    return sum(sum(one.cpu_times()[:2]) for one in processes)
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 if __name__ == "__main__":

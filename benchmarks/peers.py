@@ -83,7 +83,7 @@ def _round(folder: Path, gib: float, line_bytes_s: float) -> dict[str, Any]:
 
 @contextmanager
 def _over_a_line(server: EmbeddedStore, bytes_s: float) -> Iterator[EmbeddedStore]:
-    """The same server as it is seen through a line of that rate; 0 is the server itself."""
+    """The server behind a line of that rate; 0 is the server itself."""
     if not bytes_s:
         yield server
         return

@@ -40,7 +40,7 @@ GROUPS: Final = {
 
 
 class Times(NamedTuple):
-    """Of a machine, in seconds."""
+    """The times of a machine, in seconds."""
 
     wake_s: float = 300.0  # from the request until the command runs
     save_s: float = 60.0  # from reading the files until the snapshot is verified
@@ -111,7 +111,7 @@ def simulate(zones: Sequence[Zone], begin_s: float, work_s: float, way: Way) -> 
         if way.gives_up and is_hopeless(job):
             return ended("preempted")
         wanted = spot_for(job)
-        zone = next((one for one in zones if wanted != "never" and one.is_up(now_s)), None)
+        zone = next((zone for zone in zones if wanted != "never" and zone.is_up(now_s)), None)
         if zone is None and wanted == "only":
             refusals += 1
             now_s += wait_s(refusals)
@@ -177,7 +177,7 @@ def measure(groups: dict[str, list[Zone]], starts: int) -> list[dict[str, Any]]:
     """A row for each group, choice of zones, length and way."""
     rows = []
     for (group, zones), hours in itertools.product(groups.items(), HOURS):
-        for choice, sets in (("one zone", [[one] for one in zones]), ("any zone", [zones])):
+        for choice, sets in (("one zone", [[zone] for zone in zones]), ("any zone", [zones])):
             for way in WAYS:
                 found = [
                     simulate(chosen, start * chosen[0].seconds / starts, hours * HOUR_S, way)
@@ -191,20 +191,20 @@ def measure(groups: dict[str, list[Zone]], starts: int) -> list[dict[str, Any]]:
 def _row(hours: int, way: Way, found: Sequence[Outcome]) -> dict[str, Any]:
     """Time and cost are those of the jobs that succeeded, over the same on demand."""
     alone_s = way.times.wake_s + hours * HOUR_S + way.times.end_s
-    done = [one for one in found if one.state == "succeeded"]
+    done = [outcome for outcome in found if outcome.state == "succeeded"]
     return {
         "hours": hours,
         "way": way.name,
         "n": len(found),
         "succeeded": len(done),
-        "preempted": sum(one.state == "preempted" for one in found),
-        "time": _spread([one.took_s / alone_s for one in done]),
-        "cost": _spread([one.cost() * HOUR_S / alone_s for one in done]),
+        "preempted": sum(outcome.state == "preempted" for outcome in found),
+        "time": _spread([outcome.took_s / alone_s for outcome in done]),
+        "cost": _spread([outcome.cost() * HOUR_S / alone_s for outcome in done]),
         "cost_of_preempted": _spread(
-            [one.cost() * HOUR_S / alone_s for one in found if one.state == "preempted"]
+            [outcome.cost() * HOUR_S / alone_s for outcome in found if outcome.state == "preempted"]
         ),
-        "lost_h": _spread([one.lost_s / HOUR_S for one in done]),
-        "attempts": _spread([float(one.attempts) for one in done]),
+        "lost_h": _spread([outcome.lost_s / HOUR_S for outcome in done]),
+        "attempts": _spread([float(outcome.attempts) for outcome in done]),
     }
 
 
@@ -255,7 +255,7 @@ def main() -> None:
 
 def _print(groups: dict[str, list[Zone]], rows: list[dict[str, Any]]) -> None:
     for group, zones in groups.items():
-        print(group + ": up " + ", ".join(f"{one.name} {one.share_up:.0%}" for one in zones))
+        print(group + ": up " + ", ".join(f"{zone.name} {zone.share_up:.0%}" for zone in zones))
     print("time and cost of the jobs that succeeded, over the same job on demand: median and p95")
     header: tuple[str, ...] = ()
     for row in rows:

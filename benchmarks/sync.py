@@ -29,9 +29,9 @@ from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import GIB, StoredSnapshot
 
 MOST_MOVED = 1.3
-"""Fetched bytes over those that the change put into the store."""
+"""The most bytes fetched, over those that the change put into the store."""
 MOST_TIME = 0.2
-"""Of a full restore's wall time."""
+"""The most that a sync may take of a full restore's wall time."""
 
 
 def main() -> None:
@@ -56,23 +56,23 @@ def measure(folder: Path, gib: float, share: float, rounds: int) -> dict[str, An
         keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
         with (
             EmbeddedStore.start(place / "store", *keys, "torpor") as store,
-            BenchMachine(place / "one", store) as one,
+            BenchMachine(place / "one", store) as source,
             BenchMachine(place / "other", store) as other,
         ):
-            make_below(one.workspace, int(gib * GIB), seed=1)
-            files, size = tree_bytes(one.workspace)
-            one.snapshot()
-            before = one.newest()
-            changed = change_workspace(one.workspace, share)
-            one.snapshot()
-            after = one.newest()
-            stored = _new_stored_bytes(one.manifest(before), one.manifest(after))
+            make_below(source.workspace, int(gib * GIB), seed=1)
+            files, size = tree_bytes(source.workspace)
+            source.snapshot()
+            before = source.newest()
+            changed = change_workspace(source.workspace, share)
+            source.snapshot()
+            after = source.newest()
+            stored = _new_stored_bytes(source.manifest(before), source.manifest(after))
             there: list[tuple[Cost, SyncReport]] = []
             back: list[tuple[Cost, SyncReport]] = []
             restores = []
             for _ in range(rounds):
-                back.append(one.sync(before))
-                there.append(one.sync(after))
+                back.append(source.sync(before))
+                there.append(source.sync(after))
                 target = place / "restored"
                 restores.append(other.restore(target))
                 shutil.rmtree(target)
@@ -108,11 +108,14 @@ def _summed(runs: list[tuple[Cost, SyncReport]], wanted: StoredSnapshot) -> dict
     return {
         "wall_s": summed_up([cost.wall_s for cost in costs]),
         "cpu_s": summed_up([cost.cpu_s for cost in costs]),
-        "fetched_bytes": summed_up([one.stored_bytes + wanted.manifest_bytes for one in reports]),
-        "copied_bytes": summed_up([one.copied_bytes for one in reports]),
-        "files": summed_up([one.written for one in reports]),
+        "fetched_bytes": summed_up(
+            [report.stored_bytes + wanted.manifest_bytes for report in reports]
+        ),
+        "copied_bytes": summed_up([report.copied_bytes for report in reports]),
+        "files": summed_up([report.written for report in reports]),
         "seconds": {
-            step: summed_up([one.seconds[step] for one in reports]) for step in reports[0].seconds
+            step: summed_up([report.seconds[step] for report in reports])
+            for step in reports[0].seconds
         },
     }
 

@@ -30,7 +30,7 @@ KERNELS: Final = {
         "rans_tables", "rans_segments", "rans_measure", "rans_pack", "rans_check", "rans_decode",
     ),
 }  # fmt: skip
-"""Of each fat binary that gpu_kernels.build makes."""
+"""The kernels of each fat binary that gpu_kernels.build makes."""
 JOBS_MAX: Final = 65_535
 """Jobs of one launch: CUDA's limit for the grid's second dimension."""
 _THREADS: Final = 256
@@ -113,11 +113,11 @@ def join(
     gpu: Gpu, planes: Sequence[Planes], plains: Sequence[Any], width: int, rotate: bool
 ) -> Work:
     """Put each of a batch of cut arrays back together, into ``plains``."""
-    for one, plain in zip(planes, plains, strict=True):
-        if one.memory.nbytes < one.stride * width:
-            raise ValueError(f"{one.memory.nbytes} bytes do not hold {width} planes")
-        if plain.nbytes != one.elements * width:
-            raise ValueError(f"{one.elements} elements of {width} do not make {plain.nbytes} bytes")
+    for cut, plain in zip(planes, plains, strict=True):
+        if cut.memory.nbytes < cut.stride * width:
+            raise ValueError(f"{cut.memory.nbytes} bytes do not hold {width} planes")
+        if plain.nbytes != cut.elements * width:
+            raise ValueError(f"{cut.elements} elements of {width} do not make {plain.nbytes} bytes")
     return _planes_work(gpu, "planes_join", plains, planes, width, rotate)
 
 
@@ -194,12 +194,12 @@ def _planes_work(
     rotate: bool,
 ) -> Work:
     jobs = [
-        (plain.data.ptr, one.memory.data.ptr, one.elements, one.stride, width, int(rotate))
-        for plain, one in zip(plains, planes, strict=True)
+        (plain.data.ptr, cut.memory.data.ptr, cut.elements, cut.stride, width, int(rotate))
+        for plain, cut in zip(plains, planes, strict=True)
     ]
-    most = max(one.elements for one in planes)
+    most = max(cut.elements for cut in planes)
     grid = (max(1, -(-most // (8 * _THREADS))), len(jobs))
-    held = [*plains, *(one.memory for one in planes)]
+    held = [*plains, *(cut.memory for cut in planes)]
     return Work(gpu, _put_jobs(gpu, jobs), ((kernel, grid, _THREADS),), held)
 
 

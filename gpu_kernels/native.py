@@ -159,12 +159,12 @@ def _addresses(
     held: list[_Buffer] = []
     try:
         for buffer in buffers:
-            one = _Buffer()
+            view = _Buffer()
             ctypes.pythonapi.PyObject_GetBuffer(
-                ctypes.py_object(buffer), ctypes.byref(one), ctypes.c_int(int(writable))
+                ctypes.py_object(buffer), ctypes.byref(view), ctypes.c_int(int(writable))
             )
-            held.append(one)
-        yield (ctypes.c_void_p * len(held))(*(one.buf for one in held))
+            held.append(view)
+        yield (ctypes.c_void_p * len(held))(*(view.buf for view in held))
     finally:
-        for one in held:
-            ctypes.pythonapi.PyBuffer_Release(ctypes.byref(one))
+        for view in held:
+            ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))

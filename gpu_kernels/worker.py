@@ -111,10 +111,10 @@ def _encode(gpu: Gpu, asked: Any, given: memoryview, made: memoryview) -> dict[s
     stored, at = [], 0
     for number, plane in enumerate(planes):
         stream = streams.get(number)
-        one = plane if stream is None else stream
-        gpu.fetch(one, made[at : at + one.nbytes])
-        stored.append((stream is not None, one.nbytes))
-        at += one.nbytes
+        coded = plane if stream is None else stream
+        gpu.fetch(coded, made[at : at + coded.nbytes])
+        stored.append((stream is not None, coded.nbytes))
+        at += coded.nbytes
     gpu.wait()
     return {"planes": stored}
 

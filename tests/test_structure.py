@@ -83,6 +83,8 @@ SHIPPED = {"blake3", "zstandard", "lz4", "msgspec", "cryptography", "certifi", "
 
 BANNED = {"utils", "util", "base", "manager", "service", "helper", "helpers", "common", "misc"}
 MOST_LINES = 600
+PLAIN = ("torpor", "gpu_kernels", "benchmarks")
+"""Packages whose variables and docstrings are checked for words that need their neighbours."""
 
 
 def _modules(*tops: str) -> Iterator[Path]:
@@ -294,6 +296,26 @@ def test_every_module_says_what_it_is_and_is_named_for_one_thing() -> None:
     for path in _modules(*TOPS):
         text = path.read_text()
         assert not text.strip() or ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+
+
+@pytest.mark.parametrize("top", PLAIN)
+def test_no_variable_is_named_one(top: str) -> None:
+    """A loop variable is the noun of the thing: rental, offer, entry."""
+    for path in _modules(top):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Name | ast.arg):
+                name = node.id if isinstance(node, ast.Name) else node.arg
+                assert name != "one", f"{path}:{node.lineno}"
+
+
+@pytest.mark.parametrize("top", PLAIN)
+def test_no_docstring_needs_its_neighbour_to_be_understood(top: str) -> None:
+    """What begins with "Of" or "The same" says nothing by itself. Strings below assignments too."""
+    for path in _modules(top):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                words = str(node.value.value).split()
+                assert words[:1] != ["Of"] and words[:2] != ["The", "same"], f"{path}:{node.lineno}"
 
 
 def test_tests_keep_to_what_is_public() -> None:

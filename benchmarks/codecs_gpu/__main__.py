@@ -42,8 +42,8 @@ NO_GPU = 3
 """The exit status without a GPU that the kernels run on."""
 _UNLIKE_MAX: Final = 24 * MIB  # plain bytes of a kind before they come again
 _FOLD: Final = 16
-"""Of the chunks' bytes: they, rubbish, and where they are decoded; a codec's planes, streams, and
-words on their way, which take twice that; and as much again for nvCOMP's own."""
+"""GPU memory over the chunks' bytes: they, rubbish, and where they are decoded; a codec's planes,
+streams, and words on their way, which take twice that; and as much again for nvCOMP's own."""
 
 
 def run(gpu: Gpu, plain_bytes: int, rounds: int, chunk_bytes: int = CHUNK_BYTES) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from torpor.shared.codecs.planes import choose_ways, huffman
 PART_BYTES: Final = 65_536
 """What nvCOMP cuts a chunk into for its own bitstreams; its headers advise it for speed."""
 STOCK: Final = frozenset({"lz4", "zstd"})
-"""Of nvCOMP's algorithms, those whose raw bitstreams any library reads. Of the others only the same
-release is known to read the bitstream, so no snapshot may hold one."""
+"""The algorithms of nvCOMP whose raw bitstreams any library reads. Only the same release is known
+to read the bitstreams of the others, so no snapshot may hold one."""
 ALGORITHMS: Final = {
     "ans": "ANS", "zstd": "Zstd", "lz4": "LZ4", "gdeflate": "GDeflate", "bitcomp": "Bitcomp",
 }  # fmt: skip

@@ -53,8 +53,8 @@ class Kind(NamedTuple):
     bare: bool
 
     def coded(self) -> list[list[int]]:
-        """Of each chunk, the planes that torpor puts through rANS."""
-        return [[0] if self.bare else coded_planes(one, self.element) for one in self.chunks]
+        """The planes of each chunk that torpor puts through rANS."""
+        return [[0] if self.bare else coded_planes(chunk, self.element) for chunk in self.chunks]
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,12 @@ class Report:
             with ThreadPoolExecutor(threads) as pool:
                 for _ in range(self._rounds + 1):
                     started = time.perf_counter()
-                    made = list(pool.map(lambda one: encode_chunk(worker, one, runs), chunks))
+                    made = list(pool.map(lambda chunk: encode_chunk(worker, chunk, runs), chunks))
                     between = time.perf_counter()
                     plains = list(
-                        pool.map(lambda one: decode_chunk(worker, one, self._chunk_bytes), streams)
+                        pool.map(
+                            lambda stream: decode_chunk(worker, stream, self._chunk_bytes), streams
+                        )
                     )
                     seconds["decode"].append(time.perf_counter() - between)
                     seconds["encode"].append(between - started)

@@ -38,12 +38,12 @@ def join(
 
 def _turn(piece: bytes | bytearray, width: int, *, left: bool) -> bytes:
     """Turn the top 16 bits of every element by one bit."""
-    still, most, one = _masks(len(piece), width, left)
+    still, most, lowest = _masks(len(piece), width, left)
     word = int.from_bytes(piece, "little")
     if left:
-        turned = (word & most) << 1 | (word >> 15 & one)
+        turned = (word & most) << 1 | (word >> 15 & lowest)
     else:
-        turned = (word & most) >> 1 | (word & one) << 15
+        turned = (word & most) >> 1 | (word & lowest) << 15
     return (turned | word & still).to_bytes(len(piece), "little")
 
 
