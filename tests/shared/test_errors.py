@@ -7,7 +7,7 @@ import re
 import pytest
 
 from torpor.shared import errors
-from torpor.shared.errors import MachineError, StoreUnavailable, TorporError, from_wire
+from torpor.shared.errors import MachineError, TorporError, from_wire
 
 
 def _tree(cls: type[TorporError]) -> list[type[TorporError]]:
@@ -62,7 +62,3 @@ def test_an_unknown_error_is_the_machine_s(wire: dict[str, str]) -> None:
     assert type(back) is MachineError
     assert not back.retryable
     assert str(back) == wire.get("message", "no message")
-
-
-def test_a_store_may_ask_for_a_wait() -> None:
-    assert StoreUnavailable("x").retry_after_s == 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -83,6 +84,10 @@ class TwinGpu:
             raise self.fault
         return True
 
+    def refuse(self, stopped: Stopped) -> Gpu:
+        assert self.fault is not None
+        raise self.fault
+
 
 class Bench:
     """What a trial said, and how often it opened the GPU."""
@@ -91,8 +96,22 @@ class Bench:
         self.gpu = TwinGpu()
         self.said: list[str] = []
 
-    def trial(self, cores: int) -> GpuTrial:
+    def trial(self, cores: int = 0) -> GpuTrial:
         return GpuTrial(self.gpu.open, cores, self.said.append)
+
+    def encoded(self, cores: int = 0) -> GpuTrial:
+        """A trial that has measured the GPU on chunks to encode; the CPU encoded these."""
+        trial = self.trial(cores)
+        assert fed(trial) == {PLANES.code}
+        trial.settle(PATIENCE_S)
+        return trial
+
+    def decoded(self, cores: int = 0) -> GpuTrial:
+        """A trial that has measured the GPU on chunks to decode."""
+        trial = self.trial(cores)
+        decode_all(trial)
+        trial.settle(PATIENCE_S)
+        return trial
 
 
 @pytest.fixture
@@ -100,81 +119,72 @@ def bench(built_library: object) -> Bench:
     return Bench()
 
 
-def fed(
-    trial: GpuTrial, plains: Sequence[memoryview] = PLAINS, *, wanted: bool = True
-) -> list[int]:
+def fed(trial: GpuTrial, plains: Sequence[memoryview] = PLAINS, *, wanted: bool = True) -> set[int]:
     """The encodings that chunks get; each must come back."""
-    codes = []
+    codes = set()
     for plain in plains:
         code, stream = trial.encode(plain, RUNS, wanted=wanted)
         assert stream is not None
         assert decode_chunk(code, stream, len(plain)) == plain
-        codes.append(code)
+        codes.add(code)
     return codes
 
 
-def decoded(trial: GpuTrial) -> None:
+def decode_all(trial: GpuTrial) -> None:
     """All chunks come back."""
     for plain, stream in zip(PLAINS, STREAMS, strict=True):
         assert trial.decode(stream, SIZE, lambda made, plain=plain: made == plain) == plain
 
 
-def settled(trial: GpuTrial) -> GpuTrial:
-    trial.settle(PATIENCE_S)
-    return trial
-
-
-def test_a_gpu_that_is_faster_than_the_cores_is_used(bench: Bench) -> None:
-    trial = bench.trial(cores=0)
-    assert set(fed(trial)) == {PLANES.code}
-    assert set(fed(settled(trial))) == {RANS.code}
-    assert re.fullmatch(
-        r"GPU used: \d+\.\d GB/s end to end against 0\.0 GB/s on 0 cores", trial.words
-    )
+@pytest.mark.parametrize(
+    ("cores", "code", "words"),
+    [
+        (0, RANS.code, r"GPU used: \d+\.\d GB/s end to end against 0\.0 GB/s on 0 cores"),
+        (
+            ALL_CORES,
+            PLANES.code,
+            r"GPU not used: \d+\.\d GB/s end to end against \d+\.\d GB/s on 1000000 cores",
+        ),
+    ],
+    ids=["faster", "slower"],
+)
+def test_a_gpu_that_is_faster_than_the_cores_is_used(
+    bench: Bench, cores: int, code: int, words: str
+) -> None:
+    trial = bench.encoded(cores)
+    assert bench.gpu.closed == (cores > 0)
+    assert fed(trial) == {code}
+    assert re.fullmatch(words, trial.words)
     assert bench.said == [trial.words]
     trial.close()
     trial.close()
     assert (bench.gpu.opened, bench.gpu.closed) == (1, 1)
-    assert set(fed(trial)) == {PLANES.code}
+    assert fed(trial) == {PLANES.code}
 
 
-def test_a_gpu_that_is_slower_is_given_back(bench: Bench) -> None:
-    trial = bench.trial(cores=ALL_CORES)
-    fed(trial)
-    assert set(fed(settled(trial))) == {PLANES.code}
-    assert re.fullmatch(
-        r"GPU not used: \d+\.\d GB/s end to end against \d+\.\d GB/s on 1000000 cores", trial.words
-    )
-    assert (bench.gpu.opened, bench.gpu.closed) == (1, 1)
-
-
-def test_a_faster_gpu_decodes_and_a_slower_one_does_not(bench: Bench) -> None:
-    for cores, words in ((0, "GPU used: "), (ALL_CORES, "GPU not used: ")):
-        trial = bench.trial(cores)
-        decoded(trial)
-        before = settled(trial) and bench.gpu.decodes
-        decoded(trial)
-        assert trial.words.startswith(words)
-        assert bench.gpu.decodes - before == (0 if cores else CHUNKS)
-        trial.close()
-        decoded(trial)
-        assert bench.gpu.decodes - before == (0 if cores else CHUNKS)
+@pytest.mark.parametrize(("cores", "decodes"), [(0, CHUNKS), (ALL_CORES, 0)])
+def test_a_faster_gpu_decodes_and_a_slower_one_does_not(
+    bench: Bench, cores: int, decodes: int
+) -> None:
+    trial = bench.decoded(cores)
+    before = bench.gpu.decodes
+    decode_all(trial)
+    assert trial.words.startswith("GPU not used: " if cores else "GPU used: ")
+    trial.close()
+    decode_all(trial)
+    assert bench.gpu.decodes - before == decodes
 
 
 def test_a_gpu_that_decodes_wrongly_is_given_up(bench: Bench) -> None:
-    trial = bench.trial(cores=0)
-    decoded(trial)
-    settled(trial)
+    trial = bench.decoded()
     bench.gpu.good = 1
-    decoded(trial)
+    decode_all(trial)
     assert trial.words == "GPU used until it failed: what it decoded was wrong"
     assert bench.gpu.closed == 1
 
 
 def test_a_chunk_that_is_damaged_is_not_the_gpu_s_fault(bench: Bench) -> None:
-    trial = bench.trial(cores=0)
-    decoded(trial)
-    settled(trial)
+    trial = bench.decoded()
     with pytest.raises(SnapshotDamaged, match="does not match its hash"):
         trial.decode(STREAMS[0], SIZE, lambda made: False)
     torn = bytearray(STREAMS[0])
@@ -182,12 +192,12 @@ def test_a_chunk_that_is_damaged_is_not_the_gpu_s_fault(bench: Bench) -> None:
     with pytest.raises(SnapshotDamaged, match="cannot be decoded"):
         trial.decode(torn, SIZE, lambda made: True)
     assert trial.words.startswith("GPU used: ")
-    decoded(trial)
+    decode_all(trial)
     trial.close()
 
 
 def test_nothing_is_opened_before_it_is_wanted(bench: Bench) -> None:
-    trial = bench.trial(cores=0)
+    trial = bench.trial()
     assert trial.words == ""
     fed(trial, wanted=False)
     assert trial.words == "GPU not tried: cores were not what the run waited for"
@@ -198,19 +208,17 @@ def test_nothing_is_opened_before_it_is_wanted(bench: Bench) -> None:
 
 
 def test_what_is_small_or_no_numbers_is_not_measured(bench: Bench) -> None:
-    trial = bench.trial(cores=0)
+    trial = bench.trial()
     noise = memoryview(np.random.default_rng(1).bytes(SIZE))
+    small = PLAINS[0][: MIB // 2]
     for _ in range(CHUNKS + 1):
         assert trial.encode(noise, RUNS, wanted=True) == (PLANES.code, None)
-        small = PLAINS[0][: MIB // 2]
         trial.encode(small, [Run(len(small), Element.BF16)], wanted=True)
     assert bench.gpu.opened == 0
 
 
 def test_chunks_that_do_not_fit_stay_on_the_cpu(bench: Bench) -> None:
-    trial = bench.trial(cores=0)
-    fed(trial)
-    settled(trial)
+    trial = bench.encoded()
     large = memoryview(b"".join(PLAINS) + bytes(2))
     assert len(large) > CHUNK_MAX
     assert trial.encode(large, [Run(len(large), Element.BF16)], wanted=True)[0] == PLANES.code
@@ -223,54 +231,38 @@ def test_chunks_that_do_not_fit_stay_on_the_cpu(bench: Bench) -> None:
         (GpuError("no NVIDIA GPU"), "no NVIDIA GPU"),
         (MemoryError("no host memory"), "MemoryError: no host memory"),
         (RuntimeError("a bug\nof ours"), "RuntimeError: a bug of ours"),
+        (None, "what it makes is wrong"),
     ],
 )
 def test_whatever_fails_in_a_trial_is_its_outcome_in_a_line(
-    bench: Bench, fault: Exception, words: str
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, fault: Exception | None, words: str
 ) -> None:
-    def refuse(stopped: Stopped) -> Gpu:
-        raise fault
-
-    refused = GpuTrial(refuse, 0, bench.said.append)
-    bench.gpu = TwinGpu(2, fault)
-    failing = bench.trial(cores=0)
-    for trial in (refused, failing):
-        fed(trial)
-        assert set(fed(settled(trial))) == {PLANES.code}
-        trial.close()
-    assert bench.said == [f"GPU not used: {words}"] * 2
+    bench.gpu = TwinGpu(2 if fault else 0, fault)
+    outcomes = [bench.encoded()]
     assert (bench.gpu.opened, bench.gpu.closed) == (1, 1)
+    if fault is not None:
+        monkeypatch.setattr(bench.gpu, "open", bench.gpu.refuse)
+        outcomes.append(bench.encoded())
+    assert bench.said == [f"GPU not used: {words}"] * len(outcomes)
+    for trial in outcomes:
+        assert fed(trial) == {PLANES.code}
+        trial.close()
 
 
 @pytest.mark.parametrize("fault", [GpuError("its worker died"), ValueError("a bug of ours")])
 def test_a_gpu_that_fails_mid_run_is_given_up_and_no_chunk_is_lost(
     bench: Bench, fault: Exception
 ) -> None:
-    trial = bench.trial(cores=0)
-    fed(trial)
-    assert set(fed(settled(trial))) == {RANS.code}
+    trial = bench.encoded()
+    assert fed(trial) == {RANS.code}
     bench.gpu.good, bench.gpu.fault = 1, fault
-    codes: list[int] = []
-    threads = [threading.Thread(target=lambda: codes.extend(fed(trial))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(codes) == 4 * CHUNKS
-    assert codes.count(PLANES.code) >= 4 * CHUNKS - 1
-    assert len(bench.said) == 2
-    assert bench.said[1] == trial.words
+    with ThreadPoolExecutor(4) as threads:
+        for codes in threads.map(lambda _: fed(trial), range(4)):
+            assert PLANES.code in codes
+    assert fed(trial) == {PLANES.code}
+    assert bench.said[1:] == [trial.words]
     assert trial.words.startswith("GPU used until it failed: ")
     assert str(fault) in trial.words
-    assert bench.gpu.closed == 1
-
-
-def test_what_does_not_come_back_is_not_used(bench: Bench) -> None:
-    bench.gpu = TwinGpu(good=0)
-    trial = bench.trial(cores=0)
-    fed(trial)
-    assert set(fed(settled(trial))) == {PLANES.code}
-    assert trial.words == "GPU not used: what it makes is wrong"
     assert bench.gpu.closed == 1
 
 
@@ -290,7 +282,7 @@ def test_a_run_that_ends_while_the_gpu_is_opened_stops_that(bench: Bench) -> Non
     trial.close()
     assert bench.said == ["GPU not used: the run ended while it was measured"]
     assert bench.gpu.closed == 1
-    assert set(fed(trial)) == {PLANES.code}
+    assert fed(trial) == {PLANES.code}
 
 
 def test_a_system_without_another_thread_goes_on_without_the_gpu(
@@ -300,19 +292,23 @@ def test_a_system_without_another_thread_goes_on_without_the_gpu(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", full)
-    trial = bench.trial(cores=0)
-    assert set(fed(trial) + fed(trial)) == {PLANES.code}
+    trial = bench.trial()
+    assert fed(trial) | fed(trial) == {PLANES.code}
     assert bench.said == ["GPU not used: can't start new thread"] == [trial.words]
     trial.close()
 
 
 def test_an_encoder_tries_the_gpu_when_cores_limit_the_run(bench: Bench) -> None:
-    effort = Effort()
-    trial = bench.trial(cores=0)
+    effort, trial = Effort(), bench.trial()
     encoder = Encoder(effort, trial)
-    codes = tally(encoder)
+
+    def codes() -> set[int]:
+        made = [encoder.encode(plain, RUNS) for plain in PLAINS]
+        for (code, stored), plain in zip(made, PLAINS, strict=True):
+            assert decode_chunk(code, stored, SIZE) == plain
+        return {code for code, _ in made}
+
     assert codes() == {PLANES.code}
-    assert not effort.cores_limit
     assert encoder.words == (
         "nothing new was encoded; GPU not tried: cores were not what the run waited for"
     )
@@ -320,7 +316,7 @@ def test_an_encoder_tries_the_gpu_when_cores_limit_the_run(bench: Bench) -> None
         effort.note(Pace(filled=5, encoded=4, encoded_cpu=4, sent=0.5))
     assert effort.cores_limit
     codes()
-    settled(trial)
+    trial.settle(PATIENCE_S)
     assert codes() == {RANS.code}
     assert "time on sending; GPU used: " in encoder.words
     for _ in range(8):
@@ -330,17 +326,7 @@ def test_an_encoder_tries_the_gpu_when_cores_limit_the_run(bench: Bench) -> None
     trial.close()
 
 
-def tally(encoder: Encoder) -> Callable[[], set[int]]:
-    def codes() -> set[int]:
-        made = [encoder.encode(plain, RUNS) for plain in PLAINS]
-        for (code, stored), plain in zip(made, PLAINS, strict=True):
-            assert decode_chunk(code, stored, SIZE) == plain
-        return {code for code, _ in made}
-
-    return codes
-
-
 def test_without_numbers_the_report_says_nothing_of_gpus(bench: Bench) -> None:
-    encoder = Encoder(Effort(), bench.trial(cores=0))
+    encoder = Encoder(Effort(), bench.trial())
     encoder.encode(b"text " * 100_000)
     assert encoder.words == Effort().words

@@ -16,8 +16,8 @@ import pytest
 from tests import independent_reader as reader
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.manifests import LIES, MISNAMED, PLAIN, Lie, honest
+from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.snapshots import manifest_of
-from tests.fixtures.stores import Server
 from tests.fixtures.trees import content, differences, facts, kept, let_settle, plant_every_kind
 from tests.fixtures.waiting import PATIENCE_S
 from tests.shared.format.test_refusals import (
@@ -92,7 +92,7 @@ def _plant(root: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["plain", "sealed"])
 def test_the_trees_come_back(
-    seaweed: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: bytes | None
+    memory_store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: bytes | None
 ) -> None:
     _every_encoding_in_turn(monkeypatch)
     roots, backs = [[tmp_path / side / name for name in "ab"] for side in ("was", "back")]
@@ -100,16 +100,16 @@ def test_the_trees_come_back(
     _plant(*roots)
     before = [kept(root) for root in roots]
     let_settle()
-    engine = Engine(seaweed.store(), tmp_path / "home", key)
+    engine = Engine(memory_store, tmp_path / "home", key)
     snapshot = engine.snapshot(roots)
     used = {chunk.encoding for chunk in manifest_of(engine, snapshot).chunks}
     assert used == set(ENCODINGS)
 
     objects = tmp_path / "objects"
-    for found in engine.store.list(""):
+    for found in memory_store.list(""):
         path = objects / found.key
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(engine.store.get(found.key, max_bytes=1 << 30))
+        path.write_bytes(memory_store.get(found.key, max_bytes=1 << 30))
     engine.runs.close()
     argv = [sys.executable, reader.__file__, objects, WORKSPACE, snapshot, *backs]
     done = subprocess.run(

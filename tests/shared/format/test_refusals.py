@@ -13,7 +13,8 @@ import msgspec
 import pytest
 import zstandard
 
-from tests.fixtures.manifests import LIES, MISNAMED, PLAIN, Lie, honest, object_of
+from tests.fixtures.manifests import LIES, MISNAMED, PLAIN, Lie, entry, honest, object_of
+from torpor.shared.codecs.encodings import ENCODINGS
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.planes import RANS
 from torpor.shared.codecs.stock import LZ4, ZSTD
@@ -21,7 +22,16 @@ from torpor.shared.errors import ManifestInvalid, SnapshotDamaged, SnapshotError
 from torpor.shared.format import checks
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.keys import Seal, chunk_associated
-from torpor.shared.format.manifest import Chunk, decode_manifest, encode_manifest
+from torpor.shared.format.manifest import (
+    DIRECTORY,
+    FILE,
+    SYMLINK,
+    Chunk,
+    Extent,
+    Skipped,
+    decode_manifest,
+    encode_manifest,
+)
 from torpor.shared.format.opening import open_chunk
 from torpor.shared.values import GIB, MIB
 
@@ -65,8 +75,8 @@ def _body(value: Any) -> Callable[[], bytes]:
     return lambda: object_of(msgspec.msgpack.encode(value))
 
 
-def _with_first_entry(entry: list[Any]) -> list[Any]:
-    return [*FIELDS[:7], [entry, *FIELDS[7][1:]], *FIELDS[8:]]
+def _with_first_entry(first: list[Any]) -> list[Any]:
+    return [*FIELDS[:7], [first, *FIELDS[7][1:]], *FIELDS[8:]]
 
 
 def _sizeless() -> bytes:
@@ -116,6 +126,7 @@ OBJECTS = [
     BadObject(
         "O8", lambda: object_of(BODY, SEALED, associated=b"another"), "does not open", SEALED
     ),
+    BadObject("O8", _header(flags=1, key_id=SEALED.key_id), "does not open", SEALED),
     BadObject("O9", _header(body_bytes=len(BODY) - 1), "not as long as it says"),
     BadObject("O9", _header(body_bytes=len(BODY) + 1), "not as long as it says"),
     BadObject("O9", _header(body_bytes=0), "not as long as it says"),
@@ -225,9 +236,14 @@ def _zstd(plain: bytes) -> bytes:
     return bytes(ZSTD.encode(plain))
 
 
-def _sealed(stored: bytes, *, pack: bytes = PACK, seal: Seal = SEALED, encoding: int = 0) -> bytes:
-    name = SEALED.name(PLAINTEXT)
-    return bytes(seal.seal(stored, chunk_associated(name, pack, encoding, SIZE)))
+def _sealed(stored: bytes, *, seal: Seal = SEALED, **place: Any) -> bytes:
+    """As the chunk of PLAINTEXT in PACK, or at another ``place``."""
+    right = {"name": SEALED.name(PLAINTEXT), "pack_id": PACK, "encoding": 0, "plain_bytes": SIZE}
+    return bytes(seal.seal(stored, chunk_associated(**{**right, **place})))
+
+
+def _sizeless_zstd() -> bytes:
+    return zstandard.ZstdCompressor(write_content_size=False).compress(PLAINTEXT)
 
 
 def _chunk_of_a_dictionary() -> bytes:
@@ -243,10 +259,12 @@ def _wrong_planes() -> bytes:
 
 CHUNKS = [
     BadChunk("C2", 0, _sealed(PLAINTEXT, seal=OTHER), "does not open", SEALED),
-    BadChunk("C2", 0, _sealed(PLAINTEXT, pack=b"q" * 16), "does not open", SEALED),
+    BadChunk("C2", 0, _sealed(PLAINTEXT, name=b"n" * 32), "does not open", SEALED),
+    BadChunk("C2", 0, _sealed(PLAINTEXT, pack_id=b"q" * 16), "does not open", SEALED),
     BadChunk("C2", 0, _sealed(PLAINTEXT, encoding=1), "does not open", SEALED),
+    BadChunk("C2", 0, _sealed(PLAINTEXT, plain_bytes=SIZE + 1), "does not open", SEALED),
     BadChunk("C2", 0, _sealed(PLAINTEXT)[:-1], "does not open", SEALED),
-    BadChunk("C2", 0, b"short", "too few", SEALED),
+    BadChunk("C2", 0, bytes(27), "too few", SEALED),
     BadChunk("C3", 0, PLAINTEXT[:-1], "is stored as"),
     BadChunk("C3", 0, PLAINTEXT + b"x", "is stored as"),
     BadChunk("C4", 1, b"\xff" * 50, "does not decode"),
@@ -260,12 +278,7 @@ CHUNKS = [
     BadChunk("C5", 2, _zstd(PLAINTEXT) + _zstd(b"more"), "unused data"),
     BadChunk("C5", 2, _zstd(PLAINTEXT[:-1]), "another length"),
     BadChunk("C5", 2, b"\x50\x2a\x4d\x18\0\0\0\0" + _zstd(PLAINTEXT), "another length"),
-    BadChunk(
-        "C5",
-        2,
-        zstandard.ZstdCompressor(write_content_size=False).compress(PLAINTEXT),
-        "another length",
-    ),
+    BadChunk("C5", 2, _sizeless_zstd(), "another length"),
     BadChunk("C5", 2, _chunk_of_a_dictionary(), "ictionary"),
     BadChunk("C6", 3, _wrong_planes(), "version 2 is unknown"),
     BadChunk("C6", 4, _wrong_planes(), "version 2 is unknown"),
@@ -290,13 +303,49 @@ def test_a_frame_with_a_checksum_is_taken() -> None:
     assert open_chunk(chunk, PACK, stored, PLAIN) == PLAINTEXT
 
 
+# -- the limits themselves are taken
+
+
+def test_names_and_numbers_at_their_limits_are_taken() -> None:
+    longest = b"n" * 255
+    entries = [
+        *honest().entries,
+        entry(DIRECTORY, longest, mode=0o7777, uid=(1 << 32) - 2, gid=(1 << 32) - 2),
+        entry(FILE, longest + b"/" + longest, xattrs=((b"u" * 255, bytes(65536)),)),
+        entry(FILE, b"vast", size=1 << 50, extents=(Extent(-1, 0, 1 << 50),)),
+        entry(FILE, b"past", mtime_ns=-(1 << 63)),
+        entry(FILE, b"future", mtime_ns=(1 << 64) - 1),
+        entry(SYMLINK, b"far", target=b"t" * 4095),
+    ]
+    skipped = [Skipped(0, b"gone/" + longest, "fifo"), Skipped(0, b"d", "anything")]
+    check_manifest(honest(entries=entries, skipped=skipped, created_unix=253_402_300_799), "it")
+
+
+@pytest.mark.parametrize(
+    ("pack_bytes", "first", "second"),
+    [
+        (300, {}, {}),
+        (328, {}, {"stored": 228}),  # sealed
+        (1000, {"offset": 700}, {"offset": 3}),  # in any order, with gaps
+        *((300, {}, {"encoding": code}) for code in ENCODINGS),
+    ],
+)
+def test_chunks_at_their_limits_are_taken(
+    pack_bytes: int, first: dict[str, int], second: dict[str, int]
+) -> None:
+    changed = zip(honest().chunks, (first, second), strict=True)
+    chunks = [msgspec.structs.replace(chunk, **changes) for chunk, changes in changed]
+    packs = [msgspec.structs.replace(honest().packs[0], size=pack_bytes)]
+    check_manifest(honest(packs=packs, chunks=chunks), "it")
+
+
 # -- the document
 
 
 def test_the_document_lists_what_is_refused_and_nothing_else() -> None:
     text = (ROOT / "docs/format.md").read_text()
     listed = re.findall(r"^\| ([OMC]\d+) \|", text, re.MULTILINE)
-    tried = {one.rule for one in (*OBJECTS, *MISNAMED, *LIES, *CHUNKS)} | set(ELSEWHERE)
+    tried = {bad.rule for bad in (*OBJECTS, *MISNAMED, *LIES, *CHUNKS)} | set(ELSEWHERE)
     assert len(listed) == len(set(listed))
     assert set(listed) == tried
 

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tests import independent_reader as reader
 from torpor.shared.codecs.encodings import ENCODINGS, decode_chunk
+from torpor.shared.errors import InvalidInput
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.keys import Seal, chunk_associated, workspace_key
 from torpor.shared.format.manifest import (
@@ -25,9 +26,21 @@ from torpor.shared.format.manifest import (
     decode_manifest,
     manifest_root,
 )
-from torpor.shared.format.names import manifest_key, pack_key
+from torpor.shared.format.names import (
+    manifest_key,
+    new_pack_key,
+    pack_id_of,
+    pack_key,
+    snapshot_of,
+)
 from torpor.shared.format.opening import open_chunk
-from torpor.shared.values import WorkspaceName, snapshot_id, workspace_name
+from torpor.shared.values import (
+    ObjectKey,
+    WorkspaceName,
+    object_key,
+    snapshot_id,
+    workspace_name,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 VECTORS: dict[str, Any] = json.loads((ROOT / "docs/test-vectors.json").read_text())
@@ -51,6 +64,18 @@ def test_keys_follow_from_the_store_key() -> None:
     assert SEAL.key_id == KEYS.id == of_hex(keys["key_id"])
     assert KEYS.names == of_hex(keys["names_key"])
     assert KEYS.sealing == of_hex(keys["sealing_key"])
+
+
+def test_names_of_objects_lead_back() -> None:
+    key = new_pack_key(WORKSPACE)
+    assert pack_key(WORKSPACE, pack_id_of(key)) == key == object_key(key) != new_pack_key(WORKSPACE)
+    snapshot = snapshot_id(VECTORS["snapshots"][0]["snapshot"])
+    assert snapshot_of(manifest_key(WORKSPACE, snapshot)) == snapshot
+    with pytest.raises(InvalidInput):
+        snapshot_of(ObjectKey("workspaces/demo/snapshots/notes.txt"))
+    for name in ("packs/aa/aabb", "packs/aa/" + "a" * 34, "packs/aa/not-hex"):
+        with pytest.raises(ValueError, match=r"pack|hex"):
+            pack_id_of(ObjectKey(name))
 
 
 @pytest.mark.parametrize("vector", VECTORS["names"], ids=lambda vector: vector["content"][:12])
@@ -150,7 +175,7 @@ def test_the_independent_reader_restores_the_snapshot(
         if said["kind"] == FILE:
             assert Path(os.fsdecode(path)).read_bytes() == of_hex(said["content"])
         elif said["kind"] == DIRECTORY:
-            here = {of_hex(one["path"]) for one in vector["tree"] if one["root"] == said["root"]}
+            here = {of_hex(e["path"]) for e in vector["tree"] if e["root"] == said["root"]}
             inside = {
                 os.path.basename(p) for p in here if os.path.dirname(p) == of_hex(said["path"])
             }

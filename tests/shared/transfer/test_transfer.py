@@ -1,29 +1,25 @@
-"""The agent's transfers through a proxy that fails on purpose, before a real SeaweedFS."""
+"""The agent's transfers, through a proxy that fails on purpose, and with servers that lie."""
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import ipaddress
 import secrets
 import socket
-import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+import msgspec
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from tests.contracts.store_contract import KEY, download
 from tests.fixtures.fault_proxy import Fault, FaultProxy
-from tests.fixtures.memory_store import md5_of
-from tests.fixtures.stores import Server
-from torpor.control.store.s3 import S3Store
+from tests.fixtures.memory_store import MemoryStore, md5_of
+from torpor.machine.agent.kept_packs import KeptPacks
+from torpor.machine.agent.pack_server import PackServer, trusting
 from torpor.shared.errors import (
     InvalidInput,
     RunCancelled,
@@ -34,26 +30,46 @@ from torpor.shared.errors import (
 )
 from torpor.shared.transfer.connections import Connections
 from torpor.shared.transfer.transfer import GAP_BYTES, Range, Transfer
-from torpor.shared.values import KIB, MIB, Grant, object_key
+from torpor.shared.values import KIB, MIB, Grant, ObjectKey, object_key
 
 BODY = secrets.token_bytes(3 * MIB + 17)
 WHOLE = [Range(0, len(BODY))]
 RANGES = [Range(n * 256 * KIB, 200 * KIB) for n in range(12)]
+FOR_EVER = 0x7FFFFFFF
 
 
 class Watch:
     """A Transfer that does not sleep, and what it reported."""
 
-    def __init__(self, **changes: object) -> None:
+    def __init__(self, **changes: Any) -> None:
         self.slept: list[float] = []
         self.retries: list[tuple[StoreError, float]] = []
+        options = {"timeout_s": 20.0, "attempts": 4, "sleep": self.slept.append, **changes}
         self.transfer = Transfer(
-            timeout_s=changes.pop("timeout_s", 20.0),  # type: ignore[arg-type]
-            attempts=4,
-            sleep=changes.pop("sleep", self.slept.append),  # type: ignore[arg-type]
-            on_retry=lambda error, wait_s: self.retries.append((error, wait_s)),
-            **changes,  # type: ignore[arg-type]
+            on_retry=lambda error, wait_s: self.retries.append((error, wait_s)), **options
         )
+
+    def put(self, grant: Grant, *pieces: bytes | memoryview) -> None:
+        self.transfer.put(grant, pieces or [BODY], md5_of(b"".join(pieces or [BODY])))
+
+    def get(self, grant: Grant, ranges: list[Range] = WHOLE) -> list[bytes]:
+        return download(self.transfer, grant, ranges)
+
+
+class Faulty(FaultProxy):
+    """Before ``store``, without faults until some are added."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        super().__init__(store.grant("GET", KEY, expires_s=60).url)
+
+    def grant(self, verb: str, key: ObjectKey = KEY) -> Grant:
+        """By way of the proxy; what is to be read is there."""
+        if verb == "GET" and self.store.head(key) is None:
+            self.store.put(key, BODY)
+        made = self.store.grant(verb, key, expires_s=300)
+        url = urlsplit(made.url)._replace(netloc=urlsplit(self.endpoint_url).netloc)
+        return msgspec.structs.replace(made, url=url.geturl())
 
 
 @pytest.fixture
@@ -64,30 +80,18 @@ def watch() -> Iterator[Watch]:
 
 
 @pytest.fixture
-def impatient() -> Iterator[Watch]:
-    watch = Watch(timeout_s=3.0)
-    yield watch
-    watch.transfer.close()
+def faulty(memory_store: MemoryStore) -> Iterator[Faulty]:
+    made = Faulty(memory_store)
+    yield made
+    made.close()
 
 
-@pytest.fixture
-def store(seaweed: Server, fault_proxy: FaultProxy) -> S3Store:
-    """Speaks to SeaweedFS itself."""
-    return seaweed.store()
+def _get(url: str) -> Grant:
+    return Grant(KEY, "GET", url, FOR_EVER)
 
 
-@pytest.fixture
-def faulty(seaweed: Server, fault_proxy: FaultProxy, store: S3Store) -> S3Store:
-    """The same bucket by way of the proxy: for grants."""
-    return seaweed.same(store, endpoint_url=fault_proxy.endpoint_url)
-
-
-def put_grant(faulty: S3Store) -> Grant:
-    return faulty.grant("PUT", KEY, expires_s=300)
-
-
-def get_grant(faulty: S3Store) -> Grant:
-    return faulty.grant("GET", KEY, expires_s=300)
+def _parts(ranges: list[Range]) -> list[bytes]:
+    return [BODY[wanted.offset : wanted.end] for wanted in ranges]
 
 
 def _name(fault: Fault) -> str:
@@ -106,15 +110,13 @@ PASSING = [
 
 
 @pytest.mark.parametrize("fault", [*PASSING, Fault("flip_up", at_byte=MIB)], ids=_name)
-def test_a_put_survives_what_passes(
-    fault: Fault, fault_proxy: FaultProxy, store: S3Store, faulty: S3Store, watch: Watch
-) -> None:
+def test_a_put_survives_what_passes(fault: Fault, faulty: Faulty, watch: Watch) -> None:
     expected = fault.count
-    fault_proxy.add(Fault(**vars(fault)))
-    watch.transfer.put(put_grant(faulty), [BODY[:9], memoryview(BODY)[9:]], md5_of(BODY))
-    assert store.get(KEY, max_bytes=len(BODY)) == BODY
+    faulty.add(Fault(**vars(fault)))
+    watch.put(faulty.grant("PUT"), BODY[:9], memoryview(BODY)[9:])
+    assert faulty.store.get(KEY, max_bytes=len(BODY)) == BODY
     assert len(watch.retries) == expected
-    assert len(fault_proxy.requests) == expected + 1
+    assert len(faulty.requests) == expected + 1
 
 
 @pytest.mark.parametrize(
@@ -122,199 +124,192 @@ def test_a_put_survives_what_passes(
     [*PASSING, Fault("cut", at_byte=MIB), Fault("reset", at_byte=2 * MIB), Fault("cut", at_byte=0)],
     ids=_name,
 )
-def test_a_get_survives_what_passes(
-    fault: Fault, fault_proxy: FaultProxy, store: S3Store, faulty: S3Store, watch: Watch
-) -> None:
-    store.put(KEY, BODY)
+def test_a_get_survives_what_passes(fault: Fault, faulty: Faulty, watch: Watch) -> None:
     expected = fault.count
-    fault_proxy.add(Fault(**vars(fault)))
-    got = download(watch.transfer, get_grant(faulty), RANGES)
-    assert got == [BODY[wanted.offset : wanted.end] for wanted in RANGES]
+    faulty.add(Fault(**vars(fault)))
+    assert watch.get(faulty.grant("GET"), RANGES) == _parts(RANGES)
     assert len(watch.retries) == expected
 
 
-def test_a_get_goes_on_where_it_broke_off(
-    fault_proxy: FaultProxy, store: S3Store, faulty: S3Store, watch: Watch
-) -> None:
+def test_a_get_goes_on_where_it_broke_off(faulty: Faulty, watch: Watch) -> None:
     """More faults than attempts, each after progress: attempts count from the last progress."""
-    store.put(KEY, BODY)
-    fault_proxy.add(Fault("cut", count=8, at_byte=300 * KIB))
+    faulty.add(Fault("cut", count=8, at_byte=300 * KIB))
     asked: list[int] = []
 
     def buffer(length: int) -> memoryview:
         asked.append(length)
         return memoryview(bytearray(length + 5))
 
-    got = [
-        bytes(view) for view in watch.transfer.get_ranges(get_grant(faulty), RANGES, into=buffer)
-    ]
-    assert got == [BODY[wanted.offset : wanted.end] for wanted in RANGES]
+    views = watch.transfer.get_ranges(faulty.grant("GET"), RANGES, into=buffer)
+    assert [bytes(view) for view in views] == _parts(RANGES)
     assert len(watch.retries) == 8
     assert asked == [wanted.length for wanted in RANGES]
 
 
-def test_a_flipped_bit_down_reaches_the_callers_hash(
-    fault_proxy: FaultProxy, store: S3Store, faulty: S3Store, watch: Watch
-) -> None:
-    store.put(KEY, BODY)
-    fault_proxy.add(Fault("flip_down", at_byte=MIB))
-    grant = get_grant(faulty)
-    (first,), (second,) = (download(watch.transfer, grant, WHOLE) for _ in range(2))
+def test_a_flipped_bit_down_reaches_the_callers_hash(faulty: Faulty, watch: Watch) -> None:
+    faulty.add(Fault("flip_down", at_byte=MIB))
+    (first,), (second,) = (watch.get(faulty.grant("GET")) for _ in range(2))
     assert [at for at in range(MIB - 9, MIB + 9) if first[at] != BODY[at]] == [MIB]
     assert second == BODY
 
 
-def test_a_lax_store_that_keeps_a_flipped_bit_is_found_out(moto: Server, watch: Watch) -> None:
-    """moto ignores Content-MD5; the ETag still tells."""
-    store = moto.store()
-    proxy = FaultProxy(moto.endpoint_url)
-    try:
-        faulty = moto.same(store, endpoint_url=proxy.endpoint_url)
-        proxy.add(Fault("flip_up", at_byte=1))
-        watch.transfer.put(put_grant(faulty), [b"abc"], md5_of(b"abc"))
-    finally:
-        proxy.close()
-    assert store.get(KEY, max_bytes=3) == b"abc"
-    assert [type(error) for error, _ in watch.retries] == [StoreCorrupt]
-
-
 @pytest.mark.parametrize("reads_body", [True, False])
-def test_a_refusal_is_not_repeated(
-    reads_body: bool, fault_proxy: FaultProxy, faulty: S3Store, watch: Watch
-) -> None:
-    fault = Fault("status", status=403, code="AccessDenied", message="no", count=9)
-    fault.reads_body = reads_body
-    fault_proxy.add(fault)
+def test_a_refusal_is_not_repeated(reads_body: bool, faulty: Faulty, watch: Watch) -> None:
+    faulty.add(Fault("status", status=403, code="AccessDenied", count=9, reads_body=reads_body))
     with pytest.raises(StoreDenied, match=r"PUT packs/one at 127\.0\.0\.1:\d+: refused"):
-        watch.transfer.put(put_grant(faulty), [BODY], md5_of(BODY))
+        watch.put(faulty.grant("PUT"))
     with pytest.raises(StoreDenied, match=r"GET packs/one"):
-        download(watch.transfer, get_grant(faulty), WHOLE)
-    assert len(fault_proxy.requests) == 2
+        watch.get(faulty.grant("GET"))
+    assert len(faulty.requests) == 2
     assert watch.slept == []
 
 
-def test_a_lasting_fault_ends_after_the_attempts(
-    fault_proxy: FaultProxy, store: S3Store, faulty: S3Store, watch: Watch
-) -> None:
-    fault_proxy.add(Fault("status", count=99))
+def test_a_lasting_fault_ends_after_the_attempts(faulty: Faulty, watch: Watch) -> None:
+    faulty.add(Fault("status", count=99))
     with pytest.raises(StoreUnavailable, match="SlowDown"):
-        watch.transfer.put(put_grant(faulty), [BODY], md5_of(BODY))
+        watch.put(faulty.grant("PUT"))
+    assert faulty.store.head(KEY) is None
     with pytest.raises(StoreUnavailable, match="SlowDown"):
-        download(watch.transfer, get_grant(faulty), WHOLE)
-    assert len(fault_proxy.requests) == 2 * 4
+        watch.get(faulty.grant("GET"))
+    assert len(faulty.requests) == 2 * 4
     waits = [wait_s for _, wait_s in watch.retries[:3]]
     assert all(low <= wait <= 2 * low for low, wait in zip((0.25, 0.5, 1.0), waits, strict=True))
-    assert store.head(KEY) is None
 
 
 def test_the_wait_that_the_store_asks_for_is_kept_within_reason(
-    fault_proxy: FaultProxy, faulty: S3Store, watch: Watch
+    faulty: Faulty, watch: Watch
 ) -> None:
-    fault_proxy.add(Fault("status", headers=(("Retry-After", "7"),)))
-    fault_proxy.add(Fault("status", headers=(("Retry-After", "86400"),)))
-    watch.transfer.put(put_grant(faulty), [BODY], md5_of(BODY))
+    faulty.add(Fault("status", headers=(("Retry-After", "7"),)))
+    faulty.add(Fault("status", headers=(("Retry-After", "86400"),)))
+    watch.put(faulty.grant("PUT"))
     assert [wait_s for _, wait_s in watch.retries] == [7, 60]
     assert sum(watch.slept) == pytest.approx(67)
 
 
-def test_a_silent_store_times_out(
-    fault_proxy: FaultProxy, store: S3Store, faulty: S3Store, impatient: Watch
-) -> None:
-    store.put(KEY, BODY)
-    fault_proxy.add(Fault("timeout", count=2))
-    grant = get_grant(faulty)
-    assert download(impatient.transfer, grant, WHOLE) == [BODY]
-    assert [type(error) for error, _ in impatient.retries] == [StoreUnavailable] * 2
-    assert "no progress within 3 s" in str(impatient.retries[0][0])
+def test_a_silent_store_times_out(faulty: Faulty) -> None:
+    faulty.add(Fault("timeout", count=2))
+    watch = Watch(timeout_s=3.0)
+    with watch.transfer:
+        assert watch.get(faulty.grant("GET")) == [BODY]
+    assert [type(error) for error, _ in watch.retries] == [StoreUnavailable] * 2
+    assert "no progress within 3 s" in str(watch.retries[0][0])
+
+
+def test_a_cancelled_wait_ends(faulty: Faulty) -> None:
+    cancelled = threading.Event()
+    watch = Watch(cancelled=cancelled.is_set, sleep=lambda _: cancelled.set())
+    faulty.add(Fault("status", count=9, headers=(("Retry-After", "60"),)))
+    with watch.transfer, pytest.raises(RunCancelled):
+        watch.put(faulty.grant("PUT"))
+    assert len(faulty.requests) == 1
+
+
+def test_a_cancelled_transfer_stops_between_slices(faulty: Faulty) -> None:
+    looks = iter(range(10**9))
+    watch = Watch(cancelled=lambda: next(looks) >= 3)
+    with watch.transfer, pytest.raises(RunCancelled, match="cancelled after"):
+        watch.get(faulty.grant("GET"))
+
+
+def test_near_ranges_share_a_request_and_far_ones_do_not(faulty: Faulty, watch: Watch) -> None:
+    near = [Range(10, 5), Range(15, 5), Range(20 + GAP_BYTES, 5)]
+    ranges = [*near, Range(26 + 2 * GAP_BYTES, 5)]
+    assert watch.get(faulty.grant("GET"), ranges) == _parts(ranges)
+    assert len(faulty.requests) == 2
+
+
+def test_connections_are_kept_and_many_work_at_once(faulty: Faulty, watch: Watch) -> None:
+    together = threading.Barrier(4)
+
+    def move(number: int) -> bool:
+        together.wait()
+        body, key = BODY[number : number + MIB], object_key(f"packs/{number}")
+        watch.put(faulty.grant("PUT", key), body)
+        return watch.get(faulty.grant("GET", key), [Range(0, len(body))]) == [body]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(move, range(12)))
+    assert watch.retries == []
+    assert 2 <= faulty.peak("/packs") <= 4
+    assert faulty.connections <= 8  # keep-alive: not one for each of 24 requests
+
+
+def test_wrong_use_is_refused(watch: Watch, faulty: Faulty) -> None:
+    with pytest.raises(InvalidInput, match="is for GET, not for PUT"):
+        watch.put(faulty.grant("GET"))
+    with pytest.raises(InvalidInput, match="is for PUT, not for GET"):
+        watch.get(faulty.grant("PUT"))
+    for ranges in ([Range(5, 5), Range(9, 1)], [Range(5, 5), Range(0, 1)], [Range(0, 0)]):
+        with pytest.raises(InvalidInput, match="sorted, apart and not empty"):
+            watch.get(faulty.grant("GET"), ranges)
+    for url in ("ftp://h/x", "http://", "h/x", "http://h:x/", "http://h/a b", "http://h/\n"):
+        with pytest.raises(InvalidInput, match="http or https URL"):
+            watch.get(_get(url))
+
+
+# -- servers that lie
+
+
+@contextmanager
+def _served(*serves: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server that does this with its connections, one after the other."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def run() -> None:
+            for serve in serves:
+                peer, _ = listener.accept()
+                with peer, suppress(OSError):  # of a client that hangs up
+                    serve(peer)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/object"
+        finally:
+            thread.join()
+
+
+def _says(answer: bytes) -> Callable[[socket.socket], None]:
+    """Give one answer, whatever is asked."""
+
+    def serve(peer: socket.socket) -> None:
+        peer.recv(65536)
+        peer.sendall(b"HTTP/1.1 " + answer)
+
+    return serve
+
+
+def test_a_lax_store_that_keeps_a_flipped_bit_is_found_out(watch: Watch) -> None:
+    """It ignores Content-MD5; the ETag still tells."""
+    etags = [md5_of(body).hex().encode() for body in (b"abd", b"abc")]
+    answers = [b'200 OK\r\nETag: "' + etag + b'"\r\nContent-Length: 0\r\n\r\n' for etag in etags]
+    with _served(*map(_says, answers)) as url:
+        watch.put(Grant(KEY, "PUT", url, FOR_EVER), b"abc")
+    assert [type(error) for error, _ in watch.retries] == [StoreCorrupt]
 
 
 def test_a_trickle_is_a_stall() -> None:
     """A server that sends a byte now and then never runs into a socket's timeout."""
     over = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def trickle() -> None:
-            peer, _ = listener.accept()
-            with peer:
-                peer.recv(65536)
-                peer.sendall(b"HTTP/1.1 206 x\r\nContent-Length: 99999\r\n")
-                peer.sendall(b"Content-Range: bytes 0-99998/99999\r\n\r\n")
-                while not over.wait(0.02):
-                    try:
-                        peer.sendall(b"x")
-                    except OSError:
-                        return
+    def trickle(peer: socket.socket) -> None:
+        peer.recv(65536)
+        peer.sendall(b"HTTP/1.1 206 x\r\nContent-Length: 99999\r\n")
+        peer.sendall(b"Content-Range: bytes 0-99998/99999\r\n\r\n")
+        while not over.wait(0.02):
+            peer.sendall(b"x")
 
-        thread = threading.Thread(target=trickle)
-        thread.start()
-        grant = Grant(KEY, "GET", f"http://127.0.0.1:{listener.getsockname()[1]}/x", 0x7FFFFFFF)
-        try:
-            with (
-                Transfer(timeout_s=2.0, attempts=1) as transfer,
-                pytest.raises(StoreUnavailable, match="bytes moved in"),
-            ):
-                download(transfer, grant, [Range(0, 99999)])
-        finally:
-            over.set()
-            thread.join()
-
-
-def test_a_cancelled_wait_ends(fault_proxy: FaultProxy, faulty: S3Store) -> None:
-    cancelled = threading.Event()
-    watch = Watch(cancelled=cancelled.is_set, sleep=lambda _: cancelled.set())
-    fault_proxy.add(Fault("status", count=9, headers=(("Retry-After", "60"),)))
-    with watch.transfer, pytest.raises(RunCancelled):
-        watch.transfer.put(put_grant(faulty), [BODY], md5_of(BODY))
-    assert len(fault_proxy.requests) == 1
-
-
-def test_a_cancelled_transfer_stops_between_slices(
-    fault_proxy: FaultProxy, store: S3Store, faulty: S3Store
-) -> None:
-    store.put(KEY, BODY)
-    looks = iter(range(10**9))
-    watch = Watch(cancelled=lambda: next(looks) >= 3)
-    with watch.transfer, pytest.raises(RunCancelled, match="cancelled after"):
-        download(watch.transfer, get_grant(faulty), WHOLE)
-
-
-@contextlib.contextmanager
-def _answering(answer: bytes, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """A server that gives one answer, once, whatever it is asked."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            peer, _ = listener.accept()
-            with peer, contextlib.suppress(OSError):  # of a client that hangs up
-                speaking = tls.wrap_socket(peer, server_side=True) if tls else peer
-                with speaking:
-                    speaking.recv(65536)
-                    speaking.sendall(answer)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/object"
-        thread.join()
-
-
-def test_near_ranges_share_a_request_and_far_ones_do_not(
-    fault_proxy: FaultProxy, store: S3Store, faulty: S3Store, watch: Watch
-) -> None:
-    store.put(KEY, BODY)
-    near = [Range(10, 5), Range(15, 5), Range(20 + GAP_BYTES, 5)]
-    far = Range(26 + 2 * GAP_BYTES, 5)
-    got = download(watch.transfer, get_grant(faulty), [*near, far])
-    assert got == [BODY[wanted.offset : wanted.end] for wanted in [*near, far]]
-    assert len(fault_proxy.requests) == 2
+    watch = Watch(timeout_s=2.0, attempts=1)
+    with _served(trickle) as url:
+        with watch.transfer, pytest.raises(StoreUnavailable, match="bytes moved in"):
+            watch.get(_get(url), [Range(0, 99999)])
+        over.set()
 
 
 def test_a_store_that_ignores_ranges_is_read_through(watch: Watch) -> None:
     """A plain web server: 200 and everything, whatever was asked for."""
-    with _answering(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n0123456789") as url:
-        got = download(
-            watch.transfer, Grant(KEY, "GET", url, 0x7FFFFFFF), [Range(2, 3), Range(6, 1)]
-        )
-    assert got == [b"234", b"6"]
+    with _served(_says(b"200 OK\r\nContent-Length: 10\r\n\r\n0123456789")) as url:
+        assert watch.get(_get(url), [Range(2, 3), Range(6, 1)]) == [b"234", b"6"]
 
 
 @pytest.mark.parametrize(
@@ -327,10 +322,10 @@ def test_a_store_that_ignores_ranges_is_read_through(watch: Watch) -> None:
     ],
 )
 def test_other_bytes_than_asked_for_are_refused(head: bytes) -> None:
-    with _answering(b"HTTP/1.1 " + head + b"\r\nContent-Length: 3\r\n\r\nxyz") as url:
-        grant = Grant(KEY, "GET", url, 0x7FFFFFFF)
-        with Transfer(attempts=1) as transfer, pytest.raises(StoreCorrupt, match="bytes 2 to 5"):
-            download(transfer, grant, [Range(2, 3)])
+    watch, wrong = Watch(attempts=1), pytest.raises(StoreCorrupt, match="bytes 2 to 5")
+    answer = _says(head + b"\r\nContent-Length: 3\r\n\r\nxyz")
+    with _served(answer) as url, watch.transfer, wrong:
+        watch.get(_get(url), [Range(2, 3)])
 
 
 def test_a_closed_port_and_an_unknown_host_are_errors(watch: Watch) -> None:
@@ -338,97 +333,27 @@ def test_a_closed_port_and_an_unknown_host_are_errors(watch: Watch) -> None:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/b/k?X-Amz-Signature=s3cret"
     with pytest.raises(StoreUnavailable, match="no connection to 127") as caught:
-        download(watch.transfer, Grant(KEY, "GET", url, 0), WHOLE)
+        watch.get(_get(url))
     assert "s3cret" not in str(caught.value)
     with pytest.raises(StoreUnavailable, match="cannot be resolved"):
-        download(watch.transfer, Grant(KEY, "GET", "http://no.such.host.invalid/x", 0), WHOLE)
+        watch.get(_get("http://no.such.host.invalid/x"))
 
 
-def test_https_to_a_plain_port_says_so(seaweed: Server, watch: Watch) -> None:
-    url = seaweed.endpoint_url.replace("http:", "https:") + "/b/k"
+def test_https_to_a_plain_port_says_so(faulty: Faulty, watch: Watch) -> None:
     with pytest.raises(StoreError, match="no TLS with") as caught:
-        download(watch.transfer, Grant(KEY, "GET", url, 0), WHOLE)
+        watch.get(_get(faulty.endpoint_url.replace("http:", "https:") + "/b/k"))
     assert not caught.value.retryable
 
 
 def test_a_certificate_must_be_trusted(tmp_path: Path) -> None:
-    tls = _self_signed(tmp_path)
-    trusting = ssl.create_default_context(cafile=tmp_path / "cert.pem")
-    with _answering(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc", tls) as url:
-        grant = Grant(KEY, "GET", url.replace("http:", "https:"), 0)
-        connections = Connections(timeout_s=5, tls=trusting)
-        with Transfer(attempts=1, connections=connections) as transfer:
-            assert download(transfer, grant, [Range(1, 2)]) == [b"bc"]
-    with _answering(b"", tls) as url:
-        grant = Grant(KEY, "GET", url.replace("http:", "https:"), 0)
-        with Transfer() as transfer, pytest.raises(StoreError, match="is not trusted") as caught:
-            download(transfer, grant, [Range(1, 2)])
+    kept = KeptPacks(tmp_path / "kept", MIB)
+    kept.keep(bytes(16), 0, b"abc")
+    server = PackServer(kept, "127.0.0.1", tmp_path)
+    grant = _get(f"https://127.0.0.1:{server.port}/{server.token}/{'0' * 32}")
+    connections = Connections(timeout_s=5, tls=trusting(server.certificate))
+    trusts, doubts = Watch(connections=connections), Watch()
+    with closing(server), trusts.transfer, doubts.transfer:
+        assert trusts.get(grant, [Range(1, 2)]) == [b"bc"]
+        with pytest.raises(StoreError, match="is not trusted") as caught:
+            doubts.get(grant, [Range(1, 2)])
     assert not caught.value.retryable
-
-
-def _self_signed(folder: Path) -> ssl.SSLContext:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test store")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
-            critical=False,
-        )
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    public = certificate.public_bytes(serialization.Encoding.PEM)
-    (folder / "cert.pem").write_bytes(public)
-    (folder / "both.pem").write_bytes(private + public)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "both.pem")
-    return context
-
-
-def test_connections_are_kept_and_many_work_at_once(
-    fault_proxy: FaultProxy, store: S3Store, faulty: S3Store, watch: Watch
-) -> None:
-    keys = [object_key(f"packs/{n}") for n in range(12)]
-    together = threading.Barrier(4)
-
-    def move(n: int) -> bool:
-        together.wait()
-        body = BODY[n : n + MIB]
-        watch.transfer.put(faulty.grant("PUT", keys[n], expires_s=300), [body], md5_of(body))
-        got = download(
-            watch.transfer, faulty.grant("GET", keys[n], expires_s=300), [Range(0, len(body))]
-        )
-        return got == [body]
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(move, range(12)))
-    assert watch.retries == []
-    below = store.address.split("/", 3)[3]
-    assert 2 <= fault_proxy.peak(f"/{below}/packs") <= 4
-    assert fault_proxy.connections <= 8  # keep-alive: not one for each of 24 requests
-
-
-def test_wrong_use_is_refused(watch: Watch, store: S3Store) -> None:
-    get, put = (store.grant(verb, KEY, expires_s=60) for verb in ("GET", "PUT"))
-    with pytest.raises(InvalidInput, match="is for GET, not for PUT"):
-        watch.transfer.put(get, [b""], md5_of(b""))
-    with pytest.raises(InvalidInput, match="is for PUT, not for GET"):
-        download(watch.transfer, put, WHOLE)
-    for ranges in ([Range(5, 5), Range(9, 1)], [Range(5, 5), Range(0, 1)], [Range(0, 0)]):
-        with pytest.raises(InvalidInput, match="sorted, apart and not empty"):
-            download(watch.transfer, get, ranges)
-    for url in ("ftp://h/x", "http://", "h/x", "http://h:x/", "http://h/a b", "http://h/\n"):
-        with pytest.raises(InvalidInput, match="http or https URL"):
-            download(watch.transfer, Grant(KEY, "GET", url, 0), WHOLE)

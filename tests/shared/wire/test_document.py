@@ -75,8 +75,8 @@ def _spelled(kind: Any) -> str:
     if origin is Annotated:  # with its limits
         return _spelled(of[0])
     if origin in (Union, types.UnionType):
-        (one,) = [each for each in of if each is not type(None)]
-        return f"{_spelled(one)} | null"
+        (kept,) = [each for each in of if each is not type(None)]
+        return f"{_spelled(kept)} | null"
     if origin is list:
         inner = _spelled(of[0])
         return f"[{inner}]"
