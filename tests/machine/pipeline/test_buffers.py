@@ -19,11 +19,11 @@ def _mapped(size: int) -> int:
 
 def test_a_buffer_is_used_again_and_two_at_once_are_apart() -> None:
     buffers = PackBuffers(MIB)
-    with buffers.lent() as one:
-        one[:4] = b"here"
+    with buffers.lent() as first:
+        first[:4] = b"here"
         with buffers.lent() as other:
             other[:4] = b"else"
-        assert bytes(one[:4]) == b"here"
+        assert bytes(first[:4]) == b"here"
     with buffers.lent() as again:
         assert bytes(again[:4]) in (b"here", b"else")
 
@@ -32,10 +32,10 @@ def test_memory_is_given_back() -> None:
     size = 600 * MIB
     before = _mapped(size)
     buffers = PackBuffers(size)
-    with buffers.lent() as one:
-        one[-1] = 1
+    with buffers.lent() as large:
+        large[-1] = 1
         assert _mapped(size) == before + 1
     assert _mapped(size) == before + 1  # kept for the next pack
-    del one
+    del large
     buffers.drop()
     assert _mapped(size) == before

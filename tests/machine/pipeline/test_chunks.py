@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.fixtures.manifests import entry
-from torpor.machine.pipeline.chunks import ChunkPlace, ChunkTable, Located
+from torpor.machine.pipeline.chunks import ChunkPlace, ChunkTable
 from torpor.shared.errors import AgentLost
 from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entry, Extent, Pack
 
@@ -50,16 +50,6 @@ def test_a_claim_given_back_goes_to_another_part() -> None:
     assert table.claim(b"a", 10) == (number, True)
 
 
-def test_what_the_store_has_already_is_referred_to() -> None:
-    table = ChunkTable()
-    table.know([Located(b"a", 10, _place(PACK, 30))], [PACK])
-    assert table.claim(b"a", 10) == (0, False)
-    entries, chunks, packs = table.compact([_using(0)])
-    assert chunks == [Chunk(b"a", 10, 0, 0, 30, 10)]
-    assert packs == [PACK]
-    assert entries == [_using(0)]
-
-
 def test_adopted_chunks_keep_their_numbers() -> None:
     table = ChunkTable()
     chunks = [Chunk(b"a", 10, 0, 1, 0, 10), Chunk(b"b", 10, 2, 0, 5, 7)]
@@ -69,19 +59,6 @@ def test_adopted_chunks_keep_their_numbers() -> None:
     assert [(c.name, packs[c.pack].id) for c in compacted] == [(b"a", OTHER.id), (b"b", PACK.id)]
     with pytest.raises(RuntimeError):
         table.adopt(chunks, [PACK, OTHER])
-
-
-def test_lost_packs_lose_what_is_in_them_and_no_more() -> None:
-    table = ChunkTable()
-    table.adopt([Chunk(b"a", 10, 0, 0, 0, 10), Chunk(b"b", 10, 0, 1, 0, 10)], [PACK, OTHER])
-    table.know([Located(b"c", 10, _place(PACK)), Located(b"d", 10, _place(OTHER))], [])
-    table.lose({PACK.id})
-    assert not table.has_place(0)
-    assert table.has_place(1)
-    assert table.claim(b"a", 10) == (0, True)
-    assert table.claim(b"b", 10) == (1, False)
-    assert table.claim(b"c", 10) == (2, True)
-    assert table.claim(b"d", 10) == (3, False)
 
 
 def test_a_manifest_never_names_a_chunk_that_was_not_stored() -> None:

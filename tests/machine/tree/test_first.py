@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixtures.manifests import entry
-from torpor.machine.tree.first import MOST_HOPS, First, find_first
+from torpor.machine.tree.first import MOST_HOPS, find_first
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
 
 TREE = [
@@ -22,69 +22,6 @@ TREE = [
 ]
 
 
-def _paths(found: First, tree: list[Entry]) -> dict[bytes, int]:
-    return {tree[number].path: rank for number, rank in found.ranks.items()}
-
-
-def _passages(found: First, tree: list[Entry]) -> set[bytes]:
-    return {tree[number].path for number in found.passages}
-
-
-def test_without_patterns_nothing_comes_first() -> None:
-    assert find_first(TREE, []) == First({}, set(), [])
-
-
-def test_a_directory_comes_with_everything_below_it() -> None:
-    found = find_first(TREE, ["models/llama"])
-    below = {b"models/llama", b"models/llama/a.gguf", b"models/llama/b.gguf"}
-    assert _paths(found, TREE) == dict.fromkeys(below, 0)
-    assert _passages(found, TREE) == {b"", b"models"}
-
-
-def test_patterns_give_the_order_and_the_first_that_matches_counts() -> None:
-    found = find_first(TREE, ["*.txt", "models/*", "b.gguf"])
-    ranks = _paths(found, TREE)
-    assert ranks[b"models/notes.txt"] == 0
-    assert ranks[b"models/llama/a.gguf"] == ranks[b"models/llama/b.gguf"] == 1
-    assert found.unmatched == []
-
-
-def test_a_directory_above_is_complete_when_nothing_else_is_below_it() -> None:
-    found = find_first(TREE, ["models/*"])
-    assert b"models" in _paths(found, TREE)
-    assert _passages(found, TREE) == {b""}
-    everything = find_first(TREE, ["serve.py", "data", "models"])
-    assert (len(everything.ranks), everything.passages) == (len(TREE), set())
-
-
-def test_a_pattern_that_names_nothing_is_reported() -> None:
-    found = find_first(TREE, ["nothing", "/", "serve.py", ""])
-    assert found.unmatched == ["nothing", "/", ""]
-    assert b"serve.py" in _paths(found, TREE)
-    assert find_first(TREE, ["nothing"]).ranks == {}
-
-
-@pytest.mark.parametrize("pattern", ["data", "serve.py", "same"])
-def test_all_names_of_a_file_come_together(pattern: str) -> None:
-    ranks = _paths(find_first(TREE, [pattern]), TREE)
-    assert ranks[b"serve.py"] == ranks[b"data/same"] == 0
-
-
-def test_a_file_takes_the_best_place_of_its_names() -> None:
-    ranks = _paths(find_first(TREE, ["data/same", "serve.py"]), TREE)
-    assert ranks[b"serve.py"] == ranks[b"data/same"] == 0
-
-
-def test_names_of_one_root_are_not_those_of_another() -> None:
-    tree = [*TREE, entry(DIRECTORY, b"", root=1), entry(FILE, b"other", root=1)]
-    found = find_first(tree, ["other"])
-    assert found.passages == set()
-    assert found.ranks == {len(TREE) + 1: 0, len(TREE): 1}
-
-
-# -- symlinks
-
-
 def _cache(*links: tuple[bytes, bytes]) -> list[Entry]:
     """A Hugging Face cache: snapshots are symlinks to blobs."""
     return [
@@ -97,29 +34,79 @@ def _cache(*links: tuple[bytes, bytes]) -> list[Entry]:
     ]
 
 
-def test_a_symlink_brings_what_it_leads_to() -> None:
-    tree = _cache((b"model", b"../blobs/aa"), (b"out", b"/etc/passwd"), (b"gone", b"nowhere"))
-    found = find_first(tree, ["snapshots"])
-    assert b"blobs/aa" in _paths(found, tree)
-    assert b"blobs/bb" not in _paths(found, tree)
-    assert _passages(found, tree) == {b"", b"blobs"}
+OUT = _cache((b"model", b"../blobs/aa"), (b"out", b"/etc/passwd"), (b"gone", b"nowhere"))
+ROUND = _cache((b"all", b"../blobs"), (b"up", b".."), (b"self", b"."), (b"a", b"b"), (b"b", b"a"))
+LLAMA = [b"models/llama", b"models/llama/a.gguf", b"models/llama/b.gguf"]
+SAME = {b"serve.py": 0, b"data/same": 0}
 
 
-def test_a_symlink_brings_a_directory_whole_but_none_above_itself() -> None:
-    tree = _cache((b"all", b"../blobs"), (b"up", b".."), (b"self", b"."))
-    assert {b"blobs", b"blobs/aa", b"blobs/bb"} <= _paths(find_first(tree, ["all"]), tree).keys()
-    assert _paths(find_first(tree, ["up", "self"]), tree).keys() == {
-        b"snapshots/up",
-        b"snapshots/self",
-    }
+@pytest.mark.parametrize(
+    ("tree", "patterns", "ranks", "passages", "unmatched"),
+    [
+        (TREE, [], {}, [], []),
+        (TREE, ["models/llama"], dict.fromkeys(LLAMA, 0), [b"", b"models"], []),
+        # patterns give the order, and the first that matches counts
+        (
+            TREE, ["*.txt", "models/*", "b.gguf"],
+            {b"models/notes.txt": 0, **dict.fromkeys(LLAMA, 1), b"models": 3}, [b""], [],
+        ),
+        # a directory above is complete when nothing else is below it
+        (
+            TREE, ["serve.py", "data", "models"],
+            {
+                b"": 3, **SAME, b"data": 1, b"data/rows.csv": 1, b"models": 2,
+                b"models/notes.txt": 2, **dict.fromkeys(LLAMA, 2),
+            },
+            [], [],
+        ),
+        (
+            TREE, ["nothing", "/", "serve.py", ""], dict.fromkeys(SAME, 2), [b"", b"data"],
+            ["nothing", "/", ""],
+        ),
+        # all names of a file come together, at the best place of them
+        (TREE, ["data"], {**SAME, b"data": 0, b"data/rows.csv": 0}, [b""], []),
+        (TREE, ["same"], SAME, [b"", b"data"], []),
+        (TREE, ["data/same", "serve.py"], SAME, [b"", b"data"], []),
+        # a symlink brings what it leads to
+        (
+            OUT, ["snapshots"],
+            dict.fromkeys([b"blobs/aa", b"snapshots", *(name.path for name in OUT[5:])], 0),
+            [b"", b"blobs"], [],
+        ),
+        # a directory whole, but none above itself
+        (
+            ROUND, ["all"],
+            dict.fromkeys([b"snapshots/all", b"blobs", b"blobs/aa", b"blobs/bb"], 0),
+            [b"", b"snapshots"], [],
+        ),
+        (
+            ROUND, ["up", "self", "a"],
+            {b"snapshots/up": 0, b"snapshots/self": 1, b"snapshots/a": 2, b"snapshots/b": 2},
+            [b"", b"snapshots"], [],
+        ),
+    ],
+)  # fmt: skip
+def test_patterns_bring_first_what_belongs_to_them(
+    tree: list[Entry],
+    patterns: list[str],
+    ranks: dict[bytes, int],
+    passages: list[bytes],
+    unmatched: list[str],
+) -> None:
+    found = find_first(tree, patterns)
+    assert {tree[number].path: rank for number, rank in found.ranks.items()} == ranks
+    assert {tree[number].path for number in found.passages} == {*passages}
+    assert found.unmatched == unmatched
+
+
+def test_names_of_one_root_are_not_those_of_another() -> None:
+    tree = [*TREE, entry(DIRECTORY, b"", root=1), entry(FILE, b"other", root=1)]
+    found = find_first(tree, ["other"])
+    assert found.passages == set()
+    assert found.ranks == {len(TREE) + 1: 0, len(TREE): 1}
 
 
 def test_symlinks_to_symlinks_are_followed_so_far() -> None:
-    links = [(b"%02d" % n, b"%02d" % (n + 1)) for n in range(MOST_HOPS + 2)]
-    tree = _cache(*links)
-    found = _paths(find_first(tree, ["00"]), tree)
-    assert found.keys() == {b"snapshots/%02d" % n for n in range(MOST_HOPS + 1)}
-    round_about = _cache((b"a", b"b"), (b"b", b"a"))
-    assert {b"snapshots/a", b"snapshots/b"} <= _paths(
-        find_first(round_about, ["a"]), round_about
-    ).keys()
+    tree = _cache(*((b"%02d" % n, b"%02d" % (n + 1)) for n in range(MOST_HOPS + 2)))
+    found = {tree[number].path for number in find_first(tree, ["00"]).ranks}
+    assert found == {b"snapshots/%02d" % n for n in range(MOST_HOPS + 1)}

@@ -86,7 +86,7 @@ def test_files_are_grouped_as_a_person_would_name_them(
     for path in files:
         made.write(path, b"x" * (100_000 if path.startswith("/var") else 3))
     found = made.look()
-    assert sorted(one.path for one in found.folders) == sorted(named)
+    assert sorted(folder.path for folder in found.folders) == sorted(named)
     assert found.total.files == len(files)
     assert found.total.newest_unix > made.since_ns / 1e9
 
@@ -96,7 +96,7 @@ def test_the_largest_come_first_and_the_total_has_all(made: Made) -> None:
     for number in range(30):
         made.write(f"/data{number}/file", b"x" * (number + 1))
     found = made.look()
-    assert [one.bytes for one in found.folders] == list(range(30, 10, -1))
+    assert [folder.bytes for folder in found.folders] == list(range(30, 10, -1))
     assert found.total.bytes == sum(range(31))
 
 
@@ -111,7 +111,10 @@ def test_what_the_image_brought_is_not_left_behind_and_what_was_changed_in_it_is
     with open(made.top / "usr/local/lib/a.py", "ab") as file:
         file.write(b"edited")
     found = made.look()
-    assert {one.path: one.files for one in found.folders} == {"/opt/app": 1, "/usr/local/lib": 1}
+    assert {folder.path: folder.files for folder in found.folders} == {
+        "/opt/app": 1,
+        "/usr/local/lib": 1,
+    }
 
 
 def test_caches_that_are_made_again_stand_apart(made: Made) -> None:
@@ -120,7 +123,7 @@ def test_caches_that_are_made_again_stand_apart(made: Made) -> None:
     made.write("/root/.cache/uv/2", b"x" * 20)
     made.write("/var/cache/apt/archives/a.deb", b"x" * 30)
     found = made.look()
-    assert [(one.path, one.bytes) for one in found.caches] == [
+    assert [(cache.path, cache.bytes) for cache in found.caches] == [
         ("/var/cache", 30), ("/root/.cache/uv", 20), ("/root/.cache/pip", 10),
     ]  # fmt: skip
     assert found.total.files == 0
@@ -167,7 +170,7 @@ def test_what_packages_own_is_named_by_package(made: Made) -> None:
     assert found.settings == [
         "/etc/old.conf", "/etc/systemd/system/mine.service", "/var/spool/cron/crontabs/root",
     ]  # fmt: skip
-    assert sorted(one.path for one in found.folders) == [
+    assert sorted(folder.path for folder in found.folders) == [
         "/opt/env/lib/python3.12/site-packages", "/usr/bin", f"{SYSTEM}/new",
     ]  # fmt: skip
     assert found.total.files == 4  # two records, one program, one edited module
@@ -202,8 +205,8 @@ def test_each_disk_is_looked_at_once_and_no_network_is_touched(
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: touched.append(str(path)) or scandir(path))
     found = made.look()
-    assert [one.path for one in found.folders] == ["/disk/part"]
-    assert [one.partition(" ")[0] for one in found.unseen] == ["/net", "/opt/bucket"]
+    assert [folder.path for folder in found.folders] == ["/disk/part"]
+    assert [words.partition(" ")[0] for words in found.unseen] == ["/net", "/opt/bucket"]
     assert not [path for path in touched if path.endswith(("/net", "/bucket", "/again"))]
 
 
@@ -214,7 +217,7 @@ def test_the_workspace_is_left_out_also_where_its_disk_is_mounted_twice(made: Ma
     made.write("/disk/ws/data/file")
     made.write("/disk/other")
     (made.top / "work").symlink_to(made.top / "disk/ws")  # another name of the same directory
-    assert [one.files for one in made.look("/work").folders] == [1]
+    assert [folder.files for folder in made.look("/work").folders] == [1]
 
 
 def test_a_hard_link_counts_once_and_a_symbolic_link_and_a_socket_not(made: Made) -> None:
@@ -238,12 +241,10 @@ def test_a_look_that_is_stopped_says_what_it_has_found_until_then(made: Made) ->
     assert 0 < found.total.files < 21
 
 
-def test_a_name_of_any_bytes_and_a_directory_that_cannot_be_read(made: Made) -> None:
+def test_a_name_of_any_bytes_is_shown(made: Made) -> None:
     made.begin()
-    made.write("/data/ok")
     odd = os.fsencode(made.top) + b"/data/\xff\n"
-    os.mkdir(odd)
+    os.makedirs(odd)
     with open(odd + b"/file", "wb") as file:
         file.write(b"x" * 100)
-    (made.top / "data/ok").unlink()
-    assert [one.path for one in made.look().folders] == ["/data/\\xff\n"]
+    assert [folder.path for folder in made.look().folders] == ["/data/\\xff\n"]

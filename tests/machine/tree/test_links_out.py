@@ -46,10 +46,10 @@ class Linked:
         looks = LinksOut([root], self.skipped, self.since_ns, Mounts(self.mounts), stop)
         links, self.count = looks.find(entries)
         return {
-            os.path.relpath(one.link, self.work): (
-                os.path.relpath(one.data.path, self.top), one.data.files, one.data.bytes,
+            os.path.relpath(link.link, self.work): (
+                os.path.relpath(link.data.path, self.top), link.data.files, link.data.bytes,
             )
-            for one in links
+            for link in links
         }  # fmt: skip
 
 

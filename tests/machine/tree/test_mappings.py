@@ -95,16 +95,6 @@ def test_a_file_that_a_program_can_change_unseen_is_new_in_each_walk(in_memory: 
     assert _walk(in_memory, held).unread == []
 
 
-def test_a_mapped_file_on_a_disk_is_new_only_when_it_changes(tmp_path: Path) -> None:
-    (tmp_path / "mapped").write_bytes(bytes(5000))
-    held = _held(tmp_path)
-    unseen = [] if shows_stores(os.fsencode(tmp_path)) else [b"mapped"]
-    with Mapper(tmp_path / "mapped") as program:
-        assert [u.entry.path for u in _walk(tmp_path, held).unread] == unseen
-        program.store()
-        assert [u.entry.path for u in _walk(tmp_path, held).unread] == [b"mapped"]
-
-
 class _Library:
     """A C library whose ``syncfs`` fails."""
 

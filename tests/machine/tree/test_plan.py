@@ -46,11 +46,6 @@ def test_big_files_are_cut_at_multiples() -> None:
     assert _cut(BIG_FILE_BYTES - 1) == [Group([0], BIG_FILE_BYTES - 1)]
 
 
-def test_empty_files_need_no_job() -> None:
-    assert _cut(0, 0) == []
-    assert _cut(0, 5, 0) == [Group([1], 5)]
-
-
 def test_a_sparse_file_is_cut_where_its_data_is(tmp_path: Path) -> None:
     with (tmp_path / "0").open("wb") as f:
         f.truncate(10 * CHUNK_BYTES)

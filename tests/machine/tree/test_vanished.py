@@ -68,7 +68,7 @@ def test_a_few_large_files_count_by_their_bytes(
     (root / "model").unlink()
     assert not _gone(root, before)
     monkeypatch.setattr(room, "FEW_BYTES", 1000)
-    assert [(one.names, one.size) for one in _gone(root, before)] == [(1, 1000)]
+    assert [(gone.names, gone.size) for gone in _gone(root, before)] == [(1, 1000)]
 
 
 def test_new_files_make_up_for_old_ones(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from torpor.machine.tree.walk import (
     walk,
 )
 from torpor.shared.errors import RunCancelled, WorkspaceInvalid
-from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK
+from torpor.shared.format.manifest import FILE, HARDLINK
 
 
 def _walk(root: Path, held: dict[bytes, Held] | None = None, exclude: Sequence[str] = ()) -> Walk:
@@ -40,43 +39,6 @@ def _unread(root: Path, held: dict[bytes, Held]) -> set[bytes]:
     return {u.entry.path for u in _walk(root, held).unread}
 
 
-def test_a_directory_stands_before_what_it_holds(tmp_path: Path) -> None:
-    for name in ("b/c/d", "a/z", "b.txt", "b/a"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    seen = _walk(tmp_path)
-    paths = [entry.path for entry in seen.entries]
-    assert paths[0] == b""
-    assert sorted(paths) == [b"", b"a", b"a/z", b"b", b"b.txt", b"b/a", b"b/c", b"b/c/d"]
-    for path in paths[1:]:
-        assert paths.index(path.rpartition(b"/")[0]) < paths.index(path)
-    assert paths == [entry.path for entry in _walk(tmp_path).entries]  # and always in this order
-
-
-def test_every_kind_is_recognized(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    os.link(tmp_path / "file", tmp_path / "link")
-    (tmp_path / "symlink").symlink_to("file")
-    (tmp_path / "dangling").symlink_to("nowhere")
-    (tmp_path / "directory-link").symlink_to("/etc")
-    (tmp_path / "directory").mkdir()
-    os.mkfifo(tmp_path / "fifo")
-    with socket.socket(socket.AF_UNIX) as one:
-        one.bind(os.path.relpath(tmp_path / "socket"))
-    seen = _walk(tmp_path)
-    assert {e.path: (e.kind, e.target) for e in seen.entries} == {
-        b"": (DIRECTORY, b""),
-        b"file": (FILE, b""),
-        b"link": (HARDLINK, b"file"),
-        b"symlink": (SYMLINK, b"file"),
-        b"dangling": (SYMLINK, b"nowhere"),
-        b"directory-link": (SYMLINK, b"/etc"),
-        b"directory": (DIRECTORY, b""),
-    }
-    assert {(s.path, s.kind) for s in seen.skipped} == {(b"fifo", "fifo"), (b"socket", "socket")}
-    assert [u.entry.path for u in seen.unread] == [b"file"]
-
-
 def test_devices_are_named_as_skipped(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         return  # only root can make one
@@ -84,52 +46,6 @@ def test_devices_are_named_as_skipped(tmp_path: Path) -> None:
     os.mknod(tmp_path / "disk", 0o60600, os.makedev(7, 250))
     kinds = {(s.path, s.kind) for s in _walk(tmp_path).skipped}
     assert kinds == {(b"null", "character device"), (b"disk", "block device")}
-
-
-def test_what_is_held_is_not_read_again(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("a")
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d/b").write_text("b")
-    (tmp_path / "l").symlink_to("a")
-    os.link(tmp_path / "a", tmp_path / "z")
-    let_settle()
-    first = _walk(tmp_path)
-    assert {u.entry.path for u in first.unread} == {b"a", b"d/b"}
-    again = _walk(tmp_path, _held(first))
-    assert again.unread == []
-    assert all(new is old for new, old in zip(again.entries, first.entries, strict=True))
-
-
-@pytest.mark.parametrize(
-    "change",
-    ["content", "same size", "same size and time", "mode", "replaced", "linked", "touched"],
-)
-def test_every_change_is_seen(tmp_path: Path, change: str) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"before")
-    (tmp_path / "other").write_bytes(b"stays")
-    let_settle()
-    held = _held(_walk(tmp_path))
-    was = file.stat()
-    if change == "content":
-        file.write_bytes(b"now longer")
-    elif change.startswith("same size"):
-        file.write_bytes(b"after!")
-        if change.endswith("time"):
-            os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
-    elif change == "mode":
-        file.chmod(0o600)
-    elif change == "replaced":
-        (tmp_path / "new").write_bytes(b"before")
-        os.utime(tmp_path / "new", ns=(was.st_atime_ns, was.st_mtime_ns))
-        os.replace(tmp_path / "new", file)
-    elif change == "linked":
-        os.link(file, tmp_path / "also")
-    else:
-        os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
-    unread = _unread(tmp_path, held)
-    assert b"other" not in unread
-    assert unread == ({b"also"} if change == "linked" else {b"file"})
 
 
 def test_links_follow_when_their_first_name_goes(tmp_path: Path) -> None:
@@ -155,19 +71,6 @@ def test_a_name_that_now_stands_before_its_link_is_the_file(tmp_path: Path) -> N
 
 
 # -- the racy rule
-
-
-def test_what_was_touched_just_now_is_looked_at_again(tmp_path: Path) -> None:
-    (tmp_path / "fresh").write_text("x")
-    (tmp_path / "d").mkdir()
-    held = _held(_walk(tmp_path))
-    assert held[b"fresh"].signature is None
-    assert held[b"d"].signature is None
-    assert _unread(tmp_path, held) == {b"fresh"}
-    let_settle()
-    held = _held(_walk(tmp_path))
-    assert held[b"fresh"].signature is not None
-    assert _unread(tmp_path, held) == set()
 
 
 @pytest.mark.parametrize(
@@ -219,17 +122,6 @@ def test_patterns(pattern: str, path: bytes, is_excluded: bool) -> None:
     assert excluded(path) is is_excluded
 
 
-def test_no_pattern_excludes_nothing() -> None:
-    assert compile_excludes([]) is None
-
-
-def test_what_is_below_an_excluded_directory_is_not_looked_at(tmp_path: Path) -> None:
-    (tmp_path / "out/deep").mkdir(parents=True)
-    (tmp_path / "out/deep/file").write_text("x")
-    (tmp_path / "in").write_text("x")
-    assert [e.path for e in _walk(tmp_path, exclude=["out"]).entries] == [b"", b"in"]
-
-
 # -- roots
 
 
@@ -238,22 +130,6 @@ def test_a_root_through_a_symlink_is_its_directory(tmp_path: Path) -> None:
     (tmp_path / "real/x").write_text("x")
     (tmp_path / "link").symlink_to("real")
     assert resolve_roots([str(tmp_path / "link")]) == [os.fsencode(tmp_path / "real")]
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("missing", "does not exist on the machine"),
-        ("file", "is a file, not a directory"),
-        ("empty", "is empty: there is nothing to keep"),
-    ],
-)
-def test_a_root_that_cannot_be_is_refused(tmp_path: Path, name: str, says: str) -> None:
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(WorkspaceInvalid, match=says) as refused:
-        resolve_roots([str(tmp_path / name)])
-    assert str(tmp_path / name) in str(refused.value)
 
 
 @pytest.mark.parametrize("root", ["/", "~", "/etc/.."])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +10,10 @@ import pytest
 
 from tests.fixtures.manifests import entry
 from tests.fixtures.trees import differences, facts
-from tests.fixtures.waiting import PATIENCE_S
 from torpor.machine.pipeline.download import in_pieces
 from torpor.machine.tree.write import TreeWriter
 from torpor.shared.errors import InvalidInput
-from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Entry, Extent
+from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Extent
 
 ENTRIES = [
     entry(DIRECTORY, b"", mode=0o755),
@@ -45,21 +42,6 @@ def _writes(writer: TreeWriter, *, afresh: bool = True) -> list[Callable[[], obj
 def _restore(target: Path, *, afresh: bool = True) -> None:
     for step in _writes(TreeWriter([os.fsencode(target)]), afresh=afresh):
         step()
-
-
-def test_a_tree_is_written(tmp_path: Path) -> None:
-    target = tmp_path / "new/target"
-    _restore(target)
-    assert (target / "d/whole").read_bytes() == b"whole"
-    assert (target / "d/pieces").read_bytes() == b"piece" + bytes(7)
-    assert os.readlink(target / "d/link") == "/etc/passwd"
-    assert os.path.samefile(target / "d/same", target / "d/whole")
-    assert {e.path: e.mode for e in ENTRIES if e.kind in (FILE, DIRECTORY)} == {
-        path: fact.mode
-        for path, fact in facts(target).items()
-        if fact.kind != "symlink" and path != b"d/same"
-    }
-    assert {fact.mtime_ns for fact in facts(target).values()} == {10**18}
 
 
 def test_names_deeper_than_the_directories_that_are_kept_open_are_linked(tmp_path: Path) -> None:
@@ -133,32 +115,22 @@ def _target_to_symlink(target: Path, elsewhere: Path) -> None:
     target.symlink_to(elsewhere.parent)
 
 
-def _file_to_symlink(name: str) -> Swap:
-    def swap(target: Path, elsewhere: Path) -> None:
-        (target / "d" / name).unlink(missing_ok=True)
-        (target / "d" / name).symlink_to(elsewhere / name)
-
-    return swap
-
-
 def _file_to_dangling(target: Path, elsewhere: Path) -> None:
     for name in ("whole", "pieces", "empty", "same", "link"):
         (target / "d" / name).unlink(missing_ok=True)
         (target / "d" / name).symlink_to(elsewhere / "not-there-yet")
 
 
-def _file_to_fifo(name: str) -> Swap:
-    def swap(target: Path, _: Path) -> None:
-        (target / "d" / name).unlink(missing_ok=True)
-        os.mkfifo(target / "d" / name)
-
-    return swap
-
-
-def _file_to_directory(name: str) -> Swap:
-    def swap(target: Path, _: Path) -> None:
-        (target / "d" / name).unlink(missing_ok=True)
-        (target / "d" / name).mkdir()
+def _file_to(name: str, kind: str) -> Swap:
+    def swap(target: Path, elsewhere: Path) -> None:
+        victim = target / "d" / name
+        victim.unlink(missing_ok=True)
+        if kind == "symlink":
+            victim.symlink_to(elsewhere / name)
+        elif kind == "fifo":
+            os.mkfifo(victim)
+        else:
+            victim.mkdir()
 
     return swap
 
@@ -168,9 +140,15 @@ SWAPS: dict[str, Swap] = {
     "deep": _deep_to_symlink,
     "target": _target_to_symlink,
     "dangling": _file_to_dangling,
-    **{f"{name}-symlink": _file_to_symlink(name) for name in ("whole", "pieces", "empty", "same")},
-    **{f"{name}-fifo": _file_to_fifo(name) for name in ("whole", "pieces", "empty")},
-    **{f"{name}-directory": _file_to_directory(name) for name in ("whole", "pieces", "link")},
+    **{
+        f"{name}-{kind}": _file_to(name, kind)
+        for kind, names in (
+            ("symlink", ("whole", "pieces", "empty", "same")),
+            ("fifo", ("whole", "pieces", "empty")),
+            ("directory", ("whole", "pieces", "link")),
+        )
+        for name in names
+    },
 }
 
 
@@ -217,52 +195,9 @@ def test_nothing_elsewhere_is_touched(
 
 
 def test_what_was_swapped_is_named(tmp_path: Path) -> None:
-    elsewhere = _elsewhere(tmp_path)
     target = tmp_path / "target"
-    prepare, *_ = _writes(TreeWriter([os.fsencode(target)]))
-    prepare()
-    _directory_to_symlink(target, elsewhere)
-    with pytest.raises(
-        InvalidInput, match="'d' in the target is not what torpor found or made there"
-    ):
+    _writes(TreeWriter([os.fsencode(target)]))[0]()
+    _directory_to_symlink(target, _elsewhere(tmp_path))
+    says = "'d' in the target is not what torpor found or made there"
+    with pytest.raises(InvalidInput, match=says):
         _restore(target)
-
-
-# -- limits of the machine
-
-
-def test_attributes_that_the_machine_refuses_are_warned_of(tmp_path: Path) -> None:
-    writer = TreeWriter([os.fsencode(tmp_path)])
-    odd: Entry = entry(
-        FILE, b"odd", size=1, extents=(Extent(0, 0, 1),), xattrs=((b"nonsense.name", b"v"),)
-    )
-    writer.write_whole(odd, b"x")
-    writer.close()
-    assert writer.attributes.refused_xattrs == {(0, b"odd", b"nonsense.name")}
-    (warning,) = writer.attributes.warnings
-    assert "'odd': extended attribute nonsense.name is not restored" in warning
-
-
-def test_a_full_disk_is_called_so(needs_server: None, tmp_path: Path) -> None:
-    """A real limit of the file system, reached: a tmpfs of one page's worth of blocks."""
-    script = """
-import os, sys
-from tests.fixtures.manifests import entry
-from torpor.shared.errors import DiskFull
-from torpor.shared.format.manifest import FILE, Extent
-from torpor.machine.tree.write import TreeWriter
-writer = TreeWriter([os.fsencode(sys.argv[1])])
-big = entry(FILE, b"big", size=1 << 20, extents=(Extent(0, 0, 1 << 20),))
-try:
-    writer.write_whole(big, b"x" * (1 << 20))
-except DiskFull as full:
-    print(full)
-"""
-    mount = 'mount -t tmpfs -o size=256k none "$1" && exec "$0" -c "$2" "$1"'
-    argv = ["unshare", "--mount", "sh", "-c", mount, sys.executable, str(tmp_path), script]
-    if os.geteuid() != 0:
-        argv.insert(1, "--map-root-user")
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    assert "the machine's disk is full" in done.stdout
-    assert "'big'" in done.stdout
