@@ -45,26 +45,22 @@ def look(stand_in_gpus: StandIn) -> Iterator[Look]:
     assert process.returncode == 0
 
 
-def test_idle_and_busy(stand_in_gpus: StandIn, look: Look) -> None:
-    stand_in_gpus.are("samples=0,0,0 rate=0")
-    assert look() == (1, GPUS_FINE, 0)
-    stand_in_gpus.are("samples=0,97,0 rate=0")
-    assert look() == (1, GPUS_FINE, 97)  # a burst between two looks, which a rate of now misses
-
-
-def test_one_of_eight_busy(stand_in_gpus: StandIn, look: Look) -> None:
-    stand_in_gpus.are(*["samples=0,0 rate=0"] * 7, "samples=40,60 rate=50")
-    assert look() == (8, GPUS_FINE, 60)
-
-
-def test_without_a_sample_buffer_the_rate_of_now_counts(stand_in_gpus: StandIn, look: Look) -> None:
-    stand_in_gpus.are("rate=33")
-    assert look() == (1, GPUS_FINE, 33)
-
-
-def test_a_value_over_a_hundred_is_not_believed(stand_in_gpus: StandIn, look: Look) -> None:
-    stand_in_gpus.are("samples=4294967295 rate=7")
-    assert look() == (1, GPUS_FINE, 7)
+@pytest.mark.parametrize(
+    ("gpus", "seen"),
+    [
+        (["samples=0,0,0 rate=0"], (1, GPUS_FINE, 0)),
+        (["samples=0,97,0 rate=0"], (1, GPUS_FINE, 97)),  # a burst, which a rate of now misses
+        ([*["samples=0,0 rate=0"] * 7, "samples=40,60 rate=50"], (8, GPUS_FINE, 60)),
+        (["rate=33"], (1, GPUS_FINE, 33)),  # no buffer of samples
+        (["samples=4294967295 rate=7"], (1, GPUS_FINE, 7)),
+        (["nothing"], (1, GPUS_UNREADABLE, UNKNOWN)),
+    ],
+)
+def test_the_busiest_gpu_of_the_last_second_counts(
+    stand_in_gpus: StandIn, look: Look, gpus: list[str], seen: tuple[int, ...]
+) -> None:
+    stand_in_gpus.are(*gpus)
+    assert look() == seen
 
 
 def test_a_lost_gpu(stand_in_gpus: StandIn, look: Look) -> None:
@@ -95,11 +91,6 @@ def test_mig_without_gpm_is_unknown(stand_in_gpus: StandIn, look: Look) -> None:
     stand_in_gpus.are("mig=2", "samples=80")
     for _ in range(3):
         assert look() == (2, GPUS_UNREADABLE, 80)
-
-
-def test_a_gpu_without_any_figure_is_unknown(stand_in_gpus: StandIn, look: Look) -> None:
-    stand_in_gpus.are("nothing")
-    assert look() == (1, GPUS_UNREADABLE, UNKNOWN)
 
 
 def test_a_driver_that_comes_later_is_noticed(stand_in_gpus: StandIn, look: Look) -> None:

@@ -63,9 +63,9 @@ def test_it_writes_a_sample_a_second_and_survives_its_starter(
     start(home)
     until(lambda: len(samples(home)) >= 3, "three samples")
     found = samples(home)
-    assert [one.number for one in found] == list(range(1, len(found) + 1))
-    assert {one.boot for one in found} == {boot_id()}
-    assert [(one.gpus, one.gpu) for one in found] == [(2, 70)] * len(found)
+    assert [seen.number for seen in found] == list(range(1, len(found) + 1))
+    assert {seen.boot for seen in found} == {boot_id()}
+    assert [(seen.gpus, seen.gpu) for seen in found] == [(2, 70)] * len(found)
     assert found[-1].at_s - found[-2].at_s > 0.5
     pid = pid_of(home)
     assert os.getsid(pid) == pid
@@ -92,7 +92,7 @@ def test_a_killed_one_is_started_again_and_goes_on_with_the_ring(home: Path) -> 
     until(lambda: not lives(pid_of(home)), "it is gone")
     start(home)
     until(lambda: samples(home)[-1].number > last, "it goes on")
-    assert len({one.number for one in samples(home)}) == samples(home)[-1].number
+    assert len({seen.number for seen in samples(home)}) == samples(home)[-1].number
 
 
 def test_it_ends_when_home_goes_or_is_another(home: Path, tmp_path: Path) -> None:
