@@ -18,6 +18,7 @@ from torpor.machine.supervisor import log
 from torpor.shared.errors import InvalidInput
 from torpor.shared.wire.job import JobLook, JobState
 
+WAITS = "while [ ! -e go ]; do sleep 0.02; done"
 SLEEPS = [sys.executable, "-I", "-c", "import time; time.sleep(600)"]
 
 
@@ -83,6 +84,20 @@ def test_a_log_that_is_moved_away_hinders_nothing(machine: Machine) -> None:
     assert machine.ended().status == 0
     assert machine.look().text.startswith("torpor: attempt 1 ended")
     assert machine.file("old.log").endswith("one\ntwo\n")
+
+
+def test_a_long_log_keeps_its_newest_lines(machine: Machine) -> None:
+    most = log.MOST_LOG_BYTES
+    machine.shell(f"yes 1234567 | head -c {most + 8}; touch full; {WAITS}; echo last")
+    until((machine.work / "full").exists, "it wrote")
+    until(lambda: machine.log.stat().st_size <= most, "its supervisor cuts the log")
+    (machine.work / "go").touch()
+    machine.ended()
+    cut, *lines = machine.log.read_text().splitlines()
+    assert cut.startswith("torpor: older lines are gone: a log is cut at 64 MiB")
+    assert lines[-2] == "last"
+    assert {*lines[:-2]} == {"1234567"}
+    assert most // 4 < machine.log.stat().st_size <= most
 
 
 def test_each_attempt_says_where_its_log_begins(machine: Machine) -> None:

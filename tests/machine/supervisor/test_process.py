@@ -19,6 +19,7 @@ from tests.fixtures.supervised import JOB, Machine
 from tests.fixtures.waiting import until
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.operations import operations
+from torpor.machine.supervisor.processes import identify
 from torpor.shared.errors import AgentLost, InvalidInput
 
 
@@ -198,6 +199,33 @@ def test_what_it_left_in_the_background_goes_too(machine: Machine) -> None:
     machine.supervisor_dies()
     machine.start("true", attempt=2)
     assert [pid for pid in pids if os.path.exists(f"/proc/{pid}/exe")] == []
+
+
+_ORPHAN = "sh -c 'env -i setsid sleep 600 & echo $! > pid.new; mv pid.new pid'"
+"""It has neither the command's session nor its environment, and its parent has ended."""
+
+
+def test_a_stop_ends_what_left_the_session_and_cleared_its_environment(machine: Machine) -> None:
+    machine.shell(f"{_ORPHAN}; {WAITS}")
+    orphan = identify(int(machine.file("pid")))
+    machine.stop()
+    assert not orphan.lives
+
+
+@pytest.mark.parametrize("then", ["it is stopped", "another attempt"])
+def test_an_orphan_outlives_its_command_and_not_what_comes_next(
+    machine: Machine, then: str
+) -> None:
+    machine.shell(_ORPHAN)
+    machine.ended()
+    orphan, supervisor = identify(int(machine.file("pid"))), machine.kept().supervisor
+    assert orphan.lives and supervisor.lives
+    if then == "it is stopped":
+        machine.stop()
+    else:
+        machine.shell("true", attempt=2)
+    assert not orphan.lives
+    until(lambda: not supervisor.lives, "the supervisor leaves")
 
 
 def test_after_a_boot_no_process_is_taken_for_the_commands(machine: Machine) -> None:

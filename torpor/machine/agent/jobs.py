@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,7 @@ from torpor.machine.agent.call import Call
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.supervisor import log
 from torpor.machine.supervisor.folder import JobFolder, all_kept
-from torpor.machine.supervisor.processes import end_processes
+from torpor.machine.supervisor.processes import OWN_MARK, end_processes, of_supervisor
 from torpor.shared.errors import (
     AgentLost,
     InvalidInput,
@@ -170,6 +171,8 @@ def _lock_to_start(folder: JobFolder, attempt: int, call: Call) -> int | None:
         if kept is not None and kept.supervisor.lives:
             if state.attempt >= attempt or state.state == "running":
                 return None
+            left = partial(of_supervisor, folder.path, kept.supervisor)
+            end_processes(left, LEFT_GRACE_S, call.check)  # without it, init adopts them
             _ask_to_leave(folder, state.attempt)
         call.check()
         if time.monotonic() >= give_up:
@@ -221,6 +224,7 @@ def _start(request: StartJob, call: Call, supervise: list[str], lock: int) -> No
                     stdout=say,
                     stderr=words,
                     cwd=call.home,
+                    env={**os.environ, OWN_MARK: str(JobFolder(call.home, request.job).path)},
                     start_new_session=True,
                     pass_fds=(lock,),
                 )

@@ -113,7 +113,9 @@ class JobFolder:
 
     def processes(self, kept: Kept | None) -> list[int]:
         """The live processes of the job: of its command, and what that left in the background."""
-        return of_job(self.path, None if kept is None else kept.command)
+        if kept is None:
+            return of_job(self.path, None, None)
+        return of_job(self.path, kept.command, kept.supervisor)
 
     def listen(self) -> socket.socket:
         """The supervisor's socket; only the holder of the lock may call this."""

@@ -1,5 +1,5 @@
 """The log of a job: a file in the workspace, written by the command and, a line here and there, by
-its supervisor. Users may cut it or move it away."""
+its supervisor. Users may cut it or move it away, and its supervisor cuts one that is too long."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from torpor.shared.values import MIB
 
 MOST_BYTES: Final = 1 * MIB
 """Read at once. A character may need six bytes on the wire, whose lines hold 16 MiB."""
+MOST_LOG_BYTES: Final = 64 * MIB
+"""Of one log. It is in every save of the job: a program may write for months."""
+_LONGEST_LINE: Final = 64 * 1024
 _LEAST_BYTES: Final = 4  # a character
 
 
@@ -46,6 +49,22 @@ def say(path: str, words: str) -> None:
         os.write(fd, line if _at_line_start(path) else b"\n" + line)
     finally:
         os.close(fd)
+
+
+def cut(path: str, most_bytes: int) -> None:
+    """Keep the newest half of a log that is longer than ``most_bytes``. What the command writes
+    while this copies that half is lost."""
+    if size_of(path) <= most_bytes or not os.path.isfile(path):
+        return
+    with open(path, "r+b") as file:
+        file.seek(-(most_bytes // 2), os.SEEK_END)
+        file.readline(_LONGEST_LINE)  # whose beginning goes
+        kept = file.read()
+        file.truncate(0)  # the command appends, so this moves where it writes
+    say(path, f"older lines are gone: a log is cut at {most_bytes // MIB} MiB")
+    fd = open_log(path)
+    with open(fd, "ab") as file:
+        file.write(kept)
 
 
 def read(path: str, offset: int, most_bytes: int, began: int, *, whole: bool) -> Piece:

@@ -24,7 +24,13 @@ from torpor.machine.supervisor import log
 from torpor.machine.supervisor.command import NOT_FOUND, NOT_STARTED, Command
 from torpor.machine.supervisor.folder import JobFolder, Kept
 from torpor.machine.supervisor.guard import Guard, News
-from torpor.machine.supervisor.processes import MARK, identify
+from torpor.machine.supervisor.processes import (
+    MARK,
+    OWN_MARK,
+    adopt_orphans,
+    identify,
+    reap_orphans,
+)
 from torpor.shared.errors import InvalidInput
 from torpor.shared.wire.job import JobState, Notice, StandBy, StartJob
 from torpor.shared.wire.machine import Bye
@@ -73,10 +79,12 @@ class Supervisor:
         self._wake, wake = _wake_by_signals()
         signal.signal(signal.SIGTERM, self._shut_down)
         self._shuts_down = False
+        adopt_orphans()
         self._listener = self._folder.listen()
         self._begin(request, bundle)
         # Its threads start only now: the command is a fork of this process.
         self._guard = Guard(request.notices, save, lambda: _write_wake(wake))
+        self._look_at_orphans()
 
     def run(self) -> None:
         """Until the command has ended, that is written, and nothing is left to do."""
@@ -95,6 +103,7 @@ class Supervisor:
             for news in self._guard.news():
                 self._hear(news)
             self._look_at_command()
+            self._look_at_orphans()
 
     # -- the command
 
@@ -109,6 +118,7 @@ class Supervisor:
             "TORPOR_ATTEMPT": str(request.attempt),
             MARK: str(self._folder.path),
         }
+        environment.pop(OWN_MARK, None)
         self._command = Command(request.argv, request.folder, output, environment)
         os.close(output)
         state = JobState(
@@ -129,11 +139,17 @@ class Supervisor:
 
     def _look_at_command(self) -> None:
         if self._kept.runs:
+            with suppress(OSError, InvalidInput):  # the next look tries again
+                log.cut(self._kept.log, log.MOST_LOG_BYTES)
             status = self._command.poll()
             if status is not None:
                 self._ended(status)
         if not self._written:
             self._keep()
+
+    def _look_at_orphans(self) -> None:
+        if not self._guard.saves_now:  # its thread waits for the process that saves
+            self._has_orphans = reap_orphans(self._command.id.pid if self._kept.runs else None)
 
     def _ended(self, status: int) -> None:
         state = self._kept.state
@@ -165,7 +181,8 @@ class Supervisor:
             return False
         if self._folder.identity() != self._ours:  # there is nowhere to write it
             return True
-        return self._written and (self._leaving or not self._guard.stands_by)
+        stays = self._guard.stands_by or self._has_orphans  # which init would adopt
+        return self._written and (self._leaving or not stays)
 
     # -- the machine's end
 

@@ -1,12 +1,14 @@
 """The processes of a job: which they are, and their end.
 
 A pid is used again, so a process is its pid and its start time. A job's processes are those of the
-session that its command began, and those that carry its mark in their environment: a launcher of
-workers may give each a session of its own.
+session that its command began, those that carry its mark in their environment, and what descends
+from its supervisor. The supervisor adopts the orphans of its command, which may have left the
+session and cleared the environment.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -22,10 +24,14 @@ from torpor.shared.errors import MachineError
 
 MARK: Final = "TORPOR_JOB_FOLDER"
 """The environment variable that every process of a job inherits; it holds the job's folder."""
+OWN_MARK: Final = "TORPOR_SUPERVISOR_FOLDER"
+"""The environment variable of a supervisor and of the saves that it starts, which are no processes
+of the job; it holds the job's folder, too."""
 HARD_S: Final = 10.0
 """A process that got SIGKILL is gone within this time, or hangs in the kernel."""
 _QUICKEST_S: Final = 0.01
 _SLOWEST_S: Final = 0.25  # a look reads two files for each process of the machine
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _GONE: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
@@ -59,6 +65,7 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 class _Seen(msgspec.Struct, frozen=True):
     ticks: int
+    parent: int
     session: int
     ended: bool
 
@@ -72,18 +79,42 @@ def identify(pid: int) -> ProcessId:
     return ProcessId(pid, found.ticks, boot_id())
 
 
-def of_job(folder: Path, command: ProcessId | None) -> list[int]:
-    """The live processes of the job of that folder, whose newest command was ``command``."""
+def of_job(folder: Path, command: ProcessId | None, supervisor: ProcessId | None) -> list[int]:
+    """The live processes of the job of that folder, of which these are the newest command and the
+    newest supervisor."""
     mark = f"{MARK}={folder}".encode()
     session = command.pid if command is not None and command.may_lead() else None
-    found = []
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        seen = _look(pid)
-        if seen is None or seen.ended:
-            continue
-        if seen.session == session or mark in _environment(pid):
-            found.append(pid)
-    return found
+    seen = _look_at_all()
+    children = _descendants(seen, folder, supervisor)
+    return [
+        pid
+        for pid, process in seen.items()
+        if pid in children or process.session == session or mark in _environment(pid)
+    ]
+
+
+def of_supervisor(folder: Path, supervisor: ProcessId) -> list[int]:
+    """The live processes that descend from the supervisor, which are the job's."""
+    return sorted(_descendants(_look_at_all(), folder, supervisor))
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of each descendant whose own parent ends. A kernel that refuses
+    gives them to init."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_orphans(command: int | None) -> bool:
+    """Reap the ended children of this process but for ``command``, which others wait for. Whether
+    any child is left."""
+    try:
+        while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if found.si_pid == command:
+                break
+            os.waitpid(found.si_pid, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def end_processes(find: Callable[[], list[int]], grace_s: float, check: Callable[[], None]) -> None:
@@ -118,6 +149,27 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+def _descendants(seen: dict[int, _Seen], folder: Path, supervisor: ProcessId | None) -> set[int]:
+    """Its children and theirs, without the saves that it makes."""
+    own_mark = f"{OWN_MARK}={folder}".encode()
+    found: set[int] = set()
+    parents = {supervisor.pid} if supervisor is not None and supervisor.lives else set()
+    while parents:
+        parents = {
+            pid
+            for pid, process in seen.items()
+            if process.parent in parents and own_mark not in _environment(pid)
+        }
+        found |= parents
+    return found
+
+
+def _look_at_all() -> dict[int, _Seen]:
+    """The processes of this machine that have not ended."""
+    looks = {int(name): _look(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    return {pid: seen for pid, seen in looks.items() if seen is not None and not seen.ended}
+
+
 def _look(pid: int) -> _Seen | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
@@ -126,7 +178,8 @@ def _look(pid: int) -> _Seen | None:
     # The name in parentheses may hold anything, so count from the last one.
     facts = stat[stat.rfind(b")") + 2 :].split()
     threads = int(facts[17])  # the first one of a program may end before the others
-    return _Seen(int(facts[19]), int(facts[3]), facts[0] in (b"Z", b"X") and threads < 2)
+    ended = facts[0] in (b"Z", b"X") and threads < 2
+    return _Seen(int(facts[19]), int(facts[1]), int(facts[3]), ended)
 
 
 def _environment(pid: int) -> list[bytes]:
