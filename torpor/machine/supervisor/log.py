@@ -14,7 +14,7 @@ from torpor.shared.values import MIB
 MOST_BYTES: Final = 1 * MIB
 """Read at once. A character may need six bytes on the wire, whose lines hold 16 MiB."""
 MOST_LOG_BYTES: Final = 64 * MIB
-"""Of one log. It is in every save of the job: a program may write for months."""
+"""The longest log. Each save of the job holds it: a program may write for months."""
 _LONGEST_LINE: Final = 64 * 1024
 _LEAST_BYTES: Final = 4  # a character
 
