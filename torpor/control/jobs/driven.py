@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
-from types import TracebackType
 from typing import Any, Final
 
 import msgspec
@@ -43,12 +42,7 @@ class Driven:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        cause: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
         self._over.set()
         self._thread.join(STOP_S)
 

@@ -168,15 +168,8 @@ class LambdaProvider:
             denies=_denies,
             is_gone=lambda refusal: _fault(refusal).code == _GONE,
         )
+        self.identity, self.claimed = self._client.identity, self._client.claimed
         self._ssh_port = ssh_port
-
-    @property
-    def identity(self) -> str:
-        return self._client.identity
-
-    @property
-    def claimed(self) -> bool:
-        return self._client.claimed
 
     def check(self, image: str = "") -> Account:
         """The API names neither the account nor its balance."""

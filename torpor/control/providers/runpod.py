@@ -137,14 +137,7 @@ class RunpodProvider:
         self._client = MarketClient(
             "runpod", url, api_key, identity=account, timeout=timeout, sleep=sleep
         )
-
-    @property
-    def identity(self) -> str:
-        return self._client.identity
-
-    @property
-    def claimed(self) -> bool:
-        return self._client.claimed
+        self.identity, self.claimed = self._client.identity, self._client.claimed
 
     def check(self, image: str = "") -> Account:
         """The API names neither the account nor its balance."""

@@ -173,15 +173,8 @@ class TensorDockProvider:
             sleep=sleep,
             refusal_in=_refusal_in,
         )
+        self.identity, self.claimed = self._client.identity, self._client.claimed
         self._ssh_port = ssh_port
-
-    @property
-    def identity(self) -> str:
-        return self._client.identity
-
-    @property
-    def claimed(self) -> bool:
-        return self._client.claimed
 
     def check(self, image: str = "") -> Account:
         """The API names neither the account nor its balance."""

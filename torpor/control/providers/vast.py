@@ -152,14 +152,7 @@ class VastProvider:
             sleep=sleep,
             is_gone=lambda refusal: refusal.status in _NOT_THERE,
         )
-
-    @property
-    def identity(self) -> str:
-        return self._client.identity
-
-    @property
-    def claimed(self) -> bool:
-        return self._client.claimed
+        self.identity, self.claimed = self._client.identity, self._client.claimed
 
     def check(self, image: str = "") -> Account:
         check_image(image or IMAGE)

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from torpor.control.remote.link import Link, Route, open_link
@@ -158,12 +157,7 @@ class SshSession:
     def __enter__(self) -> SshSession:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
     def _attached(self) -> Link:

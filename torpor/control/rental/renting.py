@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Protocol
 
 import asyncssh
@@ -132,12 +131,7 @@ class Tenancy:
     def __enter__(self) -> Tenancy:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        cause: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
         if cause is None or self._renting is None or self.rental is None:
             return
         if isinstance(cause, WorkspaceBusy):  # another run brings it to this very machine
@@ -160,12 +154,7 @@ class Renting:
     def __enter__(self) -> Renting:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        cause: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
         self.end_after(cause, [*self._ours.values()])
 
     # -- what there is

@@ -143,6 +143,7 @@ class Ec2Provider:
         self._client = Ec2Client(
             session, account, region, url=url, timeout_s=timeout_s, sleep=sleep
         )
+        self.identity = self._client.identity
         self._setup = Ec2Setup(self._client, image, subnets, security_group)
         self._prices = Ec2Prices(self._client)
         self._offers = Ec2Offers(self._client, self._setup, self._prices, types)
@@ -150,10 +151,6 @@ class Ec2Provider:
         self.abilities = msgspec.structs.replace(
             self.abilities, notices=(NoticeSource("aws", metadata_url),)
         )
-
-    @property
-    def identity(self) -> str:
-        return self._client.identity
 
     def check(self, image: str = "") -> Account:
         """Asks AWS to rent without renting (``DryRun``), and for the quotas of GPUs."""

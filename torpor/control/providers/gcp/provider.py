@@ -152,6 +152,7 @@ class GcpProvider:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = GcpClient(login, project, url=url, timeout=timeout, sleep=sleep)
+        self.identity = self._client.identity
         self._images = GcpImages(self._client, image)
         self._offers = GcpOffers(self._client, self._images, zones, prices, disk_usd_gib_month)
         self._zones, self._network, self._subnetwork = list(zones), network, subnetwork
@@ -162,10 +163,6 @@ class GcpProvider:
             deadline_s=deadline_s,
             notices=(NoticeSource("gcp", metadata_url),),
         )
-
-    @property
-    def identity(self) -> str:
-        return self._client.identity
 
     def check(self, image: str = "") -> Account:
         """Google has no request that only asks whether a create is allowed."""

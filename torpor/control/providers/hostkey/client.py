@@ -62,20 +62,13 @@ class HostkeyClient:
             sleep=sleep,
             denies=lambda refusal: is_denied(refusal) or bool(_DENIED.search(refusal.text)),
         )
+        self.identity, self.claimed = self._market.identity, self._market.claimed
         self._key = key
         self._lock = threading.Lock()
         self._token = ""
         self._ends = 0.0
         self.empty_since: float | None = None
         """Since when HOSTKEY has said each time that the account has no servers (monotonic)."""
-
-    @property
-    def identity(self) -> str:
-        return self._market.identity
-
-    @property
-    def claimed(self) -> bool:
-        return self._market.claimed
 
     def public(self, module: str, action: str, **fields: str) -> Body:
         """What needs no session. Any refusal is an error."""

@@ -109,18 +109,11 @@ class HostkeyProvider:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = HostkeyClient(url, api_key, account=account, timeout=timeout, sleep=sleep)
+        self.identity, self.claimed = self._client.identity, self._client.claimed
         self._ssh_port = ssh_port
         self._sleep = sleep
         self._clock = clock
         self._cancelled: set[MachineId] = set()  # HOSTKEY accepted it
-
-    @property
-    def identity(self) -> str:
-        return self._client.identity
-
-    @property
-    def claimed(self) -> bool:
-        return self._client.claimed
 
     def check(self, image: str = "") -> Account:
         """NoServers, with what to do, for an account without servers."""

@@ -121,6 +121,7 @@ class KubernetesProvider:
         self._client = KubernetesClient(
             kubeconfig, namespace, queue, context=context, timeout=timeout, sleep=sleep
         )
+        self.identity = self._client.identity
         self._market = self._client.market
         self._machines = machines
         self._ssh_port = ssh_port
@@ -130,10 +131,6 @@ class KubernetesProvider:
             notice_s=float(machines.grace_s),
             queue_s=QUEUE_S if machines.queue else 0.0,
         )
-
-    @property
-    def identity(self) -> str:
-        return self._client.identity
 
     def check(self, image: str = "") -> Account:
         """Asks the API server for each right that renting needs, and Kueue for the queue."""
