@@ -26,12 +26,11 @@ from torpor.shared.wire.restore import Checked
 Ask = Callable[[], Any]
 
 
-@contextmanager
 def _one_at_a_time(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, first: Ask, second: Ask
-) -> Iterator[tuple[Any, Any]]:
+) -> tuple[Any, Any]:
     """Ask ``first`` and, while it is within ``owner.name``, ``second``, which must not get there;
-    yields both answers."""
+    returns both answers."""
     inner = getattr(owner, name)
     begun, go_on = threading.Semaphore(0), threading.Event()
 
@@ -51,7 +50,7 @@ def _one_at_a_time(
             go_on.set()
         done = [answer.result(PATIENCE_S) for answer in answers]
     monkeypatch.setattr(owner, name, inner)
-    yield done[0], done[1]
+    return done[0], done[1]
 
 
 def _changed(
@@ -72,14 +71,9 @@ def test_a_sync_changes_the_tree_once(
 ) -> None:
     second, after = _changed(engine, was, "small", b"changed")
     run = engine.staged_sync(second)
-    with _one_at_a_time(
-        monkeypatch,
-        TreeChanger,
-        "apply",
-        run.finish,
-        run.finish if again == "finish" else lambda: run.check(full=True),
-    ) as (finished, answered):
-        assert answered == (finished if again == "finish" else Checked([], 0))
+    asked = run.finish if again == "finish" else lambda: run.check(full=True)
+    finished, answered = _one_at_a_time(monkeypatch, TreeChanger, "apply", run.finish, asked)
+    assert answered == (finished if again == "finish" else Checked([], 0))
     assert run.check(full=True).differences == []
     run.end()
     assert differences(after, facts(was)) == []
@@ -109,14 +103,10 @@ def test_a_restore_is_finished_once(
     engine: Engine, was: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = engine.fetched_restore(engine.snapshot([was]), [tmp_path / "new"])
-    with _one_at_a_time(
-        monkeypatch,
-        TreeWriter,
-        "finish",
-        run.finish,
-        lambda: run.check(full=True),
-    ) as (_, checked):
-        assert checked.differences == []
+    _, checked = _one_at_a_time(
+        monkeypatch, TreeWriter, "finish", run.finish, lambda: run.check(full=True)
+    )
+    assert checked.differences == []
     assert differences(kept(was), facts(tmp_path / "new")) == []
 
 
@@ -127,14 +117,10 @@ def test_what_comes_first_is_finished_once(
     run, plan = engine.begin_restore(engine.snapshot([was]), [tmp_path / "new"], first=["big"])
     for part in plan.parts:
         run.restore_part(part)
-
-    def first() -> Checked:
-        return run.finish_first()
-
-    with _one_at_a_time(
-        monkeypatch, TreeWriter, "finish", first, first if asked == "finish_first" else run.finish
-    ) as (checked, _):
-        assert checked.differences == []
+    checked, _ = _one_at_a_time(
+        monkeypatch, TreeWriter, "finish", run.finish_first, getattr(run, asked)
+    )
+    assert checked.differences == []
     assert run.check(full=True).differences == []
     assert run.finish_first().differences == []  # an old request, after all
     run.end()
@@ -146,15 +132,11 @@ def test_what_comes_first_is_finished_after_every_part_of_it(
 ) -> None:
     run, plan = engine.begin_restore(engine.snapshot([was]), [tmp_path / "new"], first=["small"])
     (part,) = (part for part in plan.parts if part.first)
-    with _one_at_a_time(
-        monkeypatch,
-        TreeWriter,
-        "write_whole",
-        lambda: run.restore_part(part),
-        lambda: run.finish_first(),
-    ) as (restored, checked):
-        assert restored.stored_bytes == part.stored_bytes
-        assert checked.differences == []
+    restored, checked = _one_at_a_time(
+        monkeypatch, TreeWriter, "write_whole", lambda: run.restore_part(part), run.finish_first
+    )
+    assert restored.stored_bytes == part.stored_bytes
+    assert checked.differences == []
 
 
 @contextmanager
@@ -187,15 +169,10 @@ def test_a_restore_is_finished_behind_a_part_that_was_asked_for_twice(
     """The first is cut off, and still writes when the second has written it all."""
     run, plan = engine.begin_restore(engine.snapshot([was]), [tmp_path / "new"])
     part, *others = plan.parts
-    with (
-        _first_hangs_in(monkeypatch, TreeWriter, "write_at", lambda: run.restore_part(part)) as (
-            cut_off,
-            go_on,
-        ),
-        ThreadPoolExecutor(2) as threads,
-    ):
-        for one in (part, *others):
-            run.restore_part(one)
+    hangs = _first_hangs_in(monkeypatch, TreeWriter, "write_at", lambda: run.restore_part(part))
+    with hangs as (cut_off, go_on), ThreadPoolExecutor(2) as threads:
+        for asked in (part, *others):
+            run.restore_part(asked)
         finished = threads.submit(run.finish)
         with pytest.raises(TimeoutError):
             finished.result(0.5)
@@ -214,15 +191,10 @@ def test_a_sync_changes_nothing_before_its_last_part_is_written(
     second, after = _changed(engine, was, "big", bytes(range(256)) * (5 << 12))
     run = engine.begin_sync(second)
     part, *others = run.stage().parts
-    with (
-        _first_hangs_in(monkeypatch, Staging, "write_at", lambda: run.sync_part(part)) as (
-            cut_off,
-            go_on,
-        ),
-        ThreadPoolExecutor(1) as threads,
-    ):
-        for one in (part, *others):
-            run.sync_part(one)
+    hangs = _first_hangs_in(monkeypatch, Staging, "write_at", lambda: run.sync_part(part))
+    with hangs as (cut_off, go_on), ThreadPoolExecutor(1) as threads:
+        for asked in (part, *others):
+            run.sync_part(asked)
         finished = threads.submit(run.finish)
         with pytest.raises(TimeoutError):
             finished.result(0.5)
@@ -240,15 +212,11 @@ def test_a_workspace_is_walked_by_one_at_a_time(
     """A walk changes what the run knows of every file."""
     run = engine.begin([was])
     scan_and_store(run, 1)
-    with _one_at_a_time(
-        monkeypatch,
-        snapshot_module,
-        "walk",
-        lambda: run.scan(2),
-        lambda: run.scan(2),
-    ) as (seen, again):
-        assert seen.unaccepted_count == 0
-        assert again == seen
+    seen, again = _one_at_a_time(
+        monkeypatch, snapshot_module, "walk", lambda: run.scan(2), lambda: run.scan(2)
+    )
+    assert seen.unaccepted_count == 0
+    assert again == seen
     snapshot, _ = commit(run)
     run.end(committed=True)
     assert snapshot in engine.snapshots()
@@ -260,11 +228,7 @@ def test_one_manifest_is_made_at_a_time(
     run = engine.begin([was])
     scan_and_store(run, 1)
     run.scan(2)
-    with _one_at_a_time(
-        monkeypatch,
-        snapshot_module,
-        "encode_manifest",
-        lambda: commit(run)[1],
-        lambda: commit(run)[1],
-    ) as (committed, again):
-        assert committed.files == again.files == 3
+    made = _one_at_a_time(
+        monkeypatch, snapshot_module, "encode_manifest", lambda: commit(run), lambda: commit(run)
+    )
+    assert [committed.files for _, committed in made] == [3, 3]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,11 @@ class Attached:
     def __init__(self, bundle: Path, home: Path, command: str = "attach") -> None:
         argv = [sys.executable, "-s", str(bundle), command, "--home", str(home)]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.first = self.read()
+
+    @cached_property
+    def first(self) -> dict[str, Any]:
+        """What it says at once."""
+        return self.read()
 
     def read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -34,13 +39,14 @@ class Attached:
         return message
 
     def ask(self, request: str, op: str, **args: Any) -> dict[str, Any]:
-        assert self.process.stdin is not None
+        assert self.first and self.process.stdin is not None
         line = json.dumps({"id": request, "op": op, "args": args}) + "\n"
         self.process.stdin.write(line.encode())
         self.process.stdin.flush()
         return self.read()
 
     def close(self) -> int:
+        assert self.first
         self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode
 
@@ -77,29 +83,11 @@ def agent_of(home: Path) -> int | None:
     return pid if "daemon" in argv_of(pid) else None
 
 
-def test_it_starts_one_agent_for_all(bundle: Path, home: Path) -> None:
-    with_same = [Attached(bundle, home) for _ in range(3)]
-    pids = {peer.ask("r", "echo")["result"]["pid"] for peer in with_same}
-    assert [peer.close() for peer in with_same] == [0, 0, 0]
-    assert pids == {agent_of(home)}
-
-
 def test_many_at_once_start_one_agent(bundle: Path, home: Path) -> None:
-    argv = [sys.executable, "-s", str(bundle), "attach", "--home", str(home)]
-    peers = [
-        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(6)
-    ]
-    line = b'{"id":"r","op":"echo","args":{}}\n'
-    pids = set()
-    for peer in peers:
-        assert peer.stdin is not None and peer.stdout is not None
-        peer.stdin.write(line)
-        peer.stdin.flush()
-        hello, answer = (json.loads(peer.stdout.readline()) for _ in range(2))
-        assert "hello" in hello
-        pids.add(answer["result"]["pid"])
-        peer.communicate(timeout=PATIENCE_S)
+    peers = [Attached(bundle, home) for _ in range(6)]
+    pids = {peer.ask("r", "echo")["result"]["pid"] for peer in peers}
     assert pids == {agent_of(home)}
+    assert {peer.close() for peer in peers} == {0}
 
 
 def test_home_is_private_and_the_agent_is_detached(bundle: Path, home: Path) -> None:
@@ -134,17 +122,6 @@ def test_a_killed_agent_is_followed_by_a_new_one(bundle: Path, home: Path) -> No
     again.close()
 
 
-def test_a_path_of_150_characters_works(bundle: Path, home: Path) -> None:
-    home = home / ("h" * (150 - len(str(home)) - 1)) if len(str(home)) < 149 else home
-    assert len(str(home)) >= 150
-    peer = Attached(bundle, home)
-    pid = peer.ask("r", "echo")["result"]["pid"]
-    assert peer.ask("b", "bye")["result"] == {}
-    peer.close()
-    until(lambda: not argv_of(pid), "the agent left")
-    assert not (home / "agent.sock").exists()
-
-
 def test_another_version_without_a_run_is_replaced(
     bundle: Path, home: Path, agent_source: Path, tmp_path: Path
 ) -> None:
@@ -163,36 +140,35 @@ def test_another_version_with_a_run_is_left_alone(
     bundle: Path, home: Path, agent_source: Path, tmp_path: Path
 ) -> None:
     old = Attached(bundle, home)
+    assert old.ask("r", "echo")["result"]
     (home / "run-is-active").touch()
     new = Attached(make_bundle(agent_source, tmp_path / "bundles" / "two", "2" * 64), home)
     assert new.first["error"]["type"] == "MachineUnfit"
     assert "another version" in new.first["error"]["message"]
     assert new.close() == 1
-    assert old.ask("r", "echo")["result"]
+    assert old.ask("s", "echo")["result"]
     old.close()
     assert bundle.exists()
 
 
-def test_an_agent_that_cannot_start_says_why(bundle: Path, home: Path) -> None:
-    (bundle / "torpor" / "machine" / "agent" / "operations.py").write_text(
-        "import no_such_module\n"
-    )
-    peer = Attached(bundle, home)
-    assert peer.first["error"]["type"] == "MachineUnfit"
-    assert "no_such_module" in peer.first["error"]["message"]
-    assert peer.close() == 1
-    assert agent_of(home) is None
-
-
-def test_an_agent_killed_as_it_starts_may_be_asked_for_again(bundle: Path, home: Path) -> None:
-    killing = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ("import no_such_module\n", "MachineUnfit", "no_such_module"),
+        ("import os\nos.kill(os.getpid(), 9)\n", "AgentLost", "signal 9"),
+    ],
+)
+def test_an_agent_that_cannot_start_says_why_and_may_be_asked_for_again(
+    bundle: Path, home: Path, fault: str, kind: str, words: str
+) -> None:
     operations = bundle / "torpor" / "machine" / "agent" / "operations.py"
     working = operations.read_text()
-    operations.write_text(killing)
+    operations.write_text(fault)
     peer = Attached(bundle, home)
-    assert peer.first["error"]["type"] == "AgentLost"
-    assert "signal 9" in peer.first["error"]["message"]
+    assert peer.first["error"]["type"] == kind
+    assert words in peer.first["error"]["message"]
     assert peer.close() == 1
+    assert agent_of(home) is None
     operations.write_text(working)
     again = Attached(bundle, home)
     assert again.ask("r", "echo")["result"]
@@ -207,12 +183,3 @@ def test_a_folder_that_is_not_ours_is_refused_and_untouched(bundle: Path, home: 
     peer.close()
     assert os.listdir(home) == ["thesis.txt"]
     assert home.stat().st_mode & 0o777 == 0o755
-
-
-def test_forget_leaves_nothing(bundle: Path, home: Path) -> None:
-    peer = Attached(bundle, home)
-    pid = peer.ask("r", "echo")["result"]["pid"]
-    assert peer.ask("f", "forget")["result"] == {}
-    peer.close()
-    until(lambda: not argv_of(pid), "the agent left")
-    assert not home.exists()

@@ -10,19 +10,18 @@ import pytest
 
 from tests.fixtures.engine import Engine
 from tests.fixtures.kill_points import OF_TREES, killed_at
-from tests.fixtures.stores import Server
-from tests.fixtures.trees import content, differences, facts, kept, let_settle
-from torpor.control.store.s3 import S3Store
+from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.snapshots import Machines, Waking, waking_of
+from tests.fixtures.trees import content, differences, facts, let_settle
 from torpor.shared.errors import InvalidInput
-from torpor.shared.values import MIB, SnapshotId
-from torpor.shared.wire.restore import RestorePart, RestorePlan
+from torpor.shared.values import MIB
 
 FIRST = ["model"]
 LONG = "n" * 255
 
 
 @pytest.fixture
-def was(tmp_path: Path) -> Path:
+def waking(machines: Machines, memory_store: MemoryStore, tmp_path: Path) -> Waking:
     """A workspace with every kind of name, before and after what comes first."""
     was = tmp_path / "was"
     (was / "model").mkdir(parents=True)
@@ -40,11 +39,7 @@ def was(tmp_path: Path) -> Path:
     (was / "rest/link").symlink_to("small")
     (was / "rest").chmod(0o2551)
     let_settle()
-    return was
-
-
-def _fetched(plan: RestorePlan, *, first: bool) -> list[RestorePart]:
-    return [part for part in plan.parts if part.first == first]
+    return waking_of(machines, memory_store, was)
 
 
 def _named(back: Path) -> set[str]:
@@ -56,52 +51,35 @@ def _named(back: Path) -> set[str]:
     }
 
 
-def _used(engine: Engine, snapshot: SnapshotId, back: Path) -> None:
-    """Restore what comes first, and kill the agent."""
-    run, plan = engine.begin_restore(snapshot, [back], first=FIRST)
-    for part in _fetched(plan, first=True):
-        run.restore_part(part)
-    assert run.finish_first().differences == []
-    engine.restart()
-
-
-def test_what_follows_has_no_name_until_it_is_complete(engine: Engine, was: Path) -> None:
+def test_what_follows_has_no_name_until_it_is_complete(waking: Waking) -> None:
     """A server that starts on what came first must fail, not load zeros."""
-    engine.part_bytes = 2 * MIB
-    snapshot, back, truth = engine.snapshot([was]), was.with_name("back"), kept(was)
-    run, plan = engine.begin_restore(snapshot, [back], first=FIRST)
-    assert _named(back) == set()
-    for part in _fetched(plan, first=True):
-        run.restore_part(part)
-    run.finish_first()
-    assert _named(back) == {"model/weights", "model/config"}
-    for part in _fetched(plan, first=False):
-        run.restore_part(part)
-        assert _named(back) == {"model/weights", "model/config"}
-    run.finish()
-    assert run.check(full=True).differences == []
-    assert differences(truth, facts(back)) == []
+    waking.begin(FIRST)
+    assert _named(waking.back) == set()
+    waking.fetch(waking.parts(first=True))
+    waking.run.finish_first()
+    assert _named(waking.back) == {"model/weights", "model/config"}
+    for part in waking.parts(first=False):
+        waking.fetch([part])
+        assert _named(waking.back) == {"model/weights", "model/config"}
+    waking.complete()
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["going on", "killed"])
 def test_what_a_program_made_under_a_name_that_follows_is_never_overwritten(
-    engine: Engine, was: Path, killed: bool
+    waking: Waking, killed: bool
 ) -> None:
-    engine.part_bytes = 2 * MIB
-    snapshot, back, truth = engine.snapshot([was]), was.with_name("back"), kept(was)
-    _used(engine, snapshot, back)
+    waking.use(FIRST)
+    back = waking.back
     made = ["rest/big", "rest/small", "rest/none", "rest/hole", "rest/link", f"rest/{LONG}"]
     for name in made:
         (back / name).write_bytes(b"precious")
-    run, plan = engine.begin_restore(snapshot, [back], resume=True, first=FIRST)
+    waking.begin_again(FIRST)
     for _ in range(2):
         if killed:
-            engine.restart()
-            run, plan = engine.begin_restore(snapshot, [back], resume=True, first=FIRST)
-        for part in plan.parts:
-            run.restore_part(part)
+            waking.begin_again(FIRST)
+        waking.fetch()
         with pytest.raises(InvalidInput, match=r"overwritten\. Move them") as refused:
-            run.finish()
+            waking.run.finish()
         assert all(repr(name) in str(refused.value) for name in made)
         assert {(back / name).read_bytes() for name in made} == {b"precious"}
         assert not (back / "rest/deep/same").exists()  # it would be the program's file
@@ -109,57 +87,44 @@ def test_what_a_program_made_under_a_name_that_follows_is_never_overwritten(
         (back / name).unlink()
     (back / "rest/deep/same").write_bytes(b"precious")
     with pytest.raises(InvalidInput, match=r"'rest/deep/same': .* overwritten"):
-        run.finish()
+        waking.run.finish()
     (back / "rest/deep/same").unlink()
-    run.finish()
-    assert run.check(full=True).differences == []
-    assert differences(truth, facts(back)) == []
+    waking.complete()
 
 
 @pytest.mark.parametrize(("before", "after"), [([], FIRST), (FIRST, []), (FIRST, ["rest/big"])])
 @pytest.mark.parametrize("parts", [1, 2, 100])
 def test_an_order_that_changes_between_two_wakes_fetches_nothing_again(
-    engine: Engine, was: Path, before: list[str], after: list[str], parts: int
+    waking: Waking, before: list[str], after: list[str], parts: int
 ) -> None:
-    engine.part_bytes = 2 * MIB
-    snapshot, back = engine.snapshot([was]), was.with_name("back")
-    run, plan = engine.begin_restore(snapshot, [back], first=before)
-    fetched = sum(run.restore_part(part).stored_bytes for part in plan.parts[:parts])
-    engine.restart()
-    run, again = engine.begin_restore(snapshot, [back], first=after, resume=True)
-    for wanted in (True, False):
-        for part in _fetched(again, first=wanted):
-            fetched += run.restore_part(part).stored_bytes
-        if wanted and after:
-            assert run.finish_first().differences == []
-    run.finish()
-    assert run.check(full=True).differences == []
-    assert differences(kept(was), facts(back)) == []
-    assert fetched == sum(part.stored_bytes for part in plan.parts)
+    whole = waking.begin(before).parts
+    fetched = waking.fetch(whole[:parts])
+    waking.begin_again(after)
+    fetched += waking.fetch(waking.parts(first=True))
+    if after:
+        assert waking.run.finish_first().differences == []
+    fetched += waking.fetch(waking.parts(first=False))
+    waking.complete()
+    assert fetched == sum(part.stored_bytes for part in whole)
 
 
 def test_a_restore_killed_at_any_step_is_completed_whatever_comes_first_then(
-    seaweed: Server, tmp_path: Path, was: Path
+    waking: Waking,
 ) -> None:
-    store, home, truth = seaweed.store(), tmp_path / "home", kept(was)
-    engine = Engine(store, home)
-    snapshot = engine.snapshot([was])
+    store, home = waking.engine.store, waking.engine.home
     orders: list[list[str]] = [FIRST, [], ["rest/deep", "rest/small"]]
-    step = 0
-    while True:
-        engine.runs.close()
+
+    def restore(back: Path, first: list[str]) -> None:
+        Engine(store, home).restore(waking.snapshot, [back], first=first)
+
+    waking.engine.runs.close()
+    step, killed = 0, True
+    while killed:
         step += 1
-        back = tmp_path / f"back-{step}"
-        first = orders[step % 3]
-        if not killed_at(step, partial(_restore, store, home, snapshot, back, first), OF_TREES):
-            break
+        back = waking.back.with_name(f"back-{step}")
+        killed = killed_at(step, partial(restore, back, orders[step % 3]), OF_TREES)
         engine = Engine(store, home)
-        engine.restore(snapshot, [back], first=orders[step // 3 % 3], resume=True)
-        assert differences(truth, facts(back)) == [], f"killed at step {step}"
+        engine.restore(waking.snapshot, [back], first=orders[step // 3 % 3], resume=True)
+        assert differences(waking.truth, facts(back)) == [], f"killed at step {step}"
+        engine.runs.close()
     assert step > 40
-
-
-def _restore(
-    store: S3Store, home: Path, snapshot: SnapshotId, back: Path, first: list[str]
-) -> None:
-    Engine(store, home).restore(snapshot, [back], first=first)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpu_kernels.worker import CHUNK_MAX, FREE_LEAST, SLOT_BYTES, SLOTS
 from tests.fixtures.gpu import MakePython
-from tests.fixtures.waiting import PATIENCE_S
+from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.agent import gpu_worker
 from torpor.machine.agent.gpu_worker import GpuWorker, NotHere
 from torpor.shared.codecs import gpu as gpu_module
@@ -75,15 +74,6 @@ def test_streams_are_the_cpu_s_for_every_element(worker: GpuWorker) -> None:
     comes_back(worker, RNG.bytes(MIB), [Run(MIB, Element.BF16)])
 
 
-def test_runs_at_odd_offsets_and_of_many_elements(worker: GpuWorker) -> None:
-    runs = [
-        Run(4001, Element.BYTES), Run(200_000, Element.BF16), Run(63, Element.BYTES),
-        Run(100_002, Element.BF16), Run(80_000, Element.F32), Run(7, Element.F8),
-        Run(160_000, Element.F16), Run(999, Element.I16),
-    ]  # fmt: skip
-    comes_back(worker, BF16[: sum(run.bytes for run in runs)], runs)
-
-
 @given(data=st.data())
 @settings(
     max_examples=25,
@@ -105,16 +95,9 @@ def test_any_layout_gives_the_cpu_s_bytes(
 
 def test_threads_share_the_slots(worker: GpuWorker) -> None:
     expected = RANS.encode(memoryview(PLAIN), RUNS)
-    made: list[bytes | None] = []
-    threads = [
-        threading.Thread(target=lambda: made.append(encode_chunk(worker, PLAIN, RUNS)))
-        for _ in range(SLOTS + 4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert made == [expected] * len(threads)
+    with ThreadPoolExecutor(SLOTS + 4) as threads:
+        made = threads.map(lambda _: encode_chunk(worker, PLAIN, RUNS), range(SLOTS + 4))
+    assert [*made] == [expected] * (SLOTS + 4)
 
 
 def test_a_damaged_stream_is_refused_and_the_worker_goes_on(worker: GpuWorker) -> None:
@@ -186,23 +169,15 @@ def test_a_worker_that_fails_is_killed(
     monkeypatch.setattr(gpu_worker, "WORK_S", 0.5 if do == "hang" else 30)
     worker = GpuWorker(make_python(at=1, do=do))
     process = psutil.Process(worker._process.pid)
-    errors: list[str] = []
 
-    def encode() -> None:
-        with pytest.raises(GpuError) as said:
+    def encode(_: int) -> str:
+        with pytest.raises(GpuError, match=words) as said:
             for _ in range(2):  # memory runs out behind the first launch
                 encode_chunk(worker, PLAIN, RUNS)
-        errors.append(str(said.value))
+        return str(said.value)
 
-    threads = [threading.Thread(target=encode) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(errors) == 3
-    with pytest.raises(GpuError, match=words):
-        raise GpuError(errors[0])
-    assert len(set(errors)) == 1  # nobody blames the kill
+    with ThreadPoolExecutor(3) as threads:
+        assert len(set(threads.map(encode, range(3)))) == 1  # nobody blames the kill
     assert not process.is_running()
     worker.close()
     with pytest.raises(GpuError, match="it was given back"):
@@ -213,21 +188,13 @@ def test_closing_ends_the_process_and_what_is_at_work(make_python: MakePython) -
     worker = GpuWorker(make_python(at=1, do="hang"))
     released: list[bool] = []
     worker.released = lambda: released.append(True)
-    errors: list[str] = []
-
-    def encode() -> None:
-        with pytest.raises(GpuError) as said:
-            encode_chunk(worker, PLAIN, RUNS)
-        errors.append(str(said.value))
-
-    thread = threading.Thread(target=encode)
-    thread.start()
-    while worker._slots.qsize() == SLOTS:
-        time.sleep(0.01)
-    worker.close()
-    worker.close()
-    thread.join()
-    assert errors == ["its worker was ended by SIGKILL"]
+    with ThreadPoolExecutor(1) as threads:
+        encoding = threads.submit(encode_chunk, worker, PLAIN, RUNS)
+        until(lambda: worker._slots.qsize() < SLOTS, "it is at work")
+        worker.close()
+        worker.close()
+        with pytest.raises(GpuError, match="its worker was ended by SIGKILL"):
+            encoding.result(PATIENCE_S)
     assert released == [True]
 
 

@@ -60,9 +60,9 @@ def test_one_process_looks_beside_the_run_at_what_is_the_machines(
         assert look.losses(BEGIN, None, _call(home)).complete is False
     for _ in range(2):  # a lost answer is asked for again
         losses = look.losses(END, [], _call(home))
-        assert [one.path for one in losses.folders] == [f"{home}/data"]
+        assert [folder.path for folder in losses.folders] == [f"{home}/data"]
         assert (losses.complete, losses.total.files, losses.unseen) == (True, 1, [])
-    assert [one.returncode for one in started] == [0]
+    assert [process.returncode for process in started] == [0]
 
 
 def test_a_process_that_hangs_is_not_waited_for(

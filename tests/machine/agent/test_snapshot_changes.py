@@ -1,14 +1,17 @@
-"""What changes while a snapshot is made is read again, or flagged, or both."""
+"""What changes while a snapshot is made is read again, or flagged, or both; also what a program
+stores through a mapping."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.engine import Engine
+from tests.fixtures.mapper import Mapper, stored
 from tests.fixtures.snapshots import (
     comes_back,
     commit,
@@ -17,7 +20,8 @@ from tests.fixtures.snapshots import (
     scan_and_store,
     store_parts,
 )
-from tests.fixtures.trees import let_settle
+from tests.fixtures.trees import content, let_settle
+from torpor.machine.tree import mappings
 from torpor.shared.errors import WorkspaceInvalid
 from torpor.shared.values import MIB
 from torpor.shared.wire.snapshot import Confirm, Confirmed
@@ -146,19 +150,22 @@ def test_names_that_may_change_are_accepted_and_no_others(engine: Engine, was: P
 
 CONFIRMED: dict[str, tuple[Callable[[Path], object], str]] = {
     "content": (lambda was: _append(was / "small"), "small"),
-    "content, same time": (lambda was: _rewrite_keeping_time(was / "small"), "small"),
+    "content, same time": (lambda was: _keeping_time(was / "small", _rewrite), "small"),
     "new file": (lambda was: (was / "new").write_text("x"), "new"),
     "new directory": (lambda was: (was / "d/new").mkdir(), "d/new"),
     "new symlink": (lambda was: (was / "new").symlink_to("x"), "new"),
     "deleted": (lambda was: (was / "d/other").unlink(), "d/other"),
     "mode": (lambda was: (was / "d").chmod(0o711), "d"),
+    "replaced, same time": (lambda was: _keeping_time(was / "small", _replace), "small"),
+    "touched": (lambda was: _keeping_time(was / "small", lambda path: None), "small"),
+    "linked": (lambda was: os.link(was / "small", was / "also"), "also"),
     "moved": (lambda was: (was / "small").rename(was / "d/small"), "d/small"),
 }
 
 
-def _rewrite_keeping_time(path: Path) -> None:
+def _keeping_time(path: Path, change: Change) -> None:
     st = path.stat()
-    _rewrite(path)
+    change(path)
     os.utime(path, ns=(st.st_atime_ns, st.st_mtime_ns))
 
 
@@ -207,3 +214,68 @@ def test_small_files_that_were_only_touched_are_read_and_not_stored_again(
     snapshot, _ = commit(run)
     run.end(committed=True)
     comes_back(engine, snapshot, root)
+
+
+# -- programs that store through a mapping
+
+
+@pytest.mark.parametrize("size", [3000, 5 * MIB])
+def test_the_last_store_of_a_program_that_ends_after_the_read_is_kept(
+    engine: Engine, tmp_path: Path, size: int
+) -> None:
+    """It stores while the disk is walked, and once more after the file was read."""
+    was = tmp_path / "was"
+    for number in range(200):  # the walk takes a while until it looks at the file
+        (was / f"{number:03}").mkdir(parents=True)
+    file = was / "199/mapped"
+    file.write_bytes(content(1, size))
+    let_settle()
+    run = engine.begin([was])
+    with Mapper(file) as program:
+        with program.busy():
+            scan = run.scan(1)
+        let_settle()
+        store_parts(run, 1, scan)
+        last = program.end()
+    number = 2
+    while (scan := run.scan(number)).parts:
+        let_settle()
+        store_parts(run, number, scan)
+        number += 1
+    snapshot, _ = commit(run)
+    assert run.confirm().unaccepted == []
+    run.end(committed=True)
+    engine.restore(snapshot, [tmp_path / "back"])
+    assert stored(tmp_path / "back/199/mapped") == last
+
+
+def test_a_store_after_the_last_read_is_seen_by_the_last_look(engine: Engine, was: Path) -> None:
+    run = engine.begin([was])
+    with Mapper(was / "big") as program:
+        program.store()
+        let_settle()
+        store_parts(run, 1, run.scan(1))
+        assert run.scan(2).unaccepted == []
+        commit(run)
+        program.store()
+    assert run.confirm().unaccepted == ["big"]
+    run.end(committed=True)
+
+
+def test_who_alone_keeps_a_file_from_counting_as_unchanged_is_named(
+    engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each walk: the machine is kept until that process has ended."""
+    monkeypatch.setattr(mappings, "shows_stores", lambda place: False)
+    run = engine.begin([was])
+    with Mapper(was / "big") as program:
+        let_settle()
+        says = re.escape(f"big ({program.name} has it mapped for writing") + ", .*: end that .*"
+        store_parts(run, 1, run.scan(1))
+        (again,) = (seen := run.scan(2)).unaccepted
+        store_parts(run, 2, seen)
+        commit(run)
+        (last,) = run.confirm().unaccepted
+    for name in (again, last):
+        assert re.fullmatch(says, name)
+    run.end(committed=False)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.fixtures.engine import WORKSPACE, Engine
+from tests.fixtures.kill_points import as_nobody
 from tests.fixtures.manifests import honest
+from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.snapshots import (
     Machines,
     comes_back,
@@ -21,17 +20,14 @@ from tests.fixtures.snapshots import (
     commit_at_rest,
     manifest_of,
     packs_of,
-    reads_nothing,
     scan_and_store,
     store_parts,
 )
 from tests.fixtures.trees import content, let_settle
-from tests.fixtures.waiting import PATIENCE_S
 from torpor.machine.agent.call import Call
 from torpor.shared.errors import (
     AgentLost,
     GrantExpired,
-    InvalidInput,
     ManifestInvalid,
     RunCancelled,
     SnapshotDamaged,
@@ -40,13 +36,13 @@ from torpor.shared.errors import (
     WrongKey,
 )
 from torpor.shared.format.keys import Seal
-from torpor.shared.format.manifest import Pack, decode_manifest, encode_manifest
+from torpor.shared.format.manifest import decode_manifest, encode_manifest
 from torpor.shared.format.names import manifest_key, new_pack_key, pack_key
 from torpor.shared.values import MIB, ObjectKey, SnapshotId, WorkspaceName
 from torpor.shared.wire.snapshot import (
     BeginSnapshot,
     Commit,
-    KnownSnapshot,
+    EndSnapshot,
     ListPacks,
     PartPlan,
     PartReport,
@@ -94,37 +90,40 @@ def test_a_part_that_is_asked_for_twice_with_the_same_grants_writes_no_pack_twic
 
 
 def test_a_second_run_is_refused_until_the_first_has_ended(engine: Engine, was: Path) -> None:
-    run = engine.begin([was])
-    with pytest.raises(WorkspaceBusy, match=f"run {run.run} works on workspace demo"):
+    begin = BeginSnapshot("r", WORKSPACE, [str(was)], [], None, [])
+    assert engine.call(begin) == engine.call(begin)
+    with pytest.raises(WorkspaceBusy, match="run r works on workspace demo"):
         engine.begin([was])
-    run.end(committed=False)
+    engine.call(msgspec.structs.replace(begin, run="s", workspace=WorkspaceName("other")))
+    engine.call(EndSnapshot("r", committed=False))
     engine.begin([was])
 
 
-def test_a_second_agent_is_refused_until_the_first_has_gone(engine: Engine, was: Path) -> None:
+def test_a_second_agent_is_refused_until_the_first_has_gone(
+    engine: Engine, was: Path, machines: Machines
+) -> None:
     engine.begin([was])
-    other = Engine(engine.store, engine.home)
+    other = machines(engine.store, engine.home)
     with pytest.raises(WorkspaceBusy, match="another agent on this machine"):
         other.begin([was])
     engine.restart()
     other.begin([was])
 
 
-def test_workspaces_of_one_machine_do_not_wait_for_each_other(engine: Engine, was: Path) -> None:
-    engine.begin([was])
-    engine.call(BeginSnapshot("other", WorkspaceName("other"), [str(was)], [], None, []))
-
-
-def test_begin_is_idempotent(engine: Engine, was: Path) -> None:
-    begin = BeginSnapshot("r", WORKSPACE, [str(was)], [], None, [])
-    assert engine.call(begin) == engine.call(begin)
-
-
-@pytest.mark.parametrize("bad", ["missing", "empty", "file"])
-def test_a_begin_that_fails_gives_the_workspace_back(engine: Engine, was: Path, bad: str) -> None:
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ("missing", "does not exist on the machine"),
+        ("empty", "is empty: there is nothing to keep"),
+        ("file", "is a file, not a directory"),
+    ],
+)
+def test_a_begin_that_fails_gives_the_workspace_back(
+    engine: Engine, was: Path, bad: str, says: str
+) -> None:
     (was.parent / "empty").mkdir()
     (was.parent / "file").write_text("x")
-    with pytest.raises(WorkspaceInvalid, match=str(was.parent / bad)):
+    with pytest.raises(WorkspaceInvalid, match=f"{was.parent / bad} .*{says}"):
         engine.begin([was.parent / bad])
     assert not engine.runs.active()
     engine.begin([was])
@@ -136,18 +135,6 @@ def test_an_ended_run_does_no_more_work(engine: Engine, was: Path) -> None:
     with pytest.raises(AgentLost, match="does not hold run"):
         engine.call(ListPacks(run.run))
     assert not engine.runs.active()
-
-
-def test_a_request_that_does_not_fit_the_protocol_is_refused(engine: Engine) -> None:
-    with pytest.raises(InvalidInput, match="does not fit the agent's protocol"):
-        engine.table.parse("snapshot.begin", {"run": "r"})
-    grant = engine.grant("GET", new_pack_key(WORKSPACE))
-    begin = BeginSnapshot("r", WORKSPACE, ["/x"], [], None, [KnownSnapshot("00" * 32, 1, grant)])
-    args = msgspec.to_builtins(begin)
-    engine.table.parse("snapshot.begin", args)
-    args["known"][0]["grant"]["key"] = "../../etc/passwd"
-    with pytest.raises(InvalidInput, match="not an object name"):
-        engine.table.parse("snapshot.begin", args)
 
 
 # -- agents that are killed
@@ -173,7 +160,6 @@ def test_nothing_is_stored_twice_when_the_agent_was_killed(
         run.commit({})
     packs = packs_of(engine)
     engine.restart()
-
     with pytest.raises(AgentLost):
         engine.call(ListPacks(run.run))
     if same_run:
@@ -184,14 +170,10 @@ def test_nothing_is_stored_twice_when_the_agent_was_killed(
         with pytest.raises(AgentLost):
             engine.call(ListPacks(run.run))
         assert run.store_part(1, PartPlan(0, 0, 1)).new_bytes == 0
-    new_bytes = scan_and_store(run, 2)
+    assert stored + scan_and_store(run, 2) == WIDE_FILES * 4 * MIB
     snapshot = commit_at_rest(run, 3)
-    run.end(committed=True)
-
-    assert stored + new_bytes == WIDE_FILES * 4 * MIB
-    assert packs <= packs_of(engine)
+    assert packs <= packs_of(engine) == named(engine, snapshot)
     assert len(packs_of(engine)) == 2
-    assert named(engine, snapshot) == packs_of(engine)
 
 
 def named(engine: Engine, snapshot: SnapshotId) -> set[ObjectKey]:
@@ -205,24 +187,14 @@ def test_a_part_that_was_cancelled_midway_is_continued(engine: Engine, was: Path
     run = engine.begin([was])
     scan = run.scan(1)
     grants = [engine.grant("PUT", new_pack_key(WORKSPACE)) for _ in range(3)]
-    calls: list[Call] = []
-    calls.append(Call("id", engine.home, lambda event: calls[0].cancel()))
+    call = Call("id", engine.home, lambda event: call.cancel())
     with pytest.raises(RunCancelled):
-        engine.table.serve(StorePart(run.run, 1, scan.parts[0].part, grants), calls[0])
+        engine.table.serve(StorePart(run.run, 1, scan.parts[0].part, grants), call)
     assert packs_of(engine) == set()
     let_settle()
     store_parts(run, 1, scan)
     scan_and_store(run, 2)
     comes_back(engine, commit_at_rest(run, 3), was)
-
-
-def test_a_part_without_enough_grants_says_so_and_is_repeated(engine: Engine, was: Path) -> None:
-    run = engine.begin([was])
-    scan = run.scan(1)
-    with pytest.raises(GrantExpired, match="more packs than it has grants for"):
-        run.store_part(1, msgspec.structs.replace(scan.parts[0], packs=0))
-    store_parts(run, 1, scan)
-    comes_back(engine, commit_at_rest(run, 2), was)
 
 
 def test_a_repeated_part_stores_nothing_again(engine: Engine, was: Path) -> None:
@@ -242,8 +214,9 @@ def test_a_pack_that_cannot_be_resumed_is_stored_again(
     before = packs_of(engine)
     engine.restart()
     if lost == "the pack":
-        engine.store.delete([min(before)])
-        before.discard(min(before))
+        gone = min(before)
+        engine.store.delete([gone])
+        before.discard(gone)
     else:
         journal = engine.home / "workspaces" / WORKSPACE / "journal"
         os.truncate(journal, journal.stat().st_size - 3)
@@ -274,9 +247,18 @@ def test_a_commit_that_comes_again_writes_the_same_bytes(engine: Engine, was: Pa
 # -- packs that go
 
 
-def test_a_pack_lost_between_passes_is_stored_again(engine: Engine, wide: Path) -> None:
+@pytest.mark.parametrize("knows", ["this run's", "its parent's", "another machine's"])
+def test_a_pack_that_is_lost_is_stored_again(
+    engine: Engine, wide: Path, knows: str, machines: Machines
+) -> None:
+    if knows != "this run's":
+        engine.snapshot([wide])
+    if knows == "another machine's":
+        engine = machines(engine.store, engine.home.with_name("other-home"))
     run = engine.begin([wide])
-    scan_and_store(run, 1)
+    scan = run.scan(1)
+    assert (scan.unaccepted_count == 0) is (knows == "its parent's")
+    assert (store_parts(run, 1, scan) == 0) is (knows != "this run's")
     lost, *rest = sorted(packs_of(engine))
     engine.store.delete([lost])
     assert run.lost_packs() == [lost]
@@ -285,29 +267,8 @@ def test_a_pack_lost_between_passes_is_stored_again(engine: Engine, wide: Path) 
     assert store_parts(run, 2, scan) == sum(part.bytes for part in scan.parts)
     snapshot = commit_at_rest(run, 3)
     assert {*rest} < named(engine, snapshot) == packs_of(engine)
-    comes_back(engine, snapshot, wide)
-
-
-@pytest.mark.parametrize("with_index", [True, False])
-def test_a_lost_pack_of_the_parent_is_stored_again(
-    engine: Engine, wide: Path, with_index: bool, machines: Machines
-) -> None:
-    engine.snapshot([wide])
-    if not with_index:
-        engine = machines(engine.store, engine.home.with_name("other-home"))
-    run = engine.begin([wide])
-    scan = run.scan(1)
-    assert (scan.unaccepted_count == 0) is with_index
-    assert store_parts(run, 1, scan) == 0
-    lost = min(packs_of(engine))
-    engine.store.delete([lost])
-    assert run.lost_packs() == [lost]
-    scan = run.scan(2, [lost])
-    assert 0 < scan.unaccepted_count < WIDE_FILES
-    store_parts(run, 2, scan)
-    snapshot = commit_at_rest(run, 3)
     assert len(packs_of(engine)) == 2
-    assert named(engine, snapshot) == packs_of(engine)
+    comes_back(engine, snapshot, wide)
 
 
 def test_packs_that_are_not_as_written_are_found_by_reading(engine: Engine, wide: Path) -> None:
@@ -338,44 +299,32 @@ def test_what_an_earlier_snapshot_holds_is_not_stored_again(
     assert packs_of(engine) == packs
 
 
-@pytest.mark.parametrize("damage", ["seen", "manifest", "torn", "forgotten"])
-def test_a_damaged_index_is_not_believed(engine: Engine, was: Path, damage: str) -> None:
-    engine.snapshot([was])
+@pytest.mark.parametrize(
+    "doubt", ["seen", "manifest", "torn", "forgotten", "other roots", "its snapshot is gone"]
+)
+def test_an_index_that_may_be_wrong_is_not_believed(engine: Engine, was: Path, doubt: str) -> None:
+    snapshot = engine.snapshot([was])
     folder = engine.home / "workspaces" / WORKSPACE
-    if damage == "forgotten":
+    if doubt == "other roots":
+        was = was.rename(was.with_name("moved"))  # the very same inodes
+    elif doubt == "its snapshot is gone":
+        engine.store.delete([manifest_key(WORKSPACE, snapshot)])
+    elif doubt == "forgotten":
         (folder / "seen").unlink()
-    elif damage == "torn":
+    elif doubt == "torn":
         os.truncate(folder / "seen", (folder / "seen").stat().st_size // 2)
     else:
-        blob = bytearray((folder / damage).read_bytes())
+        blob = bytearray((folder / doubt).read_bytes())
         blob[len(blob) // 2] ^= 0xFF
-        (folder / damage).write_bytes(blob)
+        (folder / doubt).write_bytes(blob)
     run = engine.begin([was])
     scan = run.scan(1)
-    if damage != "seen" or scan.unaccepted_count:
-        assert scan.unaccepted_count == 3
-    store_parts(run, 1, scan)
+    assert scan.unaccepted_count == 3 or (doubt == "seen" and not scan.unaccepted_count)
+    new_bytes = store_parts(run, 1, scan)
+    if doubt == "its snapshot is gone":
+        assert new_bytes == sum(part.bytes for part in scan.parts)
     run.scan(2)
     comes_back(engine, commit(run)[0], was)
-
-
-def test_the_index_is_not_believed_for_other_roots(engine: Engine, was: Path) -> None:
-    engine.snapshot([was])
-    moved = was.rename(was.with_name("moved"))  # the very same inodes
-    run = engine.begin([moved])
-    assert run.scan(1).unaccepted_count == 3
-    run.end(committed=False)
-    moved.rename(was)
-    assert reads_nothing(engine, was)
-
-
-def test_the_index_is_not_believed_when_its_snapshot_is_gone(engine: Engine, was: Path) -> None:
-    snapshot = engine.snapshot([was])
-    engine.store.delete([manifest_key(WORKSPACE, snapshot)])
-    run = engine.begin([was])
-    scan = run.scan(1)
-    assert scan.unaccepted_count == 3
-    assert store_parts(run, 1, scan) == sum(part.bytes for part in scan.parts)
 
 
 def test_the_index_is_not_believed_when_it_was_not_committed(engine: Engine, was: Path) -> None:
@@ -423,47 +372,25 @@ def test_a_sealed_store_shows_nothing_of_the_workspace(engine: Engine, was: Path
     for found in engine.store.list(""):
         blob = engine.store.get(found.key, max_bytes=1 << 30)
         assert b"secret" not in blob
-    packs = [p for s in engine.snapshots() for p in manifest_of(engine, s).packs]
-    assert all(isinstance(pack, Pack) for pack in packs)
 
 
 # -- as an ordinary user
 
-_AS_NOBODY = """
-import json, os, sys
-from pathlib import Path
-from torpor.machine.agent.operations import operations
-from torpor.machine.agent.call import Call
-from torpor.machine.agent.runs import RunRegistry
-from torpor.shared.errors import TorporError
-home, root = Path(sys.argv[1]), sys.argv[2]
-table = operations(RunRegistry(home), [])
-os.setgroups([]); os.setgid(65534); os.setuid(65534)
-def call(op, **args):
-    return table.serve(table.parse(op, args), Call("id", home, lambda event: None))
-try:
-    call("snapshot.begin", run="r", workspace="demo", roots=[root], exclude=[], key=None, known=[])
-    scan = call("snapshot.scan", run="r", **{"pass": 1}, max_parts=1, part_bytes=1 << 20,
-                resumed=[], lost=[], accepted=[])
-    call("snapshot.part", run="r", **{"pass": 1}, part=0, packs=[])
-except TorporError as error:
-    json.dump(error.to_wire(), sys.stdout)
-"""
-
 
 @pytest.mark.parametrize("unreadable", ["", "d", "small", "big"])
-def test_what_cannot_be_read_is_named(tmp_path: Path, was: Path, unreadable: str) -> None:
+def test_what_cannot_be_read_is_named(
+    memory_store: MemoryStore, tmp_path: Path, was: Path, unreadable: str
+) -> None:
     if unreadable != "big":
         (was / "big").unlink()  # it is read, and would be stored, first
     (was / unreadable).chmod(0)
-    home = tmp_path / "home"
-    home.mkdir()
-    for folder in (home, *tmp_path.parents[:3], tmp_path):
-        folder.chmod(0o777 if folder == home else 0o755)
-    argv = [sys.executable, "-c", _AS_NOBODY, str(home), str(was)]
-    done = subprocess.run(argv, capture_output=True, check=False, timeout=PATIENCE_S, text=True)
-    assert done.returncode == 0, done.stderr
-    error = json.loads(done.stdout)
-    assert error["type"] == "WorkspaceInvalid"
-    assert str(was / unreadable) in error["message"]
-    assert "cannot be read: Permission denied; log in as its owner or as root" in error["message"]
+    (tmp_path / "nobodys").mkdir()
+    os.chown(tmp_path / "nobodys", 65534, 65534)
+
+    def store() -> None:
+        says = f"{was / unreadable}.* cannot be read: Permission denied; log in as its owner or as "
+        with pytest.raises(WorkspaceInvalid, match=says):
+            run = Engine(memory_store, tmp_path / "nobodys").begin([was])
+            scan_and_store(run, 1)
+
+    as_nobody(tmp_path, store)

@@ -11,9 +11,8 @@ import pytest
 
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.kill_points import OF_TREES, killed_at
-from tests.fixtures.stores import Server
+from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.trees import Facts, content, differences, facts, kept, let_settle, set_xattr
-from torpor.control.store.s3 import S3Store
 from torpor.machine.agent.state import WorkspaceState
 from torpor.shared.errors import WorkspaceInvalid
 from torpor.shared.values import MIB, SnapshotId
@@ -58,9 +57,9 @@ def _change(root: Path) -> None:
 
 
 def test_a_sync_killed_at_any_step_is_completed_by_the_next(
-    seaweed: Server, tmp_path: Path
+    memory_store: MemoryStore, tmp_path: Path
 ) -> None:
-    was, home, store = tmp_path / "was", tmp_path / "home", seaweed.store()
+    was, home, store = tmp_path / "was", tmp_path / "home", memory_store
     _plant(was)
     let_settle()
     engine = Engine(store, home)
@@ -88,7 +87,7 @@ def test_a_sync_killed_at_any_step_is_completed_by_the_next(
     assert half > 20
 
 
-def _sync_anew(store: S3Store, home: Path, wanted: SnapshotId) -> None:
+def _sync_anew(store: MemoryStore, home: Path, wanted: SnapshotId) -> None:
     Engine(store, home).sync(wanted)
 
 
