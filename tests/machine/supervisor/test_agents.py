@@ -24,51 +24,43 @@ from torpor.shared.wire.activity import ReadActivity
 WAITS = "while [ ! -e go ]; do sleep 0.02; done"
 
 
-def _jobs(machine: Machine) -> bool:
-    return machine.agent.call(ReadActivity(60)).job_s is not None
+def test_a_machine_says_what_runs_on_it_also_without_its_supervisor(machine: Machine) -> None:
+    """A job or a server, never both."""
 
+    def runs() -> tuple[bool, bool]:
+        activity = machine.agent.call(ReadActivity(60))
+        return activity.job_s is not None, activity.served_s is not None
 
-def _serves(machine: Machine) -> bool:
-    return machine.agent.call(ReadActivity(60)).served_s is not None
-
-
-def test_a_machine_says_that_a_job_runs_also_without_its_supervisor(supervised: Machine) -> None:
-    assert not _jobs(supervised)
-    supervised.shell(WAITS)
-    assert _jobs(supervised)
-    supervised.supervisor_dies()
-    assert _jobs(supervised)
-    supervised.stop(grace_s=0)
-    assert not _jobs(supervised)
-
-
-def test_a_server_is_no_job(supervised: Machine) -> None:
-    assert not _serves(supervised)
+    assert runs() == (False, False)
     before_s = boot_clock_s()
-    supervised.shell(WAITS, serves=True)
-    activity = supervised.agent.call(ReadActivity(60))
+    machine.shell(WAITS, serves=True)
+    activity = machine.agent.call(ReadActivity(60))
     assert activity.served_s is not None  # a tick of the kernel's clock is 0.01 s
     assert 0 <= activity.served_s <= activity.now_s - before_s + 0.02
-    assert _serves(supervised) and not _jobs(supervised)
-    supervised.supervisor_dies()
-    assert _serves(supervised) and not _jobs(supervised)
-    supervised.shell(WAITS, attempt=2)
-    assert _jobs(supervised) and not _serves(supervised)
+    assert runs() == (False, True)
+    machine.supervisor_dies()
+    assert runs() == (False, True)
+    machine.shell(WAITS, attempt=2)
+    assert runs() == (True, False)
+    machine.supervisor_dies()
+    assert runs() == (True, False)
+    machine.stop(grace_s=0)
+    assert runs() == (False, False)
 
 
-def test_home_is_not_removed_under_a_command(supervised: Machine) -> None:
-    supervised.shell(WAITS)
-    with agent_in(supervised.home) as agent:
+def test_home_is_not_removed_under_a_command(machine: Machine) -> None:
+    machine.shell(WAITS)
+    with agent_in(machine.home) as agent:
         peer = agent.attach()
         refused = peer.ask("f", "forget")["error"]
         assert refused["type"] == "WorkspaceBusy" and JOB in refused["message"]
-        assert supervised.state().state == "running"
-        (supervised.work / "go").touch()
-        supervised.ended()
+        assert machine.state().state == "running"
+        (machine.work / "go").touch()
+        machine.ended()
         assert peer.ask("f2", "forget")["result"] == {}
         assert agent.left()
         peer.close()
-    assert not supervised.home.exists()
+    assert not machine.home.exists()
 
 
 # -- bundles

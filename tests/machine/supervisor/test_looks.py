@@ -22,11 +22,6 @@ WAITS = "while [ ! -e go ]; do sleep 0.02; done"
 SLEEPS = [sys.executable, "-I", "-c", "import time; time.sleep(600)"]
 
 
-@pytest.fixture
-def machine(supervised: Machine) -> Machine:
-    return supervised
-
-
 def read_whole(path: Path, most_bytes: int) -> str:
     """As a driver does: piece by piece, until no more comes."""
     text, offset = "", 0

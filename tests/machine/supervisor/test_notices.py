@@ -63,10 +63,10 @@ def test_a_recommendation_is_followed_by_the_notice(metadata: Metadata, clock: C
     assert (first.kind, first.until_unix) == ("aws-rebalance", None)
     clock.s += 5
     metadata.say(ACTION, TERMINATES)
-    assert [one.kind for one in aws.poll()] == ["aws-spot"]
+    assert [notice.kind for notice in aws.poll()] == ["aws-spot"]
     clock.s += 5
     metadata.say(ACTION, {**TERMINATES, "time": "soon"})  # another one; the time is not known
-    assert [one.until_unix for one in aws.poll()] == [None]
+    assert [notice.until_unix for notice in aws.poll()] == [None]
 
 
 def test_a_token_that_has_ended_is_replaced_at_once(metadata: Metadata, clock: Clock) -> None:
@@ -75,7 +75,7 @@ def test_a_token_that_has_ended_is_replaced_at_once(metadata: Metadata, clock: C
     metadata.token = "second-token"
     metadata.say(ACTION, TERMINATES)
     clock.s += 5
-    assert [one.kind for one in aws.poll()] == ["aws-spot"]
+    assert [notice.kind for notice in aws.poll()] == ["aws-spot"]
     assert metadata.asked[-3:] == [f"GET {ACTION}", f"PUT {TOKEN}", f"GET {ACTION}"]
 
 
@@ -104,7 +104,7 @@ def test_azure_lists_events(metadata: Metadata, clock: Clock) -> None:
     started = {"EventId": "3", "EventType": "Preempt", "NotBefore": ""}
     metadata.say(EVENTS, {"Events": [taken, started]})
     clock.s += 2
-    assert [one.until_unix for one in azure.poll()] == [None]
+    assert [notice.until_unix for notice in azure.poll()] == [None]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_nonsense_is_no_notice(metadata: Metadata, clock: Clock, raw: bytes) -> 
         del metadata.says[path]
     metadata.says[PREEMPTED] = b"TRUE"
     clock.s += 5
-    assert [one.kind for one in every.poll()] == ["gcp"]  # and it asks on
+    assert [notice.kind for notice in every.poll()] == ["gcp"]  # and it asks on
 
 
 @pytest.mark.parametrize("status", [301, 302, 307])
@@ -179,9 +179,3 @@ def test_a_service_that_never_ends_is_heard_for_a_while(metadata: Metadata, cloc
         clock.s += 2
         heard += len(azure.poll())
     assert heard == MOST_NOTICES
-
-
-def test_without_a_service_nothing_is_due(clock: Clock) -> None:
-    none = notices(clock)
-    assert none.poll() == []
-    assert none.wait_s is None

@@ -22,12 +22,6 @@ from torpor.machine.agent.operations import operations
 from torpor.machine.supervisor.processes import identify
 from torpor.shared.errors import AgentLost, InvalidInput
 
-
-@pytest.fixture
-def machine(supervised: Machine) -> Machine:
-    return supervised
-
-
 WAITS = "while [ ! -e go ]; do sleep 0.02; done"
 
 
