@@ -47,7 +47,7 @@ def test_a_budget_that_cannot_be_is_refused(fields: dict[str, Any], words: str) 
 def test_saved_budgets_open_with_the_records_of_what_they_count() -> None:
     Budget(usd_month=0.1, workspaces=["paid-one"], timezone="Europe/Berlin").save("lab-one")
     Budget(usd_month=7, project="p").save("lab-p")
-    found = {one.budget.name: one for one in open_all_budgets()}
+    found = {budget.budget.name: budget for budget in open_all_budgets()}
     one, project = found["lab-one"], found["lab-p"]
     assert one.budget.usd_month == Decimal("0.1")
     assert one.budget.covers(WorkspaceName("drill--one"), "")
@@ -67,7 +67,7 @@ def test_a_budget_of_a_workspace_that_is_not_there_is_not_saved() -> None:
     words = r"budget bad: there is no block workspace/typo.* was not saved"
     with pytest.raises(InvalidInput, match=words):
         Budget(usd_month=7, workspaces=["paid-one", "typo"]).save("bad")
-    assert "bad" not in [one.budget.name for one in open_all_budgets()]
+    assert "bad" not in [budget.budget.name for budget in open_all_budgets()]
 
 
 @pytest.mark.usefixtures("saved")
@@ -77,7 +77,7 @@ def test_a_budget_of_a_workspace_that_was_deleted_stands_in_the_way_of_what_it_m
     Budget(usd_month=7, workspaces=["paid-one", "going"]).save("lab-bad")
     try:
         Workspace.delete("going")
-        (bad,) = [one for one in open_all_budgets() if one.budget.name == "lab-bad"]
+        (bad,) = [found for found in open_all_budgets() if found.budget.name == "lab-bad"]
     finally:
         Budget.delete("lab-bad")
     covered = ("one", "drill--one", "going", "two")

@@ -7,6 +7,11 @@ import pytest
 from blocks.flavour import DEFAULTS, Flavour, region_and_endpoint
 
 R2 = "https://0123456789abcdef0123456789abcdef.r2.cloudflarestorage.com"
+R2_EU = R2.replace(".r2", ".eu.r2")
+CHINA = "https://s3.cn-north-1.amazonaws.com.cn"
+B2 = "https://s3.{}.backblazeb2.com"
+WASABI = "https://s3{}.wasabisys.com"
+WASABI_EU = WASABI.format(".eu-central-2")
 
 
 def test_every_flavour_has_its_customs() -> None:
@@ -18,39 +23,14 @@ def test_every_flavour_has_its_customs() -> None:
     [
         ("aws-s3", "", "", ("us-east-1", None)),
         ("aws-s3", "eu-central-1", "", ("eu-central-1", None)),
-        (
-            "aws-s3",
-            "cn-north-1",
-            "https://s3.cn-north-1.amazonaws.com.cn",
-            ("cn-north-1", "https://s3.cn-north-1.amazonaws.com.cn"),
-        ),
-        ("cloudflare-r2", "", R2 + "/", ("auto", R2)),
-        (
-            "cloudflare-r2",
-            "",
-            R2.replace(".r2", ".eu.r2"),
-            ("auto", R2.replace(".r2", ".eu.r2")),
-        ),
-        (
-            "backblaze-b2",
-            "",
-            "https://s3.us-west-004.backblazeb2.com",
-            ("us-west-004", "https://s3.us-west-004.backblazeb2.com"),
-        ),
-        (
-            "backblaze-b2",
-            "eu-central-003",
-            "",
-            ("eu-central-003", "https://s3.eu-central-003.backblazeb2.com"),
-        ),
-        ("wasabi", "", "", ("us-east-1", "https://s3.us-east-1.wasabisys.com")),
-        ("wasabi", "", "https://s3.wasabisys.com", ("us-east-1", "https://s3.wasabisys.com")),
-        (
-            "wasabi",
-            "",
-            "https://s3.eu-central-2.wasabisys.com",
-            ("eu-central-2", "https://s3.eu-central-2.wasabisys.com"),
-        ),
+        ("aws-s3", "cn-north-1", CHINA, ("cn-north-1", CHINA)),
+        ("cloudflare-r2", "", f"{R2}/", ("auto", R2)),
+        ("cloudflare-r2", "", R2_EU, ("auto", R2_EU)),
+        ("backblaze-b2", "", B2.format("us-west-004"), ("us-west-004", B2.format("us-west-004"))),
+        ("backblaze-b2", "eu-central-003", "", ("eu-central-003", B2.format("eu-central-003"))),
+        ("wasabi", "", "", ("us-east-1", WASABI.format(".us-east-1"))),
+        ("wasabi", "", WASABI.format(""), ("us-east-1", WASABI.format(""))),
+        ("wasabi", "", WASABI_EU, ("eu-central-2", WASABI_EU)),
         ("seaweedfs", "", "http://127.0.0.1:8333", ("us-east-1", "http://127.0.0.1:8333")),
         ("other", "garage", "https://s3.example.com", ("garage", "https://s3.example.com")),
     ],

@@ -118,16 +118,6 @@ def test_every_field_survives_saving(prefect_server: Server) -> None:
     )
 
 
-def test_the_defaults_are_the_blocks_that_make_up_registers() -> None:
-    plain = Workspace(name="plain")
-    assert (plain.store, plain.provider, plain.identity) == (
-        "default",
-        "local-provider/default",
-        "default",
-    )
-    assert plain.spec() == WorkspaceSpec(plain.spec().name, ["~/workspace"])
-
-
 @pytest.mark.usefixtures("saved")
 def test_providers_of_one_shape_load_as_their_own_types() -> None:
     kinds: tuple[type[Block], ...] = (LocalProvider, Lookalike)
@@ -255,4 +245,4 @@ def test_a_block_that_is_deleted_while_all_are_loaded_is_left_out(
         return load_named(kind, name, of=of)
 
     monkeypatch.setattr(reference, "load_named", late)
-    assert [one.price_usd_h for one in load_all(Deleted)] == [len("stays")]
+    assert [block.price_usd_h for block in load_all(Deleted)] == [len("stays")]

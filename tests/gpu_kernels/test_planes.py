@@ -35,10 +35,9 @@ def test_c_is_the_reference(lib: native.Library, width: int, rotate: bool, plain
 
 @pytest.mark.parametrize(("width", "rotate", "plain"), CASES)
 def test_plain_python_is_the_reference(width: int, rotate: bool, plain: bytes) -> None:
-    planes = rooms(plain, width)
+    planes, back = rooms(plain, width), bytearray(len(plain))
     portable.split(memoryview(plain), width, rotate, planes)
     assert [bytes(plane) for plane in planes] == expected(plain, width, rotate)
-    back = bytearray(len(plain))
     portable.join(planes, width, rotate, memoryview(back))
     assert back == plain
 

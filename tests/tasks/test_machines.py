@@ -29,12 +29,11 @@ def _late(lab: Lab) -> Machine:
 
 def test_a_machine_that_nobody_will_use_is_ended_and_not_in_the_way(lab: Lab) -> None:
     with plain(lab.opened):
-        mine = renting(lab.opened).rent(lab.market.on_sale)
-        mine.hand_over()
+        mine = lab.rent()
         late = _late(lab)
         assert late.id in lab.market.alive
-        assert find_machine(lab.opened, "").id == mine.machine.id
-    assert [*lab.market.alive] == [mine.machine.id]
+        assert find_machine(lab.opened, "").id == mine.id
+    assert [*lab.market.alive] == [mine.id]
     assert lab.states() == ["ended", "handed over"]
 
 
@@ -45,12 +44,11 @@ def test_a_machine_that_nobody_will_use_is_not_in_the_way_where_it_cannot_be_end
         raise ProviderUnavailable("try again later")
 
     with plain(lab.opened):
-        mine = renting(lab.opened).rent(lab.market.on_sale)
-        mine.hand_over()
+        mine = lab.rent()
         late = _late(lab)
         monkeypatch.setattr(lab.market, "destroy", refuse)
         monkeypatch.setattr(machines, "AT_ONCE_S", 0.0)
-        assert find_machine(lab.opened, "").id == mine.machine.id
+        assert find_machine(lab.opened, "").id == mine.id
     assert late.id in lab.market.alive
     assert lab.states() == ["abandoned", "handed over"]
 
@@ -60,10 +58,7 @@ def test_an_end_that_another_run_recorded_meanwhile_is_an_end(
 ) -> None:
     """It saw that the machine had gone, while this run destroyed it."""
     with plain(lab.opened):
-        tenancy = renting(lab.opened).rent(lab.market.on_sale)
-        tenancy.hand_over()
-        machine, rental = tenancy.machine, tenancy.rental
-        assert rental is not None
+        machine, rental = handed_over(lab.opened)
         destroy = lab.market.destroy
 
         def and_another_sees_it(machine: Machine, warrant: Warrant) -> None:
@@ -79,31 +74,25 @@ def test_an_end_that_another_run_recorded_meanwhile_is_an_end(
 def test_a_machine_that_is_being_ended_is_no_place_to_work(lab: Lab) -> None:
     """Its provider accepted the end and may take hours. It may hold work that is not stored."""
     with plain(lab.opened):
-        held = renting(lab.opened)
-        tenancy = held.rent(lab.market.on_sale)
-        tenancy.hand_over()
-        _is_stopping(lab, tenancy.machine)
+        held, machine = renting(lab.opened), lab.rent()
+        _is_stopping(lab, machine)
         with pytest.raises(InvalidInput, match="is being ended: its rent was cancelled") as told:
             left_unfinished(lab.opened, held, alone=True)
         assert "work there, or" not in str(told.value)
-        assert find_machine(lab.opened, "").id == tenancy.machine.id  # hibernate may store it
+        assert find_machine(lab.opened, "").id == machine.id  # hibernate may store it
 
 
 def test_a_wake_passes_over_a_machine_that_is_being_ended_with_its_work_stored(lab: Lab) -> None:
     with plain(lab.opened):
-        held = renting(lab.opened)
-        old = held.rent(lab.market.on_sale)
-        old.hand_over()
-        _is_stopping(lab, old.machine)
-        assert old.rental is not None
-        lab.opened.rentals.change(old.rental, snapshot=SnapshotId("s-1"))
+        held, (old, rental) = renting(lab.opened), handed_over(lab.opened)
+        _is_stopping(lab, old)
+        lab.opened.rentals.change(rental, snapshot=SnapshotId("s-1"))
         assert left_unfinished(lab.opened, held, alone=True) == []
         with pytest.raises(InvalidInput, match="on no machine"):
             find_machine(lab.opened, "")
-        assert find_machine(lab.opened, "", to_store=True).id == old.machine.id
+        assert find_machine(lab.opened, "", to_store=True).id == old.id
         assert machine_in_use(lab.opened, None) is None
-        ran_on_it = machine_in_use(lab.opened, old.machine.id)
-        assert ran_on_it is not None
+        assert machine_in_use(lab.opened, old.id) is not None
         again = renting(lab.opened)
         again.machines()
         new = again.rent(lab.market.on_sale)
@@ -133,22 +122,20 @@ def test_a_wake_refuses_a_machine_without_a_rental_and_waits_where_that_has_just
 def test_nothing_is_rented_while_no_block_reaches_the_machine_of_an_open_rental(lab: Lab) -> None:
     """Its block was deleted, or names another account now: the machine may hold the newest work."""
     with plain(lab.opened):
-        mine = renting(lab.opened).rent(lab.market.on_sale)
-        mine.hand_over()
+        machine, rental = handed_over(lab.opened)
     other = replace(lab.opened, providers=(Market("runpod:2"),))
-    assert mine.rental is not None
     with plain(other):
         for look in (
             lambda: left_unfinished(other, renting(other), alone=True),
             lambda: left_unfinished(other, renting(other), alone=False),
-            lambda: machine_in_use(other, mine.machine.id),
+            lambda: machine_in_use(other, machine.id),
             lambda: find_machine(other, ""),
         ):
             with pytest.raises(InvalidInput, match="no provider block is for vast:1") as told:
                 look()
-            assert mine.machine.id in str(told.value)
-            assert f"`gone` of reconcile: {mine.rental.label.rental}" in str(told.value)
-        lab.opened.rentals.change(mine.rental, snapshot=SnapshotId("s-1"))  # its end was accepted
+            assert machine.id in str(told.value)
+            assert f"`gone` of reconcile: {rental.label.rental}" in str(told.value)
+        lab.opened.rentals.change(rental, snapshot=SnapshotId("s-1"))  # its end was accepted
         assert left_unfinished(other, renting(other), alone=True) == []
 
 
@@ -156,12 +143,11 @@ def test_a_block_that_the_workspace_does_not_name_shows_a_machine_under_its_new_
     lab: Lab,
 ) -> None:
     with plain(lab.opened):
-        mine = renting(lab.opened).rent(lab.market.on_sale)
-        mine.hand_over()
+        mine = lab.rent()
     after = Market("vast:after")
-    after.alive[mine.machine.id] = msgspec.structs.replace(mine.machine, provider="vast:after")
+    after.alive[mine.id] = msgspec.structs.replace(mine, provider="vast:after")
     other = replace(lab.opened, providers=(Market("runpod:2"),), others=lambda: [after])
-    with plain(other), pytest.raises(WorkspaceAwake, match=f"{mine.machine.id} at vast:after"):
+    with plain(other), pytest.raises(WorkspaceAwake, match=f"{mine.id} at vast:after"):
         left_unfinished(other, renting(other), alone=True)
 
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import msgspec
 import pytest
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import get_client
@@ -40,10 +41,10 @@ class _Ours(PrefectAlerts):
         self.flow = flow
 
     def failed_runs(self, since_unix: float) -> list[FailedRun]:
-        return [one for one in super().failed_runs(since_unix) if one.flow == self.flow]
+        return [run for run in super().failed_runs(since_unix) if run.flow == self.flow]
 
     def remembered(self) -> list[Remembered]:
-        return [one for one in super().remembered() if self.flow in one.subject]
+        return [kept for kept in super().remembered() if self.flow in kept.subject]
 
 
 @pytest.fixture
@@ -113,16 +114,16 @@ def test_a_message_that_no_block_accepts_is_not_told(inbox: Inbox) -> None:
 
 
 def test_what_is_remembered_outlives_the_run(prefect_server: Server) -> None:
-    one = Remembered(
+    first = Remembered(
         kind="machine left", subject=secrets.token_hex(8), workspace="demo", title="left",
         since_unix=1.5, told={BLOCK: 2.5},
     )  # fmt: skip
     server = PrefectAlerts()
-    server.remember(one)
-    assert one in server.remembered()
-    later = Remembered(**{**{f: getattr(one, f) for f in one.__struct_fields__}, "told": {}})
+    server.remember(first)
+    assert first in server.remembered()
+    later = msgspec.structs.replace(first, told={})
     server.remember(later)
-    assert later in PrefectAlerts().remembered() and one not in PrefectAlerts().remembered()
+    assert later in PrefectAlerts().remembered() and first not in PrefectAlerts().remembered()
     server.forget(later)
     server.forget(later)
     assert later not in server.remembered()
@@ -136,7 +137,7 @@ def test_a_failed_run_is_mended_by_a_later_one_of_its_workspace(
 
     def found() -> dict[str, bool]:
         failed = PrefectAlerts().failed_runs(since_unix)
-        return {one.workspace: one.mended for one in failed if one.flow == flow_name}
+        return {run.workspace: run.mended for run in failed if run.flow == flow_name}
 
     for workspace in ("demo", "other"):
         _run(deployment, Failed(message="the store is away"), workspace=workspace)

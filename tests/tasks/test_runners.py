@@ -93,7 +93,7 @@ def test_a_submitted_step_runs_on_another_thread_in_the_context_of_its_run() -> 
         token = seen.set("the flow's")
         assert look(1) == ("the flow's", plain.run, True)
         pending = [look.submit(number) for number in range(20)]
-        assert {one.result() for one in pending} == {("the flow's", plain.run, False)}
+        assert {submitted.result() for submitted in pending} == {("the flow's", plain.run, False)}
         seen.reset(token)
     with PlainRunner() as other:
         assert look(1) == ("nothing", other.run, True)
@@ -145,28 +145,61 @@ def test_a_prefect_server_that_fails_to_show_something_fails_no_part(
     Progress("no-bar", "parts", 100).done()
     PrefectRunner().table("a-table", [], "rows")
     PrefectRunner().page("a-page", "text", "words")
-    assert [
-        "no-bar" in text or "a-table" in text or "a-page" in text for text in caplog.messages[2:]
-    ] == [True] * 3
+    for name, text in zip(("no-bar", "a-table", "a-page"), caplog.messages[2:], strict=True):
+        assert name in text
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """The deployments that were started, from a run of a deployment."""
+    ended = {"idle": Crashed(), "idle-1": Crashed(), "failed": Failed()}
+    runs: list[tuple[str, dict[str, Any]]] = []
+
+    def run_deployment(name: str, **options: Any) -> SimpleNamespace:
+        runs.append((name, options))
+        return SimpleNamespace(name="one", state=ended.get(options["idempotency_key"], Pending()))
+
+    monkeypatch.setattr(prefect_runner, "run_deployment", run_deployment)
+    monkeypatch.setattr(prefect_runner, "deployment", SimpleNamespace(id="of a deployment"))
+    return runs
+
+
+def test_a_run_of_a_deployment_starts_a_deployment_once_for_each_key(
+    started: list[tuple[str, dict[str, Any]]],
+) -> None:
+    said = PrefectRunner().start(hibernate, "key", workspace="mywork", only_if_idle=True)
+    assert said == "run one"
+    options = {
+        "parameters": {"workspace": "mywork", "only_if_idle": True},
+        "timeout": 0,
+        "as_subflow": False,
+        "idempotency_key": "key",
+    }
+    assert started == [("hibernate/hibernate", options)]
+
+
+def test_a_call_from_python_runs_the_flow_at_once(
+    started: list[tuple[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefect_runner, "deployment", SimpleNamespace(id=None))
+    called: list[dict[str, Any]] = []
+
+    def flow(**parameters: Any) -> None:
+        called.append(parameters)
+
+    assert PrefectRunner().start(flow, "key", workspace="mywork") == ""  # type: ignore[arg-type]
+    assert (called, started) == ([{"workspace": "mywork"}], [])
 
 
 def test_a_run_that_was_killed_is_followed_by_another_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+    started: list[tuple[str, dict[str, Any]]],
 ) -> None:
     """Else an idle machine would cost money until the next key, up to 15 minutes."""
-    ended = {"idle": Crashed(), "idle-1": Crashed(), "failed": Failed()}
-    asked: list[str] = []
-
-    def started(name: str, *, idempotency_key: str, **_: Any) -> SimpleNamespace:
-        asked.append(idempotency_key)
-        return SimpleNamespace(name="one", state=ended.get(idempotency_key, Pending()))
-
-    monkeypatch.setattr(prefect_runner, "run_deployment", started)
-    monkeypatch.setattr(prefect_runner, "deployment", SimpleNamespace(id="of a deployment"))
-    for key, keys in (("idle", ["idle", "idle-1", "idle-2"]), ("failed", ["failed"])):
-        asked.clear()
-        assert PrefectRunner().start(hibernate, key, workspace="demo") == "run one"
-        assert asked == keys
-    asked.clear()
-    PrefectRunner().start(job, "idle", queue="normal")  # continued by recovery
-    assert asked == ["idle"]
+    for flow, queue, key, keys in (
+        (hibernate, "", "idle", ["idle", "idle-1", "idle-2"]),
+        (hibernate, "", "failed", ["failed"]),
+        (job, "normal", "idle", ["idle"]),  # continued by recovery
+    ):
+        started.clear()
+        PrefectRunner().start(flow, key, queue=queue)
+        assert [options["idempotency_key"] for _, options in started] == keys
