@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.fixtures.shared",
     "tests.fixtures.stores",
     "tests.fixtures.memory_store",
+    "tests.fixtures.rents",
     "tests.fixtures.metadata",
     "tests.fixtures.machines",
     "tests.fixtures.sshd",
