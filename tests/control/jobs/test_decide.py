@@ -96,7 +96,7 @@ jobs = st.builds(
     st.lists(ends, max_size=5),
     st.sampled_from([[], [OPEN], [FINE], [FAILED], [LOST], [STOPPED]]),
     st.sampled_from([None, SAVE]),
-).filter(lambda one: one.final is None or bool(one.attempts))
+).filter(lambda made: made.final is None or bool(made.attempts))
 machines = st.builds(
     lambda state, ours, name: on(state, ours=ours, machine=name).machine,
     st.sampled_from(["running", "starting", "stopped", "stopping", "queued"]),

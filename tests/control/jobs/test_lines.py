@@ -28,7 +28,7 @@ def test_the_newest_lines_of_a_burst_are_shown_and_the_file_is_named() -> None:
 
 def test_a_run_shows_a_bounded_number_of_lines() -> None:
     lines = Lines("log")
-    shown = [one for _ in range(MOST_SHOWN) for one in lines.feed("x\ny\n")]
+    shown = [line for _ in range(MOST_SHOWN) for line in lines.feed("x\ny\n")]
     assert len(shown) == MOST_SHOWN + 1
     assert "no more lines of this run" in shown[-1]
     assert [*lines.feed("z\n")] == []
@@ -38,4 +38,5 @@ def test_a_run_shows_a_bounded_number_of_lines() -> None:
 def test_no_line_is_longer_than_the_bound(pieces: list[str]) -> None:
     lines = Lines("log")
     for piece in pieces:
-        assert all(len(one) <= MOST_CHARS + 4 or "left out" in one for one in lines.feed(piece))
+        for line in lines.feed(piece):
+            assert len(line) <= MOST_CHARS + 4 or "left out" in line

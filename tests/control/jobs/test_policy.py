@@ -58,29 +58,29 @@ def test_losses_count_from_the_last_attempt_that_saved(before: list[Attempt], lo
 
 
 @given(jobs)
-def test_progress_keeps_a_job_alive(one: Job) -> None:
+def test_progress_keeps_a_job_alive(state: Job) -> None:
     """However many machines were lost before."""
-    after = replace(one, attempts=[*one.attempts, SAVED])
+    after = replace(state, attempts=[*state.attempts, SAVED])
     assert not is_hopeless(after)
-    assert spot_for(after) == one.spot
+    assert spot_for(after) == state.spot
 
 
 @given(jobs)
-def test_a_job_without_progress_ends_after_three_losses(one: Job) -> None:
+def test_a_job_without_progress_ends_after_three_losses(state: Job) -> None:
     """And not before: each loss leads to another attempt, or ends the job."""
-    now = replace(one, attempts=[*one.attempts, SAVED])
+    now = replace(state, attempts=[*state.attempts, SAVED])
     for lost in range(1, MOST_LOSSES + 1):
         now = replace(now, attempts=[*now.attempts, LOST])
         assert is_hopeless(now) == (lost == MOST_LOSSES)
 
 
 @given(jobs)
-def test_the_user_says_which_machines_may_be_rented(one: Job) -> None:
-    found = spot_for(one)
-    if one.spot == "allowed":
-        assert found == ("never" if losses(one.attempts) >= LOSSES_TO_ON_DEMAND else "allowed")
+def test_the_user_says_which_machines_may_be_rented(state: Job) -> None:
+    found = spot_for(state)
+    if state.spot == "allowed":
+        assert found == ("never" if losses(state.attempts) >= LOSSES_TO_ON_DEMAND else "allowed")
     else:
-        assert found == one.spot
+        assert found == state.spot
 
 
 def test_on_demand_comes_before_giving_up() -> None:
@@ -91,7 +91,7 @@ def test_on_demand_comes_before_giving_up() -> None:
 
 @given(histories, some.integers(0, 3))
 def test_only_failures_of_the_command_use_up_retries(before: list[Attempt], retries: int) -> None:
-    failed = sum(one.end == "command ended" and one.status != 0 for one in before)
+    failed = sum(past.end == "command ended" and past.status != 0 for past in before)
     assert is_retried(job(before, retries=retries)) == (failed <= retries)
     assert is_retried(job([*before, LOST, SAVED], retries=retries)) == (failed <= retries)
 
@@ -103,14 +103,14 @@ def test_waits_grow_and_are_bounded(refusals: int) -> None:
 
 @given(jobs, some.integers(0, 200), some.floats(0.01, 24 * 60))
 def test_saves_on_spot_machines_begin_often_and_are_never_rarer_than_asked(
-    one: Job, begun: int, minutes: float
+    state: Job, begun: int, minutes: float
 ) -> None:
-    one = replace(one, save_minutes=minutes)
-    assert save_interval_s(one, False, begun) == 60 * minutes
-    interval_s = save_interval_s(one, True, begun)
+    state = replace(state, save_minutes=minutes)
+    assert save_interval_s(state, False, begun) == 60 * minutes
+    interval_s = save_interval_s(state, True, begun)
     assert 0 < interval_s <= 60 * minutes
-    assert interval_s <= save_interval_s(one, True, begun + 1) <= 2 * interval_s
-    lost = replace(one, attempts=[*one.attempts, LOST])
+    assert interval_s <= save_interval_s(state, True, begun + 1) <= 2 * interval_s
+    lost = replace(state, attempts=[*state.attempts, LOST])
     assert save_interval_s(lost, True, 0) <= FIRST_SAVE_S / 2
 
 
@@ -120,11 +120,8 @@ def test_losses_halve_the_first_interval_also_during_the_next_attempt(
 ) -> None:
     before = job([SAVED, *[LOST] * lost])
     during = replace(before, attempts=[*before.attempts, attempt("")])
-    for one in (before, during):
-        assert [save_interval_s(one, True, begun) for begun in range(3)] == [
-            first_s,
-            2 * first_s,
-            4 * first_s,
-        ]
+    for state in (before, during):
+        found = [save_interval_s(state, True, begun) for begun in range(3)]
+        assert found == [first_s, 2 * first_s, 4 * first_s]
     saved = during.with_attempt(saved=True)  # the plan of a machine stays as it began
     assert save_interval_s(saved, True, 1) == 2 * first_s

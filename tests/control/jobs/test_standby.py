@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.upkeep.test_prune import delete, fill, packs, prune, restorable
+from tests.control.upkeep.test_prune import delete, fill, packs, prune, restorable, steps_after
 from tests.fixtures.clocked import ClockedStore, NearAgent
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.memory_store import MemoryStore
@@ -24,13 +24,11 @@ from torpor.control.jobs.standby import (
 from torpor.control.safety import check_whole, verify_snapshot
 from torpor.control.store.marks import COMMIT_S, marked_packs
 from torpor.control.store.snapshots import find_snapshot, read_manifest
-from torpor.control.upkeep.prune import GRACE_S, YOUNG_S, PruneRules
+from torpor.control.upkeep.prune import GRACE_S, YOUNG_S
 from torpor.shared.errors import GrantExpired, SnapshotDamaged, SnapshotMissing, StoreUnavailable
 from torpor.shared.format.names import manifest_key, marks_prefix, pack_id_of, packs_prefix
 from torpor.shared.values import GIB, SnapshotId, StoredObject
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, request_line
-
-WITHOUT = PruneRules(without_snapshots=True)
 
 
 class SteppedStore(ClockedStore):
@@ -55,22 +53,20 @@ def store(memory_store: MemoryStore) -> SteppedStore:
 
 @pytest.fixture
 def machine(store: SteppedStore, tmp_path: Path) -> Iterator[NearAgent]:
-    one = NearAgent(store, tmp_path / "home", tmp_path / "workspace")
-    one.root.mkdir()
-    fill(one, 1)
-    yield one
-    one.runs.close()
+    machine = NearAgent(store, tmp_path / "home", tmp_path / "workspace")
+    machine.root.mkdir()
+    fill(machine, 1)
+    yield machine
+    machine.runs.close()
 
 
 def marked_but_named(machine: NearAgent, store: SteppedStore) -> SnapshotId:
     """A snapshot that names a pack which prune has marked: it was committed beside the mark."""
     base = machine.hibernated()
     store.advance(YOUNG_S)
-    steps = machine.snapshot_steps()
-    while not next(steps).startswith("compare packs"):
-        pass
+    steps = steps_after(machine, "compare packs")
     delete(store, base)
-    assert len(prune(machine, WITHOUT).plan.unnamed) == 1
+    assert len(prune(machine, without_snapshots=True).plan.unnamed) == 1
     *_, snapshot = steps
     return SnapshotId(snapshot)
 
@@ -80,16 +76,16 @@ def test_a_book_has_names_that_sort_and_grants_that_end(
 ) -> None:
     base = machine.hibernated()
     book = book_of(machine, machine.root, base, exclude=["cache"], accept_changed=["log"])
-    names = [one.snapshot for one in book.saves]
+    names = [save.snapshot for save in book.saves]
     assert len(names) == OWN_SAVES
     assert [base, *names] == sorted({base, *names})
-    for grant in [*(one.grant for one in book.saves), *book.packs]:
+    for grant in [*(save.grant for save in book.saves), *book.packs]:
         assert grant.verb == "PUT"
         assert grant.expires_unix == int(store.now) + COMMIT_S
         assert not grant.once  # a supervisor from before an upgrade would not send the condition
-    assert [one.grant.key for one in book.saves] == [manifest_key(WORKSPACE, n) for n in names]
-    assert len({one.key for one in book.packs}) == FEWEST_PACKS
-    assert not {one.key for one in book.packs} & packs(store)
+    for save in book.saves:
+        assert save.grant.key == manifest_key(WORKSPACE, save.snapshot)
+    assert len({grant.key for grant in book.packs} - packs(store)) == FEWEST_PACKS
     assert (book.job, book.parent, book.roots) == (JOB, base, [str(machine.root)])
     assert (book.exclude, book.accepted, book.lost) == (["cache"], ["log"], [])
     assert AGAIN_S < COMMIT_S
@@ -143,7 +139,7 @@ def test_a_pack_that_is_swept_between_both_looks_is_not_named(
 
     def sweep() -> None:
         delete(store, basis)
-        assert prune(machine, WITHOUT).freed.packs == 1
+        assert prune(machine, without_snapshots=True).freed.packs == 1
 
     store.number, store.then = 1, sweep
     stale = find_snapshot(store, WORKSPACE, basis)
@@ -164,9 +160,9 @@ def test_a_control_side_that_slept_hands_over_grants_that_have_ended(
     def sleep() -> None:
         store.advance(YOUNG_S)
         delete(store, basis)
-        prune(machine, WITHOUT)
+        prune(machine, without_snapshots=True)
         store.advance(GRACE_S)
-        assert prune(machine, WITHOUT).freed.packs == 1
+        assert prune(machine, without_snapshots=True).freed.packs == 1
 
     store.number, store.then = 2, sleep
     book = book_of(machine, machine.root, basis)
@@ -184,7 +180,7 @@ def test_a_mark_that_comes_after_the_book_waits_for_the_save(
     store.advance(YOUNG_S)
     book = book_of(machine, machine.root, basis)
     delete(store, basis)
-    marked = prune(machine, WITHOUT).plan.unnamed
+    marked = prune(machine, without_snapshots=True).plan.unnamed
     store.advance(COMMIT_S)
     store.refuse_late(book.saves[0].grant)
     saved(machine, book)
@@ -268,15 +264,11 @@ def test_a_machine_is_not_ended_for_a_save_before_the_newest(
     """What came after it would be lost, though it may be mended."""
     assert sure_save(store, WORKSPACE, machine.seal, None) is None
     basis = machine.hibernated()
-    found = sure_save(store, WORKSPACE, machine.seal, basis)
-    assert found is not None
-    assert found.snapshot == basis
+    assert sure_save(store, WORKSPACE, machine.seal, basis).snapshot == basis
     before = set(packs(machine.clock))
     fill(machine, 2)
     save = saved(machine, book_of(machine, machine.root, basis))
-    found = sure_save(store, WORKSPACE, machine.seal, basis)
-    assert found is not None
-    assert found.snapshot == save.snapshot
+    assert sure_save(store, WORKSPACE, machine.seal, basis).snapshot == save.snapshot
     store.delete(sorted(set(packs(machine.clock)) - before)[:1])
     with pytest.raises(SnapshotDamaged, match=str(save.snapshot)):
         sure_save(store, WORKSPACE, machine.seal, basis)

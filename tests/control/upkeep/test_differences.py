@@ -24,16 +24,17 @@ from torpor.shared.format.manifest import (
 from torpor.shared.values import SnapshotId
 
 LATER = SnapshotId("20261121T000000Z-00000001")
+TWO_ROOTS = [*honest().entries, entry(DIRECTORY, b"", root=1), entry(FILE, b"empty", root=1)]
 
 
 def _without(path: bytes) -> list[Entry]:
-    return [one for one in honest().entries if one.path != path]
+    return [kept for kept in honest().entries if kept.path != path]
 
 
 def _with(path: bytes, **changes: Any) -> list[Entry]:
     return [
-        msgspec.structs.replace(one, **changes) if one.path == path else one
-        for one in honest().entries
+        msgspec.structs.replace(kept, **changes) if kept.path == path else kept
+        for kept in honest().entries
     ]
 
 
@@ -42,7 +43,8 @@ def _later(**changes: Any) -> Manifest:
 
 
 def _changes(after: Manifest) -> list[tuple[str, str, str]]:
-    return [(one.path, one.difference, one.what) for one in compare(honest(), after).changes]
+    found = compare(honest(), after).changes
+    return [(change.path, change.difference, change.what) for change in found]
 
 
 def test_equal_snapshots_have_no_differences() -> None:
@@ -58,7 +60,7 @@ def test_added_and_removed_names_are_listed_with_their_bytes() -> None:
     assert (gone.path, gone.difference, gone.kind) == ("~/workspace/holed", "removed", "file")
     assert (gone.bytes_before, gone.bytes_after) == (130, 0)
     back = compare(_later(entries=_without(b"holed")), honest())
-    assert [(one.difference, one.bytes_after) for one in back.changes] == [("added", 130)]
+    assert [(new.difference, new.bytes_after) for new in back.changes] == [("added", 130)]
     assert (found.count("removed"), found.count("added")) == (1, 0)
 
 
@@ -78,16 +80,11 @@ def test_a_change_of_metadata_alone_is_listed_as_such(changes: dict[str, Any], w
 
 def test_content_is_what_chunks_say_not_where_they_lie() -> None:
     moved = [Chunk(b"b" * 32, 200, 2, 0, 0, 150), Chunk(b"a" * 32, 100, 1, 0, 150, 90)]
-    swapped = [
-        msgspec.structs.replace(
-            one,
-            extents=tuple(
-                e if e.chunk < 0 else msgspec.structs.replace(e, chunk=1 - e.chunk)
-                for e in one.extents
-            ),
-        )
-        for one in honest().entries
-    ]
+    swapped = honest().entries
+    for number, kept in enumerate(swapped):
+        extents = [Extent(e.chunk if e.chunk < 0 else 1 - e.chunk, e.offset, e.length)
+                   for e in kept.extents]  # fmt: skip
+        swapped[number] = msgspec.structs.replace(kept, extents=tuple(extents))
     assert _changes(_later(chunks=moved, entries=swapped)) == []
 
 
@@ -106,9 +103,9 @@ def test_a_small_file_is_the_same_alone_or_in_a_shared_chunk() -> None:
 
 def test_a_hard_link_counts_as_its_file() -> None:
     """Which name of a file comes first in a walk may change; the file has not."""
-    file = next(one for one in honest().entries if one.path == b"d/whole")
+    (file,) = [kept for kept in honest().entries if kept.path == b"d/whole"]
     entries = [
-        *(one for one in honest().entries if one.path not in (b"d/whole", b"same")),
+        *(kept for kept in _without(b"same") if kept != file),
         msgspec.structs.replace(file, path=b"same"),
         entry(HARDLINK, b"d/whole", target=b"same"),
     ]
@@ -125,34 +122,27 @@ def test_a_change_of_kind_is_a_change() -> None:
 
 
 def test_equal_paths_below_two_directories_are_two_names() -> None:
-    entries = [
-        *honest().entries,
-        entry(DIRECTORY, b"", root=1),
-        entry(FILE, b"empty", root=1),
-    ]
-    after = _later(roots=["~/workspace", "/data/"], entries=entries)
-    assert [(path, difference) for path, difference, _ in _changes(after)] == [
-        ("/data", "added"),
-        ("/data/empty", "added"),
-    ]
+    after = _later(roots=["~/workspace", "/data/"], entries=TWO_ROOTS)
+    assert _changes(after) == [("/data", "added", ""), ("/data/empty", "added", "")]
 
 
 def _history() -> list[Manifest]:
     ids = [SnapshotId(f"2026112{day}T000000Z-00000001") for day in range(5)]
     changed = _with(b"part", digest=b"e" * 16)
     states = [honest().entries, honest().entries, changed, _without(b"part"), changed]
-    return [honest(snapshot=one, entries=entries) for one, entries in zip(ids, states, strict=True)]
+    both = zip(ids, states, strict=True)
+    return [honest(snapshot=snapshot, entries=entries) for snapshot, entries in both]
 
 
 def test_a_file_is_found_with_its_versions() -> None:
-    days = [one.snapshot for one in _history()]
+    days = [manifest.snapshot for manifest in _history()]
     found = find(iter(_history()), "part")
-    assert [(one.path, one.first, one.last, one.snapshots) for one in found] == [
-        ("~/workspace/part", days[0], days[1], 2),
-        ("~/workspace/part", days[2], days[2], 1),
-        ("~/workspace/part", days[4], days[4], 1),  # gone in between
+    assert [(version.first, version.last, version.snapshots) for version in found] == [
+        (days[0], days[1], 2),
+        (days[2], days[2], 1),
+        (days[4], days[4], 1),  # gone in between
     ]
-    assert {one.bytes for one in found} == {50}
+    assert {(version.path, version.bytes) for version in found} == {("~/workspace/part", 50)}
 
 
 @pytest.mark.parametrize(
@@ -169,12 +159,14 @@ def test_a_file_is_found_with_its_versions() -> None:
 )
 def test_globs_fit_names_and_paths(pattern: str, paths: list[str]) -> None:
     found = find([honest()], pattern)
-    assert [one.path for one in found] == [f"~/workspace/{path}" for path in paths]
+    assert [version.path for version in found] == [f"~/workspace/{path}" for path in paths]
 
 
-def test_a_hard_link_is_found_with_the_bytes_of_its_file() -> None:
+def test_a_hard_link_is_found_with_the_bytes_of_its_file_and_nothing_by_no_pattern() -> None:
     (found,) = find([honest()], "same")
     assert (found.kind, found.bytes) == ("hard link", 100)
+    with pytest.raises(InvalidInput, match=r"write a name like \*\.safetensors"):
+        find([honest()], " ")
 
 
 def test_a_path_is_found_as_it_is_shown_or_below_the_workspace() -> None:
@@ -184,21 +176,16 @@ def test_a_path_is_found_as_it_is_shown_or_below_the_workspace() -> None:
     for path in ("whole", "", "/", "~/workspace/nowhere"):
         with pytest.raises(InvalidInput, match=r"has no .* search with `find`"):
             entry_at(honest(), path)
-    entries = [*honest().entries, entry(DIRECTORY, b"", root=1), entry(FILE, b"empty", root=1)]
-    two = honest(roots=["~/workspace", "/data"], entries=entries)
+    two = honest(roots=["~/workspace", "/data"], entries=TWO_ROOTS)
     assert entry_at(two, "/data/empty") == (1, b"empty")
     assert entry_at(two, "d/whole") == (0, b"d/whole")
     with pytest.raises(InvalidInput, match=r"in several directories .* ~/workspace, /data"):
         entry_at(two, "empty")
 
 
-def test_an_empty_pattern_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"write a name like \*\.safetensors"):
-        find([honest()], " ")
-
-
 def test_a_manifest_opens_as_a_table() -> None:
     odd = entry(SYMLINK, b"\xff not utf-8", target=b"\xfe", mtime_ns=1_800_000_000_123_456_789)
+    assert frame([]).empty
     table = frame(list(listed(honest(entries=[*honest().entries, odd]))))
     assert len(table) == 9
     assert table["bytes"].sum() == 280
@@ -210,8 +197,3 @@ def test_a_manifest_opens_as_a_table() -> None:
     assert (last["path"], last["target"]) == ("~/workspace/\\xff not utf-8", "\\xfe")
     assert str(last["mtime"]) == "2027-01-15 08:00:00.123456789+00:00"
     assert table.groupby("kind")["bytes"].sum()["file"] == 280
-
-
-def test_no_rows_are_an_empty_table() -> None:
-    assert frame([]).empty
-    assert len(frame(compare(honest(), _later(entries=_without(b"holed"))).changes)) == 1

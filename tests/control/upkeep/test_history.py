@@ -23,11 +23,6 @@ DEMO = WorkspaceName("demo")
 BODY = b"x" * 300
 
 
-@pytest.fixture
-def store(memory_store: MemoryStore) -> MemoryStore:
-    return memory_store
-
-
 def _pack(snapshot: SnapshotId) -> ObjectKey:
     return pack_key(DEMO, snapshot[-8:].encode() * 2)
 
@@ -54,7 +49,8 @@ def _verify(store: MemoryStore, snapshot: SnapshotId, machine: str = "") -> Veri
 
 
 def _named(store: MemoryStore) -> dict[SnapshotId, tuple[str, str]]:
-    return {one: (found.agent, found.machine) for one, found in verified_snapshots(store, DEMO)}
+    verified = verified_snapshots(store, DEMO)
+    return {snapshot: (found.agent, found.machine) for snapshot, found in verified}
 
 
 def test_a_snapshot_counts_once_it_was_verified(store: MemoryStore) -> None:
@@ -72,8 +68,8 @@ def test_a_snapshot_counts_once_it_was_verified(store: MemoryStore) -> None:
 
 def test_a_snapshot_that_lost_a_pack_counts_no_more(store: MemoryStore) -> None:
     older, newer = _put(store, 2), _put(store, 1)
-    for one in (older, newer):
-        _verify(store, one)
+    for snapshot in (older, newer):
+        _verify(store, snapshot)
     store.delete([_pack(newer)])
     with pytest.raises(SnapshotDamaged, match="1 of 1 packs missing"):
         _verify(store, newer)
@@ -104,15 +100,14 @@ def test_a_deleted_snapshot_leaves_no_receipt_and_the_newest_verified_stays(
     store: MemoryStore,
 ) -> None:
     oldest, sure, newest = (_put(store, days) for days in (3, 2, 1))
-    for one in (oldest, sure):
-        _verify(store, one)
+    for snapshot in (oldest, sure):
+        _verify(store, snapshot)
     with pytest.raises(SnapshotKept, match=f"{sure} is the newest verified one"):
         delete_snapshot(store, DEMO, sure)
     delete_snapshot(store, DEMO, oldest)
     delete_snapshot(store, DEMO, newest, even_newest=newest)
-    assert {one.key for one in store.list("workspaces/demo/verified/")} == {
-        f"workspaces/demo/verified/{sure}"
-    }
+    (receipt,) = store.list("workspaces/demo/verified/")
+    assert receipt.key == f"workspaces/demo/verified/{sure}"
 
 
 def test_what_nobody_verified_is_looked_at_once(store: MemoryStore) -> None:
@@ -121,17 +116,16 @@ def test_what_nobody_verified_is_looked_at_once(store: MemoryStore) -> None:
     _verify(store, known, "m-1")
     store.delete([_pack(damaged)])
     store.put(manifest_key(DEMO, unreadable), b"TORPOR\r\n and no more")
-    taken = {one.snapshot: one for one in taken_snapshots(store, DEMO, PLAIN, honest().roots)}
-    assert {one: (found.verified, found.agent, found.machine) for one, found in taken.items()} == {
-        whole: (True, "a" * 32, ""),
-        damaged: (False, "a" * 32, ""),
-        unreadable: (False, "", ""),
-        known: (True, "a" * 32, "m-1"),
-    }
+    taken = [*taken_snapshots(store, DEMO, PLAIN, honest().roots)]
+    assert [(seen.snapshot, seen.verified, seen.agent, seen.machine) for seen in taken] == [
+        (whole, True, "a" * 32, ""),
+        (damaged, False, "a" * 32, ""),
+        (unreadable, False, "", ""),
+        (known, True, "a" * 32, "m-1"),
+    ]
+    for seen in taken:  # by the store's clock
+        assert seen.stored_unix == store.head(manifest_key(DEMO, seen.snapshot)).modified_unix
     assert _named(store).keys() == {whole, known}
-    found = store.head(manifest_key(DEMO, known))
-    assert found is not None
-    assert taken[known].stored_unix == found.modified_unix  # by the store's clock
 
 
 def test_the_newest_that_counts_is_found_below_damaged_ones(store: MemoryStore) -> None:
@@ -141,12 +135,12 @@ def test_the_newest_that_counts_is_found_below_damaged_ones(store: MemoryStore) 
     newest, faults = newest_that_counts(store, DEMO, PLAIN, honest().roots)
     assert newest == whole
     assert [damaged in fault for fault in faults] == [True]
-    store.delete([manifest_key(DEMO, one) for one in (sure, whole)])
+    store.delete([manifest_key(DEMO, sure), manifest_key(DEMO, whole)])
     assert newest_that_counts(store, DEMO, PLAIN, honest().roots).verified is None
 
 
 def test_a_hostile_name_of_a_machine_costs_no_receipt(store: MemoryStore) -> None:
     endless, nameless = _put(store, 2, machine="x" * 100_000), _put(store, 1, machine="")
-    for one in (endless, nameless):
-        _verify(store, one)
+    for snapshot in (endless, nameless):
+        _verify(store, snapshot)
     assert _named(store) == {endless: ("x" * 100, ""), nameless: ("unnamed", "")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.fixtures.manifests import PLAIN
@@ -16,19 +18,9 @@ from torpor.shared.format.names import manifest_key
 from torpor.shared.values import made_at
 
 
-class Clock:
-    """Of the store."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
 @pytest.fixture
 def store() -> MemoryStore:
-    return MemoryStore(Clock())
+    return MemoryStore(itertools.count(1.0).__next__)
 
 
 def test_only_the_jobs_own_older_saves_are_deleted(store: MemoryStore) -> None:
@@ -44,10 +36,8 @@ def test_only_the_jobs_own_older_saves_are_deleted(store: MemoryStore) -> None:
 def test_a_pinned_save_stays_and_is_the_jobs_no_more(store: MemoryStore) -> None:
     first, newest = put_save(store, 30), put_save(store, 60)
     pin(store, DEMO, first, "the best weights")
-    assert delete_superfluous(store, [first, newest], verified_save(store, newest)) == (
-        [],
-        [newest],
-    )
+    done = delete_superfluous(store, [first, newest], verified_save(store, newest))
+    assert done == ([], [newest])
     assert snapshot_ids(store, DEMO) == [first, newest]
 
 
