@@ -57,7 +57,8 @@ class Workspace(Block):
         rank: Whether the cheapest offer or the first provider comes first.
         image: The image of the machine.
         quiesce: A command that pauses work on the machine.
-        quiesce_timeout_s: The time limit of that command, in seconds.
+        resume: A command that continues that work, when the machine is kept.
+        quiesce_timeout_s: The time limit of each of these commands, in seconds.
         accept_changed: Patterns of files that may change while they are read.
         left_behind: Whether files outside of the workspace keep a machine from being destroyed.
         left_behind_gib: The size from which they do, in GiB.
@@ -196,12 +197,21 @@ class Workspace(Block):
             "argument as an item of its own. No shell runs it. May stay empty."
         ),
     )
+    resume: list[str] = Field(
+        default_factory=list,
+        title="Resume command",
+        description=(
+            "A command that continues what the quiesce command paused, in the same form. It runs "
+            "whenever the machine is kept after that: after a backup, and after a hibernate that "
+            "fails or is killed. May stay empty."
+        ),
+    )
     quiesce_timeout_s: float = Field(
         default=300.0,
         gt=0,
         le=3600,
         title="Quiesce timeout (seconds)",
-        description="The time limit of the quiesce command, in seconds.",
+        description="The time limit of the quiesce command and of the resume command, in seconds.",
     )
     accept_changed: list[str] = Field(
         default_factory=list,
@@ -386,6 +396,7 @@ class Workspace(Block):
                 image=self.image,
             ),
             quiesce=list(self.quiesce),
+            resume=list(self.resume),
             quiesce_timeout_s=self.quiesce_timeout_s,
             accept_changed=list(self.accept_changed),
             accept_lost=list(self.accept_lost),
@@ -413,7 +424,7 @@ class Workspace(Block):
     def for_measuring(self, name: WorkspaceName, path: str, parts: int, part_mib: int) -> Workspace:
         """The same store, provider and identity under a reserved name; never saved."""
         changes = {
-            "name": name, "paths": [path], "exclude": [], "first": [], "quiesce": [],
+            "name": name, "paths": [path], "exclude": [], "first": [], "quiesce": [], "resume": [],
             "accept_changed": [], "accept_lost": [], "left_behind": "report",
             "parts": parts, "part_mib": part_mib,
         }  # fmt: skip
@@ -484,11 +495,11 @@ class Workspace(Block):
     def _trimmed(cls, value: str) -> str:
         return value.strip()
 
-    @field_validator("quiesce", mode="after")
+    @field_validator("quiesce", "resume", mode="after")
     @classmethod
     def _argv(cls, value: list[str]) -> list[str]:
         if value and not value[0]:
-            raise ValueError("the quiesce command's first item is the program and cannot be empty")
+            raise ValueError("the first item of a command is the program and cannot be empty")
         return value
 
 

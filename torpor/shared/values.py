@@ -246,6 +246,7 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     """Patterns of what a wake restores first, in this order."""
     want: Want = Want()
     quiesce: list[str] = []
+    resume: list[str] = []
     quiesce_timeout_s: float = 300.0
     accept_changed: list[str] = []
     accept_lost: list[str] = []

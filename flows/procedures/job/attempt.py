@@ -248,7 +248,7 @@ class Saves:
         session: Session,
     ) -> None:
         job = driven.job
-        spec = msgspec.structs.replace(opened.spec, quiesce=job.save)
+        spec = msgspec.structs.replace(opened.spec, quiesce=job.save, resume=[])
         self._opened = replace(opened, spec=spec)
         self._driven = driven
         self._machine = machine

@@ -20,6 +20,7 @@ _STORED: Final = {
     "left_behind": "left_behind",
     "left_behind_gib": "left_behind_gib",
     "quiesce": "the quiesce command",
+    "resume": "the resume command",
 }
 
 

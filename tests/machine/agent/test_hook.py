@@ -31,6 +31,15 @@ def test_it_runs_in_the_home_and_its_last_words_come_back(
     assert done == f"{tmp_path}\nto stderr\n"
 
 
+def test_the_path_of_its_program_may_begin_at_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "pause.sh").write_text("#!/bin/sh\necho paused $1\n")
+    (tmp_path / "pause.sh").chmod(0o755)
+    assert run_hook(["~/pause.sh", "~/x"], 10, goes_on) == "paused ~/x\n"
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

@@ -126,8 +126,9 @@ class RemoteSnapshot(RemoteRun):
             return self._store_part(number, plan, on_event)
 
     def quiesce(self) -> None:
-        """Run the user's hook on the machine."""
-        self._held(Quiesce(self.run, self.spec.quiesce, self.spec.quiesce_timeout_s))
+        """Run the user's hook on the machine; the end of this run resumes what it stopped."""
+        spec = self.spec
+        self._held(Quiesce(self.run, spec.quiesce, spec.quiesce_timeout_s, spec.resume))
 
     def lost_packs(self) -> list[ObjectKey]:
         """Packs that the manifest must not name: the store does not have them as written, or prune
@@ -188,9 +189,10 @@ class RemoteSnapshot(RemoteRun):
         """Compare the machine's disk with what was committed."""
         return self._held(Confirm(self.run, self.spec.accept_changed))
 
-    def end(self, *, committed: bool) -> None:
-        """Give the workspace back. The agent keeps its index when the snapshot is verified."""
-        self._call(EndSnapshot(self.run, committed))
+    def end(self, *, committed: bool, kept: bool = True) -> str:
+        """Give the workspace back. The agent keeps its index when the snapshot is verified, and
+        resumes what the hook stopped if the machine is ``kept``. Returns what went wrong there."""
+        return self._call(EndSnapshot(self.run, committed, kept)).resume_error
 
     def _store_part(self, number: int, plan: PartPlan, on_event: OnEvent) -> PartReport:
         """A part may take longer than its grants last. It gets new ones at most once for each of

@@ -28,6 +28,7 @@ class Hook(NamedTuple):
 
 
 QUIESCE: Final = Hook("quiesce hook", "`quiesce` in the workspace block")
+RESUME: Final = Hook("resume command", "`resume` in the workspace block")
 SAVE: Final = Hook("save command", "`save` of the job, or `quiesce` in the workspace block")
 
 
@@ -36,8 +37,9 @@ def run_hook(
 ) -> str:
     """Run the command and wait for it; what it leaves in the background may go on.
 
-    Returns the end of what it printed. HookFailed where it cannot start, fails or takes too long;
-    one that takes too long, or that runs when ``check`` raises, is ended with its process group.
+    A program's path may begin with ~/. Returns the end of what it printed. HookFailed where it
+    cannot start, fails or takes too long; one that takes too long, or that runs when ``check``
+    raises, is ended with its process group.
     """
     if not argv:
         raise InvalidInput(f"the {hook.name} is an empty list: give a program and its arguments")
@@ -73,7 +75,7 @@ def run_hook(
 def _start(argv: list[str], output: IO[bytes], named: str, hook: Hook) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            argv,
+            [os.path.expanduser(argv[0]), *argv[1:]],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

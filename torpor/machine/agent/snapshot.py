@@ -17,6 +17,7 @@ from torpor.machine.agent.hook import run_hook
 from torpor.machine.agent.known import KnownFiles
 from torpor.machine.agent.losses import LookBehind
 from torpor.machine.agent.machine import machine_id
+from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.state import Index
 from torpor.machine.agent.sync import drop_staged
@@ -75,6 +76,7 @@ from torpor.shared.wire.snapshot import (
     Scan,
     Scanned,
     SnapshotBegun,
+    SnapshotEnded,
     StorePart,
     Vanished,
 )
@@ -118,6 +120,7 @@ class SnapshotRun(AgentRun):
     def __init__(self, home: Path, run: str, workspace: WorkspaceName) -> None:
         super().__init__(home, run, workspace)
         self._journal = Journal(self.state.journal)
+        self._resumption = Resumption(self.state.folder)
         self._buffers = PackBuffers(PACK_BYTES)
         self._gpu: GpuTrial | None = None
         self._filling = threading.Lock()
@@ -136,6 +139,7 @@ class SnapshotRun(AgentRun):
             return self._begun.answer
         self.state.check_not_half_restored("; a snapshot now would store half a workspace")
         self._settle_sync()
+        self._resumption.take_up()
         roots = resolve_roots(request.roots)
         seal = seal_of(request.key)
         effort = Effort(smallest=request.compression.smallest)
@@ -210,7 +214,9 @@ class SnapshotRun(AgentRun):
         return PartReport(stored.new_bytes, stored.stored_bytes)
 
     def quiesce(self, request: Quiesce, call: Call) -> Nothing:
-        """Run the user's hook."""
+        """Run the user's hook; from then on its counterpart is owed."""
+        if request.resume:
+            self._resumption.owe(request.resume, request.timeout_s)
         run_hook(request.argv, request.timeout_s, partial(self.check, call))
         return Nothing()
 
@@ -287,16 +293,23 @@ class SnapshotRun(AgentRun):
                 wrong.append(grant.key)
         return Reread(wrong)
 
-    def finish(self, request: EndSnapshot, call: Call) -> Nothing:
-        """Keep the index if the snapshot was verified, and give the workspace back."""
+    def finish(self, request: EndSnapshot, call: Call) -> SnapshotEnded:
+        """Keep the index if the snapshot was verified, resume what the hook stopped if the machine
+        is kept, and give the workspace back."""
         written = self._written
-        if request.committed and written is not None:
-            run, gone = self._has_begun(), self._gone or []
-            self.state.save_index(
-                written.blob, written.root, run.roots, written.signatures, gone, run.excluded
-            )
-            self._journal.clear()
-        return self.give_back(request, call)
+        try:
+            if request.committed and written is not None:
+                run, gone = self._has_begun(), self._gone or []
+                self.state.save_index(
+                    written.blob, written.root, run.roots, written.signatures, gone, run.excluded
+                )
+                self._journal.clear()
+        finally:
+            if not request.kept:
+                self._resumption.drop()
+            ended = SnapshotEnded(self._resumption.settle())
+        self.end("finished")
+        return ended
 
     def _has_begun(self) -> _Begun:
         if self._begun is None:
@@ -333,6 +346,7 @@ class SnapshotRun(AgentRun):
             yield grant
 
     def _give_back(self) -> None:
+        self._resumption.leave()
         super()._give_back()
         self._buffers.drop()
         if self._look is not None:

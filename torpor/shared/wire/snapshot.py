@@ -94,11 +94,13 @@ class StorePart(OfRun[PartReport], frozen=True):
 
 
 class Quiesce(OfRun[Nothing], frozen=True):
-    """Run the user's hook; HookFailed unless it exits with 0."""
+    """Run the user's hook; HookFailed unless it exits with 0. ``resume``: a command for the end of
+    the run, as long at most, unless the machine ends; whatever becomes of the run."""
 
     op = "snapshot.hook"
     argv: list[str]
     timeout_s: float
+    resume: list[str] = msgspec.field(default_factory=list)
 
 
 class Packs(msgspec.Struct, frozen=True):
@@ -187,8 +189,16 @@ class Confirm(OfRun[Confirmed], frozen=True):
     accepted: list[str]
 
 
-class EndSnapshot(OfRun[Nothing], frozen=True):
-    """Give the workspace back; keep the index when the snapshot is committed and verified."""
+class SnapshotEnded(msgspec.Struct, frozen=True):
+    """``resume_error``: what went wrong with the resume command."""
+
+    resume_error: Words = ""
+
+
+class EndSnapshot(OfRun[SnapshotEnded], frozen=True):
+    """Give the workspace back; keep the index when the snapshot is committed and verified.
+    ``kept``: the machine goes on, so what a hook stopped is resumed."""
 
     op = "snapshot.end"
     committed: bool
+    kept: bool = True

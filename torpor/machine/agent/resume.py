@@ -1,0 +1,186 @@
+"""The counterpart of the quiesce hook: a machine that is kept goes on with what the hook stopped.
+
+A run that quiesces leaves a record, and holds a lock as long as it lives. In the end it runs the
+command itself. A process of its own waits for the lock beside it: where the run has ended without
+that, or the agent was killed, and no other run takes the lock up for GRACE_S, that process runs the
+command. So whoever is killed, the user's program does not stay stopped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from torpor.machine.agent.home import try_lock
+from torpor.machine.agent.hook import RESUME, run_hook
+from torpor.machine.agent.log import LOG_FILE, Log
+from torpor.machine.sampler.ring import boot_id
+from torpor.shared.errors import HookFailed, InvalidInput, WorkspaceBusy
+
+GRACE_S: Final = 60.0
+"""A control side that lives begins its run again within this time, at an agent that was started
+again."""
+WAIT_S: Final = 2.0
+"""A process that finds nothing owed holds the lock for a moment."""
+_POLL_S: Final = 0.05
+_MODULE: Final = "torpor.machine.agent.resume"
+
+
+class Owed(msgspec.Struct, frozen=True):
+    """A command that has to run, unless the machine has started again since."""
+
+    argv: list[str]
+    timeout_s: float
+    boot: str
+
+
+class Resumption:
+    """The resume command of one workspace on this machine, in the folder of its state."""
+
+    def __init__(self, folder: Path) -> None:
+        self._record = folder / "resume"
+        self._lock_path = folder / "resume.lock"
+        self._log = Log(folder.parents[1] / LOG_FILE)
+        self._lock_fd: int | None = None
+        self._owed: Owed | None = None
+
+    def take_up(self) -> None:
+        """Take over what an earlier run owes. WorkspaceBusy while its command runs."""
+        if self._lock_fd is not None or not self._record.exists():
+            return
+        self._lock(WAIT_S)
+        self._owed = self._recorded()
+        if self._owed is None:
+            self._settled()
+
+    def owe(self, argv: list[str], timeout_s: float, grace_s: float = GRACE_S) -> None:
+        """From now on the command has to run, whatever ends."""
+        if self._owed is None:
+            self._owed = Owed(argv, timeout_s, boot_id())
+            try:
+                self._lock(WAIT_S)
+                self._write(self._owed)
+                _watch(self._record.parent, grace_s)
+            except OSError as error:  # a full disk: the end of this run still knows of it
+                self._log.write(f"if this agent is killed, {argv[0]!r} will not run: {error}")
+
+    def settle(self) -> str:
+        """Run what is owed; returns what went wrong. Nothing stops it but its time limit."""
+        owed, self._owed = self._owed, None
+        if owed is None:
+            return ""
+        try:
+            run_hook(owed.argv, owed.timeout_s, lambda: None, RESUME)
+        except (HookFailed, InvalidInput) as error:
+            self._log.write(str(error))
+            return str(error)
+        else:
+            return ""
+        finally:
+            self._settled()
+
+    def drop(self) -> None:
+        """The machine ends: nothing is owed any more."""
+        self._owed = None
+        self._settled()
+
+    def leave(self) -> None:
+        """The run has ended. What it still owes is left to the process that waits for that."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def wait_and_run(self, grace_s: float) -> None:
+        """Until nothing is owed; in the process of its own."""
+        while True:
+            self._lock(None)
+            if self._recorded() is None:
+                return
+            self.leave()
+            time.sleep(grace_s)
+            with suppress(WorkspaceBusy):
+                self._lock(0.0)
+                self._owed = self._recorded()
+                if self._owed is not None:
+                    self._log.write("the run that quiesced the workspace is gone: resuming")
+                self.settle()
+                return
+
+    def _lock(self, wait_s: float | None) -> None:
+        """WorkspaceBusy where another process holds it for ``wait_s``; None waits as long as it
+        takes."""
+        fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if wait_s is None:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        else:
+            give_up = time.monotonic() + wait_s
+            while not try_lock(fd):
+                if time.monotonic() >= give_up:
+                    os.close(fd)
+                    raise WorkspaceBusy(
+                        "the resume command of an earlier run is at work on this machine: wait "
+                        "until it has ended"
+                    )
+                time.sleep(_POLL_S)
+        self._lock_fd = fd
+
+    def _recorded(self) -> Owed | None:
+        try:
+            owed = msgspec.json.decode(self._record.read_bytes(), type=Owed)
+        except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
+            return None
+        return owed if owed.boot == boot_id() else None
+
+    def _write(self, owed: Owed) -> None:
+        fresh = self._record.with_name("resume.new")
+        fresh.write_bytes(msgspec.json.encode(owed))
+        os.replace(fresh, self._record)
+
+    def _settled(self) -> None:
+        with suppress(FileNotFoundError):
+            self._record.unlink()
+        self.leave()
+
+
+def _watch(folder: Path, grace_s: float) -> None:
+    """Start the process of its own. A thread waits for its end, so that it is no zombie."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-s",
+            "-E",
+            "-X",
+            "utf8",
+            "-m",
+            _MODULE,
+            json.dumps([str(folder), grace_s]),
+        ],
+        cwd=Path(__file__).parents[3],  # where our packages are, also outside of a bundle
+        env={**os.environ, "HOME": os.path.expanduser("~")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    threading.Thread(target=process.wait, name="resume-watch", daemon=True).start()
+
+
+def main(argv: Sequence[str]) -> None:
+    folder, grace_s = json.loads(argv[1])
+    with suppress(FileNotFoundError):  # the agent was told to leave nothing behind
+        Resumption(Path(folder)).wait_and_run(grace_s)
+
+
+if __name__ == "__main__":
+    main(sys.argv)
