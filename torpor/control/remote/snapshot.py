@@ -75,7 +75,7 @@ class RemoteSnapshot(RemoteRun):
         super().__init__(agent, store, key, run)
         self.spec = spec
         self._resumed: list[ObjectKey] = []
-        self._parent: SnapshotId | None = None
+        self._newest: SnapshotId | None = None
         self._tried: SnapshotId | None = None  # the last commit, maybe in this very second
         self._leave: _Leave | None = None
 
@@ -85,7 +85,7 @@ class RemoteSnapshot(RemoteRun):
         Raises WorkspaceInvalid, WorkspaceBusy, WrongKey and what the store raises.
         """
         known = list_snapshots(self._store, self.spec.name, newest=KNOWN_SNAPSHOTS)
-        self._parent = known[0].snapshot if known else None
+        self._newest = known[0].snapshot if known else None
         begun = self._call(
             BeginSnapshot(
                 self.run,
@@ -160,7 +160,6 @@ class RemoteSnapshot(RemoteRun):
             Commit(
                 self.run,
                 leave.snapshot,
-                self._parent,
                 int(leave.signed_unix),
                 statistics,
                 self.spec.accept_changed,
@@ -225,7 +224,7 @@ class RemoteSnapshot(RemoteRun):
 
     def _new_leave(self) -> _Leave:
         now = datetime.now(timezone.utc)
-        snapshot = new_snapshot_id(now, self._tried or self._parent)
+        snapshot = new_snapshot_id(now, self._tried or self._newest)
         key = manifest_key(self.spec.name, snapshot)
         grant = self._store.grant("PUT", key, expires_s=COMMIT_S)
         return _Leave(snapshot, now.timestamp(), grant)

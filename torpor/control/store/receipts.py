@@ -8,7 +8,7 @@ grant for one. A receipt is of one manifest: another one under the same name has
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final, Literal
 
@@ -23,6 +23,7 @@ from torpor.shared.errors import (
     StoreCorrupt,
     StoreMissing,
 )
+from torpor.shared.format.lineage import Lineage, recorded
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.names import snapshot_of
 from torpor.shared.values import (
@@ -42,7 +43,8 @@ class Receipt(msgspec.Struct, frozen=True):
     """What was verified: the manifest of this root, size and MD5 (None where the store hides it).
 
     ``agent``: what its machine calls itself, as in the manifest. ``machine``: as its provider or
-    its user names it; empty if the run that verified it did not know."""
+    its user names it; empty if the run that verified it did not know. ``lineage``: as in the
+    manifest; None if that says none."""
 
     version: Literal[1]
     root: str
@@ -50,6 +52,7 @@ class Receipt(msgspec.Struct, frozen=True):
     manifest_md5: str | None
     agent: str
     machine: str
+    lineage: Lineage | None = None
 
 
 def write_receipt(
@@ -58,7 +61,9 @@ def write_receipt(
     """Write the receipt of the manifest, whose object was ``seen`` before it was read. A receipt
     that names the machine stays."""
     workspace, snapshot = manifest.workspace, manifest.snapshot
-    receipt = Receipt(1, root, seen.bytes, seen.md5, agent_of(manifest), machine)
+    receipt = Receipt(
+        1, root, seen.bytes, seen.md5, agent_of(manifest), machine, recorded(manifest)
+    )
     there = None if machine else _read(store, workspace, snapshot)
     if there is not None and there == msgspec.structs.replace(receipt, machine=there.machine):
         return
@@ -78,12 +83,15 @@ def withdraw_receipt(store: ObjectStore, workspace: WorkspaceName, snapshot: Sna
 
 
 def verified_snapshots(
-    store: ObjectStore, workspace: WorkspaceName
+    store: ObjectStore,
+    workspace: WorkspaceName,
+    wanted: Callable[[SnapshotId], bool] = lambda snapshot: True,
 ) -> Iterator[tuple[SnapshotId, Receipt]]:
-    """The verified snapshots that exist, newest first; reads one small object for each."""
+    """The verified snapshots that exist and are ``wanted``, newest first; reads one small object
+    for each."""
     there = manifests(store, workspace)
     names = _names(store, workspace)
-    for snapshot in sorted(there.keys() & names, reverse=True):
+    for snapshot in sorted(filter(wanted, there.keys() & names), reverse=True):
         receipt = _read(store, workspace, snapshot)
         if receipt is not None and _is_of(store, receipt, there[snapshot]):
             yield snapshot, receipt

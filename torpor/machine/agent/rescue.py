@@ -250,7 +250,6 @@ class Rescue:
             Commit(
                 run.id,
                 save.snapshot,
-                self._book.parent,
                 save.created_unix,
                 {"new_bytes": self._new_bytes, "passes": self._number, "own_save": 1},
                 self._book.accepted,

@@ -40,6 +40,7 @@ from torpor.machine.tree.first import find_first
 from torpor.machine.tree.walk import absolute_root, overlapping
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import AgentLost, InvalidInput, RestoreUnfinished
+from torpor.shared.format.lineage import lineage_of
 from torpor.shared.format.manifest import HOLE
 from torpor.shared.format.names import pack_id_of
 from torpor.shared.values import WorkspaceName
@@ -244,8 +245,14 @@ class RestoreRun(AgentRun):
         if compared.differences:
             writing.begin_again()
             return
-        blob, root, _ = begun.wanted
-        self.state.save_index(blob, root, begun.goal.real_targets, compared.signatures)
+        blob, root, manifest = begun.wanted
+        self.state.save_index(
+            blob,
+            root,
+            begun.goal.real_targets,
+            compared.signatures,
+            line=lineage_of(manifest),
+        )
         writing.end()
 
     def _has_begun(self) -> Begun:

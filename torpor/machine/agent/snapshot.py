@@ -26,6 +26,7 @@ from torpor.machine.pipeline.contents import Contents
 from torpor.machine.pipeline.journal import Journal
 from torpor.machine.pipeline.numbers import Numbers
 from torpor.machine.pipeline.upload import Source, store_part
+from torpor.machine.tree.equality import Equality
 from torpor.machine.tree.plan import Job, cut, share_out
 from torpor.machine.tree.vanished import NAMED, Gone, vanished
 from torpor.machine.tree.walk import (
@@ -44,6 +45,7 @@ from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import AgentLost, ObjectExists, WorkspaceInvalid
 from torpor.shared.format.checks import check_manifest
 from torpor.shared.format.keys import Seal
+from torpor.shared.format.lineage import Lineage, lineage_of
 from torpor.shared.format.manifest import (
     FILE,
     Entry,
@@ -92,6 +94,7 @@ class _Begun(NamedTuple):
     seal: Seal
     encoder: Encoder
     known: KnownFiles
+    equality: Equality | None  # None: what the machine held last is not known, or not stored
 
 
 class _Pass(NamedTuple):
@@ -111,6 +114,7 @@ class _Written(NamedTuple):
     root: bytes
     entries: list[Entry]
     signatures: list[Signature | None]
+    line: Lineage
 
 
 class SnapshotRun(AgentRun):
@@ -128,6 +132,7 @@ class SnapshotRun(AgentRun):
         self._begun: _Begun | None = None
         self._pass: _Pass | None = None
         self._gone: list[Gone] | None = None  # by the first pass
+        self._line: Lineage | None = None  # what the tree goes on from
         self._written: _Written | None = None
         self._look: LookBehind | None = None
         self._losses: Losses | None = None
@@ -148,6 +153,8 @@ class SnapshotRun(AgentRun):
         among = {bytes.fromhex(snapshot.root) for snapshot in request.known}
         own = self.state.load_index(roots, seal, None)
         index = own if own is not None and own.root in among else None
+        self._line = self.state.past().line or (lineage_of(own.manifest) if own else None)
+        is_newest = bool(index and self._line and index.manifest.snapshot == self._line.snapshot)
         resumable = {pack_key(self.workspace, r.pack.id): r for r in self._journal.read()}
         self._begun = _Begun(
             answer=SnapshotBegun([self._claim(record.pack) for record in resumable.values()]),
@@ -157,6 +164,7 @@ class SnapshotRun(AgentRun):
             seal=seal,
             encoder=Encoder(effort, self._gpu),
             known=KnownFiles(request.roots, index, request.known, resumable, self._before(own)),
+            equality=Equality(index.held) if index and is_newest else None,
         )
         return self._begun.answer
 
@@ -166,6 +174,8 @@ class SnapshotRun(AgentRun):
         run.known.take_up(request.resumed)
         run.known.lose(request.lost)
         seen = walk(run.roots, run.known.held, run.excluded, partial(self.check, call))
+        if run.equality is not None:
+            run.equality.saw(run.known.held, seen)
         if seen.unread:
             run.known.learn(run.seal, self.transfer(call))
         if self._gone is None:
@@ -239,6 +249,8 @@ class SnapshotRun(AgentRun):
         written = self._written
         if written is None or written.snapshot != request.snapshot:
             written = self._written = self._compose(request)
+            self.state.go_on_from(written.line)
+            self._line = written.line
         md5 = hashlib.md5(written.blob, usedforsecurity=False).digest()
         again = request.snapshot in self._sent
         self._sent.add(request.snapshot)
@@ -397,10 +409,13 @@ class SnapshotRun(AgentRun):
                 "unmounted?"
             )
         files = [e for e in entries if e.kind == FILE]
+        equal = run.equality is not None and run.equality.holds(run.known.held)
+        line = Lineage.after(self._line, request.snapshot, equal=equal)
+        losses = {} if self._losses is None else summary(self._losses)
         manifest = Manifest(
             self.workspace,
             request.snapshot,
-            request.parent,
+            line.parent,
             self.id,
             request.created_unix,
             machine_id(self.home),
@@ -409,7 +424,7 @@ class SnapshotRun(AgentRun):
             chunks,
             packs,
             self._has_scanned().seen.skipped,
-            {**record_environment(), **({} if self._losses is None else summary(self._losses))},
+            {**record_environment(), **losses, **line.record()},
             {
                 "files": len(files),
                 "bytes": sum(e.size for e in files),
@@ -419,7 +434,7 @@ class SnapshotRun(AgentRun):
         )
         check_manifest(manifest, f"snapshot {request.snapshot}")  # otherwise a reader refuses it
         blob, root = encode_manifest(manifest, run.seal)
-        return _Written(request.snapshot, blob, root, entries, signatures)
+        return _Written(request.snapshot, blob, root, entries, signatures, line)
 
 
 def _planned(number: int, jobs: Sequence[Job]) -> PartPlan:

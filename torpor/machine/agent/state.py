@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from torpor.machine.tree.vanished import Gone, disks
 from torpor.machine.tree.walk import Held, Signature, is_inside
 from torpor.shared.errors import ManifestInvalid, WorkspaceBusy, WorkspaceInvalid, WrongKey
 from torpor.shared.format.keys import Seal
+from torpor.shared.format.lineage import Lineage
 from torpor.shared.format.manifest import Manifest, decode_manifest
 from torpor.shared.values import SnapshotId, WorkspaceName
 
@@ -35,11 +37,13 @@ class Index(msgspec.Struct, frozen=True):
 
 class Past(msgspec.Struct, frozen=True, array_like=True):
     """What this machine has held of the workspace: the directories that a restore, a sync or a
-    snapshot knew, the disks that they were on, and what vanished since."""
+    snapshot knew, the disks that they were on, and what vanished since. ``line``: the snapshot that
+    its tree goes on from."""
 
     roots: list[bytes] = []
     disks: list[bytes] = []
     gone: list[Gone] = []
+    line: Lineage | None = None
 
     def unnamed(self, roots: Sequence[bytes], also: Sequence[bytes]) -> list[bytes]:
         """Directories of it, or of ``also``, that hold something and are in none of ``roots``."""
@@ -110,16 +114,18 @@ class WorkspaceState:
         signatures: Sequence[Signature | None],
         gone: Sequence[Gone] | None = None,
         excluded: Callable[[bytes], bool] | None = None,
+        line: Lineage | None = None,
     ) -> None:
         """Remember that the disk equals the snapshot in ``blob``. ``gone``: what the machine held
-        before and the snapshot does not; None where the snapshot was brought here."""
+        before and the snapshot does not; None where the snapshot, of this ``line``, was brought
+        here."""
         seen = _Seen(root, list(roots), list(signatures))
         self.forget_index()
         past = self.past()
         there = sorted({*past.roots, *roots})
         lost = past.missing_disks() if gone is not None else []
-        past = Past(there, sorted({*disks(roots, excluded), *lost}), list(gone or ()))
-        _write(self._past, msgspec.msgpack.encode(past), durable=True)
+        found = sorted({*disks(roots, excluded), *lost})
+        self._keep_past(Past(there, found, list(gone or ()), line or past.line))
         _write(self.folder / "manifest", blob)
         _write(self.folder / "seen", msgspec.msgpack.encode(seen))  # last: it makes both valid
 
@@ -133,6 +139,13 @@ class WorkspaceState:
             return msgspec.msgpack.decode(self._past.read_bytes(), type=Past)
         except (FileNotFoundError, msgspec.MsgspecError):
             return Past()
+
+    def go_on_from(self, line: Lineage) -> None:
+        """Remember, before a manifest is sent, that the tree goes on from it: what comes later has
+        its work, also where nobody is left to verify it. On a full disk the line is told from the
+        last one that was remembered: a later snapshot then seems to lack this work."""
+        with suppress(OSError):
+            self._keep_past(msgspec.structs.replace(self.past(), line=line))
 
     def mirrored(self, roots: Sequence[bytes]) -> bytes | None:
         """The root hash of the snapshot that ``roots`` equalled at the last comparison."""
@@ -194,6 +207,9 @@ class WorkspaceState:
             if not entry.changed:
                 held[entry.root][entry.path] = Held(signature, entry)
         return Index(root, manifest, held)
+
+    def _keep_past(self, past: Past) -> None:
+        _write(self._past, msgspec.msgpack.encode(past), durable=True)
 
 
 def _holds_something(path: bytes) -> bool:

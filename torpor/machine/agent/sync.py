@@ -45,6 +45,7 @@ from torpor.machine.tree.walk import (
 )
 from torpor.machine.tree.writers import written
 from torpor.shared.errors import AgentLost, StillChanging, UnsavedWork, WorkspaceInvalid
+from torpor.shared.format.lineage import lineage_of
 from torpor.shared.format.manifest import HOLE, Entry, Extent, Manifest
 from torpor.shared.values import SnapshotId, WorkspaceName
 from torpor.shared.wire.request import Nothing
@@ -320,8 +321,9 @@ class SyncRun(AgentRun):
             kept.append(signatures.get(number) if is_safe else None)
         for target in begun.goal.targets:
             sync_disk(target)
-        blob, root, _ = begun.wanted
-        self.state.save_index(blob, root, begun.goal.targets, kept)
+        blob, root, manifest = begun.wanted
+        line = lineage_of(manifest)
+        self.state.save_index(blob, root, begun.goal.targets, kept, line=line)
         self.state.clear_sync_record()
 
     def _has_begun(self) -> _Begun:

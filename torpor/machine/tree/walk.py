@@ -68,6 +68,7 @@ class Walk(NamedTuple):
     parted: list[tuple[int, bytes]]
     """Root and path of names whose file has a name in an earlier root too: a manifest has no hard
     links between roots, so they come back as files of their own."""
+    fresh: list[int]  # positions of the entries that are not as they were held
 
     def rests(self, file: Unread) -> bool:
         """Whether any change after the walk is sure to change the signature of ``file``."""
@@ -181,24 +182,21 @@ def walk(
     places = [place for root in roots for place in file_systems(root, excluded)]
     mapped = mapped_unseen(places)
     started_ns = time.time_ns()
-    found = Walk([], [], [], [], [{} for _ in roots], started_ns, started_ns, [])
-    fresh: list[int] = []
+    found = Walk([], [], [], [], [{} for _ in roots], started_ns, started_ns, [], [])
     linked: set[tuple[int, int]] = set()
     for number, root in enumerate(roots):
-        linked |= _walk_root(
-            number, root, held[number], excluded, mapped, check, found, fresh, linked
-        )
+        linked |= _walk_root(number, root, held[number], excluded, mapped, check, found, linked)
     found = found._replace(walked_ns=time.time_ns())
-    _distrust(found, fresh)
+    _distrust(found)
     if found.unread:
         for place in places:
             sync_disk(place)
     return found
 
 
-def _distrust(found: Walk, fresh: Sequence[int]) -> None:
+def _distrust(found: Walk) -> None:
     """Take the signature from what may change again without changing it."""
-    for number in fresh:
+    for number in found.fresh:
         entry, signature = found.entries[number], found.signatures[number]
         if signature and not settled(signature, found.started_ns, found.walked_ns):
             found.signatures[number] = None
@@ -214,7 +212,6 @@ def _walk_root(
     mapped: Mapping[tuple[int, int] | bytes, str],
     check: Callable[[], None],
     found: Walk,
-    fresh: list[int],
     linked: Set[tuple[int, int]],
 ) -> Set[tuple[int, int]]:
     """Returns the files that have several names; ``linked``: those of the roots before."""
@@ -254,7 +251,7 @@ def _walk_root(
             found.unread.append(Unread(new, signature, sparse, before, process))
         else:
             now_held[path] = Held(signature, new)
-        fresh.append(len(entries))
+        found.fresh.append(len(entries))
         entries.append(new)
         signatures.append(None if process else signature)
         return is_directory

@@ -124,7 +124,8 @@ class StandBy(Request[Nothing], frozen=True):
     """Hand the supervisor all it needs to save the workspace by itself. Replaces what it had.
 
     ``saves``: one for each save, used in order. ``packs``: grants for new packs. ``lost``: packs of
-    the known snapshots that a manifest must not name. The key stays in memory.
+    the known snapshots that a manifest must not name. The key stays in memory. ``parent``: only a
+    supervisor of an older bundle reads it.
     """
 
     op = "job.standby"

@@ -154,7 +154,6 @@ class Commit(OfRun[Committed], frozen=True):
 
     op = "snapshot.commit"
     snapshot: SnapshotId
-    parent: SnapshotId | None
     created_unix: int
     statistics: dict[str, int]
     accepted: list[str]

@@ -1,0 +1,89 @@
+"""Lineage: which snapshots have the work of which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.fixtures.manifests import SNAPSHOT, honest
+from torpor.shared.format.lineage import MOST_ANCESTORS, Lineage, Work, lineage_of, recorded
+from torpor.shared.values import SnapshotId
+
+
+def _id(number: int) -> SnapshotId:
+    return SnapshotId(
+        f"20261120T{number // 3600:02}{number // 60 % 60:02}{number % 60:02}Z-00000000"
+    )
+
+
+def _line(*numbers: int, equal: tuple[int, ...] = ()) -> Lineage:
+    """The lineage of the last of these snapshots, each of which goes on from the one before."""
+    line = None
+    for number in numbers:
+        line = Lineage.after(line, _id(number), equal=number in equal)
+    assert line is not None
+    return line
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "has"),
+    [
+        (_line(1), _line(1), True),
+        (_line(1, 2, 3), _line(1), True),
+        (_line(1), _line(1, 2), False),
+        (_line(1, 3), _line(1, 2), False),  # two machines went on from 1
+        (_line(1, 3), _line(2), False),  # never seen, though it is older
+        (_line(1), _line(1, 2, equal=(2,)), True),  # nothing had changed in 2
+        (_line(1, 5), _line(1, 2, 3, equal=(2, 3)), True),
+        (_line(1, 2, equal=(2,)), _line(1, 3, equal=(3,)), True),
+        (_line(1, 2, equal=(2,)), _line(1, 3), False),
+        (Lineage.unknown(_id(3)), _line(1, 2), True),  # as before there were lineages
+        (Lineage.unknown(_id(3)), _line(1, 4), False),
+        (Lineage.after(Lineage.unknown(_id(3)), _id(5), equal=False), _line(1, 2), True),
+        (Lineage.after(Lineage.unknown(_id(3)), _id(5), equal=False), _line(1, 4), False),
+    ],
+)
+def test_a_snapshot_has_the_work_of_what_it_goes_on_from(
+    mine: Lineage, other: Lineage, has: bool
+) -> None:
+    assert Work([mine]).has(other) is has
+
+
+def test_a_deleted_snapshot_breaks_no_line() -> None:
+    """Nobody asks whether 2 is still there."""
+    assert Work([_line(1, 2, 3)]).has(_line(1))
+
+
+def test_a_long_line_forgets_its_beginning_and_not_that_it_has_it() -> None:
+    numbers = range(MOST_ANCESTORS + 100)
+    line = _line(*numbers)
+    assert (len(line.ancestors), line.whole) == (MOST_ANCESTORS, False)
+    assert Work([line]).has(_line(0))
+    assert not Work([line]).has(_line(0, MOST_ANCESTORS + 200))
+
+
+def test_it_is_in_the_manifest() -> None:
+    line = Lineage.after(_line(1, 2), SNAPSHOT, equal=True)
+    assert lineage_of(honest(environment={"kernel": "6.1", **line.record()})) == line
+    assert line.parent == _id(2)
+    assert line.content == _id(2)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        "x",
+        {},
+        {"content": SNAPSHOT, "ancestors": ["../x"], "whole": True},
+        {"content": "../x", "ancestors": [], "whole": True},
+        {"content": SNAPSHOT, "ancestors": [_id(1)] * (MOST_ANCESTORS + 1), "whole": True},
+        {"content": SNAPSHOT, "ancestors": 7, "whole": True},
+    ],
+)
+def test_what_does_not_fit_is_not_known(said: Any) -> None:
+    """A machine writes it."""
+    manifest = honest(environment={} if said is None else {"lineage": said})
+    assert recorded(manifest) is None
+    assert lineage_of(manifest) == Lineage.unknown(SNAPSHOT)

@@ -1,0 +1,48 @@
+"""Whether a tree is still what it was, after walks that found names that are not as they were held:
+their files were read again, and may be equal."""
+
+from __future__ import annotations
+
+from torpor.machine.tree.walk import Holding, Walk
+from torpor.shared.format.manifest import DIRECTORY, FILE, Entry
+
+
+class Equality:
+    """Compares each walk with what was held before the first. The time of a directory moves with
+    every name in it, also an excluded one, and does not count. Where a walk has found anything
+    else, the tree counts as changed, also when a later one does not."""
+
+    def __init__(self, before: Holding) -> None:
+        self._count = sum(map(len, before))
+        self._changed = False
+        self._read: dict[tuple[int, bytes], Entry] = {}
+
+    def saw(self, held: Holding, seen: Walk) -> None:
+        """``held``: what the walk ``seen`` was given."""
+        self._changed = self._changed or len(seen.entries) != self._count
+        for position in seen.fresh:
+            entry = seen.entries[position]
+            before = held[entry.root].get(entry.path)
+            if before is None or before.entry.kind != entry.kind:
+                self._changed = True
+            elif entry.kind == FILE:
+                self._read.setdefault((entry.root, entry.path), before.entry)
+            elif not _are_equal(before.entry, entry):
+                self._changed = True
+
+    def holds(self, held: Holding) -> bool:
+        """``held``: with the content of every file that was read, in chunks of one table."""
+        if self._changed:
+            return False
+        now = ((before, held[root].get(path)) for (root, path), before in self._read.items())
+        return all(found is not None and _are_equal(before, found.entry) for before, found in now)
+
+
+def _are_equal(before: Entry, now: Entry) -> bool:
+    return (
+        (before.mode, before.uid, before.gid) == (now.mode, now.uid, now.gid)
+        and (before.mtime_ns == now.mtime_ns or now.kind == DIRECTORY)
+        and (before.size, before.target, before.xattrs) == (now.size, now.target, now.xattrs)
+        and (before.digest == now.digest if now.digest else before.extents == now.extents)
+        and not now.changed
+    )

@@ -1,0 +1,98 @@
+"""Lineage: the earlier snapshots whose work a snapshot has.
+
+A machine's tree goes on from what it was last equal to: what was woken or synced there, or the last
+snapshot of it. A snapshot of it has the work of that one, and of all that that one went on from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from torpor.shared.errors import InvalidInput
+from torpor.shared.format.manifest import Manifest
+from torpor.shared.values import SnapshotId, snapshot_id
+
+MOST_ANCESTORS: Final = 400
+"""Over a year of daily backups; 12 KB of a manifest and of a receipt."""
+_KEY: Final = "lineage"
+"""Its name in the environment record, where a reader of any torpor takes it for a fact more."""
+
+
+class Lineage(msgspec.Struct, frozen=True):
+    """``ancestors``: what a snapshot goes on from, newest first; its parent is the first. They stay
+    named after their deletion. ``whole``: they reach back to the first; else what is older than the
+    last of them counts as an ancestor. ``content``: the oldest of them that is equal to the
+    snapshot, or the snapshot itself: then it has work of its own."""
+
+    snapshot: SnapshotId
+    content: SnapshotId
+    ancestors: Annotated[list[SnapshotId], msgspec.Meta(max_length=MOST_ANCESTORS)] = []
+    whole: bool = True
+
+    @classmethod
+    def unknown(cls, snapshot: SnapshotId) -> Lineage:
+        """A snapshot that does not say counts as having all older work."""
+        return cls(snapshot, snapshot, whole=False)
+
+    @classmethod
+    def after(cls, before: Lineage | None, snapshot: SnapshotId, *, equal: bool) -> Lineage:
+        """The next snapshot of a tree that goes on from ``before``; ``equal``: with no change."""
+        if before is None:
+            return cls(snapshot, snapshot)
+        ancestors = [before.snapshot, *before.ancestors]
+        whole = before.whole and len(ancestors) <= MOST_ANCESTORS
+        content = before.content if equal else snapshot
+        return cls(snapshot, content, ancestors[:MOST_ANCESTORS], whole)
+
+    @property
+    def parent(self) -> SnapshotId | None:
+        return self.ancestors[0] if self.ancestors else None
+
+    def record(self) -> dict[str, Any]:
+        """What the environment record of its manifest keeps."""
+        return {_KEY: {"content": self.content, "ancestors": self.ancestors, "whole": self.whole}}
+
+
+def recorded(manifest: Manifest) -> Lineage | None:
+    """The lineage that a manifest says; None where it says none. A machine writes it, so what does
+    not fit is none."""
+    said = manifest.environment.get(_KEY)
+    if not isinstance(said, dict):
+        return None
+    try:
+        lineage = msgspec.convert({**said, "snapshot": manifest.snapshot}, Lineage)
+        for name in (lineage.content, *lineage.ancestors):
+            snapshot_id(name)
+    except (msgspec.ValidationError, InvalidInput):
+        return None
+    return lineage
+
+
+def lineage_of(manifest: Manifest) -> Lineage:
+    return recorded(manifest) or Lineage.unknown(manifest.snapshot)
+
+
+class Work:
+    """The work that some snapshots have together."""
+
+    def __init__(self, lineages: Iterable[Lineage] = ()) -> None:
+        self._named: set[SnapshotId] = set()
+        self._all_before = ""
+        for lineage in lineages:
+            self.add(lineage)
+
+    def add(self, lineage: Lineage) -> None:
+        names = [lineage.snapshot, *lineage.ancestors]
+        self._named.update(names)
+        if not lineage.whole:
+            self._all_before = max(self._all_before, min(names))
+
+    def names(self, snapshot: SnapshotId) -> bool:
+        """Whether it has the work of a snapshot, by the name alone."""
+        return snapshot in self._named or snapshot < self._all_before
+
+    def has(self, lineage: Lineage) -> bool:
+        return self.names(lineage.snapshot) or self.names(lineage.content)
