@@ -18,6 +18,7 @@ from torpor.control.upkeep.pins import pin, pinned, unpin
 from torpor.control.upkeep.reports import FreshnessReport
 from torpor.control.upkeep.retention import Judged, Retention, Taken, judge
 from torpor.shared.errors import SnapshotMissing, SnapshotOverdue
+from torpor.shared.format.lineage import Lineage
 from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
 
 _CLOCK_HOURS: Final = 1.0
@@ -51,10 +52,15 @@ def judge_snapshots(
 
 
 def _a_new_one(taken: Sequence[Taken], machine: str, now_unix: float) -> Taken:
-    agents = [one.agent for one in taken if machine and one.machine == machine]
-    newest = max((one.snapshot for one in taken), default=None)
+    of_machine = [entry for entry in taken if machine and entry.machine == machine]
+    newest = max((entry.snapshot for entry in taken), default=None)
     snapshot = new_snapshot_id(datetime.now(timezone.utc), newest)
-    return Taken(snapshot, now_unix, True, agents[-1] if agents else "a new machine", machine)
+    agent, lineage = "a new machine", None
+    if of_machine:
+        last = of_machine[-1]
+        agent, before = last.agent, last.lineage or Lineage.unknown(last.snapshot)
+        lineage = Lineage.after(before, snapshot, equal=False)
+    return Taken(snapshot, now_unix, True, agent, machine, lineage)
 
 
 @step("apply retention")

@@ -53,6 +53,14 @@ def test_what_the_machine_saved_after_the_verified_one_stays(store: MemoryStore)
     assert snapshot_ids(store, DEMO) == [newer]
 
 
+def test_a_save_with_work_that_the_verified_one_lacks_stays(store: MemoryStore) -> None:
+    """The machine that made it was given up, and the job went on from an earlier one."""
+    first = put_save(store, 30, [])
+    lost, newest = put_save(store, 40, [first]), put_save(store, 60, [first])
+    done = delete_superfluous(store, [first, lost, newest], verified_save(store, newest))
+    assert (done.deleted, done.left) == ([first], [lost, newest])
+
+
 def test_a_proof_of_a_save_that_is_gone_deletes_nothing(store: MemoryStore) -> None:
     first, newest = put_save(store, 30), put_save(store, 60)
     verified = verified_save(store, newest)

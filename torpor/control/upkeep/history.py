@@ -22,6 +22,7 @@ from torpor.shared.errors import (
     WrongKey,
 )
 from torpor.shared.format.keys import Seal
+from torpor.shared.format.lineage import recorded
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import SnapshotId, WorkspaceName
 
@@ -37,7 +38,14 @@ def taken_snapshots(
     for snapshot, found in there.items():
         receipt = receipts.get(snapshot)
         if receipt is not None:
-            yield Taken(snapshot, found.modified_unix, True, receipt.agent, receipt.machine)
+            yield Taken(
+                snapshot,
+                found.modified_unix,
+                True,
+                receipt.agent,
+                receipt.machine,
+                receipt.lineage,
+            )
             continue
         try:
             manifest, verified = _look(store, workspace, seal, snapshot, paths)
@@ -49,7 +57,13 @@ def taken_snapshots(
         except SnapshotMissing:
             continue  # deleted meanwhile
         else:
-            yield Taken(snapshot, found.modified_unix, verified, agent_of(manifest))
+            yield Taken(
+                snapshot,
+                found.modified_unix,
+                verified,
+                agent_of(manifest),
+                lineage=recorded(manifest),
+            )
 
 
 class Newest(NamedTuple):

@@ -10,6 +10,7 @@ from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import snapshot_times
 from torpor.control.upkeep.deletion import expire
 from torpor.control.upkeep.retention import Judged
+from torpor.shared.format.lineage import Work, lineage_of
 from torpor.shared.values import SnapshotId
 
 
@@ -25,11 +26,12 @@ def delete_superfluous(
 ) -> Thinned:
     """Delete those of the job's ``saves`` that are older than the ``verified`` one, by their names
     and by the store's clock: a machine's own save may have a name from before it was made. One that
-    is pinned stays, and is the job's no more. SnapshotMissing, and nothing is deleted, if the
-    verified one is gone."""
+    is pinned stays, and is the job's no more; one with work that the verified one lacks stays too.
+    SnapshotMissing, and nothing is deleted, if the verified one is gone."""
     times = snapshot_times(store, verified.workspace)
     made = times.get(verified.snapshot, 0.0)
+    has = Work([lineage_of(verified.manifest)]).names
     there = [save for save in saves if save in times]
-    old = [save for save in there if save < verified.snapshot and times[save] < made]
+    old = [save for save in there if save < verified.snapshot and times[save] < made and has(save)]
     deleted = expire(store, verified, [Judged(save, []) for save in old])
     return Thinned(deleted, [save for save in there if save not in old])

@@ -18,6 +18,8 @@ one machine displace none of another machine. A machine that is neither rented n
 within the window is no longer judged alone: an ended machine's snapshots grow old with those of the
 workspace. An unverified snapshot displaces no verified one: the rules look at the verified ones
 alone, too.
+
+What the rules would delete stays while it has work that no other snapshot has (lineage.py).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import msgspec
 
 from torpor.control.zones import zone_named
 from torpor.shared.errors import InvalidInput
+from torpor.shared.format.lineage import Lineage, Work
 from torpor.shared.values import SnapshotId, made_at
 
 MOST_KEPT: Final = 10_000
@@ -79,6 +82,7 @@ class Taken(msgspec.Struct, frozen=True):
     verified: bool
     agent: str
     machine: str = ""
+    lineage: Lineage | None = None  # None: its manifest says none
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -137,7 +141,24 @@ def judge(
         last = max(counted, key=lambda entry: entry.stored_unix, default=None)
         if last and not reasons[last.snapshot]:
             reasons[last.snapshot].append(f"stored last of machine {name}")
+    _keep_the_only_ones(newest_first, reasons)
     return [Judged(snapshot, found) for snapshot, found in reasons.items()]
+
+
+def _keep_the_only_ones(
+    newest_first: Sequence[Taken], reasons: Mapping[SnapshotId, list[str]]
+) -> None:
+    """Keep what has work that no other snapshot that stays has: what another machine stored, or the
+    same one before it was synced back."""
+    lines = {
+        snapshot.snapshot: snapshot.lineage or Lineage.unknown(snapshot.snapshot)
+        for snapshot in _verified(newest_first)
+    }
+    work = Work(line for snapshot, line in lines.items() if reasons[snapshot])
+    for snapshot, line in lines.items():
+        if not reasons[snapshot] and not work.has(line):
+            reasons[snapshot].append("no other snapshot has its work")
+            work.add(line)
 
 
 def _verified(taken: Sequence[Taken]) -> list[Taken]:
