@@ -44,7 +44,7 @@ from tests.markets.runpod import FakeRunPod
 from tests.markets.server import FakeMarket
 from tests.markets.shop import lambda_wares, runpod_wares, vast_wares
 from tests.markets.tensordock import FakeTensorDock, tensordock_wares
-from tests.markets.vast import FakeVast
+from tests.markets.vast import FIRST_INSTANCE, FakeVast
 from torpor.control.providers.ec2.provider import Ec2Provider
 from torpor.control.providers.gcp.client import GoogleLogin
 from torpor.control.providers.gcp.provider import GcpProvider
@@ -67,13 +67,12 @@ class Options(NamedTuple):
 
     ssh_port: int  # of the fake's machines, where the market always has 22
     timeout_s: float
+    sleep: Callable[[float], None] = lambda seconds: None
+    """Called instead of a pause before what failed is repeated."""
 
     @property
     def timeout(self) -> httpx.Timeout:
         return httpx.Timeout(self.timeout_s)
-
-    def sleep(self, seconds: float) -> None:
-        """Repeat what failed without a pause."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,8 @@ class Row:
 
     fake: Callable[[], FakeMarket]
     body: Kind
-    connect: Callable[[Any, Options], Provider]
+    connect: Callable[..., Provider]
+    """Of a fake and Options; some adapters take more by name."""
     blocks: Callable[[Any, str], list[Block]]
     """What a user saves under this name, in this order."""
     by_hand: Callable[[int], str] | None = lambda number: f"{900_000 + number:032x}"
@@ -127,24 +127,25 @@ def _hostkey(fake: FakeHostkey, options: Options) -> Provider:
     )
 
 
-def _ec2(fake: FakeEc2, options: Options) -> Provider:
+def _ec2(fake: FakeEc2, options: Options, **more: Any) -> Provider:
     return Ec2Provider(
         boto3.Session(fake.key, fake.secret),
         fake.account,
         REGION,
         url=fake.url,
         ssh_port=options.ssh_port,
-        timeout_s=options.timeout_s,
+        timeout_s=max(options.timeout_s, 1.0),  # moto takes its time
         sleep=options.sleep,
+        **more,
     )
 
 
-def _kubernetes(fake: FakeKubernetes, options: Options) -> Provider:
+def _kubernetes(fake: FakeKubernetes, options: Options, **more: Any) -> Provider:
     (ware,) = kubernetes_wares()
     return KubernetesProvider(
         kubeconfig(fake.url, fake.key),
         NAMESPACE,
-        ClusterMachines(price_usd_h=ware.usd_h, gpu=ware.gpu),
+        ClusterMachines(price_usd_h=ware.usd_h, gpu=ware.gpu, **more),
         ssh_port=options.ssh_port,
         timeout=options.timeout,
         sleep=options.sleep,
@@ -180,17 +181,18 @@ def _ec2_blocks(fake: FakeEc2, name: str) -> list[Block]:
     return [login, account]
 
 
-def _gcp(fake: FakeGcp, options: Options) -> Provider:
+def _gcp(fake: FakeGcp, options: Options, **more: Any) -> Provider:
     return GcpProvider(
         GoogleLogin(google.oauth2.credentials.Credentials(fake.key)),
-        PROJECT,
-        ZONES,
-        gcp_prices(fake.market.wares),
+        more.pop("project", PROJECT),
+        more.pop("zones", ZONES),
+        more.pop("prices", gcp_prices(fake.market.wares)),
         DISK_USD_GIB_MONTH,
         url=fake.url,
         ssh_port=options.ssh_port,
         timeout=options.timeout,
         sleep=options.sleep,
+        **more,
     )
 
 
@@ -213,7 +215,7 @@ ROWS: Final[dict[str, Row]] = {
         "container",
         _vast,
         _keyed(blocks.VastProvider),
-        by_hand=lambda number: str(900_000 + number),
+        by_hand=lambda number: str(FIRST_INSTANCE + number),
     ),
     "runpod": Row(
         lambda: FakeRunPod(Market(wares=runpod_wares())),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -16,6 +15,7 @@ import pytest
 from tests.contracts.provider_contract import KilledCreate, ProviderContract
 from tests.fixtures.machines import KeyPair
 from tests.markets.boot import Machines
+from tests.markets.every import ROWS, Options
 from tests.markets.faults import Fault
 from tests.markets.kills import killed_at_request
 from tests.markets.server import KEY, FakeMarket
@@ -28,6 +28,7 @@ from torpor.shared.errors import (
     CreateUncertain,
     InvalidInput,
     NoCapacity,
+    NotOurs,
     ProviderDenied,
     ProviderError,
     ProviderUnavailable,
@@ -37,63 +38,123 @@ from torpor.shared.errors import (
 from torpor.shared.values import Label, Machine, MachineId, Want, workspace_name
 
 
-class MarketContract(ProviderContract, ABC):
-    """Fixtures to give: ``fake`` (without bodies), ``want``, and ``connect``."""
+class Shop:
+    """A fake of one market, its adapter, and an order of the first offer that fits. ``more``: what
+    the adapter is told beside its key."""
 
+    ssh_port = 22
+
+    def __init__(self, name: str, fake: FakeMarket, want: Want, key: KeyPair, **more: Any) -> None:
+        self.fake: Any = fake
+        self.market = fake.market
+        self.slept: list[float] = []
+        self._of, self._more = (name, fake, want, key), more
+        self.plain = self.connect()  # the machines have no bodies
+        identity = asyncssh.import_private_key(key.private)
+        offer = next(offer for offer in self.plain.offers(want) if not misfit(offer, want))
+        self.order = order_for(offer, label(), identity, want)
+
+    def another(self, **more: Any) -> Shop:
+        """At the same fake."""
+        return Shop(*self._of, **more)
+
+    def connect(self, timeout_s: float = 30.0, **more: Any) -> Any:
+        options = Options(self.ssh_port, timeout_s, self.slept.append)
+        return ROWS[self._of[0]].connect(self.fake, options, **self._more, **more)
+
+    def changed(self, **changes: Any) -> Order:
+        return msgspec.structs.replace(self.order, **changes)
+
+    def create(self, **changes: Any) -> Machine:
+        """The same order each time; ``changes`` are of another one."""
+        if changes:
+            changes.setdefault("label", label())
+        return self.plain.create(self.changed(**changes))
+
+    def find(self, machine: Machine) -> Any:
+        return self.plain.find(machine.id)
+
+    def destroy(self, machine: Machine, provider: Provider | None = None) -> None:
+        (provider or self.plain).destroy(machine, never_handed_over(machine, machine.label))
+
+    def asked(self) -> dict[str, Any]:
+        """What the newest create sent."""
+        return self.market.rented[-1].request
+
+    def arm(self, *fault: Any, **more: Any) -> None:
+        self.fake.faults.arm(Fault(*fault, **more))
+
+
+class MarketContract(ProviderContract):
+    """``row``: of ``tests.markets.every``. Fixture to give: ``want``."""
+
+    row: str
     reach_stride = 1000
     images = True
+    sells_spot = False
+    queues = False  # no request is refused for want of capacity
+    names_waits = True  # how long a client is to wait, where it asked too often
+    elsewhere: ClassVar[dict[str, Any]] = {}
+    """What another account says beside its key."""
+    price_slack = 0.01
+    concludes_nothing: ClassVar[dict[str, type[ProviderError]]] = {
+        "wrong shape": UnexpectedAnswer,
+        "error body": UnexpectedAnswer,
+        "not json": ProviderUnavailable,
+    }
 
     @pytest.fixture
     def fake(self) -> Iterator[FakeMarket]:
-        fake = self.new_fake()
+        fake = ROWS[self.row].fake()
         yield fake
         fake.close()
+        assert getattr(fake, "violations", []) == []
 
     @pytest.fixture
-    def provider(self, fake: FakeMarket, booted_machines: Machines) -> Provider:
-        fake.market.boot = lambda command: booted_machines.boot(command, self.body)
-        self.ssh_port = booted_machines.port
-        return self.connect(fake)
+    def shop(self, fake: FakeMarket, want: Want, identity_key: KeyPair) -> Shop:
+        return Shop(self.row, fake, want, identity_key)
 
     @pytest.fixture
-    def other_provider(self, fake: FakeMarket) -> Iterator[Provider]:
-        other = self.new_fake()
+    def provider(self, shop: Shop, booted_machines: Machines) -> Provider:
+        shop.market.boot = lambda command: booted_machines.boot(command, ROWS[self.row].body)
+        shop.ssh_port = booted_machines.port
+        return shop.connect()
+
+    @pytest.fixture
+    def other_provider(self) -> Iterator[Provider]:
+        other = ROWS[self.row].fake()
         other.key = "another-account-key"
-        yield self.connect(other)
+        yield ROWS[self.row].connect(other, Options(22, 30.0), **self.elsewhere)
         other.close()
 
     @pytest.fixture
-    def unlabelled(self, fake: FakeMarket) -> MachineId:
-        return self.foreign(fake)
+    def unlabelled(self, shop: Shop) -> MachineId:
+        return self.foreign(shop)
 
     @pytest.fixture
-    def killed_create(self, fake: FakeMarket) -> KilledCreate:
-        def kill(order: Order, step: int) -> bool:
-            return killed_at_request(fake, step, lambda: self.connect(fake).create(order))
+    def killed_create(self, shop: Shop) -> KilledCreate:
+        return lambda order, step: killed_at_request(
+            shop.fake, step, lambda: shop.connect().create(order)
+        )
 
-        return kill
+    def foreign(self, shop: Shop) -> MachineId:
+        """Rent a machine by hand, without our label."""
+        by_hand = ROWS[self.row].by_hand
+        return MachineId(shop.market.rent(shop.market.wares[-1], "by hand", {}, id_of=by_hand).id)
 
     # -- without machines: what the adapter makes of answers
 
-    @pytest.fixture
-    def plain(self, fake: FakeMarket) -> Provider:
-        return self.connect(fake)
+    def test_it_costs_what_the_offer_said(self, shop: Shop) -> None:
+        machine = shop.create()
+        shop.market.clock.advance(3600)
+        price_usd_h = shop.find(machine).price_usd_h
+        assert shop.market.spent_usd() == pytest.approx(price_usd_h, rel=0.01)
+        assert shop.order.offer.price_usd_h == pytest.approx(price_usd_h, rel=self.price_slack)
 
-    @pytest.fixture
-    def order(self, plain: Provider, want: Want, identity_key: KeyPair) -> Order:
-        key = asyncssh.import_private_key(identity_key.private)
-        offer = next(offer for offer in plain.offers(want) if not misfit(offer, want))
-        return order_for(offer, label(), key, want)
-
-    def test_it_costs_what_the_offer_said(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
-        machine = plain.create(order)
-        fake.market.clock.advance(3600)
-        live = plain.find(machine.id)
-        assert isinstance(live, Machine)
-        assert fake.market.spent_usd() == pytest.approx(live.price_usd_h, rel=0.01)
-        assert order.offer.price_usd_h == pytest.approx(live.price_usd_h, rel=self.price_slack)
+    def test_spot_machines_are_offered_only_where_they_are_asked_for(self, shop: Shop) -> None:
+        assert not any(offer.spot for offer in shop.plain.offers(Want()))
+        found = shop.plain.offers(Want(spot="only", disk_gib=20))
+        assert any(offer.spot for offer in found) is self.sells_spot
 
     @pytest.mark.parametrize(
         ("kind", "error"),
@@ -109,217 +170,194 @@ class MarketContract(ProviderContract, ABC):
         ],
     )
     def test_a_failed_create_says_what_it_blocks(
-        self, plain: Provider, fake: FakeMarket, order: Order, kind: Any, error: type[Exception]
+        self, shop: Shop, kind: str, error: type[Exception]
     ) -> None:
-        fake.faults.arm(Fault(kind, "create"))
+        if kind == "no capacity" and self.queues:
+            return
+        shop.arm(kind, "create")
         with pytest.raises(error):
-            plain.create(order)
+            shop.create()
         if error is not CreateUncertain:
-            assert fake.market.rented == []
-        assert len(fake.market.rented) <= 1
-        again = plain.create(order)
-        assert [m.id for m in fake.market.alive()] == [again.id]
+            assert shop.market.rented == []
+        assert len(shop.market.rented) <= 1
+        again = shop.create()
+        assert [m.id for m in shop.market.alive()] == [again.id]
 
     @pytest.mark.parametrize("status", [408, 409, 425, 499])
     def test_a_gateway_that_gives_up_on_a_create_promises_nothing(
-        self, plain: Provider, fake: FakeMarket, order: Order, status: int
+        self, shop: Shop, status: int
     ) -> None:
         """An adapter that knows what a conflict means may find the machine."""
-        fake.faults.arm(Fault("error after", "create", status=status))
+        shop.arm("error after", "create", status=status)
         made: Machine | None = None
         with suppress(CreateUncertain):
-            made = plain.create(order)
-        (rented,) = fake.market.rented
-        assert made is None or (status == 409 and made.id == plain.list_own()[0].id)
-        assert plain.create(order).id == plain.list_own()[0].id
-        assert fake.market.alive() == [rented]
+            made = shop.create()
+        (rented,) = shop.market.rented
+        assert made is None or (status == 409 and made.id == shop.plain.list_own()[0].id)
+        assert shop.create().id == shop.plain.list_own()[0].id
+        assert shop.market.alive() == [rented]
 
-    def test_a_create_that_was_refused_everything_is_denied(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
-        fake.faults.arm(Fault("denied", count=100))
-        for ask in (plain.check, plain.list_own, lambda: plain.create(order)):
+    def test_a_create_that_was_refused_everything_is_denied(self, shop: Shop) -> None:
+        shop.arm("denied", count=100)
+        for ask in (shop.plain.check, shop.plain.list_own, shop.create):
             with pytest.raises(ProviderDenied):
                 ask()
 
-    def test_a_wrong_key_is_denied_and_not_repeated(self, fake: FakeMarket) -> None:
-        fake.key = "has-changed"
-        provider = self.connect(fake, key=KEY)
+    def test_a_wrong_key_is_denied_and_not_repeated(self, shop: Shop) -> None:
+        provider = shop.plain
+        shop.fake.key = "has-changed"
         with pytest.raises(ProviderDenied) as told:
             provider.check()
-        assert KEY not in str(told.value)
-        assert KEY not in repr(provider)
+        assert KEY not in f"{told.value} {provider!r}"
 
-    def test_a_busy_market_is_asked_again(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
-        fake.faults.arm(Fault("too many", count=2, retry_after_s=3))
-        machine = plain.create(order)
-        fake.faults.arm(Fault("unavailable", count=2))
-        assert isinstance(plain.find(machine.id), Machine)
-        assert 3.0 in self.slept
-        fake.faults.arm(Fault("too many", count=1, retry_after_s=86_400))
+    def test_a_busy_market_is_asked_again(self, shop: Shop) -> None:
+        shop.arm("too many", count=2, retry_after_s=3)
+        machine = shop.create()
+        shop.arm("unavailable", count=2)
+        assert isinstance(shop.find(machine), Machine)
+        assert len(shop.slept) >= 4 and self.names_waits is (3.0 in shop.slept)
+        shop.arm("too many", count=100, retry_after_s=86_400)
         with pytest.raises(ProviderUnavailable) as told:
-            plain.list_own()
-        assert told.value.retry_after_s == 86_400
-        fake.faults.clear()
-        fake.faults.arm(Fault("too many", "create", count=100))
+            shop.plain.list_own()
+        assert told.value.retry_after_s == (86_400 if self.names_waits else 0)
         with pytest.raises(ProviderUnavailable):
-            plain.create(msgspec.structs.replace(order, label=label()))
-        assert len(fake.market.rented) == 1
+            shop.create(disk_gib=21)
+        assert len(shop.market.rented) == 1
 
     def test_a_hanging_market_is_unavailable_and_a_hanging_create_uncertain(
-        self, fake: FakeMarket, order: Order
+        self, shop: Shop
     ) -> None:
-        provider = self.connect(fake, timeout_s=0.05)
-        fake.faults.arm(Fault("hang", "list", count=100))
+        provider = shop.connect(timeout_s=0.05)
+        shop.arm("hang", "list", count=100)
         with pytest.raises(ProviderUnavailable):
             provider.list_own()
-        fake.faults.clear()
-        fake.faults.arm(Fault("hang", "create"))
+        shop.fake.faults.clear()
+        shop.arm("hang", "create")
         with pytest.raises(CreateUncertain):
-            provider.create(order)
+            provider.create(shop.order)
 
-    def test_a_page_instead_of_json_is_asked_again(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
+    def test_a_page_instead_of_json_is_asked_again(self, shop: Shop) -> None:
         """Of a gateway: the market has not spoken."""
-        machine = plain.create(order)
-        fake.faults.arm(Fault("not json", count=2))
-        assert isinstance(plain.find(machine.id), Machine)
-        assert self.slept
-        fake.faults.arm(Fault("not json", "destroy", count=2))
-        plain.destroy(machine, never_handed_over(machine, order.label))
-        assert fake.market.alive() == []
+        machine = shop.create()
+        shop.arm("not json", count=2)
+        assert isinstance(shop.find(machine), Machine)
+        assert shop.slept
+        shop.arm("not json", "destroy", count=2)
+        shop.destroy(machine)
+        assert shop.market.alive() == []
 
     @pytest.mark.parametrize("kind", ["wrong shape", "error body", "not json"])
     def test_an_unknown_shape_is_never_an_empty_list(
-        self, plain: Provider, fake: FakeMarket, order: Order, want: Want, kind: Any
+        self, shop: Shop, want: Want, kind: str
     ) -> None:
-        machine = plain.create(order)
+        machine, plain = shop.create(), shop.plain
         for ask in (
             plain.list_own,
-            lambda: plain.find(machine.id),
+            lambda: shop.find(machine),
             lambda: plain.offers(want),
             plain.check,
         ):
-            fake.faults.clear()
-            fake.faults.arm(Fault(kind, count=100))
+            shop.fake.faults.clear()
+            shop.arm(kind, count=100)
             with pytest.raises(self.concludes_nothing[kind]):
                 ask()
 
-    def test_a_machine_that_is_listed_late_is_found_late(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
-        fake.faults.arm(Fault("lost", "create"))
-        fake.market.next_hidden_looks = 3
+    def test_a_machine_that_is_listed_late_is_found_late(self, shop: Shop) -> None:
+        shop.arm("lost", "create")
+        shop.market.next_hidden_looks = 3
         with pytest.raises(CreateUncertain):
-            plain.create(order)
-        seen = [[m.label for m in plain.list_own()] for _ in range(6)]
+            shop.create()
+        seen = [[m.label for m in shop.plain.list_own()] for _ in range(6)]
         assert seen[0] == []
-        assert seen[-1] == [order.label]
+        assert seen[-1] == [shop.order.label]
 
     def test_a_new_machine_that_is_shown_late_is_found_by_looking_for_it_alone(
-        self, plain: Provider, fake: FakeMarket, order: Order
+        self, shop: Shop
     ) -> None:
         """As a wake waits for it: it asks for no list meanwhile."""
-        fake.market.next_hidden_looks = 3
-        machine = plain.create(order)
-        for _ in range(4):
-            found = plain.find(machine.id)
+        shop.market.next_hidden_looks = 3
+        machine = shop.create()
+        found = [shop.find(machine) for _ in range(4)][-1]
         assert isinstance(found, Machine)
         assert found.endpoint is not None
 
-    def test_not_found_once_is_no_proof(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
-        machine = plain.create(order)
-        fake.faults.arm(Fault("not found", "find"))
-        found = plain.find(machine.id)
-        assert isinstance(found, Machine) or not found.proof
-        assert isinstance(plain.find(machine.id), Machine)
+    def test_a_machine_that_starts_does_not_run_yet(self, shop: Shop) -> None:
+        """It is billed already."""
+        shop.market.next_starting_looks = 3
+        machine = shop.create()
+        states = [shop.find(machine).state for _ in range(6)]
+        assert (states[0], states[-1]) == ("starting", "running")
 
-    def test_it_is_ended_only_when_the_market_has_proved_it(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
-        machine = plain.create(order)
-        fake.faults.arm(Fault("lives", "destroy"))
-        plain.destroy(machine, never_handed_over(machine, order.label))
-        assert isinstance(plain.find(machine.id), Machine)
-        plain.destroy(machine, never_handed_over(machine, order.label))
-        found = plain.find(machine.id)
+    def test_not_found_once_is_no_proof(self, shop: Shop) -> None:
+        machine = shop.create()
+        shop.arm("not found", "find")
+        found = shop.find(machine)
+        assert isinstance(found, Machine) or not found.proof
+        assert isinstance(shop.find(machine), Machine)
+
+    def test_it_is_ended_only_when_the_market_has_proved_it(self, shop: Shop) -> None:
+        machine = shop.create()
+        shop.arm("lives", "destroy")
+        shop.destroy(machine)
+        assert isinstance(shop.find(machine), Machine)
+        shop.destroy(machine)
+        found = shop.find(machine)
         assert isinstance(found, Absent)
         assert found.proof
-        assert fake.market.alive() == []
-        assert plain.residue() == []
+        assert shop.market.alive() == []
+        assert shop.plain.residue() == []
 
     def test_of_an_end_long_ago_there_is_a_proof_unless_the_market_forgets(
-        self, plain: Provider, fake: FakeMarket, order: Order
+        self, shop: Shop
     ) -> None:
-        machine = plain.create(order)
-        plain.destroy(machine, never_handed_over(machine, order.label))
-        fake.forget()
-        found = self.connect(fake).find(machine.id)
+        machine = shop.create()
+        shop.destroy(machine)
+        shop.fake.forget()
+        found = shop.connect().find(machine.id)
         assert isinstance(found, Absent)
-        assert bool(found.proof) is (plain.abilities.forgets_s is None)
+        assert bool(found.proof) is (shop.plain.abilities.forgets_s is None)
 
-    def test_another_owner_s_machines_are_not_listed(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
+    def test_a_stopped_machine_is_started_once_there_is_room(self, shop: Shop) -> None:
+        if not shop.plain.abilities.restarts:
+            assert not hasattr(shop.plain, "start")
+            return
+        machine = shop.create()
+        (rented,) = shop.market.rented
+        shop.market.take(rented)
+        with suppress(NoCapacity):
+            shop.plain.start(machine)
+        assert [live.state for live in shop.plain.list_own()] == ["stopped"]
+        rented.no_room = False
+        with pytest.raises(NotOurs, match="was not started"):
+            shop.plain.start(msgspec.structs.replace(machine, label=label()))
+        assert rented.stopped
+        shop.plain.start(machine)
+        assert [live.state for live in shop.plain.list_own()] == ["running"]
+
+    def test_another_owner_s_machines_are_not_listed(self, shop: Shop) -> None:
         for _ in range(30):
-            self.foreign(fake)
-        machine = plain.create(order)
-        assert [m.id for m in plain.list_own()] == [machine.id]
+            self.foreign(shop)
+        machine = shop.create()
+        assert [m.id for m in shop.plain.list_own()] == [machine.id]
 
-    def test_no_key_of_the_account_is_sent_to_the_machine(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
-        plain.create(order)
-        asked = msgspec.json.encode(fake.market.rented[0].request).decode()
+    def test_no_key_of_the_account_is_sent_to_the_machine(self, shop: Shop) -> None:
+        shop.create()
+        asked = msgspec.json.encode(shop.asked()).decode()
         assert KEY not in asked
         for word in asked.replace('"', " ").split():
             if len(word) > 400:
                 assert KEY.encode() not in base64.b64decode(word, validate=False)
 
-    def test_bare_and_old_images_are_refused_before_anything_is_rented(
-        self, plain: Provider
-    ) -> None:
+    def test_bare_and_old_images_are_refused_before_anything_is_rented(self, shop: Shop) -> None:
         refused = ["alpine:3.20", "busybox", "gcr.io/distroless/base", "ubuntu:20.04", "a b"]
         for image in refused if self.images else ["debian:12"]:
             with pytest.raises(InvalidInput):
-                plain.check(image)
+                shop.plain.check(image)
 
-    def test_a_made_up_offer_is_no_rental(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
-        offer = msgspec.structs.replace(order.offer, id="made-up")
+    def test_a_made_up_offer_is_no_rental(self, shop: Shop) -> None:
         with pytest.raises((CreateFailed, ProviderError)):
-            plain.create(msgspec.structs.replace(order, offer=offer))
-        assert fake.market.rented == []
-
-    # -- what each market gives
-
-    body: Any = "container"
-    price_slack = 0.01
-    concludes_nothing: ClassVar[dict[str, type[ProviderError]]] = {
-        "wrong shape": UnexpectedAnswer,
-        "error body": UnexpectedAnswer,
-        "not json": ProviderUnavailable,
-    }
-    ssh_port = 22
-    slept: list[float]
-
-    @abstractmethod
-    def new_fake(self) -> FakeMarket:
-        """A fake of this market, with its wares."""
-
-    @abstractmethod
-    def connect(self, fake: FakeMarket, key: str = "", timeout_s: float = 30.0) -> Provider:
-        """The adapter of an account at the fake."""
-
-    @abstractmethod
-    def foreign(self, fake: FakeMarket) -> MachineId:
-        """Rent a machine by hand, without our label."""
+            shop.create(offer=msgspec.structs.replace(shop.order.offer, id="made-up"))
+        assert shop.market.rented == []
 
 
 def label() -> Label:

@@ -12,19 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import asyncssh
-import httpx
 import msgspec
 import pytest
 import urllib3
 
-from tests.control.providers.market_contract import MarketContract, label
+from tests.control.providers.market_contract import MarketContract, Shop, label
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.waiting import until
 from tests.markets.boot import BootedMachine
-from tests.markets.faults import Fault
-from tests.markets.kubernetes import NAMESPACE, FakeKubernetes, kubeconfig, kubernetes_wares
-from tests.markets.market import Market
-from tests.markets.server import FakeMarket
+from tests.markets.kubernetes import NAMESPACE, kubeconfig
 from tests.markets.test_boot import run
 from torpor.control.providers.kubernetes.client import Right
 from torpor.control.providers.kubernetes.objects import Machines
@@ -33,97 +29,49 @@ from torpor.control.providers.kubernetes.provider import (
     RIGHTS,
     KubernetesProvider,
 )
-from torpor.control.providers.seam import Absent, Order, Provider
-from torpor.control.safety import never_handed_over
+from torpor.control.providers.seam import Absent, Provider
 from torpor.shared.errors import (
     CreateFailed,
     CreateUncertain,
     InvalidInput,
     ProviderDenied,
     ProviderUnavailable,
-    QuotaReached,
 )
-from torpor.shared.values import Label, Machine, MachineId, Want
+from torpor.shared.values import Want
 
-MACHINES = Machines(price_usd_h=2.30, gpu="H100 SXM 80GB")
-QUEUED = msgspec.structs.replace(MACHINES, queue="h100")
+MACHINES = Machines(price_usd_h=2.30, gpu="H100 SXM")
 
 
 class TestKubernetes(MarketContract):
+    row = "kubernetes"
+    queues = True
+
     @pytest.fixture
     def want(self) -> Want:
         return Want(gpu="H100", disk_gib=20)
 
-    def new_fake(self) -> FakeMarket:
-        return FakeKubernetes(Market(wares=kubernetes_wares()))
-
-    def connect(
-        self,
-        fake: FakeMarket,
-        key: str = "",
-        timeout_s: float = 30.0,
-        machines: Machines = MACHINES,
-    ) -> KubernetesProvider:
-        self.slept = []
-        return KubernetesProvider(
-            kubeconfig(fake.url, key or fake.key),
-            NAMESPACE,
-            machines,
-            ssh_port=self.ssh_port,
-            timeout=httpx.Timeout(timeout_s),
-            sleep=self.slept.append,
-        )
-
-    def foreign(self, fake: FakeMarket) -> MachineId:
-        market = fake.market
-        made = market.rent(market.wares[0], "by hand", {}, id_of=lambda n: f"by-hand-{n}")
-        return MachineId(made.id)
-
-    @pytest.mark.parametrize(
-        ("kind", "error"),
-        [
-            ("quota", QuotaReached),
-            ("no money", ProviderDenied),
-            ("lost", CreateUncertain),
-            ("error after", CreateUncertain),
-            ("error that created", CreateUncertain),
-            ("wrong shape", CreateUncertain),
-            ("not json", CreateUncertain),
-        ],
-    )
-    def test_a_failed_create_says_what_it_blocks(
-        self, plain: Provider, fake: FakeMarket, order: Order, kind: Any, error: type[Exception]
-    ) -> None:
-        """A cluster refuses no Job for want of capacity: its pod waits."""
-        super().test_a_failed_create_says_what_it_blocks(plain, fake, order, kind, error)
-
-    def test_a_secret_that_was_not_made_leaves_the_attempt_uncertain(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
-        fake.faults.arm(Fault("denied", "account", count=100))
+    def test_a_secret_that_was_not_made_leaves_the_attempt_uncertain(self, shop: Shop) -> None:
+        shop.arm("denied", "account", count=100)
         with pytest.raises(CreateUncertain, match="not all that belongs to it"):
-            plain.create(order)
-        fake.faults.clear()
-        assert [one.label for one in plain.list_own()] == [order.label]
-        assert plain.create(order).id == fake.market.alive()[0].id
+            shop.create()
+        shop.fake.faults.clear()
+        assert [live.label for live in shop.plain.list_own()] == [shop.order.label]
+        assert shop.create().id == shop.market.alive()[0].id
 
     @pytest.mark.parametrize("kind", ["denied", "unavailable", "wrong shape"])
     def test_a_taken_name_that_nobody_can_look_at_is_no_promise_that_nothing_was_rented(
-        self, plain: Provider, fake: FakeMarket, order: Order, kind: Any
+        self, shop: Shop, kind: Any
     ) -> None:
-        plain.create(order)
-        fake.faults.arm(Fault(kind, "find", count=100))
+        shop.create()
+        shop.arm(kind, "find", count=100)
         with pytest.raises(CreateUncertain, match="the Job's name is taken"):
-            plain.create(order)
+            shop.create()
 
-    def test_a_quota_that_changes_meanwhile_does_not_deny_the_market(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
-        assert isinstance(fake, FakeKubernetes)
-        fake.quota_conflicts = 1
+    def test_a_quota_that_changes_meanwhile_does_not_deny_the_market(self, shop: Shop) -> None:
+        shop.fake.quota_conflicts = 1
         with pytest.raises(CreateFailed, match="has been modified"):
-            plain.create(order)
-        plain.create(order)
+            shop.create()
+        shop.create()
 
     @pytest.mark.parametrize(
         ("error", "told"),
@@ -133,12 +81,7 @@ class TestKubernetes(MarketContract):
         ],
     )
     def test_what_a_lost_connection_says_of_a_create(
-        self,
-        plain: Provider,
-        order: Order,
-        monkeypatch: pytest.MonkeyPatch,
-        error: Exception,
-        told: type[Exception],
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch, error: Exception, told: type[Exception]
     ) -> None:
         """TLS may fail after the request was sent; without a connection nothing was."""
 
@@ -147,26 +90,23 @@ class TestKubernetes(MarketContract):
 
         monkeypatch.setattr(urllib3.PoolManager, "request", fails)
         with pytest.raises(told):
-            plain.create(order)
+            shop.create()
 
-    def test_the_host_key_is_in_the_secret_alone(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
-        assert isinstance(fake, FakeKubernetes)
-        plain.create(order)
-        line = order.host_key.splitlines()[1]
-        assert line not in msgspec.json.encode(fake.market.rented[0].request).decode()
-        ((_, secret),) = [one for one in fake.objects.items() if one[0][0] == "secrets"]
+    def test_the_host_key_is_in_the_secret_alone(self, shop: Shop) -> None:
+        shop.create()
+        line = shop.order.host_key.splitlines()[1]
+        assert line not in msgspec.json.encode(shop.asked()).decode()
+        (secret,) = [made for key, made in shop.fake.objects.items() if key[0] == "secrets"]
         assert line in secret["stringData"]["start"]
 
     def test_a_machine_outlives_its_sshd(
-        self, provider: Provider, fake: FakeMarket, order: Order, identity_key: KeyPair
+        self, shop: Shop, provider: Provider, identity_key: KeyPair
     ) -> None:
         """Who restarts or upgrades sshd keeps the work, the host key and what he changed."""
-        provider.create(order)
-        body = fake.market.rented[0].body
-        assert isinstance(body, BootedMachine)
-        host_key = asyncssh.import_private_key(order.host_key).export_public_key().decode().strip()
+        provider.create(shop.order)
+        body = shop.market.rented[0].body
+        shown = asyncssh.import_private_key(shop.order.host_key).export_public_key()
+        host_key = shown.decode().strip()
 
         def says(command: str) -> str:
             try:
@@ -183,37 +123,29 @@ class TestKubernetes(MarketContract):
         assert body.running
 
     def test_a_machine_ends_with_a_start_script_that_fails(
-        self, provider: Provider, fake: FakeMarket, order: Order
+        self, shop: Shop, provider: Provider
     ) -> None:
-        boot = fake.market.boot
-        assert boot is not None
+        boot = shop.market.boot
         broken = "mount --bind /bin/false /usr/sbin/sshd && "
-        fake.market.boot = lambda command: boot([*command[:2], broken + command[2], *command[3:]])
-        provider.create(order)
-        body = fake.market.rented[0].body
-        assert isinstance(body, BootedMachine)
+        shop.market.boot = lambda command: boot([*command[:2], broken + command[2], *command[3:]])
+        provider.create(shop.order)
+        body = shop.market.rented[0].body
         until(lambda: not body.running, "the container has ended")
 
     @pytest.mark.parametrize("disk_gib", [0, 20])
-    def test_a_machine_requests_its_disk_without_a_limit(
-        self, plain: Provider, fake: FakeMarket, order: Order, disk_gib: float
-    ) -> None:
+    def test_a_machine_requests_its_disk_without_a_limit(self, shop: Shop, disk_gib: float) -> None:
         """A kubelet evicts a pod that exceeds a limit, with the work on it."""
-        plain.create(msgspec.structs.replace(order, disk_gib=disk_gib))
-        (made,) = fake.market.rented
-        (container,) = made.request["spec"]["template"]["spec"]["containers"]
+        shop.create(disk_gib=disk_gib)
+        (container,) = shop.asked()["spec"]["template"]["spec"]["containers"]
         resources = container["resources"]
         disk = {"ephemeral-storage": f"{disk_gib or MACHINES.disk_gib:.0f}Gi"}
         assert resources["requests"] == resources["limits"] | disk
         assert "ephemeral-storage" not in resources["limits"]
 
     @pytest.mark.parametrize("spot", [False, True])
-    def test_only_spot_machines_are_taken_to_save_nodes(
-        self, fake: FakeMarket, order: Order, spot: bool
-    ) -> None:
-        self.connect(fake, machines=msgspec.structs.replace(MACHINES, spot=spot)).create(order)
-        (made,) = fake.market.rented
-        told = made.request["spec"]["template"]["metadata"]["annotations"]
+    def test_only_spot_machines_are_taken_to_save_nodes(self, shop: Shop, spot: bool) -> None:
+        shop.connect(spot=spot).create(shop.order)
+        told = shop.asked()["spec"]["template"]["metadata"]["annotations"]
         assert (told.get("karpenter.sh/do-not-disrupt") == "true") != spot
         safe = told.get("cluster-autoscaler.kubernetes.io/safe-to-evict")
         assert (safe == "false") != spot
@@ -227,180 +159,152 @@ class TestKubernetes(MarketContract):
         ],
     )
     def test_each_way_to_reach_a_machine(
-        self, fake: FakeMarket, order: Order, address: Any, place: tuple[str, int]
+        self, shop: Shop, address: Any, place: tuple[str, int]
     ) -> None:
-        assert isinstance(fake, FakeKubernetes)
-        provider = self.connect(fake, machines=msgspec.structs.replace(MACHINES, address=address))
-        machine = provider.create(order)
-        live = provider.find(machine.id)
-        assert isinstance(live, Machine)
-        assert live.endpoint is not None
-        assert (live.endpoint.host, live.endpoint.port) == place
-        assert (("services", machine.id) in fake.objects) == (address != "pod IP")
-        nodes = msgspec.structs.replace(MACHINES, address="NodePort", node_address="gpu.example")
-        other = self.connect(fake, machines=nodes).find(machine.id)
+        there = shop.another(address=address)
+        machine = there.create()
+        endpoint = there.find(machine).endpoint
+        assert (endpoint.host, endpoint.port) == place
+        assert (("services", machine.id) in shop.fake.objects) == (address != "pod IP")
+        nodes = shop.another(address="NodePort", node_address="gpu.example")
         if address != "pod IP":
-            assert isinstance(other, Machine)
-            assert other.endpoint is not None
-            assert other.endpoint.host == "gpu.example"
+            assert nodes.find(machine).endpoint.host == "gpu.example"
 
     def test_a_machine_waits_in_the_queue_and_starts_when_another_has_ended(
-        self, fake: FakeMarket, order: Order
+        self, shop: Shop
     ) -> None:
-        assert isinstance(fake, FakeKubernetes)
-        fake.quota = 1
-        provider = self.connect(fake, machines=QUEUED)
-        assert provider.identity.endswith("/gpus/h100")
-        assert provider.abilities.queue_s > 0
-        first = provider.create(_at(provider, order))
+        shop.fake.quota = 1
+        queue = shop.another(queue="h100")
+        assert queue.plain.identity.endswith("/gpus/h100")
+        assert queue.plain.abilities.queue_s > 0
+        first = queue.create()
         assert first.state == "queued"
-        assert _state(provider, first) == "running"
-        second = provider.create(_at(provider, order, label()))
-        live = provider.find(second.id)
-        assert isinstance(live, Machine)
+        assert queue.find(first).state == "running"
+        second = queue.create(label=label())
+        live = queue.find(second)
         assert (live.state, live.endpoint) == ("queued", None)
         assert live.note == "queued in h100: insufficient unused quota"
-        assert first.label is not None
-        provider.destroy(first, never_handed_over(first, first.label))
-        assert _state(provider, second) == "running"
+        queue.destroy(first)
+        assert queue.find(second).state == "running"
 
-    def test_a_machine_that_was_taken_never_comes_back_under_its_name(
-        self, fake: FakeMarket, order: Order
-    ) -> None:
+    def test_a_machine_that_was_taken_never_comes_back_under_its_name(self, shop: Shop) -> None:
         """Kueue starts an evicted Job again, with an empty machine: what was seen is its owner."""
-        assert isinstance(fake, FakeKubernetes)
-        provider = self.connect(fake, machines=QUEUED)
-        machine = provider.create(_at(provider, order))
-        assert provider.list_own()[0].state == "starting"  # a listing makes nothing its owner
-        assert _state(provider, machine) == "running"
-        assert provider.list_own()[0].state == "running"
-        (rented,) = fake.market.rented
+        queue = shop.another(queue="h100")
+        machine = queue.create()
+        assert queue.plain.list_own()[0].state == "starting"  # a listing makes nothing its owner
+        assert queue.find(machine).state == "running"
+        assert queue.plain.list_own()[0].state == "running"
+        (rented,) = shop.market.rented
         owners = rented.request["metadata"]["ownerReferences"]
-        assert [(one["kind"], one["uid"]) for one in owners] == [("Pod", "pod-1")]
+        assert [(owner["kind"], owner["uid"]) for owner in owners] == [("Pod", "pod-1")]
         rented.request["metadata"]["ownerReferences"] = [{**owners[0], "uid": "an earlier pod"}]
-        assert _state(provider, machine) == "stopping"
+        assert queue.find(machine).state == "stopping"
         rented.request["metadata"]["ownerReferences"] = owners
-        fake.evict(rented)
-        gone = provider.find(machine.id)
-        assert isinstance(gone, Absent)
-        assert "no Job, pod, Secret or Service" in gone.proof
+        shop.fake.evict(rented)
+        assert "no Job, pod, Secret or Service" in queue.find(machine).proof
 
     def test_a_job_that_somebody_changes_meanwhile_is_not_shown_as_running(
-        self, plain: Provider, fake: FakeMarket, order: Order
+        self, shop: Shop
     ) -> None:
-        assert isinstance(fake, FakeKubernetes)
-        machine = plain.create(order)
-        fake.conflicts = 1
-        assert _state(plain, machine) == "starting"
-        assert _state(plain, machine) == "running"
+        machine = shop.create()
+        shop.fake.conflicts = 1
+        assert shop.find(machine).state == "starting"
+        assert shop.find(machine).state == "running"
 
-    def test_a_queue_that_is_not_there_or_admits_nothing(self, fake: FakeMarket) -> None:
-        assert isinstance(fake, FakeKubernetes)
-        provider = self.connect(fake, machines=msgspec.structs.replace(QUEUED, priority_class="hi"))
-        fake.queues = {"a100": {"type": "Active", "status": "True"}}
+    def test_a_queue_that_is_not_there_or_admits_nothing(self, shop: Shop) -> None:
+        provider = shop.connect(queue="h100", priority_class="hi")
+        shop.fake.queues = {"a100": {"type": "Active", "status": "True"}}
         with pytest.raises(InvalidInput, match="no Kueue queue h100; it has a100"):
             provider.check()
-        fake.queues["h100"] = {"type": "Active", "status": "False", "message": "it is stopped"}
+        shop.fake.queues["h100"] = {"type": "Active", "status": "False", "message": "it is stopped"}
         with pytest.raises(ProviderDenied, match="queue h100 admits nothing now: it is stopped"):
             provider.check()
-        fake.queues["h100"] = {"type": "Active", "status": "True"}
+        shop.fake.queues["h100"] = {"type": "Active", "status": "True"}
         with pytest.raises(InvalidInput, match="no WorkloadPriorityClass hi"):
             provider.check()
-        fake.priorities = {"hi"}
+        shop.fake.priorities = {"hi"}
         assert provider.check().notes == ["1 nodes fit the node selector, with 8 nvidia.com/gpu"]
 
     @pytest.mark.parametrize("right", [*RIGHTS, *QUEUE_RIGHTS])
-    def test_a_missing_right_is_named(self, fake: FakeMarket, right: Right) -> None:
-        assert isinstance(fake, FakeKubernetes)
-        fake.queues = {"h100": {"type": "Active", "status": "True"}}
-        fake.forbidden = {(right.verb, right.resource)}
+    def test_a_missing_right_is_named(self, shop: Shop, right: Right) -> None:
+        shop.fake.queues = {"h100": {"type": "Active", "status": "True"}}
+        shop.fake.forbidden = {(right.verb, right.resource)}
         with pytest.raises(ProviderDenied) as told:
-            self.connect(fake, machines=QUEUED).check()
+            shop.connect(queue="h100").check()
         group = f".{right.group}" if right.group else ""
         assert f"may not {right.verb} {right.resource}{group} in namespace gpus" in str(told.value)
 
-    def test_what_the_nodes_show_of_an_offer(self, fake: FakeMarket) -> None:
-        assert isinstance(fake, FakeKubernetes)
-        provider = self.connect(fake)
-        for count, there in ((1, True), (8, True)):
-            (offer,) = provider.offers(Want(gpu="H100", gpu_count=count))
-            assert (offer.gpu_count, offer.available) == (count, there)
+    def test_what_the_nodes_show_of_an_offer(self, shop: Shop) -> None:
+        for count in (1, 8):
+            (offer,) = shop.plain.offers(Want(gpu="H100", gpu_count=count))
+            assert (offer.gpu_count, offer.available) == (count, True)
             assert offer.price_usd_h == pytest.approx(2.30 * count)
-        fake.nodes[0]["status"]["allocatable"] = {"nvidia.com/gpu": "1"}
-        assert provider.offers(Want(gpu="H100", gpu_count=2))[0].available is False
-        fake.nodes[0]["status"]["allocatable"] = {"cpu": "4"}  # the pool with GPUs is empty
-        assert provider.offers(Want(gpu="H100"))[0].available is None
-        fake.nodes = []
-        assert provider.offers(Want(gpu="H100"))[0].available is None
-        fake.forbidden = {("list", "nodes")}
-        assert provider.offers(Want(gpu="H100"))[0].available is None
-        assert "may not list nodes" in provider.check().notes[0]
 
-    def test_where_nodes_are_billed_an_idle_one_is_left_over(
-        self, fake: FakeMarket, order: Order
-    ) -> None:
-        assert isinstance(fake, FakeKubernetes)
-        provider = self.connect(fake, machines=msgspec.structs.replace(MACHINES, nodes_billed=True))
+        def available(count: int = 1) -> bool | None:
+            return shop.plain.offers(Want(gpu="H100", gpu_count=count))[0].available
+
+        shop.fake.nodes[0]["status"]["allocatable"] = {"nvidia.com/gpu": "1"}
+        assert available(2) is False
+        shop.fake.nodes[0]["status"]["allocatable"] = {"cpu": "4"}  # the pool with GPUs is empty
+        assert available() is None
+        shop.fake.nodes = []
+        assert available() is None
+        shop.fake.forbidden = {("list", "nodes")}
+        assert available() is None
+        assert "may not list nodes" in shop.plain.check().notes[0]
+
+    def test_where_nodes_are_billed_an_idle_one_is_left_over(self, shop: Shop) -> None:
+        provider = shop.connect(nodes_billed=True)
         (idle,) = provider.residue()
         assert (idle.kind, idle.id, idle.label) == ("node", "node-1", None)
         assert idle.price_usd_h == pytest.approx(8 * 2.30)
-        provider.create(order)
+        shop.create()
         assert provider.residue() == []
-        fake.forbidden = {("list", "nodes")}
+        shop.fake.forbidden = {("list", "nodes")}
         for ask in (provider.residue, provider.check):
             with pytest.raises(ProviderDenied, match="may not list nodes"):
                 ask()
 
     @pytest.mark.parametrize("address", ["LoadBalancer", "pod IP"])
     def test_a_pod_whose_job_was_deleted_without_it_is_listed_and_ended(
-        self, fake: FakeMarket, order: Order, address: Any
+        self, shop: Shop, address: Any
     ) -> None:
         """It runs, holds the work and costs."""
-        assert isinstance(fake, FakeKubernetes)
-        there = msgspec.structs.replace(QUEUED, address=address)
-        provider = self.connect(fake, machines=there)
-        machine = provider.create(_at(provider, order))
-        assert _state(provider, machine) == "running"
-        fake.orphans = {machine.id}
-        fake.collects = False
-        (live,) = provider.list_own()
-        assert live == provider.find(machine.id)
-        assert (live.id, live.label, live.state) == (machine.id, order.label, "running")
+        queue = shop.another(queue="h100", address=address)
+        machine = queue.create()
+        assert queue.find(machine).state == "running"
+        shop.fake.orphans = {machine.id}
+        shop.fake.collects = False
+        (live,) = queue.plain.list_own()
+        assert live == queue.find(machine)
+        assert (live.id, live.label, live.state) == (machine.id, machine.label, "running")
         assert live.endpoint is not None
         assert live.price_usd_h == machine.price_usd_h
-        assert provider.residue() == []
-        other = msgspec.structs.replace(QUEUED, queue="another")
-        assert self.connect(fake, machines=other).list_own() == []
-        provider.destroy(live, never_handed_over(live, order.label))
-        assert fake.market.alive() == []
-        assert provider.find(machine.id) == Absent()
-        provider.destroy(live, never_handed_over(live, order.label))
-        gone = provider.find(machine.id)
-        assert isinstance(gone, Absent)
-        assert gone.proof
+        assert queue.plain.residue() == []
+        assert shop.connect(queue="another").list_own() == []
+        queue.destroy(live)
+        assert shop.market.alive() == []
+        assert queue.find(machine) == Absent()
+        queue.destroy(live)
+        assert queue.find(machine).proof
 
-    def test_a_cluster_that_is_too_old_is_refused(self, plain: Provider, fake: FakeMarket) -> None:
-        assert isinstance(fake, FakeKubernetes)
-        fake.minor = "26"
+    def test_a_cluster_that_is_too_old_is_refused(self, shop: Shop) -> None:
+        shop.fake.minor = "26"
         with pytest.raises(InvalidInput, match=r"is Kubernetes 1\.26; torpor needs 1\.27 or newer"):
-            plain.check()
+            shop.plain.check()
 
-    def test_a_service_that_outlives_its_job_is_left_over_and_ended(
-        self, plain: Provider, fake: FakeMarket, order: Order
-    ) -> None:
-        assert isinstance(fake, FakeKubernetes)
-        machine = plain.create(order)
-        service = fake.objects["services", machine.id]
-        fake.market.end(fake.market.rented[0])
-        fake.collects = False
-        fake.objects = {("services", machine.id): service}
-        assert [(one.kind, one.label) for one in plain.residue()] == [("service", order.label)]
-        assert plain.find(machine.id) == Absent()
-        plain.destroy(machine, never_handed_over(machine, order.label))
-        assert plain.residue() == []
-        gone = plain.find(machine.id)
-        assert isinstance(gone, Absent)
-        assert gone.proof
+    def test_a_service_that_outlives_its_job_is_left_over_and_ended(self, shop: Shop) -> None:
+        machine = shop.create()
+        service = shop.fake.objects["services", machine.id]
+        shop.market.end(shop.market.rented[0])
+        shop.fake.collects = False
+        shop.fake.objects = {("services", machine.id): service}
+        (left,) = shop.plain.residue()
+        assert (left.kind, left.label) == ("service", machine.label)
+        assert shop.find(machine) == Absent()
+        shop.destroy(machine)
+        assert shop.plain.residue() == []
+        assert shop.find(machine).proof
 
 
 @pytest.mark.parametrize("text", ["", "[", "a: 1", "clusters: []", "clusters: [{name: c}]"])
@@ -446,12 +350,6 @@ def test_without_the_client_the_error_names_the_extra(monkeypatch: pytest.Monkey
         KubernetesProvider(kubeconfig("http://127.0.0.1:1", "t"), NAMESPACE, MACHINES)
 
 
-def _at(provider: Provider, order: Order, other: Label | None = None) -> Order:
-    """The same order of this provider's offer."""
-    offer = msgspec.structs.replace(order.offer, provider=provider.identity)
-    return msgspec.structs.replace(order, offer=offer, label=other or order.label)
-
-
 def _children(body: BootedMachine) -> dict[str, int]:
     """What the machine's first process started, by names."""
     first = body.first()
@@ -460,9 +358,3 @@ def _children(body: BootedMachine) -> dict[str, int]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found[Path(f"/proc/{pid}/comm").read_text().strip()] = int(pid)
     return found
-
-
-def _state(provider: Provider, machine: Machine) -> str:
-    found = provider.find(machine.id)
-    assert isinstance(found, Machine)
-    return found.state

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import asyncssh
@@ -30,7 +29,6 @@ from torpor.control.providers.local import server as local_server
 from torpor.control.providers.local.folder import MARK, MachineFolder, ServerRecord, folder_of
 from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.providers.local.server import machine_processes
-from torpor.control.providers.offers import Offer
 from torpor.control.providers.seam import Absent, Order
 from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
@@ -65,27 +63,24 @@ def client(machine: Machine, identity_key: KeyPair, tmp_path: Path) -> Client:
 
 
 def test_a_session_is_at_home_on_the_machine(
-    client: Client, machine: Machine, provider: LocalProvider
+    client: Client, machine: Machine, provider: LocalProvider, tmp_path: Path
 ) -> None:
-    place = _place(provider, LABEL)
-    assert client.say('pwd; printf "%s\n" "$HOME" ~ "$TORPOR_MACHINE"').splitlines() == [
-        str(place.home),
-        str(place.home),
-        str(place.home),
-        machine.id,
-    ]
+    home = _place(provider, LABEL).home
+    told = client.say('pwd; printf "%s\n" "$HOME" ~ "$TORPOR_MACHINE"').splitlines()
+    assert told == [*[str(home)] * 3, machine.id]
     assert "SSH_ORIGINAL_COMMAND" not in client.say("env")
     client.say("mkdir ~/workspace && echo kept > workspace/file")
-    assert (place.home / "workspace" / "file").read_text() == "kept\n"
+    assert (home / "workspace" / "file").read_text() == "kept\n"
+    (tmp_path / "sent").write_bytes(b"over sftp")
+    done = client.sftp(f"put {tmp_path / 'sent'} arrived\n")
+    assert done.returncode == 0, done.stderr
+    assert (home / "arrived").read_bytes() == b"over sftp"
 
 
-def test_any_argv_arrives_unchanged(client: Client) -> None:
+def test_any_argv_arrives_unchanged_and_so_do_bytes_and_the_exit(client: Client) -> None:
     argv = ["a  b", "", "$HOME `id` $(id)", "'\"\\", "-n", "line\nline\r\n", "Zoë", "*", "x" * 9000]
     told = client.say(shlex.join(["printf", "[%s]", *argv]))
     assert told == "".join(f"[{word}]" for word in argv)
-
-
-def test_bytes_pass_both_ways_and_so_does_the_exit(client: Client) -> None:
     body = os.urandom(4 << 20)
     echoed = client.run("cat; echo apart >&2; exit 7", body)
     assert (echoed.stdout == body, echoed.stderr, echoed.returncode) == (True, b"apart\n", 7)
@@ -125,13 +120,6 @@ def test_a_terminal_is_one(client: Client) -> None:
     assert b"/dev/pts/" in done.stdout
     assert done.stdout.endswith(b"typed xterm\r\n")
     assert done.returncode == 5
-
-
-def test_sftp_begins_at_home(client: Client, provider: LocalProvider, tmp_path: Path) -> None:
-    (tmp_path / "sent").write_bytes(b"over sftp")
-    done = client.sftp(f"put {tmp_path / 'sent'} arrived\n")
-    assert done.returncode == 0, done.stderr
-    assert (_place(provider, LABEL).home / "arrived").read_bytes() == b"over sftp"
 
 
 def test_only_the_one_key_of_the_one_account_enters(
@@ -228,7 +216,6 @@ def test_a_job_and_its_supervisor_end_with_their_machine(
     argv = [sys.executable, "-c", _STARTS_A_JOB]
     assert client.say(shlex.join(argv)) == "running\n"
     kept = JobFolder(provider.home(LABEL) / ".torpor", "0123456789ab").read()
-    assert kept is not None
     job = [kept.supervisor.pid, kept.command.pid]
     processes = until(
         lambda: [p for p in _machine(provider, machine) if p.pid in job or _is(p, b"sleep\x00600")],
@@ -244,13 +231,10 @@ def test_a_machine_whose_server_died_is_stopped_and_create_starts_it_again(
 ) -> None:
     detached = int(client.say(f"setsid {_SLEEP} & echo $!"))
     client.say("echo precious > file")
-    record = _place(provider, LABEL).read_server()
-    assert record is not None
-    assert record.process is not None
-    os.kill(record.process.pid, signal.SIGKILL)
-    until(lambda: record.process and not is_alive(record.process), "the server is gone")
+    server = _place(provider, LABEL).read_server().process
+    os.kill(server.pid, signal.SIGKILL)
+    until(lambda: not is_alive(server), "the server is gone")
     stopped = provider.find(machine.id)
-    assert isinstance(stopped, Machine)
     assert (stopped.state, stopped.endpoint, stopped.label) == ("stopped", None, LABEL)
     assert "SSH server died" in stopped.note
     assert provider.list_own() == [stopped]
@@ -265,12 +249,9 @@ def test_a_reused_pid_is_not_the_server_and_is_left_alone(
 ) -> None:
     place = _place(provider, LABEL)
     record = place.read_server()
-    assert record is not None
-    assert record.process is not None
     innocent = subprocess.Popen(["sleep", "600"])
     try:
         process = identify(innocent.pid)
-        assert process is not None
         stale = ProcessRecord(innocent.pid, process.start_ticks - 1)
         place.write_server(ServerRecord(record.port, boot_id(), stale))
         assert _state(provider, machine) == "stopped"
@@ -303,7 +284,6 @@ def test_a_damaged_record_makes_a_machine_that_is_not_ours(
         assert local_provider.list_own() == []
     assert str(place.machine_json) in caplog.text
     live = local_provider.find(machine.id)
-    assert isinstance(live, Machine)
     assert live.label is None
     assert str(place.machine_json) in live.note
     with pytest.raises(CreateFailed, match="machine\\.json"):
@@ -354,7 +334,6 @@ def test_a_destroy_killed_at_any_step_is_continued(
         killed = killed_at(step, destroy)
         if place.destroying.exists():
             going = local_provider.find(machine.id)
-            assert isinstance(going, Machine)
             assert (going.label, going.state) == (LABEL, "stopping")
             with pytest.raises(CreateFailed, match="being destroyed"):
                 _create(local_provider, LABEL, identity_key)
@@ -402,7 +381,6 @@ def test_a_port_that_was_taken_meanwhile_is_passed_over(
         machine = _create(provider, LABEL, identity_key)
         assert machine.state == "running"
         assert ports == []
-        assert machine.endpoint is not None
         assert machine.endpoint.port != taken.getsockname()[1]
 
 
@@ -417,35 +395,44 @@ def test_where_no_port_is_free_create_says_so_and_leaves_nothing(
     assert list(_place(provider, LABEL).root.parent.iterdir()) == []
 
 
+KEY = new_key_pair().public
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"public_key": ""}, InvalidInput, "not an OpenSSH public key"),
+        ({"public_key": "ssh-ed25519"}, InvalidInput, "not an OpenSSH public key"),
+        ({"public_key": "ssh-ed25519 AAAA"}, InvalidInput, "not an OpenSSH public key"),
+        ({"public_key": 'command="x" ssh-rsa A'}, InvalidInput, "not an OpenSSH public key"),
+        ({"public_key": f"{KEY}\n{KEY}"}, InvalidInput, "one line"),
+        ({"host_key": "secret?"}, InvalidInput, "no OpenSSH private key"),
+        ({"provider": "local:/elsewhere"}, CreateFailed, "local:/elsewhere"),
+    ],
+)
+def test_what_cannot_be_ordered_makes_no_machine(
+    changes: dict[str, str],
+    error: type[Exception],
+    words: str,
+    local_provider: LocalProvider,
+    identity_key: KeyPair,
+) -> None:
+    order = _order(local_provider, LABEL, identity_key)
+    offer = msgspec.structs.replace(
+        order.offer, provider=changes.pop("provider", order.offer.provider)
+    )
+    with pytest.raises(error, match=words):
+        local_provider.create(msgspec.structs.replace(order, offer=offer, **changes))
+    assert local_provider.list_own() == []
+    with pytest.raises(InvalidInput, match="leave the image empty"):
+        local_provider.check("ubuntu:24.04")
+
+
 def test_one_lease_has_one_key(local_provider: LocalProvider, identity_key: KeyPair) -> None:
     machine = _create(local_provider, LABEL, identity_key)
     with pytest.raises(CreateFailed, match="another SSH key"):
         _create(local_provider, LABEL, new_key_pair())
     assert local_provider.find(machine.id) == machine
-
-
-@pytest.mark.parametrize("line", ["", "ssh-ed25519", "ssh-ed25519 AAAA", 'command="x" ssh-rsa A'])
-def test_what_is_no_public_key_makes_no_machine(
-    line: str, local_provider: LocalProvider, identity_key: KeyPair
-) -> None:
-    with pytest.raises(InvalidInput, match="not an OpenSSH public key"):
-        local_provider.create(_order(local_provider, LABEL, identity_key, public_key=line))
-
-
-def test_a_second_line_never_reaches_authorized_keys(
-    local_provider: LocalProvider, identity_key: KeyPair
-) -> None:
-    both = f"{identity_key.public}\n{new_key_pair().public}"
-    with pytest.raises(InvalidInput, match="one line"):
-        local_provider.create(_order(local_provider, LABEL, identity_key, public_key=both))
-
-
-def test_an_offer_of_elsewhere_is_refused(
-    local_provider: LocalProvider, identity_key: KeyPair
-) -> None:
-    offer = msgspec.structs.replace(_offer(local_provider), provider="local:/elsewhere")
-    with pytest.raises(CreateFailed, match="local:/elsewhere"):
-        local_provider.create(_order(local_provider, LABEL, identity_key, offer=offer))
 
 
 def test_a_folder_that_cannot_be_written_is_a_failed_create(
@@ -458,12 +445,6 @@ def test_a_folder_that_cannot_be_written_is_a_failed_create(
     # What cannot be read is not empty.
     with pytest.raises(ProviderError, match="cannot be read"):
         provider.list_own()
-
-
-def test_a_folder_has_one_identity_by_whatever_path(machines_folder: Path) -> None:
-    (machines_folder / "real").mkdir()
-    (machines_folder / "link").symlink_to("real")
-    assert LocalProvider(machines_folder / "link").identity == _here(machines_folder / "real")
 
 
 def test_offers_name_gpus_that_are_here(
@@ -488,80 +469,57 @@ def test_a_folder_that_is_missing_as_a_whole_proves_no_end(
     assert provider.find(machine.id) == machine
 
 
-def test_a_local_machine_has_no_image(local_provider: LocalProvider) -> None:
-    with pytest.raises(InvalidInput, match="leave the image empty"):
-        local_provider.check("ubuntu:24.04")
-
-
-def test_what_is_no_host_key_makes_no_machine(
-    local_provider: LocalProvider, identity_key: KeyPair
-) -> None:
-    with pytest.raises(InvalidInput, match="no OpenSSH private key"):
-        local_provider.create(_order(local_provider, LABEL, identity_key, host_key="secret?"))
-
-
 def test_a_folder_of_the_same_path_on_another_host_is_another(
     machines_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both may keep their leases in one bucket, and each ends what it left itself."""
     here = LocalProvider(machines_folder).identity
+    link = machines_folder / "link"
+    link.symlink_to(machines_folder)
+    assert (
+        LocalProvider(link).identity == here == f"local://{socket.gethostname()}{machines_folder}"
+    )
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
     assert LocalProvider(machines_folder).identity == f"local://elsewhere{machines_folder}" != here
-
-
-def _here(folder: Path) -> str:
-    return f"local://{socket.gethostname()}{folder}"
 
 
 def _create(provider: LocalProvider, label: Label, key: KeyPair) -> Machine:
     return provider.create(_order(provider, label, key))
 
 
-def _order(provider: LocalProvider, label: Label, key: KeyPair, **changes: Any) -> Order:
-    order = order_for(_offer(provider), label, asyncssh.import_private_key(key.private))
-    return msgspec.structs.replace(order, **changes)
-
-
-def _offer(provider: LocalProvider) -> Offer:
-    return next(offer for offer in provider.offers(Want()) if offer.gpu is None)
+def _order(provider: LocalProvider, label: Label, key: KeyPair) -> Order:
+    offer = next(offer for offer in provider.offers(Want()) if offer.gpu is None)
+    return order_for(offer, label, asyncssh.import_private_key(key.private))
 
 
 def _place(provider: LocalProvider, label: Label) -> MachineFolder:
     return folder_of(Path(urlsplit(provider.identity).path), label)
 
 
-def _state(
-    provider: LocalProvider, machine: Machine
-) -> Literal["starting", "running", "stopped", "stopping", "gone"]:
-    live = provider.find(machine.id)
-    assert isinstance(live, Machine)
-    return live.state
+def _state(provider: LocalProvider, machine: Machine) -> str:
+    return provider.find(machine.id).state
 
 
 def _machine(provider: LocalProvider, machine: Machine) -> list[psutil.Process]:
-    assert machine.label is not None
     return machine_processes(_place(provider, machine.label), machine.id)
 
 
 def _damage(place: MachineFolder, whole: bytes, damage: str, tmp_path: Path) -> None:
-    path = place.machine_json
-    told = msgspec.json.decode(whole)
-    if damage == "cut":
-        path.write_bytes(whole[:50])
-    elif damage == "empty":
-        path.write_bytes(b"")
-    elif damage == "missing":
-        path.unlink()
-    elif damage == "symlink":
+    path, told = place.machine_json, msgspec.json.decode(whole)
+    damaged = {
+        "cut": whole[:50],
+        "empty": b"",
+        "unknown version": msgspec.json.encode({**told, "version": 2}),
+        "another label": msgspec.json.encode({**told, "label": msgspec.to_builtins(OTHER)}),
+        "extra": msgspec.json.encode({**told, "unknown": True}),
+    }
+    if damage in damaged:
+        path.write_bytes(damaged[damage])
+        return
+    path.unlink()
+    if damage == "symlink":
         (tmp_path / "elsewhere").write_bytes(whole)
-        path.unlink()
         path.symlink_to(tmp_path / "elsewhere")
-    elif damage == "unknown version":
-        path.write_bytes(msgspec.json.encode({**told, "version": 2}))
-    elif damage == "another label":
-        path.write_bytes(msgspec.json.encode({**told, "label": msgspec.to_builtins(OTHER)}))
-    else:
-        path.write_bytes(msgspec.json.encode({**told, "unknown": True}))
 
 
 def _is(process: psutil.Process, cmdline: bytes) -> bool:

@@ -40,19 +40,14 @@ def place(local_provider: LocalProvider, machine: Machine) -> MachineFolder:
 
 @pytest.fixture
 def server(place: MachineFolder) -> ProcessRecord:
-    record = place.read_server()
-    assert record is not None
-    assert record.process is not None
-    return record.process
+    return place.read_server().process
 
 
 @pytest.fixture
 def detached(machine: Machine) -> Iterator[ProcessRecord]:
     """A process of the machine that descends from nothing of it."""
     child = subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: machine.id})
-    process = identify(child.pid)
-    assert process is not None
-    yield process
+    yield identify(child.pid)
     child.kill()
     child.wait()
 
@@ -113,9 +108,7 @@ def test_a_process_that_cannot_be_looked_at_is_not_left_behind(
 
 
 def test_what_is_on_its_way_out_has_no_arguments_any_more() -> None:
-    me = identify(os.getpid())
-    assert me is not None
-    assert is_at_work(me)
+    assert is_at_work(identify(os.getpid()))
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     try:
@@ -136,9 +129,7 @@ def test_a_server_on_its_way_out_is_started_again_on_its_port(
     monkeypatch.setattr(
         psutil.Process, "cmdline", lambda self: [] if self.pid == server.pid else cmdline(self)
     )
-    live = local_provider.find(machine.id)
-    assert isinstance(live, Machine)
-    assert live.state == "stopped"
+    assert local_provider.find(machine.id).state == "stopped"
     end = threading.Timer(0.3, os.kill, (server.pid, signal.SIGKILL))
     end.start()
     again = _create(local_provider, identity_key)
