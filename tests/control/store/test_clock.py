@@ -65,4 +65,4 @@ def test_a_difference_about_the_least_that_counts_does_not_come_and_go(ahead_s: 
         answered = asked + chance.random() * 0.4
         clock.hear(_date((asked + answered) / 2 + ahead_s), asked, answered)
         found.append(clock.ahead_s)
-    assert sum(one != other for one, other in itertools.pairwise(found)) <= 1
+    assert sum(before != after for before, after in itertools.pairwise(found)) <= 1

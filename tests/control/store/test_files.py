@@ -37,7 +37,7 @@ def _stored(store: MemoryStore, seal: Seal, *contents: bytes) -> Manifest:
         sealed = bytes(seal.seal(content, chunk_associated(name, PACK, RAW.code, len(content))))
         chunks.append(Chunk(name, len(content), RAW.code, 0, len(pack), len(sealed)))
         pack += sealed
-    extents = [Extent(number, 0, len(one)) for number, one in enumerate(contents)]
+    extents = [Extent(number, 0, len(content)) for number, content in enumerate(contents)]
     extents.insert(1, Extent(HOLE, 0, 5))
     usual = honest()
     store.put(pack_key(usual.workspace, PACK), pack)
@@ -60,7 +60,6 @@ def test_only_the_end_is_fetched(memory_store: MemoryStore, key: bytes | None) -
     seal = Seal(key)
     manifest = _stored(memory_store, seal, b"first", b"second", b"third")
     entry = find_file(manifest, "~/b/.torpor-jobs/0.log")
-    assert entry is not None
     whole = b"first" + bytes(5) + b"secondthird"
     for most in (0, 3, 5, 8, 14, 18, 1000):
         found = read_end(memory_store, manifest, entry, seal, most)
@@ -78,6 +77,5 @@ def test_a_changed_chunk_is_named(memory_store: MemoryStore) -> None:
     manifest = _stored(memory_store, Seal(None), b"first", b"second")
     memory_store.put(pack_key(manifest.workspace, PACK), b"firstSECOND")
     entry = find_file(manifest, "~/b/.torpor-jobs/0.log")
-    assert entry is not None
     with pytest.raises(SnapshotDamaged, match=f"{PACK.hex()}.* does not match its hash"):
         read_end(memory_store, manifest, entry, Seal(None), 3)
