@@ -42,6 +42,8 @@ def snapshots(workspace: Workspace | str, snapshot: str = "") -> Table:
                 "made": _moment(one.made_unix),
                 "verified": "yes" if one.verified else "no",
                 "machine": one.machine,
+                "goes on from": one.parent or "",
+                "work also in": one.work_in or ("no other" if one.verified else ""),
                 "pinned": one.pinned,
             }
             for one in kept

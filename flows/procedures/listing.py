@@ -20,6 +20,7 @@ from torpor.control.store.receipts import verified_snapshots
 from torpor.control.upkeep import differences
 from torpor.control.upkeep.differences import Listed, SnapshotDiff, Version
 from torpor.control.upkeep.frames import frame
+from torpor.control.upkeep.lineage import also_in
 from torpor.control.upkeep.pins import pinned
 from torpor.shared.errors import ManifestInvalid, SnapshotMissing, WrongKey
 from torpor.shared.format.manifest import Manifest
@@ -49,13 +50,16 @@ PREVIOUS: Final = "previous"
 
 class KeptSnapshot(msgspec.Struct, frozen=True):
     """A snapshot as a listing of its workspace shows it; ``pinned`` is the reason, or empty.
-    ``verified``: it counts, and is of ``machine``, as far as that is known."""
+    ``verified``: it counts, and is of ``machine``, as far as that is known. ``parent``: the
+    snapshot that its machine went on from. ``work_in``: the newest other one that has its work."""
 
     snapshot: SnapshotId
     made_unix: float
     pinned: str
     verified: bool
     machine: str
+    parent: SnapshotId | None = None
+    work_in: SnapshotId | None = None
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -82,16 +86,22 @@ def list_kept(workspace: Workspace | str) -> list[KeptSnapshot]:
     opened = open_workspace(workspace)
     why = pinned(opened.store, opened.spec.name)
     known = dict(verified_snapshots(opened.store, opened.spec.name))
-    return [
-        KeptSnapshot(
-            snapshot,
-            made_at(snapshot).timestamp(),
-            why.get(snapshot, ""),
-            snapshot in known,
-            known[snapshot].machine if snapshot in known else "",
+    work_in = also_in(known)
+    kept = []
+    for snapshot in reversed(snapshots.snapshot_ids(opened.store, opened.spec.name)):
+        receipt = known.get(snapshot)
+        kept.append(
+            KeptSnapshot(
+                snapshot,
+                made_at(snapshot).timestamp(),
+                why.get(snapshot, ""),
+                receipt is not None,
+                receipt.machine if receipt else "",
+                receipt.lineage.parent if receipt and receipt.lineage else None,
+                work_in.get(snapshot),
+            )
         )
-        for snapshot in reversed(snapshots.snapshot_ids(opened.store, opened.spec.name))
-    ]
+    return kept
 
 
 def list_entries(workspace: Workspace | str, snapshot: str = NEWEST) -> list[Listed]:

@@ -59,12 +59,17 @@ def test_snapshots_are_listed_with_their_pins(standing: Lab, history: list[Snaps
     assert {(row["verified"], row["machine"]) for row in table.rows()} == {
         ("yes", standing.machines()[0].id)
     }
+    assert [row["goes on from"] for row in table.rows()] == [history[1], history[0], ""]
+    newest = history[2]
+    assert [row["work also in"] for row in table.rows()] == ["no other", newest, newest]
     day = history[0]
     assert table.rows()[2]["made"].startswith(f"{day[:4]}-{day[4:6]}-{day[6:8]} ")
     _run(standing, "unpin", history[0])
     with plain(standing.opened):
         kept = frame(list_kept("demo"))
-    assert list(kept.columns) == ["snapshot", "pinned", "verified", "machine", "made"]
+    assert list(kept.columns) == [
+        "snapshot", "pinned", "verified", "machine", "parent", "work_in", "made"
+    ]  # fmt: skip
     assert kept["made"].is_monotonic_decreasing
 
 

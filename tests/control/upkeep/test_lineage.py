@@ -8,7 +8,7 @@ from tests.fixtures.manifests import PLAIN, entry, honest
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.small_saves import DEMO, verified_save
 from torpor.control.store.receipts import Receipt
-from torpor.control.upkeep.lineage import Other, ends, lacking, named
+from torpor.control.upkeep.lineage import Other, also_in, ends, lacking, named
 from torpor.control.upkeep.pins import pin
 from torpor.control.upkeep.retention import Retention, Taken, judge
 from torpor.shared.format.lineage import Lineage, recorded
@@ -31,6 +31,14 @@ def _lines(*steps: str) -> dict[int, Lineage]:
     return lines
 
 
+def _receipts(lines: dict[int, Lineage]) -> list[tuple[SnapshotId, Receipt]]:
+    """Newest first."""
+    return [
+        (line.snapshot, Receipt(1, "", 0, None, f"a{number}", f"m{number}", line))
+        for number, line in sorted(lines.items(), reverse=True)
+    ]
+
+
 @pytest.mark.parametrize(
     ("steps", "mine", "others"),
     [
@@ -50,12 +58,14 @@ def test_what_a_snapshot_lacks_is_the_end_of_each_other_line(
     steps: list[str], mine: int, others: list[int]
 ) -> None:
     lines = _lines(*steps)
-    receipts = [
-        (line.snapshot, Receipt(1, "", 0, None, f"a{number}", f"m{number}", line))
-        for number, line in sorted(lines.items(), reverse=True)
-    ]
-    found = ends(lines[mine], receipts)
+    found = ends(lines[mine], _receipts(lines))
     assert found == [Other(_id(number), f"m{number}") for number in others]
+
+
+def test_a_listing_says_where_else_the_work_of_a_snapshot_is() -> None:
+    lines = _lines("1", "2<1", "3<1", "4<3", "5=4")
+    found = also_in(dict(_receipts(lines)))
+    assert found == {_id(1): _id(5), _id(2): None, _id(3): _id(5), _id(4): _id(5), _id(5): _id(4)}
 
 
 def _put(store: MemoryStore, line: Lineage) -> None:

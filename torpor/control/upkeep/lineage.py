@@ -4,7 +4,7 @@ purpose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from torpor.control.reports import moment
@@ -53,6 +53,23 @@ def ends(mine: Lineage, newest_first: Iterable[tuple[SnapshotId, Receipt]]) -> l
             found.append(Other(snapshot, receipt.machine or receipt.agent))
             work.add(line)
     return found
+
+
+def also_in(
+    receipts: Mapping[SnapshotId, Receipt],
+) -> dict[SnapshotId, SnapshotId | None]:
+    """The newest other snapshot that has the work of each; None where no other has it."""
+    lines = {
+        snapshot: receipt.lineage or Lineage.unknown(snapshot)
+        for snapshot, receipt in sorted(receipts.items(), reverse=True)
+    }
+    works = {snapshot: Work([line]) for snapshot, line in lines.items()}
+    return {
+        snapshot: next(
+            (other for other, work in works.items() if other != snapshot and work.has(line)), None
+        )
+        for snapshot, line in lines.items()
+    }
 
 
 def named(others: Sequence[Other]) -> str:
