@@ -14,11 +14,11 @@ from blocks import PROVIDERS, Workspace
 from blocks.reference import load
 from flows.deploy import StrategyChoice
 from flows.procedures.deploy.deployment import Deployment
-from flows.procedures.phases import Phases
 from flows.procedures.scratch_machine import held_and_cleared
 from tasks.deploying import forget_base, open_stack
 from tasks.flow import flow
 from tasks.opening import open_workspace, probe_store
+from tasks.phases import measured_phases, phase, seconds_by_phase
 from tasks.restore import NEWEST
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
@@ -73,22 +73,18 @@ def benchmark_deploy(
         snapshot: The snapshot to deploy: its id, or newest.
         folder: The folder for table, JSON and pictures. Empty: ~/.local/state/torpor/benchmarks.
     """
-    phases = Phases()
     began, started = time.monotonic(), datetime.now(timezone.utc)
-    with phases.phase("prepare"):
-        opened = open_workspace(workspace)
-        probe_store(opened)
-        named: list[Provider] = [
-            load(name, PROVIDERS, of="the benchmark").open() for name in providers
-        ]
-        starts = Starts(opened, snapshot)
-        starts.plan(stacks, strategies, named or [*opened.providers])
+    opened = open_workspace(workspace)
+    probe_store(opened)
+    named: list[Provider] = [load(name, PROVIDERS, of="the benchmark").open() for name in providers]
+    starts = Starts(opened, snapshot)
+    starts.plan(stacks, strategies, named or [*opened.providers])
     name = opened.spec.name
     limit = Rounds(rounds, began + 60 * minutes)
     with held_and_cleared(opened.under(scratch_name(name)), name, runner().run):
         for _ in limit:
             for way in starts.ways:
-                with phases.phase(f"{way.stack.name}, {way.strategy}, {way.provider.identity}"):
+                with phase(f"{way.stack.name}, {way.strategy}, {way.provider.identity}"):
                     starts.measure(way)
     if limit.done < rounds:
         starts.note(f"the time limit was reached after {limit.done} of {rounds} rounds")
@@ -112,7 +108,7 @@ def benchmark_deploy(
         advice={one.about: f"{one.choice}: {one.because}" for one in said},
         cached=0,
         notes=starts.notes,
-        seconds=phases.seconds,
+        seconds=seconds_by_phase(),
     )
 
 
@@ -174,11 +170,11 @@ class Starts:
                     way.stack,
                     strategy_named(way.strategy),
                     way.strategy,
-                    Phases(),
                     trial=trial,
                 )
                 try:
-                    report = work.run(self._snapshot, full_check=True)
+                    with measured_phases():
+                        report = work.run(self._snapshot, full_check=True)
                 finally:
                     if keeps and work.base is not None:  # it may be stored although this failed
                         bases[work.base.spec.name] = work.base
@@ -212,8 +208,8 @@ class Starts:
             named = [one.seconds | one.within for one in reports]
             rental = tuple(one.from_rental_s or 0.0 for one in reports)
             figures = {FROM_RENTAL: rental, FROM_SSH: tuple(one.from_ssh_s for one in reports)}
-            for phase in dict.fromkeys(name for one in named for name in one):
-                figures[phase] = tuple(one.get(phase, 0.0) for one in named)
+            for name in dict.fromkeys(name for one in named for name in one):
+                figures[name] = tuple(one.get(name, 0.0) for one in named)
             found += [
                 Figure("deploy", stack, "s", values, phase=phase, data=kind, measured_from=place)
                 for phase, values in figures.items()

@@ -8,10 +8,10 @@ from pydantic import BeforeValidator, Field
 
 from blocks import Stack, Workspace
 from flows.procedures.deploy.deployment import Deployment
-from flows.procedures.phases import Phases, phases_told_to
 from tasks.deploying import expire_bases, open_stack
 from tasks.flow import flow
 from tasks.opening import open_workspace, probe_store
+from tasks.phases import phases_told_to
 from tasks.restore import NEWEST
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
@@ -59,17 +59,15 @@ def deploy(
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore on a new machine all the same. Without them such a snapshot is refused.
     """
-    phases = Phases()
     now = ["prepare"]
     with phases_told_to(lambda name: now.__setitem__(0, name)):
         try:
-            with phases.phase("prepare"):
-                opened = open_workspace(workspace).accepting(accept_paths)
-                wanted = open_stack(stack)
-                chosen = strategy_named(strategy)
-                wanted.check(chosen)
-                probe_store(opened)
-            report = Deployment(opened, wanted, chosen, strategy, phases).run(snapshot, full_check)
+            opened = open_workspace(workspace).accepting(accept_paths)
+            wanted = open_stack(stack)
+            chosen = strategy_named(strategy)
+            wanted.check(chosen)
+            probe_store(opened)
+            report = Deployment(opened, wanted, chosen, strategy).run(snapshot, full_check)
         except TorporError as error:
             raise type(error)(f"the deploy failed in phase {now[0]}: {error}") from error
     runner().table(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from blocks import Workspace
-from flows.procedures.phases import Phases
 from flows.procedures.snapshot import back_up, hibernate_machine
 from tasks.flow import flow
 from tasks.guards import Guard, NoJob, NothingBegan, NothingLost, StaysIdle
@@ -38,25 +37,22 @@ def hibernate(
             and again right before it is destroyed.
         accept_lost: Directories of the machine that may be lost with it, outside of the workspace.
     """
-    phases = Phases()
-    with phases.phase("prepare"):
-        began_s = boot_clock_s()
-        opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)
-        probe_store(opened)
-        live = chosen_machine(opened, machine, to_store=True)
-        if destroy:
-            check_rented(live)
-        session = open_session(opened, live)
-    with session:
+    began_s = boot_clock_s()
+    opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)
+    probe_store(opened)
+    live = chosen_machine(opened, machine, to_store=True)
+    if destroy:
+        check_rented(live)
+    with open_session(opened, live) as session:
         if destroy:
             guards: list[Guard] = [NoJob(opened), NothingLost(repeated=only_if_idle)]
             if only_if_idle:
                 guards.append(StaysIdle(opened, live, session))
             else:
                 guards.append(NothingBegan(opened, session, began_s))
-            report, _ = hibernate_machine(opened, session, live, phases, guards)
+            report, _ = hibernate_machine(opened, session, live, guards)
         else:
-            report, _ = back_up(opened, session, live, phases)
+            report, _ = back_up(opened, session, live)
     runner().table(
         key=f"hibernate-{report.workspace}",
         rows=report.rows(),

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from blocks import Workspace
 from flows.procedures.fleet import MOST_MACHINES, MOST_TASKS, Fleet
-from flows.procedures.phases import Phases
 from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.machines import (
@@ -20,6 +19,7 @@ from tasks.machines import (
     show_offers,
 )
 from tasks.opening import open_workspace, probe_store
+from tasks.phases import phase, seconds_by_phase
 from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.runner import runner
 from torpor.control.remote.exchange import Exchange, PeerMode
@@ -61,20 +61,17 @@ def replicate(
     _check(count, spares, machines)
     total = count + len(machines)
     exchange = Exchange(peers, total)
-    phases = Phases()
-    with phases.phase("prepare"):
-        opened = open_workspace(workspace).accepting(accept_paths)
-        probe_store(opened)
-        wanted, opened = pick_snapshot_to_wake(opened, snapshot)
+    opened = open_workspace(workspace).accepting(accept_paths)
+    probe_store(opened)
+    wanted, opened = pick_snapshot_to_wake(opened, snapshot)
     with renting(opened) as held:
-        with phases.phase("prepare"):
-            left = left_unfinished(opened, held, alone=False) if count else []
-            new = max(0, count + spares - len(left))
-            offers = look_for_offers(opened, new) if count else Offers([], [])
+        left = left_unfinished(opened, held, alone=False) if count else []
+        new = max(0, count + spares - len(left))
+        offers = look_for_offers(opened, new) if count else Offers([], [])
         fleet = Fleet(
             opened, wanted, held, offers, count, spares, exchange, runner().run, full_check, total
         )
-        with phases.phase("replicate"):
+        with phase("replicate"):
             fleet.bring(left, machines)
         if count:
             show_offers(opened, held, offers)
@@ -86,7 +83,7 @@ def replicate(
         replaced=fleet.replaced,
         source=exchange.decision,
         replicas=fleet.replicas,
-        seconds=phases.seconds,
+        seconds=seconds_by_phase(),
         budgets=what_is_left(opened) if count else [],
     )
     runner().table(

@@ -8,17 +8,19 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from flows.procedures.phases import Phases
-from flows.procedures.restore import Arrival
-from tasks.machines import create_machine, endpoint_of, open_session, own_machine
+from flows.procedures.restore import arrival
+from tasks.machines import create_machine, endpoint_of, hand_over, open_session, own_machine
+from tasks.phases import measured_phases, phase
 from tasks.progress import Progress
 from tasks.replicas import restore_share, serve_packs
+from tasks.restore import check_restore, finish_first, finish_restore, new_restore, woken
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.exchange import Exchange, Member
+from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import Renting, Tenancy
 from torpor.control.rental.search import Offers
@@ -30,7 +32,7 @@ from torpor.shared.errors import (
     TorporError,
     WorkspaceBusy,
 )
-from torpor.shared.values import MachineId, StoredSnapshot
+from torpor.shared.values import Machine, MachineId, StoredSnapshot
 from torpor.shared.wire.restore import RestorePlan
 
 MOST_MACHINES: Final = 64
@@ -60,11 +62,11 @@ class _Candidate:
     name: str  # the machine's, once it has one
     own: bool
     found: bool  # its machine is what an earlier run left
-    phases: Phases
+    seconds: dict[str, float] = field(default_factory=dict)
     kept: bool = False
     stopped_looks: int = 0
     machine: MachineId | None = None
-    work: Arrival | None = None
+    restore: RemoteRestore | None = None
     session: Session | None = None
     member: Member | None = None
 
@@ -144,7 +146,7 @@ class Fleet:
     ) -> None:
         number = len(self._candidates)
         name = own or f"machine {number + 1}"
-        candidate = _Candidate(number, name, bool(own), left is not None, Phases())
+        candidate = _Candidate(number, name, bool(own), left is not None)
         self._candidates.append(candidate)
         context = copy_context()  # a task needs to know the flow run that it belongs to
         self._running[threads.submit(context.run, self._bring, candidate, left)] = candidate
@@ -190,8 +192,8 @@ class Fleet:
             state = states.get(candidate.machine or MachineId(""), "gone")
             running = state in ("running", "starting")
             candidate.stopped_looks = 0 if running else candidate.stopped_looks + 1
-            if candidate.stopped_looks >= 2 and candidate.work is not None:
-                candidate.work.remote.give_up(
+            if candidate.stopped_looks >= 2 and candidate.restore is not None:
+                candidate.restore.give_up(
                     MachineError(
                         f"machine {candidate.machine} died "
                         f"during the restore: its provider says that it is {state}"
@@ -211,8 +213,8 @@ class Fleet:
         with ThreadPoolExecutor(TOGETHER, thread_name_prefix="replica-end") as threads:
             while self._running:
                 for candidate in self._running.values():
-                    if candidate.work is not None:
-                        candidate.work.remote.give_up(RunCancelled("the replicate was stopped"))
+                    if candidate.restore is not None:
+                        candidate.restore.give_up(RunCancelled("the replicate was stopped"))
                     if (
                         candidate.session is not None
                         and candidate.number not in closed
@@ -227,6 +229,10 @@ class Fleet:
     # -- on each machine's thread
 
     def _bring(self, candidate: _Candidate, left: Tenancy | None) -> WakeReport:
+        with measured_phases() as candidate.seconds:
+            return self._bring_up(candidate, left)
+
+    def _bring_up(self, candidate: _Candidate, left: Tenancy | None) -> WakeReport:
         if candidate.own:
             own = Tenancy(own_machine(candidate.name), None, None, fresh=True)
             return self._restore(candidate, own)
@@ -234,41 +240,31 @@ class Fleet:
         first = candidate.number % max(1, len(fitting))  # not all on the cheapest one
         offers = Offers([*fitting[first:], *fitting[:first]], [])
         nap = self._nap_on if left else self._nap  # what was found is not just left again
-        with candidate.phases.phase("machine"):
-            tenancy = create_machine(self._held, offers, left, nap)
+        tenancy = create_machine(self._held, offers, left, nap)
         with tenancy:
             candidate.name = candidate.machine = tenancy.machine.id
             return self._restore(candidate, tenancy)
 
     def _restore(self, candidate: _Candidate, tenancy: Tenancy) -> WakeReport:
-        phases = candidate.phases
         self._check()
-        with phases.phase("connect"):
-            session = open_session(self._opened, tenancy.machine)
-        with session:
-            work = Arrival(
-                self._opened,
-                session,
-                tenancy,
-                self._wanted,
-                f"{self._run}-{candidate.number}",
-                phases,
-            )
-            candidate.session, candidate.work = session, work
-            with work.begun() as plan:
-                self._keep(candidate, plan)
-                if plan.complete:
-                    return self._finish(work, plan)
-                with self._member(candidate, work, plan) as member:
-                    with phases.phase("restore"):
-                        self._fetch(candidate, work, member, plan)
-                    report = self._finish(work, plan)
+        run = f"{self._run}-{candidate.number}"
+        with open_session(self._opened, tenancy.machine) as session:
+            restore = new_restore(self._opened, session, self._wanted, run)
+            candidate.session, candidate.restore = session, restore
+            with arrival(restore, tenancy):
+                self._keep(candidate, restore.plan)
+                if restore.plan.complete:
+                    hand_over(tenancy, alone=False)
+                    return woken(self._opened, tenancy.machine, restore, self._full_check)
+                with self._member(candidate, tenancy.machine, restore) as member:
+                    with phase("restore"):
+                        self._fetch(candidate, tenancy.machine, restore, member)
+                    finish_restore(restore)
+                    check_restore(restore, self._full_check)
+                    hand_over(tenancy, alone=False)
+                    report = woken(self._opened, tenancy.machine, restore, self._full_check)
                     self._exchange.linger(member)
                     return report
-
-    def _finish(self, work: Arrival, plan: RestorePlan) -> WakeReport:
-        finished = work.finish(plan, full_check=self._full_check)
-        return work.hand_over(plan, finished, full_check=self._full_check)
 
     def _keep(self, candidate: _Candidate, plan: RestorePlan) -> None:
         """Keep this machine; raises _Surplus if enough others were ready first."""
@@ -285,12 +281,14 @@ class Fleet:
             self._changed.notify_all()
 
     @contextmanager
-    def _member(self, candidate: _Candidate, work: Arrival, plan: RestorePlan) -> Iterator[Member]:
-        peer = None
+    def _member(
+        self, candidate: _Candidate, machine: Machine, restore: RemoteRestore
+    ) -> Iterator[Member]:
+        peer, plan = None, restore.plan
         if self._exchange.passing:
-            host = endpoint_of(work.tenancy.machine).host
+            host = endpoint_of(machine).host
             with suppress(TorporError):  # it then passes nothing on; its own restore goes on
-                peer = serve_packs(work.remote, host, plan.stored_bytes)
+                peer = serve_packs(restore, host, plan.stored_bytes)
         member = self._exchange.join(plan, peer)
         candidate.member = member
         try:
@@ -299,26 +297,27 @@ class Fleet:
             member.leave()
 
     def _fetch(
-        self, candidate: _Candidate, work: Arrival, member: Member, plan: RestorePlan
+        self, candidate: _Candidate, machine: Machine, restore: RemoteRestore, member: Member
     ) -> None:
+        plan = restore.plan
         tasks = min(self._tasks, max(1, len(plan.parts)))
         together = -(-TOGETHER // tasks)
         progress = self._shared_progress(plan)
 
         def when_first() -> None:
-            work.finish_first(plan)
+            finish_first(restore, machine)
 
         if plan.first and not any(part.first for part in plan.parts):  # it is there already
             when_first()
         futures = [
             restore_share.submit(
-                work.remote, member, candidate.name, number, together, progress, when_first
+                restore, member, candidate.name, number, together, progress, when_first
             )
             for number in range(1, tasks + 1)
         ]
         for future in futures:
             future.result()
-        if plan.first and work.first is None:  # a share that was repeated did not finish it
+        if plan.first and restore.first_s is None:  # a share that was repeated did not finish it
             when_first()
 
     def _shared_progress(self, plan: RestorePlan) -> Progress:
@@ -375,6 +374,6 @@ def _failed(candidate: _Candidate, error: BaseException) -> Replica:
     return Replica(
         machine=candidate.name,
         ready=False,
-        seconds=candidate.phases.seconds,
+        seconds=candidate.seconds,
         words=f"{type(error).__name__}: {error}",
     )

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple, Self
 from msgspec.structs import replace
 
 from flows.procedures.parts import do_parts
-from flows.procedures.phases import Phases
 from tasks.guards import Ending, Guard, check_guards
 from tasks.machines import destroy_machine
+from tasks.phases import phase, seconds_by_phase
 from tasks.runner import runner
 from tasks.snapshot import (
     begin_snapshot,
@@ -63,14 +63,13 @@ def take_snapshot(
     workspace: StoredWorkspace,
     session: Agent,
     machine: str,
-    phases: Phases,
     *,
     run: str = "",
     look: Look | None = None,
 ) -> tuple[HibernateReport, Verified]:
     """Store the workspace of a machine that is kept, and verify it. What changes meanwhile is named
     in the report. ``run`` and ``look``: as in Snapshot."""
-    with Snapshot(workspace, session, machine, phases, run=run, look=look) as snapshot:
+    with Snapshot(workspace, session, machine, run=run, look=look) as snapshot:
         for again in snapshot.rounds():
             with again:
                 return snapshot.commit(snapshot.store_changes())
@@ -78,11 +77,11 @@ def take_snapshot(
 
 
 def back_up(
-    opened: OpenWorkspace, session: Agent, machine: Machine, phases: Phases
+    opened: OpenWorkspace, session: Agent, machine: Machine
 ) -> tuple[HibernateReport, Verified]:
     """Take a snapshot of a machine that its user keeps, and warn of what that lacks."""
     look = Look(rented=machine.label is not None, whole=False)
-    report, verified = take_snapshot(opened, session, machine.id, phases, look=look)
+    report, verified = take_snapshot(opened, session, machine.id, look=look)
     log_losses(machine, report.lost)
     return report, verified
 
@@ -91,7 +90,6 @@ def hibernate_machine(
     opened: OpenWorkspace,
     session: Agent,
     machine: Machine,
-    phases: Phases,
     guards: Sequence[Guard],
     *,
     run: str = "",
@@ -100,13 +98,18 @@ def hibernate_machine(
     disk that changes after the snapshot is stored once more. ``run``: as in Snapshot."""
     check_guards(guards, Ending(machine))
     look = Look(rented=True, whole=True)
-    with Snapshot(opened, session, machine.id, phases, guards, machine, run, look) as snapshot:
+    with Snapshot(opened, session, machine.id, guards, machine, run, look) as snapshot:
         for again in snapshot.rounds():
             with again:
                 report, verified = snapshot.commit(snapshot.store_changes())
                 snapshot.destroy(opened, verified)
                 saved_usd_h = machine.price_usd_h
-                report = replace(report, destroyed=True, saved_usd_h=saved_usd_h)
+                report = replace(
+                    report,
+                    destroyed=True,
+                    saved_usd_h=saved_usd_h,
+                    seconds=seconds_by_phase(),
+                )
                 return report, verified
     raise AssertionError(LAST_ROUND)
 
@@ -122,7 +125,6 @@ class Snapshot:
         workspace: StoredWorkspace,
         session: Agent,
         machine: str,
-        phases: Phases,
         guards: Sequence[Guard] = (),
         ends: Machine | None = None,
         run: str = "",
@@ -131,7 +133,6 @@ class Snapshot:
         self._workspace = workspace
         self._session = session
         self._machine = machine
-        self._phases = phases
         self._guards = guards
         self._ends = ends
         self._look = look
@@ -181,11 +182,9 @@ class Snapshot:
             raise UnsafeDestroy(f"the snapshot of machine {self._machine} was taken to keep it")
         ending = Ending(machine, self._lost, verified)
         last_look = partial(check_guards, self._guards, ending, only_store=True)
-        with self._phases.phase("confirm"):
-            warrant = confirm(opened, self._remote, verified, machine, self._session, last_look)
-            check_guards(self._guards, ending)
-        with self._phases.phase("destroy"):
-            destroy_machine(opened, machine, warrant)
+        warrant = confirm(opened, self._remote, verified, machine, self._session, last_look)
+        check_guards(self._guards, ending)
+        destroy_machine(opened, machine, warrant)
         self._destroyed = True
 
     def _passes_until_nothing_is_new(self) -> Scanned:
@@ -194,19 +193,17 @@ class Snapshot:
         most = MAX_PASSES if must_rest else KEPT_PASSES
         for number in range(1, most + 1):
             self._passes += 1
-            with self._phases.phase("scan"):
-                seen = scan(self._remote, self._passes, lost)
+            seen = scan(self._remote, self._passes, lost)
             lost = []
             if seen.parts:
-                with self._phases.phase("store"):
+                with phase("store"):
                     self._store_parts(seen)
             if seen.unaccepted_count and number < 2:
                 continue
             if not self._rested:
-                with self._phases.phase("quiesce"):
-                    if self._ends is not None:
-                        check_guards(self._guards, Ending(self._ends, self._lost))
-                    quiesce(self._remote)
+                if self._ends is not None:
+                    check_guards(self._guards, Ending(self._ends, self._lost))
+                quiesce(self._remote)
                 self._rested = True
                 continue
             if seen.unaccepted_count and (must_rest or number < most):
@@ -233,8 +230,7 @@ class Snapshot:
         spec = self._workspace.spec
         if wait_s is None:
             wait_s = LOOK_TO_REFUSE_S if spec.left_behind == "refuse" else LOOK_S
-        with self._phases.phase("look"):
-            losses = look_for_losses(self._remote, **self._look._asdict(), wait_s=wait_s)
+        losses = look_for_losses(self._remote, **self._look._asdict(), wait_s=wait_s)
         self._lost = judge_losses(losses, spec)
 
     def _store_parts(self, seen: Scanned) -> None:
@@ -252,10 +248,7 @@ class Snapshot:
         new_bytes = sum(part.new_bytes for part in self._stored)
         if self._ends is not None and not new_bytes:
             check_guards(self._guards, Ending(self._ends, self._lost, nothing_new=True))
-        with self._phases.phase("commit"):
-            stored, committed = commit(
-                self._remote, {"new_bytes": new_bytes, "passes": self._passes}
-            )
+        stored, committed = commit(self._remote, {"new_bytes": new_bytes, "passes": self._passes})
         self._lost = with_missed(self._lost, committed.missed)
         if self._ends is not None and committed.unaccepted_count:
             raise StillChanging(
@@ -263,8 +256,7 @@ class Snapshot:
                 f"{', '.join(committed.unaccepted)}. The machine was not destroyed: hibernate "
                 "again, or accept these files in `accept_changed`"
             )
-        with self._phases.phase("verify"):
-            verified = verify(self._workspace, self._remote, stored, self._machine)
+        verified = verify(self._workspace, self._remote, stored, self._machine)
         self._committed = True
         report = HibernateReport(
             workspace=self._workspace.spec.name,
@@ -287,7 +279,7 @@ class Snapshot:
             parted=last.parted,
             lost=self._lost.lines,
             shrunk=bool(committed.missed.vanished or committed.missed.disks),
-            seconds=self._phases.seconds,
+            seconds=seconds_by_phase(),
             saved_usd_h=0.0,
         )
         return report, verified

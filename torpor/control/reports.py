@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from torpor.shared.values import MachineId, SnapshotId, WorkspaceName
+from torpor.shared.wire.restore import RestorePlan
 
 Row = dict[str, str]
 
@@ -94,6 +95,15 @@ class FirstReport(msgspec.Struct, frozen=True):
     bytes: int  # plain bytes that were fetched for it
     stored_bytes: int  # of these
     seconds: float
+
+    @classmethod
+    def of(cls, plan: RestorePlan, first_s: float | None) -> FirstReport | None:
+        """None where nothing comes first, or an earlier run has restored everything."""
+        if first_s is None:
+            return None
+        parts = [part for part in plan.parts if part.first]
+        plain = sum(part.bytes for part in parts)
+        return cls(plan.first, plain, sum(part.stored_bytes for part in parts), first_s)
 
     def words(self) -> str:
         return (

@@ -18,10 +18,9 @@ from typing import NamedTuple
 import msgspec
 
 from flows.procedures.deploy.server import Serving
-from flows.procedures.phases import Phases, phases_told_to
-from flows.procedures.restore import Arrival, Restoration
+from flows.procedures.rented import rented_machine
+from flows.procedures.restore import arrival, begun, restore_parts
 from flows.procedures.snapshot import take_snapshot
-from flows.procedures.tenancy import only_machine
 from tasks.deploying import (
     distrust_base,
     drop_base,
@@ -32,8 +31,9 @@ from tasks.deploying import (
     run_on_machine,
 )
 from tasks.jobs import machine_in_use
-from tasks.machines import endpoint_of, open_session
-from tasks.restore import NEWEST, pick_snapshot_to_wake
+from tasks.machines import endpoint_of, hand_over, open_session
+from tasks.phases import measured_phases, phase, phases_told_to, seconds_by_phase
+from tasks.restore import NEWEST, check_restore, finish_restore, new_restore, pick_snapshot_to_wake
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy.report import DeployReport
@@ -53,7 +53,6 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.keys import Seal
 from torpor.shared.values import Machine, StoredSnapshot, workspace_name
-from torpor.shared.wire.restore import RestorePlan
 
 
 class Deployment:
@@ -69,14 +68,12 @@ class Deployment:
         stack: Stack,
         strategy: Strategy,
         name: str,
-        phases: Phases,
         trial: str = "",
     ) -> None:
         self.opened = opened
         self.stack = stack
         self.strategy = strategy
         self.name = name
-        self.phases = phases
         self.trial = trial
         self.base: StoredWorkspace | None = None
         self.within: dict[str, float] = {}
@@ -102,7 +99,7 @@ class Deployment:
         opened = replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
         self.began = time.monotonic()
         rents = opened.under(machines_name(opened.spec.name)) if self.trial else opened
-        with only_machine(rents, self.phases) as tenancy:
+        with rented_machine(rents) as tenancy:
             return _OnMachine(self, tenancy.machine, tenancy, wanted, full_check).run()
 
 
@@ -128,7 +125,6 @@ class _OnMachine:
         self._of = deployment
         self._opened = deployment.opened
         self._stack = deployment.stack
-        self._phases = deployment.phases
         self._machine = machine
         self._tenancy = tenancy
         self._wanted = wanted
@@ -138,15 +134,13 @@ class _OnMachine:
         self._environment = "of the image"
         self._built = False
         self._began = ""  # the record on the machine that this deploy makes the environment
-        self._restoring: list[Restoration] = []
+        self._restoring: list[RemoteRestore] = []
         self._stopped = threading.Event()
         self._environment_lined_up = threading.Event()
         self._warnings: list[str] = []
 
     def run(self) -> DeployReport:
-        with self._phases.phase("connect"):
-            session = open_session(self._opened, self._machine)
-        with session:
+        with open_session(self._opened, self._machine) as session:
             spec = self._opened.spec
             machine = session.machine
             place = Place(self._stack, machine.user_home, spec.paths[0], self._of.strategy.sets_up)
@@ -156,7 +150,7 @@ class _OnMachine:
             key_id += self._of.trial
             name = base_name(self._stack, facts_of(machine), self._shared_by, key_id)
             base = self._of.base = self._opened.base(name, self._stack.environment)
-            serving = Serving(session, spec.name, place, self._phases)
+            serving = Serving(session, spec.name, place)
             if self._tenancy is None:
                 serving.check_port()
                 if self._of.strategy.keeps:
@@ -169,7 +163,7 @@ class _OnMachine:
                 self._served = time.monotonic()
 
             try:
-                with self._phases.phase("restore"):
+                with phase("restore"):
                     self._bring(session, place, base, serving, serve)
                 if not self._served:
                     serve()
@@ -179,14 +173,14 @@ class _OnMachine:
                         serving.stop()
                 raise
             if self._built:
-                with self._phases.phase("store environment"):
+                with phase("store environment"), measured_phases():
                     self._store(session, base, serving)
             if self._began:
                 # Before the last look: a deploy that finds it has ended this one's server before.
                 run_on_machine(session, ["rm", "-rf", "--", self._began])
             serving.check_serving()
             if self._tenancy is not None and not self._of.trial:
-                self._tenancy.hand_over(alone=True)
+                hand_over(self._tenancy, alone=True)
             return self._report(serving)
 
     @property
@@ -210,7 +204,7 @@ class _OnMachine:
         if found is None:
             return
         try:
-            with self._environment_of(session, base, found, "look").begun():
+            with begun(new_restore(base, session, found, f"{runner().run}-look"), resume=True):
                 pass
         except (InvalidInput, RestoreUnfinished) as error:
             raise InvalidInput(self._no_room(place, error, " Nothing was stopped.")) from error
@@ -267,29 +261,30 @@ class _OnMachine:
                     one.result()
             except BaseException:
                 self._stopped.set()
-                for restoration in self._restoring:
-                    restoration.remote.give_up(RunCancelled("another part of the deploy failed"))
+                for restore in self._restoring:
+                    restore.give_up(RunCancelled("another part of the deploy failed"))
                 with suppress(TorporError):  # ends a setup command that still runs
                     self._stop(serving)
                 raise
 
     def _restore_workspace(self, session: Session, wanted: _Wanted) -> None:
-        work = Arrival(
-            self._opened, session, wanted.tenancy, wanted.snapshot, runner().run, Phases()
-        )
-        with self._begun(work, "workspace") as plan:
+        restore = new_restore(self._opened, session, wanted.snapshot, runner().run)
+        self._restoring.append(restore)
+        with self._measured("workspace"), arrival(restore, wanted.tenancy):
             self._environment_lined_up.wait()
             self._check_wanted()
-            finished = work.restore(plan, full_check=self._full_check, when_first=wanted.when_first)
-        self._warnings += finished.warnings
+            if not restore.plan.complete:
+                restore_parts(restore, "wake", wanted.tenancy.machine, when_first=wanted.when_first)
+                finish_restore(restore)
+                check_restore(restore, self._full_check)
+        self._warnings += restore.finished.warnings
 
     @contextmanager
-    def _begun(self, restoration: Restoration, what: str) -> Iterator[RestorePlan]:
-        self._restoring.append(restoration)
+    def _measured(self, what: str) -> Iterator[None]:
         self._check_wanted()
-        with restoration.begun() as plan:
-            yield plan
-        for name, seconds in restoration.phases.seconds.items():
+        with measured_phases() as measured:
+            yield
+        for name, seconds in measured.items():
             self._of.within[f"{what}: {name}"] = seconds
 
     def _make_environment(
@@ -320,34 +315,19 @@ class _OnMachine:
         if not self._built and self._of.strategy.keeps:
             self._environment += ", not stored: its directories held files before"
 
-    def _environment_of(
-        self, session: Session, base: StoredWorkspace, found: StoredSnapshot, run: str
-    ) -> Restoration:
-        remote = RemoteRestore(
-            session,
-            base.store,
-            found,
-            base.key,
-            f"{runner().run}-{run}",
-            paths=base.spec.paths,
-            parts=base.spec.parts,
-            part_bytes=base.spec.part_bytes,
-            gpu=base.spec.compression.gpu,
-        )
-        return Restoration(remote, "deploy", Phases(), resume=True)
-
     def _restore_environment(
         self, session: Session, place: Place, base: StoredWorkspace, found: StoredSnapshot
     ) -> None:
         try:
-            one = self._environment_of(session, base, found, "environment")
-            with self._begun(one, "environment") as plan:
-                finished = one.restore(
-                    plan,
-                    full_check=self._full_check,
-                    when_submitted=self._environment_lined_up.set,
-                )
-            self._warnings += finished.warnings
+            restore = new_restore(base, session, found, f"{runner().run}-environment")
+            self._restoring.append(restore)
+            with self._measured("environment"), begun(restore, resume=True):
+                if not restore.plan.complete:
+                    lined_up = self._environment_lined_up.set
+                    restore_parts(restore, "deploy", when_submitted=lined_up)
+                    finish_restore(restore)
+                    check_restore(restore, self._full_check)
+            self._warnings += restore.finished.warnings
         except (InvalidInput, RestoreUnfinished) as error:  # it says nothing of the workspace
             raise DeployFailed(self._no_room(place, error)) from error
         except SnapshotDamaged as error:
@@ -372,7 +352,7 @@ class _OnMachine:
         mark += hashlib.sha256(what.encode()).hexdigest()[:16]
         if holds_files(session, [mark]):
             return
-        with self._phases.phase("fetch"):
+        with phase("fetch"):
             run_on_machine(session, ["mkdir", "-p", "--", os.path.dirname(place.model_path)])
             serving.run("fetch", place.filled(self._stack.fetch), place.absolute(place.workspace))
             run_on_machine(session, ["mkdir", "-p", "--", f"{mark}/fetched"])
@@ -384,7 +364,7 @@ class _OnMachine:
         next deploy makes the environment again."""
         try:
             run = f"{runner().run}-environment"
-            report, verified = take_snapshot(base, session, self._machine.id, Phases(), run=run)
+            report, verified = take_snapshot(base, session, self._machine.id, run=run)
             try:
                 serving.check_serving()  # else another deploy may have worked in the directories
             except DeployFailed:
@@ -423,7 +403,7 @@ class _OnMachine:
             user=endpoint.user,
             server_port=self._stack.port,
             log=serving.log("server"),
-            seconds=self._phases.seconds,
+            seconds=seconds_by_phase(),
             within=self._of.within,
             from_rental_s=None if self._tenancy is None else served - self._of.began,
             from_ssh_s=served - self._reached,

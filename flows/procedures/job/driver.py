@@ -12,10 +12,9 @@ import msgspec
 from flows.procedures.job.attempt import Attending
 from flows.procedures.job.stopped import Stopped
 from flows.procedures.job.thinning import is_of_machine, thin_saves
-from flows.procedures.phases import Phases
 from flows.procedures.snapshot import hibernate_machine
 from flows.procedures.unfinished import end_leftovers
-from flows.procedures.wake import wake_workspace
+from flows.wake import wake_workspace
 from tasks.guards import Ending, Guard, NothingBegan, NothingLost
 from tasks.jobs import check_no_other_job, machine_in_use, stop_command
 from tasks.machines import open_session
@@ -331,7 +330,7 @@ class Driver:
             self._opened, spec=msgspec.structs.replace(spec, want=want), job=self.job.id
         )
         try:
-            report = wake_workspace(opened, Phases(), self.job.newest or "")
+            report = wake_workspace(opened, self.job.newest or "")
         except (NoOffer, CreateFailed) as error:
             self._refusals += 1
             seconds = wait_s(self._refusals)
@@ -392,7 +391,7 @@ class Driver:
             with open_session(self._opened, machine) as session:
                 begun = NothingBegan(self._opened, session, began_s)
                 guards: list[Guard] = [self._end_of_job, NothingLost(), begun]
-                hibernate_machine(self._opened, session, machine, Phases(), guards, run=run)
+                hibernate_machine(self._opened, session, machine, guards, run=run)
         except MachineInUse:
             if not keeps_machine(self._driven):
                 raise

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flows.procedures.phases import Phases
-from flows.procedures.restore import Restoration
+from flows.procedures.restore import begun, restore_all
 from flows.procedures.snapshot import Look, take_snapshot
 from flows.procedures.sync import Synchronisation
 from tasks.plain_runner import PlainRunner
@@ -169,22 +168,19 @@ WORKS = [
 
 def _stores(agent: Hostile, store: MemoryStore) -> None:
     kept, look = StoredWorkspace(SPEC, store, None), Look(rented=True, whole=True)
-    take_snapshot(kept, agent, MACHINE, Phases(), look=look)
+    take_snapshot(kept, agent, MACHINE, look=look)
 
 
 def _restores(agent: Hostile, store: MemoryStore) -> None:
     remote = RemoteRestore(agent, store, WANTED, None, "run", parts=FEW)
-    work = Restoration(remote, "near", Phases())
-    with work.begun() as plan:
+    with begun(remote):
         remote.serve("127.0.0.1", MIB)
-        work.restore(plan)
+        restore_all(remote, "near")
 
 
 def _syncs(agent: Hostile, store: MemoryStore) -> None:
     kept = StoredWorkspace(SPEC, store, None)
-    Synchronisation(kept, agent, MACHINE, WANTED, Phases()).run(
-        discard_local=False, full_check=True
-    )
+    Synchronisation(kept, agent, MACHINE, WANTED).run(discard_local=False, full_check=True)
 
 
 def _verifies(agent: Hostile, store: MemoryStore) -> None:
