@@ -13,7 +13,7 @@ from pathlib import Path
 import asyncssh
 
 from flows.procedures.restore import begun, restore_parts
-from flows.procedures.snapshot import Look, take_snapshot
+from flows.procedures.snapshot import Snapshot
 from flows.procedures.sync import Synchronisation
 from tasks.plain_runner import PlainRunner
 from tasks.restore import check_restore, finish_restore
@@ -71,13 +71,16 @@ class BenchMachine:
         session.close()
         return cost
 
-    def snapshot(self, look: Look | None = None) -> Cost:
-        """Passes until nothing is new, manifest, verification; with ``look`` also what a destroy
+    def snapshot(self, *, ends: bool = False) -> Cost:
+        """Passes until nothing is new, manifest, verification; with ``ends`` also what a destroy
         would lose, as in a hibernation."""
         started = self._now()
         with PlainRunner():
             session = self._attached()
-            take_snapshot(self._kept, session, self._machine.id, look=look)
+            with Snapshot(self._kept, session, self._machine, () if ends else None) as snapshot:
+                snapshot.store_changes()
+                snapshot.commit()
+                snapshot.verify()
         return self._since(started)
 
     def restore(

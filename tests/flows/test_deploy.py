@@ -20,6 +20,7 @@ from flows.procedures.deploy import deployment
 from flows.procedures.deploy.server import Serving
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
+from tests.fixtures.engine import MACHINE
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown, wake_plainly
 from tests.fixtures.rentals import standing
@@ -449,7 +450,7 @@ def test_two_deploys_that_make_one_environment_do_not_both_keep_it(
     def late(base: Any, verified: Any, reason: str) -> bool:
         monkeypatch.setattr(deployment, "keep_base", real)
         other = deployment.take_snapshot
-        _, theirs = other(base, session[0], "m", run="other")
+        _, theirs = other(base, session[0], MACHINE, run="other")
         others.append(theirs.snapshot)
         assert real(base, theirs, "the other one")
         return real(base, verified, reason)

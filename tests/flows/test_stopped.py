@@ -50,8 +50,8 @@ def world(
         lab.opened.rentals.change(rental, job=opened.job)
         return SimpleNamespace(machine=machine.id, snapshot=wanted)
 
-    def save(opened: Any, session: Any, machine: str, *_: Any, **__: Any) -> Any:
-        story.did.append(f"save {machine}")
+    def save(opened: Any, session: Any, machine: Machine, *_: Any, **__: Any) -> Any:
+        story.did.append(f"save {machine.id}")
         return SimpleNamespace(lost=[]), SimpleNamespace(snapshot=_SAVE.snapshot)
 
     monkeypatch.setattr(driver, "wake_workspace", wake)

@@ -364,7 +364,7 @@ class _OnMachine:
         next deploy makes the environment again."""
         try:
             run = f"{runner().run}-environment"
-            report, verified = take_snapshot(base, session, self._machine.id, run=run)
+            report, verified = take_snapshot(base, session, self._machine, run=run)
             try:
                 serving.check_serving()  # else another deploy may have worked in the directories
             except DeployFailed:

@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
+from flows.hibernate import hibernate_machine
 from flows.procedures.job.attempt import Attending
 from flows.procedures.job.stopped import Stopped
 from flows.procedures.job.thinning import is_of_machine, thin_saves
-from flows.procedures.snapshot import hibernate_machine
 from flows.procedures.unfinished import end_leftovers
 from flows.wake import wake_workspace
 from tasks.guards import Ending, Guard, NothingBegan, NothingLost

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.procedures.restore import begun, restore_all
-from flows.procedures.snapshot import Look, take_snapshot
+from flows.procedures.snapshot import Snapshot
 from flows.procedures.sync import Synchronisation
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import StoredWorkspace
@@ -167,8 +167,10 @@ WORKS = [
 
 
 def _stores(agent: Hostile, store: MemoryStore) -> None:
-    kept, look = StoredWorkspace(SPEC, store, None), Look(rented=True, whole=True)
-    take_snapshot(kept, agent, MACHINE, look=look)
+    with Snapshot(StoredWorkspace(SPEC, store, None), agent, MACHINE, guards=()) as snapshot:
+        snapshot.store_changes()
+        snapshot.commit()
+        snapshot.verify()
 
 
 def _restores(agent: Hostile, store: MemoryStore) -> None:
@@ -180,7 +182,7 @@ def _restores(agent: Hostile, store: MemoryStore) -> None:
 
 def _syncs(agent: Hostile, store: MemoryStore) -> None:
     kept = StoredWorkspace(SPEC, store, None)
-    Synchronisation(kept, agent, MACHINE, WANTED).run(discard_local=False, full_check=True)
+    Synchronisation(kept, agent, MACHINE.id, WANTED).run(discard_local=False, full_check=True)
 
 
 def _verifies(agent: Hostile, store: MemoryStore) -> None:
