@@ -13,7 +13,7 @@ from typing import Final
 
 from flows.procedures.restore import arrival
 from tasks.machines import create_machine, endpoint_of, hand_over, open_session, own_machine
-from tasks.phases import measured_phases, phase
+from tasks.phases import measured_phases, phase, seconds_by_phase
 from tasks.progress import Progress
 from tasks.replicas import restore_share, serve_packs
 from tasks.restore import check_restore, finish_first, finish_restore, new_restore, woken
@@ -24,9 +24,10 @@ from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import Renting, Tenancy
 from torpor.control.rental.search import Offers
-from torpor.control.reports import Replica, WakeReport
+from torpor.control.reports import Replica, ReplicateReport, WakeReport
 from torpor.shared.errors import (
     HandedOver,
+    InvalidInput,
     MachineError,
     RunCancelled,
     TorporError,
@@ -36,6 +37,7 @@ from torpor.shared.values import Machine, MachineId, StoredSnapshot
 from torpor.shared.wire.restore import RestorePlan
 
 MOST_MACHINES: Final = 64
+MOST_SPARES: Final = 16
 MOST_TASKS: Final = 64
 """Task runs of parts, of all machines together: Prefect's server writes state for each."""
 TOGETHER: Final = 8
@@ -52,6 +54,41 @@ worker that cancels a run kills it after half a minute."""
 
 class _Surplus(RunCancelled):
     """Enough other machines were ready first."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a user asks for: ``count`` rented machines, so many ``spares``, and machines of their
+    ``own``, each as user@host:port."""
+
+    count: int
+    spares: int
+    own: Sequence[str]
+    full_check: bool
+
+    def __post_init__(self) -> None:
+        count, spares, own = self.count, self.spares, self.own
+        named = [endpoint_of(own_machine(text)) for text in own]
+        if len({(end.host, end.port, end.user) for end in named}) < len(named):
+            raise InvalidInput("a machine of your own is named twice: name each only once")
+        if not 0 <= count <= MOST_MACHINES or not 0 <= spares <= MOST_SPARES:
+            raise InvalidInput(
+                f"count is 0 to {MOST_MACHINES} and spares 0 to {MOST_SPARES}, not {count} and "
+                f"{spares}"
+            )
+        if not 1 <= self.total <= MOST_MACHINES:
+            raise InvalidInput(
+                f"{count} machines to rent and {len(own)} of your own: together there must be 1 "
+                f"to {MOST_MACHINES}"
+            )
+
+    @property
+    def total(self) -> int:
+        return self.count + len(self.own)
+
+    def new(self, left: Sequence[Tenancy]) -> int:
+        """How many machines to rent beside those that earlier runs left."""
+        return max(0, self.count + self.spares - len(left)) if self.count else 0
 
 
 @dataclass
@@ -72,7 +109,7 @@ class _Candidate:
 
 
 class Fleet:
-    """Restores ``wanted`` on ``count`` rented machines and on the user's ``own``.
+    """Restores ``wanted`` on the machines of an order.
 
     Keeps the first ``count`` machines that become ready and destroys the rest. A machine that fails
     later does not affect the others; while ``spares`` last, a new machine replaces it.
@@ -84,41 +121,51 @@ class Fleet:
         wanted: StoredSnapshot,
         held: Renting,
         offers: Offers,
-        count: int,
-        spares: int,
+        order: Order,
         exchange: Exchange,
-        run: str,
-        full_check: bool,
-        total: int,
     ) -> None:
         self._opened = opened
         self._wanted = wanted
         self._held = held
         self._offers = offers
-        self._count = count
-        self._spares = spares
+        self._order = order
         self._exchange = exchange
-        self._run = run
-        self._full_check = full_check
-        self._tasks = max(1, min(TOGETHER, MOST_TASKS // max(1, total)))
+        self._run = runner().run
+        self._tasks = max(1, min(TOGETHER, MOST_TASKS // order.total))
         self._changed = threading.Condition()
         self._kept = 0
         self._stopped = False
         self._progress: Progress | None = None
-        self._total = total
         self._candidates: list[_Candidate] = []
         self._running: dict[Future[WakeReport], _Candidate] = {}
         self._never_ours = 0
         self._looked_at = 0.0
-        self.replaced = 0
-        self.replicas: list[Replica] = []
+        self._replaced = 0
+        self._replicas: list[Replica] = []
         self.fault: BaseException | None = None  # of one machine, and no TorporError: a bug
 
-    def bring(self, left: Sequence[Tenancy], own: Sequence[str]) -> None:
-        """Start all machines: the user's ``own``, what earlier runs ``left``, and new ones. Return
-        when each is handed over, destroyed or reported."""
-        new = max(0, self._count + self._spares - len(left)) if self._count else 0
-        most = len(left) + len(own) + new + self._spares
+    def bring(self, left: Sequence[Tenancy]) -> None:
+        """Start all machines: the user's own, what earlier runs ``left``, and new ones. Return when
+        each is handed over, destroyed or reported."""
+        with phase("replicate"):
+            self._bring_all(left)
+
+    def report(self, budgets: list[str]) -> ReplicateReport:
+        return ReplicateReport(
+            workspace=self._opened.spec.name,
+            snapshot=self._wanted.snapshot,
+            root=self._wanted.root,
+            wanted=self._order.total,
+            replaced=self._replaced,
+            source=self._exchange.decision,
+            replicas=self._replicas,
+            seconds=seconds_by_phase(),
+            budgets=budgets,
+        )
+
+    def _bring_all(self, left: Sequence[Tenancy]) -> None:
+        own, new = self._order.own, self._order.new(left)
+        most = len(left) + len(own) + new + self._order.spares
         with ThreadPoolExecutor(most, thread_name_prefix="replica") as threads:
             try:
                 for text in own:
@@ -154,7 +201,7 @@ class Fleet:
     def _settle(self, candidate: _Candidate, future: Future[WakeReport]) -> None:
         error = future.exception()
         if error is None:
-            self.replicas.append(_ready(candidate, future.result()))
+            self._replicas.append(_ready(candidate, future.result()))
             return
         with self._changed:
             began = candidate.kept
@@ -170,13 +217,13 @@ class Fleet:
         runner().log.error("%s failed: %s", candidate.name, error)
         if not isinstance(error, TorporError):
             self.fault = self.fault or error
-        self.replicas.append(_failed(candidate, error))
+        self._replicas.append(_failed(candidate, error))
 
     def _replace(self, threads: ThreadPoolExecutor) -> None:
         rented_now = [c for c in self._running.values() if not c.own and not c.kept]
-        missing = self._count - self._kept - len(rented_now)
-        for _ in range(min(missing, self._spares + self._never_ours - self.replaced)):
-            self.replaced += 1
+        missing = self._order.count - self._kept - len(rented_now)
+        for _ in range(min(missing, self._order.spares + self._never_ours - self._replaced)):
+            self._replaced += 1
             self._start(threads)
 
     def _look_at_machines(self) -> None:
@@ -255,14 +302,14 @@ class Fleet:
                 self._keep(candidate, restore.plan)
                 if restore.plan.complete:
                     hand_over(tenancy, alone=False)
-                    return woken(self._opened, tenancy.machine, restore, self._full_check)
+                    return woken(self._opened, tenancy.machine, restore, self._order.full_check)
                 with self._member(candidate, tenancy.machine, restore) as member:
                     with phase("restore"):
                         self._fetch(candidate, tenancy.machine, restore, member)
                     finish_restore(restore)
-                    check_restore(restore, self._full_check)
+                    check_restore(restore, self._order.full_check)
                     hand_over(tenancy, alone=False)
-                    report = woken(self._opened, tenancy.machine, restore, self._full_check)
+                    report = woken(self._opened, tenancy.machine, restore, self._order.full_check)
                     self._exchange.linger(member)
                     return report
 
@@ -273,7 +320,7 @@ class Fleet:
             if candidate.own or plan.complete:  # the user may work there: it is never surplus
                 candidate.kept = not candidate.own
                 self._kept += candidate.kept
-            elif self._kept < self._count:
+            elif self._kept < self._order.count:
                 candidate.kept = True
                 self._kept += 1
             else:
@@ -323,11 +370,11 @@ class Fleet:
     def _shared_progress(self, plan: RestorePlan) -> Progress:
         with self._changed:
             if self._progress is None:
-                name = self._opened.spec.name
+                name, count = self._opened.spec.name, self._order.total
                 self._progress = Progress(
                     f"replicate-{name}-progress",
-                    f"Workspace {name} from {self._wanted.snapshot} to {self._total} machines",
-                    self._total * sum(part.bytes for part in plan.parts),
+                    f"Workspace {name} from {self._wanted.snapshot} to {count} machines",
+                    count * sum(part.bytes for part in plan.parts),
                 )
             return self._progress
 
@@ -349,7 +396,7 @@ class Fleet:
             self._check()
 
     def _enough(self) -> bool:
-        return self._stopped or self._kept >= self._count
+        return self._stopped or self._kept >= self._order.count
 
 
 def _ready(candidate: _Candidate, report: WakeReport) -> Replica:

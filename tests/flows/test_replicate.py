@@ -212,7 +212,7 @@ def test_cancelling_destroys_what_was_not_handed_over(kept: Kept) -> None:
     look = Fleet._look_at_machines
 
     def interrupted(self: Fleet) -> None:
-        if any(c.work is not None for c in self._running.values()):
+        if any(c.restore is not None for c in self._running.values()):
             raise KeyboardInterrupt
         look(self)
 

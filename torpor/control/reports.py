@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from torpor.shared.errors import MachineError
 from torpor.shared.values import MachineId, SnapshotId, WorkspaceName
 from torpor.shared.wire.restore import RestorePlan
 
@@ -229,6 +230,16 @@ class ReplicateReport(msgspec.Struct, frozen=True):
     def rows(self) -> list[Row]:
         """The report as a table, a row for each machine."""
         return [replica.row() for replica in self.replicas]
+
+    def check(self) -> None:
+        """MachineError if no machine came up."""
+        if self.wanted and not self.ready:
+            raise MachineError(
+                f"none of {self.wanted} machines came up with snapshot {self.snapshot} of "
+                f"workspace {self.workspace}; the first: "
+                f"{self.failed[0].words if self.failed else '-'}. The snapshot is untouched: fix "
+                "the cause and run replicate again"
+            )
 
     def summary(self) -> str:
         """The report in one sentence."""
