@@ -12,8 +12,8 @@ from pydantic import Field
 
 from blocks import PROVIDERS, Workspace
 from blocks.reference import load
-from flows.deploy import StrategyChoice
-from flows.procedures.deploy.deployment import Deployment
+from flows.deploy import StrategyChoice, deploy_stack
+from flows.procedures.deploy.deployment import Trial
 from flows.procedures.scratch_machine import held_and_cleared
 from tasks.deploying import forget_base, open_stack
 from tasks.flow import flow
@@ -41,7 +41,6 @@ from torpor.control.measure.scratch import scratch_name
 from torpor.control.providers.seam import Provider
 from torpor.control.reports import BenchmarkReport
 from torpor.shared.errors import InvalidInput, TorporError
-from torpor.shared.values import WorkspaceName
 
 _MOST_FAILED: Final = 2
 """After so many failed starts in a row, a way is measured no more."""
@@ -158,26 +157,16 @@ class Starts:
         if self._failed.get(way.names, 0) >= _MOST_FAILED:
             return
         self._count += 1
-        trial = f"{runner().run}-{self._count}"
+        trial = Trial(f"{runner().run}-{self._count}")
         opened = replace(self._opened, providers=(way.provider,))
         kinds = (f"{way.strategy}, {COLD}", f"{way.strategy}, warm")
         keeps = strategy_named(way.strategy).keeps
-        bases: dict[WorkspaceName, StoredWorkspace] = {}
         try:
             for kind in kinds if keeps else (way.strategy,):
-                work = Deployment(
-                    opened,
-                    way.stack,
-                    strategy_named(way.strategy),
-                    way.strategy,
-                    trial=trial,
-                )
-                try:
-                    with measured_phases():
-                        report = work.run(self._snapshot, full_check=True)
-                finally:
-                    if keeps and work.base is not None:  # it may be stored although this failed
-                        bases[work.base.spec.name] = work.base
+                with measured_phases():
+                    report = deploy_stack(
+                        opened, way.stack, way.strategy, self._snapshot, trial=trial
+                    )
                 if kind == kinds[1] and not report.environment.startswith("restored"):
                     self.note(f"no warm start of {way.stack.name}: {report.environment}")
                     return
@@ -189,7 +178,7 @@ class Starts:
             where = f"{way.stack.name} by {way.strategy} at {way.provider.identity}"
             self.note(f"a start of {where} failed: {error}")
         finally:
-            for base in bases.values():
+            for base in trial.bases.values():
                 self._forget(base)
 
     def _forget(self, base: StoredWorkspace) -> None:

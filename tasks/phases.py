@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from torpor.shared.errors import TorporError
+
 _seconds: ContextVar[dict[str, float] | None] = ContextVar("seconds", default=None)
 _hears: ContextVar[Callable[[str], None] | None] = ContextVar("hears", default=None)
 
@@ -53,3 +55,14 @@ def phases_told_to(hears: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _hears.reset(token)
+
+
+@contextmanager
+def phase_named_in_errors(what: str) -> Iterator[None]:
+    """Say in the error of ``what`` in which phase of this context it happened."""
+    now = ["prepare"]
+    with phases_told_to(lambda name: now.__setitem__(0, name)):
+        try:
+            yield
+        except TorporError as error:
+            raise type(error)(f"{what} in phase {now[0]}: {error}") from error
