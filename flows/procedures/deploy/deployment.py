@@ -306,8 +306,8 @@ class Deployment:
                     one.result()
             except BaseException:
                 self._stopped.set()
-                for restore in self._restoring:
-                    restore.give_up(RunCancelled("another part of the deploy failed"))
+                for begun_restore in self._restoring:
+                    begun_restore.give_up(RunCancelled("another part of the deploy failed"))
                 with suppress(TorporError):  # ends a setup command that still runs
                     self._stop()
                 raise
