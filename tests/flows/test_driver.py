@@ -334,7 +334,7 @@ def _end_slowly(lab: Lab, rental: Rental, machine: Machine) -> None:
 
 def verify(given: Sequence[Any], verified: Any) -> None:
     """Tell the guards of a hibernation that the snapshot of the machine is whole in the store."""
-    _, _, machine, _, guards = given
+    _, _, machine, guards = given
     for guard in guards:
         if isinstance(guard, driver.EndOfJob):
             guard.check(Ending(machine, verified=verified))
