@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from inspect import getsourcefile
+from inspect import getsourcefile, signature
 from typing import Final, ParamSpec, TypeVar
 
 from prefect.flows import Flow
@@ -31,6 +31,8 @@ def flow(name: str, *, at_once: int = PARTS_AT_ONCE) -> Callable[[Callable[P, R]
             with measured_phases():
                 return function(*args, **kwargs)
 
+        # Prefect looks for the names of types where ``run`` is, and not where the function is.
+        run.__signature__ = signature(function, eval_str=True)  # type: ignore[attr-defined]
         return Flow(
             run,
             name=name,
