@@ -308,7 +308,9 @@ def test_the_rest_is_asked_for_before_the_first_is_there(waking: Waking) -> None
 
 
 @pytest.mark.parametrize("first", [[], ["no such"]])
-def test_without_an_order_nothing_can_be_used_before_the_end(waking: Waking, first: list[str]) -> None:
+def test_without_an_order_nothing_can_be_used_before_the_end(
+    waking: Waking, first: list[str]
+) -> None:
     steps: list[str] = []
     _, report = _restored(waking, lambda: steps.append("used"), first=first, steps=steps)
     assert steps[-2:] == ["finish restore", "check restore"]
