@@ -24,11 +24,9 @@ import msgspec
 
 from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine
-from flows.procedures.snapshot import Look
 from torpor.control.measure.host import host_facts
 from torpor.control.store.embedded import EmbeddedStore
 
-LOOK = Look(rented=True, whole=True)
 _IN_A_FOLDER = 500
 
 
@@ -66,7 +64,7 @@ def measure(machine: BenchMachine, outside: int, inside: int, times: int) -> dic
     without, beside = [], []
     for _ in range(times):  # in turns: the host is never as idle twice
         without.append(machine.snapshot().wall_s)
-        beside.append(machine.snapshot(LOOK).wall_s)
+        beside.append(machine.snapshot(ends=True).wall_s)
     return {
         "outside_files": outside,
         "inside_files": inside,

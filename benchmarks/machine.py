@@ -12,11 +12,11 @@ from pathlib import Path
 
 import asyncssh
 
-from flows.procedures.phases import Phases
-from flows.procedures.restore import Restoration
-from flows.procedures.snapshot import Look, take_snapshot
+from flows.procedures.restore import begun, restore_parts
+from flows.procedures.snapshot import Snapshot
 from flows.procedures.sync import Synchronisation
 from tasks.plain_runner import PlainRunner
+from tasks.restore import check_restore, finish_restore
 from tasks.workspace import StoredWorkspace
 from torpor.control.measure.peers import Cost
 from torpor.control.providers.local.provider import LocalProvider
@@ -71,13 +71,16 @@ class BenchMachine:
         session.close()
         return cost
 
-    def snapshot(self, look: Look | None = None) -> Cost:
-        """Passes until nothing is new, manifest, verification; with ``look`` also what a destroy
+    def snapshot(self, *, ends: bool = False) -> Cost:
+        """Passes until nothing is new, manifest, verification; with ``ends`` also what a destroy
         would lose, as in a hibernation."""
         started = self._now()
         with PlainRunner():
             session = self._attached()
-            take_snapshot(self._kept, session, self._machine.id, Phases(), look=look)
+            with Snapshot(self._kept, session, self._machine, () if ends else None) as snapshot:
+                snapshot.store_changes()
+                snapshot.commit()
+                snapshot.verify()
         return self._since(started)
 
     def restore(
@@ -99,9 +102,10 @@ class BenchMachine:
                 roots=[str(target)],
                 first=first,
             )
-            work = Restoration(remote, "benchmark", Phases())
-            with work.begun() as plan:
-                work.restore(plan, when_first=when_first)
+            with begun(remote):
+                restore_parts(remote, "benchmark", when_first=when_first)
+                finish_restore(remote)
+                check_restore(remote, True)
         return self._since(started)
 
     def newest(self) -> StoredSnapshot:
@@ -115,9 +119,7 @@ class BenchMachine:
         """The workspace becomes another snapshot."""
         started = self._now()
         with PlainRunner():
-            report = Synchronisation(
-                self._kept, self._attached(), self._machine.id, wanted, Phases()
-            ).run()
+            report = Synchronisation(self._kept, self._attached(), self._machine.id, wanted).run()
         return self._since(started), report
 
     def _open(self) -> SshSession:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, TypeAlias
 from pydantic import Field
 
 from blocks import Workspace
-from flows.procedures.phases import Phases
 from flows.procedures.snapshot import back_up
 from tasks.events import BackupFailed, BackupFinished, BackupMissed, emit
 from tasks.flow import flow
@@ -214,7 +213,7 @@ def _take_and_expire(
     probe_store(opened)
     live = chosen_machine(opened, machine, to_store=True)
     with open_session(opened, live) as session:
-        hibernated, verified = back_up(opened, session, live, Phases())
+        hibernated, verified = back_up(opened, session, live)
     verdicts = judge_snapshots(opened, retention, and_a_new_one=False)
     deleted: list[SnapshotId] = []
     if hibernated.shrunk:

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from blocks import Workspace
 from flows.procedures.measurement import Measurement, measured_block
-from flows.procedures.phases import Phases
 from flows.procedures.scratch_machine import held_and_cleared, scratch_machines
 from tasks.flow import flow
 from tasks.measure import Sizes, open_stores
@@ -63,7 +62,6 @@ def benchmark(
         folder: The folder for table, JSON and pictures. Empty: ~/.local/state/torpor/benchmarks.
     """
     began = time.monotonic()
-    phases = Phases()
     block = Workspace.of(workspace)
     sizes = Sizes(
         parts=tuple(sorted(set(parts))) or (1,),
@@ -72,15 +70,14 @@ def benchmark(
         content_mib=content_mib,
         rounds=rounds,
     )
-    with phases.phase("prepare"):
-        measured = open_stores(block, stores)
-        opened = open_workspace(measured_block(block, sizes, 1))
-        probe_store(opened)
-    work = Measurement(block, opened, measured, sizes, phases, began, 60 * minutes)
+    measured = open_stores(block, stores)
+    opened = open_workspace(measured_block(block, sizes, 1))
+    probe_store(opened)
+    work = Measurement(block, opened, measured, sizes, began, 60 * minutes)
     with (
         held_and_cleared(opened, WorkspaceName(block.name), runner().run),
         scratch_machines(
-            opened, WorkspaceName(block.name), machine, max(sizes.machines, default=1), phases
+            opened, WorkspaceName(block.name), machine, max(sizes.machines, default=1)
         ) as scratch,
     ):
         work.stores(scratch[0])

@@ -12,13 +12,13 @@ from pydantic import Field
 
 from blocks import PROVIDERS, Workspace
 from blocks.reference import load
-from flows.deploy import StrategyChoice
-from flows.procedures.deploy.deployment import Deployment
-from flows.procedures.phases import Phases
+from flows.deploy import StrategyChoice, deploy_stack
+from flows.procedures.deploy.deployment import Trial
 from flows.procedures.scratch_machine import held_and_cleared
 from tasks.deploying import forget_base, open_stack
 from tasks.flow import flow
 from tasks.opening import open_workspace, probe_store
+from tasks.phases import measured_phases, phase, seconds_by_phase
 from tasks.restore import NEWEST
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
@@ -41,7 +41,6 @@ from torpor.control.measure.scratch import scratch_name
 from torpor.control.providers.seam import Provider
 from torpor.control.reports import BenchmarkReport
 from torpor.shared.errors import InvalidInput, TorporError
-from torpor.shared.values import WorkspaceName
 
 _MOST_FAILED: Final = 2
 """After so many failed starts in a row, a way is measured no more."""
@@ -73,22 +72,18 @@ def benchmark_deploy(
         snapshot: The snapshot to deploy: its id, or newest.
         folder: The folder for table, JSON and pictures. Empty: ~/.local/state/torpor/benchmarks.
     """
-    phases = Phases()
     began, started = time.monotonic(), datetime.now(timezone.utc)
-    with phases.phase("prepare"):
-        opened = open_workspace(workspace)
-        probe_store(opened)
-        named: list[Provider] = [
-            load(name, PROVIDERS, of="the benchmark").open() for name in providers
-        ]
-        starts = Starts(opened, snapshot)
-        starts.plan(stacks, strategies, named or [*opened.providers])
+    opened = open_workspace(workspace)
+    probe_store(opened)
+    named: list[Provider] = [load(name, PROVIDERS, of="the benchmark").open() for name in providers]
+    starts = Starts(opened, snapshot)
+    starts.plan(stacks, strategies, named or [*opened.providers])
     name = opened.spec.name
     limit = Rounds(rounds, began + 60 * minutes)
     with held_and_cleared(opened.under(scratch_name(name)), name, runner().run):
         for _ in limit:
             for way in starts.ways:
-                with phases.phase(f"{way.stack.name}, {way.strategy}, {way.provider.identity}"):
+                with phase(f"{way.stack.name}, {way.strategy}, {way.provider.identity}"):
                     starts.measure(way)
     if limit.done < rounds:
         starts.note(f"the time limit was reached after {limit.done} of {rounds} rounds")
@@ -112,7 +107,7 @@ def benchmark_deploy(
         advice={one.about: f"{one.choice}: {one.because}" for one in said},
         cached=0,
         notes=starts.notes,
-        seconds=phases.seconds,
+        seconds=seconds_by_phase(),
     )
 
 
@@ -162,26 +157,16 @@ class Starts:
         if self._failed.get(way.names, 0) >= _MOST_FAILED:
             return
         self._count += 1
-        trial = f"{runner().run}-{self._count}"
+        trial = Trial(f"{runner().run}-{self._count}")
         opened = replace(self._opened, providers=(way.provider,))
         kinds = (f"{way.strategy}, {COLD}", f"{way.strategy}, warm")
         keeps = strategy_named(way.strategy).keeps
-        bases: dict[WorkspaceName, StoredWorkspace] = {}
         try:
             for kind in kinds if keeps else (way.strategy,):
-                work = Deployment(
-                    opened,
-                    way.stack,
-                    strategy_named(way.strategy),
-                    way.strategy,
-                    Phases(),
-                    trial=trial,
-                )
-                try:
-                    report = work.run(self._snapshot, full_check=True)
-                finally:
-                    if keeps and work.base is not None:  # it may be stored although this failed
-                        bases[work.base.spec.name] = work.base
+                with measured_phases():
+                    report = deploy_stack(
+                        opened, way.stack, way.strategy, self._snapshot, trial=trial
+                    )
                 if kind == kinds[1] and not report.environment.startswith("restored"):
                     self.note(f"no warm start of {way.stack.name}: {report.environment}")
                     return
@@ -193,7 +178,7 @@ class Starts:
             where = f"{way.stack.name} by {way.strategy} at {way.provider.identity}"
             self.note(f"a start of {where} failed: {error}")
         finally:
-            for base in bases.values():
+            for base in trial.bases.values():
                 self._forget(base)
 
     def _forget(self, base: StoredWorkspace) -> None:
@@ -212,8 +197,8 @@ class Starts:
             named = [one.seconds | one.within for one in reports]
             rental = tuple(one.from_rental_s or 0.0 for one in reports)
             figures = {FROM_RENTAL: rental, FROM_SSH: tuple(one.from_ssh_s for one in reports)}
-            for phase in dict.fromkeys(name for one in named for name in one):
-                figures[phase] = tuple(one.get(phase, 0.0) for one in named)
+            for name in dict.fromkeys(name for one in named for name in one):
+                figures[name] = tuple(one.get(name, 0.0) for one in named)
             found += [
                 Figure("deploy", stack, "s", values, phase=phase, data=kind, measured_from=place)
                 for phase, values in figures.items()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from blocks import Workspace
-from flows.procedures.phases import Phases
-from flows.procedures.tenancy import only_machine
+from flows.procedures.rented import rented_machine
 from tasks.flow import flow
+from tasks.machines import hand_over
 from tasks.opening import open_workspace, probe_store
 from torpor.shared.values import Machine
 
@@ -19,6 +19,6 @@ def create(workspace: Workspace | str) -> Machine:
     """
     opened = open_workspace(workspace)
     probe_store(opened)
-    with only_machine(opened, Phases()) as tenancy:
-        tenancy.hand_over(alone=True)
+    with rented_machine(opened) as tenancy:
+        hand_over(tenancy, alone=True)
     return tenancy.machine

@@ -7,19 +7,19 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from blocks import Stack, Workspace
-from flows.procedures.deploy.deployment import Deployment
-from flows.procedures.phases import Phases, phases_told_to
-from tasks.deploying import expire_bases, open_stack
+from flows.procedures.deploy.deployment import Chosen, Trial, deployment_on_a_machine
+from flows.procedures.rounds import rounds
+from tasks.deploying import expire_unused_bases, open_stack
 from tasks.flow import flow
 from tasks.opening import open_workspace, probe_store
+from tasks.phases import phase_named_in_errors
 from tasks.restore import NEWEST
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.deploy.report import DeployReport
+from torpor.control.deploy.stack import Stack as OpenStack
 from torpor.control.deploy.stack import StrategyName, strategy_named
-from torpor.shared.errors import TorporError
-
-DAY_S = 24 * 3600.0
+from torpor.shared.errors import RestoreUnfinished
 
 
 def _check_strategy(value: object) -> object:
@@ -59,32 +59,38 @@ def deploy(
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore on a new machine all the same. Without them such a snapshot is refused.
     """
-    phases = Phases()
-    now = ["prepare"]
-    with phases_told_to(lambda name: now.__setitem__(0, name)):
-        try:
-            with phases.phase("prepare"):
-                opened = open_workspace(workspace).accepting(accept_paths)
-                wanted = open_stack(stack)
-                chosen = strategy_named(strategy)
-                wanted.check(chosen)
-                probe_store(opened)
-            report = Deployment(opened, wanted, chosen, strategy, phases).run(snapshot, full_check)
-        except TorporError as error:
-            raise type(error)(f"the deploy failed in phase {now[0]}: {error}") from error
+    with phase_named_in_errors("the deploy failed"):
+        opened = open_workspace(workspace).accepting(accept_paths)
+        wanted = open_stack(stack)
+        wanted.check(strategy_named(strategy))
+        probe_store(opened)
+        report = deploy_stack(opened, wanted, strategy, snapshot, full_check)
     runner().table(
         key=f"deploy-{report.workspace}",
         rows=report.rows(),
         description=f"Stack {report.stack} on workspace {report.workspace}",
     )
-    _expire(opened, environment_days)
+    expire_unused_bases(opened, environment_days)
     return report
 
 
-def _expire(opened: OpenWorkspace, days: float) -> None:
-    """The server runs, and its machine is handed over: a failure here is only logged."""
-    try:
-        for snapshot in expire_bases(opened, days * DAY_S):
-            runner().log.info("environment %s was not used for %g days: deleted", snapshot, days)
-    except TorporError as error:
-        runner().log.warning("unused environments were not deleted: %s", error)
+def deploy_stack(
+    opened: OpenWorkspace,
+    stack: OpenStack,
+    strategy: StrategyName,
+    snapshot: str = NEWEST,
+    full_check: bool = True,
+    trial: Trial | None = None,
+) -> DeployReport:
+    """Deploy on the workspace's machine, or on a new one. If the machine that a killed run left
+    holds an unfinished restore of another snapshot, it is destroyed, and a second round rents
+    another one."""
+    for again in rounds(2, RestoreUnfinished):
+        chosen = Chosen(stack, strategy, full_check, trial)
+        with again, deployment_on_a_machine(opened, chosen, snapshot) as deployment:
+            deployment.stop_earlier()
+            deployment.bring()  # environment and workspace, beside each other
+            deployment.serve()  # unless it serves already: it needs only what comes first
+            deployment.store_environment()  # unless it was restored
+            deployment.hand_over()
+    return deployment.report()

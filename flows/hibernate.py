@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from blocks import Workspace
-from flows.procedures.phases import Phases
-from flows.procedures.snapshot import back_up, hibernate_machine
+from flows.procedures.rounds import rounds
+from flows.procedures.snapshot import ANOTHER_ROUND, MAX_ROUNDS, Snapshot, back_up
 from tasks.flow import flow
-from tasks.guards import Guard, NoJob, NothingBegan, NothingLost, StaysIdle
+from tasks.guards import Ending, Guard, NoJob, NothingBegan, NothingLost, StaysIdle, check_guards
 from tasks.machines import check_rented, chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
+from torpor.control.remote.seam import Agent
 from torpor.control.reports import HibernateReport
 from torpor.control.safety import boot_clock_s
+from torpor.shared.values import Machine
 
 
 @flow("hibernate")
@@ -38,28 +43,46 @@ def hibernate(
             and again right before it is destroyed.
         accept_lost: Directories of the machine that may be lost with it, outside of the workspace.
     """
-    phases = Phases()
-    with phases.phase("prepare"):
-        began_s = boot_clock_s()
-        opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)
-        probe_store(opened)
-        live = chosen_machine(opened, machine, to_store=True)
-        if destroy:
-            check_rented(live)
-        session = open_session(opened, live)
-    with session:
+    began_s = boot_clock_s()
+    opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)
+    probe_store(opened)
+    live = chosen_machine(opened, machine, to_store=True)
+    if destroy:
+        check_rented(live)
+    with open_session(opened, live) as session:
         if destroy:
             guards: list[Guard] = [NoJob(opened), NothingLost(repeated=only_if_idle)]
             if only_if_idle:
                 guards.append(StaysIdle(opened, live, session))
             else:
                 guards.append(NothingBegan(opened, session, began_s))
-            report, _ = hibernate_machine(opened, session, live, phases, guards)
+            report = hibernate_machine(opened, session, live, guards)
         else:
-            report, _ = back_up(opened, session, live, phases)
+            report, _ = back_up(opened, session, live)
     runner().table(
         key=f"hibernate-{report.workspace}",
         rows=report.rows(),
         description=f"Workspace {report.workspace} hibernated as {report.snapshot}",
     )
     return report
+
+
+def hibernate_machine(
+    opened: OpenWorkspace,
+    session: Agent,
+    machine: Machine,
+    guards: Sequence[Guard],
+    run: str = "",
+) -> HibernateReport:
+    """Store the workspace of a machine, verify it, and destroy the machine if all guards agree. A
+    disk that changed after the snapshot begins another round. ``run``: as in Snapshot."""
+    check_guards(guards, Ending(machine))
+    with Snapshot(opened, session, machine, guards, run=run) as snapshot:
+        for again in rounds(MAX_ROUNDS, *ANOTHER_ROUND):
+            with again:
+                snapshot.store_changes()  # until nothing is new and, after `quiesce`, all rests
+                snapshot.commit()
+                verified = snapshot.verify()
+                warrant = snapshot.confirm(verified)  # the disk is as stored; the guards agree
+                snapshot.destroy(opened, warrant)
+    return snapshot.report()

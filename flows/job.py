@@ -8,15 +8,21 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from blocks import Workspace
-from flows.procedures.job.driver import drive
+from flows.hibernate import hibernate_machine
+from flows.procedures.job.driver import Driver, driving
+from flows.wake import wake_workspace
 from tasks.flow import flow
-from tasks.jobs import cost_of
+from tasks.guards import Guard, NothingBegan, NothingLost
+from tasks.jobs import begun_job, block_name, check_command, cost_of
+from tasks.machines import open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.records import Job, job_id, log_path, new_job_id
+from torpor.control.jobs.decide import End, JobMachine, next_move
+from torpor.control.jobs.records import Job, new_job_id
 from torpor.control.jobs.report import JobReport
-from torpor.shared.errors import InvalidInput, JobFailed
+from torpor.control.safety import boot_clock_s
+from torpor.shared.errors import EndUnproven, MachineInUse, TorporError, UnsavedWork
 
 
 @flow("job")
@@ -51,16 +57,13 @@ def job(
     """
     opened = open_workspace(workspace)
     probe_store(opened)
-    record = _continued(opened, job) if job else None
+    record = begun_job(opened, job)
     if record is None:
-        record = opened.jobs.begun_by(runner().run)  # Prefect may start a run again
-    if record is None:
-        _check_command(command)
-        name = workspace if isinstance(workspace, str) else workspace._block_document_name
+        check_command(command)
         record = Job(
             id=new_job_id(runner().run),
             workspace=opened.spec.name,
-            block=name or str(opened.spec.name),
+            block=block_name(workspace, opened.spec.name),
             command=command,
             save=save,
             save_minutes=save_minutes,
@@ -69,34 +72,84 @@ def job(
             on_cancel=on_cancel,
             created_unix=time.time(),
         )
-    if not record.ended:
-        record = drive(opened, record)
+    record = drive(opened, record)
     report = JobReport(record, cost_of(opened, record))
     runner().table(
         key=f"job-{record.id}",
         rows=report.rows(),
         description=f"Job {record.id} of workspace {record.workspace}: {record.state}",
     )
-    if record.state not in ("succeeded", "cancelled"):
-        raise JobFailed(
-            f"job {record.id} of workspace {record.workspace} is {record.state}: {record.why}. Its "
-            f"work is in snapshot {record.newest}, its log in {log_path(opened.spec, record.id)}"
-        )
+    report.check(opened.spec)
     return report
 
 
-def _continued(opened: OpenWorkspace, wanted: str) -> Job:
-    found = opened.jobs.of(job_id(wanted.strip()))
-    if found is None:
-        raise InvalidInput(
-            f"workspace {opened.spec.name} has no job {wanted} in {opened.store.address}: list its "
-            "jobs, or leave `job` empty to begin a new one"
-        )
-    return found
+def drive(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Job:
+    """Bring a job to its end, one move after the other. After an error any run may continue it.
+    WorkspaceBusy if another run drives it. ``driven_for``: the job of this run, where it is another
+    one that waits for this."""
+    if record.ended:
+        return record
+    with driving(opened, record, driven_for) as driver:
+        while not driver.job.ended:
+            with driver.tried_again():
+                seen = driver.look()
+                move, on = next_move(driver.job, seen, driver.stop), seen.machine
+                match move:
+                    case End():
+                        driver.end(move)
+                    case "wait for turn":
+                        _wait_for_turn(driver)
+                    case "look again":
+                        driver.look_again_later()
+                    case "clear":
+                        driver.clear()
+                    case "rent":
+                        _rent(driver)
+                    case "keep" if on:
+                        driver.keep(on.machine)
+                    case "revive" if on:
+                        driver.revive(on)
+                    case "run" if on:
+                        driver.attend(on)
+                    case "hibernate" if on:
+                        _hibernate(driver, on)
+                    case _:
+                        raise AssertionError(f"{move} needs a machine")
+    return driver.job
 
 
-def _check_command(command: list[str]) -> None:
-    if not command or not command[0]:
-        raise InvalidInput(
-            "the job has no command: give a program and its arguments, each as an item of its own"
-        )
+def _wait_for_turn(driver: Driver) -> None:
+    """Jobs of one workspace run one after the other. This run drives one that nobody drives."""
+    first = driver.wait_for_turn()
+    if first is not None:
+        with driver.standing_in_for(first):
+            drive(open_workspace(first.block), first, driven_for=driver.job.id)
+
+
+def _rent(driver: Driver) -> None:
+    """Wake the newest save on a new machine, or wait where none is on sale."""
+    opened = driver.renting()
+    if opened is None:
+        return
+    try:
+        report = wake_workspace(opened, driver.job.newest or "")
+    except TorporError as error:
+        driver.wait_after(error)
+    else:
+        driver.rented(report)
+
+
+def _hibernate(driver: Driver, on: JobMachine) -> None:
+    """Hibernate with proof, and end the job. Another job, the user who wants the machine, data
+    beside the workspace, and a command or a server that was started there keep the machine."""
+    run, began_s = driver.begin_to_hibernate(on), boot_clock_s()
+    try:
+        probe_store(driver.opened)
+        with open_session(driver.opened, on.machine) as session:
+            begun = NothingBegan(driver.opened, session, began_s)
+            guards: list[Guard] = [driver.end_of_job, NothingLost(), begun]
+            hibernate_machine(driver.opened, session, on.machine, guards, run=run)
+    except (MachineInUse, EndUnproven, UnsavedWork) as error:
+        if not driver.is_over_despite(error):
+            return
+    driver.end()

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from pydantic import Field
 
 from blocks import Workspace
-from flows.procedures.fleet import MOST_MACHINES, MOST_TASKS, Fleet
-from flows.procedures.phases import Phases
+from flows.procedures.fleet import MOST_MACHINES, MOST_SPARES, MOST_TASKS, Fleet, Order
 from tasks.budgets import what_is_left
 from tasks.flow import flow
-from tasks.machines import (
-    endpoint_of,
-    left_unfinished,
-    look_for_offers,
-    own_machine,
-    renting,
-    show_offers,
-)
+from tasks.machines import left_unfinished, look_for_offers, renting, show_offers
 from tasks.opening import open_workspace, probe_store
 from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.runner import runner
 from torpor.control.remote.exchange import Exchange, PeerMode
 from torpor.control.rental.search import Offers
 from torpor.control.reports import ReplicateReport
-from torpor.shared.errors import InvalidInput, MachineError
-
-MOST_SPARES: Final = 16
 
 
 @flow("replicate", at_once=MOST_TASKS)
@@ -58,61 +47,25 @@ def replicate(
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore all the same. Without them such a snapshot is refused.
     """
-    _check(count, spares, machines)
-    total = count + len(machines)
-    exchange = Exchange(peers, total)
-    phases = Phases()
-    with phases.phase("prepare"):
-        opened = open_workspace(workspace).accepting(accept_paths)
-        probe_store(opened)
-        wanted, opened = pick_snapshot_to_wake(opened, snapshot)
-    with renting(opened) as held:
-        with phases.phase("prepare"):
-            left = left_unfinished(opened, held, alone=False) if count else []
-            new = max(0, count + spares - len(left))
-            offers = look_for_offers(opened, new) if count else Offers([], [])
-        fleet = Fleet(
-            opened, wanted, held, offers, count, spares, exchange, runner().run, full_check, total
-        )
-        with phases.phase("replicate"):
-            fleet.bring(left, machines)
+    order = Order(count, spares, machines, full_check)
+    exchange = Exchange(peers, order.total)
+    opened = open_workspace(workspace).accepting(accept_paths)
+    probe_store(opened)
+    wanted, opened = pick_snapshot_to_wake(opened, snapshot)
+    with renting(opened) as held:  # ends what was not handed over
+        left = left_unfinished(opened, held, alone=False) if count else []
+        offers = look_for_offers(opened, order.new(left)) if count else Offers([], [])
+        fleet = Fleet(opened, wanted, held, offers, order, exchange)
+        # On each machine: create machine, open session, begin restore, restore shares (each is
+        # retried by itself), finish restore, check restore, hand over machine.
+        fleet.bring(left)
         if count:
             show_offers(opened, held, offers)
-    report = ReplicateReport(
-        workspace=opened.spec.name,
-        snapshot=wanted.snapshot,
-        root=wanted.root,
-        wanted=total,
-        replaced=fleet.replaced,
-        source=exchange.decision,
-        replicas=fleet.replicas,
-        seconds=phases.seconds,
-        budgets=what_is_left(opened) if count else [],
-    )
+    report = fleet.report(what_is_left(opened) if count else [])
     runner().table(
         key=f"replicate-{opened.spec.name}", rows=report.rows(), description=report.summary()
     )
     if fleet.fault is not None:
         raise fleet.fault
-    if total and not report.ready:
-        raise MachineError(
-            f"none of {total} machines came up with snapshot {wanted.snapshot} of workspace "
-            f"{opened.spec.name}; the first: {report.failed[0].words if report.failed else '-'}. "
-            "The snapshot is untouched: fix the cause and run replicate again"
-        )
+    report.check()
     return report
-
-
-def _check(count: int, spares: int, machines: list[str]) -> None:
-    named = [endpoint_of(own_machine(text)) for text in machines]
-    if len({(one.host, one.port, one.user) for one in named}) < len(named):
-        raise InvalidInput("a machine of your own is named twice: name each only once")
-    if not 0 <= count <= MOST_MACHINES or not 0 <= spares <= MOST_SPARES:
-        raise InvalidInput(
-            f"count is 0 to {MOST_MACHINES} and spares 0 to {MOST_SPARES}, not {count} and {spares}"
-        )
-    if not 1 <= count + len(machines) <= MOST_MACHINES:
-        raise InvalidInput(
-            f"{count} machines to rent and {len(machines)} of your own: together there must be 1 "
-            f"to {MOST_MACHINES}"
-        )

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from blocks import Workspace
-from flows.procedures.phases import Phases
-from flows.procedures.restore import Restoration
+from flows.procedures.restore import begun, restore_all
 from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
-from tasks.restore import (
-    NEWEST,
-    choose_path,
-    pick_snapshot,
-)
+from tasks.phases import seconds_by_phase
+from tasks.restore import NEWEST, choose_path, pick_snapshot
 from tasks.runner import runner
 from torpor.control.remote.paths import RemotePath
 from torpor.control.upkeep.reports import PathReport
@@ -46,15 +42,12 @@ def restore_path(
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore from all the same. Without them such a snapshot is refused.
     """
-    phases = Phases()
-    with phases.phase("prepare"):
-        opened = open_workspace(workspace).accepting(accept_paths)
-        probe_store(opened)
-        wanted = pick_snapshot(opened, snapshot)
-        chosen = choose_path(opened, wanted, path)
-        live = chosen_machine(opened, machine)
-        session = open_session(opened, live)
-    with session:
+    opened = open_workspace(workspace).accepting(accept_paths)
+    probe_store(opened)
+    wanted = pick_snapshot(opened, snapshot)
+    chosen = choose_path(opened, wanted, path)
+    live = chosen_machine(opened, machine)
+    with open_session(opened, live) as session:
         restore = RemotePath(
             session,
             opened.store,
@@ -66,20 +59,19 @@ def restore_path(
             aside=move_aside,
             spec=opened.spec,
         )
-        work = Restoration(restore, "restore-path", phases)
-        with work.begun() as plan:
-            finished = work.restore(plan)
+        with begun(restore):
+            restore_all(restore, "restore-path")
     report = PathReport(
         workspace=opened.spec.name,
         snapshot=wanted.snapshot,
         path=path,
         machine=live.id,
-        restored_to=plan.roots[0],
-        files=finished.files,
-        bytes=finished.bytes,
-        stored_bytes=plan.stored_bytes,
-        warnings=finished.warnings,
-        seconds=phases.seconds,
+        restored_to=restore.plan.roots[0],
+        files=restore.finished.files,
+        bytes=restore.finished.bytes,
+        stored_bytes=restore.plan.stored_bytes,
+        warnings=restore.finished.warnings,
+        seconds=seconds_by_phase(),
     )
     runner().table(
         key=f"restore-path-{opened.spec.name}",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from blocks import Workspace
-from flows.procedures.phases import Phases
 from flows.procedures.snapshot import back_up
 from flows.procedures.sync import Synchronisation
 from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
+from tasks.phases import measured_phases, phase
 from tasks.restore import NEWEST, pick_snapshot
 from tasks.runner import runner
 from torpor.control.reports import SyncReport
@@ -42,20 +42,16 @@ def sync(
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             change all the same. Without them such a snapshot is refused.
     """
-    phases = Phases()
-    with phases.phase("prepare"):
-        opened = open_workspace(workspace).accepting(accept_paths)
-        probe_store(opened)
-        wanted = pick_snapshot(opened, snapshot)
-        live = chosen_machine(opened, machine)
+    opened = open_workspace(workspace).accepting(accept_paths)
+    probe_store(opened)
+    wanted = pick_snapshot(opened, snapshot)
+    live = chosen_machine(opened, machine)
     saved: SnapshotId | None = None
-    with phases.phase("connect"):
-        session = open_session(opened, live)
-    with session:
+    with open_session(opened, live) as session:
         if save_first:
-            with phases.phase("save"):
-                saved = back_up(opened, session, live, Phases())[0].snapshot
-        report = Synchronisation(opened, session, live.id, wanted, phases).run(
+            with phase("save"), measured_phases():
+                saved = back_up(opened, session, live)[0].snapshot
+        report = Synchronisation(opened, session, live.id, wanted).run(
             saved=saved, discard_local=discard_local, full_check=full_check
         )
     runner().table(

@@ -9,15 +9,13 @@ from typing import Final
 from blocks import Workspace
 from flows.procedures.drill_machine import drill_machine, end_left_drills
 from flows.procedures.parts import do_parts
-from flows.procedures.phases import Phases
-from flows.procedures.restore import Restoration
+from flows.procedures.restore import begun, restore_all
 from tasks.events import SnapshotVerified, VerificationFailed, emit
 from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session, renting
 from tasks.opening import open_workspace, probe_store
-from tasks.restore import (
-    pick_snapshot,
-)
+from tasks.phases import phase, seconds_by_phase
+from tasks.restore import new_restore, pick_snapshot
 from tasks.runner import runner
 from tasks.verification import (
     examine_packs,
@@ -28,7 +26,6 @@ from tasks.verification import (
 )
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.examination import Examination, PackWork
-from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Session
 from torpor.control.upkeep.verification import Verification
 from torpor.control.upkeep.verify_report import Depth, VerifyReport
@@ -61,27 +58,23 @@ def verify(
         accept_paths: Directories of the snapshots that are not among the workspace's paths, and
             are right all the same. Without them such a snapshot fails.
     """
-    phases = Phases()
-    with phases.phase("prepare"):
-        if machine and depth != "full":
-            raise InvalidInput(
-                f"a {depth} verify takes no machine: leave `machine` empty, or choose full"
-            )
-        opened = open_workspace(workspace).accepting(accept_paths)
-        probe_store(opened)
-        end_left_drills(opened)
-        wanted = pick_snapshots(opened, snapshot)
-    with phases.phase("look"):
-        found = look_at_objects(opened, wanted)
+    if machine and depth != "full":
+        raise InvalidInput(
+            f"a {depth} verify takes no machine: leave `machine` empty, or choose full"
+        )
+    opened = open_workspace(workspace).accepting(accept_paths)
+    probe_store(opened)
+    end_left_drills(opened)
+    wanted = pick_snapshots(opened, snapshot)
+    found = look_at_objects(opened, wanted)
     if depth == "full" and (works := [PackWork(*work) for work in found.works()]):
-        with _reader(opened, machine, phases) as session, phases.phase("read"):
+        with _reader(opened, machine) as session, phase("read"):
             _examine(opened, session, found, works)
     elif depth == "drill":
-        _drill(opened, found, wanted, phases)
-    with phases.phase("judge"):
-        verdicts = judge_verified(found)
-        record_verified(opened, found, verdicts)
-        report = VerifyReport.of(depth, found, verdicts, phases.seconds)
+        _drill(opened, found, wanted)
+    verdicts = judge_verified(found)
+    record_verified(opened, found, verdicts)
+    report = VerifyReport.of(depth, found, verdicts, seconds_by_phase())
     runner().table(
         key=f"verify-{opened.spec.name}", rows=report.rows(), description=report.message()
     )
@@ -90,17 +83,15 @@ def verify(
 
 
 @contextmanager
-def _reader(opened: OpenWorkspace, wanted: str, phases: Phases) -> Iterator[Session]:
+def _reader(opened: OpenWorkspace, wanted: str) -> Iterator[Session]:
     """The machine that reads: the named one, the workspace's own, or a rented one."""
     has_one = bool(renting(opened).machines())
     if wanted or has_one:
-        with phases.phase("connect"):
-            live = chosen_machine(opened, wanted)
-            session = open_session(opened, live)
-        with session:
+        live = chosen_machine(opened, wanted)
+        with open_session(opened, live) as session:
             yield session
         return
-    with drill_machine(opened, phases) as session:
+    with drill_machine(opened) as session:
         yield session
 
 
@@ -134,30 +125,23 @@ def _shares(works: Sequence[PackWork]) -> list[list[PackWork]]:
     return shares
 
 
-def _drill(
-    opened: OpenWorkspace, found: Verification, wanted: Sequence[SnapshotId], phases: Phases
-) -> None:
+def _drill(opened: OpenWorkspace, found: Verification, wanted: Sequence[SnapshotId]) -> None:
     """Restore each snapshot onto a machine of its own, one after the other."""
     for snapshot in wanted:
         if not found.readable(snapshot):
             continue
-        with drill_machine(opened, phases) as session:
+        with drill_machine(opened) as session:
             try:
-                _restore(opened, session, snapshot, phases)
+                _restore(opened, session, snapshot)
             except SnapshotDamaged as fault:
                 found.blame(snapshot, f"the drill failed: {fault}")
 
 
-def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId, phases: Phases) -> None:
+def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId) -> None:
     stored = pick_snapshot(opened, snapshot)
-    run = f"{runner().run}-{snapshot}"
-    spec = opened.spec
-    remote = RemoteRestore(
-        session, opened.store, stored, opened.key, run, paths=spec.restorable, parts=spec.parts
-    )
-    work = Restoration(remote, "verify", phases)
-    with work.begun() as plan:
-        work.restore(plan)
+    restore = new_restore(opened, session, stored, f"{runner().run}-{snapshot}")
+    with begun(restore):
+        restore_all(restore, "verify")
 
 
 def _tell(opened: OpenWorkspace, found: Verification, report: VerifyReport) -> None:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from blocks import Workspace
-from flows.procedures.phases import Phases
-from flows.procedures.wake import wake_workspace
+from flows.procedures.rented import own_or_rented_machine
+from flows.procedures.restore import arrival, restore_parts
+from flows.procedures.rounds import rounds
+from tasks.budgets import what_is_left
 from tasks.flow import flow
+from tasks.machines import hand_over, open_session
 from tasks.opening import open_workspace, probe_store
-from tasks.restore import NEWEST
+from tasks.restore import (
+    NEWEST,
+    check_restore,
+    finish_restore,
+    new_restore,
+    pick_snapshot_to_wake,
+    woken,
+)
 from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
 from torpor.control.reports import WakeReport
+from torpor.shared.errors import RestoreUnfinished
 
 
 @flow("wake")
@@ -32,14 +46,36 @@ def wake(
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore all the same. Without them such a snapshot is refused.
     """
-    phases = Phases()
-    with phases.phase("prepare"):
-        opened = open_workspace(workspace).accepting(accept_paths)
-        probe_store(opened)
-    report = wake_workspace(opened, phases, snapshot, machine, full_check)
+    opened = open_workspace(workspace).accepting(accept_paths)
+    probe_store(opened)
+    report = wake_workspace(opened, snapshot, machine, full_check)
     runner().table(
         key=f"wake-{opened.spec.name}",
         rows=report.rows(),
         description=f"Workspace {opened.spec.name} woken from {report.snapshot}",
     )
     return report
+
+
+def wake_workspace(
+    opened: OpenWorkspace, snapshot: str = NEWEST, own: str = "", full_check: bool = True
+) -> WakeReport:
+    """Restore a snapshot on the user's ``own`` machine, or on a rented one. A machine that a killed
+    run left is continued; if that run restored another snapshot, it is destroyed, and a second
+    round rents another one."""
+    wanted, opened = pick_snapshot_to_wake(opened, snapshot)
+    for again in rounds(1 if own else 2, RestoreUnfinished):
+        with (
+            again,
+            own_or_rented_machine(opened, own) as tenancy,  # destroyed after an error
+            open_session(opened, tenancy.machine) as session,
+            arrival(new_restore(opened, session, wanted, runner().run), tenancy) as restore,
+        ):
+            if not restore.plan.complete:  # else an earlier run has restored all of it
+                restore_parts(restore, "wake", tenancy.machine)
+                finish_restore(restore)
+                check_restore(restore, full_check)
+            hand_over(tenancy, restore.plan, alone=True)
+    report = woken(opened, tenancy.machine, restore, full_check)
+    budgets = [] if own else what_is_left(opened)
+    return replace(report, budgets=budgets, warnings=[*report.warnings, *opened.left])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from blocks import Stack
+from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy import bases
@@ -14,9 +16,11 @@ from torpor.control.deploy.stack import Stack as StackValue
 from torpor.control.remote.probe import Probed
 from torpor.control.remote.seam import Session
 from torpor.control.safety import Verified
-from torpor.shared.errors import DeployFailed
+from torpor.shared.errors import DeployFailed, TorporError
 from torpor.shared.format.keys import Seal
 from torpor.shared.values import SnapshotId, StoredSnapshot
+
+DAY_S: Final = 24 * 3600.0
 
 
 def open_stack(stack: Stack | str) -> StackValue:
@@ -77,6 +81,16 @@ def expire_bases(opened: OpenWorkspace, unused_s: float) -> list[SnapshotId]:
     return bases.expire(
         opened.store, lambda name: Seal(opened.base_key(name)), unused_s, time.time()
     )
+
+
+def expire_unused_bases(opened: OpenWorkspace, days: float) -> None:
+    """Delete the environments that no deploy has used for so many days. The server runs, and its
+    machine is handed over: a failure is only logged."""
+    try:
+        for snapshot in expire_bases(opened, days * DAY_S):
+            runner().log.info("environment %s was not used for %g days: deleted", snapshot, days)
+    except TorporError as error:
+        runner().log.warning("unused environments were not deleted: %s", error)
 
 
 @step("run on machine")

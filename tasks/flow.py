@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from inspect import getsourcefile, signature
 from typing import Final, ParamSpec, TypeVar
 
-import prefect
 from prefect.flows import Flow
 from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.utilities.hashing import file_hash
+
+from tasks.phases import measured_phases
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -18,14 +22,27 @@ PARTS_AT_ONCE: Final = 8
 
 
 def flow(name: str, *, at_once: int = PARTS_AT_ONCE) -> Callable[[Callable[P, R]], Flow[P, R]]:
-    """Make a Prefect flow of a function. Its runs are called ``hibernate-mywork``, it submits
-    ``at_once`` steps at the same time, and Prefect keeps no result of it."""
-    return prefect.flow(
-        name=name,
-        flow_run_name=_run_name,
-        task_runner=ThreadPoolTaskRunner(max_workers=at_once),  # type: ignore[arg-type]
-        persist_result=False,
-    )
+    """Make a Prefect flow of a function. Its runs are called ``hibernate-mywork``, their phases are
+    measured, it submits ``at_once`` steps at the same time, and Prefect keeps no result of it."""
+
+    def make(function: Callable[P, R]) -> Flow[P, R]:
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            with measured_phases():
+                return function(*args, **kwargs)
+
+        # Prefect looks for the names of types where ``run`` is, and not where the function is.
+        run.__signature__ = signature(function, eval_str=True)  # type: ignore[attr-defined]
+        return Flow(
+            run,
+            name=name,
+            version=file_hash(getsourcefile(function) or __file__),
+            flow_run_name=_run_name,
+            task_runner=ThreadPoolTaskRunner(max_workers=at_once),  # type: ignore[arg-type]
+            persist_result=False,
+        )
+
+    return make
 
 
 def _run_name() -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 
+from blocks import Workspace
 from tasks.machines import check_reached, renting
 from tasks.retrying import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.records import Job
+from torpor.control.jobs.records import Job, job_id
 from torpor.control.money.budgets import between
 from torpor.control.money.costs import costs
 from torpor.control.remote.seam import Agent
@@ -18,7 +20,7 @@ from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import AT_ONCE_S
 from torpor.control.zones import zone_named
 from torpor.shared.errors import InvalidInput, MachineInUse, TorporError
-from torpor.shared.values import Machine, MachineId
+from torpor.shared.values import Machine, MachineId, WorkspaceName
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJob
 
 GRACE_S = 30.0
@@ -58,6 +60,33 @@ def machine_in_use(
     if not over:
         check_reached(opened)
     return over[0] if over else None
+
+
+def begun_job(opened: OpenWorkspace, wanted: str) -> Job | None:
+    """The job with that id. Without one, the job that this very run has begun, if there is one:
+    Prefect may start a run again."""
+    if not wanted:
+        return opened.jobs.begun_by(runner().run)
+    found = opened.jobs.of(job_id(wanted.strip()))
+    if found is None:
+        raise InvalidInput(
+            f"workspace {opened.spec.name} has no job {wanted} in {opened.store.address}: list its "
+            "jobs, or leave `job` empty to begin a new one"
+        )
+    return found
+
+
+def check_command(command: Sequence[str]) -> None:
+    if not command or not command[0]:
+        raise InvalidInput(
+            "the job has no command: give a program and its arguments, each as an item of its own"
+        )
+
+
+def block_name(workspace: Workspace | str, otherwise: WorkspaceName) -> str:
+    """The name of the Workspace block, by which another run finds it."""
+    name = workspace if isinstance(workspace, str) else workspace._block_document_name
+    return name or str(otherwise)
 
 
 @step("start command", run_name="start attempt {request.attempt}", retries=ONCE)

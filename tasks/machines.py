@@ -8,6 +8,7 @@ from typing import Final
 
 from tasks.budgets import check_budgets, within_budgets
 from tasks.events import MachineCreated, MachineDestroyed, MachineHandedOver, emit
+from tasks.phases import seconds_by_phase
 from tasks.retrying import ONCE
 from tasks.runner import runner
 from tasks.step import step
@@ -20,6 +21,7 @@ from torpor.control.rental.search import Offers, find_offers
 from torpor.control.safety import Warrant
 from torpor.shared.errors import InvalidInput, MachineUnreachable, NotOurs, WorkspaceAwake
 from torpor.shared.values import Endpoint, Machine, MachineId, WorkspaceName
+from torpor.shared.wire.restore import RestorePlan
 
 MOST_REFUSED: Final = 100
 """Refused offers in the table."""
@@ -79,7 +81,7 @@ def renting(opened: OpenWorkspace) -> Renting:
     )
 
 
-@step("find machine")
+@step("find machine", phase="prepare")
 def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> Machine:
     """The workspace's live machine, or the one with that id; never one without our label. It is
     looked for at all providers that the workspace or an open rental names. A machine that nobody
@@ -148,7 +150,7 @@ def check_rented(machine: Machine) -> None:
         )
 
 
-@step("open session")
+@step("open session", phase="connect")
 def open_session(opened: OpenWorkspace, machine: Machine, open_s: float = OPEN_S) -> Session:
     """Connect to the machine, install the agent and attach to it, all within ``open_s``.
 
@@ -174,14 +176,14 @@ def open_session(opened: OpenWorkspace, machine: Machine, open_s: float = OPEN_S
     )
 
 
-@step("find offers")
+@step("find offers", phase="machine")
 def look_for_offers(opened: OpenWorkspace, count: int = 1) -> Offers:
     """The offers of all providers that fit the workspace and its budgets, best first; NoOffer or
     BudgetExceeded if there is none. ``count``: how many machines are to be rented."""
     return within_budgets(opened, find_offers(opened.providers, opened.spec.want), count)
 
 
-@step("find what was left")
+@step("find what was left", phase="machine")
 def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[Tenancy]:
     """The machines that earlier runs of the workspace left unfinished. First what nobody will use
     is ended, and what its market does not show yet is waited for.
@@ -222,7 +224,7 @@ def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[T
     return [held.tenancy(machine, rental) for machine, rental in unfinished]
 
 
-@step("create machine", retries=ONCE)
+@step("create machine", retries=ONCE, phase="machine")
 def create_machine(
     held: Renting,
     offers: Offers,
@@ -249,7 +251,19 @@ def show_offers(opened: OpenWorkspace, held: Renting, offers: Offers) -> None:
         )
 
 
-@step("destroy machine")
+@step("hand over machine", retries=ONCE)
+def hand_over(tenancy: Tenancy, fetched: RestorePlan | None = None, *, alone: bool) -> None:
+    """Leave the machine to its user: from now on only a verified snapshot may end it. ``alone``:
+    HandedOver if another run has handed over a machine of the workspace since this one began.
+    ``fetched``: all of it came from the store; its rate is recorded."""
+    if fetched is not None and tenancy.fresh:
+        seconds = seconds_by_phase().get("restore", 0.0)
+        tenancy.hand_over(alone=alone, fetched_bytes=fetched.stored_bytes, fetched_s=seconds)
+    else:
+        tenancy.hand_over(alone=alone)
+
+
+@step("destroy machine", phase="destroy")
 def destroy_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -> None:
     """Destroy the machine, with a warrant from a verified snapshot, until its end is proven."""
     held = renting(opened)

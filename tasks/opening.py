@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from blocks import Workspace
+from tasks.phases import phase
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
@@ -14,7 +15,8 @@ from torpor.shared.values import Capabilities
 
 def open_workspace(workspace: Workspace | str) -> OpenWorkspace:
     """Load the blocks a workspace refers to; errors name the block and what to do."""
-    return runner().open(workspace)
+    with phase("prepare"):
+        return runner().open(workspace)
 
 
 def open_all(names: Iterable[str]) -> tuple[dict[str, OpenWorkspace], dict[str, TorporError]]:
@@ -29,7 +31,7 @@ def open_all(names: Iterable[str]) -> tuple[dict[str, OpenWorkspace], dict[str, 
     return opened, closed
 
 
-@step("probe store")
+@step("probe store", phase="prepare")
 def probe_store(opened: StoredWorkspace) -> Capabilities:
     """Check that the store answers and accepts our key, and probe what it can do."""
     return opened.store.probe()

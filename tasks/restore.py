@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import msgspec
 
+from tasks.events import FirstRestored, emit
+from tasks.machines import endpoint_of
+from tasks.phases import seconds_by_phase
 from tasks.progress import Progress
 from tasks.retrying import WHILE_BUSY
 from tasks.runner import runner
@@ -15,20 +18,22 @@ from torpor.control.jobs.standby import newest_whole
 from torpor.control.losses import left_behind
 from torpor.control.remote.paths import Chosen
 from torpor.control.remote.restore import RemoteRestore
+from torpor.control.remote.seam import Agent
 from torpor.control.rental.search import fit
+from torpor.control.reports import FirstReport, WakeReport
 from torpor.control.safety import check_packs
 from torpor.control.store.receipts import is_verified
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.differences import entry_at
 from torpor.shared.errors import ManifestInvalid, OtherPaths, SnapshotDamaged, SnapshotError
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.values import StoredSnapshot, Want, snapshot_id
+from torpor.shared.values import Machine, StoredSnapshot, Want, snapshot_id
 from torpor.shared.wire.restore import Checked, Finished, RestoredPart, RestorePart, RestorePlan
 
 NEWEST = "newest"
 
 
-@step("pick snapshot")
+@step("pick snapshot", phase="prepare")
 def pick_snapshot_to_wake(
     opened: OpenWorkspace, wanted: str
 ) -> tuple[StoredSnapshot, OpenWorkspace]:
@@ -78,7 +83,7 @@ def fitted(want: Want, manifest: Manifest) -> Want:
     return fit(want, manifest.environment, sum(entry.size for entry in manifest.entries))
 
 
-@step("pick snapshot")
+@step("pick snapshot", phase="prepare")
 def pick_snapshot(opened: StoredWorkspace, wanted: str) -> StoredSnapshot:
     """The newest snapshot or the named one; its manifest is read and checked here, so that a
     wrong key, a damaged manifest or other directories cost no machine."""
@@ -88,13 +93,32 @@ def pick_snapshot(opened: StoredWorkspace, wanted: str) -> StoredSnapshot:
     return found
 
 
-@step("choose path")
+@step("choose path", phase="prepare")
 def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> Chosen:
     """The entry that ``path`` names in a snapshot; InvalidInput if there is none."""
     return Chosen(*entry_at(_read(opened, wanted), path))
 
 
-@step("begin restore", retries=WHILE_BUSY)
+def new_restore(
+    opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot, run: str
+) -> RemoteRestore:
+    """A restore of this snapshot on the session's machine, which has not begun."""
+    of = opened.spec
+    return RemoteRestore(
+        session,
+        opened.store,
+        wanted,
+        opened.key,
+        run,
+        paths=of.restorable,
+        parts=of.parts,
+        part_bytes=of.part_bytes,
+        gpu=of.compression.gpu,
+        first=of.first,
+    )
+
+
+@step("begin restore", retries=WHILE_BUSY, phase="plan")
 def begin_restore(restore: RemoteRestore, resume: bool) -> RestorePlan:
     """Check the manifest, the targets and the space on the machine."""
     return restore.begin(resume=resume)
@@ -107,18 +131,32 @@ def restore_part(restore: RemoteRestore, plan: RestorePart, progress: Progress) 
 
 
 @step("finish what comes first")
-def finish_first(restore: RemoteRestore) -> Checked:
-    """Attributes, links and directories of what comes first."""
-    return _right(restore, restore.finish_first())
+def finish_first(restore: RemoteRestore, machine: Machine | None) -> None:
+    """Attributes, links and directories of what comes first; an event says that ``machine`` has
+    it."""
+    _right(restore, restore.finish_first())
+    first = FirstReport.of(restore.plan, restore.first_s)
+    if machine is not None and first is not None:
+        emit(
+            FirstRestored(
+                workspace=restore.wanted.workspace,
+                snapshot=restore.wanted.snapshot,
+                machine=machine.id,
+                provider=machine.provider,
+                names=first.names,
+                bytes=first.bytes,
+                seconds=first.seconds,
+            )
+        )
 
 
-@step("finish restore")
+@step("finish restore", phase="finish")
 def finish_restore(restore: RemoteRestore) -> Finished:
     """Attributes, links and directories."""
     return restore.finish()
 
 
-@step("check restore")
+@step("check restore", phase="check")
 def check_restore(restore: RemoteRestore, full: bool) -> Checked:
     """Compare the machine's disk with the snapshot; SnapshotDamaged names what differs."""
     hint = ""
@@ -128,6 +166,41 @@ def check_restore(restore: RemoteRestore, full: bool) -> Checked:
             "them before they were restored: name them in `first` too, or let it write elsewhere. "
         )
     return _right(restore, restore.check(full=full), hint)
+
+
+def woken(
+    opened: OpenWorkspace, machine: Machine, restore: RemoteRestore, full_check: bool
+) -> WakeReport:
+    """The report of a restore, after its machine was handed over."""
+    plan, finished, wanted = restore.plan, restore.finished, restore.wanted
+    endpoint = endpoint_of(machine)
+    checked = "every byte and attribute" if full_check else "names and attributes"
+    if plan.complete:
+        checked = "by the earlier wake that restored it; nothing was written by this one"
+    warnings = [
+        f"{path} is not among the workspace's paths: no further snapshot keeps it"
+        for path in opened.spec.accept_paths
+    ]
+    return WakeReport(
+        workspace=wanted.workspace,
+        snapshot=wanted.snapshot,
+        root=wanted.root,
+        machine=machine.id,
+        host=endpoint.host,
+        port=endpoint.port,
+        user=endpoint.user,
+        roots=plan.roots,
+        files=finished.files,
+        bytes=finished.bytes,
+        stored_bytes=plan.stored_bytes,
+        checked=checked,
+        warnings=[*warnings, *finished.warnings],
+        seconds=seconds_by_phase(),
+        price_usd_h=machine.price_usd_h,
+        decoding=finished.decoding,
+        provider=machine.provider,
+        first=FirstReport.of(plan, restore.first_s),
+    )
 
 
 def _read(opened: StoredWorkspace, wanted: StoredSnapshot) -> Manifest:

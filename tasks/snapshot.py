@@ -18,7 +18,7 @@ from torpor.shared.values import Machine, StoredSnapshot
 from torpor.shared.wire.snapshot import Committed, PartPlan, PartReport
 
 begin_snapshot = step("begin snapshot", retries=WHILE_BUSY)(RemoteSnapshot.begin)
-scan = step("scan", run_name="scan {number}")(RemoteSnapshot.scan)
+scan = step("scan", run_name="scan {number}", phase="scan")(RemoteSnapshot.scan)
 
 
 @step("store part", run_name="store part {plan.part} of pass {number}")
@@ -29,8 +29,8 @@ def store_part(
     return snapshot.store_part(number, plan, lambda event: progress.event(plan.part, event))
 
 
-quiesce = step("quiesce", retries=ONCE)(RemoteSnapshot.quiesce)
-look_for_losses = step("look for losses")(RemoteSnapshot.losses)
+quiesce = step("quiesce", retries=ONCE, phase="quiesce")(RemoteSnapshot.quiesce)
+look_for_losses = step("look for losses", phase="look")(RemoteSnapshot.losses)
 
 
 def log_losses(machine: Machine, lines: Sequence[str]) -> None:
@@ -42,7 +42,7 @@ def log_losses(machine: Machine, lines: Sequence[str]) -> None:
 compare_packs = step("compare packs")(RemoteSnapshot.lost_packs)
 
 
-@step("commit", retries=ONCE)
+@step("commit", retries=ONCE, phase="commit")
 def commit(
     snapshot: RemoteSnapshot, statistics: dict[str, int]
 ) -> tuple[StoredSnapshot, Committed]:
@@ -59,7 +59,7 @@ def commit(
     return stored, committed
 
 
-@step("verify")
+@step("verify", phase="verify")
 def verify(
     opened: StoredWorkspace, snapshot: RemoteSnapshot, stored: StoredSnapshot, machine: str
 ) -> Verified:
@@ -83,7 +83,7 @@ def verify(
     return verified
 
 
-@step("confirm")
+@step("confirm", phase="confirm")
 def confirm(
     opened: StoredWorkspace,
     snapshot: RemoteSnapshot,

@@ -21,7 +21,7 @@ from torpor.shared.wire.request import Event
 ALL = "all"
 
 
-@step("pick snapshots")
+@step("pick snapshots", phase="prepare")
 def pick_snapshots(opened: OpenWorkspace, wanted: str) -> list[SnapshotId]:
     """One snapshot by its id, the newest, or all (also missing pinned ones), newest first."""
     if wanted == ALL:
@@ -34,7 +34,7 @@ def pick_snapshots(opened: OpenWorkspace, wanted: str) -> list[SnapshotId]:
     return [newest]
 
 
-@step("look at objects")
+@step("look at objects", phase="look")
 def look_at_objects(opened: OpenWorkspace, wanted: Sequence[SnapshotId]) -> Verification:
     """The quick check: read the manifests and compare every pack with the store's listing."""
     spec = opened.spec
@@ -49,7 +49,7 @@ def examine_packs(examination: Examination, part: int, progress: Progress) -> li
     return examination.run(lambda read: progress.event(part, Event(read)))
 
 
-@step("record what was verified")
+@step("record what was verified", phase="judge")
 def record_verified(
     opened: OpenWorkspace, found: Verification, verdicts: Sequence[SnapshotVerdict]
 ) -> None:
@@ -75,4 +75,4 @@ def record_verified(
             runner().log.warning("snapshot %s does not count: %s", one.snapshot, error)
 
 
-judge_verified = step("judge what was found")(Verification.verdicts)
+judge_verified = step("judge what was found", phase="judge")(Verification.verdicts)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from flows.procedures.phases import Phases
 from tasks.machines import create_machine, look_for_offers, open_session, renting
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
@@ -20,15 +19,13 @@ LEFT_AFTER_S: Final = 24 * 3600
 
 
 @contextmanager
-def drill_machine(opened: OpenWorkspace, phases: Phases) -> Iterator[Session]:
+def drill_machine(opened: OpenWorkspace) -> Iterator[Session]:
     """A new machine that fits the workspace, under a reserved name, so that no wake or hibernate
     uses it. It is never handed over, and always destroyed."""
     mine = _drilling(opened)
     with renting(mine) as held:
-        with phases.phase("machine"):
-            machine = create_machine(held, look_for_offers(mine)).machine
-            session = open_session(mine, machine)
-        with session:
+        machine = create_machine(held, look_for_offers(mine)).machine
+        with open_session(mine, machine) as session:
             yield session
 
 

@@ -8,32 +8,36 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from flows.procedures.phases import Phases
-from flows.procedures.restore import Arrival
-from tasks.machines import create_machine, endpoint_of, open_session, own_machine
+from flows.procedures.restore import arrival
+from tasks.machines import create_machine, endpoint_of, hand_over, open_session, own_machine
+from tasks.phases import measured_phases, phase, seconds_by_phase
 from tasks.progress import Progress
 from tasks.replicas import restore_share, serve_packs
+from tasks.restore import check_restore, finish_first, finish_restore, new_restore, woken
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.exchange import Exchange, Member
+from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Session
 from torpor.control.rental.renting import Renting, Tenancy
 from torpor.control.rental.search import Offers
-from torpor.control.reports import Replica, WakeReport
+from torpor.control.reports import Replica, ReplicateReport, WakeReport
 from torpor.shared.errors import (
     HandedOver,
+    InvalidInput,
     MachineError,
     RunCancelled,
     TorporError,
     WorkspaceBusy,
 )
-from torpor.shared.values import MachineId, StoredSnapshot
+from torpor.shared.values import Machine, MachineId, StoredSnapshot
 from torpor.shared.wire.restore import RestorePlan
 
 MOST_MACHINES: Final = 64
+MOST_SPARES: Final = 16
 MOST_TASKS: Final = 64
 """Task runs of parts, of all machines together: Prefect's server writes state for each."""
 TOGETHER: Final = 8
@@ -52,6 +56,41 @@ class _Surplus(RunCancelled):
     """Enough other machines were ready first."""
 
 
+@dataclass(frozen=True)
+class Order:
+    """What a user asks for: ``count`` rented machines, so many ``spares``, and machines of their
+    ``own``, each as user@host:port."""
+
+    count: int
+    spares: int
+    own: Sequence[str]
+    full_check: bool
+
+    def __post_init__(self) -> None:
+        count, spares, own = self.count, self.spares, self.own
+        named = [endpoint_of(own_machine(text)) for text in own]
+        if len({(end.host, end.port, end.user) for end in named}) < len(named):
+            raise InvalidInput("a machine of your own is named twice: name each only once")
+        if not 0 <= count <= MOST_MACHINES or not 0 <= spares <= MOST_SPARES:
+            raise InvalidInput(
+                f"count is 0 to {MOST_MACHINES} and spares 0 to {MOST_SPARES}, not {count} and "
+                f"{spares}"
+            )
+        if not 1 <= self.total <= MOST_MACHINES:
+            raise InvalidInput(
+                f"{count} machines to rent and {len(own)} of your own: together there must be 1 "
+                f"to {MOST_MACHINES}"
+            )
+
+    @property
+    def total(self) -> int:
+        return self.count + len(self.own)
+
+    def new(self, left: Sequence[Tenancy]) -> int:
+        """How many machines to rent beside those that earlier runs left."""
+        return max(0, self.count + self.spares - len(left)) if self.count else 0
+
+
 @dataclass
 class _Candidate:
     """One machine that may become one of the fleet."""
@@ -60,17 +99,17 @@ class _Candidate:
     name: str  # the machine's, once it has one
     own: bool
     found: bool  # its machine is what an earlier run left
-    phases: Phases
+    seconds: dict[str, float] = field(default_factory=dict)
     kept: bool = False
     stopped_looks: int = 0
     machine: MachineId | None = None
-    work: Arrival | None = None
+    restore: RemoteRestore | None = None
     session: Session | None = None
     member: Member | None = None
 
 
 class Fleet:
-    """Restores ``wanted`` on ``count`` rented machines and on the user's ``own``.
+    """Restores ``wanted`` on the machines of an order.
 
     Keeps the first ``count`` machines that become ready and destroys the rest. A machine that fails
     later does not affect the others; while ``spares`` last, a new machine replaces it.
@@ -82,41 +121,51 @@ class Fleet:
         wanted: StoredSnapshot,
         held: Renting,
         offers: Offers,
-        count: int,
-        spares: int,
+        order: Order,
         exchange: Exchange,
-        run: str,
-        full_check: bool,
-        total: int,
     ) -> None:
         self._opened = opened
         self._wanted = wanted
         self._held = held
         self._offers = offers
-        self._count = count
-        self._spares = spares
+        self._order = order
         self._exchange = exchange
-        self._run = run
-        self._full_check = full_check
-        self._tasks = max(1, min(TOGETHER, MOST_TASKS // max(1, total)))
+        self._run = runner().run
+        self._tasks = max(1, min(TOGETHER, MOST_TASKS // order.total))
         self._changed = threading.Condition()
         self._kept = 0
         self._stopped = False
         self._progress: Progress | None = None
-        self._total = total
         self._candidates: list[_Candidate] = []
         self._running: dict[Future[WakeReport], _Candidate] = {}
         self._never_ours = 0
         self._looked_at = 0.0
-        self.replaced = 0
-        self.replicas: list[Replica] = []
+        self._replaced = 0
+        self._replicas: list[Replica] = []
         self.fault: BaseException | None = None  # of one machine, and no TorporError: a bug
 
-    def bring(self, left: Sequence[Tenancy], own: Sequence[str]) -> None:
-        """Start all machines: the user's ``own``, what earlier runs ``left``, and new ones. Return
-        when each is handed over, destroyed or reported."""
-        new = max(0, self._count + self._spares - len(left)) if self._count else 0
-        most = len(left) + len(own) + new + self._spares
+    def bring(self, left: Sequence[Tenancy]) -> None:
+        """Start all machines: the user's own, what earlier runs ``left``, and new ones. Return when
+        each is handed over, destroyed or reported."""
+        with phase("replicate"):
+            self._bring_all(left)
+
+    def report(self, budgets: list[str]) -> ReplicateReport:
+        return ReplicateReport(
+            workspace=self._opened.spec.name,
+            snapshot=self._wanted.snapshot,
+            root=self._wanted.root,
+            wanted=self._order.total,
+            replaced=self._replaced,
+            source=self._exchange.decision,
+            replicas=self._replicas,
+            seconds=seconds_by_phase(),
+            budgets=budgets,
+        )
+
+    def _bring_all(self, left: Sequence[Tenancy]) -> None:
+        own, new = self._order.own, self._order.new(left)
+        most = len(left) + len(own) + new + self._order.spares
         with ThreadPoolExecutor(most, thread_name_prefix="replica") as threads:
             try:
                 for text in own:
@@ -144,7 +193,7 @@ class Fleet:
     ) -> None:
         number = len(self._candidates)
         name = own or f"machine {number + 1}"
-        candidate = _Candidate(number, name, bool(own), left is not None, Phases())
+        candidate = _Candidate(number, name, bool(own), left is not None)
         self._candidates.append(candidate)
         context = copy_context()  # a task needs to know the flow run that it belongs to
         self._running[threads.submit(context.run, self._bring, candidate, left)] = candidate
@@ -152,7 +201,7 @@ class Fleet:
     def _settle(self, candidate: _Candidate, future: Future[WakeReport]) -> None:
         error = future.exception()
         if error is None:
-            self.replicas.append(_ready(candidate, future.result()))
+            self._replicas.append(_ready(candidate, future.result()))
             return
         with self._changed:
             began = candidate.kept
@@ -168,13 +217,13 @@ class Fleet:
         runner().log.error("%s failed: %s", candidate.name, error)
         if not isinstance(error, TorporError):
             self.fault = self.fault or error
-        self.replicas.append(_failed(candidate, error))
+        self._replicas.append(_failed(candidate, error))
 
     def _replace(self, threads: ThreadPoolExecutor) -> None:
         rented_now = [c for c in self._running.values() if not c.own and not c.kept]
-        missing = self._count - self._kept - len(rented_now)
-        for _ in range(min(missing, self._spares + self._never_ours - self.replaced)):
-            self.replaced += 1
+        missing = self._order.count - self._kept - len(rented_now)
+        for _ in range(min(missing, self._order.spares + self._never_ours - self._replaced)):
+            self._replaced += 1
             self._start(threads)
 
     def _look_at_machines(self) -> None:
@@ -190,8 +239,8 @@ class Fleet:
             state = states.get(candidate.machine or MachineId(""), "gone")
             running = state in ("running", "starting")
             candidate.stopped_looks = 0 if running else candidate.stopped_looks + 1
-            if candidate.stopped_looks >= 2 and candidate.work is not None:
-                candidate.work.remote.give_up(
+            if candidate.stopped_looks >= 2 and candidate.restore is not None:
+                candidate.restore.give_up(
                     MachineError(
                         f"machine {candidate.machine} died "
                         f"during the restore: its provider says that it is {state}"
@@ -211,8 +260,8 @@ class Fleet:
         with ThreadPoolExecutor(TOGETHER, thread_name_prefix="replica-end") as threads:
             while self._running:
                 for candidate in self._running.values():
-                    if candidate.work is not None:
-                        candidate.work.remote.give_up(RunCancelled("the replicate was stopped"))
+                    if candidate.restore is not None:
+                        candidate.restore.give_up(RunCancelled("the replicate was stopped"))
                     if (
                         candidate.session is not None
                         and candidate.number not in closed
@@ -227,6 +276,10 @@ class Fleet:
     # -- on each machine's thread
 
     def _bring(self, candidate: _Candidate, left: Tenancy | None) -> WakeReport:
+        with measured_phases() as candidate.seconds:
+            return self._bring_up(candidate, left)
+
+    def _bring_up(self, candidate: _Candidate, left: Tenancy | None) -> WakeReport:
         if candidate.own:
             own = Tenancy(own_machine(candidate.name), None, None, fresh=True)
             return self._restore(candidate, own)
@@ -234,41 +287,31 @@ class Fleet:
         first = candidate.number % max(1, len(fitting))  # not all on the cheapest one
         offers = Offers([*fitting[first:], *fitting[:first]], [])
         nap = self._nap_on if left else self._nap  # what was found is not just left again
-        with candidate.phases.phase("machine"):
-            tenancy = create_machine(self._held, offers, left, nap)
+        tenancy = create_machine(self._held, offers, left, nap)
         with tenancy:
             candidate.name = candidate.machine = tenancy.machine.id
             return self._restore(candidate, tenancy)
 
     def _restore(self, candidate: _Candidate, tenancy: Tenancy) -> WakeReport:
-        phases = candidate.phases
         self._check()
-        with phases.phase("connect"):
-            session = open_session(self._opened, tenancy.machine)
-        with session:
-            work = Arrival(
-                self._opened,
-                session,
-                tenancy,
-                self._wanted,
-                f"{self._run}-{candidate.number}",
-                phases,
-            )
-            candidate.session, candidate.work = session, work
-            with work.begun() as plan:
-                self._keep(candidate, plan)
-                if plan.complete:
-                    return self._finish(work, plan)
-                with self._member(candidate, work, plan) as member:
-                    with phases.phase("restore"):
-                        self._fetch(candidate, work, member, plan)
-                    report = self._finish(work, plan)
+        run = f"{self._run}-{candidate.number}"
+        with open_session(self._opened, tenancy.machine) as session:
+            restore = new_restore(self._opened, session, self._wanted, run)
+            candidate.session, candidate.restore = session, restore
+            with arrival(restore, tenancy):
+                self._keep(candidate, restore.plan)
+                if restore.plan.complete:
+                    hand_over(tenancy, alone=False)
+                    return woken(self._opened, tenancy.machine, restore, self._order.full_check)
+                with self._member(candidate, tenancy.machine, restore) as member:
+                    with phase("restore"):
+                        self._fetch(candidate, tenancy.machine, restore, member)
+                    finish_restore(restore)
+                    check_restore(restore, self._order.full_check)
+                    hand_over(tenancy, alone=False)
+                    report = woken(self._opened, tenancy.machine, restore, self._order.full_check)
                     self._exchange.linger(member)
                     return report
-
-    def _finish(self, work: Arrival, plan: RestorePlan) -> WakeReport:
-        finished = work.finish(plan, full_check=self._full_check)
-        return work.hand_over(plan, finished, full_check=self._full_check)
 
     def _keep(self, candidate: _Candidate, plan: RestorePlan) -> None:
         """Keep this machine; raises _Surplus if enough others were ready first."""
@@ -277,7 +320,7 @@ class Fleet:
             if candidate.own or plan.complete:  # the user may work there: it is never surplus
                 candidate.kept = not candidate.own
                 self._kept += candidate.kept
-            elif self._kept < self._count:
+            elif self._kept < self._order.count:
                 candidate.kept = True
                 self._kept += 1
             else:
@@ -285,12 +328,14 @@ class Fleet:
             self._changed.notify_all()
 
     @contextmanager
-    def _member(self, candidate: _Candidate, work: Arrival, plan: RestorePlan) -> Iterator[Member]:
-        peer = None
+    def _member(
+        self, candidate: _Candidate, machine: Machine, restore: RemoteRestore
+    ) -> Iterator[Member]:
+        peer, plan = None, restore.plan
         if self._exchange.passing:
-            host = endpoint_of(work.tenancy.machine).host
+            host = endpoint_of(machine).host
             with suppress(TorporError):  # it then passes nothing on; its own restore goes on
-                peer = serve_packs(work.remote, host, plan.stored_bytes)
+                peer = serve_packs(restore, host, plan.stored_bytes)
         member = self._exchange.join(plan, peer)
         candidate.member = member
         try:
@@ -299,36 +344,37 @@ class Fleet:
             member.leave()
 
     def _fetch(
-        self, candidate: _Candidate, work: Arrival, member: Member, plan: RestorePlan
+        self, candidate: _Candidate, machine: Machine, restore: RemoteRestore, member: Member
     ) -> None:
+        plan = restore.plan
         tasks = min(self._tasks, max(1, len(plan.parts)))
         together = -(-TOGETHER // tasks)
         progress = self._shared_progress(plan)
 
         def when_first() -> None:
-            work.finish_first(plan)
+            finish_first(restore, machine)
 
         if plan.first and not any(part.first for part in plan.parts):  # it is there already
             when_first()
         futures = [
             restore_share.submit(
-                work.remote, member, candidate.name, number, together, progress, when_first
+                restore, member, candidate.name, number, together, progress, when_first
             )
             for number in range(1, tasks + 1)
         ]
         for future in futures:
             future.result()
-        if plan.first and work.first is None:  # a share that was repeated did not finish it
+        if plan.first and restore.first_s is None:  # a share that was repeated did not finish it
             when_first()
 
     def _shared_progress(self, plan: RestorePlan) -> Progress:
         with self._changed:
             if self._progress is None:
-                name = self._opened.spec.name
+                name, count = self._opened.spec.name, self._order.total
                 self._progress = Progress(
                     f"replicate-{name}-progress",
-                    f"Workspace {name} from {self._wanted.snapshot} to {self._total} machines",
-                    self._total * sum(part.bytes for part in plan.parts),
+                    f"Workspace {name} from {self._wanted.snapshot} to {count} machines",
+                    count * sum(part.bytes for part in plan.parts),
                 )
             return self._progress
 
@@ -350,7 +396,7 @@ class Fleet:
             self._check()
 
     def _enough(self) -> bool:
-        return self._stopped or self._kept >= self._count
+        return self._stopped or self._kept >= self._order.count
 
 
 def _ready(candidate: _Candidate, report: WakeReport) -> Replica:
@@ -375,6 +421,6 @@ def _failed(candidate: _Candidate, error: BaseException) -> Replica:
     return Replica(
         machine=candidate.name,
         ready=False,
-        seconds=candidate.phases.seconds,
+        seconds=candidate.seconds,
         words=f"{type(error).__name__}: {error}",
     )

@@ -14,7 +14,6 @@ from msgspec import structs
 
 from blocks import Workspace
 from flows.hibernate import hibernate
-from flows.procedures.phases import Phases
 from flows.procedures.scratch_machine import ScratchMachine
 from flows.replicate import replicate
 from flows.wake import wake
@@ -29,6 +28,7 @@ from tasks.measure import (
     rate,
     remove_machine_content,
 )
+from tasks.phases import phase, seconds_by_phase
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.measure import advice, page, peers, plots
@@ -61,7 +61,6 @@ class Measurement:
         opened: OpenWorkspace,
         measured: list[MeasuredStore],
         sizes: Sizes,
-        phases: Phases,
         began: float,
         seconds: float,
     ) -> None:
@@ -72,14 +71,13 @@ class Measurement:
         self._name = opened.spec.name
         self._measured = measured
         self._sizes = sizes
-        self._phases = phases
         self._began = began
         self._seconds = seconds
         self._started = datetime.now(timezone.utc)
 
     def stores(self, scratch: ScratchMachine) -> None:
         """Measure each store. A further store that fails is noted; the others are measured."""
-        with self._phases.phase("stores"):
+        with phase("stores"):
             for number, one in enumerate(self._measured, 1):
                 share = _SHARES["stores"] * number / len(self._measured)
                 rounds = self._rounds(share)
@@ -103,7 +101,7 @@ class Measurement:
             need = count * CHUNK_BYTES // MIB
             self._note(f"{count} parts were not measured: they take {need} MiB of content")
         rounds = self._rounds(_SHARES["flows"])
-        with self._phases.phase("hibernate and wake"):
+        with phase("hibernate and wake"):
             for _ in rounds:
                 for count, ran in seen.items():
                     ran.append(self._round(scratch, count))
@@ -124,7 +122,7 @@ class Measurement:
         block = measured_block(self._block, self._sizes, parts)
         seen: dict[int, list[_Ran]] = {count: [] for count in counts}
         rounds = self._rounds(_SHARES["replicas"])
-        with self._phases.phase("replicate"):
+        with phase("replicate"):
             self._make(machines[0])
             hibernate(block, destroy=False, machine=machines[0].address)
             self._empty(machines[0])
@@ -167,7 +165,7 @@ class Measurement:
         back = find(self.figures, "wake", unit="s", parts=best.parts)[0]
         stored = find(self.figures, "hibernate", unit="bytes", parts=best.parts)[0]
         self.figures += [structs.replace(one, what="peer") for one in (best, back, stored)]
-        with self._phases.phase("other tools"):
+        with phase("other tools"):
             for number, peer in enumerate(peers.PEERS, 1):
                 absent = peers.missing(peer)
                 if absent is not None:
@@ -187,7 +185,7 @@ class Measurement:
 
     def codecs(self) -> None:
         """Measure the encodings on this host; nothing is sent."""
-        with self._phases.phase("encodings"):
+        with phase("encodings"):
             self.figures += measure_codecs(self._sizes.codec_mib * MIB, self._sizes.rounds)
 
     def judged(self, folder: Path) -> tuple[BenchmarkReport, str]:
@@ -202,14 +200,14 @@ class Measurement:
                 f"{INSTALL}"
             )
         if "matplotlib" not in missing:
-            with self._phases.phase("pictures"):
+            with phase("pictures"):
                 pictures = plots.pictures(self.figures, self._measured[0].name)
         facts = host_facts() | {
             "workspace": self._block.name,
             "provider": ", ".join(one.identity for one in self._opened.providers),
             "content": f"{self._sizes.content_mib} MiB, made for it: BF16 weights, sources, JSON",
             "rounds": f"{self._sizes.rounds}, as far as {self._seconds / 60:g} minutes let them",
-            "seconds": ", ".join(f"{k} {v:.1f}" for k, v in self._phases.seconds.items()),
+            "seconds": ", ".join(f"{k} {v:.1f}" for k, v in seconds_by_phase().items()),
         }
         into = folder / f"{self._started:%Y%m%dT%H%M%SZ}-{self._block.name}"
         about = {"host": facts, "notes": self.notes, "prices": msgspec.to_builtins(prices)}
@@ -221,7 +219,7 @@ class Measurement:
             advice={one.about: f"{one.choice}: {one.because}" for one in said},
             cached=sum(figure.cached for figure in self.figures),
             notes=self.notes,
-            seconds=self._phases.seconds,
+            seconds=seconds_by_phase(),
         )
         return report, page.page(self.figures, said, pictures, prices, facts, self.notes)
 
@@ -302,9 +300,9 @@ class _Round(NamedTuple):
 
 
 def _by_phase(whole: Figure, ran: Sequence[_Ran]) -> Iterator[Figure]:
-    for phase in ran[0].seconds:
-        values = tuple(one.seconds.get(phase, 0.0) for one in ran)
-        yield structs.replace(whole, values=values, phase=phase)
+    for name in ran[0].seconds:
+        values = tuple(one.seconds.get(name, 0.0) for one in ran)
+        yield structs.replace(whole, values=values, phase=name)
 
 
 def _timed(work: Callable[[], Report]) -> tuple[Report, float]:

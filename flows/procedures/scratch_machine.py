@@ -9,7 +9,6 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Event
 
-from flows.procedures.phases import Phases
 from tasks.deploying import forget_measured_bases
 from tasks.machines import (
     create_machine,
@@ -20,6 +19,7 @@ from tasks.machines import (
     renting,
 )
 from tasks.measure import clear_scratch, remove_machine_content
+from tasks.phases import phase
 from tasks.workspace import OpenWorkspace
 from torpor.control.measure.scratch import held, machines_name
 from torpor.control.remote.seam import Session
@@ -53,7 +53,7 @@ def held_and_cleared(opened: OpenWorkspace, workspace: WorkspaceName, run: str) 
 
 @contextmanager
 def scratch_machines(
-    opened: OpenWorkspace, workspace: WorkspaceName, own: str, count: int, phases: Phases
+    opened: OpenWorkspace, workspace: WorkspaceName, own: str, count: int
 ) -> Iterator[list[ScratchMachine]]:
     """The user's own machine, or ``count`` rented ones that are destroyed at the end.
 
@@ -75,7 +75,7 @@ def scratch_machines(
 
     mine = opened.under(machines_name(workspace))
     with ExitStack() as stack:
-        with phases.phase("machines"):
+        with phase("machines"):
             offers = look_for_offers(mine, count)
             held = stack.enter_context(renting(mine))
             # Left before any machine is ended: a thread that still creates would rent once more.

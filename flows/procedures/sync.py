@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Final
 
 from flows.procedures.parts import do_parts
-from flows.procedures.phases import Phases
+from tasks.phases import phase, seconds_by_phase
 from tasks.runner import runner
 from tasks.sync import begin_sync, check_sync, finish_sync, stage, sync_part
 from tasks.workspace import StoredWorkspace
@@ -30,13 +30,11 @@ class Synchronisation:
         session: Agent,
         machine: MachineId,
         wanted: StoredSnapshot,
-        phases: Phases,
     ) -> None:
         self._workspace = workspace
         self._session = session
         self._machine = machine
         self._wanted = wanted
-        self._phases = phases
 
     def run(
         self,
@@ -68,16 +66,12 @@ class Synchronisation:
         raise AssertionError("the last round returns or raises")
 
     def _round(self, remote: RemoteSync, saved: SnapshotId | None, full_check: bool) -> SyncReport:
-        with self._phases.phase("look"):
-            intent = begin_sync(remote)
-        with self._phases.phase("stage"):
-            plan = stage(remote)
-        with self._phases.phase("fetch"):
+        intent = begin_sync(remote)
+        plan = stage(remote)
+        with phase("fetch"):
             self._fetch(remote, plan)
-        with self._phases.phase("change"):
-            changed = finish_sync(remote)
-        with self._phases.phase("check"):
-            check_sync(remote, full_check)
+        changed = finish_sync(remote)
+        check_sync(remote, full_check)
         return SyncReport(
             workspace=self._workspace.spec.name,
             snapshot=self._wanted.snapshot,
@@ -98,7 +92,7 @@ class Synchronisation:
             discarded_count=intent.discarded_count,
             checked="every byte and attribute" if full_check else "what was written",
             warnings=changed.warnings,
-            seconds=self._phases.seconds,
+            seconds=seconds_by_phase(),
         )
 
     def _fetch(self, remote: RemoteSync, plan: SyncPlan) -> None:

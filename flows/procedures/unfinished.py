@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from flows.procedures.phases import Phases
-from flows.procedures.restore import Arrival
-from tasks.machines import open_session, renting
-from tasks.restore import NEWEST, pick_snapshot
+from flows.procedures.restore import arrival
+from tasks.machines import hand_over, open_session, renting
+from tasks.restore import NEWEST, new_restore, pick_snapshot
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.rental.records import Rental
@@ -66,9 +65,11 @@ def _is_of_job(opened: OpenWorkspace, rental: Rental) -> bool:
 
 def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, wanted: StoredSnapshot) -> None:
     """Hand over a whole workspace; what is not whole is ended with the error."""
-    with tenancy, open_session(opened, tenancy.machine) as session:
-        arrival = Arrival(opened, session, tenancy, wanted, f"{runner().run}-left", Phases())
-        with arrival.begun() as plan:
-            if not plan.complete:
-                raise RunCancelled("its run has gone, and its restore is not whole")
-            tenancy.hand_over()
+    with (
+        tenancy,
+        open_session(opened, tenancy.machine) as session,
+        arrival(new_restore(opened, session, wanted, f"{runner().run}-left"), tenancy) as restore,
+    ):
+        if not restore.plan.complete:
+            raise RunCancelled("its run has gone, and its restore is not whole")
+        hand_over(tenancy, alone=False)

@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from flows.procedures.phases import phases_told_to
+from tasks.phases import phases_told_to
 from tests.fixtures.plain_flows import (
     hibernate_plainly,
     replicate_plainly,

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.fixtures.memory_store import md5_of
+from torpor.control.store.memory import md5_of
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import (
     InvalidInput,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.procedures.phases import phases_told_to
+from tasks.phases import phases_told_to
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.standing import raises
 from tests.fixtures.trees import fill

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.procedures.phases import phases_told_to
+from tasks.phases import phases_told_to
 from tests.fixtures.fault_proxy import Fault
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.short_agent import SMALL_PARTS, copy_agent, installing

@@ -14,7 +14,7 @@ import pytest
 
 from flows import backup, check_backup, delete_snapshots
 from flows.backup import NOT_RENTED
-from flows.procedures.phases import phases_told_to
+from tasks.phases import phases_told_to
 from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.plain_flows import Shows, plain, run_plainly, wake_plainly

@@ -15,7 +15,6 @@ import pytest
 
 from flows import create, replicate, wake
 from flows.procedures.drill_machine import drill_machine
-from flows.procedures.phases import Phases
 from flows.procedures.scratch_machine import scratch_machines
 from tasks.budgets import newest_stored_bytes, what_is_left
 from tasks.machines import create_machine, look_for_offers, renting
@@ -36,12 +35,12 @@ Flow = Callable[[OpenWorkspace], Any]
 
 
 def _drill(opened: OpenWorkspace) -> None:
-    with plain(opened), drill_machine(opened, Phases()):
+    with plain(opened), drill_machine(opened):
         raise AssertionError("it was rented")
 
 
 def _benchmark(opened: OpenWorkspace) -> None:
-    with plain(opened), scratch_machines(opened, DEMO, "", 1, Phases()):
+    with plain(opened), scratch_machines(opened, DEMO, "", 1):
         raise AssertionError("it was rented")
 
 

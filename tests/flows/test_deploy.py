@@ -16,12 +16,11 @@ from prefect.blocks.system import Secret
 
 from blocks import Stack
 from flows import deploy
-from flows.procedures import restore
 from flows.procedures.deploy import deployment
 from flows.procedures.deploy.server import Serving
-from flows.procedures.phases import Phases
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
+from tests.fixtures.engine import MACHINE
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown, wake_plainly
 from tests.fixtures.rentals import standing
@@ -284,12 +283,11 @@ def test_an_environment_without_room_is_no_reason_for_another_machine(
     hibernate_plainly(asleep.opened)
     tried: list[str] = []
 
-    class Refused(restore.Restoration):
-        def begun(self) -> Any:
-            tried.append("environment")
-            raise kind("made up")
+    def refused(*_: Any, **__: Any) -> Any:
+        tried.append("environment")
+        raise kind("made up")
 
-    monkeypatch.setattr("flows.procedures.deploy.deployment.Restoration", Refused)
+    monkeypatch.setattr(deployment, "begun", refused)
     with pytest.raises(DeployFailed, match=r"made up\. Move it away, .* no wake takes"):
         _deploy(asleep, stack)
     assert len(tried) == 1 and asleep.machines() == []
@@ -354,7 +352,7 @@ def test_a_server_that_writes_to_what_is_restored_later_is_named(
     place = asleep.workspace(MachineId(wake_plainly(asleep.opened).machine))
     (place / "rest.bin").write_bytes(os.urandom(1 << 20))
     hibernate_plainly(asleep.opened)
-    check = restore.check_restore
+    check = deployment.check_restore
 
     def late(remote: RemoteRestore, full: bool) -> Any:
         if remote.first:
@@ -363,7 +361,7 @@ def test_a_server_that_writes_to_what_is_restored_later_is_named(
                 file.write(b"the server's")
         return check(remote, full)
 
-    monkeypatch.setattr(restore, "check_restore", late)
+    monkeypatch.setattr(deployment, "check_restore", late)
     with pytest.raises(SnapshotDamaged, match=r"rest\.bin.*name them in `first` too"):
         _deploy(asleep, small_stack(), on=asleep.wanting(first=["model"]))
     assert asleep.machines() == []
@@ -410,15 +408,15 @@ def test_a_port_that_another_program_has_is_refused(asleep: World) -> None:
 
 def test_each_strategy_takes_its_steps(asleep: World, monkeypatch: pytest.MonkeyPatch) -> None:
     images: list[str] = []
-    rents = deployment.only_machine
+    rents = deployment.rented_machine
 
-    def without_image(opened: OpenWorkspace, phases: Phases) -> Any:
+    def without_image(opened: OpenWorkspace) -> Any:
         """Local machines have no images."""
         images.append(opened.spec.want.image)
         want = msgspec.structs.replace(opened.spec.want, image="")
-        return rents(replace(opened, spec=msgspec.structs.replace(opened.spec, want=want)), phases)
+        return rents(replace(opened, spec=msgspec.structs.replace(opened.spec, want=want)))
 
-    monkeypatch.setattr(deployment, "only_machine", without_image)
+    monkeypatch.setattr(deployment, "rented_machine", without_image)
     image = small_stack(
         image="official", own_image="mine",
         server=["python3", str(Path(__file__).parents[1] / "fixtures" / "fake_server.py"),
@@ -452,7 +450,7 @@ def test_two_deploys_that_make_one_environment_do_not_both_keep_it(
     def late(base: Any, verified: Any, reason: str) -> bool:
         monkeypatch.setattr(deployment, "keep_base", real)
         other = deployment.take_snapshot
-        _, theirs = other(base, session[0], "m", deployment.Phases(), run="other")
+        _, theirs = other(base, session[0], MACHINE, run="other")
         others.append(theirs.snapshot)
         assert real(base, theirs, "the other one")
         return real(base, verified, reason)

@@ -21,7 +21,7 @@ from tasks.machines import left_unfinished
 from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
 from tasks.retention import judge_snapshots
-from tests.fixtures.driver import Story, attempt_on, drive_job, left_job
+from tests.fixtures.driver import JOB_FLOW, Story, attempt_on, drive_job, left_job
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.small_saves import put_save, verified_save
@@ -312,7 +312,7 @@ def test_a_job_fails_where_a_machine_of_its_workspace_has_no_rental(
     """It stands for ever: another look would find the same."""
 
     monkeypatch.setattr(
-        driver,
+        JOB_FLOW,
         "wake_workspace",
         lambda opened, *_: left_unfinished(opened, renting_of(opened), alone=True),
     )
@@ -334,7 +334,7 @@ def _end_slowly(lab: Lab, rental: Rental, machine: Machine) -> None:
 
 def verify(given: Sequence[Any], verified: Any) -> None:
     """Tell the guards of a hibernation that the snapshot of the machine is whole in the store."""
-    _, _, machine, _, guards = given
+    _, _, machine, guards = given
     for guard in guards:
         if isinstance(guard, driver.EndOfJob):
             guard.check(Ending(machine, verified=verified))
@@ -357,7 +357,7 @@ def test_a_job_ends_when_the_end_of_its_machine_is_accepted(
         verify(given, StoredSnapshot(DEMO, SnapshotId("s-1"), "", 0, 0.0))
         _end_slowly(slow, rental, machine)
 
-    monkeypatch.setattr(driver, "hibernate_machine", hibernate)
+    monkeypatch.setattr(JOB_FLOW, "hibernate_machine", hibernate)
     ended = drive_job(slow, left_job(slow, rented=machine.id))
     assert (ended.state, ended.final) == ("succeeded", "s-1")
     assert slow.market.alive[machine.id].state == "stopping"
@@ -372,7 +372,7 @@ def test_a_job_whose_machine_is_kept_for_data_beside_its_workspace_ends_and_says
         verify(given, StoredSnapshot(DEMO, SnapshotId("s-1"), "", 0, 0.0))
         raise UnsavedWork(f"machine {machine.id} was not destroyed: it holds /data")
 
-    monkeypatch.setattr(driver, "hibernate_machine", hibernate)
+    monkeypatch.setattr(JOB_FLOW, "hibernate_machine", hibernate)
     ended = drive_job(lab, left_job(lab, rented=machine.id))
     assert (ended.state, ended.final) == ("succeeded", "s-1")
     assert f"machine {machine.id} was not destroyed: it holds /data" in ended.why
@@ -470,7 +470,7 @@ def test_a_job_whose_end_is_stored_deletes_its_saves(
 ) -> None:
     machine, rental = handed_over(lab.opened)
     began_with, old = put_save(lab.store, 0), put_save(lab.store, 30)
-    hibernate_as_told = driver.hibernate_machine
+    hibernate_as_told = JOB_FLOW.hibernate_machine
 
     def hibernate(*given: Any, **options: Any) -> None:
         verify(given, verified_save(lab.store, put_save(lab.store, 60)))
@@ -478,7 +478,7 @@ def test_a_job_whose_end_is_stored_deletes_its_saves(
         if killed:
             raise StoreDenied("the run is killed here")
 
-    monkeypatch.setattr(driver, "hibernate_machine", hibernate)
+    monkeypatch.setattr(JOB_FLOW, "hibernate_machine", hibernate)
     left = left_job(
         lab, kept_saves=[old], attempts=[attempt_on(machine, rental, end="command ended", status=0)]
     )

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from flows.procedures.restore import Arrival
 from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, replicate_plainly, sent, wake_plainly
@@ -23,7 +22,7 @@ from torpor.control.reports import Replica, WakeReport
 from torpor.control.store.snapshots import find_snapshot
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import MIB
-from torpor.shared.wire.restore import RestorePlan
+from torpor.shared.wire.restore import Checked
 
 EVENT = "torpor.workspace.first-restored"
 FIRST = ["lib", "weights-2.bin"]
@@ -64,21 +63,23 @@ def ordered(kept: Kept) -> Iterator[Any]:
 def test_wake_says_when_what_comes_first_can_be_used(
     kept: Kept, ordered: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish, handed_over = Arrival.finish_first, Tenancy.hand_over
+    finish, handed_over = RemoteRestore.finish_first, Tenancy.hand_over
     seen: list[str] = []
 
-    def finishes(self: Arrival, plan: RestorePlan) -> None:
-        finish(self, plan)
-        now = facts(kept.lab.workspace(self.tenancy.machine.id))
+    def finishes(self: RemoteRestore) -> Checked:
+        checked = finish(self)
+        (machine,) = kept.lab.machines()
+        now = facts(kept.lab.workspace(machine.id))
         first = {p: f for p, f in kept.truth.items() if os.fsdecode(p).split("/")[0] in FIRST}
         assert differences(first, {path: now[path] for path in first}) == []
         seen.append("usable")
+        return checked
 
     def hands_over(self: Tenancy, **given: Any) -> None:
         handed_over(self, **given)
         seen.append("handed over")
 
-    monkeypatch.setattr(Arrival, "finish_first", finishes)
+    monkeypatch.setattr(RemoteRestore, "finish_first", finishes)
     monkeypatch.setattr(Tenancy, "hand_over", hands_over)
     report = wake_plainly(ordered)
     assert seen == ["usable", "handed over"]
@@ -95,10 +96,10 @@ def test_wake_says_when_what_comes_first_can_be_used(
 def test_a_wake_that_fails_after_that_destroys_its_machine(
     kept: Kept, ordered: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: Arrival, *args: Any, **options: Any) -> None:
+    def fails(self: RemoteRestore) -> None:
         raise InvalidInput("the rest is not to be had")
 
-    monkeypatch.setattr(Arrival, "finish", fails)
+    monkeypatch.setattr(RemoteRestore, "finish", fails)
     with pytest.raises(InvalidInput, match="not to be had"):
         wake_plainly(ordered, retries=0)
     assert [event["event"] for event in sent if event["event"] == EVENT] == [EVENT]

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from flows.procedures import fleet
-from flows.procedures.fleet import Fleet
+from flows.procedures.fleet import Fleet, Order
 
 
 def test_each_session_is_closed_once_however_long_its_machine_takes(
@@ -21,8 +21,8 @@ def test_each_session_is_closed_once_however_long_its_machine_takes(
     going: Any = Future()
     session = Mock()
     opened: Any = None
-    stopped = Fleet(opened, opened, opened, opened, 1, 0, Mock(), "run", False, 1)
-    stopped._running[going] = SimpleNamespace(number=0, work=None, session=session)  # type: ignore[assignment]
+    stopped = Fleet(opened, opened, opened, opened, Order(1, 0, [], False), Mock())
+    stopped._running[going] = SimpleNamespace(number=0, restore=None, session=session)  # type: ignore[assignment]
     end = threading.Timer(2.5, going.set_result, (None,))
     end.start()
     stopped._stop()

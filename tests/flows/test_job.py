@@ -21,6 +21,7 @@ import pytest
 from flows import hibernate, job, watch
 from flows.procedures.job import driver
 from tasks.plain_runner import PlainRunner
+from tests.fixtures.driver import JOB_FLOW
 from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.waiting import until
@@ -452,7 +453,7 @@ def test_a_command_whose_end_was_stored_by_hand_does_not_run_again(
         raise StoreDenied("the key was revoked")
 
     with monkeypatch.context() as broken:
-        broken.setattr(driver, "hibernate_machine", refuse)
+        broken.setattr(JOB_FLOW, "hibernate_machine", refuse)
         with pytest.raises(StoreDenied):
             _run(world, _FINE)
     (left,) = _jobs(world).open()
@@ -468,7 +469,7 @@ def test_a_wake_by_somebody_else_ends_no_job(
     world: World, place: Path, monkeypatch: pytest.MonkeyPatch, says: type[TorporError] | None
 ) -> None:
     hibernate_plainly(world.opened)
-    wake, woken = driver.wake_workspace, []
+    wake, woken = JOB_FLOW.wake_workspace, []
 
     def meet(*given: Any) -> Any:
         woken.append(wake_plainly(world.opened).machine)
@@ -476,7 +477,7 @@ def test_a_wake_by_somebody_else_ends_no_job(
             raise says("another run was there before")
         return wake(*given)
 
-    monkeypatch.setattr(driver, "wake_workspace", meet)
+    monkeypatch.setattr(JOB_FLOW, "wake_workspace", meet)
     report = _run(world, _FINE)
     assert [one.machine for one in report.job.attempts] == woken
     assert report.job.state == "succeeded" and world.machines() == []
@@ -485,7 +486,7 @@ def test_a_wake_by_somebody_else_ends_no_job(
 def test_a_user_may_keep_the_machine_until_it_is_destroyed(
     world: World, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = driver.hibernate_machine
+    store = JOB_FLOW.hibernate_machine
 
     def begun(*given: Any, **options: Any) -> Any:
         """The user decides after the final hibernate has begun."""
@@ -493,7 +494,7 @@ def test_a_user_may_keep_the_machine_until_it_is_destroyed(
         _jobs(world).ask_stop(job_.id, Stop("cancelled", "keep", "I go on by hand", 2.0))
         return store(*given, **options)
 
-    monkeypatch.setattr(driver, "hibernate_machine", begun)
+    monkeypatch.setattr(JOB_FLOW, "hibernate_machine", begun)
     monkeypatch.setattr(driven, "STOP_S", 1000.0)  # the request is seen by nobody else
     report = _run(world, _FINE)
     assert (report.job.state, report.job.final) == ("succeeded", None)
@@ -511,7 +512,7 @@ def test_wakes_that_fail_again_and_again_end_the_job(
         tries.append(time.time())
         raise AgentLost("the agent was killed, for want of memory")
 
-    monkeypatch.setattr(driver, "wake_workspace", fail)
+    monkeypatch.setattr(JOB_FLOW, "wake_workspace", fail)
     monkeypatch.setattr(driver, "MOST_FAILURES", 3)
     with pytest.raises(JobFailed, match="could not be woken: the agent was killed"):
         _run(world, _FINE)
@@ -555,7 +556,7 @@ def test_an_error_leaves_the_job_to_the_next_run(
         raise StoreDenied("the key was revoked")
 
     with monkeypatch.context() as broken:
-        broken.setattr(driver, "hibernate_machine", refuse)
+        broken.setattr(JOB_FLOW, "hibernate_machine", refuse)
         with pytest.raises(StoreDenied, match="the key was revoked"):
             _run(world, _FINE)
     (left,) = _jobs(world).open()

@@ -10,7 +10,6 @@ import pytest
 
 from flows.procedures import measurement
 from flows.procedures.measurement import Measurement
-from flows.procedures.phases import Phases
 from tasks.measure import Sizes
 from tasks.plain_runner import PlainRunner
 from torpor.control.measure import peers
@@ -31,7 +30,7 @@ def test_another_tool_that_fails_is_noted_and_costs_nothing(
     opened: Any = SimpleNamespace(spec=SimpleNamespace(name="benchmark--demo"))
     block, store, here = (SimpleNamespace() for _ in range(3))
     sizes = Sizes((4,), (1,), (1,), 8, 1)
-    work = Measurement(block, opened, [store], sizes, Phases(), time.monotonic(), 60.0)  # type: ignore[arg-type,list-item]
+    work = Measurement(block, opened, [store], sizes, time.monotonic(), 60.0)  # type: ignore[arg-type,list-item]
     flow = Figure("hibernate", "torpor", "s", (2.0,), "up", parts=4, machines=1)
     work.figures += [flow, Figure("hibernate", "torpor", "bytes", (9.0,), "up", parts=4)]
     work.figures += [Figure("wake", "torpor", "s", (1.0,), "down", parts=4)]

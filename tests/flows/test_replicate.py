@@ -17,8 +17,7 @@ import pytest
 import tasks.machines
 from flows.procedures import fleet
 from flows.procedures.fleet import Fleet
-from flows.procedures.phases import Phases
-from flows.procedures.tenancy import only_machine
+from flows.procedures.rented import rented_machine
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.lab import FolderMarket, Lab, make_lab
 from tests.fixtures.machines import destroy_all
@@ -213,7 +212,7 @@ def test_cancelling_destroys_what_was_not_handed_over(kept: Kept) -> None:
     look = Fleet._look_at_machines
 
     def interrupted(self: Fleet) -> None:
-        if any(c.work is not None for c in self._running.values()):
+        if any(c.restore is not None for c in self._running.values()):
             raise KeyboardInterrupt
         look(self)
 
@@ -340,7 +339,7 @@ def test_a_failed_run_leaves_a_machine_while_the_records_cannot_be_read(kept: Ke
 def test_a_machine_that_this_run_held_and_lost_to_another_one_is_left_alone(kept: Kept) -> None:
     """It lost its connection; meanwhile another run continued with it and handed it over."""
     opened = kept.lab.opened
-    with plain(opened), pytest.raises(SnapshotDamaged), only_machine(opened, Phases()) as tenancy:
+    with plain(opened), pytest.raises(SnapshotDamaged), rented_machine(opened) as tenancy:
         tenancy.holds_nothing_else()
         assert tenancy.rental is not None
         opened.rentals.change(tenancy.rental, state="handed over")
@@ -354,7 +353,7 @@ def test_two_wakes_at_once_hand_over_one_machine(kept: Kept) -> None:
     with (
         plain(opened),
         pytest.raises(HandedOver, match="use that one"),
-        only_machine(opened, Phases()) as second,
+        rented_machine(opened) as second,
     ):
         theirs, _ = handed_over(opened)
         rental = opened.rentals.of(theirs.label)  # type: ignore[arg-type]

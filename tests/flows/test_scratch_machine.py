@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from flows.procedures.phases import Phases
 from flows.procedures.scratch_machine import ScratchMachine, held_and_cleared, scratch_machines
 from tasks.machines import renting
 from tasks.step import Step
@@ -48,7 +47,7 @@ def _begin(stack: ExitStack, opened: OpenWorkspace, count: int = 1) -> list[Scra
     opened = _named(opened)
     stack.enter_context(plain(opened))
     stack.enter_context(held_and_cleared(opened, WORKSPACE, f"run-{os.getpid()}"))
-    machines = stack.enter_context(scratch_machines(opened, WORKSPACE, "", count, Phases()))
+    machines = stack.enter_context(scratch_machines(opened, WORKSPACE, "", count))
     make_content(machines[0].session, NAME, MIB, 1)
     opened.store.put(ObjectKey(f"workspaces/{NAME}/packs/aa/left"), b"left")
     return machines

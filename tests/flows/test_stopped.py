@@ -14,7 +14,7 @@ from flows.procedures.job import driver, stopped
 from flows.procedures.job.attempt import Attending
 from flows.procedures.job.stopped import GONE_S, LEAVE_S, LOOK_S, RESTART_S, Stopped
 from tasks.plain_runner import PlainRunner
-from tests.fixtures.driver import JOB, Story, attempt_on, drive_job, left_job
+from tests.fixtures.driver import JOB, JOB_FLOW, Story, attempt_on, drive_job, left_job
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.rentals import handed_over
 from torpor.control import safety
@@ -44,17 +44,17 @@ def world(
         driven.check()
         now_s[0] += seconds
 
-    def wake(opened: Any, phases: Any, wanted: str) -> Any:
+    def wake(opened: Any, wanted: str) -> Any:
         story.did.append(f"wake {wanted}")
         machine, rental = handed_over(lab.opened)
         lab.opened.rentals.change(rental, job=opened.job)
         return SimpleNamespace(machine=machine.id, snapshot=wanted)
 
-    def save(opened: Any, session: Any, machine: str, *_: Any, **__: Any) -> Any:
-        story.did.append(f"save {machine}")
+    def save(opened: Any, session: Any, machine: Machine, *_: Any, **__: Any) -> Any:
+        story.did.append(f"save {machine.id}")
         return SimpleNamespace(lost=[]), SimpleNamespace(snapshot=_SAVE.snapshot)
 
-    monkeypatch.setattr(driver, "wake_workspace", wake)
+    monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
     monkeypatch.setattr(driver, "newest_save", lambda *_: None)
     monkeypatch.setattr(stopped, "find_sure_save", lambda *_: _SAVE)
     monkeypatch.setattr(stopped, "take_snapshot", save)

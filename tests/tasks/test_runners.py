@@ -13,8 +13,8 @@ import pytest
 from prefect.states import Crashed, Failed, Pending
 
 from flows import hibernate, job
-from flows.procedures.phases import Phases, phases_told_to
 from tasks import plain_runner, prefect_runner, progress
+from tasks.phases import phase, phases_told_to
 from tasks.plain_runner import PlainRunner
 from tasks.prefect_runner import PrefectRunner
 from tasks.progress import Progress
@@ -109,7 +109,7 @@ def test_listeners_are_called_before_each_step_and_phase_begins() -> None:
             raise KeyError("stop here")
 
     with PlainRunner(before=before), phases_told_to(heard.append):
-        with Phases().phase("first"):
+        with phase("first"):
             look(1)
         with pytest.raises(KeyError):
             look(2)

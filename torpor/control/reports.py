@@ -7,7 +7,9 @@ from typing import Final
 
 import msgspec
 
+from torpor.shared.errors import MachineError
 from torpor.shared.values import MachineId, SnapshotId, WorkspaceName
+from torpor.shared.wire.restore import RestorePlan
 
 Row = dict[str, str]
 
@@ -94,6 +96,15 @@ class FirstReport(msgspec.Struct, frozen=True):
     bytes: int  # plain bytes that were fetched for it
     stored_bytes: int  # of these
     seconds: float
+
+    @classmethod
+    def of(cls, plan: RestorePlan, first_s: float | None) -> FirstReport | None:
+        """None where nothing comes first, or an earlier run has restored everything."""
+        if first_s is None:
+            return None
+        parts = [part for part in plan.parts if part.first]
+        plain = sum(part.bytes for part in parts)
+        return cls(plan.first, plain, sum(part.stored_bytes for part in parts), first_s)
 
     def words(self) -> str:
         return (
@@ -219,6 +230,16 @@ class ReplicateReport(msgspec.Struct, frozen=True):
     def rows(self) -> list[Row]:
         """The report as a table, a row for each machine."""
         return [replica.row() for replica in self.replicas]
+
+    def check(self) -> None:
+        """MachineError if no machine came up."""
+        if self.wanted and not self.ready:
+            raise MachineError(
+                f"none of {self.wanted} machines came up with snapshot {self.snapshot} of "
+                f"workspace {self.workspace}; the first: "
+                f"{self.failed[0].words if self.failed else '-'}. The snapshot is untouched: fix "
+                "the cause and run replicate again"
+            )
 
     def summary(self) -> str:
         """The report in one sentence."""

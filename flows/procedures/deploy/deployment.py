@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from flows.procedures.deploy.server import Serving
-from flows.procedures.phases import Phases, phases_told_to
-from flows.procedures.restore import Arrival, Restoration
+from flows.procedures.rented import rented_machine
+from flows.procedures.restore import arrival, begun, restore_parts
 from flows.procedures.snapshot import take_snapshot
-from flows.procedures.tenancy import only_machine
 from tasks.deploying import (
     distrust_base,
     drop_base,
@@ -32,12 +31,22 @@ from tasks.deploying import (
     run_on_machine,
 )
 from tasks.jobs import machine_in_use
-from tasks.machines import endpoint_of, open_session
-from tasks.restore import NEWEST, pick_snapshot_to_wake
+from tasks.machines import endpoint_of, hand_over, open_session
+from tasks.phases import measured_phases, phase, phases_told_to, seconds_by_phase
+from tasks.restore import NEWEST, check_restore, finish_restore, new_restore, pick_snapshot_to_wake
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy.report import DeployReport
-from torpor.control.deploy.stack import Place, Stack, Strategy, base_name, check_apart, sharers
+from torpor.control.deploy.stack import (
+    Place,
+    Stack,
+    Strategy,
+    StrategyName,
+    base_name,
+    check_apart,
+    sharers,
+    strategy_named,
+)
 from torpor.control.measure.scratch import machines_name, scratch_name
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Session
@@ -52,142 +61,181 @@ from torpor.shared.errors import (
     TorporError,
 )
 from torpor.shared.format.keys import Seal
-from torpor.shared.values import Machine, StoredSnapshot, workspace_name
-from torpor.shared.wire.restore import RestorePlan
+from torpor.shared.values import Machine, StoredSnapshot, WorkspaceName, workspace_name
+
+
+@dataclass
+class Trial:
+    """Deploys that are only measured: each on a machine of its own, which is destroyed at the end,
+    with an environment of that name's own. ``bases``: the workspaces of these environments."""
+
+    name: str
+    bases: dict[WorkspaceName, StoredWorkspace] = field(default_factory=dict)
+
+
+class Chosen(NamedTuple):
+    """What a user asks for."""
+
+    stack: Stack
+    strategy: StrategyName
+    full_check: bool
+    trial: Trial | None
+
+    @property
+    def how(self) -> Strategy:
+        return strategy_named(self.strategy)
+
+
+@contextmanager
+def deployment_on_a_machine(
+    opened: OpenWorkspace, chosen: Chosen, snapshot: str
+) -> Iterator[Deployment]:
+    """A deployment on the workspace's machine, or on a new one that is destroyed after an error.
+    On a machine that is in use, the server of a deploy that fails is stopped."""
+    in_use = None if chosen.trial else machine_in_use(opened, None)
+    if in_use is not None:
+        with open_session(opened, in_use[0]) as session:
+            yield Deployment(opened, chosen, session, in_use[0])
+        return
+    wanted = None
+    if snapshot not in ("", NEWEST) or newest_snapshot(opened.store, opened.spec.name):
+        wanted, opened = pick_snapshot_to_wake(opened, snapshot)
+    image = chosen.stack.image_for(chosen.how) or opened.spec.want.image
+    want = msgspec.structs.replace(opened.spec.want, image=image)
+    opened = replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
+    began = time.monotonic()
+    rents = opened.under(machines_name(opened.spec.name)) if chosen.trial else opened
+    with (
+        rented_machine(rents) as tenancy,
+        open_session(opened, tenancy.machine) as session,
+    ):
+        yield Deployment(opened, chosen, session, tenancy.machine, tenancy, wanted, began)
 
 
 class Deployment:
-    """The order of one deploy.
-
-    ``trial``: it is only measured, on a machine of its own that is destroyed at the end, with an
-    environment of that name's own. ``base`` is the environment's workspace, once it is known.
-    """
+    """One stack on one machine. Without ``tenancy``, the machine is the user's: its workspace is
+    there, and it stays. ``began``: when its rental began."""
 
     def __init__(
         self,
         opened: OpenWorkspace,
-        stack: Stack,
-        strategy: Strategy,
-        name: str,
-        phases: Phases,
-        trial: str = "",
-    ) -> None:
-        self.opened = opened
-        self.stack = stack
-        self.strategy = strategy
-        self.name = name
-        self.phases = phases
-        self.trial = trial
-        self.base: StoredWorkspace | None = None
-        self.within: dict[str, float] = {}
-        self.began = time.monotonic()
-
-    def run(self, snapshot: str, full_check: bool) -> DeployReport:
-        """Deploy on the workspace's machine, or on a new one."""
-        found = None if self.trial else machine_in_use(self.opened, None)
-        if found is not None:
-            return _OnMachine(self, found[0], None, None, full_check).run()
-        try:
-            return self._on_new_machine(snapshot, full_check)
-        except RestoreUnfinished as left:  # of another snapshot: that machine is destroyed
-            runner().log.warning("%s; another machine is rented instead", left)
-            return self._on_new_machine(snapshot, full_check)
-
-    def _on_new_machine(self, snapshot: str, full_check: bool) -> DeployReport:
-        wanted, opened = None, self.opened
-        if snapshot not in ("", NEWEST) or newest_snapshot(opened.store, opened.spec.name):
-            wanted, opened = pick_snapshot_to_wake(opened, snapshot)
-        image = self.stack.image_for(self.strategy) or opened.spec.want.image
-        want = msgspec.structs.replace(opened.spec.want, image=image)
-        opened = replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
-        self.began = time.monotonic()
-        rents = opened.under(machines_name(opened.spec.name)) if self.trial else opened
-        with only_machine(rents, self.phases) as tenancy:
-            return _OnMachine(self, tenancy.machine, tenancy, wanted, full_check).run()
-
-
-class _Wanted(NamedTuple):
-    """A snapshot for a new machine; ``when_first`` is called when what it wants first is there."""
-
-    tenancy: Tenancy
-    snapshot: StoredSnapshot
-    when_first: Callable[[], None]
-
-
-class _OnMachine:
-    """Without ``tenancy``, the machine is the user's: its workspace is there, and it stays."""
-
-    def __init__(
-        self,
-        deployment: Deployment,
+        chosen: Chosen,
+        session: Session,
         machine: Machine,
-        tenancy: Tenancy | None,
-        wanted: StoredSnapshot | None,
-        full_check: bool,
+        tenancy: Tenancy | None = None,
+        wanted: StoredSnapshot | None = None,
+        began: float = 0.0,
     ) -> None:
-        self._of = deployment
-        self._opened = deployment.opened
-        self._stack = deployment.stack
-        self._phases = deployment.phases
+        self._opened = opened
+        self._stack = chosen.stack
+        self._strategy = chosen.how
+        self._chosen = chosen
+        self._session = session
         self._machine = machine
         self._tenancy = tenancy
         self._wanted = wanted
-        self._full_check = full_check
+        self._began = began
         self._reached = time.monotonic()
         self._served = 0.0
         self._environment = "of the image"
         self._built = False
-        self._began = ""  # the record on the machine that this deploy makes the environment
-        self._restoring: list[Restoration] = []
+        self._mark = ""  # the record on the machine that this deploy makes the environment
+        self._within: dict[str, float] = {}
+        self._restoring: list[RemoteRestore] = []
         self._stopped = threading.Event()
         self._environment_lined_up = threading.Event()
         self._warnings: list[str] = []
+        spec, home = opened.spec, session.machine.user_home
+        self._place = Place(chosen.stack, home, spec.paths[0], self._strategy.sets_up)
+        check_apart(self._place.environment, [self._place.absolute(path) for path in spec.paths])
+        self._base = self._environments_workspace()
+        self._serving = Serving(session, spec.name, self._place)
 
-    def run(self) -> DeployReport:
-        with self._phases.phase("connect"):
-            session = open_session(self._opened, self._machine)
-        with session:
-            spec = self._opened.spec
-            machine = session.machine
-            place = Place(self._stack, machine.user_home, spec.paths[0], self._of.strategy.sets_up)
-            check_apart(place.environment, [place.absolute(path) for path in spec.paths])
-            # The id is of the store's key, whatever the name that the key is derived for.
-            key_id = Seal(self._opened.base_key(workspace_name("environments"))).key_id.hex()
-            key_id += self._of.trial
-            name = base_name(self._stack, facts_of(machine), self._shared_by, key_id)
-            base = self._of.base = self._opened.base(name, self._stack.environment)
-            serving = Serving(session, spec.name, place, self._phases)
-            if self._tenancy is None:
-                serving.check_port()
-                if self._of.strategy.keeps:
-                    self._check_room(session, place, base)
-            self._stop(serving)
+    def stop_earlier(self) -> None:
+        """End what earlier deploys have started here, once it is clear that this one can begin."""
+        if self._tenancy is None:
+            self._serving.check_port()
+            if self._strategy.keeps:
+                self._check_room()
+        self._stop()
 
-            def serve() -> None:
-                self._fetch_model(session, place, serving)
-                serving.serve()
-                self._served = time.monotonic()
+    def bring(self) -> None:
+        """The environment and the workspace, beside each other; the environment's parts are fetched
+        before the workspace's. Where the workspace wants something first, the server starts when
+        that and the environment are there, and the rest follows."""
+        with phase("restore"), self._server_stopped_after_errors():
+            self._bring_both()
 
-            try:
-                with self._phases.phase("restore"):
-                    self._bring(session, place, base, serving, serve)
-                if not self._served:
-                    serve()
-            except BaseException:
-                if self._tenancy is None:  # else the machine is destroyed
-                    with suppress(TorporError):
-                        serving.stop()
-                raise
-            if self._built:
-                with self._phases.phase("store environment"):
-                    self._store(session, base, serving)
-            if self._began:
-                # Before the last look: a deploy that finds it has ended this one's server before.
-                run_on_machine(session, ["rm", "-rf", "--", self._began])
-            serving.check_serving()
-            if self._tenancy is not None and not self._of.trial:
-                self._tenancy.hand_over(alone=True)
-            return self._report(serving)
+    def serve(self) -> None:
+        """Start the server, unless it serves already, and have it answer one request."""
+        with self._server_stopped_after_errors():
+            if not self._served:
+                self._serve()
+
+    def store_environment(self) -> None:
+        """Store the environment that this deploy made and that has just proven itself."""
+        if self._built:
+            with phase("store environment"), measured_phases():
+                self._store()
+        if self._mark:
+            # Before the last look: a deploy that finds it has ended this one's server before.
+            run_on_machine(self._session, ["rm", "-rf", "--", self._mark])
+
+    def hand_over(self) -> None:
+        """Leave a new machine, on which the server runs, to its user."""
+        self._serving.check_serving()
+        if self._tenancy is not None and self._chosen.trial is None:
+            hand_over(self._tenancy, alone=True)
+
+    def report(self) -> DeployReport:
+        endpoint = endpoint_of(self._machine)
+        served = self._served
+        return DeployReport(
+            workspace=self._opened.spec.name,
+            stack=self._stack.name,
+            strategy=f"{self._chosen.strategy}: {self._strategy.words}",
+            snapshot=None if self._wanted is None else self._wanted.snapshot,
+            environment=self._environment,
+            machine=self._machine.id,
+            host=endpoint.host,
+            port=endpoint.port,
+            user=endpoint.user,
+            server_port=self._stack.port,
+            log=self._serving.log("server"),
+            seconds=seconds_by_phase(),
+            within=self._within,
+            from_rental_s=None if self._tenancy is None else served - self._began,
+            from_ssh_s=served - self._reached,
+            price_usd_h=self._machine.price_usd_h,
+            warnings=self._warnings,
+        )
+
+    def _environments_workspace(self) -> StoredWorkspace:
+        # The id is of the store's key, whatever the name that the key is derived for.
+        key_id = Seal(self._opened.base_key(workspace_name("environments"))).key_id.hex()
+        trial = self._chosen.trial
+        if trial is not None:
+            key_id += trial.name
+        name = base_name(self._stack, facts_of(self._session.machine), self._shared_by, key_id)
+        base = self._opened.base(name, self._stack.environment)
+        if trial is not None and self._strategy.keeps:  # it may be stored although this fails
+            trial.bases[name] = base
+        return base
+
+    def _serve(self) -> None:
+        self._fetch_model()
+        self._serving.serve()
+        self._served = time.monotonic()
+
+    @contextmanager
+    def _server_stopped_after_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            if self._tenancy is None:  # else the machine is destroyed
+                with suppress(TorporError):
+                    self._serving.stop()
+            raise
 
     @property
     def _shared_by(self) -> str:
@@ -195,46 +243,37 @@ class _OnMachine:
         many_owners = provider.abilities.many_owners
         return sharers(self._stack, provider.identity, many_owners, self._opened.spec.name)
 
-    def _stop(self, serving: Serving) -> None:
+    def _stop(self) -> None:
         """End what earlier deploys have started here; HandedOver if it is a user's by now."""
         if self._tenancy is not None:
             self._tenancy.check_unclaimed()
-        serving.stop()
+        self._serving.stop()
 
     # -- what the server needs
 
-    def _check_room(self, session: Session, place: Place, base: StoredWorkspace) -> None:
+    def _check_room(self) -> None:
         """InvalidInput where the stored environment cannot be restored on the user's machine: the
         server that runs there is not stopped for that."""
-        found = find_base(base, self._reason())
+        found = find_base(self._base, self._reason())
         if found is None:
             return
+        look = new_restore(self._base, self._session, found, f"{runner().run}-look")
         try:
-            with self._environment_of(session, base, found, "look").begun():
+            with begun(look, resume=True):
                 pass
         except (InvalidInput, RestoreUnfinished) as error:
-            raise InvalidInput(self._no_room(place, error, " Nothing was stopped.")) from error
+            raise InvalidInput(self._no_room(error, " Nothing was stopped.")) from error
 
-    def _no_room(self, place: Place, error: TorporError, stopped: str = "") -> str:
+    def _no_room(self, error: TorporError, stopped: str = "") -> str:
         return (
-            f"{', '.join(place.environment)} on the machine holds something else than the "
+            f"{', '.join(self._place.environment)} on the machine holds something else than the "
             f"environment of stack {self._stack.name}: {error}.{stopped} Move it away, or delete "
             "it if it is an older environment, which no wake takes; or name other environment "
             "paths in the stack; or hibernate the workspace and deploy it on a new machine"
         )
 
-    def _bring(
-        self,
-        session: Session,
-        place: Place,
-        base: StoredWorkspace,
-        serving: Serving,
-        serve: Callable[[], None],
-    ) -> None:
-        """The environment and the workspace, at the same time; the environment's parts are fetched
-        before the workspace's. Where the workspace wants something first, the server starts when
-        that and the environment are there, and the rest follows.
-        A command that fetches the model writes into the workspace, so it waits for all of it."""
+    def _bring_both(self) -> None:
+        """A command that fetches the model writes into the workspace, so it waits for all of it."""
         spec = self._opened.spec
         made: list[Future[None]] = []
         running: list[Future[None]] = []
@@ -243,150 +282,137 @@ class _OnMachine:
             if spec.first and not self._stack.fetch:
                 for environment in made:
                     environment.result()
-                serve()
+                self._serve()
 
         with (
             ThreadPoolExecutor(2, thread_name_prefix="deploy") as threads,
             phases_told_to(lambda name: None),  # it stays the phase `restore`
         ):
             try:
-                if self._of.strategy.sets_up:
-                    make = partial(self._make_environment, session, place, base, serving)
-                    made.append(threads.submit(copy_context().run, make))
+                if self._strategy.sets_up:
+                    made.append(threads.submit(copy_context().run, self._make_environment))
                     made[0].add_done_callback(lambda _: self._environment_lined_up.set())
                 else:
                     self._environment_lined_up.set()
                 if self._tenancy is not None and self._wanted is not None:
-                    wanted = _Wanted(self._tenancy, self._wanted, when_first)
-                    bring = partial(self._restore_workspace, session, wanted)
-                    running.append(threads.submit(copy_context().run, bring))
+                    restore = partial(
+                        self._restore_workspace, self._tenancy, self._wanted, when_first
+                    )
+                    running.append(threads.submit(copy_context().run, restore))
                 elif self._tenancy is not None:
-                    folders = [place.absolute(path) for path in spec.paths]
-                    run_on_machine(session, ["mkdir", "-p", "--", *folders])
+                    folders = [self._place.absolute(path) for path in spec.paths]
+                    run_on_machine(self._session, ["mkdir", "-p", "--", *folders])
                 for one in as_completed([*made, *running]):
                     one.result()
             except BaseException:
                 self._stopped.set()
-                for restoration in self._restoring:
-                    restoration.remote.give_up(RunCancelled("another part of the deploy failed"))
+                for begun_restore in self._restoring:
+                    begun_restore.give_up(RunCancelled("another part of the deploy failed"))
                 with suppress(TorporError):  # ends a setup command that still runs
-                    self._stop(serving)
+                    self._stop()
                 raise
 
-    def _restore_workspace(self, session: Session, wanted: _Wanted) -> None:
-        work = Arrival(
-            self._opened, session, wanted.tenancy, wanted.snapshot, runner().run, Phases()
-        )
-        with self._begun(work, "workspace") as plan:
+    def _restore_workspace(
+        self, tenancy: Tenancy, wanted: StoredSnapshot, when_first: Callable[[], None]
+    ) -> None:
+        restore = new_restore(self._opened, self._session, wanted, runner().run)
+        self._restoring.append(restore)
+        with self._measured("workspace"), arrival(restore, tenancy):
             self._environment_lined_up.wait()
             self._check_wanted()
-            finished = work.restore(plan, full_check=self._full_check, when_first=wanted.when_first)
-        self._warnings += finished.warnings
+            if not restore.plan.complete:
+                restore_parts(restore, "wake", tenancy.machine, when_first=when_first)
+                finish_restore(restore)
+                check_restore(restore, self._chosen.full_check)
+        self._warnings += restore.finished.warnings
 
     @contextmanager
-    def _begun(self, restoration: Restoration, what: str) -> Iterator[RestorePlan]:
-        self._restoring.append(restoration)
+    def _measured(self, what: str) -> Iterator[None]:
         self._check_wanted()
-        with restoration.begun() as plan:
-            yield plan
-        for name, seconds in restoration.phases.seconds.items():
-            self._of.within[f"{what}: {name}"] = seconds
+        with measured_phases() as measured:
+            yield
+        for name, seconds in measured.items():
+            self._within[f"{what}: {name}"] = seconds
 
-    def _make_environment(
-        self, session: Session, place: Place, base: StoredWorkspace, serving: Serving
-    ) -> None:
+    def _make_environment(self) -> None:
         """From the store, or by the setup command."""
-        mark = f"{place.home}/.torpor/deploy/{base.spec.name}"
+        session, environment = self._session, self._place.environment
+        mark = f"{self._place.home}/.torpor/deploy/{self._base.spec.name}"
         if self._tenancy is not None:
             begun = holds_files(session, [mark])
             self._tenancy.check_unclaimed()
             if begun:  # by a deploy that was killed, on this machine, which nobody got
-                run_on_machine(session, ["rm", "-rf", "--", *place.environment, mark])
-        if self._of.strategy.keeps:
-            found = find_base(base, self._reason())
+                run_on_machine(session, ["rm", "-rf", "--", *environment, mark])
+        if self._strategy.keeps:
+            found = find_base(self._base, self._reason())
             if found is not None:
-                self._restore_environment(session, place, base, found)
+                self._restore_environment(found)
                 return
         self._environment_lined_up.set()  # the setup command fetches what it needs by itself
-        if not holds_files(session, place.environment):
+        if not holds_files(session, environment):
             run_on_machine(session, ["mkdir", "-p", "--", f"{mark}/began"])
-            self._began = mark
-            self._built = self._of.strategy.keeps
+            self._mark = mark
+            self._built = self._strategy.keeps
         self._check_wanted()
         began = time.monotonic()
-        serving.run("setup", place.filled(self._stack.setup), place.home)
-        self._of.within["environment: setup"] = time.monotonic() - began
+        self._serving.run("setup", self._place.filled(self._stack.setup), self._place.home)
+        self._within["environment: setup"] = time.monotonic() - began
         self._environment = "made by the setup command"
-        if not self._built and self._of.strategy.keeps:
+        if not self._built and self._strategy.keeps:
             self._environment += ", not stored: its directories held files before"
 
-    def _environment_of(
-        self, session: Session, base: StoredWorkspace, found: StoredSnapshot, run: str
-    ) -> Restoration:
-        remote = RemoteRestore(
-            session,
-            base.store,
-            found,
-            base.key,
-            f"{runner().run}-{run}",
-            paths=base.spec.paths,
-            parts=base.spec.parts,
-            part_bytes=base.spec.part_bytes,
-            gpu=base.spec.compression.gpu,
-        )
-        return Restoration(remote, "deploy", Phases(), resume=True)
-
-    def _restore_environment(
-        self, session: Session, place: Place, base: StoredWorkspace, found: StoredSnapshot
-    ) -> None:
+    def _restore_environment(self, found: StoredSnapshot) -> None:
         try:
-            one = self._environment_of(session, base, found, "environment")
-            with self._begun(one, "environment") as plan:
-                finished = one.restore(
-                    plan,
-                    full_check=self._full_check,
-                    when_submitted=self._environment_lined_up.set,
-                )
-            self._warnings += finished.warnings
+            run = f"{runner().run}-environment"
+            restore = new_restore(self._base, self._session, found, run)
+            self._restoring.append(restore)
+            with self._measured("environment"), begun(restore, resume=True):
+                if not restore.plan.complete:
+                    lined_up = self._environment_lined_up.set
+                    restore_parts(restore, "deploy", when_submitted=lined_up)
+                    finish_restore(restore)
+                    check_restore(restore, self._chosen.full_check)
+            self._warnings += restore.finished.warnings
         except (InvalidInput, RestoreUnfinished) as error:  # it says nothing of the workspace
-            raise DeployFailed(self._no_room(place, error)) from error
+            raise DeployFailed(self._no_room(error)) from error
         except SnapshotDamaged as error:
-            distrust_base(base, found)
+            distrust_base(self._base, found)
             raise SnapshotDamaged(
                 f"the stored environment of stack {self._stack.name} is damaged and is not used "
                 f"any more: {error}. Deploy again: the setup command makes a new one"
             ) from error
-        self._environment = f"restored from {found.snapshot} of {base.spec.name}"
+        self._environment = f"restored from {found.snapshot} of {self._base.spec.name}"
 
     def _check_wanted(self) -> None:
         """RunCancelled once another part of the deploy has failed."""
         if self._stopped.is_set():
             raise RunCancelled("another part of the deploy failed")
 
-    def _fetch_model(self, session: Session, place: Place, serving: Serving) -> None:
+    def _fetch_model(self) -> None:
         """Unless the workspace says that it holds what this command fetches."""
         if not self._stack.fetch:
             return
+        session, folder = self._session, self._place.absolute(self._place.workspace)
         what = json.dumps([self._stack.model, self._stack.model_path, self._stack.fetch])
-        mark = f"{place.absolute(place.workspace)}/.torpor-models/"
-        mark += hashlib.sha256(what.encode()).hexdigest()[:16]
+        mark = f"{folder}/.torpor-models/{hashlib.sha256(what.encode()).hexdigest()[:16]}"
         if holds_files(session, [mark]):
             return
-        with self._phases.phase("fetch"):
-            run_on_machine(session, ["mkdir", "-p", "--", os.path.dirname(place.model_path)])
-            serving.run("fetch", place.filled(self._stack.fetch), place.absolute(place.workspace))
+        with phase("fetch"):
+            model = os.path.dirname(self._place.model_path)
+            run_on_machine(session, ["mkdir", "-p", "--", model])
+            self._serving.run("fetch", self._place.filled(self._stack.fetch), folder)
             run_on_machine(session, ["mkdir", "-p", "--", f"{mark}/fetched"])
 
     # -- after the first answer
 
-    def _store(self, session: Session, base: StoredWorkspace, serving: Serving) -> None:
-        """Store the environment that has just proven itself. The server runs: where this fails, the
-        next deploy makes the environment again."""
+    def _store(self) -> None:
+        """The server runs: where this fails, the next deploy makes the environment again."""
+        base = self._base
         try:
             run = f"{runner().run}-environment"
-            report, verified = take_snapshot(base, session, self._machine.id, Phases(), run=run)
+            report, verified = take_snapshot(base, self._session, self._machine, run=run)
             try:
-                serving.check_serving()  # else another deploy may have worked in the directories
+                self._serving.check_serving()  # else another deploy may have worked there
             except DeployFailed:
                 drop_base(base, verified)
                 raise
@@ -404,29 +430,6 @@ class _OnMachine:
 
     def _reason(self) -> str:
         workspace = self._opened.spec.name
-        whose = f"{scratch_name(workspace)}: " if self._of.trial else ""
+        whose = f"{scratch_name(workspace)}: " if self._chosen.trial else ""
         of = f"environment of stack {self._stack.name}, made at {self._shared_by}"
         return f"{whose}{of}, for workspace {workspace}"[:400]
-
-    def _report(self, serving: Serving) -> DeployReport:
-        endpoint = endpoint_of(self._machine)
-        served = self._served
-        return DeployReport(
-            workspace=self._opened.spec.name,
-            stack=self._stack.name,
-            strategy=f"{self._of.name}: {self._of.strategy.words}",
-            snapshot=None if self._wanted is None else self._wanted.snapshot,
-            environment=self._environment,
-            machine=self._machine.id,
-            host=endpoint.host,
-            port=endpoint.port,
-            user=endpoint.user,
-            server_port=self._stack.port,
-            log=serving.log("server"),
-            seconds=self._phases.seconds,
-            within=self._of.within,
-            from_rental_s=None if self._tenancy is None else served - self._of.began,
-            from_ssh_s=served - self._reached,
-            price_usd_h=self._machine.price_usd_h,
-            warnings=self._warnings,
-        )

@@ -6,8 +6,8 @@ import hashlib
 import time
 from typing import Final, Literal
 
-from flows.procedures.phases import Phases
 from tasks.jobs import look_at_command, start_command, stop_command
+from tasks.phases import phase
 from torpor.control.deploy.asking import ask, check
 from torpor.control.deploy.last_lines import LastLines
 from torpor.control.deploy.stack import Place
@@ -51,13 +51,10 @@ class Serving:
     """The commands of one workspace's deploy. Supervisors keep them running on the machine; a later
     deploy finds them again."""
 
-    def __init__(
-        self, session: Session, workspace: WorkspaceName, place: Place, phases: Phases
-    ) -> None:
+    def __init__(self, session: Session, workspace: WorkspaceName, place: Place) -> None:
         self._session = session
         self._workspace = workspace
         self._place = place
-        self._phases = phases
         self._lines: dict[Kind, LastLines] = {}
         self._offsets: dict[Kind, int] = {}
         self._attempts: dict[Kind, int] = {}
@@ -96,13 +93,13 @@ class Serving:
         stack, place = self._place.stack, self._place
         if self._session.listens(stack.port):
             raise self._taken()
-        with self._phases.phase("server"):
+        with phase("server"):
             folder = place.absolute(place.workspace)
             self._start("server", place.filled(stack.server), folder)
         with self._session.forward(stack.port) as port:
-            with self._phases.phase("health"):
+            with phase("health"):
                 self._wait_until_ready(port)
-            with self._phases.phase("completion"):
+            with phase("completion"):
                 body = place.body(stack.proof.body)
                 proof = stack.proof
                 token = stack.secrets.token

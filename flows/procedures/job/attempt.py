@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 
 from flows.procedures.job.thinning import is_of_machine, thin_saves
-from flows.procedures.phases import Phases
 from flows.procedures.snapshot import take_snapshot
 from tasks.jobs import look_at_command, start_command, stop_command
 from tasks.runner import runner
@@ -307,7 +306,7 @@ class Saves:
         hold what is gone: they stay."""
         read_unix = time.time()
         run = f"{runner().run}-save-{len(self._driven.job.attempts)}-{time.time_ns()}"
-        report, verified = take_snapshot(opened, self._session, self._machine.id, Phases(), run=run)
+        report, verified = take_snapshot(opened, self._session, self._machine, run=run)
         for line in report.lost:
             runner().log.warning("save %d: %s", self._count, line)
         return read_unix, report.shrunk, verified

@@ -1,9 +1,10 @@
-"""Driving: a job from machine to machine, until its command has ended and its workspace sleeps."""
+"""A driver: what a run that drives a job sees of it, and how it carries the moves out."""
 
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -12,23 +13,20 @@ import msgspec
 from flows.procedures.job.attempt import Attending
 from flows.procedures.job.stopped import Stopped
 from flows.procedures.job.thinning import is_of_machine, thin_saves
-from flows.procedures.phases import Phases
-from flows.procedures.snapshot import hibernate_machine
 from flows.procedures.unfinished import end_leftovers
-from flows.procedures.wake import wake_workspace
-from tasks.guards import Ending, Guard, NothingBegan, NothingLost
+from tasks.guards import Ending
 from tasks.jobs import check_no_other_job, machine_in_use, stop_command
 from tasks.machines import open_session
-from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
 from tasks.standing_by import newest_save
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.decide import End, JobMachine, Seen, end_of, next_move
+from torpor.control.jobs.decide import End, JobMachine, Seen, end_of
 from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.policy import MOST_FAILURES, spot_for, wait_s
 from torpor.control.jobs.records import DRIVEN_S, Job, Stop
 from torpor.control.rental.records import Rental
-from torpor.control.safety import Verified, boot_clock_s
+from torpor.control.reports import WakeReport
+from torpor.control.safety import Verified
 from torpor.shared.errors import (
     BudgetExceeded,
     CreateFailed,
@@ -60,16 +58,18 @@ SURE_S: Final = 2 * DRIVEN_S + 5.0
 """A run that drives a job writes its record within this time."""
 
 
-def drive(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Job:
-    """Bring a job to its end. After an error any run may continue it. WorkspaceBusy if another run
+@contextmanager
+def driving(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Iterator[Driver]:
+    """Drive a job in this run. After an error any run may continue it. WorkspaceBusy if another run
     drives it. ``driven_for``: the job of this run, where it is another one that waits for this."""
     record = _silent(opened, record)
     if record.ended:
-        return record
+        yield Driver(opened, Driven(opened.jobs, record, _warn))
+        return
     taken = opened.jobs.take(record, runner().run, driven_for)
     with Driven(opened.jobs, taken, _warn) as driven:
         try:
-            return Driver(opened, driven).run()
+            yield Driver(opened, driven)
         except HandedOver:
             raise
         except TorporError as error:
@@ -99,15 +99,15 @@ def _warn(message: str) -> None:
 
 
 class Driver:
-    """Brings one job to its end. All that it knows stands in the record, so that another run can go
-    on at any point."""
+    """The moves of one job. All that it knows stands in the record, so that another run can go on
+    at any point."""
 
     def __init__(self, opened: OpenWorkspace, driven: Driven) -> None:
-        self._opened = opened
+        self.opened = opened
         self._driven = driven
         self._refusals = self._troubles = 0
         self._missing_since: float | None = None
-        self._end_of_job = EndOfJob(opened, driven)
+        self.end_of_job = EndOfJob(opened, driven)
         self._kept = ""  # why the machine was kept after the end of the job
         self._stopped = Stopped(opened, driven, self._say_waiting)
         self._left: tuple[set[str], float] = (set(), 0.0)
@@ -116,57 +116,35 @@ class Driver:
     def job(self) -> Job:
         return self._driven.job
 
-    def run(self) -> Job:
-        """Until the job has ended. Raises what another try cannot mend, HandedOver if another run
-        drives the job."""
-        while not self.job.ended:
-            self._driven.check()
-            try:
-                self._once()
-                self._troubles = 0
-            except TorporError as error:
-                again = isinstance(error, UnexpectedAnswer | WorkspaceBusy | WorkspaceAwake)
-                if not (error.retryable or again):
-                    raise
-                self._troubles += 1
-                runner().log.warning("job %s tries again: %s", self.job.id, error)
-                self._driven.nap(min(LONGEST_S, AGAIN_S * self._troubles))
-        return self.job
+    @property
+    def stop(self) -> Stop | None:
+        """The last request to stop it, as far as it is known here."""
+        return self._driven.stop
 
-    def _once(self) -> None:
-        """Look, and make one move."""
-        seen = self._look()
-        move, on = next_move(self.job, seen, self._driven.stop), seen.machine
-        match move:
-            case End():
-                self._end(move)
-            case "wait for turn":
-                self._wait_for_turn()
-            case "look again":
-                self._driven.nap(AGAIN_S)
-            case "clear":
-                self._clear()
-            case "rent":
-                self._rent()
-            case "keep" if on:
-                self._keep(on.machine)
-            case "revive" if on:
-                self._stopped.see(on.machine, on.rental, ours=on.ours)
-            case "run" if on:
-                self._attend(on.machine, on.rental)
-            case "hibernate" if on:
-                self._hibernate(on.machine)
-            case _:
-                raise AssertionError(f"{move} needs a machine")
+    @contextmanager
+    def tried_again(self) -> Iterator[None]:
+        """Wait after an error that another try may mend. HandedOver if another run drives the
+        job."""
+        self._driven.check()
+        try:
+            yield
+            self._troubles = 0
+        except TorporError as error:
+            again = isinstance(error, UnexpectedAnswer | WorkspaceBusy | WorkspaceAwake)
+            if not (error.retryable or again):
+                raise
+            self._troubles += 1
+            runner().log.warning("job %s tries again: %s", self.job.id, error)
+            self._driven.nap(min(LONGEST_S, AGAIN_S * self._troubles))
 
-    def _look(self) -> Seen:
+    def look(self) -> Seen:
         """What the next move depends on; no more is asked than that."""
         stop = self._driven.look_for_stop()
         if stop is not None and self._is_untouched():
             return Seen(untouched=True)
         if not self.job.attempts and self._first().id != self.job.id:
             return Seen(first=False)
-        found = machine_in_use(self._opened, self._newest_machine())
+        found = machine_in_use(self.opened, self._newest_machine())
         if found is None or found[0].state == "running":
             self._stopped.forget()
         if found is not None and (stop is None or self._is_ours(*found)):
@@ -179,23 +157,31 @@ class Driver:
 
     def _first(self) -> Job:
         """Jobs of one workspace run one after the other."""
-        return next(iter(self._opened.jobs.open()), self.job)
+        return next(iter(self.opened.jobs.open()), self.job)
 
-    def _wait_for_turn(self) -> None:
-        """Wait for the job that comes first. One that nobody drives is driven by this run, which
-        would otherwise wait for a run that finds no free slot."""
+    def look_again_later(self) -> None:
+        self._driven.nap(AGAIN_S)
+
+    def wait_for_turn(self) -> Job | None:
+        """Wait for the job that comes first. Returns it if nobody drives it: this run takes it,
+        since it would otherwise wait for a run that finds no free slot."""
         first = self._first()
         if first.id == self.job.id:
-            return
+            return None
         self._say_waiting(f"job {first.id} of this workspace comes first")
         self._driven.nap(TURN_S)
         pause_s = wait_s(first.failures) if first.failures else 0.0
         if first.driven or time.time() - first.driven_unix <= pause_s:
-            return
+            return None
         runner().log.warning("job %s comes first and has no run: this run takes it", first.id)
+        return first
+
+    @contextmanager
+    def standing_in_for(self, first: Job) -> Iterator[None]:
+        """Let this run drive another job. A request to stop this one still ends it."""
         try:
             with self._driven.while_others_run(self._stop_untouched):
-                drive(open_workspace(first.block), first, driven_for=self.job.id)
+                yield
         except TorporError as error:  # it is tried again, by this run or another one
             if not self.job.ended:
                 self._say_waiting(f"job {first.id} comes first and was not ended: {error}")
@@ -212,8 +198,7 @@ class Driver:
         if self.job.attempts or self.job.rented is not None:
             return False
         return all(
-            one.job != self.job.id or one.state == "abandoned"
-            for one in self._opened.rentals.open()
+            one.job != self.job.id or one.state == "abandoned" for one in self.opened.rentals.open()
         )
 
     def _newest_machine(self) -> MachineId | None:
@@ -231,12 +216,12 @@ class Driver:
 
     def _left_rentals(self) -> set[str]:
         """The rentals of killed wakes of this job whose machines were never handed over."""
-        mine = [one for one in self._opened.rentals.open() if one.job == self.job.id]
+        mine = [one for one in self.opened.rentals.open() if one.job == self.job.id]
         return {one.label.rental for one in mine if one.unfinished}
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         """Before the job is stopped, end what its killed wakes left, where that answers in time."""
-        opened, stop = replace(self._opened, job=self.job.id), self._driven.stop
+        opened, stop = replace(self.opened, job=self.job.id), self._driven.stop
         left = self._left_rentals()
         if left != self._left[0]:
             self._left = (left, time.monotonic())
@@ -268,7 +253,7 @@ class Driver:
         last = job.attempts[-1].rental if job.attempts else None
         ours = [
             one
-            for one in self._opened.rentals.open()
+            for one in self.opened.rentals.open()
             if one.state == "handed over"
             and (
                 one.label.rental == last
@@ -285,7 +270,7 @@ class Driver:
             return True
         settling_s = {
             provider.identity: provider.abilities.settling_s
-            for provider in self._opened.markets.concerned(ours)
+            for provider in self.opened.markets.concerned(ours)
         }
         now_unix = time.time()
         return any(now_unix < one.created_unix + settling_s.get(one.provider, 0.0) for one in ours)
@@ -294,14 +279,14 @@ class Driver:
         """Record that the machine of the open attempt has gone, and what was lost with it; or that
         somebody else has stored the end of the command."""
         attempt = self.job.attempt
-        newest = newest_save(self._opened, self.job.newest)
+        newest = newest_save(self.opened, self.job.newest)
         if newest is not None and newest.snapshot != self.job.newest and self.job.attempts:
-            own = is_of_machine(self._opened, self.job, newest.snapshot)
-            read_unix = newest.modified_unix - self._opened.store.clock_ahead_s()
+            own = is_of_machine(self.opened, self.job, newest.snapshot)
+            read_unix = newest.modified_unix - self.opened.store.clock_ahead_s()
             self._driven.saved(newest.snapshot, read_unix, own=own)
         last = self.job.attempts[-1] if self.job.attempts else None
         if last is not None and last.end in ("command ended", "stopped"):
-            rental = self._opened.rentals.ended(last.rental)
+            rental = self.opened.rentals.ended(last.rental)
             if rental is not None and rental.snapshot is not None and self.job.final is None:
                 self._driven.change(final=rental.snapshot)
         if attempt is None:
@@ -319,33 +304,32 @@ class Driver:
             self.job.newest,
         )
 
-    def _rent(self) -> None:
-        """Wake the newest save on a new machine, or wait where none is on sale."""
+    def renting(self) -> OpenWorkspace | None:
+        """The workspace, as a machine is rented for the job; None if it is to be looked again
+        first."""
         if not self.job.attempts:  # jobs that began at the same time have their records by now
             self._driven.nap(AGAIN_S)
             if self._driven.stop is not None or self._first().id != self.job.id:
-                return
-        spec = self._opened.spec
+                return None
+        spec = self.opened.spec
         want = msgspec.structs.replace(spec.want, spot=spot_for(self.job))
-        opened = replace(
-            self._opened, spec=msgspec.structs.replace(spec, want=want), job=self.job.id
-        )
-        try:
-            report = wake_workspace(opened, Phases(), self.job.newest or "")
-        except (NoOffer, CreateFailed) as error:
+        return replace(self.opened, spec=msgspec.structs.replace(spec, want=want), job=self.job.id)
+
+    def rented(self, report: WakeReport) -> None:
+        self._refusals = 0
+        self._driven.change(rented=report.machine, newest=self.job.newest or report.snapshot)
+
+    def wait_after(self, error: TorporError) -> None:
+        """Wait after a wake that failed, or end the job."""
+        if isinstance(error, NoOffer | CreateFailed):
             self._refusals += 1
             seconds = wait_s(self._refusals)
             self._say_waiting(f"{error}. The next look is in {seconds:.0f} s")
             self._driven.nap(seconds)
-            return
-        except BudgetExceeded as error:
+        elif isinstance(error, BudgetExceeded):
             self._driven.end("over budget", str(error))
-            return
-        except TorporError as error:
+        else:
             self._wait_after_failed_wake(error)
-            return
-        self._refusals = 0
-        self._driven.change(rented=report.machine, newest=self.job.newest or report.snapshot)
 
     def _wait_after_failed_wake(self, error: TorporError) -> None:
         """Nothing runs, and what it had saved is stored: try again for a while, at growing
@@ -372,49 +356,46 @@ class Driver:
 
     # -- on a machine
 
-    def _attend(self, machine: Machine, rental: Rental) -> None:
+    def revive(self, on: JobMachine) -> None:
+        """Start the machine again, wait for it, or end it: its provider does not run it."""
+        self._stopped.see(on.machine, on.rental, ours=on.ours)
+
+    def attend(self, on: JobMachine) -> None:
         """Run the command there until it ends, or the machine is lost."""
-        if self.job.attempt is not None and self.job.attempt.machine != machine.id:
+        if self.job.attempt is not None and self.job.attempt.machine != on.machine.id:
             self._record_loss()
-        with open_session(self._opened, machine) as session:
-            if self.job.stopped == machine.id:
-                self._stopped.save(machine, session)
-            Attending(self._opened, self._driven, machine, rental, session).run()
+        with open_session(self.opened, on.machine) as session:
+            if self.job.stopped == on.machine.id:
+                self._stopped.save(on.machine, session)
+            Attending(self.opened, self._driven, on.machine, on.rental, session).run()
 
-    def _hibernate(self, machine: Machine) -> None:
-        """Hibernate with proof, and end the job."""
-        check_no_other_job(self._opened, machine, self.job.id)
+    def begin_to_hibernate(self, on: JobMachine) -> str:
+        """Record it; returns a name for the snapshot's run, which no other has."""
+        check_no_other_job(self.opened, on.machine, self.job.id)
         self._driven.change(state="hibernating")
-        run = f"{runner().run}-end-{len(self.job.attempts)}-{time.time_ns()}"
-        began_s = boot_clock_s()
-        try:
-            probe_store(self._opened)
-            with open_session(self._opened, machine) as session:
-                begun = NothingBegan(self._opened, session, began_s)
-                guards: list[Guard] = [self._end_of_job, NothingLost(), begun]
-                hibernate_machine(self._opened, session, machine, Phases(), guards, run=run)
-        except MachineInUse:
-            if not keeps_machine(self._driven):
-                raise
-            return
-        except EndUnproven as error:
-            if self.job.final is None or not error.accepted:
-                raise
-            runner().log.warning("job %s has ended: %s", self.job.id, error)
-        except UnsavedWork as error:  # the snapshot holds the end; data beside the workspace stays
-            if self.job.final is None:
-                raise
-            runner().log.warning("job %s has ended: %s", self.job.id, error)
-            self._kept = f". {error}"
-        self._end(end_of(self.job, self._driven.stop))
+        return f"{runner().run}-end-{len(self.job.attempts)}-{time.time_ns()}"
 
-    def _keep(self, machine: Machine) -> None:
+    def is_over_despite(self, error: TorporError) -> bool:
+        """Whether the job is over although its machine was not destroyed. Raises the error if it is
+        to be tried again; False if the machine is to be kept for its user."""
+        if isinstance(error, MachineInUse) and keeps_machine(self._driven):
+            return False
+        ending = isinstance(error, EndUnproven) and error.accepted
+        kept = isinstance(error, UnsavedWork)  # data beside the workspace
+        if self.job.final is None or not (ending or kept):
+            raise error
+        runner().log.warning("job %s has ended: %s", self.job.id, error)
+        if kept:
+            self._kept = f". {error}"
+        return True
+
+    def keep(self, machine: Machine) -> None:
         """End the job and leave the machine to its user, whether it answers or not."""
         attempt, stop = self.job.attempt, self._driven.stop
         why = "it was stopped" if stop is None else stop.why
         if attempt is not None:
             try:
-                with open_session.function(self._opened, machine) as session:
+                with open_session.function(self.opened, machine) as session:
                     self._driven.change()  # HandedOver before a successor's attempt is ended
                     stop_command(session, self.job.id)
             except MachineError as error:
@@ -422,11 +403,13 @@ class Driver:
             self._driven.change_attempt(end="stopped", ended_unix=time.time())
         self._driven.end("cancelled" if stop is None else stop.state, why)
 
-    def _end(self, end: End) -> None:
+    def end(self, end: End | None = None) -> None:
+        """End the job, by default as its last attempt says."""
+        end = end or end_of(self.job, self._driven.stop)
         if self.job.final is not None and not self._kept:  # else older saves may hold more
-            verified = self._end_of_job.verified
+            verified = self.end_of_job.verified
             own = verified is not None and verified.snapshot == self.job.final
-            thin_saves(self._opened, self._driven, verified if own else None)
+            thin_saves(self.opened, self._driven, verified if own else None)
         self._driven.end(end.state, end.why + self._kept)
 
 

@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from flows.procedures.phases import Phases
 from flows.procedures.snapshot import take_snapshot
 from tasks.jobs import check_no_other_job
 from tasks.runner import runner
@@ -110,7 +109,7 @@ class Stopped:
         run = f"{runner().run}-again-{len(self._driven.job.attempts)}-{time.time_ns()}"
         read_unix = time.time()
         try:
-            report, verified = take_snapshot(opened, session, machine.id, Phases(), run=run)
+            report, verified = take_snapshot(opened, session, machine, run=run)
             for line in report.lost:
                 runner().log.warning("the save lacks what was there before: %s", line)
         except AgentLost:

@@ -17,9 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flows.procedures.phases import Phases
-from flows.procedures.restore import Restoration
-from flows.procedures.snapshot import Look, take_snapshot
+from flows.procedures.restore import begun, restore_all
+from flows.procedures.snapshot import Snapshot
 from flows.procedures.sync import Synchronisation
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import StoredWorkspace
@@ -168,23 +167,22 @@ WORKS = [
 
 
 def _stores(agent: Hostile, store: MemoryStore) -> None:
-    kept, look = StoredWorkspace(SPEC, store, None), Look(rented=True, whole=True)
-    take_snapshot(kept, agent, MACHINE, Phases(), look=look)
+    with Snapshot(StoredWorkspace(SPEC, store, None), agent, MACHINE, guards=()) as snapshot:
+        snapshot.store_changes()
+        snapshot.commit()
+        snapshot.verify()
 
 
 def _restores(agent: Hostile, store: MemoryStore) -> None:
     remote = RemoteRestore(agent, store, WANTED, None, "run", parts=FEW)
-    work = Restoration(remote, "near", Phases())
-    with work.begun() as plan:
+    with begun(remote):
         remote.serve("127.0.0.1", MIB)
-        work.restore(plan)
+        restore_all(remote, "near")
 
 
 def _syncs(agent: Hostile, store: MemoryStore) -> None:
     kept = StoredWorkspace(SPEC, store, None)
-    Synchronisation(kept, agent, MACHINE, WANTED, Phases()).run(
-        discard_local=False, full_check=True
-    )
+    Synchronisation(kept, agent, MACHINE.id, WANTED).run(discard_local=False, full_check=True)
 
 
 def _verifies(agent: Hostile, store: MemoryStore) -> None:

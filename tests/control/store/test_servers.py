@@ -1,18 +1,19 @@
 """The store contract over SeaweedFS, moto's server and rclone's, each really started, and over the
-store in memory that other tests use."""
+store in memory."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 from botocore import auth, compat
 
 from tests.contracts.store_contract import KEY, StoreContract, download
-from tests.fixtures.memory_store import md5_of
 from tests.fixtures.stores import Server
+from torpor.control.store.memory import MemoryStore, md5_of
 from torpor.control.store.s3 import S3Store
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.errors import GrantExpired, StoreDenied, StoreMissing
@@ -155,4 +156,7 @@ class TestRclone(_ChecksSignatures):
 
 
 class TestMemory(StoreContract):
-    """Over the fixture ``store``."""
+    @pytest.fixture
+    def store(self) -> Iterator[ObjectStore]:
+        with contextlib.closing(MemoryStore()) as store:
+            yield store

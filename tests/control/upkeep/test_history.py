@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from tests.fixtures.manifests import PLAIN, honest
-from tests.fixtures.memory_store import MemoryStore, md5_of
+from tests.fixtures.memory_store import MemoryStore
 from torpor.control.safety import Verified, verify_snapshot
+from torpor.control.store.memory import md5_of
 from torpor.control.store.receipts import newest_verified, verified_snapshots
 from torpor.control.store.snapshots import find_snapshot, open_manifest
 from torpor.control.upkeep.deletion import delete_snapshot

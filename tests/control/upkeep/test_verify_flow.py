@@ -14,7 +14,6 @@ import pytest
 
 import flows
 from flows.procedures.drill_machine import LEFT_AFTER_S, drill_machine
-from flows.procedures.phases import Phases
 from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly
 from tests.fixtures.rentals import standing
@@ -91,7 +90,7 @@ def test_a_drill_s_machine_goes_also_when_the_store_is_away(
     with ExitStack() as stack:
         stack.enter_context(plain(kept.opened))
         stack.enter_context(pytest.raises(StoreUnavailable))
-        stack.enter_context(drill_machine(kept.opened, Phases()))
+        stack.enter_context(drill_machine(kept.opened))
         assert len(kept.machines()) == len(before) + 1
         monkeypatch.setattr(Records, "read", away)
     monkeypatch.undo()

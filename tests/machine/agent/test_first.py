@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 
 import torpor.machine.tree.compare as compare_module
-from flows.procedures.phases import Phases
-from flows.procedures.restore import Restoration
+from flows.procedures.restore import begun, restore_parts
 from tasks.plain_runner import PlainRunner
+from tasks.restore import check_restore, finish_restore
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.snapshots import Machines, Waking, reads_nothing, waking_of
 from tests.fixtures.trees import differences, facts, kept, let_settle
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.remote.restore import RemoteRestore
+from torpor.control.reports import FirstReport
 from torpor.machine.agent import in_use
 from torpor.machine.agent.runs import WORKERS, RunRegistry
 from torpor.shared.errors import InvalidInput, SnapshotDamaged, WorkspaceInvalid
@@ -276,13 +277,16 @@ def _restored(
     first: list[str] = FIRST,
     steps: list[str] | None = None,
     resume: bool = False,
-) -> tuple[Finished, Restoration]:
+) -> tuple[Finished, FirstReport | None]:
     before = None if steps is None else steps.append
     with PlainRunner(retries=0, at_once=1, before=before):
-        remote = waking.engine.remote_restore(waking.snapshot, [waking.back], first=first)
-        work = Restoration(remote, "near", Phases(), resume=resume)
-        with work.begun() as plan:
-            return work.restore(plan, when_first=when_first), work
+        restore = waking.engine.remote_restore(waking.snapshot, [waking.back], first=first)
+        with begun(restore, resume=resume):
+            if not restore.plan.complete:
+                restore_parts(restore, "near", when_first=when_first)
+                finish_restore(restore)
+                check_restore(restore, True)
+        return restore.finished, FirstReport.of(restore.plan, restore.first_s)
 
 
 def test_the_rest_is_asked_for_before_the_first_is_there(waking: Waking) -> None:
@@ -292,27 +296,29 @@ def test_the_rest_is_asked_for_before_the_first_is_there(waking: Waking) -> None
         steps.append("used")
         _is_usable(waking)
 
-    finished, work = _restored(waking, when_first, first=[*FIRST, "no such"], steps=steps)
+    finished, report = _restored(waking, when_first, first=[*FIRST, "no such"], steps=steps)
     assert finished.warnings == ["first: nothing in the snapshot matches 'no such'"]
     assert steps[-2:] == ["finish restore", "check restore"]
     assert steps.index("finish what comes first") < steps.index("used") < len(steps) - 2
-    assert work.first is not None
-    assert work.first.names == len(NAMES)
-    assert 11 * MIB < work.first.bytes < 12 * MIB
-    assert f"{len(NAMES)} names usable after" in work.first.words()
+    assert report is not None
+    assert report.names == len(NAMES)
+    assert 11 * MIB < report.bytes < 12 * MIB
+    assert f"{len(NAMES)} names usable after" in report.words()
     waking.is_back()
 
 
 @pytest.mark.parametrize("first", [[], ["no such"]])
-def test_without_an_order_it_is_used_in_the_end(waking: Waking, first: list[str]) -> None:
+def test_without_an_order_nothing_can_be_used_before_the_end(
+    waking: Waking, first: list[str]
+) -> None:
     steps: list[str] = []
-    _, work = _restored(waking, lambda: steps.append("used"), first=first, steps=steps)
-    assert steps[-3:] == ["finish restore", "check restore", "used"]
-    assert work.first is None
+    _, report = _restored(waking, lambda: steps.append("used"), first=first, steps=steps)
+    assert steps[-2:] == ["finish restore", "check restore"]
+    assert report is None and "used" not in steps
     waking.engine.restart()
     steps.clear()
     _restored(waking, lambda: steps.append("used"), steps=steps, resume=True)
-    assert steps == ["begin restore", "used"]  # complete: nothing to do
+    assert steps == ["begin restore"]  # complete: nothing to do
 
 
 def test_what_fails_when_it_is_used_ends_the_restore(waking: Waking) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.procedures.phases import Phases
-from flows.procedures.restore import Restoration
+from flows.procedures.restore import begun, restore_all
 from tasks.plain_runner import PlainRunner
 from tests.fixtures.engine import Engine
 from tests.fixtures.own_saves import book_of, saved
@@ -50,11 +49,9 @@ def test_two_machines_that_go_on_from_one_snapshot_have_its_work_and_not_each_ot
     assert _line(engine, mine).ancestors == [first]
     assert _line(engine, theirs).ancestors == [first]
     with PlainRunner(retries=0, at_once=1):
-        path = Restoration(
-            other.path_restore(mine, b"mine", there / "theirs-too"), "near", Phases()
-        )
-        with path.begun() as plan:
-            path.restore(plan)
+        path = other.path_restore(mine, b"mine", there / "theirs-too")
+        with begun(path):
+            restore_all(path, "near")
     let_settle()
     assert _line(engine, other.snapshot([there])).ancestors == [theirs, first]
 

@@ -17,7 +17,8 @@ import pytest
 
 from tests.contracts.store_contract import KEY, download
 from tests.fixtures.fault_proxy import Fault, FaultProxy
-from tests.fixtures.memory_store import MemoryStore, md5_of
+from tests.fixtures.memory_store import MemoryStore
+from torpor.control.store.memory import md5_of
 from torpor.machine.agent.kept_packs import KeptPacks
 from torpor.machine.agent.pack_server import PackServer, trusting
 from torpor.shared.errors import (

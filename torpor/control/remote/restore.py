@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -33,7 +34,8 @@ class RemoteRestore(RemoteRun):
     fetching again what is on the disk.
 
     ``paths``: the directories that the snapshot may name, and is restored to. ``roots``: restore to
-    these instead, whatever it names."""
+    these instead, whatever it names. ``first_s``: after how many seconds what comes first could be
+    used."""
 
     def __init__(
         self,
@@ -58,6 +60,30 @@ class RemoteRestore(RemoteRun):
         self._part_bytes = part_bytes
         self._gpu = gpu
         self.first = first
+        self._plan: RestorePlan | None = None
+        self.first_s: float | None = None
+        self._began_s = time.monotonic()
+        self._finished: Finished | None = None
+        self._changed: list[str] = []
+
+    @property
+    def plan(self) -> RestorePlan:
+        """What ``begin`` returned first."""
+        if self._plan is None:
+            raise RuntimeError("a restore has no plan before it has begun")
+        return self._plan
+
+    @property
+    def finished(self) -> Finished:
+        """What was restored by this run, or by the earlier one that completed it."""
+        plan, finished = self.plan, self._finished
+        if finished is None:
+            return Finished(plan.files, plan.bytes, [])
+        warnings = [
+            f"{name!r} was used and changed before the rest was there" for name in self._changed
+        ]
+        warnings += [f"first: nothing in the snapshot matches {text!r}" for text in plan.unmatched]
+        return msgspec.structs.replace(finished, warnings=[*warnings, *finished.warnings])
 
     def begin(self, *, resume: bool = False) -> RestorePlan:
         """Take the workspace on the machine; check the manifest, the targets and the free space.
@@ -101,15 +127,20 @@ class RemoteRestore(RemoteRun):
 
     def finish_first(self) -> Checked:
         """Finish what comes first, once its parts are there: it may be used then."""
-        return self._held(FinishFirst(self.run))
+        checked = self._held(FinishFirst(self.run))
+        self.first_s = time.monotonic() - self._began_s
+        return checked
 
     def finish(self) -> Finished:
         """Set attributes, links and directories, once every part is there."""
-        return self._held(FinishRestore(self.run))
+        self._finished = self._held(FinishRestore(self.run))
+        return self._finished
 
     def check(self, *, full: bool) -> Checked:
         """Compare the disk with the snapshot; ``full`` reads and hashes every byte."""
-        return self._held(CheckRestore(self.run, full))
+        checked = self._held(CheckRestore(self.run, full))
+        self._changed = checked.changed
+        return checked
 
     def end(self) -> None:
         """Give the workspace back."""
@@ -118,6 +149,7 @@ class RemoteRestore(RemoteRun):
     def _within_limits(self, plan: RestorePlan) -> RestorePlan:
         """``parts`` parts, and one more where something comes first."""
         check_fetches(self.machine, self.wanted.workspace, plan.parts, self._parts + 1)
+        self._plan = self._plan or plan
         return plan
 
     def _begin_again(self) -> None:

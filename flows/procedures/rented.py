@@ -1,0 +1,44 @@
+"""The one machine of a workspace that a flow rents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tasks.machines import (
+    create_machine,
+    left_unfinished,
+    look_for_offers,
+    own_machine,
+    renting,
+    show_offers,
+)
+from tasks.workspace import OpenWorkspace
+from torpor.control.rental.renting import Tenancy
+from torpor.control.rental.search import Offers
+
+
+@contextmanager
+def rented_machine(opened: OpenWorkspace) -> Iterator[Tenancy]:
+    """A new machine for the workspace, or the one that a killed run left; it is ended after a
+    failure if that is safe. WorkspaceAwake if the workspace is on a machine already."""
+    with renting(opened) as held:
+        left = left_unfinished(opened, held, alone=True)
+        offers = Offers([], []) if left else look_for_offers(opened)
+        try:
+            tenancy = create_machine(held, offers, left[0] if left else None)
+        finally:
+            if not left:
+                show_offers(opened, held, offers)
+        with tenancy:
+            yield tenancy
+
+
+@contextmanager
+def own_or_rented_machine(opened: OpenWorkspace, own: str) -> Iterator[Tenancy]:
+    """The user's own machine, which is never ended, or a rented one."""
+    if own:
+        yield Tenancy(own_machine(own), None, None, fresh=True)
+    else:
+        with rented_machine(opened) as tenancy:
+            yield tenancy

@@ -1,0 +1,35 @@
+"""The decorator of flows."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+from prefect.exceptions import ParameterTypeError
+from pydantic import Field
+
+from tasks.flow import flow
+from tasks.phases import phase, seconds_by_phase
+
+Parts = Annotated[int, Field(ge=1, le=64)]
+
+
+@flow("measure")
+def measure(workspace: str, parts: Parts = 8) -> dict[str, float]:
+    """Measure parts."""
+    with phase(f"{parts} parts of {workspace}"):
+        pass
+    return seconds_by_phase()
+
+
+def test_parameters_are_validated_by_types_of_the_flow_s_own_module() -> None:
+    assert measure.validate_parameters({"workspace": "mine", "parts": "4"})["parts"] == 4
+    with pytest.raises(ParameterTypeError, match="less than or equal to 64"):
+        measure.validate_parameters({"workspace": "mine", "parts": 65})
+
+
+def test_each_run_measures_its_own_phases() -> None:
+    with phase("another run's"):
+        assert [*measure.fn("mine", 1)] == ["1 parts of mine"]
+        assert [*measure.fn("mine", 2)] == ["2 parts of mine"]
+    assert seconds_by_phase() == {}
