@@ -165,11 +165,11 @@ class Snapshot:
     def commit(self) -> None:
         """Write the manifest. StillChanging if the machine ends and files changed meanwhile."""
         new_bytes = sum(part.new_bytes for part in self._parts)
+        self._lost = with_missed(self._lost, self._last.missed)
         if not new_bytes:
             check_guards(self._guards, Ending(self._machine, self._lost, nothing_new=True))
         statistics = {"new_bytes": new_bytes, "passes": self._passes}
         self._stored, self._committed = commit(self._remote, statistics)
-        self._lost = with_missed(self._lost, self._committed.missed)
         if self._ends and self._committed.unaccepted_count:
             raise StillChanging(
                 f"{self._committed.unaccepted_count} files changed while they were read: "
@@ -226,7 +226,7 @@ class Snapshot:
             parted_count=last.parted_count,
             parted=last.parted,
             lost=self._lost.lines,
-            shrunk=bool(committed.missed.vanished or committed.missed.disks),
+            shrunk=bool(last.missed.vanished or last.missed.disks),
             seconds=seconds_by_phase(),
             saved_usd_h=self._machine.price_usd_h if self._destroyed else 0.0,
         )
