@@ -26,8 +26,7 @@ from msgspec import structs
 
 from benchmarks.kept import write_result
 from flows import create, hibernate, wake
-from flows.procedures.phases import Phases
-from flows.procedures.snapshot import Look, take_snapshot
+from flows.procedures.snapshot import take_snapshot
 from tasks.machines import chosen_machine, open_session
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
@@ -45,7 +44,6 @@ from torpor.control.store.seam import ObjectStore
 from torpor.shared.values import Machine, WorkspaceSpec
 
 MARKET = "vast"
-LOOK = Look(rented=True, whole=True)
 MOST_LOOK_S = 60.0
 _IN_A_FOLDER = 500
 
@@ -145,11 +143,11 @@ def _looked_at(opened: OpenWorkspace, times: int) -> dict[str, Any]:
     with PlainRunner(opened):
         live = chosen_machine(opened, "", to_store=True)
         with open_session(opened, live) as session:
-            _snapshot(opened, session, live, None)
+            _snapshot(opened, session, live, look=False)
             for _ in range(times):  # in turns: the host is never as idle twice
                 alone.append(_look(opened, session))
-                without.append(_snapshot(opened, session, live, None))
-                beside.append(_snapshot(opened, session, live, LOOK))
+                without.append(_snapshot(opened, session, live, look=False))
+                beside.append(_snapshot(opened, session, live, look=True))
     # It waits for the look's end, so that the report is whole on a busy host too.
     patient = structs.replace(opened.spec, left_behind="refuse", left_behind_gib=1e6)
     with PlainRunner(replace(opened, spec=patient)):
@@ -168,16 +166,16 @@ def _look(opened: OpenWorkspace, session: Agent) -> float:
     remote = RemoteSnapshot(session, opened.store, opened.spec, None, secrets.token_hex(8))
     remote.begin()
     started = time.monotonic()
-    remote.losses(**LOOK._asdict(), wait_s=MOST_LOOK_S)
+    remote.losses(rented=True, whole=True, wait_s=MOST_LOOK_S)
     taken_s = time.monotonic() - started
     remote.end(committed=False)
     return taken_s
 
 
-def _snapshot(opened: OpenWorkspace, session: Agent, machine: Machine, look: Look | None) -> float:
+def _snapshot(opened: OpenWorkspace, session: Agent, machine: Machine, *, look: bool) -> float:
     started = time.monotonic()
     run = secrets.token_hex(8)
-    take_snapshot(opened, session, machine.id, Phases(), run=run, look=look)
+    take_snapshot(opened, session, machine, run=run, look=look)
     return time.monotonic() - started
 
 
