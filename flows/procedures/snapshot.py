@@ -250,13 +250,13 @@ class Snapshot:
     def commit(self, last: Scanned) -> tuple[HibernateReport, Verified]:
         """Write the manifest, and verify the snapshot in the store."""
         new_bytes = sum(part.new_bytes for part in self._stored)
+        self._lost = with_missed(self._lost, last.missed)
         if self._ends is not None and not new_bytes:
             check_guards(self._guards, Ending(self._ends, self._lost, nothing_new=True))
         with self._phases.phase("commit"):
             stored, committed = commit(
                 self._remote, {"new_bytes": new_bytes, "passes": self._passes}
             )
-        self._lost = with_missed(self._lost, committed.missed)
         if self._ends is not None and committed.unaccepted_count:
             raise StillChanging(
                 f"{committed.unaccepted_count} files changed while they were read: "
@@ -286,7 +286,7 @@ class Snapshot:
             parted_count=last.parted_count,
             parted=last.parted,
             lost=self._lost.lines,
-            shrunk=bool(committed.missed.vanished or committed.missed.disks),
+            shrunk=bool(last.missed.vanished or last.missed.disks),
             seconds=self._phases.seconds,
             saved_usd_h=0.0,
         )

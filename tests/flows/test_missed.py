@@ -55,6 +55,19 @@ def test_a_directory_that_lost_most_of_its_files_keeps_the_machine(lab: Lab, hom
     assert hibernate_plainly(opened, accept_lost=["~/data"]).destroyed
 
 
+def test_an_idle_machine_that_lost_files_gets_no_further_snapshot_at_each_look(
+    lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.guards.check_idle", lambda *_: None)
+    opened = lab.wanting(paths=BOTH)
+    for number in range(1, 20):
+        (home / f"data/{number}.txt").unlink()
+    before = lab.snapshots()
+    with pytest.raises(UnsavedWork, match="19 more files"):
+        hibernate_plainly(opened, only_if_idle=True)
+    assert lab.snapshots() == before
+
+
 def test_a_backup_of_what_is_left_deletes_no_older_snapshot(lab: Lab, home: Path) -> None:
     opened = lab.wanting(paths=BOTH)
     (before,) = lab.snapshots()

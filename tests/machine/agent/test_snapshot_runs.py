@@ -233,7 +233,7 @@ def test_a_commit_that_comes_again_writes_the_same_bytes(engine: Engine, was: Pa
     scan_and_store(run, 1)
     snapshot = SnapshotId("20261120T234913Z-00000001")
     key = manifest_key(WORKSPACE, snapshot)
-    ask = Commit(run.run, snapshot, 1, {"passes": 7}, [], [], engine.grant("PUT", key))
+    ask = Commit(run.run, snapshot, 1, {"passes": 7}, [], engine.grant("PUT", key))
     first = engine.call(ask)
     blob = engine.store.get(key, max_bytes=MIB)
     assert engine.call(ask) == first

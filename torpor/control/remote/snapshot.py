@@ -111,6 +111,7 @@ class RemoteSnapshot(RemoteRun):
                 self._resumed,
                 list(lost),
                 self.spec.accept_changed,
+                self.spec.accept_lost,
             )
         )
         check_plan(self.machine, seen.parts, self.spec.parts)
@@ -163,7 +164,6 @@ class RemoteSnapshot(RemoteRun):
                 int(leave.signed_unix),
                 statistics,
                 self.spec.accept_changed,
-                self.spec.accept_lost,
                 leave.grant,
             )
         )

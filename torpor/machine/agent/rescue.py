@@ -230,6 +230,7 @@ class Rescue:
                 self._resumed,
                 self._book.lost if self._number == 1 else [],
                 self._book.accepted,
+                [],
             ),
             self._call,
         )
@@ -253,7 +254,6 @@ class Rescue:
                 save.created_unix,
                 {"new_bytes": self._new_bytes, "passes": self._number, "own_save": 1},
                 self._book.accepted,
-                [],
                 save.grant,
             ),
             self._call,

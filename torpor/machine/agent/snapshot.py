@@ -205,6 +205,7 @@ class SnapshotRun(AgentRun):
             parts=[_planned(number, part) for number, part in enumerate(parts)],
             parted_count=len(seen.parted),
             parted=[f"{run.named_roots[root]}/{shown(path)}" for root, path in seen.parted[:SHOWN]],
+            missed=self._missed(request.accept_lost),
         )
 
     def part(self, request: StorePart, call: Call) -> PartReport:
@@ -269,7 +270,6 @@ class SnapshotRun(AgentRun):
             unaccepted_count=len(names),
             unaccepted=[shown(path) for path in names[:SHOWN]],
             encoding=self._has_begun().encoder.words,
-            missed=self._missed(request.accept_lost),
         )
 
     def confirm(self, request: Confirm, call: Call) -> Confirmed:

@@ -51,6 +51,27 @@ class PartPlan(msgspec.Struct, frozen=True):
     packs: Count
 
 
+class Vanished(msgspec.Struct, frozen=True):
+    """How many files, of what size, a snapshot before had below ``path`` that are gone now."""
+
+    path: Words
+    files: Count
+    bytes: Count
+
+
+class Missed(msgspec.Struct, frozen=True):
+    """What the workspace had on this machine and the snapshot does not.
+
+    ``unnamed``: directories that hold something and are in none of the roots. ``vanished``: where
+    most of a root was. ``disks``: mount points on which some of it was, and where nothing is
+    mounted now.
+    """
+
+    unnamed: Names = []
+    vanished: Annotated[list[Vanished], msgspec.Meta(max_length=100)] = []
+    disks: Names = []
+
+
 class Scanned(msgspec.Struct, frozen=True):
     """One walk of the workspace; ``unaccepted``: names that are new since the last pass, but for
     those that may change. ``parted``: names whose file has a name in another directory of the
@@ -62,11 +83,13 @@ class Scanned(msgspec.Struct, frozen=True):
     parts: list[PartPlan]
     parted_count: Count = 0
     parted: Names = []
+    missed: Missed = Missed()
 
 
 class Scan(OfRun[Scanned], frozen=True):
     """Walk the workspace and plan what to read. ``resumed``: the resumable packs that the store
-    still has; ``lost``: packs that are gone from the store."""
+    still has; ``lost``: packs that are gone from the store; ``accept_lost``: directories that count
+    as kept, which may begin with ~/."""
 
     op = "snapshot.scan"
     number: int = msgspec.field(name="pass")
@@ -75,6 +98,7 @@ class Scan(OfRun[Scanned], frozen=True):
     resumed: list[ObjectKey]
     lost: list[ObjectKey]
     accepted: list[str]
+    accept_lost: list[str]
 
 
 class PartReport(msgspec.Struct, frozen=True):
@@ -113,27 +137,6 @@ class ListPacks(OfRun[Packs], frozen=True):
     op = "snapshot.packs"
 
 
-class Vanished(msgspec.Struct, frozen=True):
-    """How many files, of what size, a snapshot before had below ``path`` that are gone now."""
-
-    path: Words
-    files: Count
-    bytes: Count
-
-
-class Missed(msgspec.Struct, frozen=True):
-    """What the workspace had on this machine and the snapshot does not.
-
-    ``unnamed``: directories that hold something and are in none of the roots. ``vanished``: where
-    most of a root was. ``disks``: mount points on which some of it was, and where nothing is
-    mounted now.
-    """
-
-    unnamed: Names
-    vanished: Annotated[list[Vanished], msgspec.Meta(max_length=100)]
-    disks: Names
-
-
 class Committed(msgspec.Struct, frozen=True):
     """A manifest that the store has acknowledged; not verified yet. ``root`` in hex; ``encoding``:
     how chunks were encoded and why, in words."""
@@ -145,19 +148,16 @@ class Committed(msgspec.Struct, frozen=True):
     unaccepted_count: Count
     unaccepted: Names
     encoding: Words
-    missed: Missed
 
 
 class Commit(OfRun[Committed], frozen=True):
-    """Write the manifest. The same snapshot again sends the same bytes again. ``accept_lost``:
-    directories that count as kept; they may begin with ~/."""
+    """Write the manifest. The same snapshot again sends the same bytes again."""
 
     op = "snapshot.commit"
     snapshot: SnapshotId
     created_unix: int
     statistics: dict[str, int]
     accepted: list[str]
-    accept_lost: list[str]
     grant: Grant
 
 
