@@ -137,9 +137,10 @@ def _shares(works: Sequence[PackWork]) -> list[list[PackWork]]:
 def _drill(
     opened: OpenWorkspace, found: Verification, wanted: Sequence[SnapshotId], phases: Phases
 ) -> None:
-    """Restore each snapshot onto a machine of its own, one after the other."""
+    """Restore each snapshot onto a machine of its own, one after the other; those that are known
+    to be damaged onto none."""
     for snapshot in wanted:
-        if not found.readable(snapshot):
+        if not found.whole_so_far(snapshot):
             continue
         with drill_machine(opened, phases) as session:
             try:

@@ -151,9 +151,10 @@ class Verification:
         known = self._snapshots[snapshot]
         self._snapshots[snapshot] = known._replace(fault=known.fault or fault)
 
-    def readable(self, snapshot: SnapshotId) -> bool:
-        """Whether its manifest could be read, so that more can be found out."""
-        return not self._snapshots[snapshot].fault
+    def whole_so_far(self, snapshot: SnapshotId) -> bool:
+        """Whether no damage of it is known yet."""
+        known = self._snapshots[snapshot]
+        return not known.fault and self.faults.keys().isdisjoint(known.packs)
 
     def wrong(self, grants: Sequence[Grant]) -> list[ObjectKey]:
         """Those of these packs that are damaged, or that nobody has read."""
