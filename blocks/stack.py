@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Final, Literal
 
 from prefect.blocks.core import Block
-from prefect.blocks.system import Secret
 from pydantic import Field, HttpUrl, field_validator, model_validator
 
 from blocks.machine_paths import MachinePaths
-from blocks.reference import LOGOS, Reference, load, load_named
+from blocks.reference import LOGOS, Reference, load
+from blocks.secret_variables import checked_secrets, load_secrets
 from blocks.workspace import open_provider
 from torpor.control.deploy import stack
+from torpor.control.variables import Secrets
 from torpor.shared.errors import InvalidInput
 
 _HIGHEST_PORT: Final = 65535
-_SECRET: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*=[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 
 
 class Stack(Block):
@@ -221,7 +220,7 @@ class Stack(Block):
             model_path=self.model_path,
             fetch=list(self.fetch),
             server=list(self.server),
-            secrets=stack.Secrets(dict(map(_secret, self.secrets)), self.bearer),
+            secrets=Secrets(load_secrets(self.secrets, of=f"stack {name}"), self.bearer),
             port=self.port,
             health=self.health,
             ready_timeout_s=self.ready_minutes * 60,
@@ -261,17 +260,7 @@ class Stack(Block):
     @field_validator("secrets", mode="after")
     @classmethod
     def _of_blocks(cls, value: list[str]) -> list[str]:
-        """Without what does not fit in the error: it may be a secret."""
-        lines = [line.strip() for line in value]
-        for line in lines:
-            if not _SECRET.fullmatch(line) or line.startswith("TORPOR_"):
-                raise ValueError(
-                    "each secret is NAME=BLOCK, such as HF_TOKEN=hugging-face: a variable, not "
-                    "TORPOR_..., and the name of a Secret block, not the secret itself"
-                )
-        if len({line.partition("=")[0] for line in lines}) < len(lines):
-            raise ValueError("each variable of the secrets is named once")
-        return lines
+        return checked_secrets(value)
 
     @model_validator(mode="after")
     def _known_bearer(self) -> Stack:
@@ -302,12 +291,3 @@ class Stack(Block):
             except ValueError as error:
                 raise ValueError(f"the body is not JSON: {error}") from None
         return value.strip()
-
-
-def _secret(line: str) -> tuple[str, str]:
-    """The variable and its value, of the Secret block that the line names."""
-    variable, _, name = line.partition("=")
-    value = load_named(Secret, name, of=f"the secret {variable} of a stack").get()
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise InvalidInput(f"the block secret/{name} of {variable} must hold a text")
-    return variable, value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -13,27 +13,41 @@ from flows.procedures.job.driver import Driver, driving
 from flows.wake import wake_workspace
 from tasks.flow import flow
 from tasks.guards import Guard, NothingBegan, NothingLost
-from tasks.jobs import begun_job, block_name, check_command, cost_of
+from tasks.job_listing import check_success
+from tasks.jobs import (
+    argv_of,
+    begun_job,
+    block_name,
+    check_environment,
+    cost_of,
+    next_job_id,
+)
 from tasks.machines import open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
+from tasks.runs import CONTINUING
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.decide import End, JobMachine, next_move
-from torpor.control.jobs.records import Job, new_job_id
+from torpor.control.jobs.records import Job
 from torpor.control.jobs.report import JobReport
 from torpor.control.safety import boot_clock_s
 from torpor.shared.errors import EndUnproven, MachineInUse, TorporError, UnsavedWork
+
+_AGAIN_S: Final = 300
 
 
 @flow("job")
 def job(
     workspace: Workspace | str,
-    command: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
+    command: str | list[str] = "",
+    env: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
+    secrets: list[str] = [],  # noqa: B006
     save: list[str] = [],  # noqa: B006
     save_minutes: Annotated[float, Field(gt=0, le=24 * 60)] = 30.0,
     spot: Literal["never", "allowed", "only"] = "never",
     retries: Annotated[int, Field(ge=0, le=100)] = 0,
     on_cancel: Literal["hibernate", "keep"] = "hibernate",
+    keep_logs: bool = False,
     job: str = "",
 ) -> JobReport:
     """Run a command on the workspace's machine until it ends, then hibernate.
@@ -44,8 +58,11 @@ def job(
 
     Args:
         workspace: The Workspace block to work on, or its name.
-        command: The program and each argument as an item of its own. No shell runs it. It starts in
-            the first directory of the workspace.
+        command: A line for `bash -lc`, or a list: the program and each argument as an item of its
+            own, which no shell runs. It starts in the first directory of the workspace.
+        env: Environment variables of the command, each as NAME=VALUE. They are stored in clear.
+        secrets: Environment variables of the command that are secret, each as NAME=BLOCK: the name
+            of the Secret block that holds the value, such as HF_TOKEN=hugging-face.
         save: A command that makes the program write its state, run before each save. May stay
             empty.
         save_minutes: Minutes between two saves. The first ones on a spot machine come sooner.
@@ -53,23 +70,29 @@ def job(
             replaces the Workspace block's choice.
         retries: How often a command that fails is started again.
         on_cancel: What becomes of the machine when the job is cancelled.
+        keep_logs: Whether the logs of earlier jobs stay in the workspace. Off: this job removes
+            those that are in the last snapshots of their jobs.
         job: The id of a job to continue. Empty: begin a new one.
     """
     opened = open_workspace(workspace)
     probe_store(opened)
     record = begun_job(opened, job)
     if record is None:
-        check_command(command)
+        argv = argv_of(command)
+        check_environment(env, secrets)
         record = Job(
-            id=new_job_id(runner().run),
+            id=next_job_id(opened),
             workspace=opened.spec.name,
             block=block_name(workspace, opened.spec.name),
-            command=command,
+            command=argv,
+            env=env,
+            secrets=secrets,
             save=save,
             save_minutes=save_minutes,
             spot=spot,
             retries=retries,
             on_cancel=on_cancel,
+            keep_logs=keep_logs,
             created_unix=time.time(),
         )
     record = drive(opened, record)
@@ -79,7 +102,7 @@ def job(
         rows=report.rows(),
         description=f"Job {record.id} of workspace {record.workspace}: {record.state}",
     )
-    report.check(opened.spec)
+    check_success(opened, record)
     return report
 
 
@@ -89,7 +112,7 @@ def drive(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Job:
     one that waits for this."""
     if record.ended:
         return record
-    with driving(opened, record, driven_for) as driver:
+    with driving(opened, record, continue_job, driven_for) as driver:
         while not driver.job.ended:
             with driver.tried_again():
                 seen = driver.look()
@@ -116,6 +139,18 @@ def drive(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Job:
                     case _:
                         raise AssertionError(f"{move} needs a machine")
     return driver.job
+
+
+def continue_job(record: Job, key: str = "continue") -> str:
+    """Start a run that continues a job which nobody drives; returns what runs now. Two that see the
+    same within _AGAIN_S start one."""
+    return runner().start(
+        job,
+        f"{key}-{record.id}-{record.version}-{int(time.time()) // _AGAIN_S}",
+        queue=CONTINUING,
+        workspace=record.block,
+        job=record.id,
+    )
 
 
 def _wait_for_turn(driver: Driver) -> None:

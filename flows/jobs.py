@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from blocks import Workspace
-from flows.procedures.job.recovery import continue_job
+from flows.job import continue_job
+from tasks.cancelling import state_of
 from tasks.flow import flow
 from tasks.job_listing import found_job, queued_jobs, read_jobs, read_log
-from tasks.jobs import cost_of
+from tasks.jobs import cost_of, machines_of
 from tasks.opening import open_workspace
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
@@ -22,7 +23,6 @@ from torpor.control.jobs.listing import (
     command_line,
     driver,
     moment,
-    where,
 )
 from torpor.control.jobs.records import MOST_ENDED, Job, Stop, log_path
 from torpor.control.jobs.report import JobReport
@@ -85,7 +85,8 @@ def job_status(workspace: Workspace | str, job: str) -> JobAnswer:
         report = JobReport(record, cost_of(opened, record))
         said = {row["what"]: row["value"] for row in report.rows()}
         if not record.ended:
-            said |= {"runs on": where(record) or "no machine", "driven by": driver(record)}
+            on = machines_of(opened, record) or "no machine"
+            said |= {"runs on": on, "driven by": driver(record)}
             stop = opened.jobs.stop_asked(record.id)
             said |= {"asked to stop": f"{moment(stop.asked_unix)}: {stop.why}"} if stop else {}
         said["log"] = log_path(opened.spec, record.id)
@@ -143,7 +144,7 @@ def cancel_job(
     """
     opened = open_workspace(workspace)
     record, queued = found_job(opened, workspace, job)
-    if record is None and queued is not None:
+    if queued is not None and (record is None or record.ended):  # it waits for a retry
         runner().cancel(queued.run)
         answer = JobAnswer(
             queued.job, opened.spec.name, {"job": queued.job, "now": "taken out of its queue"}
@@ -159,7 +160,7 @@ def cancel_job(
         if now is None or now.state != "cancelled":
             raise _over(opened, job, now)
         does = "it was stopped"
-    elif now.driven:
+    elif now.driven and state_of(now.driver) not in ("cancelled", "ended"):
         does = f"run {now.driver} stops it"
     elif queued is not None:
         does = f"run {queued.run} in queue {queued.queue} stops it"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from blocks import Workspace
 from flows.procedures.restore import begun, restore_all
 from tasks.flow import flow
+from tasks.here import HERE, session_here
 from tasks.machines import chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.phases import seconds_by_phase
@@ -36,7 +39,8 @@ def restore_path(
         into: The target directory on the machine. It is created if it is missing.
         snapshot: The snapshot's id, or newest.
         machine: The machine, if the workspace is on several: its id, or user@host:port for a
-            machine of your own. Empty: the workspace's only machine.
+            machine of your own; "here" for the host on which the flow runs. Empty: the workspace's
+            only machine.
         move_aside: If the directory already has that name, rename the old one to
             NAME.before-SNAPSHOT. Off: refuse.
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
@@ -46,8 +50,9 @@ def restore_path(
     probe_store(opened)
     wanted = pick_snapshot(opened, snapshot)
     chosen = choose_path(opened, wanted, path)
-    live = chosen_machine(opened, machine)
-    with open_session(opened, live) as session:
+    here = machine.strip() == HERE
+    live = None if here else chosen_machine(opened, machine)
+    with session_here(opened) if live is None else open_session(opened, live) as session:
         restore = RemotePath(
             session,
             opened.store,
@@ -55,7 +60,7 @@ def restore_path(
             opened.key,
             runner().run,
             chosen,
-            into=into,
+            into=os.path.expanduser(into) if here else into,
             aside=move_aside,
             spec=opened.spec,
         )
@@ -65,7 +70,7 @@ def restore_path(
         workspace=opened.spec.name,
         snapshot=wanted.snapshot,
         path=path,
-        machine=live.id,
+        machine=HERE if live is None else live.id,
         restored_to=restore.plan.roots[0],
         files=restore.finished.files,
         bytes=restore.finished.bytes,

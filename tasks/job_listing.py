@@ -5,20 +5,22 @@ from __future__ import annotations
 import msgspec
 
 from blocks import Workspace
-from tasks.jobs import look_at_command
+from tasks.jobs import look_at_command, secrets_to_hide, without_nuls
 from tasks.machines import open_session, renting
 from tasks.runner import runner
 from tasks.runs import JobRun
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
+from torpor.control.jobs.lines import MOST_CHARS
 from torpor.control.jobs.listing import JobLog, QueuedJob
 from torpor.control.jobs.records import Job, job_id, log_path, new_job_id
 from torpor.control.store.files import find_file, read_end
 from torpor.control.store.snapshots import find_snapshot, read_manifest
-from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.errors import InvalidInput, JobFailed, TorporError
 from torpor.shared.values import Machine, SnapshotId
 
 _LOOK_BYTES = 64 * 1024
+_SHOWN_LINES = 10
 _MOST_BYTES = 256 * 1024
 """Of a log, in memory and on its page in the UI."""
 _MOST_LOOKS = 256  # 16 MiB of a log that its run has not read
@@ -43,9 +45,11 @@ def job_of(run: JobRun) -> str:
 
 
 def record_of(opened: OpenWorkspace, run: JobRun) -> Job | None:
-    """The record of the job that a run drives; None if it has written none."""
-    named = _named_job(run)
-    return opened.jobs.of(named) if named else opened.jobs.begun_by(run.id)
+    """The record of the newest job that a run drives; None if it has written none."""
+    if named := _named_job(run):
+        return opened.jobs.of(named)
+    begun = opened.jobs.begun_by(run.id)
+    return begun[-1] if begun else None
 
 
 def _named_job(run: JobRun) -> str:
@@ -62,10 +66,14 @@ def queued_jobs(queue: str = "") -> list[QueuedJob]:
             queue=one.queue,
             run=one.id,
             since_unix=one.created_unix,
-            command=one.parameters.get("command") or [],
+            command=_argv(one.parameters.get("command") or []),
         )
         for one in runner().job_runs("waiting", "taken", queue=queue)
     ]
+
+
+def _argv(command: str | list[str]) -> list[str]:
+    return [command] if isinstance(command, str) else command
 
 
 def found_job(
@@ -104,8 +112,26 @@ def read_log(opened: OpenWorkspace, job: Job, lines: int) -> JobLog:
         text, source = _from_snapshot(opened, path, job.newest), f"snapshot {job.newest}"
     if not source:
         source = "nowhere: the job is on no machine and has no snapshot"
-    newest = "\n".join(text.splitlines()[-lines:])
+    newest = "\n".join(secrets_to_hide(job).hidden_in(text).splitlines()[-lines:])
     return JobLog(job.id, opened.spec.name, newest, source, path)
+
+
+def check_success(opened: OpenWorkspace, job: Job) -> None:
+    """JobFailed, with the end of its log, unless the command succeeded or the job was cancelled."""
+    if job.state in ("succeeded", "cancelled"):
+        return
+    try:
+        log = read_log(opened, job, _SHOWN_LINES)
+        shown = "\n".join(line[:MOST_CHARS] for line in log.text.splitlines())
+        said = f"The last lines of its log, from {log.source}:\n{shown or 'nothing'}\n"
+    except TorporError as error:
+        said = f"Its log could not be read: {error}. "
+    raise JobFailed(
+        f"job {job.id} of workspace {job.workspace} is {job.outcome}. Its work is in snapshot "
+        f"{job.newest}. {said}`job-log` shows more; all of it is {log_path(opened.spec, job.id)} "
+        "in that snapshot: `restore-path` with `machine=here` brings it without a rental. `Retry` "
+        "on the page of the run that began the job runs it again"
+    )
 
 
 def _machine(opened: OpenWorkspace, job: Job) -> Machine | None:
@@ -132,6 +158,5 @@ def _from_snapshot(opened: OpenWorkspace, path: str, snapshot: SnapshotId) -> st
     entry = find_file(manifest, path)
     if entry is None:
         return ""
-    return read_end(opened.store, manifest, entry, opened.seal, _MOST_BYTES).decode(
-        errors="replace"
-    )
+    end = read_end(opened.store, manifest, entry, opened.seal, _MOST_BYTES)
+    return without_nuls(end.decode(errors="replace"))

@@ -6,18 +6,23 @@ import secrets
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from blocks import Workspace
+from blocks.secret_variables import load_secrets
 from tasks.machines import check_reached, renting
 from tasks.retrying import ONCE
 from tasks.runner import runner
 from tasks.step import step
-from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.records import Job, job_id
+from tasks.workspace import OpenWorkspace, StoredWorkspace
+from torpor.control.jobs.records import Job, job_id, new_job_id
 from torpor.control.money.budgets import between
 from torpor.control.money.costs import costs
 from torpor.control.remote.seam import Agent
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import AT_ONCE_S
+from torpor.control.store.snapshots import snapshot_ids
+from torpor.control.variables import Secrets, variables
 from torpor.control.zones import zone_named
 from torpor.shared.errors import InvalidInput, MachineInUse, TorporError
 from torpor.shared.values import Machine, MachineId, WorkspaceName
@@ -28,6 +33,7 @@ GRACE_S = 30.0
 LOOK_S = 300.0
 """The longest look at a command. A new agent may have to be installed within it."""
 START_S = 300.0
+MOST_OLD_LOGS = 20
 STOP_S = GRACE_S + 150.0
 """An agent that has not answered after this time hangs, with a disk or for want of memory: its own
 limits for each step of a stop add up to as much."""
@@ -63,10 +69,11 @@ def machine_in_use(
 
 
 def begun_job(opened: OpenWorkspace, wanted: str) -> Job | None:
-    """The job with that id. Without one, the job that this very run has begun, if there is one:
-    Prefect may start a run again."""
+    """The job with that id. Without one, the job that this very run has begun: Prefect may start a
+    run again. None if that has ended without success: a retry begins another job."""
     if not wanted:
-        return opened.jobs.begun_by(runner().run)
+        begun = opened.jobs.begun_by(runner().run)
+        return begun[-1] if begun and not begun[-1].unsuccessful else None
     found = opened.jobs.of(job_id(wanted.strip()))
     if found is None:
         raise InvalidInput(
@@ -76,11 +83,49 @@ def begun_job(opened: OpenWorkspace, wanted: str) -> Job | None:
     return found
 
 
-def check_command(command: Sequence[str]) -> None:
-    if not command or not command[0]:
+def next_job_id(opened: OpenWorkspace) -> str:
+    """The id of the job that this run is to begin."""
+    run = runner().run
+    return new_job_id(run, len(opened.jobs.begun_by(run)))
+
+
+def argv_of(command: str | Sequence[str]) -> list[str]:
+    """The program and its arguments: a line is run by a login shell. InvalidInput for none."""
+    argv = ["bash", "-lc", command] if isinstance(command, str) and command.strip() else command
+    if not argv or not argv[0]:
         raise InvalidInput(
-            "the job has no command: give a program and its arguments, each as an item of its own"
+            "the job has no command: give a line for bash, or a program and its arguments, each as "
+            "an item of its own"
         )
+    return list(argv)
+
+
+def check_environment(env: Sequence[str], secrets: Sequence[str]) -> None:
+    """InvalidInput for variables that no command can get, and for a Secret block that is missing:
+    before anything is rented."""
+    both = variables(env).keys() & load_secrets(secrets, of="this job").keys()
+    if both:
+        raise InvalidInput(f"{', '.join(sorted(both))} is among both `env` and `secrets`")
+
+
+def secrets_of(job: Job) -> Secrets:
+    """The values of the job's secrets; InvalidInput where a block is missing."""
+    return Secrets(load_secrets(job.secrets, of=f"job {job.id}"))
+
+
+def secrets_to_hide(job: Job) -> Secrets:
+    """As far as they are still there: those that its log may hold."""
+    try:
+        return secrets_of(job)
+    except InvalidInput as error:
+        runner().log.warning("secrets are not hidden in the log of job %s: %s", job.id, error)
+        return Secrets()
+
+
+def stored_logs(opened: StoredWorkspace) -> list[str]:
+    """The jobs that ended last and whose whole log is in a snapshot that the store has."""
+    there = snapshot_ids(opened.store, opened.spec.name)
+    return [job.id for job in opened.jobs.ended(MOST_OLD_LOGS) if job.final in there]
 
 
 def block_name(workspace: Workspace | str, otherwise: WorkspaceName) -> str:
@@ -105,7 +150,13 @@ def look_at_command(session: Agent, job: str, offset: int, most_bytes: int) -> J
     """How the command stands, and more of its log. No step: a job is looked at thousands of
     times."""
     wanted = LookAtJob(job, offset, most_bytes)
-    return session.call(wanted, request_id=_request(), within_s=LOOK_S)
+    look = session.call(wanted, request_id=_request(), within_s=LOOK_S)
+    return msgspec.structs.replace(look, text=without_nuls(look.text))
+
+
+def without_nuls(text: str) -> str:
+    """Prefect's database takes no text that holds one."""
+    return text.replace("\0", "")
 
 
 def check_no_job(opened: OpenWorkspace) -> None:
@@ -139,6 +190,16 @@ def cost_of(opened: OpenWorkspace, job: Job) -> str:
     words = between(sum(one.low for one in each), sum(one.high for one in each))
     unknown = sum(not one.price_usd_h for one in mine)
     return f"{words}, with {unknown} machines of unknown price" if unknown else words
+
+
+def machines_of(opened: OpenWorkspace, job: Job) -> str:
+    """The machines that the job has now, also one that is being woken, in words."""
+    names = {attempt.rental for attempt in job.attempts}
+    return "; ".join(
+        f"{rental.machine or 'one that is being rented'} at {rental.provider}, {rental.state}"
+        for rental in opened.rentals.open()
+        if rental.job == job.id or rental.label.rental in names
+    )
 
 
 def _request() -> str:

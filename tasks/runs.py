@@ -9,6 +9,9 @@ RunState = Literal["waiting", "taken", "running", "cancelled", "ended", "unknown
 still be ending. ``unknown``: nobody knows a run of this id."""
 
 JOB_POOL: Final = "torpor-jobs"
+CONTINUING: Final = "critical"
+"""The queue of runs that continue a job: its machine costs money while nobody drives it, so no job
+that has not begun goes first."""
 
 
 class JobRun(NamedTuple):

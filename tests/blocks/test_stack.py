@@ -71,7 +71,9 @@ def test_a_secret_is_named_and_never_in_a_stack_or_an_error(
     with pytest.raises(ValidationError) as pasted:
         _stack(secrets=["HF_TOKEN=hf_AbCdEf"])
     assert "hf_AbCdEf" not in pasted.value.errors(include_input=False)[0]["msg"]
-    monkeypatch.setattr("blocks.stack.load_named", lambda *_, **__: Secret(value="hf_AbCdEf"))
+    monkeypatch.setattr(
+        "blocks.secret_variables.load_named", lambda *_, **__: Secret(value="hf_AbCdEf")
+    )
     block = _stack(secrets=[" HF_TOKEN=hugging-face "], bearer="HF_TOKEN")
     stack = block.value()
     assert stack.secrets.variables == {"HF_TOKEN": "hf_AbCdEf"}
@@ -79,7 +81,9 @@ def test_a_secret_is_named_and_never_in_a_stack_or_an_error(
     assert "hf_AbCdEf" not in f"{block!r} {block.model_dump()} {stack!r} {stack.secrets!r}"
     assert stack.secrets.hidden_in("a hf_AbCdEf b") == "a *** b"
     assert base_name(stack, FACTS, HERE) == base_name(_stack().value(), FACTS, HERE)
-    monkeypatch.setattr("blocks.stack.load_named", lambda *_, **__: Secret(value=["a", "list"]))
+    monkeypatch.setattr(
+        "blocks.secret_variables.load_named", lambda *_, **__: Secret(value=["a", "list"])
+    )
     with pytest.raises(InvalidInput, match="secret/hugging-face of HF_TOKEN must hold a text"):
         block.value()
 
@@ -88,7 +92,7 @@ def test_a_secret_is_named_and_never_in_a_stack_or_an_error(
 def test_what_cannot_be_a_bearer_token_is_refused_unseen(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    monkeypatch.setattr("blocks.stack.load_named", lambda *_, **__: Secret(value=value))
+    monkeypatch.setattr("blocks.secret_variables.load_named", lambda *_, **__: Secret(value=value))
     assert _stack(secrets=["KEY=a"]).value().secrets.variables == {"KEY": value}
     with pytest.raises(InvalidInput, match="value of KEY cannot be a bearer token") as refused:
         _stack(secrets=["KEY=a"], bearer="KEY").value()

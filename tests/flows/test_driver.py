@@ -37,6 +37,7 @@ from torpor.shared.errors import (
     CreateFailed,
     EndUnproven,
     HandedOver,
+    JobFailed,
     MachineUnreachable,
     StoreDenied,
     StoreUnavailable,
@@ -105,6 +106,24 @@ def test_of_two_runs_that_a_schedule_makes_at_once_each_runs_its_command(
             done.append(job.fn(DEMO, ["true"]).job)
     assert [len(one.attempts) for one in done] == [1, 1]
     assert done[0].id != done[1].id
+    assert [what.split()[0] for what in story.did] == ["start", "hibernate"] * 2
+
+
+def test_a_retry_runs_a_command_that_failed_again_and_none_that_succeeded(
+    lab: Lab, story: Story
+) -> None:
+    with PlainRunner(lab.opened, wait_factor=0.01) as runner:
+        runner.run = "retried"
+        handed_over(lab.opened)
+        story.status = 3
+        with pytest.raises(JobFailed, match=r"ended with status 3[\s\S]*`Retry` on the page"):
+            job.fn(DEMO, "python train.py")
+        handed_over(lab.opened)
+        story.status = 0
+        again = job.fn(DEMO, "python train.py").job
+        assert job.fn(DEMO, "python train.py").job == again
+    assert again.command == ["bash", "-lc", "python train.py"]
+    assert [ended.state for ended in lab.opened.jobs.ended()] == ["failed", "succeeded"]
     assert [what.split()[0] for what in story.did] == ["start", "hibernate"] * 2
 
 

@@ -12,7 +12,9 @@ from flows import cancel_job, job_log, job_status, list_jobs
 from tasks.plain_runner import PlainRunner
 from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
+from tests.fixtures.driver import attempt_on
 from tests.fixtures.lab import DEMO, Lab
+from tests.fixtures.rentals import standing
 from torpor.control.jobs.records import Job, Jobs, Stop, new_job_id
 from torpor.shared.errors import InvalidInput, StoreDenied
 
@@ -27,6 +29,7 @@ class Queues(PlainRunner):
     def __init__(self, opened: OpenWorkspace, **waiting: dict[str, Any]) -> None:
         super().__init__(opened)
         self._waiting = waiting
+        self.states: dict[str, RunState] = {}
         self.started: list[dict[str, Any]] = []
         self.cancelled: list[str] = []
         self.tables: dict[str, Any] = {}
@@ -39,6 +42,9 @@ class Queues(PlainRunner):
     def start(self, flow: Any, key: str, *, queue: str = "", **parameters: Any) -> str:
         self.started.append({"flow": flow.name, "queue": queue, **parameters})
         return "run again"
+
+    def state(self, run: str) -> RunState:
+        return self.states.get(run, "running")
 
     def cancel(self, run: str) -> None:
         self.cancelled.append(run)
@@ -177,6 +183,43 @@ def test_a_job_that_nobody_drives_is_stopped_by_a_new_run(lab: Lab) -> None:
     with waits as queues:
         assert f"run {RUN} in queue low stops it" in cancel_job.fn(DEMO, begun.id).answer["now"]
     assert queues.started == queues.cancelled == []
+
+
+@pytest.mark.parametrize("state", ["cancelled", "ended"])
+def test_a_run_that_is_dead_is_not_said_to_stop_a_job(lab: Lab, state: RunState) -> None:
+    """It was cancelled or killed, and its last word in the record is seconds old."""
+    begun = _job(lab, 10)
+    with Queues(lab.opened) as queues:
+        queues.states[DRIVER] = state
+        assert cancel_job.fn(DEMO, begun.id).answer["now"] == "run again stops it"
+    assert [run["job"] for run in queues.started] == [begun.id]
+
+
+def test_a_retry_that_waits_is_taken_out_of_its_queue(lab: Lab) -> None:
+    """Its earlier job has ended."""
+    failed = lab.opened.jobs.end(
+        msgspec.structs.replace(_job(lab, 1, id=new_job_id(RUN)), state="failed")
+    )
+    with Queues(lab.opened, **{RUN: {"workspace": DEMO}}) as queues:
+        assert cancel_job.fn(DEMO, failed.id).answer["now"] == "taken out of its queue"
+    assert queues.cancelled == [RUN]
+
+
+def test_a_status_names_the_machine_of_a_job_while_it_is_woken_and_when_its_command_has_ended(
+    lab: Lab,
+) -> None:
+    machine, rental = standing(lab.opened)
+    rental = lab.opened.rentals.change(rental, job=f"{10:012x}")
+    begun = _job(lab, 10)
+    with Queues(lab.opened):
+        said = job_status.fn(DEMO, begun.id).answer
+    assert said["runs on"] == f"{machine.id} at {machine.provider}, standing"
+    assert said["outcome"] == "waiting"
+    ended = attempt_on(machine, rental, end="command ended", status=0)
+    lab.opened.jobs.keep(msgspec.structs.replace(begun, attempts=[ended], state="hibernating"))
+    with Queues(lab.opened) as queues:
+        list_jobs.fn()
+    assert queues.tables["list-jobs"][0]["runs on"] == f"{machine.id} at {machine.provider}"
 
 
 def test_a_job_that_has_ended_is_not_cancelled(lab: Lab) -> None:

@@ -13,7 +13,14 @@ import msgspec
 
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.snapshot import take_snapshot
-from tasks.jobs import look_at_command, start_command, stop_command
+from tasks.jobs import (
+    look_at_command,
+    secrets_of,
+    secrets_to_hide,
+    start_command,
+    stop_command,
+    stored_logs,
+)
 from tasks.runner import runner
 from tasks.standing_by import stand_by
 from tasks.workspace import OpenWorkspace
@@ -25,6 +32,7 @@ from torpor.control.jobs.standby import AGAIN_S as BOOK_S
 from torpor.control.remote.seam import Session
 from torpor.control.rental.records import Rental
 from torpor.control.safety import Verified
+from torpor.control.variables import variables
 from torpor.shared.errors import (
     AgentLost,
     HookFailed,
@@ -68,7 +76,7 @@ class Attending:
         self._rental = rental
         self._session = session
         self._log = log_path(opened.spec, driven.job.id)
-        self._lines = Lines(self._log)
+        self._lines = Lines(self._log, secrets_to_hide(driven.job))
         self._saves = Saves(opened, driven, machine, rental.spot, session)
         self._notice: Notice | None = None
         self._noticed = 0.0
@@ -104,8 +112,17 @@ class Attending:
                 return
         folder = self._opened.spec.paths[0]
         notices = self._opened.markets.of(self._machine.provider).abilities.notices
-        request = StartJob(job.id, attempt.number, job.command, folder, self._log, list(notices))
         try:
+            request = StartJob(
+                job.id,
+                attempt.number,
+                job.command,
+                folder,
+                self._log,
+                list(notices),
+                environment=self._environment(attempt),
+                forget=stored_logs(self._opened) if begins and not job.keep_logs else [],
+            )
             state = start_command(self._session, request)
         except InvalidInput as error:  # the user's mistake: this command can never be started
             self._ended(NOT_STARTED, str(error))
@@ -119,6 +136,17 @@ class Attending:
         )
         if begins:  # what an earlier machine wrote after its newest save is not in this log
             self._driven.see(min(job.log_offset, state.log_from))
+
+    def _environment(self, attempt: Attempt) -> dict[str, str]:
+        """What the command gets. Without a secret that is missing by now no command is started, and
+        one that runs goes on."""
+        job = self._driven.job
+        try:
+            return {**variables(job.env), **secrets_of(job).variables}
+        except InvalidInput:
+            if look_at_command(self._session, job.id, 0, 0).state.attempt < attempt.number:
+                raise
+            return {}
 
     def _has_turn(self) -> bool:
         """Look again for jobs that have begun on this workspace, now that others can see this

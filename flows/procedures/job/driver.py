@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
@@ -14,6 +14,7 @@ from flows.procedures.job.attempt import Attending
 from flows.procedures.job.stopped import Stopped
 from flows.procedures.job.thinning import is_of_machine, thin_saves
 from flows.procedures.unfinished import end_leftovers
+from tasks.cancelling import state_of, stop_if_cancelled
 from tasks.guards import Ending
 from tasks.jobs import check_no_other_job, machine_in_use, stop_command
 from tasks.machines import open_session
@@ -22,6 +23,7 @@ from tasks.standing_by import newest_save
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.decide import End, JobMachine, Seen, end_of
 from torpor.control.jobs.driven import Driven
+from torpor.control.jobs.listing import in_other_hands
 from torpor.control.jobs.policy import MOST_FAILURES, spot_for, wait_s
 from torpor.control.jobs.records import DRIVEN_S, Job, Stop
 from torpor.control.rental.records import Rental
@@ -59,22 +61,41 @@ SURE_S: Final = 2 * DRIVEN_S + 5.0
 
 
 @contextmanager
-def driving(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Iterator[Driver]:
-    """Drive a job in this run. After an error any run may continue it. WorkspaceBusy if another run
-    drives it. ``driven_for``: the job of this run, where it is another one that waits for this."""
-    record = _silent(opened, record)
+def driving(
+    opened: OpenWorkspace, record: Job, continue_job: Callable[[Job], str], driven_for: str = ""
+) -> Iterator[Driver]:
+    """Drive a job in this run. When the run is over, any run may continue the job. WorkspaceBusy if
+    another run drives it. ``continue_job`` starts a run that does, and returns its name.
+    ``driven_for``: the job of this run, where it is another one that waits for this."""
+    state = state_of(record.driver) if record.driver else "unknown"
+    try:
+        record = _silent(opened, record)
+    except BaseException:
+        own = msgspec.structs.replace(record, driven_for=driven_for)
+        stop_if_cancelled(opened, own, state_of(runner().run))
+        raise
     if record.ended:
         yield Driver(opened, Driven(opened.jobs, record, _warn))
         return
-    taken = opened.jobs.take(record, runner().run, driven_for)
-    with Driven(opened.jobs, taken, _warn) as driven:
+    stop_if_cancelled(opened, record, state)
+    gone = state in ("cancelled", "ended")
+    taken = opened.jobs.take(record, runner().run, driven_for, gone=gone)
+
+    def look_at_own_run(job: Job) -> None:
+        stop_if_cancelled(opened, job, state_of(runner().run))
+
+    with Driven(opened.jobs, taken, _warn, look_at_own_run) as driven:
+        driver = Driver(opened, driven)
         try:
-            yield Driver(opened, driven)
+            yield driver
         except HandedOver:
             raise
-        except TorporError as error:
+        except Exception as error:
             with suppress(TorporError):  # the first error is what the user can act on
                 driven.leave(str(error))
+            raise
+        except BaseException:  # somebody ends this process; Prefect kills it 30 seconds later
+            driver.leave(continue_job)
             raise
 
 
@@ -120,6 +141,25 @@ class Driver:
     def stop(self) -> Stop | None:
         """The last request to stop it, as far as it is known here."""
         return self._driven.stop
+
+    def leave(self, continue_job: Callable[[Job], str]) -> None:
+        """Let any run continue the job. If this run was cancelled, its own job is stopped: at once
+        where nothing has begun, else by a run that has the time for it."""
+        stop, by = None, ""
+        try:
+            self._driven.leave(self.job.why, failed=False)
+            state = state_of(runner().run)
+            stop = stop_if_cancelled(self.opened, self.job, state)
+            if stop is not None and self._is_untouched():
+                self._driven.end(stop.state, stop.why)
+                return
+            if state == "cancelled":
+                by = continue_job(self.job)
+        except HandedOver:
+            return
+        except Exception as error:  # noqa: BLE001 - what ends this process is raised next
+            runner().log.warning("job %s: %s", self.job.id, error)
+        runner().log.warning("%s", in_other_hands(self.job, stop, by))
 
     @contextmanager
     def tried_again(self) -> Iterator[None]:

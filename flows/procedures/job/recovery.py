@@ -7,24 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from flows.job import job
+from flows.job import continue_job
+from tasks.cancelling import stop_if_cancelled
 from tasks.events import JobFailing, emit
 from tasks.job_listing import queued_jobs, read_jobs, record_of
 from tasks.runner import runner
-from tasks.runs import JobRun, RunState
+from tasks.runs import CONTINUING, JobRun, RunState
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.listing import QueuedJob, moment
 from torpor.control.jobs.policy import wait_s
-from torpor.control.jobs.records import Job, Stop
+from torpor.control.jobs.records import Job
 from torpor.control.watching import WatchedJob
 from torpor.shared.errors import TorporError
 from torpor.shared.values import WorkspaceName
 
-CONTINUING: Final = "critical"
-"""The queue of runs that continue a job: its machine costs money while nobody drives it, so no job
-that has not begun goes first."""
-_AGAIN_S: Final = 300
-"""Two watches that see the same within this time start one run."""
 TELL_EVERY: Final = 3
 """An event says that a job fails after so many failed runs in a row, and after as many again."""
 STUCK_S: Final = 600.0
@@ -44,12 +40,6 @@ class JobSeen:
     queued: QueuedJob | None = None
     driver: RunState = "unknown"
     trouble: Exception | None = None
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether a person has cancelled its run in Prefect, and nobody has seen that yet. A run
-        that drove it while its own job waited was cancelled for that job."""
-        return self.driver == "cancelled" and not self.job.driven_for and not self._stopping
 
     @property
     def left(self) -> bool:
@@ -141,10 +131,7 @@ def act_on(seen: JobSeen) -> WatchedJob:
     """Continue a job that nobody drives; one whose run was cancelled is continued to be stopped."""
     if seen.trouble is not None:
         raise seen.trouble
-    if seen.cancelled:
-        why = "its run was cancelled in Prefect"
-        stop = Stop("cancelled", seen.job.on_cancel, why, time.time())
-        seen.opened.jobs.ask_stop(seen.job.id, stop, unless_asked=True)
+    stop_if_cancelled(seen.opened, seen.job, seen.driver)
     if seen.left and seen.job.failures and seen.job.failures % TELL_EVERY == 0:
         emit(
             JobFailing(
@@ -160,17 +147,6 @@ def act_on(seen: JobSeen) -> WatchedJob:
         why = f"it is silent since it last drove job {seen.job.id}: another run continues the job"
         runner().give_up(seen.job.driver, seen.driver, why)
     return seen.watched(next_step)
-
-
-def continue_job(record: Job, key: str = "continue") -> str:
-    """Start a run that continues a job which nobody drives; returns what runs now."""
-    return runner().start(
-        job,
-        f"{key}-{record.id}-{record.failures}-{int(time.time()) // _AGAIN_S}",
-        queue=CONTINUING,
-        workspace=record.block,
-        job=record.id,
-    )
 
 
 def free_slots(blocks: Mapping[str, OpenWorkspace]) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from torpor.control.deploy.last_lines import LAST_LINES, LastLines
-from torpor.control.deploy.stack import Secrets
+from torpor.control.variables import Secrets
 
 TOKEN = "hf_" + "0123456789" * 3
 KEY = "-----BEGIN KEY-----\nAAAAbbbbCCCC\nDDDDeeeeFFFF\n-----END KEY-----\n"

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torpor.control.jobs.lines import MOST_CHARS, MOST_LINES, MOST_SHOWN, Lines
+from torpor.control.variables import Secrets
 
 
 def test_lines_are_whole_across_pieces() -> None:
@@ -32,6 +33,25 @@ def test_a_run_shows_a_bounded_number_of_lines() -> None:
     assert len(shown) == MOST_SHOWN + 1
     assert "no more lines of this run" in shown[-1]
     assert [*lines.feed("z\n")] == []
+
+
+@given(st.integers(1, 40), st.booleans())
+def test_no_piece_of_a_secret_is_shown(size: int, in_one_line: bool) -> None:
+    secret = "hf_AbCdEf"
+    text = f"{'x' * 2 * MOST_CHARS}{secret}{'y' * MOST_CHARS}" if in_one_line else f"a\n{secret}\n"
+    lines = Lines("log", Secrets({"HF_TOKEN": secret}))
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    shown = "".join(line for piece in pieces for line in lines.feed(piece))
+    shown += "".join(lines.feed("", end=True))
+    assert "*" in shown
+    assert not set("hfAbCdEf") & set(shown.replace("a", ""))
+
+
+def test_the_line_in_which_a_gap_ends_is_left_out() -> None:
+    """It may begin with the second half of a secret."""
+    lines = Lines("log")
+    assert len([*lines.skip(100)]) == 1
+    assert [*lines.feed("half a line\na line\n")] == ["a line"]
 
 
 @given(st.lists(st.text(alphabet="ab\n\r", max_size=2 * MOST_CHARS), max_size=5))

@@ -72,8 +72,20 @@ def test_what_a_driver_leaves_is_continued_at_once(jobs: Jobs) -> None:
     mine = jobs.take(made(), "one")
     jobs.leave(msgspec.structs.replace(mine, why="the store refused"))
     left = jobs.open()[0]
-    assert (left.driven, left.why) == (False, "the store refused")
+    assert (left.driven, left.why, left.failures) == (False, "the store refused", 1)
     assert jobs.take(left, "two").driver == "two"
+
+
+def test_a_run_that_is_interrupted_has_not_failed(jobs: Jobs) -> None:
+    left = jobs.leave(jobs.take(made(), "one"), failed=False)
+    assert (left.driven, left.failures) == (False, 0)
+
+
+def test_a_driver_whose_run_has_ended_is_replaced_at_once(jobs: Jobs) -> None:
+    mine = jobs.take(made(), "one")
+    assert jobs.take(mine, "two", gone=True).driver == "two"
+    with pytest.raises(HandedOver, match="driven by flow run two"):
+        jobs.keep(mine)
 
 
 def test_an_end_is_the_end(jobs: Jobs) -> None:
@@ -179,7 +191,14 @@ def test_runs_that_were_made_in_one_millisecond_begin_jobs_of_their_own(jobs: Jo
     first, second = (f"019aab3c-5d2e-7c41-9f00-3b1d2a7c9e{last}" for last in (55, 56))
     mine = jobs.take(made(new_job_id(first)), first)
     ended = jobs.end(msgspec.structs.replace(mine, state="failed"))
-    assert (jobs.begun_by(first), jobs.begun_by(second)) == (ended, None)
+    assert (jobs.begun_by(first), jobs.begun_by(second)) == ([ended], [])
+
+
+def test_each_retry_of_a_run_begins_a_job_of_its_own(jobs: Jobs) -> None:
+    run = "019aab3c-5d2e-7c41-9f00-3b1d2a7c9e55"
+    for retry in range(3):
+        assert len(jobs.begun_by(run)) == retry
+        jobs.take(made(new_job_id(run, retry)), run)
 
 
 def test_a_record_of_an_earlier_version_is_read(jobs: Jobs, memory_store: MemoryStore) -> None:

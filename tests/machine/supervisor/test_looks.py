@@ -95,6 +95,18 @@ def test_a_long_log_keeps_its_newest_lines(machine: Machine) -> None:
     assert most // 4 < machine.log.stat().st_size <= most
 
 
+def test_logs_of_earlier_jobs_are_removed_and_nothing_else(machine: Machine) -> None:
+    machine.log.parent.mkdir()
+    for name in ("aaaaaaaaaaaa.log", "bbbbbbbbbbbb.log", "mine.log"):
+        (machine.log.parent / name).touch()
+    machine.shell("true", forget=["aaaaaaaaaaaa", "cccccccccccc"])
+    kept = {path.name for path in machine.log.parent.iterdir()}
+    assert kept == {"bbbbbbbbbbbb.log", "mine.log", machine.log.name}
+    machine.ended()
+    with pytest.raises(InvalidInput, match="is not a job's id"):
+        machine.shell("true", attempt=2, forget=["../mine"])
+
+
 def test_each_attempt_says_where_its_log_begins(machine: Machine) -> None:
     machine.shell("printf 'no newline'; exit 1")
     assert machine.ended().log_from == 0

@@ -7,7 +7,8 @@ import json
 from contextlib import closing
 from typing import Any, Final, NamedTuple
 
-from torpor.control.deploy.stack import Proof, Secrets
+from torpor.control.deploy.stack import Proof
+from torpor.control.variables import Secrets
 from torpor.shared.errors import DeployFailed, InvalidInput
 from torpor.shared.values import MIB
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from torpor.control.deploy.stack import Secrets
+from torpor.control.variables import Secrets
 
 LAST_LINES: Final = 20
 _SHOWN: Final = 500

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
 
+from torpor.control.variables import Secrets
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import BASE, WorkspaceName, overlap, tidy_path, workspace_name
-
-_SECRET_LINE: Final = 4
-"""A shorter line of a secret, such as a bracket, is not hidden by itself."""
 
 StrategyName = Literal["A", "B", "C", "D", "F"]
 
@@ -65,43 +63,6 @@ class Proof(msgspec.Struct, frozen=True):
     path: str
     body: Any
     answer: str
-
-
-@dataclass(frozen=True)
-class Secrets:
-    """Environment variables that no log, error or repr may show. ``bearer``: the variable that the
-    server asks for as a bearer token."""
-
-    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
-    bearer: str = ""
-
-    def __post_init__(self) -> None:
-        if not (self.token.isascii() and self.token.isprintable()):
-            raise InvalidInput(
-                f"the value of {self.bearer} cannot be a bearer token: it may hold printable ASCII "
-                "characters only. Look for a line break at its end"
-            )
-
-    @property
-    def token(self) -> str:
-        return self.variables.get(self.bearer, "")
-
-    @property
-    def forms(self) -> list[str]:
-        """The forms of the secrets that a program may print, longest first: each value, its lines,
-        and as JSON."""
-        found = set(self.variables.values())
-        for value in self.variables.values():
-            lines = [line.strip() for line in value.splitlines()]
-            found.update(line for line in lines if len(line) >= _SECRET_LINE)
-            found.update(json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (True, False))
-        return sorted(found - {""}, key=len, reverse=True)
-
-    def hidden_in(self, text: str) -> str:
-        """``text`` without the secrets. Pass the whole text: half a secret is not found."""
-        for form in self.forms:
-            text = text.replace(form, "***")
-        return text
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True):

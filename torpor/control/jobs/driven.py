@@ -23,10 +23,18 @@ class Driven:
     """As a context: a thread says in the record that the job is driven, and looks for requests to
     stop it. Thread-safe. Every method raises HandedOver once another run drives the job."""
 
-    def __init__(self, jobs: Jobs, job: Job, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        job: Job,
+        warn: Callable[[str], None],
+        look: Callable[[Job], object] = lambda job: None,
+    ) -> None:
+        """``look`` is called whenever the record was kept fresh."""
         self._jobs = jobs
         self._job = job
         self._warn = warn
+        self._look = look
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._stop: Stop | None = None
@@ -150,12 +158,12 @@ class Driven:
             self._job = self._jobs.end(msgspec.structs.replace(self._job, state=state, why=why))
         self._over.set()
 
-    def leave(self, why: str) -> None:
-        """End this run's part; the job goes on, and any run may continue it at once."""
+    def leave(self, why: str, *, failed: bool = True) -> None:
+        """End this run's part; the job goes on, and any run may continue it."""
         self._over.set()
         with self._lock:
             self.check()
-            self._jobs.leave(msgspec.structs.replace(self._job, why=why))
+            self._job = self._jobs.leave(msgspec.structs.replace(self._job, why=why), failed=failed)
 
     def _keep(self, job: Job) -> None:
         self.check()
@@ -179,6 +187,7 @@ class Driven:
                             return
                         self._keep(self._job)
                     kept = time.monotonic()
+                    self._look(self._job)
             except HandedOver as taken:
                 self._taken = taken
                 return

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from torpor.control.variables import Secrets
+
 MOST_LINES: Final = 40
 """The most lines of one look: Prefect keeps each as a record of its database."""
 MOST_CHARS: Final = 500
@@ -14,28 +16,36 @@ MOST_SHOWN: Final = 20_000
 
 
 class Lines:
-    """Cuts text into lines. ``where``: the file with the whole log."""
+    """Cuts text into lines, in which ``secrets`` are hidden. ``where``: the file with the whole
+    log."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, secrets: Secrets | None = None) -> None:
         self._where = where
+        self._secrets = secrets or Secrets()
+        self._longest_secret = max(map(len, self._secrets.forms), default=0)
         self._rest = ""
+        self._skips = False
         self._shown = 0
 
     def skip(self, count: int) -> Iterator[str]:
-        """Leave out so many bytes of the log."""
-        self._rest = ""
+        """Leave out so many bytes of the log, and the line that they end in: it may hold half of a
+        secret."""
+        self._rest, self._skips = "", True
         if self._shown < MOST_SHOWN:
             yield f"... {count:,} bytes are left out here; all are in {self._where}"
 
     def feed(self, text: str, *, end: bool = False) -> Iterator[str]:
         """The lines to show of the next piece of the log; with ``end`` also an unfinished one."""
-        *lines, self._rest = (self._rest + text).split("\n")
+        if self._skips:
+            _, line_end, text = text.partition("\n")
+            self._skips = not line_end
+        *lines, self._rest = self._secrets.hidden_in(self._rest + text).split("\n")
         if end and self._rest:
             lines.append(self._rest)
             self._rest = ""
-        if len(self._rest) > MOST_CHARS:
-            lines.append(self._rest)
-            self._rest = ""
+        if (cut := len(self._rest) - self._longest_secret) > MOST_CHARS:
+            lines.append(self._rest[:cut])
+            self._rest = self._rest[cut:]
         room = max(0, min(MOST_LINES, MOST_SHOWN - self._shown))
         left_out = max(0, len(lines) - room)
         if left_out and self._shown < MOST_SHOWN:

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import msgspec
 
-from torpor.control.jobs.records import Job
+from torpor.control.jobs.records import Job, Stop
 from torpor.control.reports import Row
 from torpor.shared.values import WorkspaceName
 
@@ -82,9 +82,15 @@ class JobLog(msgspec.Struct, frozen=True):
 
 
 def where(job: Job) -> str:
-    """The machine that the job runs on, in words; empty if it is on none."""
-    attempt = job.attempt
-    return f"{attempt.machine} at {attempt.provider}" if attempt else ""
+    """The machine that the job works on, or worked on last; empty if it has none."""
+    if job.ended:
+        return ""
+    attempt = job.attempts[-1] if job.attempts else None
+    if job.rented and job.rented not in {attempt.machine for attempt in job.attempts}:
+        return job.rented
+    if attempt is None or attempt.end == "machine lost":
+        return ""
+    return f"{attempt.machine} at {attempt.provider}"
 
 
 def driver(job: Job) -> str:
@@ -92,6 +98,18 @@ def driver(job: Job) -> str:
     if job.driven:
         return f"run {job.driver}"
     return "nobody: `watch` continues it, or a run of `job` with its id"
+
+
+def in_other_hands(job: Job, stop: Stop | None, by: str) -> str:
+    """What becomes of a job that this run drives no more. ``by``: the run that continues it."""
+    if stop is None:
+        return f"{by or '`watch`, or a run of `job` with its id,'} continues job {job.id}"
+    machine = "leaves the machine" if stop.then == "keep" else "hibernates the machine"
+    who = by or "the next `watch`, or the next job of this workspace,"
+    return (
+        f"{who} stops job {job.id}: it ends the command and {machine}. Until then both go on and "
+        "cost money. `job-status` shows it"
+    )
 
 
 def moment(unix: float) -> str:

@@ -75,11 +75,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     workspace: WorkspaceName
     block: str  # the Workspace block's name: it says what is stored
     command: list[str]
+    env: list[str] = []  # NAME=VALUE
+    secrets: list[str] = []  # NAME=BLOCK: the record never holds a secret itself
     save: list[str] = []
     save_minutes: float = 30.0
     spot: Literal["never", "allowed", "only"] = "never"
     retries: int = 0
     on_cancel: Literal["hibernate", "keep"] = "hibernate"
+    keep_logs: bool = False  # of earlier jobs, in the workspace
     created_unix: float
     state: State = "waiting"
     driver: str = ""  # the flow run that drives it, or drove it last
@@ -103,6 +106,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def unsuccessful(self) -> bool:
+        return self.ended and self.state != "succeeded"
+
+    @property
+    def outcome(self) -> str:
+        """Its state, and why, in words."""
+        return f"{self.state}: {self.why}" if self.why else self.state
 
     @property
     def driven(self) -> bool:
@@ -136,13 +148,15 @@ class Stop(msgspec.Struct, frozen=True):
     asked_unix: float
 
 
-def new_job_id(run: str) -> str:
-    """The id of the job that a flow run begins: Prefect may start the same run again.
+def new_job_id(run: str, retry: int = 0) -> str:
+    """The id of the job that a flow run begins: Prefect may start the same run again. ``retry``:
+    how many jobs the run has begun before.
 
     A hash of all of the run's id, which begins with its milliseconds (UUIDv7): a schedule makes
     several runs within one.
     """
-    return hashlib.sha256(run.encode()).hexdigest()[:_ID_CHARS]
+    begun = f"{run} {retry}" if retry else run
+    return hashlib.sha256(begun.encode()).hexdigest()[:_ID_CHARS]
 
 
 def log_path(spec: WorkspaceSpec, job: str) -> str:
@@ -174,9 +188,12 @@ class Jobs:
         )
         return None if found is None else found[0]
 
-    def begun_by(self, run: str) -> Job | None:
-        """The job that a flow run began."""
-        return self.of(new_job_id(run))
+    def begun_by(self, run: str) -> list[Job]:
+        """The jobs that a flow run began, oldest first: each retry begins another one."""
+        begun: list[Job] = []
+        while (job := self.of(new_job_id(run, len(begun)))) is not None:
+            begun.append(job)
+        return begun
 
     def open(self) -> list[Job]:
         """Every job that has not ended, by their turns."""
@@ -200,12 +217,13 @@ class Jobs:
             (record[0] for record in read if record), key=lambda record: record.ended_unix or 0.0
         )
 
-    def take(self, job: Job, driver: str, driven_for: str = "") -> Job:
+    def take(self, job: Job, driver: str, driven_for: str = "", *, gone: bool = False) -> Job:
         """Make ``driver`` the run that drives the job, which may be new. WorkspaceBusy while
         another run drives it, or where one has written the record since it was read; an earlier
         process of the same run is replaced at once. HandedOver if the job has ended.
-        ``driven_for``: the job of that run, where it is another one that waits for this one."""
-        if job.driven and job.driver != driver:
+        ``driven_for``: the job of that run, where it is another one that waits for this one.
+        ``gone``: the run that says that it drives the job has ended."""
+        if job.driven and job.driver != driver and not gone:
             raise self._busy(job)
         key = self._key("open", job.id)
         found = self._records.read(key)
@@ -239,9 +257,10 @@ class Jobs:
         """Write what its driver knows. HandedOver if another run drives it by now."""
         return self._rewrite(job)
 
-    def leave(self, job: Job) -> None:
-        """Its driver failed and the job has not ended: any run may continue it."""
-        self._rewrite(job, process="", failures=job.failures + 1)
+    def leave(self, job: Job, *, failed: bool = True) -> Job:
+        """Its driver stops and the job has not ended: any run may continue it, later where the
+        driver has ``failed``."""
+        return self._rewrite(job, process="", failures=job.failures + failed)
 
     def end(self, job: Job) -> Job:
         """Write how the job ended, for good. HandedOver if another run drives it by now."""

@@ -6,10 +6,8 @@ from datetime import datetime, timezone
 
 import msgspec
 
-from torpor.control.jobs.records import Attempt, Job, log_path
+from torpor.control.jobs.records import Attempt, Job
 from torpor.control.reports import Row
-from torpor.shared.errors import JobFailed
-from torpor.shared.values import WorkspaceSpec
 
 
 class JobReport(msgspec.Struct, frozen=True):
@@ -23,22 +21,13 @@ class JobReport(msgspec.Struct, frozen=True):
         """Seconds of work that were done and lost, in all attempts."""
         return sum(attempt.lost_s for attempt in self.job.attempts)
 
-    def check(self, spec: WorkspaceSpec) -> None:
-        """JobFailed unless the command succeeded, or the job was cancelled."""
-        job = self.job
-        if job.state not in ("succeeded", "cancelled"):
-            raise JobFailed(
-                f"job {job.id} of workspace {job.workspace} is {job.state}: {job.why}. Its work is "
-                f"in snapshot {job.newest}, its log in {log_path(spec, job.id)}"
-            )
-
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""
         job = self.job
         machines = list(dict.fromkeys(attempt.machine for attempt in job.attempts))
         return [
             {"what": "job", "value": f"{job.id}: {' '.join(job.command)[:200]}"},
-            {"what": "outcome", "value": f"{job.state}: {job.why}"},
+            {"what": "outcome", "value": job.outcome},
             {
                 "what": "attempts",
                 "value": "; ".join(_attempt(attempt) for attempt in job.attempts[-20:]),

@@ -63,6 +63,7 @@ def start_job(request: StartJob, call: Call, supervise: list[str]) -> JobState:
         if state.attempt >= request.attempt and kept is not None:
             return state
         end_processes(lambda: folder.processes(kept), LEFT_GRACE_S, call.check)
+        _remove_logs(call.home, request)
         _make_log(request.log)
         _start(request, call, supervise, lock)
     finally:
@@ -199,6 +200,12 @@ def _none_starts(folder: JobFolder, call: Call) -> Iterator[None]:
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def _remove_logs(home: Path, request: StartJob) -> None:
+    for job in request.forget:
+        with suppress(OSError):  # it was moved away; or a later job removes it
+            os.unlink(f"{os.path.dirname(request.log)}/{JobFolder(home, job).job}.log")
 
 
 def _make_log(path: str) -> None:

@@ -70,7 +70,8 @@ class StartJob(Request[JobState], frozen=True):
     ``folder`` and ``log`` may begin with ~/; the log is appended to.
 
     ``environment``: variables for the command, which may be secrets: they stay in memory.
-    ``serves``: the command is a server, which also runs while nobody uses it."""
+    ``serves``: the command is a server, which also runs while nobody uses it. ``forget``: the jobs
+    whose logs are removed first, from the folder of ``log``."""
 
     op = "job.start"
     job: str
@@ -81,6 +82,7 @@ class StartJob(Request[JobState], frozen=True):
     notices: list[NoticeSource]
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     serves: bool = False
+    forget: list[str] = msgspec.field(default_factory=list)
 
 
 class JobLook(msgspec.Struct, frozen=True):
