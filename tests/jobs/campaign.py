@@ -46,7 +46,7 @@ from tests.fixtures.world import BUCKET, own_store
 from tests.jobs import training
 from tests.markets.boot import BootedMachine, Machines, unfit
 from tests.markets.campaign import AheadClock
-from tests.markets.every import DEMO, ROWS, Markets, opened_markets
+from tests.markets.every import DEMO, FAKES, Markets, opened_markets
 from tests.markets.faults import Fault, Kind
 from tests.markets.market import Rented
 from torpor.control.jobs import driven, policy, records
@@ -60,7 +60,7 @@ from torpor.shared.format.keys import workspace_key
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import MIB, ObjectKey, SnapshotId, Want, WorkspaceSpec
 
-MARKETS: Final = tuple(name for name, row in ROWS.items() if row.by_hand is not None)
+MARKETS: Final = tuple(name for name, fake in FAKES.items() if fake.rents_by_hand)
 """Those that can end a machine by themselves."""
 STEPS: Final = 200
 STEP_S: Final = 0.1

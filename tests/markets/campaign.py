@@ -29,6 +29,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -45,7 +46,7 @@ from tests.fixtures.trees import Tree, differences, facts, let_settle
 from tests.fixtures.world import BUCKET, own_store
 from tests.markets.boot import Machines, unfit
 from tests.markets.disturbance import Plan, calm, disturbed
-from tests.markets.every import BODIES, DEMO, NAMES, ROWS, Markets, opened_markets
+from tests.markets.every import DEMO, NAMES, Markets, opened_markets
 from tests.markets.kills import killing_at_request
 from tests.markets.market import Clock, Rented
 from torpor.control.providers.seam import Provider
@@ -119,10 +120,8 @@ class Campaign:
     def begin(self) -> None:
         """Create the first machine, and machines that are not ours beside it."""
         for name in NAMES:
-            market, by_hand = self.markets.fakes[name].market, ROWS[name].by_hand
-            if by_hand is not None:
-                made = market.rent(market.wares[0], "by hand", {}, id_of=by_hand)
-                self.foreign.append(made)
+            if self.markets.fakes[name].rents_by_hand:
+                self.foreign.append(self.markets.fakes[name].rent_by_hand())
         told = self._flow(calm(self.rng), lambda opened: create.fn(opened.spec.name))
         assert told.report is not None, told
         self._settle_mine(f"create ({told})")
@@ -369,12 +368,9 @@ class Campaign:
         return provider
 
     def _boot(self, name: str, *, deaf: bool) -> None:
-        market, body = self.markets.fakes[name].market, BODIES[name]
-        boot = self.markets.machines.boot
-        if deaf:
-            market.boot = lambda command: boot(["sleep", "1000000"])
-        else:
-            market.boot = lambda command: boot(command, body)
+        fake, boot = self.markets.fakes[name], self.markets.machines.boot
+        usual = partial(boot, kind=fake.body)
+        fake.market.boot = (lambda _: boot(["sleep", "1000000"])) if deaf else usual
 
     # -- the world
 
@@ -401,7 +397,7 @@ class Campaign:
     def _take_back(self, machine: Rented) -> str:
         """Its market ends it, as markets do with spot machines; what was not stored is lost."""
         name = next(name for name, one in self._alive() if one is machine)
-        if ROWS[name].by_hand is None or not self.stored:
+        if not self.markets.fakes[name].rents_by_hand or not self.stored:
             return ""
         self.markets.fakes[name].market.end(machine)
         self.mine = None

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
+import httpx
+
+from tests.markets.boot import Kind
 from tests.markets.faults import Action, Fault, Faults
-from tests.markets.market import Market
+from tests.markets.market import Market, Rented, Ware
+from torpor.control.providers.seam import Provider
 
 KEY: Final = "fake-account-key"
 HELD_S = 60.0  # a hanging request ends then, so that a lost test ends
@@ -54,8 +59,39 @@ class FakeMarket(ABC):
         {"lives", "not found", "error that created", "no capacity", "quota", "denied", "no money"}
     )
 
-    def __init__(self, market: Market) -> None:
-        self.market = market
+    # -- what each market gives
+
+    adapter: ClassVar[Callable[..., Provider]]
+    wares: ClassVar[Callable[[], list[Ware]]]
+    body: ClassVar[Kind] = "container"
+    given_port: ClassVar[bool] = False
+    """Whether the market's machines always have port 22, so that the adapter is told the fake's."""
+    rents_by_hand: ClassVar[bool] = True
+    """False: its machines begin and end by requests only."""
+    prefix: ClassVar[str] = ""
+    routes: ClassVar[dict[str, tuple[Action, str | dict[str, Any]]]]
+    """A pattern of ``asked``: what such a request does, and the method that answers it, which gets
+    the groups, or the body of the answer."""
+    words: ClassVar[dict[str, tuple[Any, ...]]]
+    """What ``error`` is told for each refusal, "wrong key", "no route", "error body", "failed"."""
+
+    @staticmethod
+    @abstractmethod
+    def error(*words: Any) -> Answer:
+        """A refusal as this market writes it."""
+
+    def asked(self, request: Request) -> str:
+        """What the routes are told apart by."""
+        return f"{request.method} {request.path.removeprefix(self.prefix)}"
+
+    def hand_id(self, number: int) -> str:
+        """The id of a machine that is not ours."""
+        return f"{900_000 + number:032x}"
+
+    # --
+
+    def __init__(self, market: Market | None = None) -> None:
+        self.market = market or Market(wares=type(self).wares())
         self.faults = Faults()
         self.key = KEY
         self.calls: list[tuple[str, str]] = []
@@ -76,27 +112,69 @@ class FakeMarket(ABC):
         self.market.close()
         assert self.broken == [], self.broken
 
-    # -- what each market says in its own words
+    def __enter__(self) -> Self:
+        return self
 
-    @abstractmethod
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def connect(
+        self,
+        key: str = "",
+        *,
+        timeout_s: float = 30.0,
+        ssh_port: int = 22,
+        sleep: Callable[[float], None] = lambda s: None,
+        **more: Any,
+    ) -> Any:
+        """The adapter at this fake, of its account where no other key is given. It repeats what
+        failed without a pause."""
+        if self.given_port:
+            more["ssh_port"] = ssh_port
+        return self.opened(key or self.key, timeout=httpx.Timeout(timeout_s), sleep=sleep, **more)
+
+    def opened(self, key: str, **options: Any) -> Any:
+        return type(self).adapter(key, url=self.url, **options)
+
+    def rent_by_hand(self, ware: int = 0) -> Rented:
+        """A machine without our label."""
+        return self.market.rent(self.market.wares[ware], "by hand", {}, id_of=self.hand_id)
+
     def action_of(self, request: Request) -> Action:
         """What the request does."""
+        found = self._route(request)
+        return found[0] if found else "account"
 
-    @abstractmethod
     def handle(self, request: Request) -> Answer:
         """Carry the request out."""
+        if request.has("denied"):
+            return self.error(*self.words["denied"])
+        found = self._route(request)
+        if found is None:
+            return self.error(*self.words["no route"])
+        _, does, groups = found
+        return getattr(self, does)(request, *groups) if isinstance(does, str) else Answer(200, does)
 
-    @abstractmethod
     def unauthorized(self) -> Answer:
         """The answer to a wrong key."""
+        return self.error(*self.words["wrong key"])
 
-    @abstractmethod
     def error_body(self, request: Request) -> Answer:
         """An error in a 200."""
+        answer = self.error(*self.words["error body"])
+        return Answer(200, answer.body, answer.content_type)
 
     def failed(self) -> Answer:
-        """A 500."""
+        """A 500, where the market has no other words."""
+        if "failed" in self.words:
+            return self.error(*self.words["failed"])
         return Answer(500, "Internal Server Error", "text/plain")
+
+    def refusal(self, request: Request, *kinds: str) -> Answer | None:
+        """Why nothing is rented, where a fault says so."""
+        kinds = kinds or ("no capacity", "quota", "no money")
+        kind = next((kind for kind in kinds if request.has(kind)), None)
+        return self.error(*self.words[kind]) if kind else None
 
     def forget(self) -> None:
         """A long time passes: the market knows nothing of machines that have ended."""
@@ -109,6 +187,27 @@ class FakeMarket(ABC):
     def login_of(self, request: Request, header: str) -> str:
         """What ``answer`` takes for authorization, where a market wants it elsewhere."""
         return header
+
+    def listed(self, request: Request) -> list[Rented]:
+        """The machines that this listing shows."""
+        return [] if request.has("not found") else self.market.visible()
+
+    def found(self, request: Request, number: str) -> Rented | None:
+        """The live machine of that id, where this request may know it."""
+        machine = next((m for m in self.market.alive() if m.id == number), None)
+        unseen = machine is None or request.has("not found") or machine.hidden_looks > 0
+        return None if unseen else machine
+
+    def end(self, request: Request, machine: Rented) -> None:
+        if not request.has("lives"):
+            self.market.end(machine)
+
+    def _route(self, request: Request) -> tuple[Action, str | dict[str, Any], Sequence[str]] | None:
+        asked = self.asked(request)
+        for pattern, (action, does) in self.routes.items():
+            if found := re.fullmatch(pattern, asked):
+                return action, does, found.groups()
+        return None
 
     # -- one request
 

@@ -12,10 +12,8 @@ from pydantic import SecretStr
 from blocks import RunpodProvider, VastProvider, Workspace
 from deployments.server import Server
 from tests.fixtures.prefect_api import ask
-from tests.markets.market import Market
 from tests.markets.runpod import FakeRunPod
 from tests.markets.server import FakeMarket
-from tests.markets.shop import runpod_wares, vast_wares
 from tests.markets.vast import FakeVast
 from tests.ui.test_flows import Deployments
 
@@ -25,7 +23,7 @@ NAME = "ui-compare"
 @pytest.fixture
 def two_markets(torpor_up: Server) -> Iterator[list[FakeMarket]]:
     """With their blocks; in the end, no block of a fake is left."""
-    vast, runpod = FakeVast(Market(wares=vast_wares())), FakeRunPod(Market(wares=runpod_wares()))
+    vast, runpod = FakeVast(), FakeRunPod()
     VastProvider(api_key=SecretStr(vast.key), url=vast.url).save(NAME, overwrite=True, _sync=True)
     RunpodProvider(api_key=SecretStr(runpod.key), url=runpod.url).save(
         NAME, overwrite=True, _sync=True
