@@ -99,6 +99,7 @@ class FakeGcp(FakeMarket):
             "account",
             "_delete_left",
         ),
+        rf"\w+ (?!{PROJECT}(?:/|$))([^/]+).*": ("account", "_no_project"),
     }
     words: ClassVar = {
         "quota": (403, "quotaExceeded", "Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region."),
@@ -175,10 +176,8 @@ class FakeGcp(FakeMarket):
 
     def settings(self) -> dict[str, Any]:
         """As a provider block states them."""
-        return {"service_account": self.service_account, **self._settings()}
-
-    def _settings(self) -> dict[str, Any]:
         return {
+            "service_account": self.service_account,
             "project": PROJECT,
             "zones": [*ZONES],
             "prices": gcp_prices(self.market.wares),
@@ -188,7 +187,9 @@ class FakeGcp(FakeMarket):
 
     def opened(self, key: str, **options: Any) -> GcpProvider:
         login = GoogleLogin(google.oauth2.credentials.Credentials(key))
-        return GcpProvider(login, **self._settings() | options)
+        settings = self.settings() | options
+        del settings["service_account"]
+        return GcpProvider(login, **settings)
 
     def hand_id(self, number: int) -> str:
         return f"by-hand-{number}.{ZONES[0]}"
@@ -264,7 +265,10 @@ class FakeGcp(FakeMarket):
             return self._not_found(zone, name)
         if request.method == "DELETE":
             if request.has("lives"):
-                return Answer(200, _lost(self._began("delete", zone, name, "")))
+                lost = self._began("delete", zone, name, "")
+                told = {"code": "INTERNAL_ERROR", "message": "Internal error."}
+                lost["error"] = {"errors": [told]}  # in the end
+                return Answer(200, lost)
             operation = self._began("delete", zone, name, request.query["requestId"])
             self.market.end(machine)
             self._looks[machine.id] = self.deletion_looks
@@ -483,6 +487,9 @@ class FakeGcp(FakeMarket):
 
     # -- the rest
 
+    def _no_project(self, request: Request, project: str) -> Answer:
+        return self.error(404, "notFound", f"The resource 'projects/{project}' was not found")
+
     def _region(self, request: Request, name: str) -> Answer:
         limits = {"CPUS": 72.0, "NVIDIA_L4_GPUS": 1.0}
         limits |= {"COMMITTED_NVIDIA_L4_GPUS": 0.0, "NVIDIA_T4_GPUS": 0.0}
@@ -565,12 +572,6 @@ def _metadata(machine: Rented) -> dict[str, str]:
 def _deletes(operation: dict[str, Any], zone: str, name: str) -> bool:
     target = (operation["operationType"], operation["targetLink"])
     return target == ("delete", _target(zone, name)) and "error" not in operation
-
-
-def _lost(operation: dict[str, Any]) -> dict[str, Any]:
-    """It fails in the end."""
-    operation["error"] = {"errors": [{"code": "INTERNAL_ERROR", "message": "Internal error."}]}
-    return operation
 
 
 def _target(zone: str, name: str) -> str:

@@ -10,12 +10,12 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 
+from tests.fixtures.loopback import Handler, Loopback
 from tests.markets.boot import Kind
 from tests.markets.faults import Action, Fault, Faults
 from tests.markets.market import Market, Rented, Ware
@@ -46,7 +46,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class FakeMarket(ABC):
+class FakeMarket(Loopback, ABC):
     """A fake market that listens on loopback. Subclasses know the routes and the words.
 
     ``calls`` lists (method, path) as they came. ``step`` is called twice for each request: before
@@ -98,19 +98,19 @@ class FakeMarket(ABC):
         self.step: Callable[[], bool] = lambda: True
         self.broken: list[BaseException | None] = []
         self.closing = threading.Event()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.fake = self
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        super().__init__(_Handler)
 
     def close(self) -> None:
         self.closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().close()
         self.market.close()
         assert self.broken == [], self.broken
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients hang up in these tests. Any other error is the fake's own."""
+        error = sys.exception()
+        if not isinstance(error, ConnectionError):
+            self.broken.append(error)
 
     def __enter__(self) -> Self:
         return self
@@ -258,25 +258,8 @@ class FakeMarket(ABC):
         raise AssertionError(f"{fault.kind} does not happen before a request")
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-    fake: FakeMarket
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Clients hang up in these tests. Any other error is the fake's own."""
-        error = sys.exception()
-        if not isinstance(error, ConnectionError):
-            self.fake.broken.append(error)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    server: _Server
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+class _Handler(Handler):
+    server: FakeMarket
 
     def _serve(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -286,23 +269,20 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             body = raw.decode(errors="replace")
         request = Request(self.command, parts.path, dict(parse_qsl(parts.query)), body)
-        fake = self.server.fake
+        fake = self.server
         login = fake.login_of(request, self.headers.get("Authorization", ""))
         answer = fake.answer(request, login)
         if answer is None:
             self.close_connection = True
             return
+        text = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
+        body = b"" if answer.body is None else text.encode()
         self.send_response(answer.status)
-        out = b""
-        if answer.body is not None:
-            text = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
-            out = text.encode()
-            self.send_header("Content-Type", answer.content_type)
-        for name, value in answer.headers.items():
+        for name, value in {"Content-Type": answer.content_type, **answer.headers}.items():
             self.send_header(name, value)
         if answer.status != 204:
-            self.send_header("Content-Length", str(len(out)))
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(out)
+        self.wfile.write(body)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_PATCH = _serve  # noqa: N815 (http.server's names)

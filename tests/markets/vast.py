@@ -202,7 +202,8 @@ class FakeVast(FakeMarket):
 
     def _list(self, request: Request) -> Answer:
         limit = min(int(request.query.get("limit", 25)), 25, self.market.page)
-        rows = [self._row(machine) for machine in self.listed(request)]
+        shown = sorted(self.listed(request), key=lambda machine: int(machine.id))
+        rows = [self._row(machine) for machine in shown]
         filters: dict[str, dict[str, Any]] = json.loads(request.query.get("select_filters", "{}"))
         for column, rule in filters.items():
             if column not in ("id", "label", "actual_status"):
