@@ -32,7 +32,6 @@ pytest_plugins = [
     "tests.fixtures.nvml",
     "tests.fixtures.lab",
     "tests.fixtures.short_agent",
-    "tests.fixtures.standing",
     "tests.fixtures.prefect_server",
     "tests.fixtures.alone",
     "tests.fixtures.deployed",

@@ -35,8 +35,7 @@ from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.machines import new_key_pair
 from tests.markets.boot import BootedMachine, Machines
 from tests.markets.market import Market, Rented
-from tests.markets.shop import vast_wares
-from tests.markets.vast import FakeVast
+from tests.markets.vast import FakeVast, vast_wares
 from torpor.control.measure.figures import summed_up
 from torpor.control.measure.host import host_facts
 from torpor.control.providers.vast import VastProvider

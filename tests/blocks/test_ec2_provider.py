@@ -14,8 +14,7 @@ from blocks import Ec2Provider
 from blocks.reference import load_named
 from deployments.market import described
 from deployments.server import Server
-from tests.markets.ec2 import REGION, FakeEc2, ec2_wares
-from tests.markets.market import Market
+from tests.markets.ec2 import REGION, FakeEc2
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import Want
 from torpor.shared.wire.job import NoticeSource
@@ -25,7 +24,7 @@ SECRET = "never-to-be-seen-again"
 
 @pytest.fixture
 def fake() -> Iterator[FakeEc2]:
-    fake = FakeEc2(Market(wares=ec2_wares()))
+    fake = FakeEc2()
     yield fake
     fake.close()
 

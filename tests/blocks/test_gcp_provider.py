@@ -14,8 +14,7 @@ from blocks import GcpProvider
 from blocks.reference import load_named
 from deployments.market import described
 from deployments.server import Server
-from tests.markets.gcp import PROJECT, ZONES, FakeGcp, gcp_prices, gcp_wares
-from tests.markets.market import Market
+from tests.markets.gcp import PROJECT, ZONES, FakeGcp, gcp_prices
 from torpor.shared.errors import InvalidInput, ProviderDenied
 from torpor.shared.values import Want
 from torpor.shared.wire.job import NoticeSource
@@ -28,7 +27,7 @@ PLAIN: dict[str, Any] = {
 
 @pytest.fixture
 def fake() -> Iterator[FakeGcp]:
-    fake = FakeGcp(Market(wares=gcp_wares()))
+    fake = FakeGcp()
     yield fake
     fake.close()
 

@@ -6,16 +6,17 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.campaign.control import Outcome
+from tests.campaign.command import Violations
 from tests.campaign.controls import Control, Controls
 from tests.campaign.judge import MAPPED, Judge
 from tests.campaign.strike import Strike, carry_out, choose
+from tests.fixtures.kill_points import Told
 from tests.fixtures.mapper import Mapper
 from tests.fixtures.trees import fill, mutate
 from tests.fixtures.waiting import PATIENCE_S
@@ -23,7 +24,6 @@ from tests.fixtures.world import OwnStore, World, make_world, own_store
 from torpor.control.providers.local.folder import MARK
 from torpor.shared.values import Machine
 
-"""A control side that takes longer hangs, which is a violation."""
 _TRIES: Final = 3
 _MISSES: Final = 20
 
@@ -41,7 +41,7 @@ class Run:
     outcome: str = ""
     next_run: str = ""
     seconds: float = 0.0
-    violations: list[str] = field(default_factory=list)
+    violations: Violations = field(default_factory=Violations)
 
 
 class Campaign:
@@ -87,9 +87,15 @@ class Campaign:
                 break
             before = self._prepare(flow, rng)
         else:
-            run.violations.append("no strike ever fell: the campaign itself is broken")
+            run.violations.add("no strike ever fell: the campaign itself is broken")
         self._judge_run(run, before)
         run.seconds = time.monotonic() - began
+        print(
+            f"{run.number:4} {run.engine:7} {run.flow:9} {run.victim:12} in {run.phase:8} "
+            f"({run.when}): {run.outcome.splitlines()[0][:100]}; next: {run.next_run}; "
+            f"{run.seconds:.1f} s",
+            flush=True,
+        )
         return run
 
     def end(self) -> list[str]:
@@ -112,9 +118,8 @@ class Campaign:
         return None
 
     def _must(self, flow: str) -> None:
-        outcome = self._undisturbed(flow)
-        assert outcome is not None, f"{flow} died, but the campaign did not kill it"
-        assert not outcome.error, f"{flow}, undisturbed: {outcome}"
+        outcome = str(self._undisturbed(flow))
+        assert outcome == "completed", f"{flow}, undisturbed, was not killed: {outcome}"
 
     def _struck(
         self, run: Run, strike: Strike, rng: random.Random, machine: Machine | None
@@ -135,31 +140,31 @@ class Campaign:
             if program is not None:
                 self._judge.last_store = program.end()
 
-        control = self._controls.start(
-            run.flow, options, self._by_prefect, skewed=strike.victim == "skewed clock"
-        )
+        skewed = strike.victim == "skewed clock"
+        control = self._controls.start(run.flow, options, self._by_prefect, skewed=skewed)
         phase = carry_out(
             strike, control, self._world, self._store, end_program if program else None
         )
-        self._await_end(run, control)
+        if not _within(PATIENCE_S, control):
+            run.violations.add(f"{run.flow} did not end within {PATIENCE_S:.0f} s")
+            control.kill()
         self._world.proxy.clear()
-        outcome = control.outcome()
+        outcome = control.told()
         if phase is None:
-            if outcome is None or outcome.error:
-                run.violations.append(f"an undisturbed {run.flow} came to {outcome}")
+            if str(outcome) != "completed":
+                run.violations.add(f"an undisturbed {run.flow} came to {outcome}")
             return False
         run.victim, run.when, run.phase = strike.victim, strike.when, phase
-        run.outcome = _in_words(outcome)
-        if outcome is not None and outcome.trace:
-            run.violations.append(f"an error outside the tree: {outcome.trace}")
+        run.outcome = str(outcome)
+        if outcome.trace:
+            run.violations.add(f"an error outside the tree: {outcome.trace}")
         return True
 
     def _judge_run(self, run: Run, before: Machine | None) -> None:
-        found = run.violations
-        found += self._judge.snapshots()
+        found = [*self._judge.snapshots()]
         if before is not None:
             found += self._judge.destruction(before, allowed=not self._kept)
-        elif run.outcome.startswith("failed") and self._world.machines():
+        elif run.outcome not in ("killed", "completed") and self._world.machines():
             found.append(f"a failed wake left {self._world.machines()}")
         run.next_run = self._next(run)
         found += self._judge.snapshots()
@@ -169,7 +174,8 @@ class Campaign:
             found += self._judge.asleep(self._judge.states[-1])
         else:
             found += self._judge.awake()
-        found += self._judge.leaks()
+        for violation in [*found, *self._judge.leaks()]:
+            run.violations.add(violation)
 
     def _next(self, run: Run) -> str:
         """The next, undisturbed run completes; or its error says that there is nothing to do."""
@@ -178,27 +184,21 @@ class Campaign:
         said = []
         for _ in range(_TRIES):
             outcome = self._undisturbed(run.flow)
-            words = _in_words(outcome)
-            said.append(words)
-            if words == "completed":
+            said.append(str(outcome))
+            if said[-1] == "completed":
                 return "completed" if len(said) == 1 else f"try {len(said)}"
-            if outcome is None or not _is_advice(run.flow, outcome):
-                break
-            if "is on no machine" in outcome.message or "is already on machine" in outcome.message:
+            if _is_done(run.flow, outcome):
                 return "had been done"
-        run.violations.append(f"the next {run.flow} did not complete: {'; '.join(said)}")
+            if outcome.error != "WorkspaceBusy":  # it says: wait and try again
+                break
+        run.violations.add(f"the next {run.flow} did not complete: {'; '.join(said)}")
         return "failed"
 
-    def _undisturbed(self, flow: str) -> Outcome | None:
+    def _undisturbed(self, flow: str) -> Told:
         control = self._controls.start(flow, {}, self._by_prefect)
-        if not _within(PATIENCE_S, control.ended):
+        if not _within(PATIENCE_S, control):
             control.kill()
-        return control.outcome()
-
-    def _await_end(self, run: Run, control: Control) -> None:
-        if not _within(PATIENCE_S, control.ended):
-            run.violations.append(f"{run.flow} did not end within {PATIENCE_S:.0f} s")
-            control.kill()
+        return control.told()
 
 
 @contextmanager
@@ -210,36 +210,23 @@ def open_campaign(seed: int, *, sealed: bool, by_prefect: bool) -> Iterator[Camp
         make_world(store.server, sealed=sealed, parts=6) as world,
     ):
         store.proxies += [world.proxy, world.quiet]
-        (Path(folder) / "controls").mkdir()
-        controls = Controls(Path(folder) / "controls", world.access)
-        try:
-            if by_prefect:
-                controls.start_prefect()
+        controls = Controls(Path(folder), world)
+        with controls.prefect(Path(folder) / "prefect") if by_prefect else nullcontext():
             campaign = Campaign(world, store, controls, seed, by_prefect)
             campaign.begin()
             yield campaign
-        finally:
-            controls.close()
 
 
-def _in_words(outcome: Outcome | None) -> str:
-    if outcome is None:
-        return "killed"
-    return f"failed: {outcome.error}: {outcome.message}" if outcome.error else "completed"
-
-
-def _is_advice(flow: str, outcome: Outcome) -> bool:
-    """An error that says what to do, and with which a campaign can do it: wait and try again."""
-    if outcome.error == "WorkspaceBusy":
-        return True
+def _is_done(flow: str, outcome: Told) -> bool:
+    """Whether an error says that there is nothing to do."""
     done = {"hibernate": "is on no machine", "wake": "is already on machine"}
     said_so = outcome.error in ("InvalidInput", "WorkspaceAwake")
     return said_so and done[flow] in outcome.message
 
 
-def _within(seconds: float, done: Callable[[], bool]) -> bool:
+def _within(seconds: float, control: Control) -> bool:
     end = time.monotonic() + seconds
-    while not done():
+    while not control.ended():
         if time.monotonic() > end:
             return False
         time.sleep(0.01)

@@ -1,128 +1,68 @@
-"""Starting control sides and seeing how they end."""
+"""Control sides: each run of a flow in a process of its own, so that it can be killed like one."""
 
 from __future__ import annotations
 
-import http.client
-import json
+import logging
 import os
-import secrets
-import signal
-import subprocess
-import sys
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import msgspec
-
-import torpor
-from tests.campaign.control import Moment, Order, Outcome
+from deployments import server
+from deployments.down import down
+from deployments.installation import Installation
+from flows import hibernate, wake
+from tasks.phases import phases_told_to
+from tests.fixtures.kill_points import Child, Moment, Say, dying_at
+from tests.fixtures.plain_flows import hibernate_plainly, replicate_plainly, wake_plainly
+from tests.fixtures.prefect_server import talking_to
 from tests.fixtures.short_agent import (
     SMALL_PARTS,
     SOON_ABANDONED,
     Change,
     clock_shifted,
     copy_agent,
+    installing,
 )
-from tests.fixtures.waiting import until
-from tests.fixtures.world import Access
+from tests.fixtures.world import World
 from torpor.control.ports import free_ports
+from torpor.control.processes import all_processes
 
-_REPOSITORY = Path(torpor.__file__).resolve().parents[1]
-SKEW_S = -3 * 3600
-_MARK = "TORPOR_TESTS_CONTROL"
-"""In the environment of every process of a control side; machines do not inherit it."""
+SKEW_S: Final = -3 * 3600
+BLOCK: Final = "demo"
+_MARK: Final = "TORPOR_TESTS_CONTROL"
+"""In the environment of every process that a control side starts; machines do not inherit it."""
+_PLAINLY: Final[dict[str, Callable[..., object]]] = {
+    "hibernate": hibernate_plainly,
+    "wake": wake_plainly,
+    "replicate": replicate_plainly,
+}
+_BY_PREFECT: Final[dict[str, Callable[..., object]]] = {"hibernate": hibernate, "wake": wake}
 
 
-@dataclass
-class Control:
-    """One control side under way, or at its end."""
-
-    pid: int
-    folder: Path
-    process: subprocess.Popen[bytes]  # its own, or the one that it was forked by
-    forked: bool
+class Control(Child):
+    """One control side under way, or at its end. It says the phases that it enters."""
 
     def phase(self) -> str:
         """The phase that it entered last."""
-        with suppress(FileNotFoundError):
-            return ((self.folder / "phases").read_text().splitlines() or ["start"])[-1]
-        return "start"
+        return next((line for line in reversed(self.said()) if line[:1] != "{"), "start")
 
     def entered(self, phase: str) -> bool:
-        with suppress(FileNotFoundError):
-            return phase in (self.folder / "phases").read_text().splitlines()
-        return False
-
-    def ended(self) -> bool:
-        if not self.forked:
-            return self.process.poll() is not None
-        return _state(self.pid) in ("", "Z")
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
-    def outcome(self) -> Outcome | None:
-        """None where it was killed."""
-        if self.forked:
-            assert self.process.stdout is not None
-            self.process.stdout.readline()
-        else:
-            self.process.wait()
-        with suppress(FileNotFoundError):
-            return msgspec.json.decode((self.folder / "out").read_bytes(), type=Outcome)
-        return None
+        return phase in self.said()
 
 
 class Controls:
-    """Makes control sides for one world. ``api_url`` is a Prefect server's, or None."""
+    """Makes control sides for one world; what they need is in ``folder``."""
 
-    def __init__(self, folder: Path, access: Access, abandoned: Change = SOON_ABANDONED) -> None:
-        self._folder = folder
-        self._access = folder / "access.json"
-        self._source = folder / "source"
-        self._api_url: str | None = None
-        self._server: subprocess.Popen[bytes] | None = None
-        self._access.touch(mode=0o600)
-        self.know(access)
+    def __init__(self, folder: Path, world: World, abandoned: Change = SOON_ABANDONED) -> None:
+        self._world = world
+        self._mark = str(folder)
+        self._prefect: tuple[Installation, server.Server] | None = None
         # What makes a campaign of hours one of minutes: small parts, a short wait for the lost.
-        copy_agent(self._source, SMALL_PARTS, abandoned)
-        self._skewed = folder / "skewed"
-        copy_agent(self._skewed, SMALL_PARTS, abandoned, clock_shifted(SKEW_S))
-        with (folder / "plain.log").open("ab") as log:
-            self._zygote = subprocess.Popen(
-                [sys.executable, "-m", "tests.campaign.control", "serve"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=self._environment(),
-                cwd=_REPOSITORY,
-            )
-
-    def know(self, access: Access) -> None:
-        """The world that the next control sides work in."""
-        self._access.write_bytes(msgspec.json.encode(access))
-        if self._api_url is not None:
-            self._save_blocks()
-
-    def start_prefect(self) -> None:
-        """One long-lived Prefect server, so that a real flow costs seconds and not tens."""
-        (port,) = free_ports(1)
-        self._api_url = f"http://127.0.0.1:{port}/api"
-        argv = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1"]
-        with (self._folder / "server.log").open("ab") as log:
-            self._server = subprocess.Popen(
-                [*argv, "--port", str(port)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment(),
-                start_new_session=True,
-            )
-        until(lambda: _answers(port), "the Prefect server answers", every_s=0.2)
-        self._save_blocks()
+        self._source = copy_agent(folder / "source", SMALL_PARTS, abandoned)
+        shift = clock_shifted(SKEW_S)
+        self._skewed = copy_agent(folder / "skewed", SMALL_PARTS, abandoned, shift)
 
     def start(
         self,
@@ -134,93 +74,39 @@ class Controls:
         skewed: bool = False,
     ) -> Control:
         """A control side that begins now. ``skewed``: machines live SKEW_S in the future."""
-        order = self._order(flow, options, dies_at)
-        if skewed:
-            order = msgspec.structs.replace(order, source=str(self._skewed))
-        folder = Path(order.out).parent
-        text = msgspec.json.encode(order)
-        if by_prefect:
-            process = self._run("prefect", text.decode())
-            return Control(process.pid, folder, process, forked=False)
-        assert self._zygote.stdin is not None
-        assert self._zygote.stdout is not None
-        self._zygote.stdin.write(text + b"\n")
-        self._zygote.stdin.flush()
-        pid = json.loads(self._zygote.stdout.readline())["pid"]
-        return Control(pid, folder, self._zygote, forked=True)
+
+        def work(say: Say) -> None:
+            os.environ[_MARK] = self._mark
+            logging.disable(logging.WARNING)  # what it met is no news here
+            source = self._skewed if skewed else self._source
+            with installing(source), phases_told_to(say), dying_at(dies_at):
+                if by_prefect:
+                    self._to_prefect(lambda: _BY_PREFECT[flow](BLOCK, **options))
+                else:
+                    _PLAINLY[flow](self._world.opened, **options)
+
+        return Control(work)
 
     def left(self) -> list[int]:
         """The processes that ended control sides left behind; none, while none is under way."""
-        own = {self._zygote.pid, *([self._server.pid] if self._server else [])}
-        mark = f"{_MARK}={self._folder}".encode()
-        return [
-            int(path.parent.name)
-            for path in Path("/proc").glob("[0-9]*/environ")
-            if int(path.parent.name) not in own and mark in _environ(path)
-        ]
+        mark = f"{_MARK}={self._mark}".encode()
+        return [process.pid for process, words in all_processes().items() if mark in words]
 
-    def close(self) -> None:
-        with self._zygote:  # closes its input, at which it ends
-            pass
-        if self._server is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._server.pid, signal.SIGKILL)
-            self._server.wait()
+    @contextmanager
+    def prefect(self, folder: Path) -> Iterator[None]:
+        """One long-lived Prefect server, so that a real flow costs seconds and not tens."""
+        made = Installation(folder)
+        url = f"http://{server.HOST}:{free_ports(1)[0]}/api"
+        self._prefect = made, server.Server(url, own=True, login=made.login())
+        try:
+            server.start(*self._prefect)
+            saved = Child(lambda _: self._to_prefect(lambda: self._world.access.save_blocks(BLOCK)))
+            assert str(saved.told()) == "completed", saved.told()
+            yield
+        finally:
+            down(made)
 
-    def _order(self, flow: str, options: dict[str, Any], dies_at: Moment | None = None) -> Order:
-        folder = self._folder / "runs" / secrets.token_hex(6)
-        folder.mkdir(parents=True)
-        access, source = str(self._access), str(self._source)
-        out, phases = str(folder / "out"), str(folder / "phases")
-        return Order(flow, options, access, source, out, phases, dies_at)
-
-    def _save_blocks(self) -> None:
-        text = msgspec.json.encode(self._order("blocks", {})).decode()
-        assert self._run("blocks", text).wait() == 0, f"see {self._folder}/prefect.log"
-
-    def _run(self, command: str, order: str) -> subprocess.Popen[bytes]:
-        with (self._folder / "prefect.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.campaign.control", command, order],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment(),
-                cwd=_REPOSITORY,
-            )
-
-    def _environment(self) -> dict[str, str]:
-        prefect = {
-            "PREFECT_HOME": str(self._folder / "prefect"),
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_LOGGING_LEVEL": "WARNING",
-        }
-        if self._api_url is not None:
-            prefect["PREFECT_API_URL"] = self._api_url
-        return {**os.environ, **prefect, _MARK: str(self._folder)}
-
-
-def _answers(port: int) -> bool:
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        link.request("GET", "/api/health")
-        return link.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        link.close()
-
-
-def _environ(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().split(b"\0")
-    except OSError:  # it has ended
-        return []
-
-
-def _state(pid: int) -> str:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    return stat[stat.rindex(")") + 2]
+    def _to_prefect(self, work: Callable[[], object]) -> None:
+        assert self._prefect is not None
+        with talking_to(*self._prefect):
+            work()

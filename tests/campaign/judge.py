@@ -13,8 +13,8 @@ from tests.fixtures.mapper import stored
 from tests.fixtures.trees import Tree, differences, facts
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import World
+from torpor.control.processes import all_processes
 from torpor.control.providers.local.folder import MARK
-from torpor.control.rental.records import Rentals
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Machine, SnapshotId
 
@@ -41,21 +41,21 @@ class Judge:
     def snapshots(self, *, again: bool = False) -> list[str]:
         """Every listed snapshot restores to one of the states; ``again``: also those that did."""
         found = []
-        for one in self._world.snapshots():
-            if one.snapshot in self._checked and not again:
+        for snapshot in [listed.snapshot for listed in self._world.snapshots()]:
+            if snapshot in self._checked and not again:
                 continue
             try:
-                restored = self._restored(one.snapshot)
+                restored = self._restored(snapshot)
             except (TorporError, AssertionError) as error:
                 found.append(
-                    f"snapshot {one.snapshot} is listed and does not restore: "
+                    f"snapshot {snapshot} is listed and does not restore: "
                     f"{type(error).__name__}: {error}"
                 )
                 continue
-            self._checked[one.snapshot] = restored
+            self._checked[snapshot] = restored
             if restored not in self.states:
                 found.append(
-                    f"snapshot {one.snapshot} is no state that the workspace had; from the last: "
+                    f"snapshot {snapshot} is no state that the workspace had; from the last: "
                     f"{differences(self.states[-1], restored)}"
                 )
         return found
@@ -95,22 +95,13 @@ class Judge:
 
     def leaks(self) -> list[str]:
         """No process and no unfinished rental of a machine that is not listed."""
-        found = [
-            f"rental {rental.label.rental} is {rental.state}, neither handed over nor ended"
-            for rental in Rentals(self._world.direct, self._world.access.spec.name).open()
-            if rental.state in ("standing", "abandoned")
-        ]
+        found = self._world.leaks()
         end = time.monotonic() + PATIENCE_S
         while strays := self._strays():
             if time.monotonic() > end:
                 found.append(f"processes {strays} of machines that are gone")
                 break
             time.sleep(0.1)
-        folder = Path(self._world.access.machines)
-        own = {self._world.machine_folder(m.id).root.name for m in self._world.machines()}
-        there = {path.name for path in folder.glob("m-*")} if folder.is_dir() else set()
-        if there != own:
-            found.append(f"folders {sorted(there - own)} of machines that are gone")
         return found
 
     def _lost(self, workspace: Path) -> list[str]:
@@ -122,16 +113,12 @@ class Judge:
     def _strays(self) -> list[int]:
         own = {f"{MARK}={machine.id}".encode() for machine in self._world.machines()}
         home = f"HOME={self._world.access.machines}".encode()
-        strays = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                words = path.read_bytes().split(b"\0")
-            except OSError:
-                continue
-            marks = {word for word in words if word.startswith(f"{MARK}=".encode())}
-            if marks - own and any(word.startswith(home) for word in words):
-                strays.append(int(path.parent.name))
-        return strays
+        return [
+            process.pid
+            for process, words in all_processes().items()
+            if any(word.startswith(home) for word in words)
+            and {word for word in words if word.startswith(f"{MARK}=".encode())} - own
+        ]
 
     def _restored(self, snapshot: SnapshotId) -> Tree:
         scratch = self._world.folder / f"judge-{secrets.token_hex(4)}"

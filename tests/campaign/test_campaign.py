@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign.__main__ import main, share_out
+from tests.campaign.__main__ import COMMAND, share_out
 
 
 @pytest.mark.usefixtures("needs_server")
@@ -15,12 +15,12 @@ def test_a_short_campaign_finds_no_violation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = tmp_path / "report.json"
-    code = main(
+    code = COMMAND.main(
         ["--runs", "12", "--flows", "none", "--jobs", "3", "--go-on", "--report", str(report)]
     )
     printed = capsys.readouterr().out
     assert code == 0, printed
-    runs = json.loads(report.read_text())["runs"]
+    runs = json.loads(report.read_text())[0]["report"]
     assert sorted(run["number"] for run in runs) == [*range(12)]
     assert all(run["victim"] and run["phase"] and run["next_run"] for run in runs)
     assert "12 runs (0 by Prefect)" in printed

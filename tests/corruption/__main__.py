@@ -5,57 +5,50 @@ from __future__ import annotations
 
 import argparse
 import random
-import secrets
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
+from tests.campaign.command import Command, Found, Given, Violations
 from tests.corruption.corruption import KINDS, Corruption
-from torpor.control.store.embedded import EmbeddedStore
-from torpor.control.store.s3 import S3Settings, S3Store
+from tests.fixtures.world import own_store
+from torpor.control.store.s3 import S3Store
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.corruption", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--seed", type=int, help="a random one where none is given")
-    parser.add_argument("--sealed", action="store_true", help="with an encryption key")
-    given = parser.parse_args(argv)
-    seed = given.seed if given.seed is not None else secrets.randbelow(1 << 32)
-    with tempfile.TemporaryDirectory(prefix="torpor-corruption-") as folder:
-        keys = f"AK{secrets.token_hex(8).upper()}", secrets.token_hex(20)
-        with EmbeddedStore.start(Path(folder) / "store", *keys, "corruption") as running:
-            settings = S3Settings("corruption", *keys, endpoint_url=running.endpoint_url)
-            store = S3Store.connect(settings)
-            return run(store, Path(folder) / "machine", given.rounds, seed, given.sealed)
-
-
-def run(store: S3Store, folder: Path, rounds: int, seed: int, sealed: bool) -> int:
-    """The rounds, as many of each kind; 0 when each was found and judged right."""
-    began = time.monotonic()
+def run(store: S3Store, folder: Path, rounds: int, seed: int, sealed: bool) -> Found:
+    """The rounds, as many of each kind."""
     rng = random.Random(seed)
     broken = Corruption(store, folder, rng, rng.randbytes(32) if sealed else None)
     counts: Counter[str] = Counter()
-    misjudged = 0
+    violations = Violations()
     try:
         for number in range(rounds):
             done = broken.round(KINDS[number % len(KINDS)])
             how = "by reading alone" if done.blind else "with the store's listing"
             counts[f"{done.kind} {done.what}, {how}"] += 1
             for line in done.wrong:
-                print(f"round {number}, {done.kind} {done.what}: {line}")
-            misjudged += bool(done.wrong)
+                violations.add(f"round {number}, {done.kind} {done.what}: {line}")
     finally:
         broken.close()
     for what, count in sorted(counts.items()):
         print(f"{count:6} {what}")
-    spent = time.monotonic() - began
-    right = rounds - misjudged
-    print(f"seed {seed}: {right} of {rounds} corruptions found and judged right in {spent:.0f} s")
-    return 1 if misjudged else 0
+    return Found(f"{rounds} corruptions judged", violations, dict(counts))
 
+
+def _carry_out(seed: int, rounds: int, given: Given) -> Found:
+    with (
+        tempfile.TemporaryDirectory(prefix="torpor-corruption-") as folder,
+        own_store(Path(folder) / "store") as store,
+    ):
+        return run(store.server.store(), Path(folder) / "machine", rounds, seed, given.sealed)
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sealed", action="store_true", help="with an encryption key")
+
+
+COMMAND = Command("tests.corruption", "rounds", 1000, _carry_out, _options)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

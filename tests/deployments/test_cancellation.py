@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +13,11 @@ from deployments.first_machine import fill
 from deployments.installation import Installation
 from flows import create, hibernate, list_machines, list_snapshots, wake
 from tasks.opening import open_workspace
-from tests.fixtures.deployed import Deployed
+from tests.fixtures.deployed import Deployed, machines_of, place_of
 from tests.fixtures.fault_proxy import Fault, FaultProxy
 from tests.fixtures.waiting import until
 from torpor.control.measure.scratch import machines_name
-from torpor.control.providers.local.folder import folder_of
-from torpor.control.providers.local.provider import LocalProvider
-from torpor.shared.values import BENCHMARK, Machine, WorkspaceName
+from torpor.shared.values import BENCHMARK, WorkspaceName
 
 NAME = "cancelled"
 MEASURED = machines_name(WorkspaceName(NAME))
@@ -47,23 +45,19 @@ def test_a_cancelled_run_destroys_only_what_it_created(
 ) -> None:
     create(NAME)
     (machine,) = list_machines(NAME)
-    home = _home(installation)
-    fill(home / "workspace")
+    place = place_of(installation, NAME)
+    fill(place)
 
-    _hold(slow_store, ("PUT", "/packs/"))
-    _cancel_when(deployed, "hibernate", lambda: _asked(slow_store, "PUT", "/packs/"))
-    slow_store.clear()
+    _cancel_at(deployed, slow_store, "hibernate", "PUT")
     assert list_snapshots(NAME) == []
     assert [m.id for m in list_machines(NAME)] == [machine.id]
-    assert (home / "workspace" / "README.txt").exists()
+    assert (place / "README.txt").exists()
 
     report = hibernate(NAME)  # the cancelled run holds nothing any more
     assert report.destroyed
     assert list_machines(NAME) == []
 
-    _hold(slow_store, ("GET", "/packs/"))
-    _cancel_when(deployed, "wake", lambda: _asked(slow_store, "GET", "/packs/"))
-    slow_store.clear()
+    _cancel_at(deployed, slow_store, "wake", "GET")
     until(
         lambda: list_machines(NAME) == [],
         "the machine of the cancelled wake is destroyed",
@@ -75,7 +69,7 @@ def test_a_cancelled_run_destroys_only_what_it_created(
     fleet = deployed.start("replicate", {"workspace": NAME, "count": 2})
     measuring = deployed.start("benchmark", {"workspace": NAME, "folder": str(tmp_path), **SMALL})
     until(
-        lambda: len(_rented(installation, NAME)) == 2 and _asked(slow_store, "GET", "/packs/"),
+        lambda: len(machines_of(installation, NAME)) == 2 and _asked(slow_store, "GET", "/packs/"),
         "the replicate is in the middle",
         every_s=0.2,
     )
@@ -84,7 +78,7 @@ def test_a_cancelled_run_destroys_only_what_it_created(
         "the benchmark is in the middle",
         every_s=0.2,
     )
-    assert len(_rented(installation, MEASURED)) == 2
+    assert len(machines_of(installation, MEASURED)) == 2
     deployed.cancel(fleet)
     deployed.cancel(measuring)
     _see_cancelled(deployed, fleet)
@@ -94,13 +88,13 @@ def test_a_cancelled_run_destroys_only_what_it_created(
     assert [stored.snapshot for stored in list_snapshots(NAME)] == [report.snapshot]
 
     wake(NAME)
-    assert (_home(installation) / "workspace" / "README.txt").exists()
+    assert (place_of(installation, NAME) / "README.txt").exists()
 
 
 def _left(installation: Installation) -> list[str]:
     """Machines that are rented, rentals of none, and what a benchmark stored."""
     opened = open_workspace(NAME)
-    machines = [*_rented(installation, NAME), *_rented(installation, MEASURED)]
+    machines = [*machines_of(installation, NAME), *machines_of(installation, MEASURED)]
     rentals = [rental for rental in opened.rentals.open() if rental.state != "handed over"]
     return [
         *(machine.id for machine in machines),
@@ -111,20 +105,6 @@ def _left(installation: Installation) -> list[str]:
             if "/rentals/ended/" not in found.key
         ),
     ]
-
-
-def _rented(installation: Installation, workspace: str) -> list[Machine]:
-    return [
-        machine
-        for machine in LocalProvider(installation.machines).list_own()
-        if machine.label is not None and machine.label.workspace == workspace
-    ]
-
-
-def _home(installation: Installation) -> Path:
-    (machine,) = list_machines(NAME)
-    assert machine.label is not None
-    return folder_of(installation.machines, machine.label).home
 
 
 def _hold(proxy: FaultProxy, *kinds: tuple[str, str]) -> None:
@@ -141,12 +121,14 @@ def _asked(proxy: FaultProxy, verb: str, path: str) -> bool:
     return any(method == verb and path in asked for method, asked in proxy.requests)
 
 
-def _cancel_when(deployed: Deployed, deployment: str, ready: Callable[[], bool]) -> None:
-    """Start a deployment, cancel it once it is in the middle, see it end."""
+def _cancel_at(deployed: Deployed, proxy: FaultProxy, deployment: str, verb: str) -> None:
+    """Start a deployment, cancel it once it is at the packs, see it end."""
+    _hold(proxy, (verb, "/packs/"))
     run = deployed.start(deployment, {"workspace": NAME})
-    until(ready, f"the run of {deployment} is in the middle", every_s=0.2)
+    until(lambda: _asked(proxy, verb, "/packs/"), f"{deployment} is in the middle", every_s=0.2)
     deployed.cancel(run)
     _see_cancelled(deployed, run)
+    proxy.clear()
 
 
 def _see_cancelled(deployed: Deployed, run: str) -> None:

@@ -25,11 +25,9 @@ from websockets.typing import Subprotocol
 
 from deployments.installation import Installation
 from deployments.local_machines import running_machines
-from deployments.processes import MARK
-from tests.fixtures.alone import Alone
+from tests.fixtures.alone import Alone, installed
 from tests.fixtures.stranger import Door, answers, doors_of, open_files, questions
 from tests.fixtures.waiting import PATIENCE_S
-from torpor.control.processes import all_processes, is_running
 from torpor.control.providers.local.folder import folders_in
 from torpor.control.providers.local.server import machine_processes
 
@@ -57,14 +55,14 @@ ALLOWED: Final = (
 
 def test_no_port_and_no_file_of_an_installation_is_open_without_a_key(alone: Alone) -> None:
     alone.installation.folder.chmod(0o755)  # as `mkdir` makes it
-    alone.up()
+    printed = alone.up()
     folder = alone.installation.folder
     ours = _processes(alone.installation)
     doors = doors_of(ours)
     assert {door.host for door in doors if door.port} == {"127.0.0.1"}
     server = Door("127.0.0.1", int(alone.server.ui_url.rpartition(":")[2]))
-    ends = [one.endpoint for one in running_machines(alone.installation) if one.endpoint]
-    machines = [Door(one.host, one.port) for one in ends]
+    ends = [machine.endpoint for machine in running_machines(alone.installation)]
+    machines = [Door(end.host, end.port) for end in ends if end]
     assert len(machines) == 1
     assert {server, *machines} <= {*doors}
     store = [door for door in doors if door != server and door not in machines]
@@ -72,7 +70,7 @@ def test_no_port_and_no_file_of_an_installation_is_open_without_a_key(alone: Alo
 
     assert answers(store, questions(*STORE_PATHS)) == []
     said = answers([server], [*UI, *_operations()])
-    assert [one for one in said if one.question not in ALLOWED] == []
+    assert [answer for answer in said if answer.question not in ALLOWED] == []
     assert _open_web_sockets(alone) == []
     for machine in machines:
         with pytest.raises(asyncssh.PermissionDenied):
@@ -82,23 +80,19 @@ def test_no_port_and_no_file_of_an_installation_is_open_without_a_key(alone: Alo
     assert open_files(_written(ours)) == []
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert open_files(Path(f"/proc/{process.pid}/environ") for process in ours) == []
-    shown = " ".join(word for process in ours for word in process.cmdline())
-    assert [secret for secret in _secrets(folder) if secret in shown] == []
+    shown = " ".join([printed, *(word for process in ours for word in process.cmdline())])
+    shown += "".join(log.read_text() for log in folder.glob("*.log"))
+    secrets = _secrets(folder)
+    assert [secret for secret in secrets if secret in shown] == []
+    assert min(map(len, secrets)) >= 32
 
 
 def _processes(installation: Installation) -> list[psutil.Process]:
     """Those that `make up` started, the store among them, and those of the machines."""
-    ends = f"@{installation.folder}".encode()
-    started = [
-        process
-        for process, words in all_processes().items()
-        if any(one.startswith(f"{MARK}=".encode()) and one.endswith(ends) for one in words)
-        and is_running(process)
-    ]
     (machine,) = folders_in(installation.machines)
     record = machine.read_machine()
     assert record
-    return [*started, *machine_processes(machine, record.id)]
+    return [*installed(installation), *machine_processes(machine, record.id)]
 
 
 def _operations() -> list[str]:
@@ -114,12 +108,8 @@ def _operations() -> list[str]:
 def _open_web_sockets(alone: Alone) -> list[str]:
     """Those that say anything to whoever has no login."""
     found = []
-    paths = [
-        one.path
-        for router in API_ROUTERS
-        for one in router.routes
-        if isinstance(one, WebSocketRoute)
-    ]
+    routes = [route for router in API_ROUTERS for route in router.routes]
+    paths = [route.path for route in routes if isinstance(route, WebSocketRoute)]
     assert len(paths) >= 5
     for path in paths:
         url = alone.server.api_url.replace("http", "ws", 1)

@@ -16,10 +16,9 @@ from blocks import Workspace
 from deployments.installation import CHECKOUT, Installation
 from flows import list_machines, list_snapshots
 from tasks.opening import open_workspace
-from tests.fixtures.deployed import Deployed
+from tests.fixtures.deployed import Deployed, homes_of, place_of
 from tests.fixtures.served import small_stack
 from torpor.control.jobs.records import Job
-from torpor.control.providers.local.folder import folder_of
 
 pytestmark = pytest.mark.together("automations and make up")
 
@@ -138,7 +137,7 @@ worker gives a run up where the server is too busy for it for a minute."""
 
 def test_every_deployment_has_a_run_here() -> None:
     deployments = yaml.safe_load((CHECKOUT / "prefect.yaml").read_text())["deployments"]
-    named = [one["name"] for one in deployments]
+    named = [deployment["name"] for deployment in deployments]
     assert len(named) > 10
     planned = [name.rpartition("/")[2] for stage in STAGES for name in stage]
     assert sorted(planned) == sorted(named), "give every deployment a run in STAGES"
@@ -168,22 +167,15 @@ def test_every_deployment_is_run_by_a_worker(
             if name != "create":
                 assert deployed.pages(run), f"{name} tells nothing"
         if number == 0:
-            (machine,) = list_machines(NAME)
-            assert machine.label is not None
-            home = folder_of(installation.machines, machine.label).home / "workspace"
+            home = place_of(installation, NAME)
             (home / "notes").mkdir(parents=True)
             (home / "notes" / "a.txt").write_text("a note\n")
         elif number == 2:
             (home / "notes" / "b.txt").write_text("another\n")
-    for one in open_workspace(NAME).jobs.open():
-        open_workspace(NAME).jobs.end(msgspec.structs.replace(one, state="cancelled"))
+    for job in open_workspace(NAME).jobs.open():
+        open_workspace(NAME).jobs.end(msgspec.structs.replace(job, state="cancelled"))
     assert len(list_snapshots(NAME)) == 1
-    machines = list_machines(NAME)
-    assert len(machines) == 2  # the woken one and its replica
-    homes = [
-        folder_of(installation.machines, one.label).home
-        for one in machines
-        if one.label is not None
-    ]
-    found = sorted(path.name for one in homes for path in one.rglob("a.txt"))
+    homes = homes_of(installation, NAME)
+    assert len(homes) == 2  # the woken one and its replica
+    found = sorted(path.name for home in homes for path in home.rglob("a.txt"))
     assert found == ["a.txt"] * 3  # the workspace on both, and the path that was restored

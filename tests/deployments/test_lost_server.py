@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -15,10 +14,9 @@ from deployments.installation import FOLDER_VARIABLE, Installation
 from deployments.local_machines import running_machines
 from deployments.processes import running, started_process
 from tests.fixtures.alone import Alone, kill_all
-from tests.fixtures.prefect_api import NO_AUTHORITIES
-from tests.fixtures.waiting import PATIENCE_S, until
-from torpor.control.providers.local.folder import folder_of
-from torpor.control.providers.local.provider import LocalProvider
+from tests.fixtures.deployed import place_of
+from tests.fixtures.prefect_api import ask
+from tests.fixtures.waiting import until
 from torpor.control.store import embedded
 from torpor.control.supervision import read_supervision
 from torpor.shared.errors import InvalidInput
@@ -64,17 +62,8 @@ say({"state": job.state, "ends": [one.end for one in job.attempts], "driver": jo
 
 
 def _ask(alone: Alone, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    user, _, password = alone.server.login.partition(":")
-    answer = httpx.request(
-        method,
-        f"{alone.server.api_url}/v2/concurrency_limits/{path}",
-        json=body,
-        auth=(user, password),
-        timeout=PATIENCE_S,
-        verify=NO_AUTHORITIES,
-    )
-    assert answer.is_success, answer.text
-    return answer.json() if answer.content else None
+    url = f"{alone.server.api_url}/v2/concurrency_limits/{path}"
+    return ask(method, url, body, by=alone.server.login)
 
 
 def _take_slot(alone: Alone) -> str:
@@ -96,22 +85,22 @@ def _see_that_what_is_killed_comes_back(alone: Alone) -> None:
     """The server, the store and a worker; the worker's runs and the machines go on."""
     roles = ["store", "server", "job-worker"]
     (supervisor,) = running(alone.installation, "supervisor")
-    machines = [one.id for one in running_machines(alone.installation)]
+    machines = [machine.id for machine in running_machines(alone.installation)]
     store = embedded.process_of(alone.installation.store)
     assert store
     begun = [started_process(alone.installation, role) for role in roles[1:]]
-    kill_all([psutil.Process(one.pid) for one in (store, *begun) if one])
+    kill_all([psutil.Process(record.pid) for record in (store, *begun) if record])
 
     def restarted() -> bool:
         seen = read_supervision(alone.installation.folder)
         events = seen.events if seen else []
-        return {one.who for one in events if "restarted" in one.what} >= {*roles}
+        return {event.who for event in events if "restarted" in event.what} >= {*roles}
 
     until(restarted, "server, store and worker were restarted", every_s=0.5)
     assert server.answers(alone.server)
     again = embedded.process_of(alone.installation.store)
     assert again not in (None, store)
-    assert [one.id for one in running_machines(alone.installation)] == machines
+    assert [machine.id for machine in running_machines(alone.installation)] == machines
     assert running(alone.installation, "supervisor") == [supervisor]
 
 
@@ -127,9 +116,7 @@ def test_a_second_supervisor_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_job_goes_on_when_the_server_is_killed_and_started_again(alone: Alone) -> None:
     alone.up()
-    (machine,) = LocalProvider(alone.installation.machines).list_own()
-    assert machine.label is not None
-    place = folder_of(alone.installation.machines, machine.label).home / "workspace"
+    place = place_of(alone.installation, "demo")
     lease = _take_slot(alone)
     run = alone.python(SUBMIT, COMMAND)
     until((place / "begun").exists, "its command was started", every_s=0.2)

@@ -16,9 +16,7 @@ from blocks import (
     VastProvider,
 )
 from deployments.market import described, main
-from tests.markets.market import Market
 from tests.markets.server import KEY
-from tests.markets.shop import vast_wares
 from tests.markets.vast import FakeVast
 from torpor.control.providers.vast import VastProvider as Vast
 from torpor.shared.values import Want
@@ -37,9 +35,8 @@ KEYED: Final[list[type[Keyed]]] = [
 
 @pytest.fixture
 def fake() -> Iterator[FakeVast]:
-    fake = FakeVast(Market(wares=vast_wares()))
-    yield fake
-    fake.close()
+    with FakeVast() as fake:
+        yield fake
 
 
 def test_it_shows_what_a_market_offers_and_changes_nothing(fake: FakeVast) -> None:

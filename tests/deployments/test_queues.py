@@ -5,7 +5,6 @@ TORPOR_TEST_WAITING=300 has 300 jobs wait instead of 30.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
 from blocks import Workspace
@@ -31,11 +29,11 @@ from flows import (
 )
 from flows.procedures.job import recovery
 from tasks.opening import open_workspace
-from tests.fixtures.deployed import Deployed
+from tests.fixtures.alone import kill_all
+from tests.fixtures.deployed import Deployed, place_of
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import until
 from torpor.control.jobs.records import Job, Jobs, new_job_id
-from torpor.control.providers.local.folder import folder_of
 from torpor.shared.values import ObjectKey
 
 pytestmark = pytest.mark.together("automations and make up")
@@ -62,15 +60,9 @@ def place(installation: Installation) -> Path:
     """The workspace on its machine."""
     Workspace(name=NAME).save(NAME, overwrite=True)
     create(NAME)
-    place = _place(installation)
+    place = place_of(installation, NAME)
     place.mkdir()
     return place
-
-
-def _place(installation: Installation) -> Path:
-    (machine,) = list_machines(NAME)
-    assert machine.label is not None
-    return folder_of(installation.machines, machine.label).home / "workspace"
 
 
 def _jobs() -> Jobs:
@@ -113,13 +105,6 @@ def _block(server: Server) -> str:
     return str(ask("GET", url)["id"])
 
 
-def _kill(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes)
-
-
 @pytest.mark.usefixtures("one_at_once")
 def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     deployed: Deployed,
@@ -136,11 +121,11 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     deployed.take(low[0])  # as a worker does that is lost before it starts it
 
     killed, *its_runs = sorted(
-        running(installation, "job-worker"), key=lambda one: one.create_time()
+        running(installation, "job-worker"), key=lambda process: process.create_time()
     )
-    _kill([killed])  # and restarted by the supervisor, though a run of it is still there
+    kill_all([killed])  # and restarted by the supervisor, though a run of it is still there
     until(lambda: started_process(installation, "job-worker"), "it is restarted", every_s=0.5)
-    _kill(its_runs)
+    kill_all(its_runs)
     assert _run(deployed, first)["state_type"] == "RUNNING"  # Prefect does not know, and waits
     _silent(first)
     monkeypatch.setattr(recovery, "STUCK_S", 0.0)
@@ -161,7 +146,7 @@ def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     critical = deployed.start("job/critical", ended)
     by_form = {"$ref": {"block_document_id": _block(torpor_up)}}
     late = deployed.start("job/low", {"workspace": by_form, "command": ["true"]})
-    queued = {one.run: one for one in list_jobs([NAME]).queued}
+    queued = {job.run: job for job in list_jobs([NAME]).queued}
     assert queued.keys() | {low[0]} == {critical, late, *low}  # which may have ended by now
     assert (queued[late].workspace, queued[late].queue) == (NAME, "low")
     assert cancel_job(NAME, new_job_id(late)).answer["now"] == "taken out of its queue"

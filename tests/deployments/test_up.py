@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import stat
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -18,11 +15,11 @@ from deployments.down import down
 from deployments.installation import Installation
 from deployments.processes import running
 from deployments.server import Server
+from tests.fixtures.deployed import machines_of
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import make
 from torpor.control import disk_space
 from torpor.control.ports import free_ports
-from torpor.control.providers.local.provider import LocalProvider
 
 pytestmark = pytest.mark.together("automations and make up")
 
@@ -32,15 +29,15 @@ ROLES = ("supervisor", "server", *worker.ROLES, "register")
 def test_up_brings_everything_that_a_first_click_needs(
     torpor_up: Server, installation: Installation
 ) -> None:
-    deployments = {one["name"]: one for one in _all(torpor_up, "deployments/filter")}
+    deployments = {found["name"]: found for found in _all(torpor_up, "deployments/filter")}
     # By name: tests of other rooms deploy flows of their own to the session's server.
-    for one in (deployments[name] for name in ("create", "hibernate", "wake")):
-        assert one["work_pool_name"] == "torpor"
-        assert one["description"]
-        assert "torpor" in one["tags"]
+    for deployment in (deployments[name] for name in ("create", "hibernate", "wake")):
+        assert deployment["work_pool_name"] == "torpor"
+        assert deployment["description"]
+        assert "torpor" in deployment["tags"]
     blocks = {
-        f"{one['block_type']['slug']}/{one['name']}"
-        for one in _all(torpor_up, "block_documents/filter")
+        f"{block['block_type']['slug']}/{block['name']}"
+        for block in _all(torpor_up, "block_documents/filter")
     }
     assert {
         "object-store/default",
@@ -58,8 +55,9 @@ def test_up_brings_everything_that_a_first_click_needs(
     assert store["encryption_key"] == installation.store_key_file.read_text().strip()
     for pool in worker.POOLS:
         workers = _all(torpor_up, f"work_pools/{pool.name}/workers/filter")
-        assert [one["status"] for one in workers] == ["ONLINE"]
-    queues = {one["name"]: one for one in _all(torpor_up, "work_pools/torpor-jobs/queues/filter")}
+        assert [found["status"] for found in workers] == ["ONLINE"]
+    found = _all(torpor_up, "work_pools/torpor-jobs/queues/filter")
+    queues = {queue["name"]: queue for queue in found}
     ranked = sorted(queues, key=lambda name: queues[name]["priority"])
     assert ranked == ["critical", "high", "normal", "low", "default"]
 
@@ -68,7 +66,7 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     before = _longest_running(installation)
     endpoint = _document(torpor_up, "object-store", "default")["data"]["endpoint_url"]
     identity = _document(torpor_up, "ssh-identity", "default")
-    machines = _of_the_demo(installation)
+    machines = machines_of(installation, "demo")
     url, schedule = _schedule(torpor_up, "backup/backup-all")
     assert not schedule["active"]  # until the user says so
     _, watching = _schedule(torpor_up, "watch/watch")
@@ -89,7 +87,7 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     assert (again["active"], again["schedule"]["cron"]) == (True, "0 5 29 2 *")
     after = _deployment(torpor_up, "backup/backup-all")
     assert after["parameters"] == changed and after["paused"]
-    differ = {one for one in after if after[one] != kept[one]}
+    differ = {field for field in after if after[field] != kept[field]}
     # The schedule was changed after that; the worker has polled.
     assert differ <= {"updated", "version", "schedules", "last_polled", "status"}
     ask("PATCH", mine, {"paused": False, "concurrency_limit": 8})
@@ -97,47 +95,15 @@ def test_up_again_changes_nothing(torpor_up: Server, installation: Installation)
     assert _longest_running(installation) == before
     assert _document(torpor_up, "object-store", "default")["data"]["endpoint_url"] == endpoint
     assert _document(torpor_up, "ssh-identity", "default") == identity
-    assert _of_the_demo(installation) == machines
+    assert machines_of(installation, "demo") == machines
     assert torpor_up.ui_url in printed
     assert "hibernate" in printed
-
-
-def _of_the_demo(installation: Installation) -> set[str]:
-    machines = LocalProvider(installation.machines).list_own()
-    return {one.id for one in machines if one.label and one.label.workspace == "demo"}
 
 
 def _longest_running(installation: Installation) -> list[psutil.Process]:
     """The server and the workers themselves; flow runs of the worker's come and go."""
     roles = ("server", *worker.ROLES)
-    return [min(running(installation, role), key=lambda one: one.create_time()) for role in roles]
-
-
-def test_everything_listens_on_loopback_only(torpor_up: Server, installation: Installation) -> None:
-    ours = running(installation, *ROLES)
-    listening = {address for process in ours for address in _listening(process)}
-    assert int(torpor_up.ui_url.rpartition(":")[2]) in {port for _, port in listening}
-    assert {host for host, _ in listening} == {"127.0.0.1"}
-
-
-def test_others_can_read_nothing_of_it(torpor_up: Server, installation: Installation) -> None:
-    assert stat.S_IMODE(installation.folder.stat().st_mode) == 0o700
-    secret = _secret(torpor_up)
-    for path in [*installation.folder.glob("*.log"), installation.port_file]:
-        assert secret not in path.read_text()
-    for process in running(installation, *ROLES):
-        with contextlib.suppress(psutil.NoSuchProcess):  # a flow run that has ended
-            assert secret not in f"{process.cmdline()} {process.environ()}"
-
-
-def test_other_web_pages_may_not_ask_the_server(torpor_up: Server) -> None:
-    """Prefect allows every origin by default, and its API hands out the blocks' secrets."""
-    url = f"{torpor_up.api_url}/block_documents/filter"
-    ask = {"Access-Control-Request-Method": "POST"}
-    allowed = httpx.options(url, headers={**ask, "Origin": torpor_up.ui_url})
-    assert allowed.headers["access-control-allow-origin"] == torpor_up.ui_url
-    refused = httpx.options(url, headers={**ask, "Origin": "https://elsewhere.example"})
-    assert "access-control-allow-origin" not in refused.headers
+    return [min(running(installation, role), key=lambda p: p.create_time()) for role in roles]
 
 
 @pytest.mark.parametrize(
@@ -253,17 +219,3 @@ def _document(server: Server, slug: str, name: str, *, secrets: bool = False) ->
     url = f"{server.api_url}/block_types/slug/{slug}/block_documents/name/{name}"
     document = ask("GET", url, query={"include_secrets": secrets})
     return {"id": document["id"], "data": document["data"]}
-
-
-def _secret(server: Server) -> str:
-    url = f"{server.api_url}/block_types/slug/aws-credentials/block_documents/name/embedded"
-    data = ask("GET", url, query={"include_secrets": True})["data"]
-    return str(data["aws_secret_access_key"])
-
-
-def _listening(process: psutil.Process) -> set[tuple[str, int]]:
-    """Host and port of every listening TCP socket of a process; none of a flow run that ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        sockets = process.net_connections("tcp")
-        return {tuple(one.laddr) for one in sockets if one.status == psutil.CONN_LISTEN}
-    return set()

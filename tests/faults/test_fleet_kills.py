@@ -9,10 +9,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from tests.campaign.control import Moment, Outcome
 from tests.campaign.controls import Control, Controls
 from tests.campaign.judge import Judge
 from tests.fixtures.fault_proxy import Fault
+from tests.fixtures.kill_points import Moment, Told
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly
 from tests.fixtures.short_agent import SOON_ABANDONED
@@ -63,12 +63,11 @@ class Fleets:
         fleet = {"count": COUNT, "peers": "always", **options}
         return self.controls.start("replicate", fleet, dies_at=dies_at)
 
-    def end(self, control: Control) -> Outcome | None:
-        """What a run came to, None where it was killed; no process of it is left."""
+    def end(self, control: Control) -> Told:
+        """What a run came to; no process of it is left."""
         until(control.ended, "the control side ends")
-        outcome = control.outcome()
         assert self.controls.left() == []
-        return outcome
+        return control.told()
 
     def handed_over(self) -> set[MachineId]:
         """The machines that were handed over, each with the same workspace. Check that every other
@@ -89,9 +88,7 @@ class Fleets:
         was whole already counts whenever it says so: then it may be one more."""
         before, machines = self.handed_over(), self.world.machines()
         whole = {m.id for m in machines if not differences(self.truth, self._tree(m))} - before
-        outcome = self.end(self.start())
-        assert outcome is not None
-        assert not outcome.error, outcome
+        assert str(self.end(self.start())) == "completed"
         after = self.handed_over()
         assert before < after == {machine.id for machine in self.world.machines()}
         more = after - before
@@ -120,11 +117,8 @@ def made(seaweed: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         (workspace / "more").write_bytes(b"work")
         truth = facts(workspace)
         hibernate_plainly(world.opened)
-        controls = Controls(tmp_path_factory.mktemp("controls"), world.access, AT_ONCE)
-        try:
-            yield Fleets(world, controls, truth)
-        finally:
-            controls.close()
+        controls = Controls(tmp_path_factory.mktemp("controls"), world, AT_ONCE)
+        yield Fleets(world, controls, truth)
 
 
 @pytest.fixture
@@ -139,7 +133,7 @@ def fleets(made: Fleets) -> Iterator[Fleets]:
 def test_a_fleet_killed_at_any_step_is_completed_by_the_next(
     fleets: Fleets, moment: Moment, spares: int
 ) -> None:
-    assert fleets.end(fleets.start(moment, spares=spares)) is None, "it was not killed"
+    assert fleets.end(fleets.start(moment, spares=spares)).killed
     fleets.is_completed()
 
 
@@ -152,13 +146,13 @@ def test_a_hand_over_that_comes_after_the_death_of_its_sender_changes_nothing(
     asked = proxy.requests
     until(lambda: sum(_writes_rental(*one) for one in list(asked)) == 2 * COUNT, "all stand")
     proxy.add(Fault("delay", _writes_rental, delay_s=2.0))
-    assert fleets.end(control) is None
+    assert fleets.end(control).killed
     fleets.is_completed()
 
 
 def test_what_a_killed_fleet_left_of_another_snapshot_takes_no_place(fleets: Fleets) -> None:
     older = fleets.world.snapshots()[-1].snapshot
-    assert fleets.end(fleets.start(Moment(PART, 4, over=True), snapshot=older)) is None
+    assert fleets.end(fleets.start(Moment(PART, 4, over=True), snapshot=older)).killed
     assert len(fleets.world.machines()) == COUNT
     fleets.is_completed()
 
@@ -166,11 +160,9 @@ def test_what_a_killed_fleet_left_of_another_snapshot_takes_no_place(fleets: Fle
 def test_a_wake_ends_what_was_left_of_another_snapshot_and_comes_through(fleets: Fleets) -> None:
     older = fleets.world.snapshots()[-1].snapshot
     killed = fleets.start(Moment(PART, 4, over=True), snapshot=older, count=1)
-    assert fleets.end(killed) is None
+    assert fleets.end(killed).killed
     (left,) = fleets.world.machines()
-    outcome = fleets.end(fleets.controls.start("wake", {}))
-    assert outcome is not None
-    assert not outcome.error, outcome
+    assert str(fleets.end(fleets.controls.start("wake", {}))) == "completed"
     (machine,) = fleets.world.machines()
     assert machine.id != left.id
     assert fleets.handed_over() == {machine.id}

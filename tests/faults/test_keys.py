@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import os
 import random
-import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from tasks.phases import phases_told_to
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
-from tests.fixtures.standing import raises
 from tests.fixtures.trees import fill
 from tests.fixtures.world import World
-from torpor.shared.errors import GrantExpired, StoreDenied
-from torpor.shared.transfer.transfer import Range, Transfer
-from torpor.shared.values import Grant, MachineId, ObjectKey
+from torpor.shared.values import MachineId
 
 BLOCK = 1 << 20
 
@@ -63,37 +56,6 @@ def test_the_search_finds_what_a_machine_does_hold(world: World, short_agent: No
     (agent,) = world.agents(machine.id)
     assert {f"machine in /proc/{agent}/environ", f"machine in /proc/{agent}/mem"} <= found
     assert any(line.startswith("planted") and line.endswith("/note") for line in found)
-
-
-def test_a_grant_is_for_its_one_object_and_verb(world: World) -> None:
-    mine, other = ObjectKey("workspaces/demo/packs/00/a"), ObjectKey("workspaces/demo/packs/00/b")
-    world.direct.put(mine, b"mine")
-    world.direct.put(other, b"other")
-    with Transfer(attempts=1) as transfer:
-        get = world.direct.grant("GET", mine, expires_s=60)
-        assert bytes(next(transfer.get_ranges(get, [Range(0, 4)]))) == b"mine"
-        elsewhere = get.url.replace("/00/a", "/00/b")
-        assert elsewhere != get.url
-        with raises(StoreDenied, "packs/00/b", "refused"):
-            next(transfer.get_ranges(Grant(other, "GET", elsewhere, 0xFFFFFFFF), [Range(0, 5)]))
-        with raises(StoreDenied, "packs/00/a", "refused"):
-            transfer.put(Grant(mine, "PUT", get.url, 0xFFFFFFFF), [b"x"], _md5(b"x"))
-        put = world.direct.grant("PUT", mine, expires_s=60)
-        with raises(StoreDenied, "packs/00/a", "refused"):
-            next(transfer.get_ranges(Grant(mine, "GET", put.url, 0xFFFFFFFF), [Range(0, 4)]))
-    assert world.direct.get(mine, max_bytes=100) == b"mine"
-    assert world.direct.get(other, max_bytes=100) == b"other"
-
-
-def test_a_grant_expires(world: World) -> None:
-    key = ObjectKey("workspaces/demo/packs/00/a")
-    world.direct.put(key, b"mine")
-    grant = world.direct.grant("GET", key, expires_s=1)
-    end = time.monotonic() + 15
-    with Transfer(attempts=1) as transfer, pytest.raises(GrantExpired, match="ask for a new one"):
-        while time.monotonic() < end:
-            next(transfer.get_ranges(grant, [Range(0, 4)]))
-            time.sleep(0.1)  # the store's clock, which cannot be set
 
 
 def _secrets(world: World) -> dict[str, bytes]:
@@ -157,7 +119,3 @@ def _in_memory(proc: str, maps: list[str], needles: dict[str, bytes]) -> Iterato
                     if needle in block:
                         yield f"{name} in {proc}/mem"
                 tail = block[-longest:]
-
-
-def _md5(body: bytes) -> bytes:
-    return hashlib.md5(body, usedforsecurity=False).digest()

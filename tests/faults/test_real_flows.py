@@ -1,32 +1,53 @@
-"""Faults met by the flows as Prefect runs them: states, retries and messages included."""
+"""Faults of a real store, met by the flows as Prefect runs them: states, retries, messages."""
 
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import asyncssh
 import pytest
 
-from blocks import Workspace
 from deployments.server import Server as PrefectServer
 from flows import hibernate, replicate, wake
-from tests.fixtures.fault_proxy import Fault
+from tests.fixtures.errors import raises
+from tests.fixtures.fault_proxy import Fault, gets, lists, puts
 from tests.fixtures.machines import destroy_all
+from tests.fixtures.plain_flows import hibernate_plainly
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.short_agent import installing
-from tests.fixtures.standing import gets, lists, puts
 from tests.fixtures.stores import Server as StoreServer
 from tests.fixtures.trees import Tree, differences, facts, fill
-from tests.fixtures.waiting import until
-from tests.fixtures.world import World, make_world
-from torpor.control.remote.session import SshSession
-from torpor.control.remote.snapshot import RemoteSnapshot
-from torpor.shared.errors import StoreDenied, WorkspaceInvalid
+from tests.fixtures.world import World, kill, make_world, until_gone
+from torpor.shared.errors import HostKeyChanged, StoreDenied, StoreUnavailable
 
 BLOCK = "faults"
+FOREVER = 1_000_000
+HOST = r"127\.0\.0\.1:\d+"
+UP = [  # at each object fewer than the agent has attempts
+    Fault("status", lists, status=503),
+    Fault("status", puts("/packs/"), status=500, code="InternalError"),
+    Fault("status", puts("/packs/"), status=503, count=2),
+    Fault("status", puts("/packs/"), status=503, reads_body=False),
+    Fault("timeout", puts("/packs/")),
+    Fault("flip_up", puts("/packs/"), at_byte=999),
+    Fault("reset", puts("/packs/")),
+    Fault("after", puts("/packs/")),
+    Fault("flip_up", puts("/snapshots/"), at_byte=100),
+    Fault("after", puts("/snapshots/")),
+    Fault("cut", gets("/snapshots/"), at_byte=50),
+]
+DOWN = [
+    Fault("status", gets("/snapshots/"), status=503),
+    Fault("cut", gets("/snapshots/"), at_byte=40),
+    Fault("cut", gets("/packs/"), at_byte=10_000),
+    Fault("flip_down", gets("/packs/"), at_byte=20_000),
+    Fault("reset", gets("/packs/"), at_byte=70_000),
+    Fault("timeout", gets("/packs/")),
+    Fault("status", gets("/packs/"), status=503),
+]
 
 
 @pytest.fixture(scope="module")
@@ -62,39 +83,36 @@ def _state(flow: Any, **options: Any) -> Any:
 def test_faults_that_pass_leave_completed_flows_and_the_same_workspace(
     world: World, truth: Tree
 ) -> None:
-    up = [
-        Fault("status", puts("/packs/"), status=503),
-        Fault("flip_up", puts("/packs/"), at_byte=999),
-        Fault("status", puts("/snapshots/"), status=500, code="InternalError"),
-        Fault("status", lists, status=503),
-    ]
-    down = [
-        Fault("cut", gets("/packs/"), at_byte=10_000),
-        Fault("flip_down", gets("/packs/"), at_byte=20_000),
-        Fault("status", gets("/packs/"), status=503),
-    ]
-    for fault in up:
+    for fault in UP:
         world.proxy.add(fault)
     slept = _state(hibernate)
     assert slept.is_completed(), slept.message
     assert world.machines() == []
-    for fault in down:
+    for fault in DOWN:
         world.proxy.add(fault)
     woken = _state(wake)
     assert woken.is_completed(), woken.message
-    assert [fault.count for fault in up + down] == [0] * 7
+    assert [fault.count for fault in UP + DOWN] == [0] * len(UP + DOWN)
     (machine,) = world.machines()
     assert not differences(truth, facts(world.workspace(machine.id)))
 
 
-def test_a_wake_that_is_refused_fails_with_the_reason_and_leaves_no_machine(
-    world: World, truth: Tree
-) -> None:
+def test_what_is_refused_fails_with_the_reason_and_harms_nothing(world: World, truth: Tree) -> None:
+    """The words of a store go from a machine to the user."""
+    full = ("XMinioStorageFull", "no space left on the disk")
+    world.proxy.add(Fault("status", puts("/packs/"), FOREVER, 507, *full))
+    failed = _state(hibernate)
+    with raises(StoreUnavailable, "PUT workspaces/demo/packs/", HOST, *full, "507", "again"):
+        failed.result()
+    (machine,) = world.machines()
+    assert not differences(truth, facts(world.workspace(machine.id)))
+    assert world.snapshots() == []
+
+    world.proxy.clear()
     assert _state(hibernate).is_completed()
-    world.proxy.add(Fault("status", gets("/packs/"), 1000, 403, "AccessDenied"))
+    world.proxy.add(Fault("status", gets("/packs/"), FOREVER, 403, "AccessDenied"))
     failed = _state(wake)
-    assert failed.is_failed()
-    with pytest.raises(StoreDenied, match="check the key id and secret"):
+    with raises(StoreDenied, "workspaces/demo/packs/", HOST, "check the key id and secret"):
         failed.result()
     assert world.machines() == []
     world.proxy.clear()
@@ -117,7 +135,7 @@ def test_a_replicate_brings_all_it_can_and_names_the_machine_that_failed(
     state = _state(replicate, count=2, machines=[own])
     assert state.is_completed(), state.message
     report = state.result()
-    assert (len(report.ready), [one.machine for one in report.failed]) == (2, [own])
+    assert (len(report.ready), [replica.machine for replica in report.failed]) == (2, [own])
     for machine in world.machines():
         if machine.id != full.id:
             assert not differences(truth, facts(world.workspace(machine.id)))
@@ -126,41 +144,22 @@ def test_a_replicate_brings_all_it_can_and_names_the_machine_that_failed(
     tasks = ask("POST", f"{prefect_server.api_url}/task_runs/filter", wanted)
     shares = [task["name"] for task in tasks if task["name"].startswith("restore share")]
     assert 0 < len(shares) <= 64
-    assert {name.split(" of ")[1] for name in shares} == {one.machine for one in report.ready}
+    assert {name.split(" of ")[1] for name in shares} == {ready.machine for ready in report.ready}
 
 
-def test_a_hibernate_that_cannot_be_fails_at_once_and_keeps_the_machine(
+def test_a_host_key_pinned_at_first_use_is_the_only_one_from_then_on(
     world: World, truth: Tree
 ) -> None:
-    workspace = Workspace.of(BLOCK)
-    workspace.paths = ["~/nowhere"]
-    workspace.save(f"{BLOCK}-nowhere")
-    failed = hibernate(f"{BLOCK}-nowhere", return_state=True)
-    assert failed.is_failed()
-    with pytest.raises(WorkspaceInvalid, match="check the path in the workspace block"):
-        failed.result()
-    (machine,) = world.machines()
-    assert not differences(truth, facts(world.workspace(machine.id)))
-    assert world.snapshots() == []
-
-
-def test_a_workspace_that_another_run_holds_is_waited_for(world: World, truth: Tree) -> None:
     (machine,) = world.machines()
     assert machine.endpoint is not None
-    opened = world.opened
-    ended = threading.Event()
-    with SshSession.open(machine.endpoint, opened.identity) as session:
-        other = RemoteSnapshot(session, opened.store, opened.spec, opened.key, "another")
-        other.begin()
-
-        def end_soon() -> None:
-            until(lambda: len(world.sessions(machine.id)) > 1, "the flow is attached")
-            other.end(committed=False)
-            ended.set()
-
-        threading.Thread(target=end_soon).start()
-        state = _state(hibernate)
-        assert ended.is_set()
-    assert state.is_completed(), state.message
-    assert world.machines() == []
+    own = f"{machine.endpoint.user}@127.0.0.1:{machine.endpoint.port}"
+    hibernate_plainly(world.opened, machine=own, destroy=False)
+    stranger = asyncssh.generate_private_key("ssh-ed25519")
+    world.machine_folder(machine.id).host_key.write_bytes(stranger.export_private_key())
+    listeners = world.listener(machine.id)
+    kill(listeners)
+    until_gone(listeners)
+    assert world.revive_server(machine.id)  # as a stranger does who took the machine's address
+    with raises(HostKeyChanged, "127.0.0.1", "pinned", "Nothing was sent", "recorded key"):
+        hibernate_plainly(world.opened, machine=own, destroy=False, retries=0)
     assert world.verify_listed() == 1

@@ -15,11 +15,11 @@ import pytest
 from flows import backup, check_backup, delete_snapshots
 from flows.backup import NOT_RENTED
 from tasks.phases import phases_told_to
+from tests.fixtures.errors import raises
 from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.plain_flows import Shows, plain, run_plainly, wake_plainly
 from tests.fixtures.rentals import handed_over
-from tests.fixtures.standing import raises
 from tests.fixtures.waiting import until
 from torpor.control.reports import ALL
 from torpor.control.safety import verify_snapshot

@@ -21,11 +21,11 @@ from flows.procedures.deploy.server import Serving
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.engine import MACHINE
+from tests.fixtures.fault_proxy import gets
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, shown, wake_plainly
 from tests.fixtures.rentals import standing
 from tests.fixtures.served import small_stack
-from tests.fixtures.standing import gets
 from tests.fixtures.waiting import until
 from tests.fixtures.world import World
 from torpor.control.deploy.asking import ask

@@ -21,13 +21,13 @@ import pytest
 from flows import hibernate, job, watch
 from flows.procedures.job import driver
 from tasks.plain_runner import PlainRunner
-from tests.fixtures.driver import JOB_FLOW
+from tests.fixtures.driver import JOB_FLOW, hurried
 from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
+from tests.fixtures.sshd import argv_of
 from tests.fixtures.waiting import until
-from tests.fixtures.world import WORKSPACE, World, argv_of, kill
+from tests.fixtures.world import WORKSPACE, World, kill
 from tests.jobs import training
-from tests.jobs.campaign import hurried
 from torpor.control.jobs import driven, records
 from torpor.control.jobs.records import Job, Jobs, Stop
 from torpor.control.jobs.report import JobReport

@@ -25,6 +25,7 @@ from tasks.jobs import start_command
 from tasks.machines import open_session
 from tasks.plain_runner import PlainRunner
 from tasks.standing_by import stand_by
+from tests.fixtures.driver import hurried
 from tests.fixtures.kill_points import killed_in_a_child
 from tests.fixtures.metadata import ACTION, PREEMPTED, Metadata
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
@@ -33,7 +34,6 @@ from tests.fixtures.stores import Server
 from tests.fixtures.waiting import until
 from tests.fixtures.world import WORKSPACE, World, make_world, until_gone
 from tests.jobs import training
-from tests.jobs.campaign import hurried
 from torpor.control.jobs.records import Jobs
 from torpor.control.jobs.report import JobReport
 from torpor.control.remote.snapshot import RemoteSnapshot

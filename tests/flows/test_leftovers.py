@@ -19,11 +19,11 @@ from tasks.plain_runner import PlainRunner
 from tasks.watching import LeftLook
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
+from tests.fixtures.driver import hurried
 from tests.fixtures.lab import Lab
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
-from tests.jobs.campaign import hurried
 from torpor.control.rental.records import Rental
 from torpor.control.watching import WatchReport
 from torpor.shared.values import Endpoint, Label, Machine, MachineId, WorkspaceName

@@ -19,12 +19,12 @@ from flows.procedures import fleet
 from flows.procedures.fleet import Fleet
 from flows.procedures.rented import rented_machine
 from tasks.workspace import OpenWorkspace
+from tests.fixtures.errors import raises
 from tests.fixtures.lab import FolderMarket, Lab, make_lab
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, plain, replicate_plainly, wake_plainly
 from tests.fixtures.rentals import asked, handed_over, standing
 from tests.fixtures.short_agent import installing
-from tests.fixtures.standing import raises
 from tests.fixtures.trees import Tree, differences, facts, fill
 from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import World

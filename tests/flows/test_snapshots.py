@@ -18,10 +18,10 @@ from flows import (
     list_kept,
     restore_path,
 )
+from tests.fixtures.errors import raises
 from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import plain, run_plainly
-from tests.fixtures.standing import raises
 from torpor.control.store.snapshots import snapshot_ids
 from torpor.control.upkeep.reports import MOST_ROWS, Table
 from torpor.shared.errors import InvalidInput, SnapshotKept, SnapshotMissing

@@ -9,11 +9,11 @@ import pytest
 
 from flows import job
 from tasks.plain_runner import PlainRunner
+from tests.fixtures.driver import hurried
 from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from tests.fixtures.rentals import not_handed_over, standing
-from tests.jobs.campaign import hurried
 from torpor.control.jobs.records import Job, Jobs, Stop
 
 _ID = "3f2a9c81d04e"

@@ -4,31 +4,22 @@ between them, then reconcile.
     python -m tests.markets.campaign --wakes 500
     python -m tests.markets.campaign --wakes 60 --seed 99024
 
-Without a seed, those in ``FOUND`` come first where there are wakes for them, then a fresh one.
-Exits with 1 on any violation, and with 2 where no machine can boot. Each flow runs in a process of
-its own. Hours pass between two flows, for the markets and for the flows alike: what a machine costs
-does not depend on this host's speed.
+Each flow runs in a process of its own. Hours pass between two flows, for the markets and for the
+flows alike: what a machine costs does not depend on this host's speed.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
 import logging
 import os
-import random
 import re
-import secrets
-import shutil
 import signal
 import sys
-import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -37,74 +28,29 @@ import msgspec
 from flows import create, hibernate, reconcile, wake
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
-from tests.fixtures.kill_points import killed_in_a_child
-from tests.fixtures.machines import new_key_pair
-from tests.fixtures.short_agent import SOON_ABANDONED, copy_agent, installing
-from tests.fixtures.stores import Server
+from tests.campaign.command import Command, Found, Given
+from tests.fixtures.kill_points import Child, Say, Told
 from tests.fixtures.trees import Tree, differences, facts, let_settle
-from tests.fixtures.world import BUCKET, own_store
-from tests.markets.boot import Machines, unfit
+from tests.markets.boot import unfit
 from tests.markets.disturbance import Plan, calm, disturbed
-from tests.markets.every import BODIES, DEMO, NAMES, ROWS, Markets, opened_markets
+from tests.markets.every import NAMES
 from tests.markets.kills import killing_at_request
-from tests.markets.market import Clock, Rented
-from torpor.control.providers.seam import Provider
-from torpor.control.remote.ssh import Identity
+from tests.markets.market import Rented
+from tests.markets.world import READY_S, MarketWorld, market_world, real_time
 from torpor.control.reports import HibernateReport, WakeReport
 from torpor.control.store.clock import StoreClock
-from torpor.control.store.s3 import S3Store
-from torpor.shared.errors import TorporError
-from torpor.shared.values import Want, WorkspaceSpec
 
-SETTLING_S: Final = 2.0
-READY_S: Final = 30.0
 DEAF_S: Final = 3.0
-TIMEOUT_S: Final = 2.0
 HOUR_S: Final = 3600.0
 ROUNDS_TO_RECONCILE: Final = 20
 SPEND_SLACK: Final = 0.01
 LATE_S: Final = 300.0  # hours pass between two flows
-FOUND: Final = {99024: 60}
-"""Seeds that have found a fault, and after how many wakes at the latest."""
-
-_real_time = time.time
-
-
-class AheadClock(Clock):
-    """The time of this host, and the hours that have passed at once."""
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    @property
-    def now_unix(self) -> float:  # type: ignore[override]
-        return _real_time() + self.ahead_s
-
-    def advance(self, seconds: float) -> None:
-        self.ahead_s += seconds
 
 
 @dataclass
-class Told:
-    """How a flow's process ended."""
+class Campaign(MarketWorld):
+    """The workspace is woken, used and hibernated again and again."""
 
-    killed: bool
-    report: dict[str, Any] | None = None
-    error: str = ""
-
-    def __str__(self) -> str:
-        return "killed" if self.killed else self.error or "completed"
-
-
-@dataclass
-class Campaign:
-    """One workspace that is woken, used and hibernated again and again."""
-
-    markets: Markets
-    opened: OpenWorkspace
-    clock: AheadClock
-    rng: random.Random
-    violations: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     wakes: int = 0
     mine: Rented | None = None  # the machine that was handed over and not hibernated since
@@ -119,12 +65,10 @@ class Campaign:
     def begin(self) -> None:
         """Create the first machine, and machines that are not ours beside it."""
         for name in NAMES:
-            market, by_hand = self.markets.fakes[name].market, ROWS[name].by_hand
-            if by_hand is not None:
-                made = market.rent(market.wares[0], "by hand", {}, id_of=by_hand)
-                self.foreign.append(made)
+            if self.markets.fakes[name].rents_by_hand:
+                self.foreign.append(self.markets.fakes[name].rent_by_hand())
         told = self._flow(calm(self.rng), lambda opened: create.fn(opened.spec.name))
-        assert told.report is not None, told
+        assert told.result, told
         self._settle_mine(f"create ({told})")
         self._work()
 
@@ -136,10 +80,10 @@ class Campaign:
             told = self._flow(plan, lambda opened: hibernate.fn(opened.spec.name))
             said.append(f"hibernate [{plan}] {told}")
             self._pass()
-            if told.report is not None:
+            if told.result:
                 self._see_gone(str(plan))
             elif plan.is_calm:
-                self._violate(f"an undisturbed hibernate failed: {told}")
+                self.violations.add(f"an undisturbed hibernate failed: {told}")
             self._settle_mine(f"hibernate [{plan}] {told}")
             ended = self.mine is None
             self.stored = [self.truth] if ended else [*self.stored, self.truth]
@@ -149,13 +93,13 @@ class Campaign:
         plan = calm(self.rng) if self.rng.random() < 0.15 else disturbed(self.rng, of_wake=True)
         told = self._flow(plan, lambda opened: wake.fn(opened.spec.name))
         said.append(f"wake [{plan}] {told}")
-        self.outcomes[_short(told)] += 1
+        self.outcomes[str(told).partition(":")[0]] += 1
         self._settle_mine(f"wake [{plan}] {told}")
-        if told.report is not None:
+        if told.result:
             self._see_woken(str(plan))
             self._work()
         elif not self._ended_by_name(told) and plan.is_calm:
-            self._violate(f"an undisturbed wake failed: {told}")
+            self.violations.add(f"an undisturbed wake failed: {told}")
         self._pass()
         if self.mine is not None and self.rng.random() < 0.1:
             said.append(self._take_back(self.mine))
@@ -170,8 +114,8 @@ class Campaign:
             if self._ended_by_name(told):
                 told = self._flow(calm(self.rng), lambda opened: wake.fn(opened.spec.name))
             self._settle_mine(f"calm wake {told}")
-            if told.report is None:
-                self._violate(f"an undisturbed wake failed: {told}")
+            if not told.result:
+                self.violations.add(f"an undisturbed wake failed: {told}")
             else:
                 self._see_woken("undisturbed")
         for _ in range(3):
@@ -179,79 +123,76 @@ class Campaign:
             told = self._flow(
                 calm(self.rng), lambda opened: reconcile.fn(opened.spec.name, abandoned=True)
             )
-            if told.report is None:
-                self._violate(f"an undisturbed reconcile failed: {told}")
+            if not told.result:
+                self.violations.add(f"an undisturbed reconcile failed: {told}")
         for name, machine in self._alive():
             if machine is not self.mine:
-                self._violate(f"machine {machine.id} at {name} is alive after reconcile")
-        left = [one for one in self.opened.rentals.open() if one.state != "handed over"]
+                self.violations.add(f"machine {machine.id} at {name} is alive after reconcile")
+        left = [r for r in self.opened.rentals.open() if r.state != "handed over"]
         for rental in left:
-            self._violate(f"rental {rental.label.rental} is {rental.state} after reconcile")
+            self.violations.add(f"rental {rental.label.rental} is {rental.state} after reconcile")
         self._see_spend()
 
     def _ended_by_name(self, told: Told) -> bool:
         """Do what the error of a wake says, if a killed run left a machine that never answers: only
         the user may say that it holds nothing."""
-        found = re.match(r"MachineUnreachable: machine (\S+) at .* name it in `end` of", told.error)
+        found = re.match(r"MachineUnreachable: machine (\S+) at .* name it in `end` of", str(told))
         if found is None:
             return False
         ended = self._flow(
             calm(self.rng), lambda opened: reconcile.fn(opened.spec.name, end=[found[1]])
         )
-        if ended.report is None:
-            self._violate(f"machine {found[1]} never answers and was not ended: {ended}")
+        if not ended.result:
+            self.violations.add(f"machine {found[1]} never answers and was not ended: {ended}")
         return True
 
     def end(self) -> None:
         """Hibernate at last; nothing alive, nothing left over."""
         self.reconcile()
         told = self._flow(calm(self.rng), lambda opened: hibernate.fn(opened.spec.name))
-        if told.report is None:
-            self._violate(f"the last hibernate failed: {told}")
+        if not told.result:
+            self.violations.add(f"the last hibernate failed: {told}")
         self.mine = None
-        for name, machine in self._alive():
-            self._violate(f"machine {machine.id} at {name} is alive at the end")
         for name in NAMES:
-            for one in self._provider(name, "").residue():
-                self._violate(f"{one.kind} {one.id} at {name} is left at the end")
-        for rental in self.opened.rentals.open():
-            self._violate(f"rental {rental.label.rental} is {rental.state} at the end")
+            for left in self.provider(name).residue():
+                self.violations.add(f"{left.kind} {left.id} at {name} is left at the end")
+        self.see_nothing_left(self._alive())
         for machine in self.foreign:
             if not machine.alive:
-                self._violate(f"the foreign machine {machine.id} was ended")
+                self.violations.add(f"the foreign machine {machine.id} was ended")
         self._see_spend()
 
     # -- what must hold
 
     def _settle_mine(self, after: str) -> None:
         """Which machine is the user's now; never two, and none of ours is gone."""
-        over = [one for one in self.opened.rentals.open() if one.state == "handed over"]
+        over = [r for r in self.opened.rentals.open() if r.state == "handed over"]
         alive = {(name, m.id): m for name, m in self._alive()}
-        by_market = {self._provider(name, "").identity: name for name in NAMES}
-        live = [(by_market[one.provider], str(one.machine)) for one in over]
-        held = [alive[one] for one in live if one in alive]
+        by_market = {self.provider(name).identity: name for name in NAMES}
+        live = [(by_market[rental.provider], str(rental.machine)) for rental in over]
+        held = [alive[at] for at in live if at in alive]
         if len(held) > 1:
-            self._violate(f"{len(held)} machines are handed over after {after}")
+            self.violations.add(f"{len(held)} machines are handed over after {after}")
         was = self.mine
         if was is not None and not was.alive and "hibernate" not in after:
-            self._violate(f"machine {was.id} was ended though it was handed over: {after}")
+            self.violations.add(f"machine {was.id} was ended though it was handed over: {after}")
         self.mine = held[0] if held else None
         if was is not None and was.alive and self.mine is not was:
-            self._violate(f"machine {was.id} is alive and not handed over any more: {after}")
+            self.violations.add(f"machine {was.id} is alive and not handed over any more: {after}")
 
     def _see_gone(self, plan: str) -> None:
         for name, machine in self._alive():
             if machine is self.mine:
-                self._violate(f"{machine.id} at {name} lives after a hibernate ({plan})")
+                self.violations.add(f"{machine.id} at {name} lives after a hibernate ({plan})")
 
     def _see_woken(self, plan: str) -> None:
         if self.mine is None:
-            self._violate(f"a wake completed and no machine is handed over ({plan})")
+            self.violations.add(f"a wake completed and no machine is handed over ({plan})")
             return
         now = facts(self._workspace(self.mine))
         if now not in self.stored:
             found = differences(self.stored[-1], now)
-            self._violate(f"the woken workspace differs ({plan}): {found[:3]}")
+            self.violations.add(f"the woken workspace differs ({plan}): {found[:3]}")
         self.truth = now
 
     def _see_spend(self) -> None:
@@ -263,7 +204,7 @@ class Campaign:
         """
         now_unix = self.clock.now_unix
         markets = [self.markets.fakes[name].market for name in NAMES]
-        machines = {one.id: one for market in markets for one in market.rented}
+        machines = {machine.id: machine for market in markets for machine in market.rented}
         recorded = counted = 0.0
         self.late = 0
         for rental in [*self.opened.rentals.open(), *self.opened.rentals.history()]:
@@ -274,68 +215,50 @@ class Campaign:
             if proven - ended > LATE_S:
                 self.late += 1
                 if ended < (rental.seen_unix or rental.created_unix):
-                    self._violate(f"machine {machine.id} was seen after its end")
+                    self.violations.add(f"machine {machine.id} was seen after its end")
                 continue
             recorded += (proven - rental.created_unix) / HOUR_S * rental.price_usd_h
             counted += (ended - machine.created_unix) / HOUR_S * machine.usd_h
         for machine in machines.values():
             if machine not in self.foreign:
-                self._violate(f"no rental has a record of machine {machine.id}")
+                self.violations.add(f"no rental has a record of machine {machine.id}")
         self.spend = (recorded, counted)
         if abs(recorded - counted) > SPEND_SLACK * counted:
-            self._violate(f"the records say {recorded:.2f} USD, the markets {counted:.2f} USD")
+            self.violations.add(
+                f"the records say {recorded:.2f} USD, the markets {counted:.2f} USD"
+            )
 
     # -- one flow
 
     def _flow(self, plan: Plan, work: Callable[[OpenWorkspace], Any]) -> Told:
-        heard, speak = os.pipe()
+        fakes = [self.markets.fakes[name] for name in NAMES]
         for name, fault in plan.faults:
             self.markets.fakes[name].faults.arm(fault)
         for name in NAMES:
-            market = self.markets.fakes[name].market
-            market.next_hidden_looks = plan.hidden_looks
+            self.markets.fakes[name].market.next_hidden_looks = plan.hidden_looks
             self._boot(name, deaf=name == plan.deaf)
-
-        def child() -> None:
-            time.time = lambda: _real_time() + self.clock.ahead_s
-            hear = StoreClock.hear
-
-            def heard(clock: StoreClock, date: str, asked: float, answered: float) -> None:
-                """The hours have passed at the store, too."""
-                hear(clock, date, asked - self.clock.ahead_s, answered - self.clock.ahead_s)
-
-            StoreClock.hear = heard  # type: ignore[method-assign]
-            told: dict[str, Any]
-            try:
-                told = {"report": self._run(plan, work)}
-            except TorporError as error:
-                told = {"error": f"{type(error).__name__}: {error}"}
-            except Exception:  # noqa: BLE001 - an error that is not ours is a finding
-                told = {"error": f"TRACEBACK {traceback.format_exc()}"}
-            os.write(speak, json.dumps(told).encode()[:60_000])
-
-        fakes = [self.markets.fakes[name] for name in NAMES]
-        try:
-            with killing_at_request(fakes, plan.at_request) as announced:
-                killed = killed_in_a_child(lambda: (announced(), child()))
-        finally:
-            os.close(speak)
-            with os.fdopen(heard, "rb") as pipe:
-                said = pipe.read()
-            for fake in fakes:
-                fake.faults.clear()
-                for machine in fake.market.rented:
-                    machine.hidden_looks = 0
-        if killed:
-            return Told(killed=True)
-        told = Told(killed=False, **json.loads(said))
-        if told.error.startswith("TRACEBACK"):
-            self._violate(told.error)
+        with killing_at_request(fakes, plan.at_request) as aim:
+            child = Child(lambda say: self._run(say, plan, work))
+            aim(child)
+            told = child.told()
+        for fake in fakes:
+            fake.faults.clear()
+            for machine in fake.market.rented:
+                machine.hidden_looks = 0
+        if told.trace:
+            self.violations.add(told.trace)
         return told
 
-    def _run(self, plan: Plan, work: Callable[[OpenWorkspace], Any]) -> dict[str, Any]:
-        """In the flow's own process."""
-        steps = 0
+    def _run(self, say: Say, plan: Plan, work: Callable[[OpenWorkspace], Any]) -> str:
+        """In the flow's own process; returns the snapshot, where there is one."""
+        ahead_s, hear, steps = self.clock.ahead_s, StoreClock.hear, 0
+        time.time = lambda: real_time() + ahead_s
+
+        def heard(clock: StoreClock, date: str, asked: float, answered: float) -> None:
+            """The hours have passed at the store, too."""
+            hear(clock, date, asked - ahead_s, answered - ahead_s)
+
+        StoreClock.hear = heard  # type: ignore[method-assign]
 
         def before(label: str) -> None:
             nonlocal steps
@@ -343,46 +266,25 @@ class Campaign:
             if steps == plan.at_step:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        known = {name: self._provider(name, plan.deaf) for name in NAMES}
-        spec = msgspec.structs.replace(
-            self.opened.spec,
-            want=msgspec.structs.replace(self.opened.spec.want, rank=plan.rank, spot=plan.spot),
-        )
-        opened = replace(
-            self.opened,
-            spec=spec,
-            providers=tuple(known[name] for name in plan.named),
-            others=lambda: tuple(known.values()),
-        )
+        ready_s = {plan.deaf: DEAF_S}
+        known = {name: self.provider(name, ready_s.get(name, READY_S)) for name in NAMES}
+        opened = self.renting(known, plan.named)
+        want = msgspec.structs.replace(opened.spec.want, rank=plan.rank, spot=plan.spot)
+        opened = replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
         with PlainRunner(opened, wait_factor=0.1, before=before):
             report = work(opened)
-        if isinstance(report, WakeReport | HibernateReport):
-            return {"snapshot": report.snapshot}
-        return {}
-
-    def _provider(self, name: str, deaf: str) -> Provider:
-        provider = self.markets.provider(name, timeout_s=TIMEOUT_S)
-        ready_s = DEAF_S if name == deaf else READY_S
-        provider.__dict__["abilities"] = msgspec.structs.replace(
-            provider.abilities, settling_s=SETTLING_S, ready_s=ready_s
-        )
-        return provider
+        ours = isinstance(report, WakeReport | HibernateReport)
+        return report.snapshot if ours else "no snapshot"
 
     def _boot(self, name: str, *, deaf: bool) -> None:
-        market, body = self.markets.fakes[name].market, BODIES[name]
-        boot = self.markets.machines.boot
-        if deaf:
-            market.boot = lambda command: boot(["sleep", "1000000"])
-        else:
-            market.boot = lambda command: boot(command, body)
+        fake, boot = self.markets.fakes[name], self.markets.machines.boot
+        usual = partial(boot, kind=fake.body)
+        fake.market.boot = (lambda _: boot(["sleep", "1000000"])) if deaf else usual
 
     # -- the world
 
     def _alive(self) -> Iterator[tuple[str, Rented]]:
-        for name in NAMES:
-            for machine in self.markets.fakes[name].market.alive():
-                if machine not in self.foreign:
-                    yield name, machine
+        return ((name, m) for name, m in self.alive(NAMES) if m not in self.foreign)
 
     def _workspace(self, machine: Rented) -> Path:
         return cast("Any", machine.body).root / "root/workspace"
@@ -400,8 +302,8 @@ class Campaign:
 
     def _take_back(self, machine: Rented) -> str:
         """Its market ends it, as markets do with spot machines; what was not stored is lost."""
-        name = next(name for name, one in self._alive() if one is machine)
-        if ROWS[name].by_hand is None or not self.stored:
+        name = next(name for name, alive in self._alive() if alive is machine)
+        if not self.markets.fakes[name].rents_by_hand or not self.stored:
             return ""
         self.markets.fakes[name].market.end(machine)
         self.mine = None
@@ -410,80 +312,10 @@ class Campaign:
     def _pass(self) -> None:
         self.clock.advance(HOUR_S * self.rng.uniform(5, 40))
 
-    def _violate(self, what: str) -> None:
-        self.violations.append(what)
-        print(f"     VIOLATION: {what}", flush=True)
 
-
-def _short(told: Told) -> str:
-    return "killed" if told.killed else told.error.split(":")[0] or "completed"
-
-
-@contextlib.contextmanager
-def open_campaign(seed: int) -> Iterator[Campaign]:
-    folder = Path(tempfile.mkdtemp(prefix="torpor-market-"))
-    clock = AheadClock()
-    keys = new_key_pair()
-    with own_store(folder / "store") as store:
-        server: Server = store.server
-        machines_folder = folder / "machines"
-        machines_folder.mkdir()
-        machines = Machines(machines_folder)
-        agent = copy_agent(folder / "agent", SOON_ABANDONED)
-        with opened_markets(machines) as markets, installing(agent):
-            for fake in markets.fakes.values():
-                fake.market.clock = clock
-                fake.market.page = 2
-            settings = server.settings(BUCKET, "kept")
-            opened = OpenWorkspace(
-                spec=WorkspaceSpec(
-                    DEMO, ["~/workspace"], want=Want(gpu="H100", disk_gib=20), parts=2
-                ),
-                store=S3Store.connect(settings),
-                providers=(),
-                identity=Identity(keys.private),
-                owner="tests",
-                key=secrets.token_bytes(32),
-            )
-            try:
-                yield Campaign(markets, opened, clock, random.Random(seed))
-            finally:
-                machines.end()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.markets.campaign")
-    parser.add_argument("--wakes", type=int, default=500)
-    parser.add_argument("--seed", type=int, help="this one alone")
-    given = parser.parse_args(argv)
-    if why := unfit():
-        print(why, file=sys.stderr)
-        return 2
-    began = time.monotonic()
-    done = [_carry_out(seed, wakes) for seed, wakes in plan(given.wakes, given.seed)]
-    if len(done) > 1:
-        print(
-            f"in all {given.wakes} wakes of {len(done)} seeds in {time.monotonic() - began:.0f} s; "
-            f"{sum(done)} violations"
-        )
-    return 1 if any(done) else 0
-
-
-def plan(wakes: int, seed: int | None) -> list[tuple[int, int]]:
-    """The seeds of a campaign, and how many wakes of each."""
-    if seed is not None:
-        return [(seed, wakes)]
-    known = list(FOUND.items()) if wakes > sum(FOUND.values()) else []
-    fresh = random.SystemRandom().randrange(1 << 32)
-    return [*known, (fresh, wakes - sum(count for _, count in known))]
-
-
-def _carry_out(seed: int, wakes: int) -> int:
-    """The number of violations."""
-    print(f"market campaign: {wakes} wakes, seed {seed}", flush=True)
+def _carry_out(seed: int, wakes: int, given: Given) -> Found:
     began, number = time.monotonic(), 0
-    with open_campaign(seed) as campaign:
+    with market_world(Campaign, seed, page=2) as campaign:
         campaign.begin()
         while campaign.wakes < wakes:
             said = campaign.round(number)
@@ -492,15 +324,19 @@ def _carry_out(seed: int, wakes: int) -> int:
         campaign.end()
         outcomes = ", ".join(f"{n} {what}" for what, n in campaign.outcomes.most_common())
         recorded, counted = campaign.spend
-        print(
-            f"{campaign.wakes} wakes in {time.monotonic() - began:.0f} s ({outcomes}); "
-            f"{len(campaign.opened.rentals.history())} rentals, {campaign.late} found ended later; "
-            f"of the others {recorded:.2f} USD by the records, {counted:.2f} USD by the markets; "
-            f"{len(campaign.violations)} violations"
+        rentals = len(campaign.opened.rentals.history())
+        summary = (
+            f"{campaign.wakes} wakes ({outcomes}); {rentals} rentals, {campaign.late} found ended "
+            f"later; of the others {recorded:.2f} USD by the records, {counted:.2f} USD by the "
+            "markets"
         )
-        return len(campaign.violations)
+        return Found(summary, campaign.violations, dict(campaign.outcomes))
 
+
+COMMAND: Final = Command(
+    "tests.markets.campaign", "wakes", 500, _carry_out, unfit=unfit, known={99024: 60}
+)
 
 if __name__ == "__main__":
     logging.getLogger("torpor.plain").setLevel(logging.CRITICAL)
-    sys.exit(main())
+    sys.exit(COMMAND.main())

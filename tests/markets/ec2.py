@@ -13,16 +13,20 @@ import os
 import re
 import secrets
 import threading
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl, urlencode
 from xml.etree import ElementTree
 
+import boto3
+import httpx
+
 from tests.markets.ec2_model import unknown_elements
-from tests.markets.faults import Action
 from tests.markets.market import Market, Rented, Ware
 from tests.markets.server import Answer, FakeMarket, Request
+from torpor.control.providers.ec2.provider import Ec2Provider
 
 REGION: Final = "us-east-1"
 IMAGE_NAME: Final = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) 202611"
@@ -31,17 +35,6 @@ DISK_USD_GIB_MONTH: Final = 0.08
 ADDRESS_USD_H: Final = 0.005
 _SPACE: Final = "http://ec2.amazonaws.com/doc/2016-11-15"
 _CREDENTIAL: Final = re.compile(r"AWS4-HMAC-SHA256 Credential=([^/]+)/\d{8}/([\w-]+)/([\w-]+)/")
-_OFFERS: Final = frozenset(
-    {"DescribeImages", "DescribeInstanceTypeOfferings", "DescribeInstanceTypes",
-     "DescribeSpotPriceHistory", "DescribeSubnets", "GetProducts"}
-)  # fmt: skip
-_WORDS: Final = {
-    "no capacity": (500, "InsufficientInstanceCapacity", "We currently do not have sufficient "
-                    "capacity in the Availability Zone you requested."),
-    "quota": (400, "VcpuLimitExceeded", "You have requested more vCPU capacity than your limit."),
-    "denied": (403, "UnauthorizedOperation", "You are not authorized to perform this operation."),
-    "no money": (400, "Blocked", "Your account is currently blocked. Contact AWS Support."),
-}  # fmt: skip
 _MOST_USER_DATA: Final = 16 << 10
 _PRODUCTS_A_PAGE: Final = 2
 _TYPES: Final[dict[tuple[tuple[str, str], ...], Answer]] = {}
@@ -50,19 +43,15 @@ _TYPES: Final[dict[tuple[tuple[str, str], ...], Answer]] = {}
 def ec2_wares() -> list[Ware]:
     """``name`` is the instance type, ``region`` the zone."""
     t4 = ("T4", 1, 16, 0.526)
-    return [
-        Ware(*t4, f"{REGION}a", name="g4dn.xlarge", disk_usd_gib_month=DISK_USD_GIB_MONTH),
-        Ware(*t4, f"{REGION}b", name="g4dn.xlarge", spot_usd_h=0.21,
-             disk_usd_gib_month=DISK_USD_GIB_MONTH),
-        Ware("A10G", 1, 24, 1.006, f"{REGION}a", name="g5.xlarge", spot_usd_h=0.41,
-             disk_usd_gib_month=DISK_USD_GIB_MONTH),
-        Ware("H100", 8, 80, 55.04, f"{REGION}b", name="p5.48xlarge",
-             disk_usd_gib_month=DISK_USD_GIB_MONTH),
-        Ware("V100", 1, 16, 3.06, f"{REGION}a", name="p3.2xlarge",
-             disk_usd_gib_month=DISK_USD_GIB_MONTH),
-        Ware("", 0, 0, 0.085, f"{REGION}a", name="c5.large",
-             disk_usd_gib_month=DISK_USD_GIB_MONTH),
-    ]  # fmt: skip
+    wares = [
+        Ware(*t4, f"{REGION}a", name="g4dn.xlarge"),
+        Ware(*t4, f"{REGION}b", name="g4dn.xlarge", spot_usd_h=0.21),
+        Ware("A10G", 1, 24, 1.006, f"{REGION}a", name="g5.xlarge", spot_usd_h=0.41),
+        Ware("H100", 8, 80, 55.04, f"{REGION}b", name="p5.48xlarge"),
+        Ware("V100", 1, 16, 3.06, f"{REGION}a", name="p3.2xlarge"),
+        Ware("", 0, 0, 0.085, f"{REGION}a", name="c5.large"),
+    ]
+    return [replace(ware, disk_usd_gib_month=DISK_USD_GIB_MONTH) for ware in wares]
 
 
 class FakeEc2(FakeMarket):
@@ -71,8 +60,43 @@ class FakeEc2(FakeMarket):
     answers that AWS's own model does not have."""
 
     ending_looks: int = 0
+    wares = staticmethod(ec2_wares)
+    body = "vm"
+    given_port = True
+    rents_by_hand = False  # its listing comes from moto, which knows instances by their create
+    routes: ClassVar = {
+        "RunInstances dry": ("account", "_forwarded"),
+        "RunInstances": ("create", "_run"),
+        "DescribeInstances one": ("find", "_describe"),
+        "DescribeInstances": ("list", "_describe"),
+        "TerminateInstances": ("destroy", "_terminate"),
+        "DescribeInstanceTypes": ("offers", "_types"),
+        "DescribeSpotPriceHistory": ("offers", "_spot_prices"),
+        "GetProducts": ("offers", "_products"),
+        "GetServiceQuota": ("account", "_quota"),
+        "DescribeImages|DescribeInstanceTypeOfferings|DescribeSubnets": ("offers", "_forwarded"),
+        ".*": ("account", "_forwarded"),
+    }
+    words: ClassVar = {
+        "no capacity": (500, "InsufficientInstanceCapacity", "We currently do not have sufficient "
+                        "capacity in the Availability Zone you requested."),
+        "quota": (400, "VcpuLimitExceeded", "You have requested more vCPU capacity than your "
+                  "limit."),
+        "denied": (403, "UnauthorizedOperation", "You are not authorized to perform this "
+                   "operation."),
+        "no money": (400, "Blocked", "Your account is currently blocked. Contact AWS Support."),
+        "wrong key": (401, "AuthFailure", "AWS was not able to validate the access credentials"),
+        "error body": (503, "Unavailable", "The server is overloaded"),
+        "failed": (500, "InternalError", "An internal error has occurred"),
+        "too many": (503, "RequestLimitExceeded", "Request limit exceeded."),
+    }  # fmt: skip
 
-    def __init__(self, market: Market) -> None:
+    @staticmethod
+    def error(status: int, code: str, message: str) -> Answer:
+        inner = f"<Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>"
+        return Answer(status, f"<Response>{inner}<RequestID>r</RequestID></Response>", "text/xml")
+
+    def __init__(self, market: Market | None = None) -> None:
         self.account = str(10**11 + secrets.randbelow(9 * 10**11))
         self.secret = secrets.token_hex(20)
         self.violations: list[str] = []
@@ -137,53 +161,41 @@ class FakeEc2(FakeMarket):
         request.query = {"authorization": authorization, "service": service, "region": region}
         return super().answer(request, f"Bearer {key}")
 
-    def action_of(self, request: Request) -> Action:
-        operation = _operation(request)
-        form = _form(request)
-        if operation in _OFFERS:
-            return "offers"
-        if operation == "RunInstances" and form.get("DryRun") != "true":
-            return "create"
-        if operation == "TerminateInstances":
-            return "destroy"
-        if operation == "DescribeInstances":
-            return "find" if "InstanceId.1" in form else "list"
-        return "account"
+    def opened(self, key: str, *, timeout: httpx.Timeout, **options: Any) -> Ec2Provider:
+        return Ec2Provider(
+            boto3.Session(key, self.secret),
+            self.account,
+            REGION,
+            url=self.url,
+            timeout_s=max(timeout.read or 0.0, 1.0),  # moto takes its time
+            **options,
+        )
+
+    def asked(self, request: Request) -> str:
+        operation, form = _operation(request), _form(request)
+        if operation == "RunInstances" and form.get("DryRun") == "true":
+            return "RunInstances dry"
+        one = operation == "DescribeInstances" and "InstanceId.1" in form
+        return f"{operation} one" if one else operation
 
     def handle(self, request: Request) -> Answer:
-        if request.has("denied"):
-            return self._refused(request, *_WORDS["denied"])
-        operation = _operation(request)
-        own = {
-            "RunInstances": self._run,
-            "DescribeInstances": self._describe,
-            "DescribeInstanceTypes": self._types,
-            "TerminateInstances": self._terminate,
-            "DescribeSpotPriceHistory": self._spot_prices,
-            "GetProducts": self._products,
-            "GetServiceQuota": self._quota,
-        }.get(operation)
-        answer = own(request) if own else self._forwarded(request, _form(request))
+        if request.has("denied") and request.query["service"] in ("pricing", "servicequotas"):
+            message = self.words["denied"][2]
+            body = {"__type": "AccessDeniedException", "Message": message}
+            return Answer(400, body, "application/x-amz-json-1.1")
+        answer = super().handle(request)
         if answer.status == 200 and request.query["service"] == "ec2":
-            self.violations += unknown_elements(operation, str(answer.body))
+            self.violations += unknown_elements(_operation(request), str(answer.body))
         return answer
 
-    def unauthorized(self) -> Answer:
-        return _error(401, "AuthFailure", "AWS was not able to validate the access credentials")
-
-    def error_body(self, request: Request) -> Answer:
-        answer = _error(503, "Unavailable", "The server is overloaded")
-        return Answer(200, answer.body, answer.content_type)
-
-    def failed(self) -> Answer:
-        return _error(500, "InternalError", "An internal error has occurred")
-
     def gave_up(self, status: int) -> Answer:
-        return _error(status, "RequestTimeout", "Your socket connection was not read from in time")
+        return self.error(
+            status, "RequestTimeout", "Your socket connection was not read from in time"
+        )
 
     def _instead(self, fault: Any, request: Request) -> Answer | None:
         if fault.kind == "too many":
-            return _error(503, "RequestLimitExceeded", "Request limit exceeded.")
+            return self.error(*self.words["too many"])
         return super()._instead(fault, request)
 
     def forget(self) -> None:
@@ -195,13 +207,10 @@ class FakeEc2(FakeMarket):
 
     def _run(self, request: Request) -> Answer:
         form = _form(request)
-        if form.get("DryRun") == "true":
-            return self._forwarded(request, form)
-        for kind, words in _WORDS.items():
-            if request.has(kind):
-                return _error(*words)
+        if refused := self.refusal(request):
+            return refused
         if faulty := self._faulty_launch(form):
-            return _error(400, *faulty)
+            return self.error(400, *faulty)
         kind = form["InstanceType"]
         zone = self._zone(form["NetworkInterface.1.SubnetId"])
         token = form.pop("ClientToken")
@@ -211,14 +220,12 @@ class FakeEc2(FakeMarket):
             spot = "InstanceMarketOptions.MarketType" in form
             ware = next((w for w in self.market.wares if (w.name, w.region) == (kind, zone)), None)
             if ware is None:
-                return _error(400, "Unsupported", f"{kind} is not supported in {zone}.")
+                return self.error(400, "Unsupported", f"{kind} is not supported in {zone}.")
             bid = form.get("InstanceMarketOptions.SpotOptions.MaxPrice")
-            if spot and (ware.spot_usd_h is None or ware.stock <= 0):
-                return _error(*_WORDS["no capacity"])
+            if ware.stock <= 0 or (spot and ware.spot_usd_h is None):
+                return self.error(*self.words["no capacity"])
             if spot and bid is not None and float(bid) < (ware.spot_usd_h or 0):
-                return _error(400, "SpotMaxPriceTooLow", "Your Spot request price is too low.")
-            if ware.stock <= 0:
-                return _error(*_WORDS["no capacity"])
+                return self.error(400, "SpotMaxPriceTooLow", "Your Spot request price is too low.")
             answer = self._forwarded(request, form)
             number = re.search(r"<instanceId>(i-[0-9a-f]+)</instanceId>", str(answer.body))
             if answer.status != 200 or number is None:
@@ -239,7 +246,7 @@ class FakeEc2(FakeMarket):
             _tags(form, "instance").get("Name", ""),
             {**form, "UserData": script},
             id_of=lambda _: number,
-            command=["/bin/sh", "-c", script] if script.startswith("#!") else None,
+            script=script,
             spot=spot,
             disk_gib=float(form["BlockDeviceMapping.1.Ebs.VolumeSize"]),
         )
@@ -248,7 +255,7 @@ class FakeEc2(FakeMarket):
     def _again(self, known: tuple[dict[str, str], str, str], form: dict[str, str]) -> Answer:
         asked, number, answer = known
         if asked != form:
-            return _error(
+            return self.error(
                 400,
                 "IdempotentParameterMismatch",
                 "Arguments on this idempotent request are inconsistent with arguments used in "
@@ -256,7 +263,7 @@ class FakeEc2(FakeMarket):
             )
         machine = self._machine(number)
         if machine is None or not machine.alive:
-            return _error(
+            return self.error(
                 400,
                 "IdempotentInstanceTerminated",
                 "The client token you have provided is associated with a terminated resource.",
@@ -286,7 +293,7 @@ class FakeEc2(FakeMarket):
         if named := form.get("InstanceId.1"):
             machine = self._machine(named)
             if request.has("not found") or (machine is not None and self.market.hidden(machine)):
-                return _not_found(named)
+                return self._not_found(named)
         else:
             form.setdefault("MaxResults", "1000")
             form["MaxResults"] = str(min(int(form["MaxResults"]), self.market.page))
@@ -328,12 +335,16 @@ class FakeEc2(FakeMarket):
         elif address is not None:
             address.text = machine.address
 
+    def _not_found(self, number: str) -> Answer:
+        told = f"The instance ID '{number}' does not exist"
+        return self.error(400, "InvalidInstanceID.NotFound", told)
+
     def _terminate(self, request: Request) -> Answer:
         form = _form(request)
         named = form["InstanceId.1"]
         machine = self._machine(named)
         if request.has("not found") or (machine is not None and machine.hidden_looks > 0):
-            return _not_found(named)
+            return self._not_found(named)
         if request.has("lives"):
             row = (
                 f"<instanceId>{named}</instanceId>"
@@ -351,7 +362,7 @@ class FakeEc2(FakeMarket):
         """Of each the price that holds and an older, higher one, as AWS lists them."""
         form = _form(request)
         if form.get("ProductDescription.1") != "Linux/UNIX" or "StartTime" not in form:
-            return _error(400, "InvalidParameterValue", "ask for Linux/UNIX since a time")
+            return self.error(400, "InvalidParameterValue", "ask for Linux/UNIX since a time")
         types = {value for name, value in form.items() if name.startswith("InstanceType.")}
         rows = [
             f"<item><instanceType>{ware.name}</instanceType><availabilityZone>{ware.region}"
@@ -408,7 +419,7 @@ class FakeEc2(FakeMarket):
         """moto takes seconds to write them, and they never change."""
         asked = tuple(sorted(_form(request).items()))
         if asked not in _TYPES:
-            _TYPES[asked] = self._forwarded(request, _form(request))
+            _TYPES[asked] = self._forwarded(request)
         return _TYPES[asked]
 
     def _quota(self, request: Request) -> Answer:
@@ -418,7 +429,8 @@ class FakeEc2(FakeMarket):
 
     # -- below
 
-    def _forwarded(self, request: Request, form: dict[str, str]) -> Answer:
+    def _forwarded(self, request: Request, form: dict[str, str] | None = None) -> Answer:
+        form = _form(request) if form is None else form
         service, region = request.query["service"], request.query["region"]
         with self._moto:
             answered = _moto().post(
@@ -432,12 +444,6 @@ class FakeEc2(FakeMarket):
                 },
             )
         return Answer(answered.status_code, answered.get_data(as_text=True), "text/xml")
-
-    def _refused(self, request: Request, status: int, code: str, message: str) -> Answer:
-        if request.query["service"] in ("pricing", "servicequotas"):
-            body = {"__type": "AccessDeniedException", "Message": message}
-            return Answer(400, body, "application/x-amz-json-1.1")
-        return _error(status, code, message)
 
     def _machine(self, number: str) -> Rented | None:
         return next((m for m in self.market.rented if m.id == number), None)
@@ -503,15 +509,6 @@ def _product(family: str, usd: float, unit: str, **attributes: str) -> dict[str,
 def _xml(operation: str, inner: str) -> Answer:
     head, tail = f'<{operation}Response xmlns="{_SPACE}">', f"</{operation}Response>"
     return Answer(200, f"{head}<requestId>r</requestId>{inner}{tail}", "text/xml")
-
-
-def _error(status: int, code: str, message: str) -> Answer:
-    inner = f"<Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>"
-    return Answer(status, f"<Response>{inner}<RequestID>r</RequestID></Response>", "text/xml")
-
-
-def _not_found(number: str) -> Answer:
-    return _error(400, "InvalidInstanceID.NotFound", f"The instance ID '{number}' does not exist")
 
 
 def _text(item: ElementTree.Element, name: str) -> str:

@@ -11,22 +11,25 @@ import secrets
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl, unquote
 
 import google.auth.jwt
+import google.oauth2.credentials
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tests.markets.faults import Action
 from tests.markets.market import Market, Rented, Ware
 from tests.markets.server import Answer, FakeMarket, Request
+from torpor.control.providers.gcp.client import GoogleLogin
+from torpor.control.providers.gcp.provider import GcpProvider
 
 PROJECT: Final = "my-project-42"
 ZONES: Final = ("us-central1-a", "us-central1-b", "europe-west4-a")
 IMAGE_GIB: Final = 15
 DISK_USD_GIB_MONTH: Final = 0.10
 ADDRESS_USD_H: Final = 0.005
+_PLACE: Final = rf"{PROJECT}/zones/([a-z0-9-]+)"
 _LINK: Final = "https://www.googleapis.com/compute/v1"
 _NAME: Final = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL: Final = re.compile(r"[a-z0-9_-]{0,63}")
@@ -36,11 +39,6 @@ _INSTANCE: Final = {
     "name", "machineType", "labels", "tags", "metadata", "disks", "networkInterfaces",
     "scheduling", "guestAccelerators",
 }  # fmt: skip
-_WORDS: Final = {
-    "quota": (403, "quotaExceeded", "Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region."),
-    "denied": (403, "forbidden", "Required 'compute.instances.create' permission for 'projects/x'"),
-    "no money": (403, "accountDisabled", "This API method requires billing to be enabled."),
-}
 _EXHAUSTED: Final = {
     "code": "ZONE_RESOURCE_POOL_EXHAUSTED",
     "message": "The zone does not have enough resources available to fulfill the request.",
@@ -49,24 +47,16 @@ _EXHAUSTED: Final = {
 
 def gcp_wares() -> list[Ware]:
     """``name`` is the machine type, with what is attached to it; ``region`` the zone."""
-
-    def ware(
-        gpu: str, count: int, vram: int, usd_h: float, zone: str, name: str, spot: Any
-    ) -> Ware:
-        return Ware(
-            gpu, count, vram, usd_h, zone, name=name, spot_usd_h=spot,
-            disk_usd_gib_month=DISK_USD_GIB_MONTH,
-        )  # fmt: skip
-
-    t4 = "n1-standard-8+nvidia-tesla-t4x1"
-    return [
-        ware("nvidia-l4", 1, 24, 0.71, ZONES[0], "g2-standard-4", 0.28),
-        ware("nvidia-l4", 1, 24, 0.71, ZONES[1], "g2-standard-4", None),
-        ware("nvidia-tesla-t4", 1, 16, 0.73, ZONES[0], t4, None),
-        ware("nvidia-tesla-a100", 1, 40, 3.67, ZONES[2], "a2-highgpu-1g", 1.8),
-        ware("nvidia-h100-80gb", 1, 80, 11.06, ZONES[0], "a3-highgpu-1g", 4.4),
-        ware("nvidia-h100-80gb", 8, 80, 88.0, ZONES[1], "a3-highgpu-8g", None),
+    rows: list[tuple[str, int, int, float, str, str, float | None]] = [
+        ("nvidia-l4", 1, 24, 0.71, ZONES[0], "g2-standard-4", 0.28),
+        ("nvidia-l4", 1, 24, 0.71, ZONES[1], "g2-standard-4", None),
+        ("nvidia-tesla-t4", 1, 16, 0.73, ZONES[0], "n1-standard-8+nvidia-tesla-t4x1", None),
+        ("nvidia-tesla-a100", 1, 40, 3.67, ZONES[2], "a2-highgpu-1g", 1.8),
+        ("nvidia-h100-80gb", 1, 80, 11.06, ZONES[0], "a3-highgpu-1g", 4.4),
+        ("nvidia-h100-80gb", 8, 80, 88.0, ZONES[1], "a3-highgpu-8g", None),
     ]
+    disk = {"disk_usd_gib_month": DISK_USD_GIB_MONTH}
+    return [Ware(*sold, name=name, spot_usd_h=spot, **disk) for *sold, name, spot in rows]
 
 
 def gcp_prices(wares: list[Ware]) -> dict[str, float]:
@@ -86,13 +76,53 @@ class FakeGcp(FakeMarket):
 
     operation_looks: int = 0
     deletion_looks: int = 0
+    wares = staticmethod(gcp_wares)
+    body = "vm"
+    given_port = True
+    prefix = "/compute/v1/projects/"
+    routes: ClassVar = {
+        r"GET ([^/]+)/global/images/(?:family/)?([a-z0-9-]+)": ("offers", "_image"),
+        rf"GET {PROJECT}": ("account", {"kind": "compute#project", "name": PROJECT, "id": "42"}),
+        rf"GET {PROJECT}/aggregated/(instances)": ("list", "_aggregated"),
+        rf"GET {PROJECT}/aggregated/(machineTypes|acceleratorTypes)": ("offers", "_aggregated"),
+        rf"GET {PROJECT}/aggregated/(\w+)": ("account", "_aggregated"),
+        rf"GET {PROJECT}/global/firewalls": ("account", "_firewalls"),
+        rf"GET {PROJECT}/regions/([a-z0-9-]+)": ("account", "_region"),
+        rf"POST {_PLACE}/instances": ("create", "_insert"),
+        rf"DELETE {_PLACE}/instances/([a-z0-9-]+)": ("destroy", "_instance"),
+        rf"GET {_PLACE}/instances/([a-z0-9-]+)": ("find", "_instance"),
+        rf"POST {_PLACE}/instances/([a-z0-9-]+)/setMetadata": ("account", "_set_metadata"),
+        rf"POST {_PLACE}/instances/([a-z0-9-]+)/(start|resume)": ("account", "_start"),
+        rf"GET {_PLACE}/operations/([a-z0-9-]+)": ("account", "_operation"),
+        rf"GET {_PLACE}/operations": ("account", "_operations"),
+        rf"DELETE {PROJECT}/(?:zones|regions)/([a-z0-9-]+)/(disks|addresses)/(.+)": (
+            "account",
+            "_delete_left",
+        ),
+        rf"\w+ (?!{PROJECT}(?:/|$))([^/]+).*": ("account", "_no_project"),
+    }
+    words: ClassVar = {
+        "quota": (403, "quotaExceeded", "Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region."),
+        "denied": (403, "forbidden", "Required 'compute.instances.create' permission for "
+                   "'projects/x'"),
+        "no money": (403, "accountDisabled", "This API method requires billing to be enabled."),
+        "wrong key": (401, "authError", "Request had invalid authentication credentials."),
+        "no route": (404, "notFound", "The resource was not found"),
+        "error body": (503, "backendError", "Try again"),
+        "failed": (503, "backendError", "Internal error. Please try again."),
+    }  # fmt: skip
 
-    def __init__(self, market: Market) -> None:
+    @staticmethod
+    def error(status: int, reason: str, message: str) -> Answer:
+        errors = [{"message": message, "domain": "global", "reason": reason}]
+        return Answer(status, {"error": {"code": status, "message": message, "errors": errors}})
+
+    def __init__(self, market: Market | None = None) -> None:
         self.operations: dict[str, dict[str, Any]] = {}
         self.disks: dict[str, dict[str, Any]] = {}
         self.addresses: dict[str, dict[str, Any]] = {}
         self.firewalls = [_firewall("default-allow-ssh", ["22"])]
-        self.words = dict(_WORDS)
+        self.words = dict(type(self).words)  # type: ignore[misc]
         self.exhausted = dict(_EXHAUSTED)  # why an insert with "no capacity" fails
         self.unreachable = ""  # a zone that no listing can ask
         self.image: dict[str, Any] = {
@@ -144,77 +174,48 @@ class FakeGcp(FakeMarket):
         }
         self.service_account = json.dumps(told)
 
-    def action_of(self, request: Request) -> Action:
-        path = request.path
-        if re.search(r"/instances/[^/]+$", path):
-            return "destroy" if request.method == "DELETE" else "find"
-        if path.endswith("/instances"):
-            return "create" if request.method == "POST" else "list"
-        if re.search(r"/aggregated/(machineTypes|acceleratorTypes)$|/images/", path):
-            return "offers"
-        return "account"
+    def settings(self) -> dict[str, Any]:
+        """As a provider block states them."""
+        return {
+            "service_account": self.service_account,
+            "project": PROJECT,
+            "zones": [*ZONES],
+            "prices": gcp_prices(self.market.wares),
+            "disk_usd_gib_month": DISK_USD_GIB_MONTH,
+            "url": self.url,
+        }
+
+    def opened(self, key: str, **options: Any) -> GcpProvider:
+        login = GoogleLogin(google.oauth2.credentials.Credentials(key))
+        settings = self.settings() | options
+        del settings["service_account"]
+        return GcpProvider(login, **settings)
+
+    def hand_id(self, number: int) -> str:
+        return f"by-hand-{number}.{ZONES[0]}"
 
     def handle(self, request: Request) -> Answer:
-        if request.has("denied"):
-            return _error(*self.words["denied"])
-        self._reap()
-        path = request.path.removeprefix("/compute/v1/projects/")
-        project, _, rest = path.partition("/")
-        if found := re.fullmatch(r"global/images/(?:family/)?([a-z0-9-]+)", rest):
-            return self._image(project, found[1])
-        if project != PROJECT:
-            return _error(404, "notFound", f"The resource 'projects/{project}' was not found")
-        if rest == "":
-            return Answer(200, {"kind": "compute#project", "name": PROJECT, "id": "42"})
-        if found := re.fullmatch(r"aggregated/(\w+)", rest):
-            return self._aggregated(found[1], request)
-        if rest == "global/firewalls":
-            return self._listing("firewall", self.firewalls, request)
-        if found := re.fullmatch(r"regions/([a-z0-9-]+)", rest):
-            return Answer(200, _region(found[1]))
-        if found := re.fullmatch(r"zones/([a-z0-9-]+)/instances", rest):
-            return self._insert(found[1], request)
-        if found := re.fullmatch(r"zones/([a-z0-9-]+)/instances/([a-z0-9-]+)", rest):
-            return self._instance(found[1], found[2], request)
-        if found := re.fullmatch(r"zones/([a-z0-9-]+)/instances/([a-z0-9-]+)/setMetadata", rest):
-            return self._set_metadata(found[1], found[2], request)
-        if found := re.fullmatch(r"zones/([a-z0-9-]+)/instances/([a-z0-9-]+)/(start|resume)", rest):
-            return self._start(*found.groups(), request)
-        if found := re.fullmatch(r"zones/[a-z0-9-]+/operations/([a-z0-9-]+)", rest):
-            return self._operation(found[1])
-        if re.fullmatch(r"zones/[a-z0-9-]+/operations", rest):
-            return self._listing("operation", list(self.operations.values()), request)
-        if found := re.fullmatch(r"(?:zones|regions)/([a-z0-9-]+)/(disks|addresses)/(.+)", rest):
-            return self._delete_left(found[1], getattr(self, found[2]), found[3])
-        return _error(404, "notFound", f"Not Found: {rest}")
-
-    def unauthorized(self) -> Answer:
-        return _error(401, "authError", "Request had invalid authentication credentials.")
-
-    def error_body(self, request: Request) -> Answer:
-        return Answer(200, _error(503, "backendError", "Try again").body)
-
-    def failed(self) -> Answer:
-        return _error(503, "backendError", "Internal error. Please try again.")
+        if not request.has("denied"):
+            self._reap()
+        return super().handle(request)
 
     # -- machines
 
-    def _insert(self, zone: str, request: Request) -> Answer:
+    def _insert(self, request: Request, zone: str) -> Answer:
         asked: dict[str, Any] = request.body or {}
-        for kind in ("quota", "no money"):
-            if request.has(kind):
-                return _error(*self.words[kind])
+        if refused := self.refusal(request, "quota", "no money"):
+            return refused
         token = request.query.get("requestId", "")
         if known := self._by_request.get(token):
             return Answer(200, known)
         if faulty := _faulty(asked, zone, token):
-            return _error(400, "invalid", f"Invalid value for field 'resource.{faulty}'")
+            return self.error(400, "invalid", f"Invalid value for field 'resource.{faulty}'")
         with self.market.lock:
             if any(m.alive and _place(m) == (zone, asked["name"]) for m in self.market.rented):
-                return _error(409, "alreadyExists", f"'{asked['name']}' already exists")
+                return self.error(409, "alreadyExists", f"'{asked['name']}' already exists")
             ware = self._ware(zone, asked)
             if ware is None:
-                return _error(400, "invalid", f"Machine type does not exist in zone '{zone}'.")
+                return self.error(400, "invalid", f"Machine type does not exist in zone '{zone}'.")
             spot = asked["scheduling"]["provisioningModel"] == "SPOT"
             operation = self._began("insert", zone, asked["name"], token)
             if request.has("no capacity") or ware.stock <= 0 or (spot and not ware.spot_usd_h):
@@ -235,7 +236,7 @@ class FakeGcp(FakeMarket):
             asked["name"],
             asked,
             id_of=lambda _: f"{asked['name']}.{zone}",
-            command=["/bin/sh", "-c", script] if script.startswith("#!") else None,
+            script=script,
             spot=spot,
             disk_gib=float(disk["diskSizeGb"]),
         )
@@ -258,13 +259,16 @@ class FakeGcp(FakeMarket):
             name += f"+{kind}x{one['acceleratorCount']}"
         return next((w for w in self.market.wares if (w.name, w.region) == (name, zone)), None)
 
-    def _instance(self, zone: str, name: str, request: Request) -> Answer:
+    def _instance(self, request: Request, zone: str, name: str) -> Answer:
         machine = self._machine(zone, name)
         if machine is None or request.has("not found"):
-            return _not_found(zone, name)
+            return self._not_found(zone, name)
         if request.method == "DELETE":
             if request.has("lives"):
-                return Answer(200, _lost(self._began("delete", zone, name, "")))
+                lost = self._began("delete", zone, name, "")
+                told = {"code": "INTERNAL_ERROR", "message": "Internal error."}
+                lost["error"] = {"errors": [told]}  # in the end
+                return Answer(200, lost)
             operation = self._began("delete", zone, name, request.query["requestId"])
             self.market.end(machine)
             self._looks[machine.id] = self.deletion_looks
@@ -272,21 +276,27 @@ class FakeGcp(FakeMarket):
             return Answer(200, operation)
         return Answer(200, self._shown(machine))
 
-    def _set_metadata(self, zone: str, name: str, request: Request) -> Answer:
+    def _not_found(self, zone: str, name: str) -> Answer:
+        told = f"The resource 'projects/{PROJECT}/{zone}/{name}' was not found"
+        return self.error(404, "notFound", told)
+
+    def _set_metadata(self, request: Request, zone: str, name: str) -> Answer:
         machine = self._machine(zone, name)
         if machine is None:
-            return _not_found(zone, name)
+            return self._not_found(zone, name)
         if request.body["fingerprint"] != self._fingerprint(machine):
-            return _error(412, "conditionNotMet", "Supplied fingerprint does not match current.")
+            return self.error(
+                412, "conditionNotMet", "Supplied fingerprint does not match current."
+            )
         machine.request["metadata"] = {"items": request.body["items"]}
         return Answer(200, self._began("setMetadata", zone, name, request.query["requestId"]))
 
-    def _start(self, zone: str, name: str, word: str, request: Request) -> Answer:
+    def _start(self, request: Request, zone: str, name: str, word: str) -> Answer:
         machine = self._machine(zone, name)
         if machine is None:
-            return _not_found(zone, name)
+            return self._not_found(zone, name)
         if (word == "resume") != machine.suspended:
-            return _error(400, "resourceNotReady", f"The resource '{name}' is not ready")
+            return self.error(400, "resourceNotReady", f"The resource '{name}' is not ready")
         operation = self._began(word, zone, name, request.query["requestId"])
         if machine.no_room:
             operation["error"] = {"errors": [self.exhausted]}
@@ -393,10 +403,10 @@ class FakeGcp(FakeMarket):
             self._by_request[token] = operation
         return operation
 
-    def _operation(self, name: str) -> Answer:
+    def _operation(self, request: Request, zone: str, name: str) -> Answer:
         operation = self.operations.get(name)
         if operation is None:
-            return _error(404, "notFound", f"The resource 'operations/{name}' was not found")
+            return self.error(404, "notFound", f"The resource 'operations/{name}' was not found")
         left = self._looks[name]
         self._looks[name] = max(0, left - 1)
         if not left:
@@ -405,7 +415,7 @@ class FakeGcp(FakeMarket):
 
     # -- listings
 
-    def _aggregated(self, word: str, request: Request) -> Answer:
+    def _aggregated(self, request: Request, word: str) -> Answer:
         rows = self._rows(word, request)
         asked = request.query.get("filter", "")
         fitting = [row for row in rows if _fits(row, asked)]
@@ -428,8 +438,7 @@ class FakeGcp(FakeMarket):
 
     def _rows(self, word: str, request: Request) -> list[dict[str, Any]]:
         if word == "instances":
-            shown = [] if request.has("not found") else self.market.visible()
-            return [self._shown(machine) for machine in shown]
+            return [self._shown(machine) for machine in self.listed(request)]
         if word == "machineTypes":
             return list(self._types())
         if word == "acceleratorTypes":
@@ -462,6 +471,12 @@ class FakeGcp(FakeMarket):
                     "maximumCardsPerInstance": 4,
                 }
 
+    def _firewalls(self, request: Request) -> Answer:
+        return self._listing("firewall", self.firewalls, request)
+
+    def _operations(self, request: Request, zone: str) -> Answer:
+        return self._listing("operation", list(self.operations.values()), request)
+
     def _listing(self, word: str, rows: list[dict[str, Any]], request: Request) -> Answer:
         asked = request.query.get("filter", "")
         fitting = [row for row in rows if _fits(row, asked)]
@@ -472,17 +487,27 @@ class FakeGcp(FakeMarket):
 
     # -- the rest
 
-    def _image(self, project: str, name: str) -> Answer:
+    def _no_project(self, request: Request, project: str) -> Answer:
+        return self.error(404, "notFound", f"The resource 'projects/{project}' was not found")
+
+    def _region(self, request: Request, name: str) -> Answer:
+        limits = {"CPUS": 72.0, "NVIDIA_L4_GPUS": 1.0}
+        limits |= {"COMMITTED_NVIDIA_L4_GPUS": 0.0, "NVIDIA_T4_GPUS": 0.0}
+        quotas = [{"metric": of, "limit": most, "usage": 0.0} for of, most in limits.items()]
+        return Answer(200, {"kind": "compute#region", "name": name, "quotas": quotas})
+
+    def _image(self, request: Request, project: str, name: str) -> Answer:
         known = name in (self.image["name"], _FAMILY) and project == "deeplearning-platform-release"
         if known or name == "mine":
             return Answer(200, self.image)
-        return _error(404, "notFound", f"The resource 'projects/{project}/...' was not found")
+        return self.error(404, "notFound", f"The resource 'projects/{project}/...' was not found")
 
-    def _delete_left(self, where: str, rows: dict[str, dict[str, Any]], name: str) -> Answer:
+    def _delete_left(self, request: Request, where: str, kind: str, name: str) -> Answer:
+        rows: dict[str, dict[str, Any]] = getattr(self, kind)
         if name not in rows:
-            return _not_found(where, name)
+            return self._not_found(where, name)
         if rows[name]["users"]:
-            return _error(400, "resourceInUseByAnotherResource", f"{name} is in use")
+            return self.error(400, "resourceInUseByAnotherResource", f"{name} is in use")
         del rows[name]
         return Answer(200, self._began("delete", where, name, ""))
 
@@ -549,28 +574,12 @@ def _deletes(operation: dict[str, Any], zone: str, name: str) -> bool:
     return target == ("delete", _target(zone, name)) and "error" not in operation
 
 
-def _lost(operation: dict[str, Any]) -> dict[str, Any]:
-    """It fails in the end."""
-    operation["error"] = {"errors": [{"code": "INTERNAL_ERROR", "message": "Internal error."}]}
-    return operation
-
-
 def _target(zone: str, name: str) -> str:
     return f"{_LINK}/projects/{PROJECT}/zones/{zone}/instances/{name}"
 
 
 def _time(unix: float) -> str:
     return datetime.fromtimestamp(unix, timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _region(name: str) -> dict[str, Any]:
-    quotas = [
-        {"metric": "CPUS", "limit": 72.0, "usage": 0.0},
-        {"metric": "NVIDIA_L4_GPUS", "limit": 1.0, "usage": 0.0},
-        {"metric": "COMMITTED_NVIDIA_L4_GPUS", "limit": 0.0, "usage": 0.0},
-        {"metric": "NVIDIA_T4_GPUS", "limit": 0.0, "usage": 0.0},
-    ]
-    return {"kind": "compute#region", "name": name, "quotas": quotas}
 
 
 def _firewall(name: str, ports: list[str]) -> dict[str, Any]:
@@ -587,14 +596,3 @@ def _firewall(name: str, ports: list[str]) -> dict[str, Any]:
 def _empty(zone: str) -> dict[str, Any]:
     message = f"There are no results for scope 'zones/{zone}' on this page."
     return {"warning": {"code": "NO_RESULTS_ON_PAGE", "message": message}}
-
-
-def _not_found(zone: str, name: str) -> Answer:
-    return _error(
-        404, "notFound", f"The resource 'projects/{PROJECT}/zones/{zone}/{name}' was not found"
-    )
-
-
-def _error(status: int, reason: str, message: str) -> Answer:
-    one = {"message": message, "domain": "global", "reason": reason}
-    return Answer(status, {"error": {"code": status, "message": message, "errors": [one]}})

@@ -12,13 +12,12 @@ import calendar
 import hashlib
 import itertools
 import time
-from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 from urllib.parse import parse_qsl
 
-from tests.markets.faults import Action
-from tests.markets.market import Rented, Ware
+from tests.markets.market import Market, Rented, Ware
 from tests.markets.server import Answer, FakeMarket, Request
+from torpor.control.providers.hostkey.provider import HostkeyProvider
 
 OWN_SERVER: Final = 1001
 FIRST_SERVER: Final = 7_700_000
@@ -28,12 +27,6 @@ _ORDER: Final = {
     "preset", "location_name", "os_id", "soft_id", "traffic_plan", "root_pass", "hostname",
     "ssh_key", "post_install_script", "deploy_period", "deploy_notify", "root_size", "disk_mirror",
 }  # fmt: skip
-_WORDS: Final = {
-    "no capacity": "No available servers for this preset",
-    "quota": "Server limit is reached for your account, please pass the verification",
-    "denied": "Permission denied for this key",
-    "no money": "Insufficient credit balance",
-}
 _PUBLIC: Final = {"/presets.php", "/os.php", "/traffic_plans.php"}
 _SYSTEMS: Final = (
     {"id": 187, "name": "Debian 11", "active": 1},
@@ -86,7 +79,44 @@ class FakeHostkey(FakeMarket):
     sessions: int = 0
     told_at_login: Any = None  # instead of a session
 
-    def __init__(self, market: Any) -> None:
+    adapter = HostkeyProvider
+    wares = staticmethod(hostkey_wares)
+    body = "vm"
+    given_port = True
+    routes: ClassVar = {
+        "/auth.php login": ("account", "_login"),
+        "/presets.php info": ("offers", "_presets"),
+        "/os.php list": ("offers", {"result": "OK", "os_list": _SYSTEMS}),
+        "/traffic_plans.php list": ("offers", {"result": "OK", "traffic_plans": _PLANS}),
+        "/eq.php order_instance": ("create", "_order"),
+        "/eq.php list": ("list", "_list"),
+        "/eq.php show": ("find", "_show"),
+        "/eq.php update_servers": ("account", "_update"),
+        "/eq.php rename_server": ("account", "_rename"),
+        "/tags.php add": ("account", "_rename"),
+        "/eq_callback.php check": ("account", "_check"),
+        "/whmcs.php get_invoice": ("account", "_invoice"),
+        "/whmcs.php get_cancellation_requests": ("account", "_cancellations"),
+        "/whmcs.php get_client": (
+            "account",
+            {"result": "OK", "client": {"id": 4711, "credit": "100.00"}},
+        ),
+        "/whmcs.php get_invoices": ("account", "_invoices"),
+        "/whmcs.php request_cancellation": ("destroy", "_cancel"),
+    }
+    words: ClassVar = {
+        "no capacity": ("No available servers for this preset",),
+        "quota": ("Server limit is reached for your account, please pass the verification",),
+        "denied": ("Permission denied for this key",),
+        "no money": ("Insufficient credit balance",),
+        "no route": ("Unknown action",),
+    }
+
+    @staticmethod
+    def error(words: str) -> Answer:
+        return Answer(200, {"result": -1, "error": words})
+
+    def __init__(self, market: Market | None = None) -> None:
         super().__init__(market)
         self.invoices: dict[int, dict[str, Any]] = {}
         self.cancellations: dict[str, float] = {}  # server: when it is carried out
@@ -110,20 +140,15 @@ class FakeHostkey(FakeMarket):
         allowed = request.path in _PUBLIC or token == self._token()
         return f"Bearer {self.key}" if allowed else "Bearer -"
 
-    def action_of(self, request: Request) -> Action:
-        asked = (request.path, request.body.get("action"))
-        known: dict[tuple[str, Any], Action] = {
-            ("/eq.php", "order_instance"): "create",
-            ("/eq.php", "show"): "find",
-            ("/eq.php", "list"): "list",
-            ("/whmcs.php", "request_cancellation"): "destroy",
-        }
-        return "offers" if request.path in _PUBLIC else known.get(asked, "account")
+    def asked(self, request: Request) -> str:
+        return f"{request.path} {request.body.get('action', '')}"
+
+    def hand_id(self, number: int) -> str:
+        return str(7_900_000 + number)
 
     def handle(self, request: Request) -> Answer:
-        if request.has("denied"):
-            return _refused(_WORDS["denied"])
-        if told := self.instead.get(request.body.get("action", "")):
+        told = self.instead.get(request.body.get("action", ""))
+        if told and not request.has("denied"):
             return told
         for server, due_unix in [*self.cancellations.items()]:
             machine = self._alive(server)
@@ -131,29 +156,10 @@ class FakeHostkey(FakeMarket):
                 self.market.end(machine)
             if machine is None or not machine.alive:
                 del self.cancellations[server]
-        routes: dict[tuple[str, str], Callable[[Request], Answer]] = {
-            ("/auth.php", "login"): self._login,
-            ("/presets.php", "info"): self._presets,
-            ("/os.php", "list"): lambda _: _ok(os_list=list(_SYSTEMS)),
-            ("/traffic_plans.php", "list"): lambda _: _ok(traffic_plans=list(_PLANS)),
-            ("/eq.php", "order_instance"): self._order,
-            ("/eq.php", "list"): self._list,
-            ("/eq.php", "show"): self._show,
-            ("/eq.php", "update_servers"): self._update,
-            ("/eq.php", "rename_server"): self._rename,
-            ("/tags.php", "add"): self._rename,
-            ("/eq_callback.php", "check"): self._check,
-            ("/whmcs.php", "get_invoice"): self._invoice,
-            ("/whmcs.php", "get_cancellation_requests"): self._cancellations,
-            ("/whmcs.php", "get_client"): lambda _: _ok(client={"id": 4711, "credit": "100.00"}),
-            ("/whmcs.php", "get_invoices"): self._invoices,
-            ("/whmcs.php", "request_cancellation"): self._cancel,
-        }
-        route = routes.get((request.path, request.body.get("action", "")))
-        return route(request) if route else _refused("Unknown action")
+        return super().handle(request)
 
     def unauthorized(self) -> Answer:
-        return self.expired or _refused("Invalid token or incorrect API key")
+        return self.expired or self.error("Invalid token or incorrect API key")
 
     def error_body(self, request: Request) -> Answer:
         return Answer(200, {"code": -1, "message": "Internal server error"})
@@ -170,7 +176,7 @@ class FakeHostkey(FakeMarket):
         if not self.own_servers and not self.market.alive():
             words = {"code": "NO_APPROPRIATE_SERVERS", "message": "No appropriate servers found"}
             return Answer(200, {"result": -1, **words})
-        self._known = {one.id for one in self.market.alive() if not one.hidden_looks}
+        self._known = {m.id for m in self.market.alive() if not m.hidden_looks}
         told = {"token": self._token(), "token_expire": int(time.time()) + 3600, "servers": []}
         return Answer(200, {"result": told} if self.token_in == "result" else told)
 
@@ -203,15 +209,14 @@ class FakeHostkey(FakeMarket):
         asked: dict[str, str] = request.body
         if self.order_refusal is not None:
             return Answer(200, {"result": -1, **self.order_refusal})
-        for kind, words in _WORDS.items():
-            if request.has(kind):
-                return _refused(words)
+        if refused := self.refusal(request):
+            return refused
         if fault := _faulty(asked):
-            return _refused(f"Wrong parameter: {fault}")
+            return self.error(f"Wrong parameter: {fault}")
         wanted = (asked["preset"], asked["location_name"])
-        placed = [one for one in self.market.wares if (one.name, one.region) == wanted]
+        placed = [ware for ware in self.market.wares if (ware.name, ware.region) == wanted]
         if not placed or placed[0].stock <= 0:
-            return _refused(_WORDS["no capacity"])
+            return self.error(*self.words["no capacity"])
         invoice = next(self._numbers)
         line = f"{asked['preset']} - {asked['hostname']} (01/11/2026 - 30/11/2026)"
         self.invoices[invoice] = {
@@ -228,13 +233,13 @@ class FakeHostkey(FakeMarket):
             asked["hostname"],
             asked,
             id_of=lambda number: str(FIRST_SERVER + number),
-            command=["/bin/sh", "-c", asked["post_install_script"]],
+            script=asked["post_install_script"],
         )
         self.invoices[invoice]["server"] = machine.id
         if "order_instance" in self.takes_names:
             self._names[machine.id] = asked["hostname"]
         if request.has("error that created"):
-            return _refused("Timeout while the order was processed")
+            return self.error("Timeout while the order was processed")
         known = {"id": machine.id} if self.id_in_order else {}
         if self.callbacks == "order":
             known["callback"] = f"cb-{invoice}"
@@ -242,8 +247,8 @@ class FakeHostkey(FakeMarket):
 
     def _update(self, request: Request) -> Answer:
         """Each is one look at the servers that are listed late."""
-        self._known = set() if self.unlisted else {one.id for one in self.market.visible()}
-        keys = {str(one): f"cb-{one}" for one in self.invoices}
+        self._known = set() if self.unlisted else {m.id for m in self.market.visible()}
+        keys = {str(number): f"cb-{number}" for number in self.invoices}
         return _ok(
             servers=[int(server) for server in sorted(self._known)],
             billing_servers=[],
@@ -263,7 +268,7 @@ class FakeHostkey(FakeMarket):
     def _rename(self, request: Request) -> Answer:
         asked: dict[str, str] = request.body
         if asked["id"] not in self._known:
-            return _refused("Server not found")
+            return self.error("Server not found")
         if asked["action"] == "rename_server" and "rename_server" in self.takes_names:
             self._names[asked["id"]] = asked["hostname"]
         if asked["action"] == "add" and "tags" in self.takes_names:
@@ -273,15 +278,15 @@ class FakeHostkey(FakeMarket):
 
     def _list(self, request: Request) -> Answer:
         known = set() if request.has("not found") else self._known
-        shown = [one for one in self.market.alive() if one.id in known]
+        shown = [machine for machine in self.market.alive() if machine.id in known]
         rows = [
             {
-                "id": int(one.id),
+                "id": int(machine.id),
                 "status": "rent",
-                "hostname": one.label,
-                "location": one.ware.region,
+                "hostname": machine.label,
+                "location": machine.ware.region,
             }
-            for one in shown
+            for machine in shown
         ]
         own = {"id": OWN_SERVER, "status": "rent", "hostname": "mine", "location": "NL"}
         rows += [own] * min(self.own_servers, 1)
@@ -294,13 +299,13 @@ class FakeHostkey(FakeMarket):
         asked = request.body.get("id", "")
         if asked == str(OWN_SERVER) and self.own_servers:
             return _server("rent", "mine", "192.0.2.1", self.named_in)
-        machine = next((one for one in self.market.rented if one.id == asked), None)
+        machine = next((m for m in self.market.rented if m.id == asked), None)
         unknown = asked not in self._known and not self.unlisted
         if machine is None or request.has("not found") or (unknown and machine.alive):
-            return _refused("Server not found")
+            return self.error("Server not found")
         if not machine.alive:
             if not self.ended_status:
-                return _refused("Server not found")
+                return self.error("Server not found")
             return _server(self.ended_status, machine.label, "", self.named_in)
         name = self._names.get(asked, machine.label)
         if asked not in self._names and "order_instance" not in self.takes_names:
@@ -314,10 +319,10 @@ class FakeHostkey(FakeMarket):
 
     def _invoices(self, request: Request) -> Answer:
         wanted = request.body.get("status")
-        rows = [one for one in self.invoices.values() if wanted in (None, one["status"])]
+        rows = [row for row in self.invoices.values() if wanted in (None, row["status"])]
         if self.invoices_as == "list":
             return _ok(invoices=rows)
-        bare = [{"id": one["id"], "status": one["status"]} for one in rows]
+        bare = [{"id": row["id"], "status": row["status"]} for row in rows]
         nested = rows if self.invoices_as == "nested" else bare
         return _ok(invoices={"invoice": nested})
 
@@ -340,10 +345,10 @@ class FakeHostkey(FakeMarket):
     def _cancel(self, request: Request) -> Answer:
         machine = self._alive(request.body.get("id", ""))
         if machine is None:
-            return _refused("Server not found")
+            return self.error("Server not found")
         self.cancelled.append(machine.id)
         if machine.id in self.cancellations:
-            return _refused("This service is to be closed")
+            return self.error("This service is to be closed")
         if request.body.get("cancellation_type") == "1" and not request.has("lives"):
             self.cancellations[machine.id] = self.market.clock.now_unix + self.cancel_s
             if not self.cancel_s:
@@ -351,7 +356,7 @@ class FakeHostkey(FakeMarket):
         return _ok(action="request_cancellation")
 
     def _alive(self, server: str) -> Rented | None:
-        return next((one for one in self.market.alive() if one.id == server), None)
+        return next((m for m in self.market.alive() if m.id == server), None)
 
 
 def _server(status: str, name: str, address: str, named_in: str) -> Answer:
@@ -375,9 +380,9 @@ def _faulty(asked: dict[str, str]) -> str:
         return f"{set(asked) - _ORDER}"
     if not 8 <= len(password) <= 30 or not all(any(map(kind, password)) for kind in kinds):
         return "root_pass"
-    if asked.get("os_id") not in {str(one["id"]) for one in _SYSTEMS if one["active"]}:
+    if asked.get("os_id") not in {str(system["id"]) for system in _SYSTEMS if system["active"]}:
         return "os_id"
-    if asked.get("traffic_plan") not in {str(one["id"]) for one in _PLANS}:
+    if asked.get("traffic_plan") not in {str(plan["id"]) for plan in _PLANS}:
         return "traffic_plan"
     if asked.get("deploy_period") not in _PERIODS:
         return "deploy_period"
@@ -388,7 +393,3 @@ def _faulty(asked: dict[str, str]) -> str:
 
 def _ok(**told: Any) -> Answer:
     return Answer(200, {"result": "OK", **told})
-
-
-def _refused(words: str) -> Answer:
-    return Answer(200, {"result": -1, "error": words})

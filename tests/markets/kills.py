@@ -9,41 +9,50 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from tests.fixtures.kill_points import killed_in_a_child
+from tests.fixtures.kill_points import Child
 from tests.markets.server import FakeMarket
 
 
 @contextmanager
-def killing_at_request(fakes: Sequence[FakeMarket], step: int) -> Iterator[Callable[[], None]]:
-    """Kill the process that called what this yields, at its ``step``-th step over all ``fakes``:
-    of odd number before a request is carried out, of even number after. At 0, never."""
-    heard, speak = os.pipe()
+def killing_at_request(fakes: Sequence[FakeMarket], step: int) -> Iterator[Callable[[Child], None]]:
+    """Kill the child that what this yields is called with, at its ``step``-th step over all
+    ``fakes``: of odd number before a request is carried out, of even number after. At 0, never."""
+    victims: list[Child] = []
+    aimed = threading.Event()
     counted = itertools.count(1)
     lock = threading.Lock()
 
-    def announce() -> None:
-        os.write(speak, os.getpid().to_bytes(8, "big"))
+    def aim(victim: Child) -> None:
+        victims.append(victim)
+        aimed.set()
 
     def at_step() -> bool:
         with lock:
             if next(counted) != step:
                 return True
-            os.kill(int.from_bytes(os.read(heard, 8), "big"), signal.SIGKILL)
+            aimed.wait()
+            os.kill(victims[0].pid, signal.SIGKILL)
             return False
 
     for fake in fakes:
         fake.step = at_step
     try:
-        yield announce
+        yield aim
     finally:
         for fake in fakes:
             fake.step = lambda: True
-        os.close(heard)
-        os.close(speak)
 
 
 def killed_at_request(fake: FakeMarket, step: int, work: Callable[[], object]) -> bool:
     """Run ``work`` in a forked child that dies at its ``step``-th step. False when it ended
     before."""
-    with killing_at_request([fake], step) as announce:
-        return killed_in_a_child(lambda: (announce(), work()))
+
+    def silent(_: object) -> None:
+        work()
+
+    with killing_at_request([fake], step) as aim:
+        child = Child(silent)
+        aim(child)
+        told = child.told()
+    assert not told.error, told
+    return told.killed

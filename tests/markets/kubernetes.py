@@ -7,17 +7,22 @@ owns it, as the cluster's garbage collection sees to.
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from tests.markets.faults import Action
 from tests.markets.market import Market, Rented, Ware
 from tests.markets.server import Answer, FakeMarket, Request
+from torpor.control.providers.kubernetes.objects import Machines
+from torpor.control.providers.kubernetes.provider import KubernetesProvider
 
 NAMESPACE: Final = "gpus"
 MOUNT: Final = "/etc/torpor-start"
 _SPACE: Final = f"/namespaces/{NAMESPACE}"
 _RENTAL: Final = "torpor-rental"
 _JOB_NAME: Final = "batch.kubernetes.io/job-name"
+_FULL: Final = (
+    "jobs.batch is forbidden: exceeded quota: gpus, requested: count/jobs.batch=1, used: 1, "
+    "limited: 1"
+)
 
 
 def kubernetes_wares() -> list[Ware]:
@@ -51,7 +56,42 @@ class FakeKubernetes(FakeMarket):
     ``orphans``: Jobs that were deleted without their pods. ``queues``: the condition Active of
     each; ``quota``: how many Jobs of queues may run."""
 
-    def __init__(self, market: Market) -> None:
+    wares = staticmethod(kubernetes_wares)
+    given_port = True
+    routes: ClassVar = {
+        r"POST /selfsubjectaccessreviews": ("account", "_review"),
+        r"GET /version": ("account", "_version"),
+        r"GET /nodes": ("offers", "_nodes"),
+        r"GET /(?:workload)?priorityclasses/(.+)": ("account", "_priority"),
+        rf"GET {_SPACE}": ("account", {"metadata": {"name": NAMESPACE, "uid": "n", "labels": {}}}),
+        rf"POST {_SPACE}/jobs": ("create", "_create"),
+        rf"GET {_SPACE}/jobs": ("list", "_list"),
+        rf"DELETE {_SPACE}/jobs/(.+)": ("destroy", "_job"),
+        rf"\w+ {_SPACE}/jobs/(.+)": ("find", "_job"),
+        rf"GET {_SPACE}/pods": ("account", "_pods"),
+        rf"DELETE {_SPACE}/pods/(.+)": ("account", "_end_pod"),
+        rf"GET {_SPACE}/localqueues(?:/(.+))?": ("account", "_queue"),
+        rf"GET {_SPACE}/workloads": ("account", "_workloads"),
+        rf"POST {_SPACE}/(\w+)": ("account", "_make"),
+        rf"\w+ {_SPACE}/(\w+)(?:/(.+))?": ("account", "_owned"),
+    }
+    words: ClassVar = {
+        "no capacity": (403, "Forbidden", _FULL),
+        "quota": (403, "Forbidden", _FULL),
+        "no money": (403, "Forbidden", "jobs.batch is forbidden: the project is suspended"),
+        "denied": (403, "Forbidden", "jobs.batch is forbidden: User cannot do that"),
+        "wrong key": (401, "Unauthorized", "Unauthorized"),
+        "no route": (404, "NotFound", "the server could not find the requested resource"),
+        "error body": (500, "InternalError", "etcdserver: leader changed"),
+        "failed": (500, "InternalError", "etcdserver: request timed out"),
+    }
+
+    @staticmethod
+    def error(code: int, reason: str, message: str) -> Answer:
+        status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+        return Answer(code, {**status, "message": message, "reason": reason, "code": code})
+
+    def __init__(self, market: Market | None = None) -> None:
         super().__init__(market)
         self.forbidden: set[tuple[str, str]] = set()
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
@@ -65,89 +105,68 @@ class FakeKubernetes(FakeMarket):
         self.quota_conflicts = 0  # Jobs that come while somebody changes their quota
         self.collects = True  # whether what a Job owned goes with it
 
-    def action_of(self, request: Request) -> Action:
-        if request.path.endswith("/nodes"):
-            return "offers"
-        if "/jobs" not in request.path:
-            return "account"
-        if request.path.endswith("/jobs"):
-            return "create" if request.method == "POST" else "list"
-        return "destroy" if request.method == "DELETE" else "find"
+    def opened(self, key: str, **options: Any) -> KubernetesProvider:
+        client = {name: options.pop(name) for name in ("ssh_port", "timeout", "sleep")}
+        (ware,) = self.wares()
+        machines = Machines(price_usd_h=ware.usd_h, gpu=ware.gpu, **options)
+        return KubernetesProvider(kubeconfig(self.url, key), NAMESPACE, machines, **client)
+
+    def asked(self, request: Request) -> str:
+        path = re.sub(r"^/apis?(?:/[a-z0-9.-]+)?/v1(?:beta\d)?(?=/)", "", request.path)
+        return f"{request.method} {path}"
 
     def handle(self, request: Request) -> Answer:
-        if request.has("denied"):
-            return _status(403, "Forbidden", "jobs.batch is forbidden: User cannot do that")
-        path = re.sub(r"^/apis?(?:/[a-z0-9.-]+)?/v1(?:beta\d)?(?=/)", "", request.path)
-        if path == "/selfsubjectaccessreviews":
-            asked = request.body["spec"]["resourceAttributes"]
-            allowed = (asked["verb"], asked["resource"]) not in self.forbidden
-            return Answer(201, {"status": {"allowed": allowed}})
-        if path == "/version":
-            return Answer(200, {"major": "1", "minor": self.minor})
-        if path == "/nodes":
-            if ("list", "nodes") in self.forbidden:
-                return _status(403, "Forbidden", "nodes is forbidden")
-            return Answer(200, {"items": self.nodes})
-        if path.startswith(("/workloadpriorityclasses/", "/priorityclasses/")):
-            name = path.rsplit("/", 1)[1]
-            there = name in self.priorities
-            return Answer(200, _object(name, name)) if there else _missing("classes", name)
-        if path == _SPACE:
-            return Answer(200, _object(NAMESPACE, "n"))
-        _, _, rest = path.partition(f"{_SPACE}/")
-        resource, _, name = rest.partition("/")
         with self.market.lock:
-            if resource == "jobs":
-                return self._job(request, name)
-            if resource == "pods":
-                return self._end_pod(name) if name else self._pods(request.query["labelSelector"])
-            if resource == "localqueues":
-                return self._queue(name)
-            if resource == "workloads":
-                return self._workloads(request.query["labelSelector"])
-            return self._owned(request, resource, name)
+            return super().handle(request)
 
-    def unauthorized(self) -> Answer:
-        return _status(401, "Unauthorized", "Unauthorized")
+    def _review(self, request: Request) -> Answer:
+        asked = request.body["spec"]["resourceAttributes"]
+        allowed = (asked["verb"], asked["resource"]) not in self.forbidden
+        return Answer(201, {"status": {"allowed": allowed}})
 
-    def error_body(self, request: Request) -> Answer:
-        answer = _status(500, "InternalError", "etcdserver: leader changed")
-        return Answer(200, answer.body)
+    def _version(self, request: Request) -> Answer:
+        return Answer(200, {"major": "1", "minor": self.minor})
 
-    def failed(self) -> Answer:
-        return _status(500, "InternalError", "etcdserver: request timed out")
+    def _nodes(self, request: Request) -> Answer:
+        if ("list", "nodes") in self.forbidden:
+            return self.error(403, "Forbidden", "nodes is forbidden")
+        return Answer(200, {"items": self.nodes})
+
+    def _priority(self, request: Request, name: str) -> Answer:
+        there = name in self.priorities
+        return Answer(200, _object(name, name)) if there else self._missing("classes", name)
 
     # -- Jobs
 
+    def _list(self, request: Request) -> Answer:
+        self._admit()
+        shown = [job for job in self.market.visible() if _RENTAL in _labels(job)]
+        return Answer(200, {"items": [_job(job) for job in shown if job.id not in self.orphans]})
+
     def _job(self, request: Request, name: str) -> Answer:
         self._admit()
-        if request.method == "POST":
-            return self._create(request)
-        if not name:
-            shown = [one for one in self.market.visible() if _RENTAL in _labels(one)]
-            shown = [one for one in shown if one.id not in self.orphans]
-            return Answer(200, {"items": [_job(one) for one in shown]})
         machine = self._alive(name)
         if machine is None or name in self.orphans or request.has("not found"):
-            return _missing("jobs.batch", name)
+            return self._missing("jobs.batch", name)
         if request.method == "PATCH":
             wanted = request.body["metadata"]
             if self.conflicts or wanted["resourceVersion"] != _version(machine):
                 self.conflicts = max(0, self.conflicts - 1)
-                return _status(409, "Conflict", "the object has been modified")
+                return self.error(409, "Conflict", "the object has been modified")
             machine.request["metadata"]["ownerReferences"] = wanted["ownerReferences"]
         elif request.method == "DELETE" and not request.has("lives"):
             if request.body["preconditions"]["uid"] != _uid(machine):
-                return _status(409, "Conflict", "the UID in the precondition is another")
+                return self.error(409, "Conflict", "the UID in the precondition is another")
             self.market.end(machine)
         return Answer(200, _job(machine))
 
     def _admit(self) -> None:
         """Start what is queued while there is quota, as Kueue does."""
-        running = [one for one in self.market.alive() if not one.stopped]
-        for one in [one for one in self.market.alive() if one.stopped][: self.quota - len(running)]:
-            one.stopped = False
-            one.request["spec"]["suspend"] = False
+        running = [job for job in self.market.alive() if not job.stopped]
+        waiting = [job for job in self.market.alive() if job.stopped]
+        for job in waiting[: self.quota - len(running)]:
+            job.stopped = False
+            job.request["spec"]["suspend"] = False
 
     def evict(self, machine: Rented) -> None:
         """What Kueue does to take a Job's quota, and what follows where its pod is its owner."""
@@ -156,72 +175,78 @@ class FakeKubernetes(FakeMarket):
         if machine.request["metadata"].get("ownerReferences"):
             self.market.end(machine)
 
-    def _queue(self, name: str) -> Answer:
+    def _queue(self, request: Request, name: str | None) -> Answer:
         rows = [
-            {**_object(one, one), "status": {"conditions": [condition]}}
-            for one, condition in self.queues.items()
-            if name in ("", one)
+            {**_object(queue, queue), "status": {"conditions": [condition]}}
+            for queue, condition in self.queues.items()
+            if name in (None, queue)
         ]
         if name:
-            return Answer(200, rows[0]) if rows else _missing("localqueues", name)
+            return Answer(200, rows[0]) if rows else self._missing("localqueues", name)
         return Answer(200, {"items": rows})
 
-    def _workloads(self, selector: str) -> Answer:
-        uid = selector.partition("=")[2]
-        waits = [one for one in self.market.alive() if one.stopped and _uid(one) == uid]
+    def _workloads(self, request: Request) -> Answer:
+        uid = request.query["labelSelector"].partition("=")[2]
+        waits = [job for job in self.market.alive() if job.stopped and _uid(job) == uid]
         words = {"type": "QuotaReserved", "status": "False", "message": "insufficient unused quota"}
         rows = [{**_object("workload", "w"), "status": {"conditions": [words]}} for _ in waits]
         return Answer(200, {"items": rows})
 
     def _create(self, request: Request) -> Answer:
+        self._admit()
         body: dict[str, Any] = request.body
         name = body["metadata"]["name"]
-        if request.has("no money"):
-            return _status(403, "Forbidden", "jobs.batch is forbidden: the project is suspended")
-        if request.has("quota", "no capacity"):
-            words = "exceeded quota: gpus, requested: count/jobs.batch=1, used: 1, limited: 1"
-            return _status(403, "Forbidden", f'jobs.batch "{name}" is forbidden: {words}')
+        if refused := self.refusal(request):
+            return refused
         if self.quota_conflicts:
             self.quota_conflicts -= 1
             words = 'Operation cannot be fulfilled on resourcequotas "gpus": the object has been'
-            return _status(409, "Conflict", f"{words} modified; please apply your changes")
+            return self.error(409, "Conflict", f"{words} modified; please apply your changes")
         if self._alive(name) is not None:
-            return _status(409, "AlreadyExists", f'jobs.batch "{name}" already exists')
+            return self.error(409, "AlreadyExists", f'jobs.batch "{name}" already exists')
         suspended = bool(body["spec"].get("suspend"))
         machine = self.market.rent(
             self.market.wares[0], name, body, id_of=lambda number: name, stopped=suspended
         )
         if request.has("error that created"):
-            return _status(504, "Timeout", "request did not complete within the allotted timeout")
+            return self.error(
+                504, "Timeout", "request did not complete within the allotted timeout"
+            )
         return Answer(201, _job(machine))
 
+    def _missing(self, resource: str, name: str) -> Answer:
+        return self.error(404, "NotFound", f'{resource} "{name}" not found')
+
     def _alive(self, name: str) -> Rented | None:
-        return next((one for one in self.market.alive() if one.id == name), None)
+        return next((job for job in self.market.alive() if job.id == name), None)
 
     # -- what belongs to a Job
 
-    def _owned(self, request: Request, resource: str, name: str) -> Answer:
+    def _make(self, request: Request, resource: str) -> Answer:
         self._collect()
-        if request.method == "POST":
-            meta = request.body["metadata"]
-            if (resource, meta["name"]) in self.objects:
-                return _status(409, "AlreadyExists", f'{resource} "{meta["name"]}" already exists')
-            made = {**request.body, "metadata": {**meta, "uid": f"{resource}-{meta['name']}"}}
-            if resource == "services":
-                made["spec"]["ports"][0]["nodePort"] = 30022
-                made["status"] = {}
-            self.objects[resource, meta["name"]] = made
-            machine = self._alive(meta["name"])
-            if resource == "secrets" and machine is not None and self.market.boot is not None:
-                pod = machine.request["spec"]["template"]["spec"]
-                machine.body = self.market.boot(first_process(pod, made["stringData"]))
-            self._collect()
-            return Answer(201, made)
+        meta = request.body["metadata"]
+        if (resource, meta["name"]) in self.objects:
+            told = f'{resource} "{meta["name"]}" already exists'
+            return self.error(409, "AlreadyExists", told)
+        made = {**request.body, "metadata": {**meta, "uid": f"{resource}-{meta['name']}"}}
+        if resource == "services":
+            made["spec"]["ports"][0]["nodePort"] = 30022
+            made["status"] = {}
+        self.objects[resource, meta["name"]] = made
+        machine = self._alive(meta["name"])
+        if resource == "secrets" and machine is not None and self.market.boot is not None:
+            pod = machine.request["spec"]["template"]["spec"]
+            machine.body = self.market.boot(first_process(pod, made["stringData"]))
+        self._collect()
+        return Answer(201, made)
+
+    def _owned(self, request: Request, resource: str, name: str | None) -> Answer:
+        self._collect()
         if not name:
-            kept = [one for (kind, _), one in self.objects.items() if kind == resource]
+            kept = [made for (kind, _), made in self.objects.items() if kind == resource]
             return Answer(200, {"items": kept})
         if (resource, name) not in self.objects:
-            return _missing(resource, name)
+            return self._missing(resource, name)
         found = self.objects[resource, name]
         if request.method == "DELETE":
             assert request.body["preconditions"]["uid"] == found["metadata"]["uid"]
@@ -235,23 +260,23 @@ class FakeKubernetes(FakeMarket):
         if not self.collects:
             return
         uids = {_uid(machine) for machine in self.market.alive()}
-        for key, one in [*self.objects.items()]:
-            if one["metadata"]["ownerReferences"][0]["uid"] not in uids:
+        for key, made in [*self.objects.items()]:
+            if made["metadata"]["ownerReferences"][0]["uid"] not in uids:
                 del self.objects[key]
 
-    def _end_pod(self, name: str) -> Answer:
+    def _end_pod(self, request: Request, name: str) -> Answer:
         machine = self._alive(name.removesuffix("-x"))
         if machine is None:
-            return _missing("pods", name)
+            return self._missing("pods", name)
         self.market.end(machine)
         return Answer(200, self._pod(machine))
 
-    def _pods(self, selector: str) -> Answer:
-        _, _, job = selector.partition("=")
-        found = [one for one in self.market.alive() if not one.stopped]
-        found = [one for one in found if one.id == job or (not job and _RENTAL in _labels(one))]
-        found = [one for one in found if not self.market.hidden(one)]
-        return Answer(200, {"items": [self._pod(one) for one in found]})
+    def _pods(self, request: Request) -> Answer:
+        _, _, named = request.query["labelSelector"].partition("=")
+        jobs = [job for job in self.market.alive() if not job.stopped]
+        jobs = [job for job in jobs if job.id == named or (not named and _RENTAL in _labels(job))]
+        shown = [job for job in jobs if not self.market.hidden(job)]
+        return Answer(200, {"items": [self._pod(job) for job in shown]})
 
     def _pod(self, machine: Rented) -> dict[str, Any]:
         waits = ("secrets", machine.id) not in self.objects or self.market.starting(machine)
@@ -302,20 +327,3 @@ def _node(name: str, gpus: str) -> dict[str, Any]:
 
 def _object(name: str, uid: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
     return {"metadata": {"name": name, "uid": uid, "labels": labels or {}}}
-
-
-def _missing(resource: str, name: str) -> Answer:
-    return _status(404, "NotFound", f'{resource} "{name}" not found')
-
-
-def _status(code: int, reason: str, message: str) -> Answer:
-    body = {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Failure",
-        "message": message,
-        "reason": reason,
-        "code": code,
-    }
-    return Answer(code, body)

@@ -31,12 +31,12 @@ import yaml
 from flows import create, job
 from flows.procedures.job import attempt
 from tasks.workspace import OpenWorkspace
+from tests.fixtures.driver import hurried
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.plain_flows import hibernate_plainly, plain, run_plainly, wake_plainly
 from tests.fixtures.trees import differences, kept, let_settle, plant_every_kind
 from tests.fixtures.waiting import until
 from tests.jobs import training
-from tests.jobs.campaign import hurried
 from tests.markets.boot import Machines as Booted
 from tests.markets.kubelet import LABEL, Kubelet
 from torpor.control.jobs import records

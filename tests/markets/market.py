@@ -117,12 +117,16 @@ class Market:
         *,
         id_of: Callable[[int], str],
         command: list[str] | None = None,
+        script: str = "",
         spot: bool = False,
         bid_usd_h: float | None = None,
         disk_gib: float = 0.0,
         stopped: bool = False,
     ) -> Rented:
-        """Make the machine; money runs from here. ``bid_usd_h``: of a market that bills the bid."""
+        """Make the machine; money runs from here. ``bid_usd_h``: of a market that bills the bid. A
+        ``script`` runs where its first line says by what."""
+        if script.startswith("#!"):
+            command = ["/bin/sh", "-c", script]
         with self.lock:
             number = next(self._numbers)
             usd_h = bid_usd_h or (ware.spot_usd_h if spot else None) or ware.usd_h

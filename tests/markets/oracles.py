@@ -21,29 +21,21 @@ from typing import Any, NamedTuple
 import asyncssh
 import pytest
 import yaml
-from google.oauth2.credentials import Credentials
 
 from tests.fixtures.machines import new_key_pair
 from tests.fixtures.waiting import PATIENCE_S, until
 from tests.markets.discovery import Discovery
 from tests.markets.faults import Fault
-from tests.markets.gcp import PROJECT, ZONES, FakeGcp, gcp_prices, gcp_wares
+from tests.markets.gcp import PROJECT, ZONES, FakeGcp
 from tests.markets.lambda_cloud import FakeLambda
-from tests.markets.market import Market, Ware
+from tests.markets.market import Market
 from tests.markets.runpod import FakeRunPod
 from tests.markets.server import KEY, Answer, FakeMarket, Request
-from tests.markets.shop import lambda_wares, runpod_wares, vast_wares
-from tests.markets.tensordock import FakeTensorDock, tensordock_wares
+from tests.markets.tensordock import FakeTensorDock
 from tests.markets.vast import FIRST_OFFER, FakeVast
 from torpor.control.ports import free_ports
-from torpor.control.providers.gcp.client import GoogleLogin
-from torpor.control.providers.gcp.provider import GcpProvider
-from torpor.control.providers.lambda_cloud import LambdaProvider
 from torpor.control.providers.offers import Offer, misfit
-from torpor.control.providers.runpod import RunpodProvider
 from torpor.control.providers.seam import Absent, Provider
-from torpor.control.providers.tensordock import TensorDockProvider
-from torpor.control.providers.vast import VastProvider
 from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
 from torpor.shared.errors import NoCapacity, ProviderDenied, ProviderError, QuotaReached
@@ -147,8 +139,6 @@ class Oracle:
 
     file: str
     fake: type[FakeMarket]
-    wares: Callable[[], list[Ware]]
-    connect: Callable[..., Provider]
     want: Want
     unknown: str  # a machine's id that was never given
     disagreements: tuple[Disagreement, ...] = ()
@@ -157,8 +147,6 @@ class Oracle:
 VAST = Oracle(
     "vast.openapi.yaml",
     FakeVast,
-    vast_wares,
-    VastProvider,
     Want(gpu="RTX 4090", disk_gib=20, spot="allowed"),
     "987654321",
     (
@@ -175,16 +163,12 @@ VAST = Oracle(
 RUNPOD = Oracle(
     "runpod-rest-v2.openapi.json",
     FakeRunPod,
-    runpod_wares,
-    RunpodProvider,
     Want(gpu="RTX 4090", disk_gib=20, cuda=(12, 4)),
     "pod987654321",
 )
 LAMBDA = Oracle(
     "lambda-cloud.openapi.json",
     FakeLambda,
-    lambda_wares,
-    LambdaProvider,
     Want(gpu="A10"),
     "f" * 32,
 )
@@ -199,8 +183,6 @@ class WrappedTensorDock(FakeTensorDock):
 TENSORDOCK = Oracle(
     "tensordock-v2-instances.openapi.yml",
     WrappedTensorDock,
-    tensordock_wares,
-    TensorDockProvider,
     Want(gpu="RTX 4090"),
     "7d000000-0000-4000-8000-ffffffffffff",
     (
@@ -227,7 +209,8 @@ class Prism:
     log: Path
 
     def provider(self, key: str = KEY) -> Provider:
-        return self.oracle.connect(key, url=self.url, sleep=lambda s: None)
+        found: Provider = self.oracle.fake.adapter(key, url=self.url, sleep=lambda s: None)
+        return found
 
     def violations(self) -> list[str]:
         lines = self.log.read_text().splitlines()
@@ -272,7 +255,7 @@ def started(
 @pytest.fixture
 def prism(started: Prism) -> Iterator[Prism]:
     """With a fresh market, and without a violation before, during or after the test."""
-    started.fake.market = Market(wares=started.oracle.wares())
+    started.fake.market = Market(wares=started.oracle.fake.wares())
     started.fake.faults.clear()
     yield started
     assert started.violations() == []
@@ -355,7 +338,7 @@ print(json.dumps({"offers": offers, "made": made, "shown": shown}, default=str))
 
 
 def test_the_client_of_vast_rents_and_ends_at_the_fake() -> None:
-    fake = FakeVast(Market(wares=vast_wares()))
+    fake = FakeVast()
     try:
         argv = [str(TOOLS / "bin/python"), "-c", VENDOR_CLIENT, KEY, fake.url, str(FIRST_OFFER)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
@@ -372,7 +355,7 @@ def test_the_client_of_vast_rents_and_ends_at_the_fake() -> None:
 
 
 def test_google_s_document_knows_every_request_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    discovery, fake = Discovery.installed(TOOLS), FakeGcp(Market(wares=gcp_wares()))
+    discovery, fake = Discovery.installed(TOOLS), FakeGcp()
     answered = fake.answer
 
     def judged(request: Request, authorization: str) -> Answer | None:
@@ -381,17 +364,8 @@ def test_google_s_document_knows_every_request_and_answer(monkeypatch: pytest.Mo
         return answer
 
     monkeypatch.setattr(fake, "answer", judged)
-    provider = GcpProvider(
-        GoogleLogin(Credentials(fake.key)),
-        PROJECT,
-        ZONES,
-        gcp_prices(fake.market.wares),
-        0.1,
-        subnetwork="mine",
-        url=fake.url,
-        sleep=lambda s: None,
-        deadline_s=3600,
-        clock=lambda: fake.market.clock.now_unix,
+    provider = fake.connect(
+        subnetwork="mine", deadline_s=3600, clock=lambda: fake.market.clock.now_unix
     )
     try:
         assert provider.check().name

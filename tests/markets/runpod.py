@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from tests.markets.faults import Action
 from tests.markets.market import Rented, Ware
 from tests.markets.server import Answer, FakeMarket, Request
+from torpor.control.providers.runpod import RunpodProvider
 
 MONTH_H: Final = 730
 LONGEST_NAME: Final = 191
@@ -24,52 +23,55 @@ _ACTIONS = {
 }
 
 
+def runpod_wares() -> list[Ware]:
+    return [
+        Ware("NVIDIA GeForce RTX 4090", 1, 24, 0.59, "US-KS-2"),
+        Ware("NVIDIA GeForce RTX 4090", 1, 24, 0.34, "EU-RO-1", name="COMMUNITY"),
+        Ware("NVIDIA H100 80GB HBM3", 1, 80, 2.69, "EU-NL-1"),
+        Ware("NVIDIA H100 PCIe", 1, 80, 1.99, "CA-MTL-1", cuda="12.4"),
+    ]
+
+
 class FakeRunPod(FakeMarket):
     """``ware.region`` is a data centre; ``ware.name`` is SECURE (also where empty) or COMMUNITY."""
 
-    def action_of(self, request: Request) -> Action:
-        path = request.path
-        if path.startswith("/v2/catalog/"):
-            return "offers"
-        if path == "/v2/pods":
-            return "create" if request.method == "POST" else "list"
-        if path.startswith("/v2/pods/"):
-            return "destroy" if request.method == "DELETE" else "find"
-        return "account"
+    adapter = RunpodProvider
+    wares = staticmethod(runpod_wares)
+    prefix = "/v2"
+    routes: ClassVar = {
+        r"GET /catalog/gpus": ("offers", "_catalog"),
+        r"POST /pods": ("create", "_create"),
+        r"GET /pods": ("list", "_list"),
+        r"DELETE /pods/([\w-]+)": ("destroy", "_show"),
+        r"\w+ /pods/([\w-]+)": ("find", "_show"),
+        r"GET /account/ssh-keys": ("account", {"keys": []}),
+        r"GET /network-volumes": ("account", {"networkVolumes": []}),
+    }
+    words: ClassVar = {
+        "no capacity": (400, "Bad Request", "There are no longer any instances available with the "
+                        "requested specifications."),
+        "quota": (403, "Forbidden", "your account cannot access the requested pool"),
+        "no money": (402, "Payment Required", "insufficient balance"),
+        "denied": (403, "Forbidden", "access denied"),
+        "wrong key": (401, "Unauthorized", "invalid bearer token"),
+        "no route": (404, "Not Found", "no such route"),
+        "error body": (502, "Bad Gateway", "upstream said nothing"),
+        "failed": (500, "Internal Server Error", "it broke"),
+    }  # fmt: skip
 
-    def handle(self, request: Request) -> Answer:
-        if request.has("denied"):
-            return _problem(403, "Forbidden", "access denied")
-        route = (request.method, request.path)
-        if route == ("GET", "/v2/catalog/gpus"):
-            return self._catalog(request.query)
-        if route == ("POST", "/v2/pods"):
-            return self._create(request)
-        if route == ("GET", "/v2/pods"):
-            pods = [] if request.has("not found") else self.market.visible()
-            return Answer(200, {"pods": [self._pod(machine) for machine in pods]})
-        if route == ("GET", "/v2/account/ssh-keys"):
-            return Answer(200, {"keys": []})
-        if route == ("GET", "/v2/network-volumes"):
-            return Answer(200, {"networkVolumes": []})
-        if found := re.fullmatch(r"/v2/pods/([\w-]+)", request.path):
-            return self._one(found[1], request)
-        return _problem(404, "Not Found", "no such route")
+    @staticmethod
+    def error(status: int, title: str, detail: str) -> Answer:
+        body = {"title": title, "status": status, "detail": detail}
+        return Answer(status, body, "application/problem+json")
 
-    def unauthorized(self) -> Answer:
-        return _problem(401, "Unauthorized", "invalid bearer token")
+    def _list(self, request: Request) -> Answer:
+        return Answer(200, {"pods": [self._pod(machine) for machine in self.listed(request)]})
 
-    def error_body(self, request: Request) -> Answer:
-        body = {"title": "Bad Gateway", "status": 502, "detail": "upstream said nothing"}
-        return Answer(200, body)
-
-    def failed(self) -> Answer:
-        return _problem(500, "Internal Server Error", "it broke")
-
-    def _catalog(self, query: dict[str, str]) -> Answer:
+    def _catalog(self, request: Request) -> Answer:
+        query = request.query
         availability = query.get("include") == "AVAILABILITY"
         if availability != ("product" in query):
-            return _problem(400, "Bad Request", "include=AVAILABILITY and product go together")
+            return self.error(400, "Bad Request", "include=AVAILABILITY and product go together")
         count, cloud = int(query.get("count", 1)), query.get("cloud", "SECURE")
         types: dict[str, dict[str, Any]] = {}
         for ware in self.market.wares:
@@ -88,12 +90,11 @@ class FakeRunPod(FakeMarket):
                 version = {"version": ware.cuda, "available": ware.stock > 0}
                 if version not in entry["cudaVersions"]:
                     entry["cudaVersions"].append(version)
-        if not availability:
-            for entry in types.values():
-                del entry["dataCenters"], entry["cudaVersions"]
-        else:
-            for entry in types.values():
+        for entry in types.values():
+            if availability:
                 entry.setdefault("availability", "NONE")
+            else:
+                del entry["dataCenters"], entry["cudaVersions"]
         return Answer(200, {"gpus": list(types.values())})
 
     def _create(self, request: Request) -> Answer:
@@ -102,13 +103,13 @@ class FakeRunPod(FakeMarket):
         if not 1 <= len(asked.get("name", "")) <= LONGEST_NAME:
             faults.append("$.name: wrong length")
         if faults:
-            said = _problem(422, "Unprocessable Entity", "Request validation failed.")
+            said = self.error(422, "Unprocessable Entity", "Request validation failed.")
             said.body["errors"] = faults
             return said
-        if request.has("no money") or self.market.balance_usd <= 0:
-            return _problem(402, "Payment Required", "insufficient balance")
-        if request.has("quota"):
-            return _problem(403, "Forbidden", "your account cannot access the requested pool")
+        if refused := self.refusal(request):
+            return refused
+        if self.market.balance_usd <= 0:
+            return self.error(*self.words["no money"])
         gpu = asked.get("gpu") or {}
         count = int(gpu.get("count", 1))
         placed = [
@@ -120,9 +121,8 @@ class FakeRunPod(FakeMarket):
             and _version(ware.cuda) >= _version(gpu.get("minCudaVersion", "0.0"))
             and ware.stock > 0
         ]
-        if not placed or request.has("no capacity"):
-            text = "There are no longer any instances available with the requested specifications."
-            return _problem(400, "Bad Request", text)
+        if not placed:
+            return self.error(*self.words["no capacity"])
         machine = self.market.rent(
             placed[0],
             asked["name"],
@@ -134,16 +134,15 @@ class FakeRunPod(FakeMarket):
             disk_gib=float(asked.get("disk", 10)),
         )
         if request.has("error that created"):
-            return _problem(500, "Internal Server Error", "timed out waiting for the host")
+            return self.error(500, "Internal Server Error", "timed out waiting for the host")
         return Answer(201, self._pod(machine))
 
-    def _one(self, pod: str, request: Request) -> Answer:
-        machine = next((m for m in self.market.alive() if m.id == pod), None)
-        if machine is None or request.has("not found") or machine.hidden_looks > 0:
-            return _problem(404, "Not Found", "pod not found")
+    def _show(self, request: Request, pod: str) -> Answer:
+        machine = self.found(request, pod)
+        if machine is None:
+            return self.error(404, "Not Found", "pod not found")
         if request.method == "DELETE":
-            if not request.has("lives"):
-                self.market.end(machine)
+            self.end(request, machine)
             return Answer(204)
         return Answer(200, self._pod(machine))
 
@@ -212,8 +211,3 @@ def _ssh(host: str, port: int, user: str) -> dict[str, Any]:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
-
-
-def _problem(status: int, title: str, detail: str) -> Answer:
-    body = {"title": title, "status": status, "detail": detail}
-    return Answer(status, body, "application/problem+json")

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
+import httpx
+
+from tests.fixtures.loopback import Handler, Loopback
+from tests.markets.boot import Kind
 from tests.markets.faults import Action, Fault, Faults
-from tests.markets.market import Market
+from tests.markets.market import Market, Rented, Ware
+from torpor.control.providers.seam import Provider
 
 KEY: Final = "fake-account-key"
 HELD_S = 60.0  # a hanging request ends then, so that a lost test ends
@@ -41,7 +46,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class FakeMarket(ABC):
+class FakeMarket(Loopback, ABC):
     """A fake market that listens on loopback. Subclasses know the routes and the words.
 
     ``calls`` lists (method, path) as they came. ``step`` is called twice for each request: before
@@ -54,49 +59,122 @@ class FakeMarket(ABC):
         {"lives", "not found", "error that created", "no capacity", "quota", "denied", "no money"}
     )
 
-    def __init__(self, market: Market) -> None:
-        self.market = market
+    # -- what each market gives
+
+    adapter: ClassVar[Callable[..., Provider]]
+    wares: ClassVar[Callable[[], list[Ware]]]
+    body: ClassVar[Kind] = "container"
+    given_port: ClassVar[bool] = False
+    """Whether the market's machines always have port 22, so that the adapter is told the fake's."""
+    rents_by_hand: ClassVar[bool] = True
+    """False: its machines begin and end by requests only."""
+    prefix: ClassVar[str] = ""
+    routes: ClassVar[dict[str, tuple[Action, str | dict[str, Any]]]]
+    """A pattern of ``asked``: what such a request does, and the method that answers it, which gets
+    the groups, or the body of the answer."""
+    words: ClassVar[dict[str, tuple[Any, ...]]]
+    """What ``error`` is told for each refusal, "wrong key", "no route", "error body", "failed"."""
+
+    @staticmethod
+    @abstractmethod
+    def error(*words: Any) -> Answer:
+        """A refusal as this market writes it."""
+
+    def asked(self, request: Request) -> str:
+        """What the routes are told apart by."""
+        return f"{request.method} {request.path.removeprefix(self.prefix)}"
+
+    def hand_id(self, number: int) -> str:
+        """The id of a machine that is not ours."""
+        return f"{900_000 + number:032x}"
+
+    # --
+
+    def __init__(self, market: Market | None = None) -> None:
+        self.market = market or Market(wares=type(self).wares())
         self.faults = Faults()
         self.key = KEY
         self.calls: list[tuple[str, str]] = []
         self.step: Callable[[], bool] = lambda: True
         self.broken: list[BaseException | None] = []
         self.closing = threading.Event()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.fake = self
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        super().__init__(_Handler)
 
     def close(self) -> None:
         self.closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().close()
         self.market.close()
         assert self.broken == [], self.broken
 
-    # -- what each market says in its own words
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients hang up in these tests. Any other error is the fake's own."""
+        error = sys.exception()
+        if not isinstance(error, ConnectionError):
+            self.broken.append(error)
 
-    @abstractmethod
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def connect(
+        self,
+        key: str = "",
+        *,
+        timeout_s: float = 30.0,
+        ssh_port: int = 22,
+        sleep: Callable[[float], None] = lambda s: None,
+        **more: Any,
+    ) -> Any:
+        """The adapter at this fake, of its account where no other key is given. It repeats what
+        failed without a pause."""
+        if self.given_port:
+            more["ssh_port"] = ssh_port
+        return self.opened(key or self.key, timeout=httpx.Timeout(timeout_s), sleep=sleep, **more)
+
+    def opened(self, key: str, **options: Any) -> Any:
+        return type(self).adapter(key, url=self.url, **options)
+
+    def rent_by_hand(self, ware: int = 0) -> Rented:
+        """A machine without our label."""
+        return self.market.rent(self.market.wares[ware], "by hand", {}, id_of=self.hand_id)
+
     def action_of(self, request: Request) -> Action:
         """What the request does."""
+        found = self._route(request)
+        return found[0] if found else "account"
 
-    @abstractmethod
     def handle(self, request: Request) -> Answer:
         """Carry the request out."""
+        if request.has("denied"):
+            return self.error(*self.words["denied"])
+        found = self._route(request)
+        if found is None:
+            return self.error(*self.words["no route"])
+        _, does, groups = found
+        return getattr(self, does)(request, *groups) if isinstance(does, str) else Answer(200, does)
 
-    @abstractmethod
     def unauthorized(self) -> Answer:
         """The answer to a wrong key."""
+        return self.error(*self.words["wrong key"])
 
-    @abstractmethod
     def error_body(self, request: Request) -> Answer:
         """An error in a 200."""
+        answer = self.error(*self.words["error body"])
+        return Answer(200, answer.body, answer.content_type)
 
     def failed(self) -> Answer:
-        """A 500."""
+        """A 500, where the market has no other words."""
+        if "failed" in self.words:
+            return self.error(*self.words["failed"])
         return Answer(500, "Internal Server Error", "text/plain")
+
+    def refusal(self, request: Request, *kinds: str) -> Answer | None:
+        """Why nothing is rented, where a fault says so."""
+        kinds = kinds or ("no capacity", "quota", "no money")
+        kind = next((kind for kind in kinds if request.has(kind)), None)
+        return self.error(*self.words[kind]) if kind else None
 
     def forget(self) -> None:
         """A long time passes: the market knows nothing of machines that have ended."""
@@ -109,6 +187,27 @@ class FakeMarket(ABC):
     def login_of(self, request: Request, header: str) -> str:
         """What ``answer`` takes for authorization, where a market wants it elsewhere."""
         return header
+
+    def listed(self, request: Request) -> list[Rented]:
+        """The machines that this listing shows."""
+        return [] if request.has("not found") else self.market.visible()
+
+    def found(self, request: Request, number: str) -> Rented | None:
+        """The live machine of that id, where this request may know it."""
+        machine = next((m for m in self.market.alive() if m.id == number), None)
+        unseen = machine is None or request.has("not found") or machine.hidden_looks > 0
+        return None if unseen else machine
+
+    def end(self, request: Request, machine: Rented) -> None:
+        if not request.has("lives"):
+            self.market.end(machine)
+
+    def _route(self, request: Request) -> tuple[Action, str | dict[str, Any], Sequence[str]] | None:
+        asked = self.asked(request)
+        for pattern, (action, does) in self.routes.items():
+            if found := re.fullmatch(pattern, asked):
+                return action, does, found.groups()
+        return None
 
     # -- one request
 
@@ -159,25 +258,8 @@ class FakeMarket(ABC):
         raise AssertionError(f"{fault.kind} does not happen before a request")
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-    fake: FakeMarket
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Clients hang up in these tests. Any other error is the fake's own."""
-        error = sys.exception()
-        if not isinstance(error, ConnectionError):
-            self.fake.broken.append(error)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    server: _Server
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+class _Handler(Handler):
+    server: FakeMarket
 
     def _serve(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -187,23 +269,20 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             body = raw.decode(errors="replace")
         request = Request(self.command, parts.path, dict(parse_qsl(parts.query)), body)
-        fake = self.server.fake
+        fake = self.server
         login = fake.login_of(request, self.headers.get("Authorization", ""))
         answer = fake.answer(request, login)
         if answer is None:
             self.close_connection = True
             return
+        text = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
+        body = b"" if answer.body is None else text.encode()
         self.send_response(answer.status)
-        out = b""
-        if answer.body is not None:
-            text = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
-            out = text.encode()
-            self.send_header("Content-Type", answer.content_type)
-        for name, value in answer.headers.items():
+        for name, value in {"Content-Type": answer.content_type, **answer.headers}.items():
             self.send_header(name, value)
         if answer.status != 204:
-            self.send_header("Content-Length", str(len(out)))
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(out)
+        self.wfile.write(body)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_PATCH = _serve  # noqa: N815 (http.server's names)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from tests.markets.faults import Action
 from tests.markets.market import Rented, Ware
 from tests.markets.server import Answer, FakeMarket, Request
+from torpor.control.providers.tensordock import TensorDockProvider
 
-API: Final = "/api/v2"
 _CREATE = {
     "name", "type", "image", "resources", "location_id", "hostnode_id", "useDedicatedIp", "ssh_key",
     "ssh_key_id", "port_forwards", "cloud_init",
@@ -43,50 +42,54 @@ class FakeTensorDock(FakeMarket):
 
     shape: Literal["flat", "data", "attributes"] = "flat"
     statuses_in_capitals: bool = False
-    error: tuple[str, int] = ("Internal error", 500)  # in a 200 that refuses
-    create_error: tuple[str, int] = ("The deployment timed out", 500)  # of one that was made
+    trouble: tuple[int, str] = (500, "Internal error")  # in a 200 that refuses
+    create_error: tuple[int, str] = (500, "The deployment timed out")  # of one that was made
     named: Callable[[str], str] = staticmethod(lambda name: name)  # what becomes of a name
 
-    def action_of(self, request: Request) -> Action:
-        path = request.path.removeprefix(API)
-        if path == "/locations":
-            return "offers"
-        if path == "/instances":
-            return "create" if request.method == "POST" else "list"
-        if path.startswith("/instances/"):
-            return "destroy" if request.method == "DELETE" else "find"
-        return "account"
+    adapter = TensorDockProvider
+    wares = staticmethod(tensordock_wares)
+    body = "vm"
+    given_port = True
+    prefix = "/api/v2"
+    routes: ClassVar = {
+        r"GET /locations": ("offers", "_locations"),
+        r"POST /instances": ("create", "_create"),
+        r"GET /instances": ("list", "_list"),
+        r"DELETE /instances/([\w-]+)": ("destroy", "_show"),
+        r"\w+ /instances/([\w-]+)": ("find", "_show"),
+    }
+    words: ClassVar = {
+        "no capacity": (400, "Hostnode unavailable"),
+        "quota": (400, "You have reached your instance limit"),
+        "no money": (400, "A minimum balance of $1 is required"),
+        "denied": (403, "Forbidden", "This token may not do that"),
+        "wrong key": (401, "Unauthorized", "Invalid token"),
+        "no route": (404, "Not Found", "no such route"),
+    }
 
-    def handle(self, request: Request) -> Answer:
-        if request.has("denied"):
-            return _errors(403, "Forbidden", "This token may not do that")
-        route = (request.method, request.path.removeprefix(API))
-        if route == ("GET", "/locations"):
-            return Answer(200, {"data": {"locations": self._locations()}})
-        if route == ("POST", "/instances"):
-            return self._create(request)
-        if route == ("GET", "/instances"):
-            shown = [] if request.has("not found") else self.market.visible()
-            rows = [
-                {
-                    "type": "virtualmachine",
-                    "id": one.id,
-                    "attributes": {"name": one.label, "status": self._status(one)},
-                }
-                for one in shown
-            ]
-            return Answer(200, {"data": {"instances": rows}})
-        if found := re.fullmatch(r"/instances/([\w-]+)", route[1]):
-            return self._one(found[1], request)
-        return _errors(404, "Not Found", "no such route")
-
-    def unauthorized(self) -> Answer:
-        return _errors(401, "Unauthorized", "Invalid token")
+    @staticmethod
+    def error(status: int, title: str, detail: str = "") -> Answer:
+        """Without a detail it is a 200 that refuses."""
+        if not detail:
+            return Answer(200, {"error": title, "status": status})
+        error = {"status": str(status), "title": title, "detail": detail}
+        return Answer(status, {"errors": [error]})
 
     def error_body(self, request: Request) -> Answer:
-        return _refusal(*self.error)
+        return self.error(*self.trouble)
 
-    def _locations(self) -> list[dict[str, Any]]:
+    def _list(self, request: Request) -> Answer:
+        rows = [
+            {
+                "type": "virtualmachine",
+                "id": machine.id,
+                "attributes": {"name": machine.label, "status": self._status(machine)},
+            }
+            for machine in self.listed(request)
+        ]
+        return Answer(200, {"data": {"instances": rows}})
+
+    def _locations(self, request: Request) -> Answer:
         places: dict[str, dict[str, Any]] = {}
         for ware in self.market.wares:
             city, country = ware.region.split(", ")
@@ -125,17 +128,17 @@ class FakeTensorDock(FakeMarket):
                         },
                     }
                 )
-        return list(places.values())
+        return Answer(200, {"data": {"locations": list(places.values())}})
 
     def _create(self, request: Request) -> Answer:
         data = (request.body or {}).get("data") or {}
         asked: dict[str, Any] = data.get("attributes") or {}
         if fault := _faulty(data, asked):
-            return _errors(400, "Bad Request", fault)
-        if request.has("no money") or self.market.balance_usd < 1:
-            return _refusal("A minimum balance of $1 is required", 400)
-        if request.has("quota"):
-            return _refusal("You have reached your instance limit", 400)
+            return self.error(400, "Bad Request", fault)
+        if refused := self.refusal(request):
+            return refused
+        if self.market.balance_usd < 1:
+            return self.error(*self.words["no money"])
         resources = asked["resources"]
         ((gpu, wanted),) = resources["gpus"].items()
         count = int(wanted["count"])
@@ -147,8 +150,8 @@ class FakeTensorDock(FakeMarket):
             and ware.disk_gib >= resources["storage_gb"]
             and (ware.name != "NO IP" or not asked.get("useDedicatedIp"))
         ]
-        if not placed or request.has("no capacity"):
-            return _refusal("Hostnode unavailable", 400)
+        if not placed:
+            return self.error(*self.words["no capacity"])
         machine = self.market.rent(
             placed[0],
             self.named(asked["name"]),
@@ -163,17 +166,16 @@ class FakeTensorDock(FakeMarket):
             + DISK_USD_GB_H * resources["storage_gb"]
         )
         if request.has("error that created"):
-            return _refusal(*self.create_error)
+            return self.error(*self.create_error)
         made = {"type": "virtualmachine", "id": machine.id, "name": machine.label}
         return Answer(201, {"data": {**made, "status": "running"}})
 
-    def _one(self, wanted: str, request: Request) -> Answer:
-        machine = next((one for one in self.market.alive() if one.id == wanted), None)
-        if machine is None or request.has("not found") or machine.hidden_looks > 0:
-            return _errors(404, "Not Found", "Instance not found")
+    def _show(self, request: Request, wanted: str) -> Answer:
+        machine = self.found(request, wanted)
+        if machine is None:
+            return self.error(404, "Not Found", "Instance not found")
         if request.method == "DELETE":
-            if not request.has("lives"):
-                self.market.end(machine)
+            self.end(request, machine)
             said = {"message": "Instance deleted successfully"}
             return Answer(200, {"data": {"type": "success", "attributes": said}})
         return Answer(200, self._shown(machine))
@@ -224,12 +226,3 @@ def _faulty(data: dict[str, Any], asked: dict[str, Any]) -> str:
     if len(resources.get("gpus", {})) != 1:
         return "at least one GPU is required"
     return "" if re.fullmatch(r"[a-z]+\d+(_\w+)?", asked.get("image", "")) else "unknown image"
-
-
-def _refusal(words: str, status: int) -> Answer:
-    return Answer(200, {"error": words, "status": status})
-
-
-def _errors(status: int, title: str, detail: str) -> Answer:
-    error = {"status": str(status), "title": title, "detail": detail}
-    return Answer(status, {"errors": [error]})

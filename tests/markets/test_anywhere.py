@@ -20,9 +20,9 @@ from tests.fixtures.trees import differences, kept, let_settle, plant_every_kind
 from tests.markets.ec2 import REGION
 from tests.markets.every import DEMO, NAMES, Markets
 from tests.markets.faults import Fault
+from tests.markets.lambda_cloud import lambda_wares
 from tests.markets.market import Ware
 from tests.markets.server import HELD_S, FakeMarket
-from tests.markets.shop import lambda_wares
 from torpor.control.providers.seam import Provider
 from torpor.control.rental import renting
 from torpor.control.reports import Row

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import re
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from tests.markets.faults import Action
 from tests.markets.market import Rented, Ware
 from tests.markets.server import Answer, FakeMarket, Request
+from torpor.control.providers.vast import VastProvider
 
 FIRST_OFFER: Final = 1000
 FIRST_INSTANCE: Final = 500_000
@@ -33,6 +32,15 @@ _CREATE = {
 }  # fmt: skip
 
 
+def vast_wares() -> list[Ware]:
+    return [
+        Ware("RTX 4090", 1, 24, 0.40, "Texas, US", spot_usd_h=0.20, disk_usd_gib_month=0.15),
+        Ware("H100 SXM", 1, 80, 2.10, "Norway, NO", spot_usd_h=1.10, disk_usd_gib_month=0.20),
+        Ware("H100 PCIE", 2, 80, 3.90, "France, FR", cuda="12.4", disk_usd_gib_month=0.10),
+        Ware("RTX 4090", 1, 24, 0.31, "Vietnam, VN", reliability=0.71, disk_usd_gib_month=0.10),
+    ]
+
+
 class FakeVast(FakeMarket):
     """Machine ids are whole numbers. What a create makes is shown by the v1 list only."""
 
@@ -41,45 +49,47 @@ class FakeVast(FakeMarket):
     refuses_without_reason: bool = False  # what "error that created" says
     says: str = ""  # the status of every instance, where it is not of the instance itself
 
-    def action_of(self, request: Request) -> Action:
-        path = request.path.rstrip("/")
-        if path == "/api/v0/bundles":
-            return "offers"
-        if path.startswith("/api/v0/asks/"):
-            return "create"
-        if path == "/api/v1/instances":
-            return "find" if '"id"' in request.query.get("select_filters", "") else "list"
-        if path.startswith("/api/v0/instances/"):
-            return "destroy" if request.method == "DELETE" else "find"
-        return "account"
+    adapter = VastProvider
+    wares = staticmethod(vast_wares)
+    routes: ClassVar = {
+        r"POST /api/v0/bundles": ("offers", "_search"),
+        r"\w+ /api/v0/asks/(\d+)": ("create", "_create"),
+        r"GET /api/v1/instances by id": ("find", "_list"),
+        r"GET /api/v1/instances": ("list", "_list"),
+        r"DELETE /api/v0/instances/(\d+)": ("destroy", "_instance"),
+        r"\w+ /api/v0/instances/(\d+)": ("find", "_instance"),
+        r"\w+ /api/v0/instances": ("account", {"instances": []}),  # retired, whatever there is
+        r"GET /api/v0/users/current": ("account", "_user"),
+    }
+    words: ClassVar = {
+        "no capacity": (410, "no_such_ask", "Instance type is no longer available"),
+        "quota": (400, "quota_exceeded", "you may not rent more GPUs of this kind"),
+        "no money": (400, "insufficient_credit", "Your account lacks credit; see billing page"),
+        "denied": (403, "forbidden", "your account is not allowed to do this"),
+        "wrong key": (401, "auth_error", "Invalid user key"),
+        "no route": (404, "not_found", "no such route"),
+        "error body": (200, "invalid_request", "something went wrong inside"),
+    }
 
-    def handle(self, request: Request) -> Answer:
-        if request.has("denied"):
-            return _error(403, "forbidden", "your account is not allowed to do this")
-        path = request.path.rstrip("/")
-        if (request.method, path) == ("POST", "/api/v0/bundles"):
-            return self._search(request.body or {})
-        if (request.method, path) == ("GET", "/api/v1/instances"):
-            return self._list(request)
-        if (request.method, path) == ("GET", "/api/v0/users/current"):
-            usd = self.market.balance_usd
-            user = {"id": self.account, "email": "me@example.com", "balance": usd, "credit": usd}
-            return Answer(200, {**user, "ssh_key": "", "sid": "s"})
-        if found := re.fullmatch(r"/api/v0/asks/(\d+)", path):
-            return self._create(int(found[1]), request)
-        if found := re.fullmatch(r"/api/v0/instances/(\d+)", path):
-            return self._instance(int(found[1]), request)
-        if path == "/api/v0/instances":  # retired: it shows nothing, whatever there is
-            return Answer(200, {"instances": []})
-        return _error(404, "not_found", f"no route {request.method} {request.path}")
+    @staticmethod
+    def error(status: int, error: str, msg: str, ask_id: int | None = None) -> Answer:
+        body: dict[str, Any] = {"success": False, "error": error, "msg": msg}
+        return Answer(status, body if ask_id is None else {**body, "ask_id": ask_id})
 
-    def unauthorized(self) -> Answer:
-        return _error(401, "auth_error", "Invalid user key")
+    def asked(self, request: Request) -> str:
+        by_id = " by id" if '"id"' in request.query.get("select_filters", "") else ""
+        return f"{request.method} {request.path.rstrip('/')}{by_id}"
 
-    def error_body(self, request: Request) -> Answer:
-        return _error(200, "invalid_request", "something went wrong inside")
+    def hand_id(self, number: int) -> str:
+        return str(FIRST_INSTANCE + number)
 
-    def _search(self, query: dict[str, Any]) -> Answer:
+    def _user(self, request: Request) -> Answer:
+        usd = self.market.balance_usd
+        user = {"id": self.account, "email": "me@example.com", "balance": usd, "credit": usd}
+        return Answer(200, {**user, "ssh_key": "", "sid": "s"})
+
+    def _search(self, request: Request) -> Answer:
+        query: dict[str, Any] = request.body or {}
         bid = query.get("type") == "bid"
         disk_gb = float(query.get("allocated_storage", 8.0))
         found = [
@@ -91,7 +101,7 @@ class FakeVast(FakeMarket):
             if column in _SEARCH:
                 continue
             if found and column not in found[0]:
-                return _error(400, "invalid_request", f"{column} is not a valid search key")
+                return self.error(400, "invalid_request", f"{column} is not a valid search key")
             for operator, value in rule.items():
                 passes = _OPERATORS[operator]
                 found = [offer for offer in found if passes(offer[column], value)]
@@ -145,27 +155,28 @@ class FakeVast(FakeMarket):
             "external": False,
         }
 
-    def _create(self, number: int, request: Request) -> Answer:
+    def _create(self, request: Request, ask: str) -> Answer:
+        number = int(ask)
         # Vast.ai's own client sends null for what is not given.
         asked = {key: value for key, value in (request.body or {}).items() if value is not None}
         if unknown := set(asked) - _CREATE:
-            return _error(400, "invalid_args", f"error 400/3467: unknown {sorted(unknown)}", number)
-        if request.has("no capacity"):
-            return _error(410, "no_such_ask", f"Instance type {number} is no longer available")
-        if request.has("quota"):
-            return _error(400, "quota_exceeded", "you may not rent more GPUs of this kind")
-        if request.has("no money") or self.market.balance_usd <= 0:
-            return _error(400, "insufficient_credit", "Your account lacks credit; see billing page")
+            return self.error(
+                400, "invalid_args", f"error 400/3467: unknown {sorted(unknown)}", number
+            )
+        if refused := self.refusal(request):
+            return refused
+        if self.market.balance_usd <= 0:
+            return self.error(*self.words["no money"])
         index = number - FIRST_OFFER
         if not 0 <= index < len(self.market.wares) or self.market.wares[index].stock <= 0:
             text = f"error 404/3603: no_such_ask Instance type by id {number} is not available."
-            return _error(404, "no_such_ask", text, number)
+            return self.error(404, "no_such_ask", text, number)
         ware = self.market.wares[index]
         price = asked.get("price")
         if price is not None and price < (ware.spot_usd_h or ware.usd_h):
-            return _error(400, "invalid_price", "the bid is below min_bid", number)
+            return self.error(400, "invalid_price", "the bid is below min_bid", number)
         if len(asked.get("onstart", "")) > MOST_ONSTART:
-            return _error(400, "invalid_args", "onstart is too long", number)
+            return self.error(400, "invalid_args", "onstart is too long", number)
         ports = asked.get("env") or {}
         command = list(asked.get("args", [])) if asked.get("runtype") == "args" else []
         failed = request.has("error that created")
@@ -173,7 +184,7 @@ class FakeVast(FakeMarket):
             ware,
             str(asked.get("label", "")),
             asked,
-            id_of=lambda one: str(FIRST_INSTANCE + one),
+            id_of=lambda number: str(FIRST_INSTANCE + number),
             command=command if "-p 22:22" in ports else None,
             spot=price is not None,
             bid_usd_h=price,
@@ -184,23 +195,22 @@ class FakeVast(FakeMarket):
         if failed and self.refuses_without_reason:
             return Answer(200, {"success": False, "msg": "timed out"})
         if failed:
-            said = _error(410, "no_such_ask", f"Instance type {number} is no longer available")
+            said = self.error(*self.words["no capacity"])
             said.body["new_contract"] = contract
             return said
         return Answer(200, {"success": True, "new_contract": contract})
 
     def _list(self, request: Request) -> Answer:
         limit = min(int(request.query.get("limit", 25)), 25, self.market.page)
-        rows = [self._row(machine) for machine in self.market.visible()]
+        shown = sorted(self.listed(request), key=lambda machine: int(machine.id))
+        rows = [self._row(machine) for machine in shown]
         filters: dict[str, dict[str, Any]] = json.loads(request.query.get("select_filters", "{}"))
         for column, rule in filters.items():
             if column not in ("id", "label", "actual_status"):
-                return _error(400, "invalid_request", f"{column} is not a valid search key")
+                return self.error(400, "invalid_request", f"{column} is not a valid search key")
             for operator, value in rule.items():
                 passes = _OPERATORS[operator]
                 rows = [row for row in rows if passes(row[column], value)]
-        if request.has("not found"):
-            rows = []
         total = len(rows)
         after = request.query.get("after_token")
         if after is not None:
@@ -221,15 +231,14 @@ class FakeVast(FakeMarket):
             },
         )
 
-    def _instance(self, number: int, request: Request) -> Answer:
-        machine = next((m for m in self.market.alive() if m.id == str(number)), None)
-        if machine is None or request.has("not found") or machine.hidden_looks > 0:
+    def _instance(self, request: Request, number: str) -> Answer:
+        machine = self.found(request, number)
+        if machine is None:
             if self.unknown_is_null and request.method == "GET":
                 return Answer(200, {"instances": None})
-            return _error(404, "not_found", "Instance not found")
+            return self.error(404, "not_found", "Instance not found")
         if request.method == "DELETE":
-            if not request.has("lives"):
-                self.market.end(machine)
+            self.end(request, machine)
             return Answer(200, {"success": True, "msg": "Instance destroyed successfully"})
         if request.method == "PUT":
             asked = request.body or {}
@@ -273,8 +282,3 @@ class FakeVast(FakeMarket):
             "geolocation": ware.region,
             "start_date": machine.created_unix,
         }
-
-
-def _error(status: int, error: str, msg: str, ask_id: int | None = None) -> Answer:
-    body: dict[str, Any] = {"success": False, "error": error, "msg": msg}
-    return Answer(status, body if ask_id is None else {**body, "ask_id": ask_id})

@@ -19,10 +19,9 @@ from typing import Final
 
 import msgspec
 
-from tests.fixtures.clocked import ClockedStore, NearAgent
+from tests.fixtures.clocked import ClockedStore, NearAgent, killed_at_request
 from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.own_saves import book_of, saved
-from tests.model.killing import killed_at_request
 from torpor.control.store.marks import SHORTEST_GRACE_S
 from torpor.control.store.snapshots import open_manifest, snapshot_ids
 from torpor.control.upkeep.deletion import delete_snapshot

@@ -11,11 +11,8 @@ from pydantic import SecretStr
 
 from blocks import RunpodProvider, VastProvider, Workspace
 from deployments.server import Server
-from tests.fixtures.prefect_api import ask
-from tests.markets.market import Market
 from tests.markets.runpod import FakeRunPod
 from tests.markets.server import FakeMarket
-from tests.markets.shop import runpod_wares, vast_wares
 from tests.markets.vast import FakeVast
 from tests.ui.test_flows import Deployments
 
@@ -25,7 +22,7 @@ NAME = "ui-compare"
 @pytest.fixture
 def two_markets(torpor_up: Server) -> Iterator[list[FakeMarket]]:
     """With their blocks; in the end, no block of a fake is left."""
-    vast, runpod = FakeVast(Market(wares=vast_wares())), FakeRunPod(Market(wares=runpod_wares()))
+    vast, runpod = FakeVast(), FakeRunPod()
     VastProvider(api_key=SecretStr(vast.key), url=vast.url).save(NAME, overwrite=True, _sync=True)
     RunpodProvider(api_key=SecretStr(runpod.key), url=runpod.url).save(
         NAME, overwrite=True, _sync=True
@@ -49,24 +46,15 @@ def test_compare_from_the_form_to_its_plot(
     forms.pick(NAME)
     page.get_by_label("hours").fill("10")
     run = forms.submit("compare")
-    assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert all(fake.market.rented == [] for fake in two_markets)
 
-    found = {}
-    for key in (f"compare-{NAME}", f"compare-{NAME}-page"):
-        wanted = {"artifacts": {"key": {"any_": [key]}}, "limit": 1}
-        found[key] = ask("POST", f"{torpor_up.api_url}/artifacts/filter", wanted)[0]
-        assert found[key]["flow_run_id"] == run["id"]
-    page.goto(f"{torpor_up.ui_url}/v2/artifacts/artifact/{found[f'compare-{NAME}']['id']}")
+    forms.artifact(f"compare-{NAME}", run["id"])
     expect(page.get_by_role("cell", name="vast", exact=True).first).to_be_visible()
     expect(page.get_by_role("cell", name="runpod", exact=True).first).to_be_visible()
     expect(page.get_by_role("cell", name="1 x RTX 4090", exact=True).first).to_be_visible()
     forms.picture("compare-table")
-    page.goto(f"{torpor_up.ui_url}/v2/artifacts/artifact/{found[f'compare-{NAME}-page']['id']}")
+    forms.artifact(f"compare-{NAME}-page", run["id"])
     expect(page.get_by_role("heading", name="Which one for which use")).to_be_visible()
     expect(page.get_by_role("cell", name="RTX 4090 is wanted").first).to_be_visible()
-    image = page.locator("[data-testid=markdown-display] img")
-    expect(image).to_be_visible()
-    # a picture that cannot be shown has no width of its own
-    assert image.evaluate("i => i.decode().then(() => i.naturalWidth)") > 300
+    forms.sees_plots()
     forms.picture("compare-page")

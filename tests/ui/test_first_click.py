@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -22,7 +20,7 @@ from deployments.installation import CHECKOUT
 from deployments.inventory import Inventory
 from tests.fixtures.deployed import ENDED
 from tests.fixtures.ordinary_user import as_nobody
-from tests.fixtures.prefect_api import NO_AUTHORITIES
+from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import PATIENCE_S, until
 from tests.ui.conftest import WAIT_MS, click_for, press
 from torpor.control.ports import free_ports
@@ -90,16 +88,7 @@ class Newcomer:
         return self.run("sh", "-c", f"{usual}\n{self._line('Python')}\n{command}")
 
     def ask(self, path: str, wanted: dict[str, Any]) -> Any:
-        user, _, password = self.login.strip().partition(":")
-        answer = httpx.post(
-            f"{self.ui}/api/{path}",
-            json=wanted,
-            auth=(user, password),
-            timeout=PATIENCE_S,
-            verify=NO_AUTHORITIES,
-        )
-        assert answer.is_success, answer.text
-        return answer.json()
+        return ask("POST", f"{self.ui}/api/{path}", wanted, by=self.login)
 
     def identity(self) -> dict[str, Any]:
         """The block with the SSH key, secret included."""
@@ -136,7 +125,6 @@ def test_the_first_click(
     top_before = sorted(os.listdir("/"))
     # Of its own: where an installation runs, the usual port is taken or will be in a moment.
     newcomer.up(f"PORT={free_ports(1)[0]}")
-    _see_that_only_this_account_is_let_in(newcomer)
 
     page, user = blank_page, request.node.callspec.params["newcomer"]
 
@@ -181,33 +169,6 @@ def test_the_first_click(
         _see_that_up_comes_back(newcomer, identity, woken)
     assert sorted(os.listdir("/")) == top_before
     assert _outside(newcomer) == []
-
-
-def _see_that_only_this_account_is_let_in(newcomer: Newcomer) -> None:
-    """A request without the login is refused, and no other account can read the login."""
-    for path in ("block_documents/filter", "flow_runs/filter"):
-        for auth in (None, ("torpor", "wrong")):
-            refused = httpx.post(
-                f"{newcomer.ui}/api/{path}", json={}, auth=auth, timeout=PATIENCE_S
-            )
-            assert refused.status_code == httpx.codes.UNAUTHORIZED
-    assert newcomer.ask("block_documents/filter", {})
-    file = newcomer.state / "login"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(newcomer.state.stat().st_mode) == 0o700
-    secret = newcomer.login.strip()
-    assert len(secret.partition(":")[2]) >= 32
-    assert secret not in newcomer.printed
-    for pid in _processes(newcomer):
-        assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    for log in newcomer.state.glob("*.log"):
-        assert secret not in log.read_text()
-    if os.geteuid() == 0:
-        other = ["setpriv", f"--reuid={ANOTHER_UID}", f"--regid={ANOTHER_UID}", "--clear-groups"]
-        other += ["--inh-caps=-all", "--ambient-caps=-all"]
-        for path in (file, *(Path(f"/proc/{pid}/environ") for pid in _processes(newcomer))):
-            read = subprocess.run([*other, "cat", str(path)], capture_output=True, check=False)
-            assert (read.returncode, read.stdout) == (1, b""), path
 
 
 def _see_that_up_comes_back(newcomer: Newcomer, identity: dict[str, Any], woken: Path) -> None:

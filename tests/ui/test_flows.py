@@ -16,11 +16,10 @@ from deployments.first_machine import fill
 from deployments.installation import Installation
 from deployments.server import Server
 from flows import list_machines, list_snapshots
-from tests.fixtures.deployed import ENDED
+from tests.fixtures.deployed import ENDED, place_of
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import until
 from tests.ui.conftest import WAIT_MS, click_for, press
-from torpor.control.providers.local.folder import folder_of
 
 NAME = "ui-forms"
 
@@ -137,9 +136,11 @@ class Deployments:
         expect(option).to_have_count(0)
 
     def submit(self, name: str) -> dict[str, Any]:
-        """Submit the form and wait for the run that it made to end."""
+        """Submit the form and wait for the run that it made to complete."""
         wanted = {"flow_runs": {"id": {"any_": [self.submitted(name)]}}}
-        return until(partial(self._ended, wanted), "the run has ended", every_s=0.5)
+        run = until(partial(self._ended, wanted), "the run has ended", every_s=0.5)
+        assert run["state_type"] == "COMPLETED", run["state"]["message"]
+        return run
 
     def submitted(self, name: str) -> str:
         """Submit the form; returns the id of the run that it made."""
@@ -180,14 +181,22 @@ class Deployments:
         found = self._one("artifacts/filter", {"artifacts": wanted, "sort": "CREATED_DESC"})
         self.page.goto(f"{self.server.ui_url}/v2/artifacts/artifact/{found['id']}")
 
+    def sees_plots(self, count: int = 1) -> None:
+        """The page shows so many pictures; one that cannot be shown has no width of its own."""
+        images = self.page.locator("[data-testid=markdown-display] img")
+        expect(images).to_have_count(count)
+        for image in images.all():
+            expect(image).to_be_visible()
+            assert image.evaluate("i => i.decode().then(() => i.naturalWidth)") > 300
+
     def picture(self, name: str) -> None:
         path = self.pictures / f"{name}.png"
         self.page.screenshot(path=path, full_page=True)
         assert path.stat().st_size > 10_000
 
     def _one(self, path: str, wanted: dict[str, Any]) -> dict[str, Any]:
-        one: dict[str, Any] = ask("POST", f"{self.server.api_url}/{path}", wanted)[0]
-        return one
+        found: dict[str, Any] = ask("POST", f"{self.server.api_url}/{path}", wanted)[0]
+        return found
 
 
 @pytest.fixture
@@ -224,11 +233,9 @@ def test_forms_filled_and_submitted(
     deployments.see_fields("create")
     deployments.pick(NAME)
     run = deployments.submit("create")
-    assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert run["parameters"] == {"workspace": reference}
     (machine,) = list_machines(NAME)
-    assert machine.label is not None
-    fill(folder_of(installation.machines, machine.label).home / "workspace")
+    fill(place_of(installation, NAME))
 
     deployments.open("hibernate")
     deployments.see_fields("hibernate")
@@ -236,7 +243,6 @@ def test_forms_filled_and_submitted(
     page.get_by_role("button", name="Add item").first.click()
     page.locator("textarea").nth(1).fill("*.log")
     run = deployments.submit("hibernate")
-    assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert run["parameters"] == {
         "workspace": reference,
         "destroy": True,
@@ -255,7 +261,6 @@ def test_forms_filled_and_submitted(
     deployments.pick(NAME)
     page.get_by_role("switch").first.click()
     run = deployments.submit("wake")
-    assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert run["parameters"] == {
         "workspace": reference,
         "snapshot": "newest",
@@ -266,8 +271,7 @@ def test_forms_filled_and_submitted(
     deployments.artifacts(run, "wake")
     (woken,) = list_machines(NAME)
     assert woken.id != machine.id
-    assert woken.label is not None
-    home = folder_of(installation.machines, woken.label).home / "workspace"
+    home = place_of(installation, NAME)
     assert (home / "README.txt").read_text().startswith("This is the workspace")
     assert (home / "latest.bin").resolve() == home / "weights.bin"
     assert list_snapshots(NAME) == [snapshot]

@@ -11,11 +11,10 @@ from blocks import Workspace
 from deployments.installation import Installation
 from deployments.server import Server
 from flows import list_machines
-from tests.fixtures.deployed import Deployed
+from tests.fixtures.deployed import Deployed, place_of
 from tests.fixtures.prefect_api import ask
 from tests.ui.test_flows import Deployments
 from torpor.control.jobs.records import new_job_id
-from torpor.control.providers.local.folder import folder_of
 
 # Of these, tests/deployments/test_queues.py kills the worker.
 pytestmark = pytest.mark.together("automations and make up")
@@ -34,8 +33,7 @@ def test_a_job_from_the_form_to_its_report(
     Workspace(name=NAME).save(NAME, overwrite=True, _sync=True)
     assert deployed.end(deployed.start("create", {"workspace": NAME}))["state_type"] == "COMPLETED"
     (machine,) = list_machines(NAME)
-    assert machine.label is not None
-    place = folder_of(installation.machines, machine.label).home / "workspace"
+    place = place_of(installation, NAME)
     place.mkdir()
     deployments = Deployments(torpor_up, page, pictures)
 

@@ -87,7 +87,6 @@ def test_from_the_blocks_of_markets_to_the_report_of_a_wake(
     forms.open("wake")
     forms.pick(NAME)
     run = forms.submit("wake-market")
-    assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert markets.alive() == ["vast"]
     assert (markets.workspace("vast") / "code" / "train.py").read_text() == "print('hello')\n"
 

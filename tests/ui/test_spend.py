@@ -11,7 +11,6 @@ from blocks import Budget, Workspace
 from deployments.server import Server
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.market import H100
-from tests.fixtures.prefect_api import ask
 from tests.ui.test_flows import Deployments
 
 NAME = "ui-spent"
@@ -31,22 +30,13 @@ def test_spend_from_the_form_to_its_plot(torpor_up: Server, page: Page, pictures
     deployments.pick(NAME)
     page.get_by_label("months").fill("2")
     run = deployments.submit("spend")
-    assert run["state_type"] == "COMPLETED", run["state"]["message"]
 
-    found = {}
-    for key in (f"spend-{NAME}", f"spend-{NAME}-page"):
-        wanted = {"artifacts": {"key": {"any_": [key]}}, "limit": 1}
-        found[key] = ask("POST", f"{torpor_up.api_url}/artifacts/filter", wanted)[0]
-        assert found[key]["flow_run_id"] == run["id"]
-    page.goto(f"{torpor_up.ui_url}/v2/artifacts/artifact/{found[f'spend-{NAME}']['id']}")
+    deployments.artifact(f"spend-{NAME}", run["id"])
     expect(page.get_by_role("cell", name="2 x H100 SXM", exact=True).first).to_be_visible()
     expect(page.get_by_role("cell", name="research", exact=True).first).to_be_visible()
     deployments.picture("spend-table")
-    page.goto(f"{torpor_up.ui_url}/v2/artifacts/artifact/{found[f'spend-{NAME}-page']['id']}")
+    deployments.artifact(f"spend-{NAME}-page", run["id"])
     expect(page.get_by_role("heading", name="Budgets of this workspace")).to_be_visible()
     expect(page.get_by_text(f"budget {NAME}: 20.00 $ of 100.00 $ spent").first).to_be_visible()
-    image = page.locator("[data-testid=markdown-display] img")
-    expect(image).to_be_visible()
-    # a picture that cannot be shown has no width of its own
-    assert image.evaluate("i => i.decode().then(() => i.naturalWidth)") > 300
+    deployments.sees_plots()
     deployments.picture("spend-page")

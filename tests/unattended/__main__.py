@@ -4,21 +4,19 @@
 
 Cycle after cycle, an idle machine, a spent budget, a job, backups, an abandoned machine and a
 deadline are left to the schedules. In each, the job loses its run, worker and machine, and another
-part of the installation is killed. Exits with 1 if an outcome does not come.
+part of the installation is killed. Ends with an error if an outcome does not come.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Final
 
 from deployments.processes import running
+from tests.campaign.command import Command, Found, Given
 from tests.fixtures.alone import installed_alone
 from tests.unattended.story import Story, cycle, unattended
 
@@ -32,47 +30,35 @@ STRIKES: Final[dict[str, Callable[[Story], None]]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.unattended", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--report", type=Path)
-    options = parser.parse_args(arguments)
+def _carry_out(seed: int, minutes: int, given: Given) -> Found:
     began = time.monotonic()
 
     def say(words: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {words}", flush=True)
 
-    rng = random.Random(options.seed)
+    rng = random.Random(seed)
     cycles: list[dict[str, Any]] = []
     with installed_alone() as alone, unattended(alone, say) as story:
         alone.up()
         story.switch_on()
-        while time.monotonic() - began < options.minutes * 60:
-            order = [*STRIKES]
-            rng.shuffle(order)
-            for name in order[:1] if cycles else ["everything"]:
-                say(f"cycle {len(cycles) + 1}, with a kill of: {name}")
-                cycle(story, STRIKES[name])
-                cycles.append({"killed": name, "seconds_to": dict(story.seen)})
-                say(f"memory: {_memory_mib(story)}")
-                story.tidy_up()
+        while time.monotonic() - began < minutes * 60:
+            name = rng.choice([*STRIKES]) if cycles else "everything"
+            say(f"cycle {len(cycles) + 1}, with a kill of: {name}")
+            cycle(story, STRIKES[name])
+            cycles.append({"killed": name, "seconds_to": dict(story.seen)})
+            say(f"memory: {_memory_mib(story)}")
+            story.tidy_up()
         report = {
-            "minutes": (time.monotonic() - began) / 60,
             "cycles": cycles,
             "runs": dict(sorted(story.runs().items())),
             "memory_mib": _memory_mib(story),
             "database_mib": _database_mib(story),
             "told": [
-                {"at_s": round(at - story.began_unix), "subject": one["subject"]}
-                for at, one in zip(story.inbox.arrived_unix, story.inbox.mail, strict=True)
+                {"at_s": round(at - story.began_unix), "subject": mail["subject"]}
+                for at, mail in zip(story.inbox.arrived_unix, story.inbox.mail, strict=True)
             ],
         }
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.report:
-        options.report.write_text(text + "\n")
-    return 0
+    return Found(f"{len(cycles)} cycles", [], report)
 
 
 def _lose_supervisor(story: Story) -> None:
@@ -87,7 +73,7 @@ def _memory_mib(story: Story) -> dict[str, int]:
     found = {}
     for role in ("supervisor", "server", "worker", "job-worker"):
         ours = running(story.alone.installation, role)
-        oldest = min(ours, key=lambda one: one.create_time(), default=None)
+        oldest = min(ours, key=lambda process: process.create_time(), default=None)
         found[role] = oldest.memory_info().rss >> 20 if oldest else 0
     return found
 
@@ -97,5 +83,7 @@ def _database_mib(story: Story) -> int:
     return sum(file.stat().st_size for file in home.glob("prefect.db*")) >> 20
 
 
+COMMAND: Final = Command("tests.unattended", "minutes", 60, _carry_out)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main())

@@ -22,7 +22,7 @@ from flows.procedures.watch.hibernations import AGAIN_S
 from tests.fixtures.alone import Alone
 from tests.fixtures.inbox import Inbox
 from tests.fixtures.waiting import PATIENCE_S
-from tests.markets.gcp import DISK_USD_GIB_MONTH, PROJECT, ZONES, FakeGcp, gcp_prices, gcp_wares
+from tests.markets.gcp import FakeGcp, gcp_wares
 from tests.markets.market import Clock, Market
 from torpor.control.providers.gcp.deadline import DEADLINE_KEY
 from torpor.control.providers.local.provider import LocalProvider
@@ -92,15 +92,7 @@ class Story:
             "number": self.number,
             "machines": str(self.alone.installation.machines),
             "hook": self.inbox.url,
-            "gcp": {
-                "project": PROJECT,
-                "service_account": self.gcp.service_account,
-                "zones": [*ZONES],
-                "prices": gcp_prices(self.gcp.market.wares),
-                "disk_usd_gib_month": DISK_USD_GIB_MONTH,
-                "url": self.gcp.url,
-                "deadline_h": 1,
-            },
+            "gcp": {**self.gcp.settings(), "deadline_h": 1},
         }
         said, _ = self._python("tests.unattended.prepare", json.dumps(wanted)).communicate()
         self._visit(**json.loads(said))

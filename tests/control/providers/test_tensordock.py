@@ -88,15 +88,15 @@ class TestTensorDock(MarketContract):
     @pytest.mark.parametrize(
         "refusal",
         [
-            ("Deployment timed out", 400),
-            ("Deployment timed out", 408),
-            ("The host did not answer within the time limit", 400),
-            ("A deployment of this name already exists", 409),
-            ("Something went wrong", 400),
+            (400, "Deployment timed out"),
+            (408, "Deployment timed out"),
+            (400, "The host did not answer within the time limit"),
+            (409, "A deployment of this name already exists"),
+            (400, "Something went wrong"),
         ],
     )
     def test_a_refusal_in_unknown_words_promises_nothing(
-        self, shop: Shop, refusal: tuple[str, int]
+        self, shop: Shop, refusal: tuple[int, str]
     ) -> None:
         shop.fake.create_error = refusal
         shop.arm("error that created", "create")
@@ -109,7 +109,7 @@ class TestTensorDock(MarketContract):
         self, shop: Shop, status: int
     ) -> None:
         machine = shop.create()
-        shop.fake.error = ("Rate limit exceeded", status)
+        shop.fake.trouble = (status, "Rate limit exceeded")
         for ask in (
             shop.plain.list_own,
             lambda: shop.find(machine),
@@ -128,7 +128,7 @@ class TestTensorDock(MarketContract):
 
     def test_a_create_that_is_limited_in_a_200_is_sent_again(self, shop: Shop) -> None:
         """It is no quota of the account."""
-        shop.fake.error = ("Rate limit exceeded", 429)
+        shop.fake.trouble = (429, "Rate limit exceeded")
         shop.arm("error body", "create", count=100)
         with pytest.raises(ProviderUnavailable):
             shop.create()

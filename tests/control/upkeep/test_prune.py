@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.clocked import ClockedStore, NearAgent
+from tests.fixtures.clocked import ClockedStore, NearAgent, killed_at_request
 from tests.fixtures.engine import WORKSPACE
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import let_settle
-from tests.model.killing import killed_at_request
 from torpor.control.safety import verify_snapshot
 from torpor.control.store.marks import (
     COMMIT_S,
