@@ -30,8 +30,8 @@ WINDOW = 300
 
 def _with(at: range, samples: list[Sample], **changes: Any) -> list[Sample]:
     return [
-        msgspec.structs.replace(one, **changes) if number in at else one
-        for number, one in enumerate(samples)
+        msgspec.structs.replace(sample, **changes) if number in at else sample
+        for number, sample in enumerate(samples)
     ]
 
 
@@ -39,15 +39,26 @@ def _verdict(samples: list[Sample], rules: IdleRules = RULES, **changes: Any) ->
     return judge(activity(samples, **changes), rules)
 
 
-def test_a_quiet_machine_that_worked_before_is_idle() -> None:
-    assert _verdict(quiet(WINDOW)).kind == "idle"
-    assert _verdict(quiet(2 * WINDOW)) == _verdict(quiet(WINDOW))
+CPU_ONLY = quiet(WINDOW, gpus=0, gpu_state=NO_GPU, gpu=UNKNOWN, gpu_peak=0)
+NO_DISK = msgspec.structs.replace(RULES, disk_kib_s=0)
 
 
-def test_a_machine_without_a_gpu_can_be_idle() -> None:
-    cpu_only = quiet(WINDOW, gpus=0, gpu_state=NO_GPU, gpu=UNKNOWN, gpu_peak=0)
-    assert _verdict(cpu_only).kind == "idle"
-    assert judge(activity(cpu_only), RULES, gpus=1).reason == "1 of 1 GPUs are missing"
+@pytest.mark.parametrize(
+    ("samples", "rules"),
+    [
+        (quiet(WINDOW), RULES),
+        (quiet(2 * WINDOW), RULES),
+        (CPU_ONLY, RULES),
+        (quiet(WINDOW, ssh_s=WINDOW), RULES),  # a terminal without input is not a person
+        (quiet(WINDOW, gpu_peak=5, cpu_peak=50, flags=PERSON), RULES),
+        (quiet(WINDOW, gpu_peak=5, cpu_peak=51), RULES),
+        (quiet(WINDOW, disk=UNKNOWN), NO_DISK),  # a figure that is not looked at
+    ],
+)
+def test_a_quiet_machine_that_worked_before_is_idle(
+    samples: list[Sample], rules: IdleRules
+) -> None:
+    assert _verdict(samples, rules).kind == "idle"
 
 
 @pytest.mark.parametrize(
@@ -64,13 +75,9 @@ def test_work_in_over_five_percent_of_the_seconds_is_busy(
 ) -> None:
     busy = _verdict(_with(range(100, 116), quiet(WINDOW), **changes))
     assert (busy.kind, words in busy.reason) == ("busy", True)
-    assert _verdict(_with(range(100, 115), quiet(WINDOW), **changes)).kind == "idle"
-
-
-def test_different_causes_add_up() -> None:
-    mixed = _with(range(10), quiet(WINDOW), gpu=50)
-    mixed = _with(range(20, 30), mixed, cpu=90)
-    assert _verdict(mixed).kind == "busy"
+    less = _with(range(100, 115), quiet(WINDOW), **changes)
+    assert _verdict(less).kind == "idle"
+    assert _verdict(_with(range(20, 30), less, gpu=50, cpu=90)).kind == "busy"  # causes add up
 
 
 @pytest.mark.parametrize("person", [{"ssh_s": 100}, {"jupyter_s": 0}])
@@ -79,14 +86,6 @@ def test_one_second_of_a_person_is_busy(person: dict[str, int]) -> None:
     assert _verdict(samples).kind == "busy"
     alone = msgspec.structs.replace(RULES, people=False)
     assert _verdict(samples, alone).kind == "idle"
-
-
-def test_an_open_terminal_without_input_is_not_a_person() -> None:
-    assert _verdict(quiet(WINDOW, ssh_s=WINDOW)).kind == "idle"
-
-
-def test_a_jupyter_server_that_does_not_answer_is_unknown() -> None:
-    assert _verdict(quiet(WINDOW, flags=JUPYTER_SILENT)).kind == "unknown"
 
 
 def test_torpors_own_run_is_busy_and_hides_no_other_work() -> None:
@@ -133,9 +132,8 @@ def test_the_start_of_a_server_is_a_use_of_it() -> None:
 
 @pytest.mark.parametrize("work", [{"cpu": 51}, {"network": 101}, {"disk": 1025}])
 def test_without_a_gpu_any_second_of_work_is_a_use_of_a_server(work: dict[str, int]) -> None:
-    alone = quiet(WINDOW, gpus=0, gpu_state=NO_GPU, gpu=UNKNOWN, gpu_peak=0)
-    assert _verdict(alone, served_s=2.0 * WINDOW).kind == "idle"
-    asked = _with(range(100, 101), alone, **work)
+    assert _verdict(CPU_ONLY, served_s=2.0 * WINDOW).kind == "idle"
+    asked = _with(range(100, 101), CPU_ONLY, **work)
     used = _verdict(asked, served_s=2.0 * WINDOW)
     assert used == Verdict("busy", "a server runs on it, and something worked 3 min ago")
     assert _verdict(asked).kind == "idle"
@@ -161,13 +159,6 @@ def test_a_hibernation_that_took_longer_than_the_window_is_not_judged() -> None:
     assert judge(activity(late), RULES, since_s=NOW_S - WINDOW).kind == "busy"
 
 
-def test_a_machine_on_which_nothing_ran_yet_is_unknown() -> None:
-    fresh = quiet(WINDOW, gpu_peak=5, cpu_peak=50)
-    assert "nothing has run on it yet" in _verdict(fresh).reason
-    assert _verdict(quiet(WINDOW, gpu_peak=5, cpu_peak=50, flags=PERSON)).kind == "idle"
-    assert _verdict(quiet(WINDOW, gpu_peak=5, cpu_peak=51)).kind == "idle"
-
-
 @pytest.mark.parametrize(
     ("samples", "words"),
     [
@@ -179,6 +170,8 @@ def test_a_machine_on_which_nothing_ran_yet_is_unknown() -> None:
         (_with(range(50), quiet(WINDOW), gpus=8), "7 of 8 GPUs are missing"),
         (quiet(WINDOW, gpu_state=GPUS_UNREADABLE, gpu=UNKNOWN), "its GPU activity cannot be read"),
         (quiet(WINDOW, cpu=UNKNOWN, disk=UNKNOWN), "its CPU and disk activity cannot be read"),
+        (quiet(WINDOW, gpu_peak=5, cpu_peak=50), "nothing has run on it yet"),
+        (quiet(WINDOW, flags=JUPYTER_SILENT), "upyter"),
         (quiet(WINDOW // 2), "were sampled"),
         (quiet(WINDOW)[:100] + quiet(WINDOW)[120:], "were sampled"),
         (quiet(WINDOW, boot="a" * 32)[:200] + quiet(WINDOW)[200:], "were sampled"),
@@ -187,11 +180,7 @@ def test_a_machine_on_which_nothing_ran_yet_is_unknown() -> None:
 def test_what_cannot_be_known_is_unknown(samples: list[Sample], words: str) -> None:
     verdict = _verdict(samples)
     assert (verdict.kind, words in verdict.reason) == ("unknown", True), verdict
-
-
-def test_a_figure_that_is_not_looked_at_may_be_missing() -> None:
-    rules = msgspec.structs.replace(RULES, disk_kib_s=0)
-    assert _verdict(quiet(WINDOW, disk=UNKNOWN), rules).kind == "idle"
+    assert judge(activity(CPU_ONLY), RULES, gpus=1).reason == "1 of 1 GPUs are missing"
 
 
 def test_the_time_since_a_first_verdict_is_judged_alone() -> None:
@@ -240,24 +229,23 @@ def test_idle_means_that_every_rule_was_kept(
     if _verdict(samples).kind != "idle":
         return
     newest = samples[-1]
+    same_boot = [second for second in samples if second.boot == newest.boot]
     kept = [
-        one
-        for one in samples
-        if one.boot == newest.boot
-        and one.gpu <= RULES.gpu_percent
-        and one.gpu_state == GPUS_FINE
-        and 0 <= one.cpu <= 50
-        and 0 <= one.network <= 100
-        and 0 <= one.disk <= 1024
+        second
+        for second in same_boot
+        if second.gpu <= RULES.gpu_percent
+        and second.gpu_state == GPUS_FINE
+        and 0 <= second.cpu <= 50
+        and 0 <= second.network <= 100
+        and 0 <= second.disk <= 1024
     ]
     assert len(kept) >= 0.95 * WINDOW
     assert newest.gpu_state == GPUS_FINE
-    for one in samples:
-        if one.boot == newest.boot:
-            ago = newest.number - one.number
-            assert not 0 <= one.ssh_s < WINDOW - ago
-            assert not 0 <= one.jupyter_s < WINDOW - ago
-            assert one.gpus <= newest.gpus
+    for second in same_boot:
+        ago = newest.number - second.number
+        assert not 0 <= second.ssh_s < WINDOW - ago
+        assert not 0 <= second.jupyter_s < WINDOW - ago
+        assert second.gpus <= newest.gpus
 
 
 @given(_SPELLS, st.sets(st.integers(0, WINDOW - 1), max_size=60))
@@ -267,11 +255,12 @@ def test_less_knowledge_never_makes_a_machine_idle(
     """Samples of activity may be lost with the others, except those of people and of GPUs that are
     gone: without them the same figures are judged."""
     samples = _machine(spells)
-    if any(one.ssh_s >= 0 or one.jupyter_s >= 0 or one.gpus != 1 for one in samples):
-        return
-    if any(one.flags or one.gpu_state == GPU_LOST for one in samples):
-        return
-    left = [one for number, one in enumerate(samples) if number not in lost]
+    for second in samples:
+        if second.ssh_s >= 0 or second.jupyter_s >= 0 or second.gpus != 1:
+            return
+        if second.flags or second.gpu_state == GPU_LOST:
+            return
+    left = [second for number, second in enumerate(samples) if number not in lost]
     if _verdict(samples).kind != "idle" and samples[-1] in left:
         assert _verdict(left).kind != "idle"
 

@@ -60,7 +60,9 @@ def test_what_nobody_knows_has_no_sample(tmp_path: Path) -> None:
     path = tmp_path / "new" / "torpor.prom"
     unknown = _watched(price_usd_h=None, since_unix=None, newest_unix=None)
     write_metrics(_report(unknown), str(path))
-    families = {one.name: one.samples for one in text_string_to_metric_families(path.read_text())}
+    families = {
+        family.name: family.samples for family in text_string_to_metric_families(path.read_text())
+    }
     assert families["torpor_machine_cost_dollars_per_hour"] == []
     assert families["torpor_newest_snapshot_timestamp_seconds"] == []
     assert len(families["torpor_machine_verdict"]) == 3

@@ -173,10 +173,9 @@ def test_what_outlived_its_machine_is_listed_with_its_price() -> None:
     used = Residue(id="d2", provider=HERE, kind="disk", label=_label("b"), price_usd_h=0.5)
     theirs = Residue(id="d3", provider=HERE, kind="disk", label=_label("x", OTHER))
     unknown = Residue(id="ip", provider=HERE, kind="address", label=None)
-    label = _label("b")
     found = _compare(
-        [_rental(label, "handed over")],
-        [_machine("mb", label)],
+        [_rental(_label("b"), "handed over")],
+        [_machine("mb", _label("b"))],
         residue=[disk, used, theirs, unknown],
     )
     rows = [finding.row(0.0) for finding in found if finding.kind == "residue"]
@@ -195,7 +194,7 @@ def test_only_a_rental_whose_machine_no_provider_shows_is_closed_by_its_user_s_w
     found = _compare(rentals, [_machine("m1", _label("shown"))])
     blocks = [HERE, "local://silent"]
     chosen = choose_gone(found, ["lost", "away", "lost"], blocks)
-    assert [one.label.rental for one in chosen] == ["lost", "away"]
+    assert [rental.label.rental for rental in chosen] == ["lost", "away"]
     with pytest.raises(UnsafeDestroy, match="m1 at local://here shows"):
         choose_gone(found, ["lost", "shown"], blocks)
     with pytest.raises(InvalidInput, match="local://silent did not answer"):

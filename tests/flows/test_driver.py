@@ -16,7 +16,7 @@ from flows import job
 from flows.procedures import unfinished
 from flows.procedures.job import attempt, driver
 from flows.procedures.job.attempt import Attending, Saves
-from tasks.guards import Ending
+from tasks.guards import Ending, check_guards
 from tasks.machines import left_unfinished
 from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
@@ -28,6 +28,7 @@ from tests.fixtures.small_saves import put_save, verified_save
 from tests.fixtures.waiting import until
 from torpor.control.jobs.driven import Driven
 from torpor.control.jobs.records import Job, Stop
+from torpor.control.losses import Lost
 from torpor.control.rental import ending, renting
 from torpor.control.rental.records import Rental
 from torpor.control.safety import never_handed_over
@@ -41,7 +42,6 @@ from torpor.shared.errors import (
     MachineUnreachable,
     StoreDenied,
     StoreUnavailable,
-    UnsavedWork,
 )
 from torpor.shared.values import Machine, SnapshotId, StoredSnapshot, made_at
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, OwnSave, StopJob
@@ -388,13 +388,15 @@ def test_a_job_whose_machine_is_kept_for_data_beside_its_workspace_ends_and_says
     machine, _ = handed_over(lab.opened)
 
     def hibernate(*given: Any, **_: Any) -> None:
-        verify(given, StoredSnapshot(DEMO, SnapshotId("s-1"), "", 0, 0.0))
-        raise UnsavedWork(f"machine {machine.id} was not destroyed: it holds /data")
+        verified: Any = StoredSnapshot(DEMO, SnapshotId("s-1"), "", 0, 0.0)
+        lost = Lost(keep=["it holds /data"])
+        check_guards(given[-1], Ending(machine, lost, verified), only_store=True)
 
     monkeypatch.setattr(JOB_FLOW, "hibernate_machine", hibernate)
     ended = drive_job(lab, left_job(lab, rented=machine.id))
     assert (ended.state, ended.final) == ("succeeded", "s-1")
-    assert f"machine {machine.id} was not destroyed: it holds /data" in ended.why
+    assert f"machine {machine.id} was not destroyed" in ended.why
+    assert "it holds /data" in ended.why
     assert machine.id in lab.market.alive
 
 

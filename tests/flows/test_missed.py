@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -66,6 +67,19 @@ def test_an_idle_machine_that_lost_files_gets_no_further_snapshot_at_each_look(
     with pytest.raises(UnsavedWork, match="19 more files"):
         hibernate_plainly(opened, only_if_idle=True)
     assert lab.snapshots() == before
+
+
+def test_a_disk_that_is_no_longer_mounted_keeps_the_machine(
+    lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = lab.wanting(paths=BOTH)
+    with monkeypatch.context() as before:
+        before.setattr("torpor.machine.agent.state.disks", lambda *_: [os.fsencode(home / "nvme")])
+        hibernate_plainly(opened, destroy=False)
+    with pytest.raises(UnsavedWork, match=f"{home}/nvme was a disk with a part of the workspace"):
+        hibernate_plainly(opened)
+    assert lab.machines()
+    assert hibernate_plainly(opened, accept_lost=["~/nvme"]).destroyed
 
 
 def test_a_backup_of_what_is_left_deletes_no_older_snapshot(lab: Lab, home: Path) -> None:

@@ -81,9 +81,6 @@ def test_it_allows_what_it_can_pay_for_an_hour_beside_all_that_runs() -> None:
     assert "with 2 more at 3.1 $/h" in now.refusal(3.1, 2)
     assert "or wait for 2026-12" in now.refusal(9.0, 1)
     assert RESERVE_S == HOUR
-
-
-def test_without_a_new_machine_it_says_whether_what_runs_is_too_much() -> None:
     assert standing(budget(4), [rental()], BEGIN + HOUR).refusal() == ""
     assert "another one" in standing(budget(3.99), [rental()], BEGIN + HOUR).refusal()
 
@@ -100,7 +97,7 @@ def test_when_it_is_spent() -> None:
     assert exhausted_unix(budget(10), two, BEGIN + HOUR) == BEGIN + 2 * HOUR
     assert exhausted_unix(budget(5), two, BEGIN + HOUR) == BEGIN + HOUR
     assert exhausted_unix(budget(4), two, BEGIN + HOUR) == BEGIN + HOUR
-    ended = [replace(one, state="ended", ended_unix=BEGIN + HOUR) for one in two]
+    ended = [replace(ran, state="ended", ended_unix=BEGIN + HOUR) for ran in two]
     assert exhausted_unix(budget(10), ended, BEGIN + HOUR) is None
     assert exhausted_unix(budget(10), [rental(price_usd_h=0.0)], BEGIN + HOUR) is None
 
@@ -131,13 +128,13 @@ def test_the_moment_when_it_is_spent_is_when_its_cost_reaches_it(
     of, now = budget(usd, timezone="Europe/Berlin"), BEGIN + 60 * 24 * HOUR
     found: list[Rental] = []
     for began_h, cents, is_open in spans:
-        one = rental(created_unix=BEGIN + began_h * HOUR, price_usd_h=cents / 100)
-        ended = replace(one, state="ended", ended_unix=one.created_unix + 5 * HOUR)
-        found.append(one if is_open else ended)
+        begin = BEGIN + began_h * HOUR
+        end = {} if is_open else {"state": "ended", "ended_unix": begin + 5 * HOUR}
+        found.append(rental(created_unix=begin, price_usd_h=cents / 100, **end))
     at = exhausted_unix(of, found, now)
     if at is None:
         longest_h = 31 * 24 + 1  # October: the clocks are set back
-        usd_h = sum(one.price_usd_h for one in found if one.state != "ended")
+        usd_h = sum(ran.price_usd_h for ran in found if ran.state != "ended")
         assert usd_h * longest_h <= usd + 1e-6
     elif at > now:
         assert standing(of, found, at - 1).high < 1_000_000 * usd
@@ -152,9 +149,9 @@ def test_its_records_are_those_of_its_workspaces_or_project(memory_store: Memory
     other = books[1].begin(books[1].new_label("me"), H100, None)
     now = made[0].created_unix
     of_project = OpenBudget(budget(5, project="p"), lambda: books)
-    assert {one.label for one in of_project.rentals(now)} == {one.label for one in made}
+    assert {ran.label for ran in of_project.rentals(now)} == {ran.label for ran in made}
     of_other = OpenBudget(budget(5, workspaces=(WorkspaceName("other"),)), lambda: books)
-    assert {one.label for one in of_other.rentals(now)} == {made[1].label, other.label}
+    assert {ran.label for ran in of_other.rentals(now)} == {made[1].label, other.label}
     memory_store.fails = StoreUnavailable("503")
     with pytest.raises(StoreUnavailable):
         of_other.standing(now)

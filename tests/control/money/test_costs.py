@@ -52,9 +52,9 @@ def rental(**changes: Any) -> Rental:
     return Rental(**{**given, **changes})
 
 
-def hours(one: Rental, now_h: float = 10) -> tuple[float, float]:
+def hours(rented: Rental, now_h: float = 10) -> tuple[float, float]:
     """At least and at most, ``now_h`` hours after BEGIN."""
-    found = costs([one], BEGIN + 3600 * now_h, UTC)
+    found = costs([rented], BEGIN + 3600 * now_h, UTC)
     return sum(c.low_us for c in found) / HOUR_US, sum(c.high_us for c in found) / HOUR_US
 
 
@@ -66,11 +66,6 @@ def test_months_begin_when_the_zone_s_clocks_say_so() -> None:
     span = march.begin_us(BERLIN), march.plus(1).begin_us(BERLIN)
     assert (span[1] - span[0]) / HOUR_US == 31 * 24 - 1
     assert march.begin_us(BERLIN) == march.begin_us(UTC) - HOUR_US
-
-
-def test_a_price_that_changes_counts_with_its_bound() -> None:
-    (cost,) = costs([rental(most_usd_h=6.0)], BEGIN + 3600, UTC)
-    assert (cost.low, cost.high) == (2_000_000, 6_000_000)
 
 
 @given(
@@ -88,44 +83,48 @@ def test_no_microsecond_of_a_span_is_lost_or_counted_twice(
     assert months == sorted(set(months))
 
 
-def test_an_open_rental_costs_until_it_was_last_seen_at_least_and_until_now_at_most() -> None:
-    assert hours(rental()) == (1, 10)
-    (seen,) = shown_now([rental()], {rental().label: None}, BEGIN + 36_000)
+FIVE = BEGIN + 5 * 3600
+UNSEEN = {"machine": None, "seen_unix": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "now_h", "low", "high"),
+    [
+        ({}, 10, 1, 10),  # until it was last seen at least, and until now at most
+        ({"state": "ended", "ended_unix": FIVE}, 10, 1, 5),  # between its last sight and the proof
+        ({"state": "ended", "ended_unix": FIVE, "seen_unix": FIVE}, 10, 5, 5),
+        ({"state": "ended", "ended_unix": FIVE, **UNSEEN}, 10, 0, 0),
+        ({"state": "asked", **UNSEEN}, 10, 0, 10),
+        ({"state": "abandoned", **UNSEEN}, 10, 0, 10),
+        ({"state": "standing", "queued_unix": BEGIN + 4 * 3600}, 10, 0, 6),  # a queue costs nothing
+        ({"state": "standing", "queued_unix": BEGIN - 60}, 10, 1, 10),
+        ({}, -1, 0, 0),  # clocks that differ make no negative cost
+        ({"seen_unix": BEGIN + 11 * 3600}, 10, 10, 10),
+        ({"seen_unix": BEGIN - 1}, 10, 0, 10),
+    ],
+)
+def test_a_rental_costs_at_least_and_at_most(
+    changes: dict[str, Any], now_h: float, low: float, high: float
+) -> None:
+    assert hours(rental(**changes), now_h) == (low, high)
+
+
+def test_what_is_shown_now_is_seen_now_unless_it_has_ended() -> None:
+    now, ended = BEGIN + 36_000, rental(state="ended", ended_unix=FIVE)
+    (seen,) = shown_now([rental()], {rental().label: None}, now)
     assert hours(seen) == (10, 10)
-    assert shown_now([rental()], {}, BEGIN + 36_000) == [rental()]
+    assert shown_now([rental()], {}, now) == [rental()]
+    assert shown_now([ended], {ended.label: None}, now) == [ended]
 
 
-def test_an_ended_rental_ended_between_its_last_sight_and_the_proof() -> None:
-    assert hours(rental(state="ended", ended_unix=BEGIN + 5 * 3600)) == (1, 5)
-    seen = rental(state="ended", seen_unix=BEGIN + 5 * 3600, ended_unix=BEGIN + 5 * 3600)
-    assert hours(seen) == (5, 5)
-    assert shown_now([seen], {seen.label: None}, BEGIN + 36_000) == [seen]
-
-
-def test_where_no_machine_was_seen_an_end_costs_nothing_and_no_end_costs_until_now() -> None:
-    unseen = rental(machine=None, seen_unix=None)
-    assert hours(replace(unseen, state="ended", ended_unix=BEGIN + 3600)) == (0, 0)
-    for state in ("asked", "abandoned"):
-        assert hours(replace(unseen, state=state)) == (0, 10)
-
-
-def test_the_time_in_a_provider_s_queue_costs_nothing() -> None:
-    assert hours(rental(state="standing", queued_unix=BEGIN + 4 * 3600)) == (0, 6)
-    before = rental(state="standing", queued_unix=BEGIN - 60)
-    assert hours(before) == hours(rental(state="standing"))
-
-
-def test_clocks_that_differ_make_no_negative_cost() -> None:
-    assert hours(rental(), now_h=-1) == (0, 0)
-    assert hours(rental(seen_unix=BEGIN + 11 * 3600)) == (10, 10)
-    assert hours(rental(seen_unix=BEGIN - 1)) == (0, 10)
-
-
-def test_an_unknown_price_is_hours_and_no_money() -> None:
-    (cost,) = costs([rental(price_usd_h=0.0)], BEGIN + 3600, UTC)
-    assert (cost.low, cost.high, cost.unpriced_us) == (0, 0, HOUR_US)
-    (cost,) = costs([rental()], BEGIN + 3600, UTC)
-    assert (cost.low, cost.high, cost.unpriced_us) == (2_000_000, 2_000_000, 0)
+def test_a_price_that_changes_counts_with_its_bound_and_an_unknown_one_is_hours() -> None:
+    found = [rental(), rental(most_usd_h=6.0), rental(price_usd_h=0.0)]
+    counted = costs(found, BEGIN + 3600, UTC)
+    assert [(cost.low, cost.high, cost.unpriced_us) for cost in counted] == [
+        (2_000_000, 2_000_000, 0),
+        (2_000_000, 6_000_000, 0),
+        (0, 0, HOUR_US),
+    ]
 
 
 def test_money_is_exact_to_the_micro_dollar() -> None:
@@ -143,8 +142,8 @@ def test_a_rental_that_ends_while_records_are_read_is_counted_once(
 
     def ends(self: Rentals) -> list[Rental]:
         found = begin(self)
-        for one in found:
-            self.change(one, state="ended")
+        for opened in found:
+            self.change(opened, state="ended")
         return found
 
     monkeypatch.setattr(Rentals, "open", ends)
@@ -199,13 +198,8 @@ def test_lines_are_by_month_project_workspace_provider_and_gpu() -> None:
     assert rows([]) == [{"result": "nothing was rented or stored"}]
     assert list(frame([]).columns) == list(table.columns)
     many = rows(made * 100)
-    assert (len(many), many[-1]["month"]) == (
-        201,
-        "and 200 more: in Python, spend returns them all",
-    )
-
-
-def test_an_interval_is_shown_as_one() -> None:
+    assert len(many) == 201
+    assert many[-1]["month"] == "and 200 more: in Python, spend returns them all"
     (line,) = lines(costs([rental()], BEGIN + 36_000, UTC), {})
     assert (line.row()["cost"], line.row()["hours"]) == ("2.00 to 20.00 $", "1.00 to 10.00")
 
@@ -215,7 +209,7 @@ def test_storage_is_by_workspace_with_its_benchmarks_and_drills(memory_store: Me
         memory_store.put(ObjectKey(f"workspaces/{name}/x"), b"12345")
     memory_store.put(ObjectKey("elsewhere"), b"1")
     names = look(memory_store)
-    assert [(one.workspace, one.bytes) for one in stored(names, None)] == [(DEMO, 15), (OTHER, 5)]
-    assert {one.usd_month for one in stored(names, None)} == {None}
+    found = [(kept.workspace, kept.bytes, kept.usd_month) for kept in stored(names, None)]
+    assert found == [(DEMO, 15, None), (OTHER, 5, None)]
     long = WorkspaceName("a" * 63)
     assert workspaces({reserved_name(DRILL, long): 1, long: 1})[reserved_name(DRILL, long)] == long

@@ -77,16 +77,16 @@ machines = some.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(running=machines, hours=some.floats(20, 60))
 def test_the_overshoot_is_within_the_stated_bound(running: list[Running], hours: float) -> None:
     """On a simulated clock: `watch` looks every two minutes, until every machine has ended."""
-    limit = budget(round(sum(one.cents_h for one in running) / 100 * hours, 6))
-    records = [rental(price_usd_h=one.cents_h / 100) for one in running]
+    limit = budget(round(sum(machine.cents_h for machine in running) / 100 * hours, 6))
+    records = [rental(price_usd_h=machine.cents_h / 100) for machine in running]
     end_unix: dict[int, float] = {}
     now_unix = BEGIN
     while len(end_unix) < len(running):
-        seen = [_at(one, end_unix.get(n), now_unix) for n, one in enumerate(records)]
+        seen = [_at(record, end_unix.get(n), now_unix) for n, record in enumerate(records)]
         at_unix = exhausted_unix(limit, seen, now_unix)
         if at_unix is None or at_unix - BEGIN > 20 * 24 * 3600:
             break  # what is left is enough for the others until the month ends
@@ -94,23 +94,23 @@ def test_the_overshoot_is_within_the_stated_bound(running: list[Running], hours:
             now_unix += LOOK_S * ((at_unix - now_unix - MOST_S) // LOOK_S)  # nothing happens
         else:
             out = RunningOut(standing(limit, seen, now_unix), at_unix)
-            for n, one in enumerate(running):
-                if n not in end_unix and out.why_end(seen[n], one.stored_bytes, now_unix):
-                    end_unix[n] = now_unix + one.starts_after_s + one.takes_s
+            for n, machine in enumerate(running):
+                if n not in end_unix and out.why_end(seen[n], machine.stored_bytes, now_unix):
+                    end_unix[n] = now_unix + machine.starts_after_s + machine.takes_s
         now_unix += LOOK_S
     assert end_unix
     after_unix = max(end_unix.values())
-    ended = [_at(one, end_unix.get(n), after_unix) for n, one in enumerate(records)]
+    ended = [_at(record, end_unix.get(n), after_unix) for n, record in enumerate(records)]
     over_usd = -standing(limit, ended, after_unix).left / 1e6
-    bound_usd = sum(
-        one.cents_h / 360_000 * max(0.0, one.takes_s - LEAST_S - one.stored_bytes / STORED_BYTES_S)
-        for one in running
-    )
+    bound_usd = 0.0
+    for machine in running:
+        late_s = machine.takes_s - LEAST_S - machine.stored_bytes / STORED_BYTES_S
+        bound_usd += machine.cents_h / 360_000 * max(0.0, late_s)
     assert over_usd <= bound_usd + 1e-5
 
 
-def _at(one: Rental, end_unix: float | None, now_unix: float) -> Rental:
-    """The record as it is read at that moment."""
+def _at(record: Rental, end_unix: float | None, now_unix: float) -> Rental:
+    """As it is read at that moment."""
     if end_unix is None or end_unix > now_unix:
-        return one
-    return replace(one, state="ended", seen_unix=end_unix, ended_unix=end_unix)
+        return record
+    return replace(record, state="ended", seen_unix=end_unix, ended_unix=end_unix)

@@ -74,7 +74,7 @@ def _rentals(draw: some.DrawFn) -> tuple[list[Rental], int]:
     return rentals, now
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(found=_rentals(), zone=some.sampled_from(ZONES).map(ZoneInfo))
 def test_the_cost_of_rentals_is_what_hledger_says(
     found: tuple[list[Rental], int], zone: ZoneInfo

@@ -52,6 +52,15 @@ def _next(member: Member) -> Errand:
     return errand
 
 
+def _fetch(member: Member, parts: int, *, kept: bool = True) -> list[Member | None]:
+    """So many parts, and where they came from."""
+    errands = []
+    for _ in range(parts):
+        errands.append(_next(member))
+        _done(member, errands[-1], kept=kept)
+    return [errand.holder for errand in errands]
+
+
 def test_each_part_comes_from_the_store_once_and_the_others_from_peers() -> None:
     exchange, members = _exchange("always", 4, 12)
     lock, sources = threading.Lock(), []
@@ -75,46 +84,33 @@ def test_the_first_machine_leaves_the_others_their_share() -> None:
     exchange, (one, other) = _exchange("auto", 2, 6)
     assert exchange.share() == 3
     first = [_next(one) for _ in range(3)]
-    waited: list[Errand] = []
-    thread = threading.Thread(target=lambda: waited.append(_next(one)))
-    thread.start()
-    theirs = [_next(other) for _ in range(3)]
-    assert all(errand.holder is None for errand in first + theirs)
-    assert {e.part.part for e in first} | {e.part.part for e in theirs} == set(range(6))
-    assert not waited
-    _done(other, theirs[0])
-    thread.join(PATIENCE_S)
-    assert waited[0].holder is other
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(_next, one)
+        theirs = [_next(other) for _ in range(3)]
+        assert all(errand.holder is None for errand in first + theirs)
+        assert {errand.part.part for errand in first + theirs} == set(range(6))
+        assert not waiting.done()
+        _done(other, theirs[0])
+        assert waiting.result(PATIENCE_S).holder is other
 
 
 def test_the_first_machine_goes_on_alone_where_the_others_are_late() -> None:
     exchange = Exchange("auto", 4, Clock())
     one = exchange.join(_plan(8), PEER)
-    for _ in range(8):
-        errand = _next(one)
-        assert errand.holder is None
-        _done(one, errand)
+    assert _fetch(one, 8) == [None] * 8
     assert one.next() is None
 
 
 def test_auto_does_not_share_fewer_parts_than_machines() -> None:
     exchange, members = _exchange("auto", 3, 2)
-    for member in members:
-        for _ in range(2):
-            errand = _next(member)
-            assert errand.holder is None
-            _done(member, errand)
+    assert [_fetch(member, 2) for member in members] == [[None] * 2] * 3
     assert "too few parts" in exchange.decision
 
 
 def test_mode_never_uses_no_peers() -> None:
     exchange, members = _exchange("never", 2, 3)
-    for member in members:
-        for _ in range(3):
-            errand = _next(member)
-            assert errand.holder is None
-            _done(member, errand)
-        assert member.next() is None
+    assert [_fetch(member, 3) for member in members] == [[None] * 3] * 2
+    assert [member.next() for member in members] == [None, None]
     assert "from the store only, as asked" in exchange.decision
     with pytest.raises(InvalidInput, match="auto, never, always"):
         Exchange("sometimes", 2)  # type: ignore[arg-type]
@@ -123,8 +119,7 @@ def test_mode_never_uses_no_peers() -> None:
 def test_one_machine_has_no_peers() -> None:
     exchange, (only,) = _exchange("always", 1, 2)
     assert not exchange.passing
-    _done(only, _next(only))
-    _done(only, _next(only))
+    assert _fetch(only, 2) == [None, None]
     assert only.next() is None
 
 
@@ -166,10 +161,8 @@ def test_a_machine_that_died_costs_a_part_its_source_and_no_more() -> None:
 
 def test_a_peer_that_did_not_give_is_not_asked_again() -> None:
     _, (one, other) = _exchange("always", 2, 6)
-    for _ in range(3):
-        _done(one, _next(one))
-    for _ in range(3):
-        _done(other, _next(other))
+    _fetch(one, 3)
+    _fetch(other, 3)
     errand = _next(other)
     assert errand.holder is one
     _done(other, errand, gave=False)
@@ -179,18 +172,15 @@ def test_a_peer_that_did_not_give_is_not_asked_again() -> None:
 def test_no_member_uploads_more_than_its_share() -> None:
     exchange = Exchange("always", 2, Clock())
     holder = exchange.join(_plan(UPLOADS + 2), PEER)
-    for _ in range(UPLOADS + 2):
-        _done(holder, _next(holder))
+    _fetch(holder, UPLOADS + 2)
     other = exchange.join(_plan(UPLOADS + 2), PEER)
     errands = [_next(other) for _ in range(UPLOADS)]
     assert all(errand.holder is holder for errand in errands)
-    waited: list[Errand] = []
-    thread = threading.Thread(target=lambda: waited.append(_next(other)))
-    thread.start()
-    assert not waited
-    _done(other, errands[0])
-    thread.join(PATIENCE_S)
-    assert waited[0].holder is holder
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(_next, other)
+        assert not waiting.done()
+        _done(other, errands[0])
+        assert waiting.result(PATIENCE_S).holder is holder
 
 
 def test_a_part_that_is_long_in_coming_is_fetched_from_the_store() -> None:
@@ -207,11 +197,7 @@ def test_a_part_that_is_long_in_coming_is_fetched_from_the_store() -> None:
 
 def test_what_is_not_kept_is_fetched_from_the_store_by_each() -> None:
     _, (one, other) = _exchange("always", 2, 2)
-    for member in (one, other):
-        for _ in range(2):
-            errand = _next(member)
-            assert errand.holder is None
-            _done(member, errand, kept=False)
+    assert [_fetch(member, 2, kept=False) for member in (one, other)] == [[None] * 2] * 2
 
 
 def test_a_plan_of_its_own_is_fetched_whole() -> None:
@@ -275,17 +261,9 @@ def test_pieces_of_one_pack_are_parts_of_their_own() -> None:
 def test_stop_ends_all_waiting() -> None:
     exchange, (one, other) = _exchange("always", 2, 1)
     _next(one)
-    caught: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            other.next()
-        except RunCancelled as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    exchange.stop()
-    thread.join(PATIENCE_S)
-    assert len(caught) == 1
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(other.next)
+        exchange.stop()
+        with pytest.raises(RunCancelled):
+            waiting.result(PATIENCE_S)
     exchange.linger(other)

@@ -43,7 +43,7 @@ from torpor.shared.values import (
     WorkspaceName,
     WorkspaceSpec,
 )
-from torpor.shared.wire.activity import Activity, ReadActivity
+from torpor.shared.wire.activity import ReadActivity
 from torpor.shared.wire.protocol import PROTOCOL, Hello, parse_said
 from torpor.shared.wire.request import Event, Request, parse_answer
 from torpor.shared.wire.restore import BeginRestore, FetchPart, RestorePart, RestorePlan, Served
@@ -105,8 +105,8 @@ def anything(kind: Any, dice: random.Random, *, wrong: bool) -> Any:
         return [anything(of[0], dice, wrong=wrong) for _ in range(count)]
     if issubclass(kind, msgspec.Struct):
         fields = {
-            one.encode_name: anything(one.type, dice, wrong=wrong)
-            for one in msgspec.structs.fields(kind)
+            field.encode_name: anything(field.type, dice, wrong=wrong)
+            for field in msgspec.structs.fields(kind)
         }
         return [*fields.values()] if kind.__struct_config__.array_like else fields
     return dice.choice((_WRONG if wrong else _SIMPLE)[kind])
@@ -142,15 +142,15 @@ class Hostile:
 
     @property
     def grants(self) -> list[list[Grant]]:
-        return [one.packs for one in self.asked if isinstance(one, (StorePart, FetchPart))]
+        return [asked.packs for asked in self.asked if isinstance(asked, (StorePart, FetchPart))]
 
 
 def _honest(**fixed: msgspec.Struct | Answer) -> Answer:
     """Answers by the operation's class."""
 
     def answer(request: Request[Any]) -> Any:
-        one = fixed[type(request).__name__]
-        return msgspec.to_builtins(one if isinstance(one, msgspec.Struct) else one(request))
+        said = fixed[type(request).__name__]
+        return msgspec.to_builtins(said if isinstance(said, msgspec.Struct) else said(request))
 
     return answer
 
@@ -190,9 +190,7 @@ def _verifies(agent: Hostile, store: MemoryStore) -> None:
 
 
 def _watches(agent: Hostile, store: MemoryStore) -> None:
-    activity = agent.call(ReadActivity(3600.0), request_id="1")
-    assert isinstance(activity, Activity)
-    judge(activity, IdleRules(), 1)
+    judge(agent.call(ReadActivity(3600.0), request_id="1"), IdleRules(), 1)
 
 
 @pytest.mark.parametrize("work", [_stores, _restores, _syncs, _verifies, _watches])
@@ -256,7 +254,7 @@ def test_a_machine_gets_no_grant_for_what_is_no_pack_of_its_workspace(
         RemoteRestore(agent, memory_store, WANTED, None, "run").begin()
     with pytest.raises(MachineError, match="none of workspace demo"):
         RemoteSnapshot(agent, memory_store, SPEC, None, "run").lost_packs()
-    assert [type(one) for one in agent.asked] == [BeginRestore, ListPacks]
+    assert [type(asked) for asked in agent.asked] == [BeginRestore, ListPacks]
 
 
 class _Forgetful(MemoryStore):
@@ -279,8 +277,7 @@ def test_a_grant_that_can_replace_what_was_verified_ends_within_the_hour(
     hour = itertools.count(step=3600)
     monkeypatch.setattr(snapshot, "time", types.SimpleNamespace(monotonic=lambda: next(hour)))
 
-    def part(request: Request[Any]) -> PartReport:
-        assert isinstance(request, StorePart)
+    def part(request: Any) -> PartReport:
         asked.append(request)
         if len(asked) < 3:
             store.put(request.packs[0].key, b"a pack")
@@ -295,9 +292,9 @@ def test_a_grant_that_can_replace_what_was_verified_ends_within_the_hour(
     with pytest.raises(GrantExpired, match="nothing was stored"):
         run.store_part(1, plan)
     assert len(asked) == 4
-    keys = [grant.key for one in asked for grant in one.packs]
-    assert len({*keys}) == len(keys) == 12
-    for grant in (grant for one in asked for grant in one.packs):
+    grants = [grant for request in asked for grant in request.packs]
+    assert len({grant.key for grant in grants}) == len(grants) == 12
+    for grant in grants:
         assert abs(grant.expires_unix - time.time() - hours * 3600) < 60
     store.close()
 
@@ -310,8 +307,7 @@ def test_a_machine_that_always_says_that_its_grants_have_expired_gets_few(
     clock = itertools.count(step=lasted_s)
     monkeypatch.setattr(snapshot, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
 
-    def part(request: Request[Any]) -> PartReport:
-        assert isinstance(request, StorePart)
+    def part(request: Any) -> PartReport:
         assert len(agent.asked) <= 10 * FEW, "it goes on for ever"
         memory_store.put(request.packs[0].key, b"x")
         raise GrantExpired("an hour is over")

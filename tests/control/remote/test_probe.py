@@ -9,6 +9,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -91,12 +92,7 @@ def test_an_unfit_machine_is_refused(sshd: Sshd, facts: dict[str, Any], words: s
 def test_a_gpu_is_known_by_its_device_file(nvidia: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = probe_module.check({**_FACTS, "nvidia": nvidia}, "python3", "here")
     assert machine.platform.gpu is nvidia
-    asked: list[str] = []
-
-    def exists(path: str) -> bool:
-        asked.append(path)
-        return nvidia
-
+    exists = Mock(return_value=nvidia)
     monkeypatch.setattr(os.path, "exists", exists)
     monkeypatch.setattr(sys, "argv", ["probe", "~/.torpor"])
     said = io.StringIO()
@@ -104,7 +100,7 @@ def test_a_gpu_is_known_by_its_device_file(nvidia: bool, monkeypatch: pytest.Mon
         exec(probe_module.SCRIPT, {})  # noqa: S102  (as the machine runs it)
     facts = json.loads(said.getvalue().split("torpor-probe ")[1])
     assert facts["nvidia"] is nvidia
-    assert asked[0] == "/dev/nvidiactl"
+    assert exists.call_args_list[0].args == ("/dev/nvidiactl",)
 
 
 def test_no_space(sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ import shutil
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -50,6 +50,15 @@ def opened(sshd: Sshd, agent_source: Path, bundle_cache: Path) -> Iterator[Opene
 @pytest.fixture
 def agent_home(sshd: Sshd) -> Path:
     return sshd.home / ".torpor"
+
+
+@contextmanager
+def running(session: SshSession, agent_home: Path) -> Iterator[Future[Any]]:
+    """A call that runs on the machine until the file ``go`` is there."""
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
+        until((agent_home / "n").exists, "the request runs")
+        yield answer
 
 
 def test_install_attach_call_and_attach_again(opened: Opener, agent_home: Path) -> None:
@@ -92,10 +101,7 @@ def test_events_come_in_the_callers_thread(opened: Opener, agent_home: Path) -> 
 
 
 def test_a_dropped_connection_repeats_nothing(opened: Opener, agent_home: Path, sshd: Sshd) -> None:
-    session = opened()
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
-        until((agent_home / "n").exists, "the request runs")
+    with running(opened(), agent_home) as answer:
         assert sshd.drop_connections() >= 1
         until(lambda: sshd.log.read_text().count("Accepted publickey") == 2, "it is back")
         (agent_home / "go").touch()
@@ -105,10 +111,7 @@ def test_a_dropped_connection_repeats_nothing(opened: Opener, agent_home: Path, 
 def test_an_answer_that_fell_into_the_drop_is_had_afterwards(
     opened: Opener, agent_home: Path, sshd: Sshd
 ) -> None:
-    session = opened()
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
-        until((agent_home / "n").exists, "the request runs")
+    with running(opened(), agent_home) as answer:
         sshd.stop()
         (agent_home / "go").touch()
         sshd.start()
@@ -120,9 +123,7 @@ def test_a_killed_agent_is_started_again_and_asked_again(
 ) -> None:
     session = opened()
     before = session.call(Echo(), request_id="e").pid
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
-        until((agent_home / "n").exists, "the request runs")
+    with running(session, agent_home) as answer:
         assert sshd.kill_agents() == [before]
         until(lambda: (agent_home / "n").read_text() == "11", "the request runs again")
         (agent_home / "go").touch()
@@ -135,10 +136,9 @@ def test_a_request_that_kills_every_agent_is_given_up(
 ) -> None:
     monkeypatch.setattr(session_module, "MAX_SENDS", 2)
     session = opened()
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
+    with running(session, agent_home) as answer:
         for starts in ("1", "11"):
-            until(partial(_holds, agent_home / "n", starts), f"start {len(starts)}")
+            until(lambda: (agent_home / "n").read_text() == starts, "a start")  # noqa: B023
             sshd.kill_agents()
         with pytest.raises(AgentLost, match="asked for 2 times"):
             answer.result(PATIENCE_S)
@@ -150,9 +150,7 @@ def test_a_server_that_stays_away_ends_in_agent_lost_and_the_session_mends_later
 ) -> None:
     monkeypatch.setattr(session_module, "BACKOFF_S", (0.01,) * 5)
     session = opened()
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
-        until((agent_home / "n").exists, "the request runs")
+    with running(session, agent_home) as answer:
         sshd.stop()
         with pytest.raises(AgentLost, match=f"port {sshd.port} stays away after 5 attempts"):
             answer.result(PATIENCE_S)
@@ -163,20 +161,16 @@ def test_a_server_that_stays_away_ends_in_agent_lost_and_the_session_mends_later
 
 
 def test_two_control_sides_share_one_agent(opened: Opener, agent_home: Path) -> None:
-    one, two = opened(), opened()
-    with ThreadPoolExecutor(2) as pool:
-        args = Wait("n", "go")
-        answers = [pool.submit(s.call, args, request_id="same") for s in (one, two)]
-        until((agent_home / "n").exists, "the request runs")
+    other = opened()
+    with running(opened(), agent_home) as answer, ThreadPoolExecutor(1) as pool:
+        same = pool.submit(other.call, Wait("n", "go"), request_id="r")
         (agent_home / "go").touch()
-        assert [answer.result(PATIENCE_S).starts for answer in answers] == [1, 1]
+        assert answer.result(PATIENCE_S).starts == same.result(PATIENCE_S).starts == 1
 
 
 def test_cancel_ends_a_call(opened: Opener, agent_home: Path) -> None:
     session = opened()
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
-        until((agent_home / "n").exists, "the request runs")
+    with running(session, agent_home) as answer:
         session.cancel("r")
         with pytest.raises(RunCancelled):
             answer.result(PATIENCE_S)
@@ -231,9 +225,7 @@ def test_a_stopped_agent_is_left_and_attached_again_once_it_goes_on(
 ) -> None:
     monkeypatch.setattr(session_module, "PING_S", 0.1)
     session = opened()
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
-        until((agent_home / "n").exists, "the request runs")
+    with running(session, agent_home) as answer:
         with _stopped(sshd):
             until(lambda: sshd.log.read_text().count("Accepted publickey") > 1, "it is left")
         (agent_home / "go").touch()
@@ -299,34 +291,26 @@ def test_only_a_silent_link_is_ended(sshd: Sshd, monkeypatch: pytest.MonkeyPatch
     assert links[0].pings_at_end == 53
 
 
-def test_errors_of_the_agent_arrive_as_themselves(opened: Opener) -> None:
-    with pytest.raises(InvalidInput, match="no operation"):
-        opened().call(NoSuch(), request_id="r")
-
-
 class NoSuch(Request[Nothing], frozen=True):
     op = "no.such"
 
 
-def test_an_answer_of_another_type_is_refused(opened: Opener) -> None:
-    with pytest.raises(MachineError, match="the answer to odd does not fit"):
-        opened().call(Odd(), request_id="r")
-
-
-def test_a_message_over_the_limit_is_refused_here_and_there(opened: Opener) -> None:
+def test_what_does_not_fit_the_wire_is_refused_here_and_there(opened: Opener) -> None:
     session = opened()
-    with pytest.raises(InvalidInput, match="over the limit"):
-        session.call(Echo("x" * (16 << 20)), request_id="r1")
-    with pytest.raises(InvalidInput, match="over the limit"):
-        session.call(Big(16 << 20), request_id="r2")
-    assert len(session.call(Big(15 << 20), request_id="r3").text) == 15 << 20
+    for request, error, says in (
+        (NoSuch(), InvalidInput, "no operation"),
+        (Odd(), MachineError, "the answer to odd does not fit"),
+        (Echo("x" * (16 << 20)), InvalidInput, "over the limit"),
+        (Big(16 << 20), InvalidInput, "over the limit"),
+    ):
+        with pytest.raises(error, match=says):
+            session.call(request, request_id=says)
+    assert len(session.call(Big(15 << 20), request_id="r").text) == 15 << 20
 
 
 def test_a_closed_session_says_so_and_ends_open_calls(opened: Opener, agent_home: Path) -> None:
     session = opened()
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(session.call, Wait("n", "go"), request_id="r")
-        until((agent_home / "n").exists, "the request runs")
+    with running(session, agent_home) as answer:
         session.close()
         with pytest.raises(AgentLost, match="closed"):
             answer.result(PATIENCE_S)
@@ -336,21 +320,23 @@ def test_a_closed_session_says_so_and_ends_open_calls(opened: Opener, agent_home
     session.close()
 
 
-def test_bye_leaves_no_process(opened: Opener, sshd: Sshd) -> None:
-    session = opened()
-    assert session.call(Bye(), request_id="b") == Nothing()
-    session.close()
-    until(lambda: not sshd.agents(), "no agent and no attach is left")
-
-
-def test_forget_leaves_no_file(opened: Opener, sshd: Sshd, agent_home: Path) -> None:
-    session = opened()
-    assert session.call(Forget(), request_id="f") == Nothing()
-    until(lambda: not sshd.agents(), "no agent and no attach is left")
+def test_bye_leaves_no_process_and_forget_no_file_and_a_warm_cache_needs_no_network(
+    opened: Opener, sshd: Sshd, agent_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for request in (Bye(), Forget()):
+        session = opened()
+        assert session.call(request, request_id="r") == Nothing()
+        session.close()
+        until(lambda: not sshd.agents(), "no agent and no attach is left")
     assert not agent_home.exists()
+    monkeypatch.setattr("uv.find_uv_bin", Mock(side_effect=AssertionError("the index was asked")))
+    assert opened().call(Echo(), request_id="r").pid
 
 
-def test_a_home_of_150_characters(opened: Opener, sshd: Sshd) -> None:
+def test_a_noisy_login_shell_and_a_home_of_150_characters_do_not_matter(
+    opened: Opener, sshd: Sshd
+) -> None:
+    (sshd.home / ".bashrc").write_text("echo 'Welcome to your GPU!'; echo '{\"hi\": 1}'\n")
     home = sshd.folder / ("h" * (150 - len(str(sshd.folder)) - 1))
     assert opened(home=str(home)).call(Echo(), request_id="r").pid
     assert (home / "agent.sock").is_socket()
@@ -380,20 +366,6 @@ def test_no_secret_is_in_logs_files_arguments_or_environment(
     assert "SSH_AUTH_SOCK" not in "".join(places.values())
 
 
-def test_a_warm_cache_needs_no_network(
-    opened: Opener, monkeypatch: pytest.MonkeyPatch, sshd: Sshd, agent_home: Path
-) -> None:
-    opened().call(Forget(), request_id="f")
-    until(lambda: not agent_home.exists(), "the agent's folder is gone")
-    monkeypatch.setattr("uv.find_uv_bin", _no_network)
-    assert opened().call(Echo(), request_id="r").pid
-
-
-def test_a_noisy_login_shell_does_not_matter(opened: Opener, sshd: Sshd) -> None:
-    (sshd.home / ".bashrc").write_text("echo 'Welcome to your GPU!'; echo '{\"hi\": 1}'\n")
-    assert opened().call(Echo(), request_id="r").pid
-
-
 def test_a_half_installed_bundle_is_installed_again(opened: Opener, agent_home: Path) -> None:
     session = opened()
     bundle = agent_home / "bundles" / session.hello.agent
@@ -402,10 +374,6 @@ def test_a_half_installed_bundle_is_installed_again(opened: Opener, agent_home: 
     shutil.rmtree(bundle / "torpor")
     session.close()
     assert opened().call(Echo(), request_id="r").pid
-
-
-def _no_network(*_: object) -> None:
-    raise AssertionError("the package index was asked")
 
 
 @contextmanager
@@ -419,7 +387,3 @@ def _stopped(sshd: Sshd) -> Iterator[None]:
     finally:
         for pid in agents:
             os.kill(pid, signal.SIGCONT)
-
-
-def _holds(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text() == text

@@ -37,12 +37,6 @@ def test_a_wrong_key_is_denied_and_named(sshd: Sshd) -> None:
     assert stranger.load().get_fingerprint() in str(denied.value)
 
 
-def test_a_wrong_user_is_denied(sshd: Sshd) -> None:
-    endpoint = msgspec.structs.replace(sshd.endpoint, user="nosuchuser")
-    with pytest.raises(MachineDenied, match="nosuchuser@"):
-        SshSession.open(endpoint, sshd.identity)
-
-
 def test_the_first_host_key_is_pinned_and_reported(sshd: Sshd, agent_files: dict[str, Any]) -> None:
     pinned: list[str] = []
     endpoint = msgspec.structs.replace(sshd.endpoint, host_key=None)
@@ -76,22 +70,20 @@ def test_a_changed_host_key_stops_everything(sshd: Sshd, kind: str) -> None:
     assert "Accepted" not in sshd.log.read_text()
 
 
-def test_a_recorded_host_key_that_is_none_is_named(sshd: Sshd) -> None:
-    endpoint = msgspec.structs.replace(sshd.endpoint, host_key="junk")
-    with pytest.raises(InvalidInput, match="host key recorded for"):
-        SshSession.open(endpoint, sshd.identity)
-
-
-def test_a_port_without_a_server(sshd: Sshd) -> None:
-    endpoint = msgspec.structs.replace(sshd.endpoint, port=_free_port())
-    with pytest.raises(MachineUnreachable, match=f"port {endpoint.port}"):
-        SshSession.open(endpoint, sshd.identity)
-
-
-def test_an_unknown_host_name_is_reported(sshd: Sshd) -> None:
-    endpoint = msgspec.structs.replace(sshd.endpoint, host="no-such-host.invalid")
-    with pytest.raises(MachineUnreachable, match=r"no-such-host\.invalid"):
-        SshSession.open(endpoint, sshd.identity)
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"user": "nosuchuser"}, MachineDenied, "nosuchuser@"),
+        ({"host_key": "junk"}, InvalidInput, "host key recorded for"),
+        ({"port": 9}, MachineUnreachable, "port 9"),
+        ({"host": "no-such-host.invalid"}, MachineUnreachable, r"no-such-host\.invalid"),
+    ],
+)
+def test_what_is_wrong_with_an_endpoint_is_named(
+    sshd: Sshd, changes: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        SshSession.open(msgspec.structs.replace(sshd.endpoint, **changes), sshd.identity)
 
 
 @pytest.mark.parametrize("words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
@@ -113,13 +105,6 @@ def test_an_identity_hides_its_secrets_and_checks_them() -> None:
     with pytest.raises(InvalidInput, match="does not parse") as refused:
         Identity("not a key: hunter2").load()
     assert "hunter2" not in str(refused.value)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 class _Speaker:
