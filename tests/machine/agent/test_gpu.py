@@ -250,3 +250,9 @@ def test_a_run_that_is_given_up_gives_the_gpu_back(
     engine.restart()
     assert not gpu_module._lent.locked()
     assert threading.active_count() <= before
+
+
+def test_coding_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    for allowed, cores in ((3, 3), (64, runs.WORKERS)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, n=allowed: set(range(n)))
+        assert runs.coding_cores() == cores

@@ -175,11 +175,17 @@ def test_a_faster_gpu_decodes_and_a_slower_one_does_not(
     assert bench.gpu.decodes - before == decodes
 
 
-def test_a_gpu_that_decodes_wrongly_is_given_up(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [(None, "what it decoded was wrong"), (GpuError("its worker died"), "its worker died")],
+)
+def test_a_gpu_that_does_not_decode_is_given_up_and_no_chunk_is_lost(
+    bench: Bench, fault: Exception | None, words: str
+) -> None:
     trial = bench.decoded()
-    bench.gpu.good = 1
+    bench.gpu.good, bench.gpu.fault = 1, fault
     decode_all(trial)
-    assert trial.words == "GPU used until it failed: what it decoded was wrong"
+    assert trial.words == f"GPU used until it failed: {words}"
     assert bench.gpu.closed == 1
 
 
@@ -232,6 +238,7 @@ def test_chunks_that_do_not_fit_stay_on_the_cpu(bench: Bench) -> None:
         (MemoryError("no host memory"), "MemoryError: no host memory"),
         (RuntimeError("a bug\nof ours"), "RuntimeError: a bug of ours"),
         (None, "what it makes is wrong"),
+        (SnapshotDamaged("torn"), "what it makes is wrong"),
     ],
 )
 def test_whatever_fails_in_a_trial_is_its_outcome_in_a_line(
@@ -240,7 +247,7 @@ def test_whatever_fails_in_a_trial_is_its_outcome_in_a_line(
     bench.gpu = TwinGpu(2 if fault else 0, fault)
     outcomes = [bench.encoded()]
     assert (bench.gpu.opened, bench.gpu.closed) == (1, 1)
-    if fault is not None:
+    if words != "what it makes is wrong":
         monkeypatch.setattr(bench.gpu, "open", bench.gpu.refuse)
         outcomes.append(bench.encoded())
     assert bench.said == [f"GPU not used: {words}"] * len(outcomes)
