@@ -52,7 +52,7 @@ def inbox(prefect_server: Server) -> Iterator[Inbox]:
     made = Inbox()
     CustomWebhookNotificationBlock(
         name="alerts",
-        url=f"{made.url}secret-token",
+        url=f"{made.url}/secret-token",
         json_data={"subject": "{{subject}}", "body": "{{body}}"},
     ).save("alerts", overwrite=True)
     yield made
