@@ -51,13 +51,13 @@ class Watcher:
     ) -> list[str]:
         """The subjects of the messages that were accepted."""
         now = NOW + at
-        alerts = tuple(msgspec.structs.replace(one, at_unix=now) for one in alerts)
+        alerts = tuple(msgspec.structs.replace(alert, at_unix=now) for alert in alerts)
         found = self._plan(alerts, doubt, now, options)
         accepted = []
-        for one in found.begun:
-            self.memory[one.key] = one
-        for one in found.forgotten:
-            del self.memory[one.key]
+        for begun in found.begun:
+            self.memory[begun.key] = begun
+        for forgotten in found.forgotten:
+            del self.memory[forgotten.key]
         for notice in found.notices:
             if notice.block in self.refusing:
                 continue
@@ -89,14 +89,14 @@ def test_an_alert_is_told_once_again_after_a_day_and_when_it_is_over() -> None:
 def test_what_a_block_refused_is_sent_again_at_the_next_look_and_to_no_other() -> None:
     seen = Watcher(HOOK, MAIL)
     seen.refusing = {MAIL}
-    assert [one.split(":")[0] for one in seen.look(_alert())] == [HOOK]
+    assert [told.split(":")[0] for told in seen.look(_alert())] == [HOOK]
     assert seen.look(_alert(), at=120) == []
     seen.refusing = set()
-    assert [one.split(":")[0] for one in seen.look(_alert(), at=240)] == [MAIL]
+    assert [told.split(":")[0] for told in seen.look(_alert(), at=240)] == [MAIL]
     seen.refusing = {HOOK}
-    assert [one.split(":")[0] for one in seen.look(at=360)] == [MAIL]  # its end
+    assert [told.split(":")[0] for told in seen.look(at=360)] == [MAIL]  # its end
     seen.refusing = set()
-    assert [one.split(":")[0] for one in seen.look(at=480)] == [HOOK]
+    assert [told.split(":")[0] for told in seen.look(at=480)] == [HOOK]
     assert seen.memory == {}
 
 

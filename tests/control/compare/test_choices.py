@@ -10,6 +10,7 @@ import pytest
 from tests.fixtures.market import H100, Market
 from torpor.control.compare.choices import (
     COLUMNS,
+    Choice,
     Compared,
     Terms,
     checkpoint_of,
@@ -54,38 +55,41 @@ def sold(
     return compared([(market, offers)], [], Past(rentals or []), terms_now)
 
 
+def choice(able: Abilities = VAST, rentals: list[Rental] | None = None, **known: Any) -> Choice:
+    """Of one offer for 2 $ an hour. ``known``: of it, or of the terms."""
+    terms = {name: known.pop(name) for name in Terms.__struct_fields__ if name in known}
+    (found,) = sold([offer("a", known.pop("usd_h", 2.0), **known)], able, rentals, **terms).fitting
+    return found
+
+
 def test_a_session_is_what_is_billed_with_the_traffic_of_a_restore() -> None:
-    (one,) = sold([offer("a", 2.0, traffic_usd_gib=0.01)]).fitting
     traffic = 0.01 * STORED / GIB + 0.05 * 10  # the market's and the store's
-    assert one.session_usd == pytest.approx(8 * 2.0 + traffic)
+    assert choice(traffic_usd_gib=0.01).session_usd == pytest.approx(8 * 2.0 + traffic)
     hourly = msgspec.structs.replace(VAST, billing_s=3600.0)
-    (one,) = sold([offer("a", 2.0)], hourly, hours=7.1, stored_bytes=0).fitting
-    assert one.session_usd == pytest.approx(8 * 2.0)
     slow = msgspec.structs.replace(hourly, ending_s=43_200.0)
-    (one,) = sold([offer("a", 2.0)], slow, hours=7.1, stored_bytes=0).fitting
-    assert one.session_usd == pytest.approx(20 * 2.0)
-    (minutes,) = sold([offer("a", 60.0)], LAMBDA, hours=0.021, stored_bytes=0).fitting
-    assert minutes.session_usd == pytest.approx(2.0)  # 75.6 s are two minutes
+    for able, hours, usd_h, usd in (
+        (hourly, 7.1, 2.0, 8 * 2.0),
+        (slow, 7.1, 2.0, 20 * 2.0),
+        (LAMBDA, 0.021, 60.0, 2.0),  # 75.6 s are two minutes
+    ):
+        found = choice(able, hours=hours, usd_h=usd_h, stored_bytes=0)
+        assert found.session_usd == pytest.approx(usd)
 
 
 def test_an_offer_without_a_price_comes_last() -> None:
     found = sold([offer("free", 0.0), offer("dear", 99.0)]).fitting
-    assert [one.offer.id for one in found] == ["dear", "free"]
+    assert [ranked.offer.id for ranked in found] == ["dear", "free"]
     assert (found[1].session_usd, found[1].expected_usd) == (None, None)
 
 
 def test_hibernating_and_stopping_cost_a_month() -> None:
-    (one,) = sold([offer("a", 2.0)]).fitting
-    assert one.hibernated_usd_month == pytest.approx(0.20)
-    assert (one.able.stop_keeps, one.stopped_usd_month) == ("disk", None)  # each host its own
+    assert choice().hibernated_usd_month == pytest.approx(0.20)
+    assert (VAST.stop_keeps, choice().stopped_usd_month) == ("disk", None)  # each host its own
     disk = msgspec.structs.replace(VAST, stopped_usd_gib_month=0.1)
-    (one,) = sold([offer("a", 2.0)], disk).fitting
-    assert one.stopped_usd_month == pytest.approx(10.0)
-    (one,) = sold([offer("a", 2.0, image_gib=50)], disk).fitting
-    assert one.stopped_usd_month == pytest.approx(15.0)
-    nothing = msgspec.structs.replace(disk, stop_keeps="nothing")
-    (one,) = sold([offer("a", 2.0)], nothing, store_price=None).fitting
-    assert (one.stopped_usd_month, one.hibernated_usd_month) == (None, None)
+    assert choice(disk).stopped_usd_month == pytest.approx(10.0)
+    assert choice(disk, image_gib=50).stopped_usd_month == pytest.approx(15.0)
+    found = choice(msgspec.structs.replace(disk, stop_keeps="nothing"), store_price=None)
+    assert (found.stopped_usd_month, found.hibernated_usd_month) == (None, None)
 
 
 def test_times_are_measured_or_stated_or_assumed() -> None:
@@ -94,21 +98,20 @@ def test_times_are_measured_or_stated_or_assumed() -> None:
         created_unix=100.0, gpu="H100 SXM", gpu_count=2, answered_unix=142.0,
         fetched_bytes=STORED, fetched_s=50.0,
     )  # fmt: skip
-    (one,) = sold([offer("a", 2.0, link_mbit_s=800.0)], rentals=[rental]).fitting
-    assert (one.start_p50_s, one.start_p90_s, one.starts) == (42.0, 42.0, 1)
-    assert (one.restore_s, one.work_s) == (50.0, 92.0)
-    assert one.link_from == "measured, n = 1, with this GPU here"
-    (one,) = sold([offer("a", 2.0, link_mbit_s=800.0)]).fitting
-    assert (one.start_p50_s, one.starts, one.restore_s) == (VAST.ready_s, 0, 100.0)
-    assert one.link_from == "stated by the market"
-    (one,) = sold([offer("a", 2.0)]).fitting
-    assert (one.restore_s, one.work_s, one.link_from) == (None, None, "not known")
-    (one,) = sold([offer("a", 2.0)], stored_bytes=0).fitting
-    assert (one.restore_s, one.work_s) == (0.0, VAST.ready_s)
-    assert one.price_age_s == 60.0
-    queue = msgspec.structs.replace(VAST, queue_s=3600.0)
-    (one,) = sold([offer("a", 2.0)], queue).fitting
-    assert (one.start_p50_s, one.start_p90_s) == (3600.0 + VAST.ready_s,) * 2
+    found = choice(rentals=[rental], link_mbit_s=800.0)
+    assert (found.start_p50_s, found.start_p90_s, found.starts) == (42.0, 42.0, 1)
+    assert (found.restore_s, found.work_s) == (50.0, 92.0)
+    assert found.link_from == "measured, n = 1, with this GPU here"
+    found = choice(link_mbit_s=800.0)
+    assert (found.start_p50_s, found.starts, found.restore_s) == (VAST.ready_s, 0, 100.0)
+    assert found.link_from == "stated by the market"
+    found = choice()
+    assert (found.restore_s, found.work_s, found.link_from) == (None, None, "not known")
+    found = choice(stored_bytes=0)
+    assert (found.restore_s, found.work_s) == (0.0, VAST.ready_s)
+    assert found.price_age_s == 60.0
+    found = choice(msgspec.structs.replace(VAST, queue_s=3600.0))
+    assert (found.start_p50_s, found.start_p90_s) == (3600.0 + VAST.ready_s,) * 2
 
 
 def test_the_ranking_of_ten_offers() -> None:
@@ -125,11 +128,9 @@ def test_the_ranking_of_ten_offers() -> None:
         offer("i", 2.49),  # 19.92, nobody knows when
         offer("j", 0.33, reliability=0.97),  # 2.64 / 0.97 = 2.722
     ]
-    terms = {"store_price": None}
-    found = sold(offers, **terms).fitting
-    assert [one.offer.id for one in found] == ["d", "c", "j", "a", "b", "f", "e", "h", "g", "i"]
-    usd = [one.expected_usd or 0.0 for one in found]
-    assert usd == pytest.approx(
+    found = sold(offers, store_price=None).fitting
+    assert "".join(ranked.offer.id for ranked in found) == "dcjabfehgi"
+    assert [ranked.expected_usd for ranked in found] == pytest.approx(
         [1.684, 2.72, 2.722, 3.232, 3.493, 15.92, 16.893, 19.92, 19.92, 19.92], abs=0.0006
     )
 
@@ -138,8 +139,8 @@ def test_what_does_not_fit_is_there_with_the_reason() -> None:
     wanted = Want(gpu="A10", spot="allowed")
     found = sold([offer("a", 2.0), offer("b", 1.0)], want=wanted)
     assert found.fitting == []
-    assert [one.offer.id for one in found.rejected] == ["b", "a"]
-    assert {one.rejected for one in found.rejected} == {"its GPU is H100 SXM, A10 is wanted"}
+    why = "its GPU is H100 SXM, A10 is wanted"
+    assert [(no.offer.id, no.rejected) for no in found.rejected] == [("b", why), ("a", why)]
 
 
 def test_the_table_has_a_row_for_each_offer() -> None:

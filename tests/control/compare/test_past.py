@@ -33,13 +33,10 @@ def test_start_times_are_ranks_of_what_was_measured() -> None:
     answers = [1000.0 + seconds for seconds in (10, 50, 20, 40, 30, 60, 70, 80, 90, 100)]
     (found, _) = Past([rental(answered_unix=unix) for unix in answers]).of(H100)
     assert (found.start_s(0.5), found.start_s(0.9), found.attempts) == (50, 90, 10)
-    (one, _) = Past([rental(answered_unix=1010.0)]).of(H100)
-    assert (one.start_s(0.5), one.start_s(0.9)) == (10, 10)
-
-
-def test_a_start_begins_where_the_provider_s_queue_ends() -> None:
-    (one, _) = Past([rental(queued_unix=4000.0, answered_unix=4030.0)]).of(H100)
-    assert one.start_s(0.5) == 30
+    (found, _) = Past([rental(answered_unix=1010.0)]).of(H100)
+    assert (found.start_s(0.5), found.start_s(0.9)) == (10, 10)
+    queued = rental(queued_unix=4000.0, answered_unix=4030.0)  # it begins where the queue ends
+    assert Past([queued]).of(H100)[0].start_s(0.5) == 30
 
 
 def test_only_attempts_whose_outcome_is_known_count() -> None:
@@ -61,8 +58,10 @@ def test_a_link_is_the_median_of_restores_that_are_big_enough() -> None:
 
 def test_the_closest_experience_comes_first_and_old_rentals_do_not_count() -> None:
     past = Past([rental(answered_unix=1030.0), rental(gpu="A10", failed=True)], 900.0)
-    assert [one.attempts for one in past.of(H100)] == [1, 2]
-    assert [one.of for one in past.of(H100)] == ["with this GPU here", "at this provider"]
-    assert [one.attempts for one in past.of(A100)] == [2]
+    assert [(known.attempts, known.of) for known in past.of(H100)] == [
+        (1, "with this GPU here"),
+        (2, "at this provider"),
+    ]
+    assert [known.attempts for known in past.of(A100)] == [2]
     assert past.of(ELSEWHERE) == []
     assert Past([rental(answered_unix=1030.0)], 1000.5).of(H100) == []

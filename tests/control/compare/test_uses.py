@@ -49,11 +49,8 @@ def comparison(*given: tuple[str, float, dict[str, Any]], failed: str = "") -> C
 
 
 def chosen(found: Compared) -> dict[str, str]:
-    names = [one.offer.id for one in found.fitting]
-    return {
-        one.about: next((name for name in names if f"(offer {name})" in one.choice), one.choice)
-        for one in advise(found)
-    }
+    """The offer for each use."""
+    return {said.about: re.findall(r"\(offer (.*?)\)", said.choice)[0] for said in advise(found)}
 
 
 def test_each_use_has_the_cheapest_offer_that_suits_it() -> None:
@@ -73,7 +70,7 @@ def test_each_use_has_the_cheapest_offer_that_suits_it() -> None:
         "compliance": "lambda-4",
         "smallest budget": "vast-0",
     }
-    said = {one.about: one.because for one in advise(found)}
+    said = {advice.about: advice.because for advice in advise(found)}
     assert said["smallest budget"].startswith("10.00 $ for 10 h at 1.000 $/h: ")
     assert "without a warning" in said["smallest budget"]
     assert said["development"].endswith(
@@ -109,8 +106,8 @@ def test_a_host_of_many_owners_that_states_nothing_is_not_reliable() -> None:
 def test_where_nothing_suits_it_says_why(given: list[Any]) -> None:
     """Nor is this host recommended, nor what has no price."""
     said = advise(comparison(*given))
-    assert [(one.about, one.choice) for one in said] == [(use.name, "none") for use in USES]
-    assert all(one.because for one in said)
+    assert [(advice.about, advice.choice) for advice in said] == [(u.name, "none") for u in USES]
+    assert all(advice.because for advice in said)
 
 
 def test_the_page_says_what_was_rejected_and_who_did_not_answer() -> None:

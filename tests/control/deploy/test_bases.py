@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,7 +15,6 @@ from tests.fixtures.engine import Engine
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.deploy import bases
 from torpor.control.safety import Verified, verify_snapshot
-from torpor.control.store.seam import ObjectStore
 from torpor.control.store.snapshots import find_snapshot, snapshot_ids
 from torpor.control.upkeep.pins import pin, pin_times, unpin
 from torpor.shared.format.keys import Seal
@@ -89,7 +88,7 @@ def test_a_pin_without_a_snapshot_and_a_damaged_snapshot_are_passed_over(lab: La
     first, second = lab.made("one"), lab.made("two")
     pin(lab.store, NAME, first.snapshot, "a test")
     pin(lab.store, NAME, second.snapshot, "a test")
-    key = next(one.key for one in lab.store.list(f"workspaces/{NAME}/snapshots/"))
+    key = next(found.key for found in lab.store.list(f"workspaces/{NAME}/snapshots/"))
     lab.store.put(key, lab.store.get(key, max_bytes=1 << 20)[:-4] + b"wrong"[:4])
     assert lab.used() == second.snapshot
     lab.store.delete([key])
@@ -125,26 +124,20 @@ def test_one_that_is_taken_into_use_while_it_expires_stays(lab: Lab) -> None:
     made = lab.made("one")
     bases.keep(lab.store, made, "a test")
     lab.store.advance(60 * DAY)
-    with _after_unpin(lambda: lab.used() or pin(lab.store, NAME, made.snapshot, "now")):
+
+    def unpin_before_another(*where: Any) -> None:
+        unpin(*where)
+        lab.used() or pin(lab.store, NAME, made.snapshot, "now")
+
+    with patch.object(bases, "unpin", unpin_before_another):
         assert lab.expire(30) == []
     assert lab.used() == made.snapshot
-
-
-@contextmanager
-def _after_unpin(then: object) -> Iterator[None]:
-    def both(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
-        unpin(store, workspace, snapshot)
-        assert callable(then)
-        then()
-
-    with patch.object(bases, "unpin", both):
-        yield
 
 
 def test_a_damaged_environment_makes_room_for_another_one(lab: Lab) -> None:
     first = lab.made("one")
     assert bases.keep(lab.store, first, "a test")
-    lab.store.delete([one.key for one in lab.store.list(f"workspaces/{NAME}/packs/")])
+    lab.store.delete([found.key for found in lab.store.list(f"workspaces/{NAME}/packs/")])
     assert lab.used() is None
     second = lab.made("two")
     assert bases.keep(lab.store, second, "a test")
@@ -169,7 +162,6 @@ def test_only_what_a_benchmark_of_that_name_made_is_forgotten(lab: Lab) -> None:
     assert lab.used() is not None  # which pins it for "a test"
     bases.forget_measured(lab.store, scratch)
     kept = lab.used()
-    assert kept is not None
     pin(lab.store, NAME, kept, f"{scratch}: environment of stack s")
     bases.forget_measured(lab.store, scratch)
     assert lab.used() is None and snapshot_ids(lab.store, NAME) == []

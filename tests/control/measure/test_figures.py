@@ -7,7 +7,7 @@ import pytest
 
 from torpor.control.measure import advice, page, plots, results
 from torpor.control.measure.codecs import coders
-from torpor.control.measure.figures import Figure, find, frame
+from torpor.control.measure.figures import Figure
 from torpor.control.measure.results import left_out, write_results
 from torpor.control.measure.rounds import Rounds
 from torpor.control.measure.storage import above_line
@@ -58,7 +58,7 @@ def test_a_figure_sums_its_samples_up() -> None:
 
 
 def test_the_advice_stands_on_measurements_and_their_spread() -> None:
-    said = {one.about: one for one in advice.advise(FIGURES, {"near": None, "far": None})}
+    said = {item.about: item for item in advice.advise(FIGURES, {"near": None, "far": None})}
     assert said["store"].choice == "near"
     assert "510 MB/s (500 to 520, n = 3)" in said["store"].because
     # 4 parts are within the spread of the fastest of both, 1 and 64 are not.
@@ -81,10 +81,7 @@ def test_advice_from_one_sample_says_so() -> None:
     figures = [_flow("hibernate", 1, (2.0,)), _flow("wake", 1, (1.0,))]
     (parts,) = advice.advise(figures, {})
     assert "One sample has no spread" in parts.because
-    assert all("no spread" not in one.because for one in advice.advise(FIGURES, {}))
-
-
-def test_nothing_is_advised_from_nothing() -> None:
+    assert all("no spread" not in said.because for said in advice.advise(FIGURES, {}))
     assert advice.advise([], {}) == []
 
 
@@ -95,16 +92,11 @@ def test_rates_all_above_the_line_are_cached_and_noise_is_not() -> None:
     assert not above_line((900.0,), None)
 
 
-def test_no_rate_is_the_sum_of_up_and_down() -> None:
-    table = frame(FIGURES)
-    rates = table[table.unit == "MB/s"]
-    assert set(rates.direction) == {"up", "down"}
-
-
 def test_the_table_is_written_and_read_again(tmp_path: Path) -> None:
     said = advice.advise(FIGURES, {})
     write_results(tmp_path / "r", FIGURES, said, plots.pictures(FIGURES, "near"), {"notes": []})
     table = pandas.read_parquet(tmp_path / "r" / "figures.parquet")
+    assert set(table[table.unit == "MB/s"].direction) == {"up", "down"}  # no sum of both
     assert len(table) == len(FIGURES)
     assert table.parts.dtype == "Int64"
     assert table[table.cached].object_bytes.tolist() == [1 << 20]
@@ -127,6 +119,7 @@ def test_without_the_extra_packages_the_table_is_csv(
 def test_the_page_shows_pictures_flags_and_dated_prices() -> None:
     prices = {"near": LIST_PRICES["wasabi"], "far": None}
     pictures = plots.pictures(FIGURES, "near")
+    assert plots.pictures(FIGURES, "near") == pictures
     assert all(svg.startswith(b"<?xml") and b"</svg>" in svg for svg in pictures.values())
     said = advice.advise(FIGURES, prices)
     text = page.page(FIGURES, said, pictures, prices, {"cpu": "x"}, ["64 parts were not"])
@@ -139,19 +132,11 @@ def test_the_page_shows_pictures_flags_and_dated_prices() -> None:
     assert "too big for this page" in huge
 
 
-def test_equal_figures_give_equal_pictures() -> None:
-    assert plots.pictures(FIGURES, "near") == plots.pictures(FIGURES, "near")
-
-
 def test_a_price_of_the_user_s_own_counts_instead() -> None:
     assert price_of("seaweedfs", None, None) is None
     own = price_of("wasabi", 0.004, None)
-    assert own is not None
-    assert own.gb_month_usd == 0.004
-    assert own.source == "the store block"
-    listed = price_of("aws-s3", None, None)
-    assert listed is not None
-    assert listed.egress_gb_usd == 0.09
+    assert (own.gb_month_usd, own.source) == (0.004, "the store block")
+    assert price_of("aws-s3", None, None).egress_gb_usd == 0.09
     assert all(price.as_of and price.source for price in LIST_PRICES.values())
 
 
@@ -165,11 +150,6 @@ def test_rounds_end_with_the_time_but_the_first_one_runs() -> None:
     assert (ran, rounds.done) == ([0, 1], 2)  # a third would end at 12
     late = Rounds(5, until=-1.0, clock=lambda: now[0])
     assert (list(late), late.done) == ([0], 1)
-
-
-def test_figures_are_found_by_their_fields() -> None:
-    assert [f.parts for f in find(FIGURES, "hibernate", unit="s")] == [1, 4, 8, 64]
-    assert len(find(FIGURES, "wake", phase="restore")) == 1
 
 
 def test_only_what_a_cpu_writes_is_measured_and_so_advised() -> None:

@@ -81,14 +81,14 @@ def test_each_part_comes_from_the_store_once_and_the_others_from_peers() -> None
 
 
 def test_the_first_machine_leaves_the_others_their_share() -> None:
-    exchange, (one, other) = _exchange("auto", 2, 6)
+    exchange, (first, other) = _exchange("auto", 2, 6)
     assert exchange.share() == 3
-    first = [_next(one) for _ in range(3)]
+    mine = [_next(first) for _ in range(3)]
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(_next, one)
+        waiting = thread.submit(_next, first)
         theirs = [_next(other) for _ in range(3)]
-        assert all(errand.holder is None for errand in first + theirs)
-        assert {errand.part.part for errand in first + theirs} == set(range(6))
+        assert all(errand.holder is None for errand in mine + theirs)
+        assert {errand.part.part for errand in mine + theirs} == set(range(6))
         assert not waiting.done()
         _done(other, theirs[0])
         assert waiting.result(PATIENCE_S).holder is other
@@ -96,9 +96,9 @@ def test_the_first_machine_leaves_the_others_their_share() -> None:
 
 def test_the_first_machine_goes_on_alone_where_the_others_are_late() -> None:
     exchange = Exchange("auto", 4, Clock())
-    one = exchange.join(_plan(8), PEER)
-    assert _fetch(one, 8) == [None] * 8
-    assert one.next() is None
+    first = exchange.join(_plan(8), PEER)
+    assert _fetch(first, 8) == [None] * 8
+    assert first.next() is None
 
 
 def test_auto_does_not_share_fewer_parts_than_machines() -> None:
@@ -126,16 +126,16 @@ def test_one_machine_has_no_peers() -> None:
 @pytest.mark.parametrize(("peer_s", "verdict"), [(0.1, "passed on"), (50.0, "did not win")])
 def test_auto_uses_peers_while_they_are_faster(peer_s: float, verdict: str) -> None:
     clock = Clock()
-    exchange, (one, other) = _exchange("auto", 2, 2 * TRIALS + 4, clock)
+    exchange, (first, other) = _exchange("auto", 2, 2 * TRIALS + 4, clock)
     for _ in range(exchange.share()):
-        for member in (one, other):
+        for member in (first, other):
             errand = _next(member)
             assert errand.holder is None
             clock.now += 1.0
             _done(member, errand)
     for _ in range(TRIALS):
         errand = _next(other)
-        assert errand.holder is one
+        assert errand.holder is first
         assert errand.floor_bytes_s > 0
         clock.now += peer_s
         _done(other, errand)
@@ -145,12 +145,12 @@ def test_auto_uses_peers_while_they_are_faster(peer_s: float, verdict: str) -> N
 
 
 def test_a_machine_that_died_costs_a_part_its_source_and_no_more() -> None:
-    exchange, (one, other) = _exchange("always", 2, 2)
-    claimed = _next(one)
+    exchange, (first, other) = _exchange("always", 2, 2)
+    claimed = _next(first)
     mine = _next(other)
     _done(other, mine)
-    one.failed(claimed)
-    one.leave()
+    first.failed(claimed)
+    first.leave()
     errand = _next(other)
     assert errand.holder is None
     assert errand.part == claimed.part
@@ -160,11 +160,11 @@ def test_a_machine_that_died_costs_a_part_its_source_and_no_more() -> None:
 
 
 def test_a_peer_that_did_not_give_is_not_asked_again() -> None:
-    _, (one, other) = _exchange("always", 2, 6)
-    _fetch(one, 3)
+    _, (first, other) = _exchange("always", 2, 6)
+    _fetch(first, 3)
     _fetch(other, 3)
     errand = _next(other)
-    assert errand.holder is one
+    assert errand.holder is first
     _done(other, errand, gave=False)
     assert _next(other).holder is None
 
@@ -185,8 +185,8 @@ def test_no_member_uploads_more_than_its_share() -> None:
 
 def test_a_part_that_is_long_in_coming_is_fetched_from_the_store() -> None:
     clock = Clock()
-    _, (one, other) = _exchange("auto", 2, 2, clock)
-    slow = _next(one)
+    _, (first, other) = _exchange("auto", 2, 2, clock)
+    slow = _next(first)
     quick = _next(other)
     clock.now += 1.0
     _done(other, quick)
@@ -196,17 +196,17 @@ def test_a_part_that_is_long_in_coming_is_fetched_from_the_store() -> None:
 
 
 def test_what_is_not_kept_is_fetched_from_the_store_by_each() -> None:
-    _, (one, other) = _exchange("always", 2, 2)
-    assert [_fetch(member, 2, kept=False) for member in (one, other)] == [[None] * 2] * 2
+    _, (first, other) = _exchange("always", 2, 2)
+    assert [_fetch(member, 2, kept=False) for member in (first, other)] == [[None] * 2] * 2
 
 
 def test_a_plan_of_its_own_is_fetched_whole() -> None:
     """A machine that had some of it already is cut into other parts."""
-    exchange, (one,) = _exchange("always", 1, 3)
+    exchange, (first,) = _exchange("always", 1, 3)
     rest = RestorePart(0, MIB, MIB, [ObjectKey("packs/1"), ObjectKey("packs/2")])
     resumed = exchange.join(RestorePlan(False, ["/w"], 1, 1, 1, [rest]), None)
     assert _next(resumed).part == rest
-    assert _next(one).holder is None
+    assert _next(first).holder is None
 
 
 # -- what comes first
@@ -220,22 +220,22 @@ def _ordered(first: int, others: int) -> RestorePlan:
 
 def test_every_machine_fetches_what_comes_first_before_the_rest() -> None:
     exchange = Exchange("always", 2, Clock())
-    one, other = (exchange.join(_ordered(4, 4), PEER) for _ in range(2))
-    taken = [(member, _next(member)) for _ in range(2) for member in (one, other)]
+    first, other = (exchange.join(_ordered(4, 4), PEER) for _ in range(2))
+    taken = [(member, _next(member)) for _ in range(2) for member in (first, other)]
     assert {errand.part.part for _, errand in taken} == {0, 1, 2, 3}  # each from the store once
     assert all(errand.holder is None for _, errand in taken)
     assert not any(_done(member, errand) for member, errand in taken)
-    last = [(member, _next(member)) for _ in range(2) for member in (one, other)]
+    last = [(member, _next(member)) for _ in range(2) for member in (first, other)]
     assert all(errand.part.first and errand.holder is not None for _, errand in last)
     assert [_done(member, errand) for member, errand in last] == [False, False, True, True]
-    assert not any(_next(member).part.first for member in (one, other))
+    assert not any(_next(member).part.first for member in (first, other))
 
 
 def test_a_machine_does_not_wait_for_what_comes_first() -> None:
     exchange = Exchange("always", 2, Clock())
-    one = exchange.join(_ordered(2, 2), PEER)
-    claimed = _next(one)
-    assert (claimed.part.first, _next(one).part.first) == (True, False)  # the other one's share
+    first = exchange.join(_ordered(2, 2), PEER)
+    claimed = _next(first)
+    assert (claimed.part.first, _next(first).part.first) == (True, False)  # the other one's share
 
 
 def test_a_failed_part_is_missing_from_what_comes_first() -> None:
@@ -259,8 +259,8 @@ def test_pieces_of_one_pack_are_parts_of_their_own() -> None:
 
 
 def test_stop_ends_all_waiting() -> None:
-    exchange, (one, other) = _exchange("always", 2, 1)
-    _next(one)
+    exchange, (first, other) = _exchange("always", 2, 1)
+    _next(first)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(other.next)
         exchange.stop()
