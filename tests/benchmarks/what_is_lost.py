@@ -26,7 +26,7 @@ from msgspec import structs
 
 from benchmarks.kept import write_result
 from flows import create, hibernate, wake
-from flows.procedures.snapshot import take_snapshot
+from flows.procedures.snapshot import Snapshot
 from tasks.machines import chosen_machine, open_session
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
@@ -143,11 +143,11 @@ def _looked_at(opened: OpenWorkspace, times: int) -> dict[str, Any]:
     with PlainRunner(opened):
         live = chosen_machine(opened, "", to_store=True)
         with open_session(opened, live) as session:
-            _snapshot(opened, session, live, look=False)
+            _snapshot(opened, session, live, ends=False)
             for _ in range(times):  # in turns: the host is never as idle twice
                 alone.append(_look(opened, session))
-                without.append(_snapshot(opened, session, live, look=False))
-                beside.append(_snapshot(opened, session, live, look=True))
+                without.append(_snapshot(opened, session, live, ends=False))
+                beside.append(_snapshot(opened, session, live, ends=True))
     # It waits for the look's end, so that the report is whole on a busy host too.
     patient = structs.replace(opened.spec, left_behind="refuse", left_behind_gib=1e6)
     with PlainRunner(replace(opened, spec=patient)):
@@ -172,10 +172,14 @@ def _look(opened: OpenWorkspace, session: Agent) -> float:
     return taken_s
 
 
-def _snapshot(opened: OpenWorkspace, session: Agent, machine: Machine, *, look: bool) -> float:
+def _snapshot(opened: OpenWorkspace, session: Agent, machine: Machine, *, ends: bool) -> float:
+    """Seconds of a snapshot; with ``ends`` it has the look, as in a hibernation."""
     started = time.monotonic()
-    run = secrets.token_hex(8)
-    take_snapshot(opened, session, machine, run=run, look=look)
+    guards = () if ends else None
+    with Snapshot(opened, session, machine, guards, run=secrets.token_hex(8)) as snapshot:
+        snapshot.store_changes()
+        snapshot.commit()
+        snapshot.verify()
     return time.monotonic() - started
 
 
