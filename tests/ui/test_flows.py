@@ -58,12 +58,15 @@ FIELDS = {
     },
     "normal": {
         "workspace": "The Workspace block to work on, or its name.",
-        "command (Optional)": "The program and each argument as an item of its own.",
+        "command (Optional)": "A line for",
+        "env (Optional)": "Environment variables of the command, each as NAME=VALUE.",
+        "secrets (Optional)": "Environment variables of the command that are secret",
         "save (Optional)": "A command that makes the program write its state",
         "save_minutes (Optional)": "Minutes between two saves.",
         "spot (Optional)": "Whether to rent spot machines",
         "retries (Optional)": "How often a command that fails is started again.",
         "on_cancel (Optional)": "What becomes of the machine when the job is cancelled.",
+        "keep_logs (Optional)": "Whether the logs of earlier jobs stay in the workspace.",
         "job (Optional)": "The id of a job to continue.",
     },
     "reconcile": {
