@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from blocks import Workspace
 from flows.procedures.snapshot import back_up
 from flows.procedures.sync import Synchronisation
 from tasks.flow import flow
+from tasks.lineage import lacks, look_for_work_elsewhere
 from tasks.machines import chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.phases import measured_phases, phase
-from tasks.restore import NEWEST, pick_snapshot
+from tasks.restore import NEWEST, pick_snapshot_to_sync
 from tasks.runner import runner
 from torpor.control.reports import SyncReport
 from torpor.shared.values import SnapshotId
@@ -28,7 +31,8 @@ def sync(
     """Bring a machine that holds an earlier state of a workspace to another snapshot.
 
     Only what differs is fetched. If files on the machine are in no snapshot, nothing is changed and
-    the error names them, unless you save them first or accept their loss.
+    the error names them, unless you save them first or accept their loss. Nothing is changed either
+    if the newest snapshot lacks the work of another one: name the one to sync to.
 
     Args:
         workspace: The Workspace block to sync, or its name.
@@ -44,16 +48,18 @@ def sync(
     """
     opened = open_workspace(workspace).accepting(accept_paths)
     probe_store(opened)
-    wanted = pick_snapshot(opened, snapshot)
+    wanted, line = pick_snapshot_to_sync(opened, snapshot)
     live = chosen_machine(opened, machine)
     saved: SnapshotId | None = None
     with open_session(opened, live) as session:
         if save_first:
             with phase("save"), measured_phases():
                 saved = back_up(opened, session, live)[0].snapshot
+        lacking = lacks(wanted.snapshot, look_for_work_elsewhere(opened, line))
         report = Synchronisation(opened, session, live.id, wanted).run(
             saved=saved, discard_local=discard_local, full_check=full_check
         )
+    report = replace(report, warnings=[*lacking, *report.warnings])
     runner().table(
         key=f"sync-{opened.spec.name}",
         rows=report.rows(),

@@ -78,4 +78,4 @@ def wake_workspace(
             hand_over(tenancy, restore.plan, alone=True)
     report = woken(opened, tenancy.machine, restore, full_check)
     budgets = [] if own else what_is_left(opened)
-    return replace(report, budgets=budgets, warnings=[*report.warnings, *opened.left])
+    return replace(report, budgets=budgets)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 
 from tasks.events import FirstRestored, emit
+from tasks.lineage import lacks
 from tasks.machines import endpoint_of
 from tasks.phases import seconds_by_phase
 from tasks.progress import Progress
@@ -15,7 +18,7 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.jobs.standby import newest_whole
-from torpor.control.losses import left_behind
+from torpor.control.losses import clean, left_behind
 from torpor.control.remote.paths import Chosen
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.remote.seam import Agent
@@ -25,12 +28,21 @@ from torpor.control.safety import check_packs
 from torpor.control.store.receipts import is_verified
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.control.upkeep.differences import entry_at
-from torpor.shared.errors import ManifestInvalid, OtherPaths, SnapshotDamaged, SnapshotError
+from torpor.control.upkeep.lineage import lacking, named
+from torpor.shared.errors import (
+    LacksWork,
+    ManifestInvalid,
+    OtherPaths,
+    SnapshotDamaged,
+    SnapshotError,
+)
+from torpor.shared.format.lineage import Lineage, lineage_of
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import Machine, StoredSnapshot, Want, snapshot_id
 from torpor.shared.wire.restore import Checked, Finished, RestoredPart, RestorePart, RestorePlan
 
 NEWEST = "newest"
+_NAMED: Final = 5
 
 
 @step("pick snapshot", phase="prepare")
@@ -61,7 +73,12 @@ def pick_snapshot_to_wake(
         )
     want = fitted(opened.spec.want, manifest)
     spec = msgspec.structs.replace(opened.spec, want=want)
-    return found, replace(opened, spec=spec, left=left_behind(manifest.environment))
+    left = [
+        *lacks(found.snapshot, lacking(opened.store, opened.spec.name, lineage_of(manifest))),
+        *_mixed(manifest),
+        *left_behind(manifest.environment),
+    ]
+    return found, replace(opened, spec=spec, left=left)
 
 
 def _instead(opened: OpenWorkspace) -> str:
@@ -91,6 +108,25 @@ def pick_snapshot(opened: StoredWorkspace, wanted: str) -> StoredSnapshot:
     found = find_snapshot(opened.store, opened.spec.name, name)
     _read(opened, found)
     return found
+
+
+@step("pick snapshot", phase="prepare")
+def pick_snapshot_to_sync(opened: StoredWorkspace, wanted: str) -> tuple[StoredSnapshot, Lineage]:
+    """The newest snapshot or the named one, and its lineage. LacksWork where the newest one lacks
+    work that another one has: only a name takes it then."""
+    named_by_user = wanted not in ("", NEWEST)
+    found = find_snapshot(
+        opened.store, opened.spec.name, snapshot_id(wanted) if named_by_user else None
+    )
+    line = lineage_of(_read(opened, found))
+    others = [] if named_by_user else lacking(opened.store, opened.spec.name, line)
+    if others:
+        raise LacksWork(
+            f"snapshot {found.snapshot}, the newest of workspace {opened.spec.name}, lacks the "
+            f"work in {named(others)}: a sync could take that back. Nothing was changed: name the "
+            "snapshot to sync to in `snapshot`, or delete or pin the other one first"
+        )
+    return found, line
 
 
 @step("choose path", phase="prepare")
@@ -194,13 +230,25 @@ def woken(
         bytes=finished.bytes,
         stored_bytes=plan.stored_bytes,
         checked=checked,
-        warnings=[*warnings, *finished.warnings],
+        warnings=[*warnings, *finished.warnings, *opened.left],
         seconds=seconds_by_phase(),
         price_usd_h=machine.price_usd_h,
         decoding=finished.decoding,
         provider=machine.provider,
         first=FirstReport.of(plan, restore.first_s),
     )
+
+
+def _mixed(manifest: Manifest) -> list[str]:
+    """What a wake says of files that were stored while they changed."""
+    names = [clean(os.fsdecode(entry.path)) for entry in manifest.entries if entry.changed]
+    if not names:
+        return []
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return [
+        f"{', '.join(names[:_NAMED])}{more} changed while they were stored, so each may mix two "
+        "states"
+    ]
 
 
 def _read(opened: StoredWorkspace, wanted: StoredSnapshot) -> Manifest:

@@ -99,7 +99,8 @@ class OpenWorkspace(StoredWorkspace):
     """Loads what the store costs; None if unknown."""
     store_key: bytes | None = field(default=None, repr=False)
     left: Sequence[str] = ()
-    """What was left behind on the machine of the snapshot that is to be woken, for people."""
+    """What the snapshot that is to be woken lacks, for people: what was left behind on its machine,
+    the work of others."""
 
     def base(self, name: WorkspaceName, paths: list[str]) -> StoredWorkspace:
         """The environment of a stack, as a workspace of its own in the same store."""

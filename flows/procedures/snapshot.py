@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Final, Self
 from flows.procedures.parts import do_parts
 from flows.procedures.rounds import rounds
 from tasks.guards import Ending, Guard, check_guards
+from tasks.lineage import is_behind, look_for_work_elsewhere
 from tasks.machines import destroy_machine
 from tasks.phases import phase, seconds_by_phase
 from tasks.runner import runner
@@ -31,12 +33,21 @@ from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
 from torpor.control.safety import Verified, Warrant
-from torpor.shared.errors import AgentLost, GrantExpired, StillChanging, TorporError, UnsafeDestroy
-from torpor.shared.values import Machine, ObjectKey, StoredSnapshot
+from torpor.shared.errors import (
+    AgentLost,
+    EndUnproven,
+    GrantExpired,
+    StillChanging,
+    TorporError,
+    UnsafeDestroy,
+)
+from torpor.shared.format.lineage import lineage_of
+from torpor.shared.values import Machine, ObjectKey, SnapshotId, StoredSnapshot
 from torpor.shared.wire.snapshot import Committed, PartReport, Scanned
 
 MAX_PASSES: Final = 10
-"""A workspace that still changes in the tenth pass needs a quiesce hook, not an eleventh."""
+"""A workspace that still changes in the tenth pass needs a quiesce hook, not an eleventh; all
+rounds count."""
 KEPT_PASSES: Final = 3
 """A machine that is kept need not come to rest: what changes is named in the snapshot."""
 MAX_ROUNDS: Final = 3
@@ -105,7 +116,12 @@ class Snapshot:
         self._remote = RemoteSnapshot(
             session, workspace.store, workspace.spec, workspace.key, run or runner().run
         )
+        self._behind: list[str] = []
+        self._resume_fault: list[str] = []
+        self._since: SnapshotId | None = None
         self._passes = 0
+        self._read_unix = 0.0
+        self._restless: list[str] = []
         self._rested = not workspace.spec.quiesce
         self._parts: list[PartReport] = []
         self._last: Scanned
@@ -118,10 +134,18 @@ class Snapshot:
         begin_snapshot(self._remote)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if not self._destroyed:
-            with suppress(TorporError):  # an agent that cannot be reached ends the run itself
-                self._remote.end(committed=self._verified is not None)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if self._destroyed:
+            return
+        ends = isinstance(error, EndUnproven) and error.accepted
+        with suppress(TorporError):  # an agent that cannot be reached ends the run itself
+            fault = self._remote.end(committed=self._verified is not None, kept=not ends)
+            if fault:
+                self._resume_fault = [f"{fault}. What `quiesce` paused may still be paused"]
+        for words in (*self._behind, *self._resume_fault):
+            runner().log.warning("machine %s: %s", self._machine.id, words)
 
     def store_changes(self) -> None:
         """Scan and store until nothing is new, and until no program writes if the machine ends.
@@ -129,11 +153,13 @@ class Snapshot:
         if self._ends:
             self._look_for_losses(wait_s=0.0)  # it begins beside the passes
         lost: list[ObjectKey] = []
-        most = MAX_PASSES if self._ends else KEPT_PASSES
+        left = MAX_PASSES - self._passes
+        most = left if self._ends else min(left, KEPT_PASSES)
         for number in range(1, most + 1):
             self._passes += 1
+            self._read_unix = time.time()
             seen = scan(self._remote, self._passes, lost)
-            lost = []
+            lost, self._restless = [], seen.unaccepted
             self._store_parts(seen)
             if seen.unaccepted_count and number < 2:
                 continue
@@ -156,10 +182,10 @@ class Snapshot:
                 len(lost),
             )
         raise StillChanging(
-            f"workspace {self._workspace.spec.name} on machine {self._machine.id} changed in each "
-            f"of {most} passes, last: {', '.join(seen.unaccepted)}. Nothing was destroyed. Stop "
-            "the program that writes there (`quiesce` in the workspace block can), exclude these "
-            "files, or accept them in `accept_changed`"
+            f"workspace {self._workspace.spec.name} on machine {self._machine.id} did not come to "
+            f"rest in {self._passes} passes, last: {', '.join(self._restless)}. Nothing was "
+            "destroyed. Stop the program that writes there (`quiesce` in the workspace block can), "
+            "exclude these files, or accept them in `accept_changed`"
         )
 
     def commit(self) -> None:
@@ -180,6 +206,10 @@ class Snapshot:
     def verify(self) -> Verified:
         """Compare everything in the store with what was committed."""
         self._verified = verify(self._workspace, self._remote, self._stored, self._machine.id)
+        line = lineage_of(self._verified.manifest)
+        self._since = self._since or line.parent  # in a later round, that is of an earlier one
+        others = look_for_work_elsewhere(self._workspace, line, self._since)
+        self._behind = is_behind(line, others)
         return self._verified
 
     def confirm(self, verified: Verified) -> Warrant:
@@ -206,6 +236,7 @@ class Snapshot:
         if self._verified is None:
             raise UnsafeDestroy(f"the snapshot of machine {self._machine.id} is not verified")
         stored, committed, last = self._stored, self._committed, self._last
+        changed = self._remote.confirmed or committed  # what is new since, with what was before
         return HibernateReport(
             workspace=self._workspace.spec.name,
             snapshot=stored.snapshot,
@@ -225,6 +256,10 @@ class Snapshot:
             skipped=last.skipped,
             parted_count=last.parted_count,
             parted=last.parted,
+            read_unix=self._read_unix,
+            accepted_count=changed.accepted_count,
+            accepted=changed.accepted,
+            warnings=[*self._behind, *self._resume_fault],
             lost=self._lost.lines,
             shrunk=bool(last.missed.vanished or last.missed.disks),
             seconds=seconds_by_phase(),

@@ -51,6 +51,10 @@ class HibernateReport(msgspec.Struct, frozen=True):
     shrunk: bool = False  # most of a directory, or a disk, was there before and is gone
     parted_count: int = 0
     parted: list[str] = []  # the first hard links between directories of the workspace
+    read_unix: float = 0.0  # when the last pass began: the moment that the snapshot holds
+    accepted_count: int = 0
+    accepted: list[str] = []  # the first files that changed during or after that, as accepted
+    warnings: list[str] = []
 
     @property
     def ratio(self) -> float:
@@ -61,8 +65,9 @@ class HibernateReport(msgspec.Struct, frozen=True):
         """The report as a table of two columns. What was left behind comes at the top: the UI shows
         ten rows on a page."""
         return [
-            _row("snapshot", self.snapshot),
+            _row("snapshot", f"{self.snapshot}, as of {moment(self.read_unix)}"),
             _row("machine", f"{self.machine}, {'destroyed' if self.destroyed else 'kept'}"),
+            *(_row("warning", line) for line in self.warnings),
             *(_row("left behind", line) for line in self.lost),
             _row("files", _files(self.files, self.skipped)),
             *([_row("hard links", self._parted())] if self.parted_count else []),
@@ -78,15 +83,18 @@ class HibernateReport(msgspec.Struct, frozen=True):
                 f"in {_count(self.passes, 'pass', 'passes')}; {self.encoding}",
             ),
             _row("sealed", "yes, AES-256-GCM" if self.sealed else "no: the store block has no key"),
-            _row("changed while read", ", ".join(self.changed) or "nothing"),
+            _row("changed while read", ", ".join(self.changed) or "nothing that was not accepted"),
+            *([_row("changed, as accepted", self._accepted())] if self.accepted_count else []),
             _row("seconds by phase", _phases(self.seconds)),
             _row("saved", f"{self.saved_usd_h:.2f} $ an hour, next to keeping the machine"),
         ]
 
     def _parted(self) -> str:
-        more = self.parted_count - len(self.parted[:_SHOWN])
-        names = ", ".join([*self.parted[:_SHOWN], *([f"and {more:,} more"] if more else [])])
-        return f"{_count(self.parted_count, 'name')}, {names}: they come back as separate files"
+        return f"{_first(self.parted_count, self.parted)}: they come back as separate files"
+
+    def _accepted(self) -> str:
+        names = _first(self.accepted_count, self.accepted)
+        return f"{names}: the snapshot has each as it was when it was read"
 
 
 class FirstReport(msgspec.Struct, frozen=True):
@@ -306,6 +314,12 @@ def _row(what: str, value: str) -> Row:
 
 def _count(number: int, singular: str, many: str = "") -> str:
     return f"{number:,} {singular if number == 1 else many or singular + 's'}"
+
+
+def _first(count: int, names: list[str]) -> str:
+    more = count - len(names[:_SHOWN])
+    shown = ", ".join([*names[:_SHOWN], *([f"and {more:,} more"] if more else [])])
+    return f"{_count(count, 'name')}, {shown}"
 
 
 def _files(files: int, skipped: int) -> str:

@@ -31,6 +31,7 @@
     │   ├── WrongKey            sealed with another key, or sealed and no key given
     │   ├── StillChanging       files changed in every pass
     │   ├── UnsavedWork         the machine holds work that is in no snapshot
+    │   ├── LacksWork           the newest snapshot lacks what another one has; name the one to take
     │   ├── RestoreUnfinished   the machine holds what an earlier run began to restore, no more
     │   └── WorkspaceBusy       another run holds this workspace on this machine
     ├── ProviderError
@@ -192,6 +193,10 @@ class StillChanging(SnapshotError):
 
 
 class UnsavedWork(SnapshotError):
+    pass
+
+
+class LacksWork(SnapshotError):
     pass
 
 

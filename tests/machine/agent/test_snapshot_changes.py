@@ -141,9 +141,11 @@ def test_names_that_may_change_are_accepted_and_no_others(engine: Engine, was: P
     _append(was / "d/app.log")
     _append(was / "small")
     store_parts(run, 1, scan)
-    assert commit(run)[1].unaccepted == ["small"]
-    assert run.confirm() == Confirmed(1, ["small"])
-    assert engine.call(Confirm(run.run, ["*.log", "small"])) == Confirmed(0, [])
+    committed = commit(run)[1]
+    assert (committed.unaccepted, committed.accepted) == (["small"], ["d/app.log"])
+    assert run.confirm() == Confirmed(1, ["small"], 1, ["d/app.log"])
+    both = Confirmed(0, [], 2, ["small", "d/app.log"])
+    assert engine.call(Confirm(run.run, ["*.log", "small"])) == both
 
 
 # -- the last look

@@ -74,6 +74,7 @@ class RemoteSnapshot(RemoteRun):
     ) -> None:
         super().__init__(agent, store, key, run)
         self.spec = spec
+        self.confirmed: Confirmed | None = None  # the last comparison with the disk
         self._resumed: list[ObjectKey] = []
         self._newest: SnapshotId | None = None
         self._tried: SnapshotId | None = None  # the last commit, maybe in this very second
@@ -186,7 +187,8 @@ class RemoteSnapshot(RemoteRun):
 
     def confirm(self) -> Confirmed:
         """Compare the machine's disk with what was committed."""
-        return self._held(Confirm(self.run, self.spec.accept_changed))
+        self.confirmed = self._held(Confirm(self.run, self.spec.accept_changed))
+        return self.confirmed
 
     def end(self, *, committed: bool, kept: bool = True) -> str:
         """Give the workspace back. The agent keeps its index when the snapshot is verified, and

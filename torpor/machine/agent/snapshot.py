@@ -197,7 +197,7 @@ class SnapshotRun(AgentRun):
         )
         parts = share_out(jobs, request.max_parts, request.part_bytes)
         self._pass = _Pass(request.number, seen, source, parts)
-        names = _unaccepted([u.entry.path for u in seen.unread], request.accepted)
+        names, _ = _split([u.entry.path for u in seen.unread], request.accepted)
         return Scanned(
             skipped=len(seen.skipped),
             unaccepted_count=len(names),
@@ -260,7 +260,7 @@ class SnapshotRun(AgentRun):
         except ObjectExists:
             if not again:
                 raise
-        names = _unaccepted([e.path for e in written.entries if e.changed], request.accepted)
+        names, accepted = _split([e.path for e in written.entries if e.changed], request.accepted)
         files = [e for e in written.entries if e.kind == FILE]
         return Committed(
             root=written.root.hex(),
@@ -270,6 +270,8 @@ class SnapshotRun(AgentRun):
             unaccepted_count=len(names),
             unaccepted=[shown(path) for path in names[:SHOWN]],
             encoding=self._has_begun().encoder.words,
+            accepted_count=len(accepted),
+            accepted=[shown(path) for path in accepted[:SHOWN]],
         )
 
     def confirm(self, request: Confirm, call: Call) -> Confirmed:
@@ -284,8 +286,9 @@ class SnapshotRun(AgentRun):
             if held is not entry and held != entry and (entry.root, entry.path) not in unread:
                 changed.append(entry.path)
         changed.extend(path for _, path in committed)
-        names = _unaccepted(changed, request.accepted)
-        return Confirmed(len(names), _shown(names, seen))
+        names, accepted = _split(changed, request.accepted)
+        also = [shown(path) for path in accepted[:SHOWN]]
+        return Confirmed(len(names), _shown(names, seen), len(accepted), also)
 
     def reread(self, request: RereadPacks, call: Call) -> Reread:
         """Read whole packs of the manifest again; name those that differ from what was written."""
@@ -442,9 +445,11 @@ def _planned(number: int, jobs: Sequence[Job]) -> PartPlan:
     return PartPlan(number, size, packs_needed(size))
 
 
-def _unaccepted(paths: Sequence[bytes], accepted: Sequence[str]) -> list[bytes]:
-    is_accepted = compile_excludes(accepted)
-    return [path for path in paths if not (is_accepted and is_accepted(path))]
+def _split(paths: Sequence[bytes], accepted: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
+    """Those that may not change, and those that may."""
+    is_accepted = compile_excludes(accepted) or (lambda path: False)
+    found = [path for path in paths if is_accepted(path)]
+    return [path for path in paths if not is_accepted(path)], found
 
 
 def _shown(paths: Sequence[bytes], seen: Walk) -> list[str]:

@@ -139,7 +139,8 @@ class ListPacks(OfRun[Packs], frozen=True):
 
 class Committed(msgspec.Struct, frozen=True):
     """A manifest that the store has acknowledged; not verified yet. ``root`` in hex; ``encoding``:
-    how chunks were encoded and why, in words."""
+    how chunks were encoded and why, in words. ``unaccepted`` and ``accepted``: files that changed
+    while they were read."""
 
     root: str
     manifest_bytes: Count
@@ -148,6 +149,8 @@ class Committed(msgspec.Struct, frozen=True):
     unaccepted_count: Count
     unaccepted: Names
     encoding: Words
+    accepted_count: Count = 0
+    accepted: Names = []
 
 
 class Commit(OfRun[Committed], frozen=True):
@@ -175,10 +178,13 @@ class RereadPacks(OfRun[Reread], frozen=True):
 
 
 class Confirmed(msgspec.Struct, frozen=True):
-    """How the machine's disk differs from the committed snapshot, by a new walk."""
+    """How the machine's disk differs from the committed snapshot, by a new walk: in names that may
+    not change, and in those that may."""
 
     unaccepted_count: Count
     unaccepted: Names
+    accepted_count: Count = 0
+    accepted: Names = []
 
 
 class Confirm(OfRun[Confirmed], frozen=True):
