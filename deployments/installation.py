@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torpor.control.supervision import FOLDER_VARIABLE
+from torpor.control.supervision import state_folder
 from torpor.shared.errors import InvalidInput
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
@@ -29,13 +29,9 @@ class Installation:
 
     @classmethod
     def here(cls) -> Installation:
-        """The folder $TORPOR_STATE, otherwise torpor's folder in $XDG_STATE_HOME.
-
-        Not in the checkout, where ``git clean`` would delete the embedded store.
-        """
-        named = os.environ.get(FOLDER_VARIABLE)
-        state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-        return cls(Path(named or f"{state}/torpor").expanduser().resolve())
+        """The installation of this user. Not in the checkout, where ``git clean`` would delete the
+        embedded store."""
+        return cls(state_folder())
 
     @property
     def prefect_home(self) -> Path:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from tasks.machines import endpoint_of
 from tasks.workspace import OpenWorkspace
@@ -16,6 +14,7 @@ from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.remote.seam import Session
 from torpor.control.rental.order import order_for
 from torpor.control.safety import never_handed_over
+from torpor.control.supervision import state_folder
 from torpor.shared.values import Label, Want
 
 HERE = "here"
@@ -24,8 +23,11 @@ HERE = "here"
 @contextmanager
 def session_here(opened: OpenWorkspace) -> Iterator[Session]:
     """A session at an SSH server on loopback, which sees this host's files. The server ends with
-    the context, or with the next one where its process was killed."""
-    provider = LocalProvider(Path(tempfile.gettempdir()) / f"torpor-here-{os.getuid()}")
+    the context, or with the next one where its process was killed. Its keys are in the folder of
+    the user's installation: whoever can write beside them could log in as this user."""
+    folder = state_folder() / "here"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    provider = LocalProvider(folder)
     for left in provider.list_own():
         if left.label is not None and not _lives(left.label):
             provider.destroy(left, never_handed_over(left, left.label))

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from deployments import server, supervisor
-from deployments.installation import FOLDER_VARIABLE, Installation
+from deployments.installation import Installation
 from deployments.local_machines import running_machines
 from deployments.processes import running, started_process
 from tests.fixtures.alone import Alone, kill_all
@@ -18,7 +18,7 @@ from tests.fixtures.deployed import place_of
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.waiting import until
 from torpor.control.store import embedded
-from torpor.control.supervision import read_supervision
+from torpor.control.supervision import FOLDER_VARIABLE, read_supervision
 from torpor.shared.errors import InvalidInput
 
 WORK = "until test -e go; do date >> ticks; sleep 0.1; done"

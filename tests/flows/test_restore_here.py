@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,8 @@ def test_results_come_here_without_a_machine_of_the_workspace(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("TORPOR_STATE", raising=False)
     place = world.workspace(world.rent().id)
     (place / "results").mkdir(parents=True)
     (place / "results/model.bin").write_bytes(b"weights" * 100_000)
@@ -28,4 +29,6 @@ def test_results_come_here_without_a_machine_of_the_workspace(
     assert (report.machine, report.restored_to, report.files) == ("here", str(there), 1)
     assert (there / "newest").read_bytes() == b"weights" * 100_000
     assert world.machines() == [] and world.opened.rentals.open() == []
-    assert [*Path(tempfile.gettempdir()).glob("torpor-here-*/m-*")] == []
+    served = tmp_path / "state/torpor/here"
+    assert served.stat().st_mode & 0o077 == 0, "the keys of its SSH server lie where others write"
+    assert [*served.glob("m-*")] == []

@@ -19,6 +19,14 @@ SILENT_S: Final = 900.0
 _NAME: Final = "supervision.json"
 
 
+def state_folder() -> Path:
+    """The folder of this user's installation: $TORPOR_STATE, otherwise torpor's folder in
+    $XDG_STATE_HOME or ~/.local/state."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(named or f"{state}/torpor").expanduser().resolve()
+
+
 class Event(msgspec.Struct, frozen=True):
     """One thing that the supervisor did or found: ``who`` is a process's role, or a check."""
 
