@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import secrets
 import shutil
 import tempfile
 import threading
@@ -33,6 +32,7 @@ from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.engine import WORKSPACE, Engine
 from tests.fixtures.machines import new_key_pair
+from tests.fixtures.world import own_store
 from tests.markets.boot import BootedMachine, Machines
 from tests.markets.market import Market, Rented
 from tests.markets.vast import FakeVast, vast_wares
@@ -41,8 +41,6 @@ from torpor.control.measure.host import host_facts
 from torpor.control.providers.vast import VastProvider
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.waiting import ssh_banner_fault
-from torpor.control.store.embedded import EmbeddedStore
-from torpor.control.store.s3 import S3Store
 from torpor.control.store.seam import ObjectStore
 from torpor.shared.values import Endpoint, WorkspaceSpec
 
@@ -92,12 +90,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--keep", default="", help="name of the JSON under results/")
     options = parser.parse_args()
-    keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
     with tempfile.TemporaryDirectory(prefix="torpor-renting-", dir=options.folder) as scratch:
         folder = Path(scratch)
-        with EmbeddedStore.start(folder / "store", *keys, "torpor") as running:
-            store = S3Store.connect(running.settings("torpor"))
-            result = measure(store, folder, options.rounds, options.boot_s)
+        with own_store(folder / "store") as store:
+            result = measure(store.server.store(), folder, options.rounds, options.boot_s)
     print(json.dumps(result, indent=1, sort_keys=True), f"goal: {MOST_ADDED_S:g} s", sep="\n")
     for case in CASES:
         added = result[case]["added_s"]
@@ -123,7 +119,7 @@ def measure(store: ObjectStore, folder: Path, rounds: int, boot_s: float) -> dic
                 samples[case].append(_once(market, opened, fake))
                 assert market.alive() == []
     figures = {
-        case: {name: summed_up([one[name] for one in taken]) for name in taken[0]}
+        case: {name: summed_up([sample[name] for sample in taken]) for name in taken[0]}
         for case, taken in samples.items()
     }
     return {

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import secrets
 import tempfile
 import threading
 import time
@@ -38,12 +37,11 @@ from tasks.plain_runner import PlainRunner
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.stores import Server
 from tests.fixtures.trees import Tree, differences, facts, fill
-from tests.fixtures.world import WORKSPACE, World, kill, make_world
+from tests.fixtures.world import WORKSPACE, World, kill, make_world, own_store
 from torpor.control.measure.host import host_facts
 from torpor.control.remote.exchange import PeerMode
 from torpor.control.remote.restore import RemoteRestore
 from torpor.control.reports import ReplicateReport
-from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.values import MIB, Machine
 from torpor.shared.wire.restore import Peer
 
@@ -59,7 +57,11 @@ def main() -> None:
     parser.add_argument("--kill", type=int, default=2)
     parser.add_argument("--keep", default="", help="name of the JSON under results/")
     options = parser.parse_args()
-    with embedded_server() as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="torpor-replicate-") as folder,
+        own_store(Path(folder)) as store,
+    ):
+        server = store.server
         if options.what == "kills":
             figures = kills(server, options.machines, options.kill, options.mib)
         else:
@@ -73,38 +75,28 @@ def main() -> None:
         print(f"kept as {write_result(options.keep, result)}")
 
 
-@contextmanager
-def embedded_server() -> Iterator[Server]:
-    keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
-    with (
-        tempfile.TemporaryDirectory(prefix="torpor-replicate-") as folder,
-        EmbeddedStore.start(Path(folder), *keys, "first") as store,
-    ):
-        yield Server("seaweedfs", store.endpoint_url, *keys)
-
-
 def limited(
     server: Server, what: str, count: int, mib: int, bytes_s: float, peers: PeerMode = "auto"
 ) -> dict[str, Any]:
     """Seconds to one machine and to ``count``, with the machines' links or the store's limited."""
     limit = {"machine_bytes_s" if what == "links" else "store_bytes_s": bytes_s}
     with Shaper(**limit) as shaper, shaped_world(server, shaper, mib) as (world, truth):
-        one, one_s = _timed(world, truth, 1, shaper)
+        single, one_s = _timed(world, truth, 1, shaper)
         many, many_s = _timed(world, truth, count, shaper, peers)
     return {
         "limited": what,
         "bytes_s": bytes_s,
-        "stored_bytes": one.replicas[0].store_bytes,
+        "stored_bytes": single.replicas[0].store_bytes,
         "machines": count,
         "one_s": one_s,
         "many_s": many_s,
         "many_over_one": many_s / one_s,
         "restore_many_over_one": max(r.seconds["restore"] for r in many.replicas)
-        / one.replicas[0].seconds["restore"],
+        / single.replicas[0].seconds["restore"],
         "source": many.source,
         "from_store_bytes": sum(replica.store_bytes for replica in many.replicas),
         "from_peers_bytes": sum(replica.peer_bytes for replica in many.replicas),
-        "one_phases_s": one.replicas[0].seconds,
+        "one_phases_s": single.replicas[0].seconds,
         "many_phases_s": [replica.seconds for replica in many.replicas],
     }
 

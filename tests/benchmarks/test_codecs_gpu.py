@@ -112,7 +112,7 @@ def measure(
     sets = list(codecs.data_sets(2 * CHUNK))
 
     def run(*names: str) -> dict[str, Any]:
-        chosen = [one for one in sets if one[0] in names]
+        chosen = [row for row in sets if row[0] in names]
         assert len(chosen) == len(names)
         monkeypatch.setattr(codecs_gpu, "data_sets", lambda limit: iter(chosen))
         return codecs_gpu.run(gpu, 2 * CHUNK, rounds=1, chunk_bytes=CHUNK)
@@ -124,14 +124,14 @@ def test_every_codec_has_its_ratio_and_its_rates(measure: Measure) -> None:
     report = measure(WEIGHTS, "weights FP32", "random bytes")
     json.dumps(report)
     rows = {(row["data"], row["codec"]): row for row in report["rows"]}
-    assert [one["data"] for one in report["left_out"]] == ["random bytes"]
+    assert [row["data"] for row in report["left_out"]] == ["random bytes"]
     for name, plain, element in codecs.data_sets(2 * CHUNK):
         if name not in (WEIGHTS, "weights FP32"):
             continue
         assert [codec for data, codec in rows if data == name] == ["torpor", *NVCOMP]
         chunks = [plain[:CHUNK], plain[CHUNK:]]
-        whole = [RANS.encode(memoryview(one), [Run(CHUNK, element)]) for one in chunks]
-        expected = sum(len(one or b"") - HEADS[element.width] for one in whole)
+        whole = [RANS.encode(memoryview(chunk), [Run(CHUNK, element)]) for chunk in chunks]
+        expected = sum(len(stored or b"") - HEADS[element.width] for stored in whole)
         assert rows[name, "torpor"]["stored_bytes"] == expected
     assert [c for d, c in rows if d == codecs.EXPONENTS] == ["torpor", "nvCOMP ans"]
     for row in report["rows"]:
@@ -142,7 +142,7 @@ def test_every_codec_has_its_ratio_and_its_rates(measure: Measure) -> None:
     assert report["host"]["nvcomp"] == "6.0.0"
     assert f"| {WEIGHTS} | torpor | 1." in report["table"]
     assert next(iter(report["goals"].values())) is False
-    ends = [one["codec"] for one in report["end_to_end"]]
+    ends = [row["codec"] for row in report["end_to_end"]]
     assert ends == ["torpor, 1 thread", "torpor, 2 threads"]
 
 
@@ -191,4 +191,4 @@ def test_no_snapshot_can_hold_what_is_nvcomp_s_own() -> None:
     tops = ("torpor", "gpu_kernels", "blocks", "tasks", "flows", "deployments")
     paths = [path for top in tops for path in (root / top).rglob("*.py")]
     assert [str(path) for path in paths if "nvcomp" in path.read_text().lower()] == []
-    assert {one.name for one in ENCODINGS.values()} == {"raw", "lz4", "zstd", "planes", "rans"}
+    assert {codec.name for codec in ENCODINGS.values()} == {"raw", "lz4", "zstd", "planes", "rans"}

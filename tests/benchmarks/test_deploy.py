@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from benchmarks.deploy import TOOLS, measure
 
 
-@pytest.fixture
-def folder(needs_server: None) -> Iterator[Path]:
-    """A short path: a Unix socket's name in a machine's home has at most 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="torpor-"))
-    yield folder
-    shutil.rmtree(folder)
-
-
-def test_a_real_server_answers_with_a_made_and_with_a_restored_environment(folder: Path) -> None:
+def test_a_real_server_answers_with_a_made_and_with_a_restored_environment(
+    machines_folder: Path,
+) -> None:
     assert (TOOLS / "ready").exists(), (
         "make test installs it: python -m benchmarks.deploy --prepare"
     )
-    result = measure(folder, gib=0.004, lines=[1000.0], rounds=1)
+    result = measure(machines_folder, gib=0.004, lines=[1000.0], rounds=1)
     (line,) = result["lines"]
     assert {"environment: setup", "store environment", "completion"} <= set(line["cold"])
     assert "environment: setup" not in line["warm"]
@@ -33,8 +22,10 @@ def test_a_real_server_answers_with_a_made_and_with_a_restored_environment(folde
         assert 0 < line[kind]["from ssh"]["median"] < line[kind]["from rental"]["median"]
 
 
-def test_a_real_server_answers_with_the_model_first(folder: Path) -> None:
-    result = measure(folder, gib=0.004, lines=[1000.0], rounds=1, weights="F16", rest_gib=0.02)
+def test_a_real_server_answers_with_the_model_first(machines_folder: Path) -> None:
+    result = measure(
+        machines_folder, gib=0.004, lines=[1000.0], rounds=1, weights="F16", rest_gib=0.02
+    )
     (line,) = result["lines"]
     assert result["workspace_bytes"] > 4 * result["model_bytes"]
     for kind in ("usual", "first"):

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
-import tempfile
 from pathlib import Path
 
 from benchmarks.left_behind import measure
 from benchmarks.machine import BenchMachine
-from torpor.control.store.embedded import EmbeddedStore
+from tests.fixtures.world import own_store
 
 
-def test_the_look_is_measured_alone_and_beside_a_snapshot(needs_server: None) -> None:
-    keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
+def test_the_look_is_measured_alone_and_beside_a_snapshot(machines_folder: Path) -> None:
     with (
-        tempfile.TemporaryDirectory(prefix="torpor-") as folder,  # its path is short
-        EmbeddedStore.start(Path(folder) / "store", *keys, "torpor") as store,
-        BenchMachine(Path(folder) / "machine", store) as machine,
+        own_store(machines_folder / "store") as store,
+        BenchMachine(machines_folder / "machine", store.running) as machine,
     ):
         figures = measure(machine, outside=600, inside=10, times=2)
     assert (figures["complete"], figures["look_s"]["n"]) == (True, 2)

@@ -26,12 +26,12 @@ ONLY = Way("only", "only")
 
 
 def test_a_zone_says_when_a_machine_is_lost() -> None:
-    one = zone("##.#")
-    assert [one.is_up(at_s) for at_s in (0, 1199, 1200, 1799, 1800, 2400)] == [
+    market = zone("##.#")
+    assert [market.is_up(at_s) for at_s in (0, 1199, 1200, 1799, 1800, 2400)] == [
         True, True, False, False, True, True,
     ]  # fmt: skip
-    assert [one.lost_at_s(at_s) for at_s in (0, 1199, 1800, 2400)] == [1200, 1200, 3600, 3600]
-    assert (one.seconds, one.share_up) == (2400, 0.75)
+    assert [market.lost_at_s(at_s) for at_s in (0, 1199, 1800, 2400)] == [1200, 1200, 3600, 3600]
+    assert (market.seconds, market.share_up) == (2400, 0.75)
 
 
 def test_on_demand_is_never_lost() -> None:

@@ -51,7 +51,7 @@ def _told(inbox: Inbox, *words: str) -> list[dict[str, Any]]:
 
 def _ours(deployed: Deployed) -> dict[str, dict[str, Any]]:
     found = deployed.ask("automations/filter", {})
-    return {one["name"]: one for one in found if one["name"].startswith(MARK)}
+    return {rule["name"]: rule for rule in found if rule["name"].startswith(MARK)}
 
 
 def test_events_pause_prune_and_watch_tells_of_failures(
@@ -66,15 +66,17 @@ def test_events_pause_prune_and_watch_tells_of_failures(
     wanted = {"filter": {"event": {"name": ["torpor.snapshot.deleted"]}}}
     event = until(
         lambda: [
-            one
-            for one in deployed.ask("events/filter", wanted)["events"]
-            if one["resource"]["prefect.resource.id"] == f"torpor.snapshot.{NAME}.{SNAPSHOT}"
+            event
+            for event in deployed.ask("events/filter", wanted)["events"]
+            if event["resource"]["prefect.resource.id"] == f"torpor.snapshot.{NAME}.{SNAPSHOT}"
         ],
         "the event has arrived",
         every_s=0.2,
     )[0]
     assert event["payload"] == {"workspace": NAME, "snapshot": SNAPSHOT, "reason": "retention"}
-    assert {one["prefect.resource.id"] for one in event["related"]} == {f"torpor.workspace.{NAME}"}
+    assert {item["prefect.resource.id"] for item in event["related"]} == {
+        f"torpor.workspace.{NAME}"
+    }
 
     # a failed verification pauses prune
     prune = {"deployments": {"name": {"any_": ["prune"]}}}
@@ -138,14 +140,14 @@ def test_installing_again_renews_and_leaves_off_what_is_off(
     before = _ours(deployed)
     assert sorted(before) == sorted(names)
     assert PrefectAlerts().notifiers() == [BLOCK]
-    off = next(one for one in before.values() if "silent" in one["name"])
+    off = next(rule for rule in before.values() if "silent" in rule["name"])
     deployed.switch_off(off["id"])
     install([BLOCK], silent_minutes=50)
     after = _ours(deployed)
-    assert {name: one["id"] for name, one in after.items()} == {
-        name: one["id"] for name, one in before.items()
+    assert {name: rule["id"] for name, rule in after.items()} == {
+        name: rule["id"] for name, rule in before.items()
     }
-    assert [one["name"] for one in after.values() if not one["enabled"]] == [off["name"]]
+    assert [rule["name"] for rule in after.values() if not rule["enabled"]] == [off["name"]]
     assert after[off["name"]]["trigger"]["within"] == 50 * 60
     assert sorted(remove()) == sorted(names)
     assert _ours(deployed) == {} and PrefectAlerts().notifiers() == []

@@ -94,7 +94,7 @@ def test_a_run_by_a_worker_stores_the_message_once(deployed: Deployed) -> None:
     while not any("exception: InvalidInput" in text for text in logged):
         # logs come late; pytest's time limit ends this
         logs = deployed.ask("logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}})
-        logged = [one["message"] for one in logs]
+        logged = [line["message"] for line in logs]
         time.sleep(0.5)
     (message,) = [text for text in logged if NO_BLOCK in text]
     assert message.startswith("InvalidInput: ")

@@ -40,10 +40,12 @@ def run(prefect_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run
     deployment = ask("POST", f"{api}/deployments/", wanted)["id"]
 
     def made(*states: str) -> dict[str, Any]:
-        one = ask("POST", f"{api}/deployments/{deployment}/create_flow_run", {"name": states[-1]})
+        created = ask(
+            "POST", f"{api}/deployments/{deployment}/create_flow_run", {"name": states[-1]}
+        )
         for state in states:
-            ask("POST", f"{api}/flow_runs/{one['id']}/set_state", {"state": {"type": state}})
-        return state_of(prefect_server, one)
+            ask("POST", f"{api}/flow_runs/{created['id']}/set_state", {"state": {"type": state}})
+        return state_of(prefect_server, created)
 
     yield made
     ask("DELETE", f"{api}/work_pools/{name}")

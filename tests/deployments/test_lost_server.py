@@ -38,7 +38,7 @@ key = f"workspaces/demo/jobs/open/{job.id}"
 record = json.loads(opened.store.get(key, max_bytes=1 << 20))
 record |= {"process": "", "driven_unix": 0.0}  # as if its run had been silent for long enough
 opened.store.put(key, json.dumps(record).encode())
-say({"driver": job.driver, "next": [one.next_step for one in watch(["demo"], dry_run=False).jobs]})
+say({"driver": job.driver, "next": [job.next_step for job in watch(["demo"], dry_run=False).jobs]})
 """
 DRIVER = """
 import time
@@ -56,7 +56,7 @@ jobs = open_workspace("demo").jobs
 while jobs.open():
     time.sleep(0.5)
 (job,) = jobs.ended()
-say({"state": job.state, "ends": [one.end for one in job.attempts], "driver": job.driver,
+say({"state": job.state, "ends": [attempt.end for attempt in job.attempts], "driver": job.driver,
      "log": job_log("demo", job.id).text, "machines": len(list_machines("demo"))})
 """
 

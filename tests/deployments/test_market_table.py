@@ -23,7 +23,7 @@ def test_the_guide_says_what_becomes_of_a_job_at_every_market() -> None:
     guide = (CHECKOUT / "docs" / "guide.md").read_text()
     lines = re.findall(r"^\|.*\|$", guide.split("**A machine that its market stops**")[1], re.M)
     first = " ".join(line.split("|")[1] for line in lines[2:7]).lower()
-    assert [one for one in _names() if one.lower() not in first] == []
+    assert [name for name in _names() if name.lower() not in first] == []
 
 
 def _names() -> list[str]:

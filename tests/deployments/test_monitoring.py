@@ -57,7 +57,7 @@ def test_rules_and_dashboard_name_only_what_watch_writes() -> None:
 def test_the_dashboard_is_one_that_grafana_can_import() -> None:
     dashboard: dict[str, Any] = json.loads((_FOLDER / "dashboard.json").read_text())
     assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= dashboard.keys()
-    variables = {one["name"] for one in dashboard["templating"]["list"]}
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()

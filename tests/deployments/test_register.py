@@ -87,7 +87,7 @@ def test_a_new_version_changes_the_code_of_a_deployment_and_nothing_that_is_its_
     register.deploy(Installation(tmp_path))
     after = ask("GET", url)
     by_workers = {"last_polled", "status"}  # other tests have workers at the same queue
-    assert {one for one in after if after[one] != before[one]} - by_workers == {
+    assert {field for field in after if after[field] != before[field]} - by_workers == {
         "updated",
         "entrypoint",
         "version",
@@ -108,11 +108,11 @@ def test_the_guide_s_commands_add_scheduled_deployments(prefect_server: Server) 
         run_python(["-m", *shlex.split(command)], os.environ)
     found = {}
     for name in ("hibernate/mywork-evening", "backup/mywork-hourly"):
-        one = ask("GET", f"{prefect_server.api_url}/deployments/name/{name}")
-        (schedule,) = one["schedules"]
-        found[name] = (schedule["schedule"]["cron"], schedule["parameters"], one["parameters"])
-        assert (one["work_pool_name"], schedule["active"]) == ("torpor", True)
-        ask("DELETE", f"{prefect_server.api_url}/deployments/{one['id']}")
+        made = ask("GET", f"{prefect_server.api_url}/deployments/name/{name}")
+        (schedule,) = made["schedules"]
+        found[name] = (schedule["schedule"]["cron"], schedule["parameters"], made["parameters"])
+        assert (made["work_pool_name"], schedule["active"]) == ("torpor", True)
+        ask("DELETE", f"{prefect_server.api_url}/deployments/{made['id']}")
     assert found == {
         "hibernate/mywork-evening": ("0 20 * * *", {}, {"workspace": "mywork"}),
         "backup/mywork-hourly": ("0 * * * *", {}, {"workspace": "mywork", "keep_hourly": 24}),

@@ -16,7 +16,7 @@ from torpor.shared.errors import TorporError
 def test_the_scheduler_is_seen_to_work(prefect_server: Server) -> None:
     services.check_scheduler(prefect_server)
     left = ask("POST", f"{prefect_server.api_url}/deployments/filter", {})
-    assert not [one for one in left if one["name"] == services.NAME]
+    assert not [deployment for deployment in left if deployment["name"] == services.NAME]
 
 
 def test_a_scheduler_that_makes_no_runs_is_named(

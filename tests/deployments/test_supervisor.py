@@ -90,7 +90,7 @@ def test_what_ends_is_restarted_at_once_and_then_less_and_less_often(tmp_path: P
     world.breaks = ""
     world.now += LONGEST_WAIT_S
     supervisor.look()
-    assert not any(one.startswith("server: ") for one in world.told())
+    assert not any(line.startswith("server: ") for line in world.told())
     world.now += STEADY_S + 1
     world.alive = False
     supervisor.look()
@@ -119,7 +119,7 @@ def test_a_check_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None
     assert world.told()[0] == "disk: could not be checked: statvfs failed"
     world.breaks, world.now = "", world.now + 60.0
     supervisor.look()
-    assert all("UTC" in one for one in world.told())  # what was, and nothing that is
+    assert all("UTC" in line for line in world.told())  # what was, and nothing that is
 
 
 def test_a_part_that_cannot_be_looked_at_is_told_and_the_others_go_on(tmp_path: Path) -> None:

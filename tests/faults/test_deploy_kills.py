@@ -78,7 +78,7 @@ def _stack() -> Stack:
 )
 def test_a_killed_deploy_leaves_no_half_environment_in_use(world: World, label: str) -> None:
     _killed_before(world, label)
-    names = {one.key.split("/")[1] for one in world.direct.list(f"workspaces/{BASE}")}
+    names = {stored.key.split("/")[1] for stored in world.direct.list(f"workspaces/{BASE}")}
     pinned = [one for name in names for one in pin_times(world.direct, WorkspaceName(name))]
     assert bool(pinned) == (label == "expire environments")
 
@@ -86,8 +86,8 @@ def test_a_killed_deploy_leaves_no_half_environment_in_use(world: World, label: 
     assert not (world.home(again.machine) / "small-stack" / "half").exists()
     (machine,) = world.machines()
     assert machine.id == again.machine and world.leaks() == []
-    names = {one.key.split("/")[1] for one in world.direct.list(f"workspaces/{BASE}")}
-    (name,) = (WorkspaceName(one) for one in names)
+    names = {stored.key.split("/")[1] for stored in world.direct.list(f"workspaces/{BASE}")}
+    (name,) = (WorkspaceName(name) for name in names)
     (kept,) = pin_times(world.direct, name)
     verified = verify_snapshot(world.direct, find_snapshot(world.direct, name, kept), PLAIN)
     paths = {entry.path for entry in verified.manifest.entries}

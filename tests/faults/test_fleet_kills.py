@@ -144,7 +144,7 @@ def test_a_hand_over_that_comes_after_the_death_of_its_sender_changes_nothing(
     proxy.clear()
     control = fleets.start(Moment(HAND_OVER, 2))
     asked = proxy.requests
-    until(lambda: sum(_writes_rental(*one) for one in list(asked)) == 2 * COUNT, "all stand")
+    until(lambda: sum(_writes_rental(*call) for call in list(asked)) == 2 * COUNT, "all stand")
     proxy.add(Fault("delay", _writes_rental, delay_s=2.0))
     assert fleets.end(control).killed
     fleets.is_completed()

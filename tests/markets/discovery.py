@@ -44,7 +44,7 @@ class Discovery:
         name = method["id"]
         self.asked.add(name)
         known = {*method["parameters"], *self.document["parameters"]}
-        self.violations += [f"{name}: no parameter {one}" for one in {*request.query} - known]
+        self.violations += [f"{name}: no parameter {key}" for key in {*request.query} - known]
         if "request" in method:
             self._check(request.body, method["request"]["$ref"], name)
         elif request.body is not None:
@@ -76,8 +76,8 @@ class Discovery:
             if not isinstance(value, list):
                 self.violations.append(f"{where}: {value!r} is no array")
                 return
-            for one in value:
-                self._fits(one, kind["items"], f"{where}[]")
+            for item in value:
+                self._fits(item, kind["items"], f"{where}[]")
         elif name == "object":
             self._fits_object(value, kind, where)
         elif type(value) not in _TYPES[name]:
@@ -92,8 +92,8 @@ class Discovery:
             self.violations.append(f"{where}: {value!r} is no object")
             return
         known, other = kind.get("properties", {}), kind.get("additionalProperties")
-        for key, one in value.items():
+        for key, item in value.items():
             if key not in known and other is None:
                 self.violations.append(f"{where}: no property {key}")
             else:
-                self._fits(one, known.get(key, other), f"{where}.{key}")
+                self._fits(item, known.get(key, other), f"{where}.{key}")

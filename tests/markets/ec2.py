@@ -397,7 +397,7 @@ class FakeEc2(FakeMarket):
             listed.append(_product("Compute Instance", 0.0, "Hrs", **attributes))
             windows = {**attributes, "operatingSystem": "Windows"}
             listed.append(_product("Compute Instance", ware.usd_h * 2, "Hrs", **windows))
-        asked = {one["Field"]: one["Value"] for one in request.body["Filters"]}
+        asked = {field["Field"]: field["Value"] for field in request.body["Filters"]}
         fitting = [
             product
             for product in listed

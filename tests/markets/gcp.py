@@ -254,9 +254,9 @@ class FakeGcp(FakeMarket):
 
     def _ware(self, zone: str, asked: dict[str, Any]) -> Ware | None:
         name = asked["machineType"].rsplit("/", 1)[1]
-        for one in asked.get("guestAccelerators", []):
-            kind = one["acceleratorType"].rsplit("/", 1)[1]
-            name += f"+{kind}x{one['acceleratorCount']}"
+        for accelerator in asked.get("guestAccelerators", []):
+            kind = accelerator["acceleratorType"].rsplit("/", 1)[1]
+            name += f"+{kind}x{accelerator['acceleratorCount']}"
         return next((w for w in self.market.wares if (w.name, w.region) == (name, zone)), None)
 
     def _instance(self, request: Request, zone: str, name: str) -> Answer:
@@ -319,7 +319,7 @@ class FakeGcp(FakeMarket):
                 continue
             self._reaped.add(machine.id)
             zone, name = _place(machine)
-            if not any(_deletes(one, zone, name) for one in self.operations.values()):
+            if not any(_deletes(operation, zone, name) for operation in self.operations.values()):
                 self._began("delete", zone, name, "")
             if name in self.disks:
                 self.disks[name]["users"] = []

@@ -149,7 +149,7 @@ class Cluster:
         flavour = {"metadata": {"name": name}, "spec": {"nodeLabels": LABEL}}
         self.make(f"{KUEUE}/resourceflavors", flavour)
         quota = {"nvidia.com/gpu": "1", "cpu": "64", "memory": "64Gi", "ephemeral-storage": "1Ti"}
-        resources = [{"name": one, "nominalQuota": most} for one, most in quota.items()]
+        resources = [{"name": resource, "nominalQuota": most} for resource, most in quota.items()]
         groups = {"coveredResources": [*quota], "flavors": [{"name": name, "resources": resources}]}
         spec = {
             "namespaceSelector": {},
@@ -185,7 +185,7 @@ class Cluster:
         assert found == []
 
     def jobs(self) -> list[str]:
-        return [one for one in self.left() if one.startswith("jobs ")]
+        return [left for left in self.left() if left.startswith("jobs ")]
 
     def workspace(self, machine: str) -> Path:
         return self.kubelet.body(machine).root / "root/workspace"
@@ -245,7 +245,7 @@ def test_a_create_that_is_repeated_after_a_lost_answer_makes_one_job(
         again = [*threads.map(lambda _: provider.create(order).id, range(4))]
     assert {first.id, *again} == {first.id}
     assert cluster.jobs() == [f"jobs {first.id}"]
-    assert [one.label for one in provider.list_own()] == [order.label]
+    assert [machine.label for machine in provider.list_own()] == [order.label]
     _end(provider, first.id, order)
 
 
@@ -347,7 +347,7 @@ def test_a_higher_priority_takes_the_machine_of_a_job_which_saves_and_goes_on_la
     cluster.see_empty()
     assert urgent.rentals.open() == []
     # The rental of the lost machine is closed by a later run, once the provider has settled.
-    assert {one.machine for one in working.rentals.open()} <= {made}
+    assert {rental.machine for rental in working.rentals.open()} <= {made}
 
 
 def test_names_that_the_cluster_does_not_know(cluster: Cluster) -> None:
@@ -394,7 +394,7 @@ def test_the_role_of_the_guide_is_enough_and_each_right_of_it_is_needed(
 def _active(cluster: Cluster) -> bool:
     path = f"{KUEUE}/namespaces/{cluster.namespace}/localqueues/{QUEUE}"
     conditions = cluster.kubelet.ask("GET", path).get("status", {}).get("conditions", [])
-    return any(one["type"] == "Active" and one["status"] == "True" for one in conditions)
+    return any(state["type"] == "Active" and state["status"] == "True" for state in conditions)
 
 
 def _other(opened: OpenWorkspace, name: str, provider: KubernetesProvider) -> OpenWorkspace:
@@ -411,7 +411,7 @@ def _write_notes(cluster: Cluster, opened: OpenWorkspace) -> None:
 
 
 def _order(provider: KubernetesProvider, identity: KeyPair) -> Order:
-    offer = next(one for one in provider.offers(WANT) if not misfit(one, WANT))
+    offer = next(offer for offer in provider.offers(WANT) if not misfit(offer, WANT))
     label = Label("oracle", workspace_name("oracle"), secrets.token_hex(8))
     return order_for(offer, label, asyncssh.import_private_key(identity.private), WANT)
 
@@ -423,7 +423,7 @@ def _runs(provider: KubernetesProvider, machine: MachineId) -> bool:
 
 def _end(provider: KubernetesProvider, machine: MachineId, order: Order) -> None:
     """Destroy it as rentals do, until the proof."""
-    live = next(one for one in provider.list_own() if one.id == machine)
+    live = next(listed for listed in provider.list_own() if listed.id == machine)
     warrant = never_handed_over(live, order.label)
 
     def gone() -> bool:

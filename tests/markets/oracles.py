@@ -282,7 +282,7 @@ def test_a_rental_from_the_look_to_the_proof(prism: Prism) -> None:
     assert rented(provider, want).id == machine.id
     states = {live.state for live in map(provider.find, [machine.id] * 3) if type(live) is Machine}
     assert "running" in states
-    assert [one.id for one in provider.list_own()] == [machine.id]
+    assert [listed.id for listed in provider.list_own()] == [machine.id]
     provider.destroy(machine, never_handed_over(machine, label()))
     gone = provider.find(machine.id)
     assert isinstance(gone, Absent)
@@ -375,7 +375,7 @@ def test_google_s_document_knows_every_request_and_answer(monkeypatch: pytest.Mo
             machine = rented(provider, want)
             assert rented(provider, want).id == machine.id
             assert type(provider.find(machine.id)) is Machine
-            assert [one.id for one in provider.list_own()] == [machine.id]
+            assert [listed.id for listed in provider.list_own()] == [machine.id]
             fake.market.clock.advance(1800)
             provider.renew(machine)
             fake.market.rented[-1].request["disks"][0]["autoDelete"] = False

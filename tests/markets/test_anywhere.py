@@ -80,12 +80,13 @@ def test_from_each_market_to_each_other(markets: Markets, rented_workspace: Open
         assert provider.residue() == [], name
         assert provider.list_own() == [], name
     assert rented_workspace.rentals.open() == []
-    machines = [one for one in rented_workspace.rentals.history() if one.machine is not None]
-    assert Counter(one.provider for one in machines) == Counter(
+    rentals = [item for item in rented_workspace.rentals.history() if item.machine is not None]
+    assert Counter(rental.provider for rental in rentals) == Counter(
         providers[name].identity for name in WALK
     )
-    assert all(one.why and one.answered_unix for one in machines)
-    assert sum(one.fetched_bytes > 0 < one.fetched_s for one in machines) == len(WALK) - 1  # wakes
+    assert all(rental.why and rental.answered_unix for rental in rentals)
+    wakes = [rental for rental in rentals if rental.fetched_bytes > 0 < rental.fetched_s]
+    assert len(wakes) == len(WALK) - 1
 
 
 def test_a_wake_goes_on_until_a_machine_is_ready(
@@ -162,7 +163,7 @@ def _set(monkeypatch: pytest.MonkeyPatch, provider: Provider, **abilities: float
 def _outcome(row: Row) -> tuple[str, str]:
     """That of OUTCOMES which the row tells, or what it tells."""
     told = row["market"], row["outcome"]
-    same = [one for one in OUTCOMES if one[0] == told[0] and re.fullmatch(one[1], told[1])]
+    same = [pair for pair in OUTCOMES if pair[0] == told[0] and re.fullmatch(pair[1], told[1])]
     return same[0] if same else told
 
 

@@ -64,7 +64,7 @@ def saved_blocks(
 
 def _use(name: str) -> None:
     """The workspace names this market, and another one after it."""
-    order = [f"{one}-provider/{BLOCK}" for one in (name, *(n for n in NAMES if n != name))]
+    order = [f"{market}-provider/{BLOCK}" for market in (name, *(n for n in NAMES if n != name))]
     Workspace(
         name=BLOCK,
         store=BLOCK,

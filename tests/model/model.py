@@ -277,7 +277,9 @@ class Model:
         machine.given_unix = time.time()
 
     def _own_save(self) -> str:
-        able = [one for one in self._machines if one.book is not None and one.book.saves]
+        able = [
+            machine for machine in self._machines if machine.book is not None and machine.book.saves
+        ]
         return self._saved_by(self.rng.choice(able)) if able else NOTHING
 
     def _saved_by(self, machine: Machine) -> str:
@@ -497,7 +499,8 @@ class Model:
 
     def _packs(self) -> dict[ObjectKey, tuple[int, str]]:
         return {
-            one.key: (one.bytes, one.md5 or "") for one in self.store.list(packs_prefix(WORKSPACE))
+            pack.key: (pack.bytes, pack.md5 or "")
+            for pack in self.store.list(packs_prefix(WORKSPACE))
         }
 
     def _needs(self, snapshot: SnapshotId) -> dict[ObjectKey, tuple[int, str]]:

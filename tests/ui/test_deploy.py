@@ -86,7 +86,7 @@ def _steps_seen(server: Server, run: str) -> bool:
     """Prefect records them a while after they have ended."""
     wanted = {"flow_runs": {"id": {"any_": [run]}}}
     found = ask("POST", f"{server.api_url}/task_runs/filter", wanted)
-    names = " ".join(str(one["name"]) for one in found)
+    names = " ".join(str(deployment["name"]) for deployment in found)
     return all(step in names for step in ("create machine", "start attempt 1", "keep environment"))
 
 

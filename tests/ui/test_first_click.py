@@ -197,7 +197,7 @@ def _switch_watch_on(newcomer: Newcomer, page: Page, picture: Any) -> None:
 
     def completed() -> dict[str, Any] | None:
         runs = newcomer.ask("flow_runs/filter", wanted)
-        return next((one for one in runs if one["state_type"] in ENDED), None)
+        return next((run for run in runs if run["state_type"] in ENDED), None)
 
     run = until(completed, "a run of the schedule has ended", every_s=1.0)
     assert run["auto_scheduled"]

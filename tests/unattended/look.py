@@ -41,13 +41,17 @@ def main(number: int) -> None:
 def _state(opened: OpenWorkspace) -> dict[str, Any]:
     name, rentals = opened.spec.name, opened.rentals.open()
     listed = [] if name.startswith("far") else opened.providers[0].list_own()
-    mine = {one.label.rental: one.id for one in listed if one.label and one.label.workspace == name}
+    mine = {
+        machine.label.rental: machine.id
+        for machine in listed
+        if machine.label and machine.label.workspace == name
+    }
     return {
-        "open": [one.state for one in rentals],
+        "open": [rental.state for rental in rentals],
         "machines": [*mine.values()],
         "snapshots": snapshot_ids(opened.store, name),
-        "jobs": {one.id: one.state for one in [*opened.jobs.open(), *opened.jobs.ended()]},
-        "saves": [one.newest for one in opened.jobs.open()],
+        "jobs": {job.id: job.state for job in [*opened.jobs.open(), *opened.jobs.ended()]},
+        "saves": [job.newest for job in opened.jobs.open()],
     }
 
 

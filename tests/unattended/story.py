@@ -193,9 +193,9 @@ class Story:
     def runs(self) -> Counter[str]:
         """How many runs there are of each flow and state."""
         with Api(self.alone.server) as api:
-            flows = {one["id"]: one["name"] for one in api.all("flows/filter", {})}
+            flows = {flow["id"]: flow["name"] for flow in api.all("flows/filter", {})}
             runs = api.all("flow_runs/filter", {})
-        return Counter(f"{flows[one['flow_id']]} {one['state_name']}" for one in runs)
+        return Counter(f"{flows[run['flow_id']]} {run['state_name']}" for run in runs)
 
     def log_of_job(self, found: dict[str, Any]) -> str:
         (job,) = found["work"]["jobs"]
@@ -216,7 +216,7 @@ class Story:
 
     def _deadline(self) -> float:
         items = self.gcp.market.rented[-1].request["metadata"]["items"]
-        return next((float(one["value"]) for one in items if one["key"] == DEADLINE_KEY), 0.0)
+        return next((float(item["value"]) for item in items if item["key"] == DEADLINE_KEY), 0.0)
 
     def _python(self, module: str, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
