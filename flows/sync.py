@@ -10,7 +10,6 @@ from tasks.machines import chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.phases import measured_phases, phase
 from tasks.restore import NEWEST, pick_snapshot
-from tasks.runner import runner
 from torpor.control.reports import SyncReport
 from torpor.shared.values import SnapshotId
 
@@ -51,12 +50,6 @@ def sync(
         if save_first:
             with phase("save"), measured_phases():
                 saved = back_up(opened, session, live)[0].snapshot
-        report = Synchronisation(opened, session, live.id, wanted).run(
+        return Synchronisation(opened, session, live.id, wanted).run(
             saved=saved, discard_local=discard_local, full_check=full_check
         )
-    runner().table(
-        key=f"sync-{opened.spec.name}",
-        rows=report.rows(),
-        description=f"Workspace {opened.spec.name} synced to {wanted.snapshot}",
-    )
-    return report
