@@ -3,15 +3,23 @@
 from flows import hibernate, wake
 """
 
-from flows.backup import backup, check_backup
+from flows.backup import backup
 from flows.benchmark import benchmark
 from flows.benchmark_deploy import benchmark_deploy
+from flows.cancel_job import cancel_job
+from flows.check_backup import check_backup
 from flows.compare import compare
 from flows.create import create
+from flows.delete_snapshots import delete_snapshots
 from flows.deploy import deploy
+from flows.diff import diff
+from flows.find import find
 from flows.hibernate import hibernate
 from flows.job import job
-from flows.jobs import cancel_job, job_log, job_status, list_jobs
+from flows.job_log import job_log
+from flows.job_status import job_status
+from flows.list_jobs import list_jobs
+from flows.pin import pin
 from flows.procedures.listing import (
     compare_snapshots,
     find_files,
@@ -25,9 +33,10 @@ from flows.prune import prune
 from flows.reconcile import reconcile
 from flows.replicate import replicate
 from flows.restore_path import restore_path
-from flows.snapshots import delete_snapshots, diff, find, pin, snapshots, unpin
+from flows.snapshots import snapshots
 from flows.spend import spend
 from flows.sync import sync
+from flows.unpin import unpin
 from flows.verify import verify
 from flows.wake import wake
 from flows.watch import watch

@@ -3,34 +3,28 @@ ran. Both are of one workspace, or of all."""
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
 
 from blocks import Workspace
+from flows.procedures.each import act_on_each
 from flows.procedures.snapshot import back_up
-from tasks.events import BackupFailed, BackupFinished, BackupMissed, emit
+from tasks.events import BackupFailed, BackupFinished, emit
 from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session
-from tasks.opening import open_all, open_workspace, probe_store
-from tasks.retention import apply_retention, judge_snapshots, look_at_newest
+from tasks.opening import open_workspace, probe_store
+from tasks.retention import apply_retention, judge_snapshots
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.rental.records import Rental
 from torpor.control.reports import ALL
-from torpor.control.upkeep.reports import BackupReport, EachReport, FreshnessReport
+from torpor.control.upkeep.reports import BackupReport, EachReport
 from torpor.control.upkeep.retention import MOST_KEPT, Retention
-from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.errors import InvalidInput
 from torpor.shared.values import SnapshotId
 
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_KEPT)]
-
-DAILY_HOURS: Final = 26.0
-"""A day between backups, and two hours more."""
-NOT_RENTED: Final = "nothing: it has no rented machine. Name a machine of your own in a run for it"
 
 
 @flow("backup")
@@ -100,46 +94,6 @@ def backup(
                 )
             )
             raise
-    runner().table(
-        key=f"backup-{opened.spec.name}",
-        rows=report.rows(),
-        description=_described(report),
-    )
-    return report
-
-
-@flow("check-backup")
-def check_backup(
-    workspace: Workspace | str = ALL,
-    most_hours: Annotated[float, Field(gt=0, le=24 * 366)] = DAILY_HOURS,
-) -> FreshnessReport | EachReport:
-    """Check that the newest verified snapshot is young enough; otherwise fail and send an event.
-
-    The check also fails if the store does not answer. Of all workspaces, those are checked that
-    have had a rented machine for that long.
-
-    Args:
-        workspace: The Workspace block whose backups are checked, its name, or `all workspaces`.
-        most_hours: The highest age of the newest snapshot, in hours. 26 suits a daily backup.
-    """
-    if workspace == ALL:
-        return _check_each(most_hours)
-    return _check(open_workspace(workspace), most_hours)
-
-
-def _check(opened: OpenWorkspace, most_hours: float) -> FreshnessReport:
-    try:
-        report = look_at_newest(opened, most_hours)
-    except TorporError as error:
-        emit(
-            BackupMissed(workspace=opened.spec.name, expected_hours=most_hours, message=str(error))
-        )
-        raise
-    runner().table(
-        key=f"check-backup-{opened.spec.name}",
-        rows=report.rows(),
-        description=f"Workspace {opened.spec.name} has a backup that is young enough",
-    )
     return report
 
 
@@ -160,47 +114,7 @@ def _back_up_each(**options: Any) -> EachReport:
         ]
         return f"{' and '.join(runs)} for its backup"
 
-    return _of_each("backup", "Backups of all workspaces", start)
-
-
-def _check_each(most_hours: float) -> EachReport:
-    def check(block: str, opened: OpenWorkspace, rented: list[Rental]) -> str:
-        if time.time() - min(one.created_unix for one in rented) < most_hours * 3600:
-            return f"nothing: its machine was rented less than {most_hours:g} hours ago"
-        return f"{_check(opened, most_hours).newest} is young enough"
-
-    return _of_each("check-backup", "The newest snapshots of all workspaces", check)
-
-
-def _of_each(
-    key: str, title: str, act: Callable[[str, OpenWorkspace, list[Rental]], str]
-) -> EachReport:
-    """``act`` on each Workspace block that has rented machines, also after one has failed; raises
-    the first failure."""
-    opened, closed = open_all(runner().workspaces())
-    blocks = Counter(one.spec.name for one in opened.values())
-    failures: dict[str, Exception] = {**closed}
-    results: dict[str, str] = {}
-    for block, one in opened.items():
-        try:
-            rented = [rental for rental in one.rentals.open() if rental.state == "handed over"]
-            if rented and blocks[one.spec.name] > 1:
-                failures[block] = InvalidInput(
-                    f"{blocks[one.spec.name]} blocks are for workspace {one.spec.name}, and may "
-                    "keep different folders: delete all but one, or run this flow for one by name"
-                )
-            else:
-                results[block] = act(block, one, rented) if rented else NOT_RENTED
-        except Exception as fault:  # noqa: BLE001 - the other workspaces come all the same
-            failures[block] = fault
-    for block, failure in failures.items():
-        runner().log.error("workspace block %s: %s", block, failure)
-        results[block] = f"failed: {failure}"
-    report = EachReport(results)
-    runner().table(key=key, rows=report.rows(), description=title)
-    for failure in failures.values():
-        raise failure
-    return report
+    return act_on_each("Backups of all workspaces", start)
 
 
 def _take_and_expire(
@@ -222,16 +136,3 @@ def _take_and_expire(
         deleted = apply_retention(opened, verified, verdicts)
     emit(BackupFinished(workspace=opened.spec.name, snapshot=verified.snapshot, deleted=deleted))
     return BackupReport(opened.spec.name, verified.snapshot, hibernated, verdicts, deleted)
-
-
-def _described(report: BackupReport) -> str:
-    if report.dry_run:
-        going = sum(not verdict.kept for verdict in report.verdicts)
-        return (
-            f"Workspace {report.workspace}: the next backup would keep "
-            f"{len(report.verdicts) - going} snapshots, itself included, and delete {going}"
-        )
-    return (
-        f"Workspace {report.workspace} backed up as {report.snapshot}; "
-        f"{len(report.deleted)} old snapshots deleted"
-    )

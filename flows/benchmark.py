@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -15,7 +14,6 @@ from tasks.flow import flow
 from tasks.measure import Sizes, open_stores
 from tasks.opening import open_workspace, probe_store
 from tasks.runner import runner
-from torpor.control.measure.results import default_folder
 from torpor.control.reports import BenchmarkReport
 from torpor.shared.values import WorkspaceName
 
@@ -86,12 +84,4 @@ def benchmark(
         if other_tools:
             work.others(scratch[0])
     work.codecs()
-    kept = Path(folder).expanduser() if folder else default_folder()
-    report, page = work.judged(kept)
-    runner().page(
-        key=f"benchmark-{block.name}",
-        markdown=page,
-        description=f"Benchmark of workspace {block.name}. Table, JSON and pictures: "
-        f"{report.folder}",
-    )
-    return report
+    return work.judge(folder)

@@ -14,7 +14,6 @@ from tasks.flow import flow
 from tasks.opening import open_workspace, probe_store
 from tasks.phases import phase_named_in_errors
 from tasks.restore import NEWEST
-from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.deploy.report import DeployReport
 from torpor.control.deploy.stack import Stack as OpenStack
@@ -65,11 +64,6 @@ def deploy(
         wanted.check(strategy_named(strategy))
         probe_store(opened)
         report = deploy_stack(opened, wanted, strategy, snapshot, full_check)
-    runner().table(
-        key=f"deploy-{report.workspace}",
-        rows=report.rows(),
-        description=f"Stack {report.stack} on workspace {report.workspace}",
-    )
     expire_unused_bases(opened, environment_days)
     return report
 

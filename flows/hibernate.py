@@ -11,7 +11,6 @@ from tasks.flow import flow
 from tasks.guards import Ending, Guard, NoJob, NothingBegan, NothingLost, StaysIdle, check_guards
 from tasks.machines import check_rented, chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
-from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.seam import Agent
 from torpor.control.reports import HibernateReport
@@ -59,11 +58,6 @@ def hibernate(
             report = hibernate_machine(opened, session, live, guards)
         else:
             report, _ = back_up(opened, session, live)
-    runner().table(
-        key=f"hibernate-{report.workspace}",
-        rows=report.rows(),
-        description=f"Workspace {report.workspace} hibernated as {report.snapshot}",
-    )
     return report
 
 

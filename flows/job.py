@@ -13,7 +13,7 @@ from flows.procedures.job.driver import Driver, driving
 from flows.wake import wake_workspace
 from tasks.flow import flow
 from tasks.guards import Guard, NothingBegan, NothingLost
-from tasks.job_listing import check_success
+from tasks.job_listing import failure_of
 from tasks.jobs import (
     argv_of,
     begun_job,
@@ -24,6 +24,7 @@ from tasks.jobs import (
 )
 from tasks.machines import open_session
 from tasks.opening import open_workspace, probe_store
+from tasks.publishing import shown
 from tasks.runner import runner
 from tasks.runs import CONTINUING
 from tasks.workspace import OpenWorkspace
@@ -97,12 +98,9 @@ def job(
         )
     record = drive(opened, record)
     report = JobReport(record, cost_of(opened, record))
-    runner().table(
-        key=f"job-{record.id}",
-        rows=report.rows(),
-        description=f"Job {record.id} of workspace {record.workspace}: {record.state}",
-    )
-    check_success(opened, record)
+    failure = failure_of(opened, record)
+    if failure is not None:
+        raise shown(report, failure)
     return report
 
 

@@ -54,9 +54,4 @@ def prune(
         log.info("%s: %s", row["what"], row["value"])
     if not dry_run:
         report = PruneReport.of_prune(free_dead_packs(opened, plan))
-    runner().table(
-        key=f"prune-{opened.spec.name}",
-        rows=report.rows(),
-        description=f"Workspace {opened.spec.name}, {'a dry run' if dry_run else 'pruned'}",
-    )
     return report

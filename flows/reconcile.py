@@ -7,6 +7,7 @@ from flows.hibernate import hibernate
 from flows.procedures.unfinished import settle
 from tasks.flow import flow
 from tasks.opening import open_workspace, probe_store
+from tasks.publishing import shown
 from tasks.reconciliation import (
     check_all_answer,
     check_silent,
@@ -101,12 +102,9 @@ def reconcile(
         ended,
         [rental.label.rental for rental in closed],
     )
-    runner().log.info(report.message())
-    runner().table(
-        key=f"reconcile-{opened.spec.name}", rows=report.rows(), description=report.message()
-    )
+    runner().log.info(report.title())
     if faults:
-        raise type(faults[0])("; ".join(map(str, faults)))
+        raise shown(report, type(faults[0])("; ".join(map(str, faults))))
     return report
 
 

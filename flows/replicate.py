@@ -12,8 +12,8 @@ from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.machines import left_unfinished, look_for_offers, renting, show_offers
 from tasks.opening import open_workspace, probe_store
+from tasks.publishing import shown
 from tasks.restore import NEWEST, pick_snapshot_to_wake
-from tasks.runner import runner
 from torpor.control.remote.exchange import Exchange, PeerMode
 from torpor.control.rental.search import Offers
 from torpor.control.reports import ReplicateReport
@@ -62,10 +62,7 @@ def replicate(
         if count:
             show_offers(opened, held, offers)
     report = fleet.report(what_is_left(opened) if count else [])
-    runner().table(
-        key=f"replicate-{opened.spec.name}", rows=report.rows(), description=report.summary()
-    )
-    if fleet.fault is not None:
-        raise fleet.fault
-    report.check()
+    fault = fleet.fault or report.fault()
+    if fault is not None:
+        raise shown(report, fault)
     return report

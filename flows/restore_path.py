@@ -66,7 +66,7 @@ def restore_path(
         )
         with begun(restore):
             restore_all(restore, "restore-path")
-    report = PathReport(
+    return PathReport(
         workspace=opened.spec.name,
         snapshot=wanted.snapshot,
         path=path,
@@ -78,9 +78,3 @@ def restore_path(
         warnings=restore.finished.warnings,
         seconds=seconds_by_phase(),
     )
-    runner().table(
-        key=f"restore-path-{opened.spec.name}",
-        rows=report.rows(),
-        description=f"{path} of snapshot {wanted.snapshot} is at {report.restored_to}",
-    )
-    return report

@@ -13,7 +13,6 @@ from tasks.machines import chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.phases import measured_phases, phase
 from tasks.restore import NEWEST, pick_snapshot_to_sync
-from tasks.runner import runner
 from torpor.control.reports import SyncReport
 from torpor.shared.values import SnapshotId
 
@@ -59,10 +58,4 @@ def sync(
         report = Synchronisation(opened, session, live.id, wanted).run(
             saved=saved, discard_local=discard_local, full_check=full_check
         )
-    report = replace(report, warnings=[*lacking, *report.warnings])
-    runner().table(
-        key=f"sync-{opened.spec.name}",
-        rows=report.rows(),
-        description=f"Workspace {opened.spec.name} synced to {wanted.snapshot}",
-    )
-    return report
+    return replace(report, warnings=[*lacking, *report.warnings])

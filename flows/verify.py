@@ -15,6 +15,7 @@ from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session, renting
 from tasks.opening import open_workspace, probe_store
 from tasks.phases import phase, seconds_by_phase
+from tasks.publishing import shown
 from tasks.restore import new_restore, pick_snapshot
 from tasks.runner import runner
 from tasks.verification import (
@@ -75,10 +76,7 @@ def verify(
     verdicts = judge_verified(found)
     record_verified(opened, found, verdicts)
     report = VerifyReport.of(depth, found, verdicts, seconds_by_phase())
-    runner().table(
-        key=f"verify-{opened.spec.name}", rows=report.rows(), description=report.message()
-    )
-    _tell(opened, found, report)
+    _emit(opened, found, report)
     return report
 
 
@@ -145,8 +143,8 @@ def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId) -> N
         restore_all(restore, "verify")
 
 
-def _tell(opened: OpenWorkspace, found: Verification, report: VerifyReport) -> None:
-    """Send events and the artifact, then raise if something is wrong."""
+def _emit(opened: OpenWorkspace, found: Verification, report: VerifyReport) -> None:
+    """Send events; SnapshotDamaged if something is wrong."""
     name = opened.spec.name
     if not report.failed:
         for snapshot in report.whole:
@@ -159,7 +157,8 @@ def _tell(opened: OpenWorkspace, found: Verification, report: VerifyReport) -> N
             workspace=name,
             snapshots=damaged,
             problems=sum(one.damaged_objects + bool(one.fault) for one in report.damaged),
-            message=report.message(),
+            message=report.title(),
         )
     )
-    raise SnapshotDamaged(f"{report.message()}. The table of this run names files and objects")
+    fault = SnapshotDamaged(f"{report.title()}. The table of this run names files and objects")
+    raise shown(report, fault)

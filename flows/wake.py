@@ -48,13 +48,7 @@ def wake(
     """
     opened = open_workspace(workspace).accepting(accept_paths)
     probe_store(opened)
-    report = wake_workspace(opened, snapshot, machine, full_check)
-    runner().table(
-        key=f"wake-{opened.spec.name}",
-        rows=report.rows(),
-        description=f"Workspace {opened.spec.name} woken from {report.snapshot}",
-    )
-    return report
+    return wake_workspace(opened, snapshot, machine, full_check)
 
 
 def wake_workspace(

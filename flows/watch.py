@@ -16,6 +16,7 @@ from flows.procedures.watch.twins import twins, undecided
 from tasks.events import MachineUnknown, emit
 from tasks.flow import flow
 from tasks.opening import open_all
+from tasks.publishing import shown
 from tasks.runner import runner
 from tasks.watching import (
     AllMachines,
@@ -112,11 +113,13 @@ def watch(
     if not dry_run:
         watched = [_act(one, blocks, named.get(one.workspace, []), faults) for one in watched]
         seen_jobs = [_continue(seen, faults) for seen in jobs]
-    shown = {id(one) for one in used}
+    in_table = {id(one) for one in used}
     report = WatchReport(
         at_unix=time.time(),
         watched=sorted(watched, key=lambda one: (one.kind == "off", one.workspace)),
-        findings=[one for one in standing.findings if id(one) not in shown and not is_missing(one)],
+        findings=[
+            one for one in standing.findings if id(one) not in in_table and not is_missing(one)
+        ],
         silent=[*standing.silent],
         jobs=seen_jobs,
         unread=budgets.unread,
@@ -141,11 +144,11 @@ def watch(
     titles = [one.title for one in alarms.alerts]
     report = msgspec.structs.replace(report, left=left, alerts=titles, valid_unix=alarms.valid_unix)
     runner().log.info(report.message())
-    runner().table(key="watch", rows=report.rows(), description=report.description())
     if metrics:
         write_metrics(report, metrics)
     if faults:
-        raise next((one for one in faults if not isinstance(one, NotDelivered)), faults[-1])
+        worst = next((f for f in faults if not isinstance(f, NotDelivered)), faults[-1])
+        raise shown(report, worst)
     return report
 
 

@@ -13,6 +13,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.hashing import file_hash
 
 from tasks.phases import measured_phases
+from tasks.publishing import show, shown_as
+from torpor.control.reports import Report
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,13 +25,17 @@ PARTS_AT_ONCE: Final = 8
 
 def flow(name: str, *, at_once: int = PARTS_AT_ONCE) -> Callable[[Callable[P, R]], Flow[P, R]]:
     """Make a Prefect flow of a function. Its runs are called ``hibernate-mywork``, their phases are
-    measured, it submits ``at_once`` steps at the same time, and Prefect keeps no result of it."""
+    measured, and a report that they return is shown as a table. A run submits ``at_once`` steps at
+    the same time; Prefect keeps no result of it."""
 
     def make(function: Callable[P, R]) -> Flow[P, R]:
         @wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            with measured_phases():
-                return function(*args, **kwargs)
+            with measured_phases(), shown_as(name):
+                result = function(*args, **kwargs)
+                if isinstance(result, Report):
+                    show(result)
+                return result
 
         # Prefect looks for the names of types where ``run`` is, and not where the function is.
         run.__signature__ = signature(function, eval_str=True)  # type: ignore[attr-defined]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from blocks import Workspace
-from tasks.jobs import look_at_command, secrets_to_hide, without_nuls
+from tasks.jobs import cost_of, look_at_command, machines_of, secrets_to_hide, without_nuls
 from tasks.machines import open_session, renting
+from tasks.opening import open_workspace
 from tasks.runner import runner
 from tasks.runs import JobRun
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.lines import MOST_CHARS
-from torpor.control.jobs.listing import JobLog, QueuedJob
+from torpor.control.jobs.listing import JobAnswer, JobLog, QueuedJob, command_line, driver
 from torpor.control.jobs.records import Job, job_id, log_path, new_job_id
+from torpor.control.jobs.report import JobReport
+from torpor.control.reports import moment
 from torpor.control.store.files import find_file, read_end
 from torpor.control.store.snapshots import find_snapshot, read_manifest
 from torpor.shared.errors import InvalidInput, JobFailed, TorporError
@@ -37,6 +42,28 @@ class JobsOf(msgspec.Struct, frozen=True):
 def read_jobs(opened: OpenWorkspace, most_ended: int) -> JobsOf:
     """The workspace's open jobs, and those that ended last."""
     return JobsOf(opened.jobs.open(), opened.jobs.ended(most_ended))
+
+
+def read_all_jobs(blocks: Sequence[str], most_ended: int) -> tuple[list[Job], dict[str, str]]:
+    """The jobs of the workspaces of these blocks, oldest first, and why others could not be
+    read."""
+    found: dict[str, Job] = {}
+    unread: dict[str, str] = {}
+    reads = {}
+    for block in blocks:
+        try:
+            reads[block] = read_jobs.submit(open_workspace(block), most_ended)
+        except TorporError as error:
+            unread[block] = str(error)
+    for block, read in reads.items():
+        try:
+            read_here = read.result()
+        except TorporError as error:
+            unread[block] = str(error)
+        else:  # several blocks may be for one workspace
+            found |= {job.id: job for job in (*read_here.open, *read_here.ended)}
+    jobs = sorted(found.values(), key=lambda job: (job.ended_unix or job.created_unix, job.id))
+    return jobs, unread
 
 
 def job_of(run: JobRun) -> str:
@@ -96,6 +123,28 @@ def found_job(
     return record, queued
 
 
+def status_of(
+    opened: OpenWorkspace, wanted: str, record: Job | None, queued: QueuedJob | None
+) -> JobAnswer:
+    """Everything about a job, in words."""
+    said: dict[str, str] = {}
+    if record is not None:
+        report = JobReport(record, cost_of(opened, record))
+        said = {row["what"]: row["value"] for row in report.rows()}
+        if not record.ended:
+            on = machines_of(opened, record) or "no machine"
+            said |= {"runs on": on, "driven by": driver(record)}
+            stop = opened.jobs.stop_asked(record.id)
+            said |= {"asked to stop": f"{moment(stop.asked_unix)}: {stop.why}"} if stop else {}
+        said["log"] = log_path(opened.spec, record.id)
+    elif queued is not None:
+        said = {"job": f"{queued.job}: {command_line(queued.command)}", "outcome": "not begun"}
+    if queued is not None:
+        since = moment(queued.since_unix)
+        said["queue"] = f"run {queued.run} waits in {queued.queue} since {since}"
+    return JobAnswer(record.id if record else wanted.strip(), opened.spec.name, said)
+
+
 @step("read log")
 def read_log(opened: OpenWorkspace, job: Job, lines: int) -> JobLog:
     """The newest lines of the job's log: from its machine while that is there, else from the job's
@@ -116,17 +165,18 @@ def read_log(opened: OpenWorkspace, job: Job, lines: int) -> JobLog:
     return JobLog(job.id, opened.spec.name, newest, source, path)
 
 
-def check_success(opened: OpenWorkspace, job: Job) -> None:
-    """JobFailed, with the end of its log, unless the command succeeded or the job was cancelled."""
+def failure_of(opened: OpenWorkspace, job: Job) -> JobFailed | None:
+    """What a run of the job raises, with the end of its log, unless the command succeeded or the
+    job was cancelled."""
     if job.state in ("succeeded", "cancelled"):
-        return
+        return None
     try:
         log = read_log(opened, job, _SHOWN_LINES)
         shown = "\n".join(line[:MOST_CHARS] for line in log.text.splitlines())
         said = f"The last lines of its log, from {log.source}:\n{shown or 'nothing'}\n"
     except TorporError as error:
         said = f"Its log could not be read: {error}. "
-    raise JobFailed(
+    return JobFailed(
         f"job {job.id} of workspace {job.workspace} is {job.outcome}. Its work is in snapshot "
         f"{job.newest}. {said}`job-log` shows more; all of it is {log_path(opened.spec, job.id)} "
         "in that snapshot: `restore-path` with `machine=here` brings it without a rental. `Retry` "

@@ -184,6 +184,34 @@ def test_nothing_beside_the_flows_imports_what_runs_on_machines(top: str) -> Non
             assert not name.startswith("torpor.machine"), f"{path} imports {name}"
 
 
+STORIES = ("hibernate", "wake", "replicate", "benchmark", "job", "deploy")
+"""The flows whose files tell what happens, what is retried, and what keeps a machine."""
+MOST_STORY_LINES = 30
+
+
+def _functions(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """The name of each function of a module, the lines of its body without its docstring, and
+    whether it is a flow."""
+    for node in ast.parse(path.read_text(), str(path)).body:
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            lines = (body[-1].end_lineno or 0) - body[0].lineno + 1
+            yield node.name, lines, any("flow(" in ast.unparse(d) for d in node.decorator_list)
+
+
+def test_each_flow_has_a_file_of_its_name_and_is_alone_in_it() -> None:
+    for path in (ROOT / "flows").glob("*.py"):
+        if path.name != "__init__.py":
+            flows = [name for name, _, is_flow in _functions(path) if is_flow]
+            assert flows == [path.stem], path
+
+
+@pytest.mark.parametrize("flow", STORIES)
+def test_the_story_of_a_flow_is_short(flow: str) -> None:
+    for name, lines, _ in _functions(ROOT / "flows" / f"{flow}.py"):
+        assert lines <= MOST_STORY_LINES, f"{name} has {lines} lines"
+
+
 def test_the_engine_knows_nothing_of_prefect() -> None:
     for path in _modules("torpor", "gpu_kernels"):
         for name, _ in _imports(path):

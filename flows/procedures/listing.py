@@ -15,6 +15,7 @@ from tasks.machines import renting
 from tasks.opening import open_workspace
 from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
+from torpor.control.reports import Row, exact_moment
 from torpor.control.store import snapshots
 from torpor.control.store.receipts import verified_snapshots
 from torpor.control.upkeep import differences
@@ -61,6 +62,17 @@ class KeptSnapshot(msgspec.Struct, frozen=True):
     parent: SnapshotId | None = None
     work_in: SnapshotId | None = None
 
+    def row(self) -> Row:
+        return {
+            "snapshot": self.snapshot,
+            "made": exact_moment(self.made_unix),
+            "verified": "yes" if self.verified else "no",
+            "machine": self.machine,
+            "goes on from": self.parent or "",
+            "work also in": self.work_in or ("no other" if self.verified else ""),
+            "pinned": self.pinned,
+        }
+
 
 class Found(msgspec.Struct, frozen=True):
     """The result of a search, and the snapshots that could not be read, with the reason."""
@@ -68,6 +80,12 @@ class Found(msgspec.Struct, frozen=True):
     workspace: WorkspaceName
     versions: list[Version]
     unread: list[str]
+
+    def title(self, pattern: str) -> str:
+        title = f"{len(self.versions):,} versions of {pattern}"
+        if self.unread:
+            title += f"; {len(self.unread)} snapshots could not be read: {self.unread[0]}"
+        return title
 
 
 def list_machines(workspace: Workspace | str) -> list[Machine]:

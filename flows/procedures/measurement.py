@@ -34,7 +34,7 @@ from tasks.workspace import OpenWorkspace
 from torpor.control.measure import advice, page, peers, plots
 from torpor.control.measure.figures import Direction, Figure, find
 from torpor.control.measure.host import host_facts
-from torpor.control.measure.results import INSTALL, left_out, write_results
+from torpor.control.measure.results import INSTALL, default_folder, left_out, write_results
 from torpor.control.measure.rounds import Rounds
 from torpor.control.measure.scratch import scratch_name
 from torpor.control.measure.storage import MACHINE, above_line
@@ -188,8 +188,8 @@ class Measurement:
         with phase("encodings"):
             self.figures += measure_codecs(self._sizes.codec_mib * MIB, self._sizes.rounds)
 
-    def judged(self, folder: Path) -> tuple[BenchmarkReport, str]:
-        """Write everything below ``folder``; return the report, and the page as Markdown."""
+    def judge(self, folder: str) -> BenchmarkReport:
+        """Advise what to use; write everything below ``folder``, and show it as a page."""
         prices = {one.name: one.price for one in self._measured}
         said = advice.advise(self.figures, prices)
         pictures: dict[str, bytes] = {}
@@ -209,10 +209,17 @@ class Measurement:
             "rounds": f"{self._sizes.rounds}, as far as {self._seconds / 60:g} minutes let them",
             "seconds": ", ".join(f"{k} {v:.1f}" for k, v in seconds_by_phase().items()),
         }
-        into = folder / f"{self._started:%Y%m%dT%H%M%SZ}-{self._block.name}"
+        kept = Path(folder).expanduser() if folder else default_folder()
+        into = kept / f"{self._started:%Y%m%dT%H%M%SZ}-{self._block.name}"
         about = {"host": facts, "notes": self.notes, "prices": msgspec.to_builtins(prices)}
         write_results(into, self.figures, said, pictures, about)
-        report = BenchmarkReport(
+        runner().page(
+            key=f"benchmark-{self._block.name}",
+            markdown=page.page(self.figures, said, pictures, prices, facts, self.notes),
+            description=f"Benchmark of workspace {self._block.name}. Table, JSON and pictures: "
+            f"{into}",
+        )
+        return BenchmarkReport(
             workspace=WorkspaceName(self._block.name),
             folder=str(into),
             figures=len(self.figures),
@@ -221,7 +228,6 @@ class Measurement:
             notes=self.notes,
             seconds=seconds_by_phase(),
         )
-        return report, page.page(self.figures, said, pictures, prices, facts, self.notes)
 
     def _round(self, scratch: ScratchMachine, count: int) -> _Round:
         """Hibernate and wake new content, which no store has seen."""

@@ -139,8 +139,8 @@ def test_the_message_counts_and_names_what_was_ended() -> None:
     label = _label("a")
     found = _compare([_rental(label, "handed over")], [_machine("ma", label)])
     report = Reconciliation(DEMO, HERE, [*found, *found], ended=[MachineId("mb")])
-    assert report.message() == "Workspace demo at local://here: 2 in use, 4.00 $/h in all; ended mb"
-    assert Reconciliation(DEMO, HERE, [], []).message().endswith(": nothing")
+    assert report.title() == "Workspace demo at local://here: 2 in use, 4.00 $/h in all; ended mb"
+    assert Reconciliation(DEMO, HERE, [], []).title().endswith(": nothing")
 
 
 def test_only_what_was_never_handed_over_may_be_ended() -> None:
@@ -183,7 +183,7 @@ def test_what_outlived_its_machine_is_listed_with_its_price() -> None:
         ("d1", "disk", "0.50 $/h"),
         ("ip", "address", "no price known"),
     ]
-    assert "2.50 $/h in all" in Reconciliation(DEMO, HERE, found, []).message()
+    assert "2.50 $/h in all" in Reconciliation(DEMO, HERE, found, []).title()
 
 
 def test_only_a_rental_whose_machine_no_provider_shows_is_closed_by_its_user_s_word() -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from flows import backup, check_backup, delete_snapshots
-from flows.backup import NOT_RENTED
+from flows.procedures.each import NOT_RENTED
 from tasks.phases import phases_told_to
 from tests.fixtures.errors import raises
 from tests.fixtures.lab import DEMO as WORKSPACE

@@ -136,7 +136,7 @@ def test_every_machine_gets_the_same_and_the_store_is_asked_once(
     packs = [path for _, path in world.proxy.requests if "/packs/" in path]
     assert len(packs) == len(set(packs))
     assert [row["state"] for row in report.rows()] == ["ready"] * 3
-    assert "3 of 3 machines" in report.summary()
+    assert "3 of 3 machines" in report.title()
     kept.identical(3)
     with raises(InvalidInput, "is on 3 machines", "Choose one in `machine`"):
         hibernate_plainly(kept.lab.opened)

@@ -78,7 +78,7 @@ def test_the_files_of_a_snapshot_are_shown(standing: Lab, history: list[Snapshot
     by_path = {row["path"]: row for row in table.rows()}
     assert by_path["~/workspace/notes/a.txt"]["bytes"] == "24"
     assert by_path["~/workspace/weights.bin"]["mode"] == "0600"
-    assert table.title == "newest: 5 names, 100,024 bytes"
+    assert table.heading == "newest: 5 names, 100,024 bytes"
     with plain(standing.opened):
         files = frame(list_entries("demo", history[0])).set_index("path")
     assert files.loc["~/workspace/notes/a.txt", "bytes"] == 6
@@ -94,7 +94,7 @@ def test_two_snapshots_are_compared(standing: Lab, history: list[SnapshotId]) ->
         "~/workspace/notes/a.txt": ("changed", "content"),
         "~/workspace/weights.bin": ("metadata", "mode"),
     }
-    assert f"{history[1]} to {history[2]}: 1 added, 1 removed, 1 changed, 2 meta" in table.title
+    assert f"{history[1]} to {history[2]}: 1 added, 1 removed, 1 changed, 2 meta" in table.heading
     with plain(standing.opened):
         whole = compare_snapshots("demo", history[0], history[2])
         assert len(frame(whole.changes)) == 4
@@ -126,7 +126,7 @@ def test_a_snapshot_that_cannot_be_read_is_named_and_the_rest_is_searched(
         assert [one.first for one in found.versions] == [history[0], history[2]]
         (unread,) = found.unread
         assert unread.startswith(f"{history[1]}: ")
-        assert "1 snapshots could not be read" in _run(standing, "find", "a.txt").title
+        assert "1 snapshots could not be read" in _run(standing, "find", "a.txt").heading
         assert len(_run(standing, "snapshots").rows()) == 3
     finally:
         standing.store.put(key, whole)

@@ -10,7 +10,7 @@ import msgspec
 
 from torpor.control.providers.seam import Residue
 from torpor.control.rental.records import Rental, by_label
-from torpor.control.reports import Row, moment
+from torpor.control.reports import Row, WorkspaceReport, moment
 from torpor.shared.errors import InvalidInput, NotOurs, UnsafeDestroy
 from torpor.shared.values import RESERVED, Label, Machine, MachineId, WorkspaceName
 
@@ -122,22 +122,21 @@ class Finding(msgspec.Struct, frozen=True):
         }
 
 
-class Reconciliation(msgspec.Struct, frozen=True):
+class Reconciliation(WorkspaceReport, frozen=True):
     """What there is after the run, which machines it ended, and which rentals it closed by their
     user's word."""
 
-    workspace: WorkspaceName
     provider: str
     findings: list[Finding]
     ended: list[MachineId]
-    closed: list[str] = []
+    closed: list[str] = msgspec.field(default_factory=list)
 
     def rows(self) -> list[Row]:
         """One row for each finding, those that may cost for nothing first."""
         now_unix = time.time()
         return [finding.row(now_unix) for finding in self.findings]
 
-    def message(self) -> str:
+    def title(self) -> str:
         """In a sentence: how many of each, and what was ended."""
         kinds = [finding.kind for finding in self.findings]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))

@@ -16,6 +16,9 @@ Row = dict[str, str]
 _SHOWN: Final = 5
 """The most names in a row."""
 
+MOST_ROWS: Final = 200
+"""The most rows of a table in the UI. Python gets all of them."""
+
 ALL: Final = "all workspaces"
 """What a flow is for that is for every workspace. None has this name: it has a space."""
 
@@ -25,11 +28,41 @@ def moment(unix: float) -> str:
     return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
-class HibernateReport(msgspec.Struct, frozen=True):
+def exact_moment(unix: float) -> str:
+    """A time for people, to the second."""
+    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a flow has done, as a table in the UI."""
+
+    def title(self) -> str:
+        """The report in one sentence."""
+        raise NotImplementedError
+
+    def rows(self) -> list[Row]:
+        raise NotImplementedError
+
+    @property
+    def about(self) -> str:
+        """What it is about, where a flow has a table for each; else empty."""
+        return ""
+
+
+class WorkspaceReport(Report, frozen=True):
+    """What a flow has done for one workspace."""
+
+    workspace: WorkspaceName
+
+    @property
+    def about(self) -> str:
+        return self.workspace
+
+
+class HibernateReport(WorkspaceReport, frozen=True):
     """A verified snapshot, and whether the machine was destroyed. Bytes are plain unless they say
     stored; seconds are wall time by phase."""
 
-    workspace: WorkspaceName
     snapshot: SnapshotId
     root: str
     machine: str
@@ -60,6 +93,9 @@ class HibernateReport(msgspec.Struct, frozen=True):
     def ratio(self) -> float:
         """Plain bytes over stored bytes, of the whole snapshot."""
         return self.bytes / self.total_stored_bytes if self.total_stored_bytes else 1.0
+
+    def title(self) -> str:
+        return f"Workspace {self.workspace} hibernated as {self.snapshot}"
 
     def rows(self) -> list[Row]:
         """The report as a table of two columns. What was left behind comes at the top: the UI shows
@@ -121,10 +157,9 @@ class FirstReport(msgspec.Struct, frozen=True):
         )
 
 
-class WakeReport(msgspec.Struct, frozen=True):
+class WakeReport(WorkspaceReport, frozen=True):
     """A workspace that was restored onto a machine and compared with its snapshot."""
 
-    workspace: WorkspaceName
     snapshot: SnapshotId
     root: str
     machine: MachineId
@@ -143,6 +178,9 @@ class WakeReport(msgspec.Struct, frozen=True):
     budgets: list[str] = []  # what is left of them
     provider: str = "own"  # the user's own machine
     first: FirstReport | None = None
+
+    def title(self) -> str:
+        return f"Workspace {self.workspace} woken from {self.snapshot}"
 
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""
@@ -208,11 +246,10 @@ class Replica(msgspec.Struct, frozen=True):
         }
 
 
-class ReplicateReport(msgspec.Struct, frozen=True):
+class ReplicateReport(WorkspaceReport, frozen=True):
     """One snapshot on many machines. ``ready`` of ``wanted`` came up; ``replaced`` machines were
     started in place of others that failed; ``source`` says where the bytes came from, and why."""
 
-    workspace: WorkspaceName
     snapshot: SnapshotId
     root: str
     wanted: int
@@ -239,18 +276,18 @@ class ReplicateReport(msgspec.Struct, frozen=True):
         """The report as a table, a row for each machine."""
         return [replica.row() for replica in self.replicas]
 
-    def check(self) -> None:
-        """MachineError if no machine came up."""
-        if self.wanted and not self.ready:
-            raise MachineError(
-                f"none of {self.wanted} machines came up with snapshot {self.snapshot} of "
-                f"workspace {self.workspace}; the first: "
-                f"{self.failed[0].words if self.failed else '-'}. The snapshot is untouched: fix "
-                "the cause and run replicate again"
-            )
+    def fault(self) -> MachineError | None:
+        """The error of a run in which no machine came up."""
+        if self.ready or not self.wanted:
+            return None
+        first = self.failed[0].words if self.failed else "-"
+        return MachineError(
+            f"none of {self.wanted} machines came up with snapshot {self.snapshot} of workspace "
+            f"{self.workspace}; the first: {first}. The snapshot is untouched: fix the cause and "
+            "run replicate again"
+        )
 
-    def summary(self) -> str:
-        """The report in one sentence."""
+    def title(self) -> str:
         price = sum(replica.price_usd_h for replica in self.ready)
         return (
             f"{len(self.ready)} of {_count(self.wanted, 'machine')} hold {self.snapshot} of "
@@ -261,11 +298,10 @@ class ReplicateReport(msgspec.Struct, frozen=True):
         )
 
 
-class SyncReport(msgspec.Struct, frozen=True):
+class SyncReport(WorkspaceReport, frozen=True):
     """A machine that was brought from one snapshot (``last``) to another. ``saved``: the snapshot
     taken before, if the user asked for one. Lists of names are cut short."""
 
-    workspace: WorkspaceName
     snapshot: SnapshotId
     root: str
     last: SnapshotId | None
@@ -285,6 +321,9 @@ class SyncReport(msgspec.Struct, frozen=True):
     checked: str
     warnings: list[str]
     seconds: dict[str, float]
+
+    def title(self) -> str:
+        return f"Workspace {self.workspace} synced to {self.snapshot}"
 
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""

@@ -9,7 +9,7 @@ import msgspec
 
 from torpor.control.idleness import Kind
 from torpor.control.reconciliation import Finding
-from torpor.control.reports import Row, moment
+from torpor.control.reports import Report, Row, moment
 from torpor.shared.values import Label, MachineId, WorkspaceName
 
 _MOST_JOBS = 5  # of one workspace, in its row
@@ -78,7 +78,7 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     act: Literal["end", "continue", ""] = ""  # what `watch` does once it has lasted long enough
 
 
-class WatchReport(msgspec.Struct, frozen=True):
+class WatchReport(Report, frozen=True):
     """``findings``: what else stands at the providers, as reconcile names it. ``silent``: the
     providers that did not answer. ``unread``: why budgets could not be looked at. ``left``: more
     about the machines among the findings that were never handed over. ``alerts``: the titles of
@@ -89,10 +89,10 @@ class WatchReport(msgspec.Struct, frozen=True):
     watched: list[Watched]
     findings: list[Finding]
     silent: list[str]
-    jobs: list[WatchedJob] = []
-    unread: list[str] = []
-    left: list[Left] = []
-    alerts: list[str] = []
+    jobs: list[WatchedJob] = msgspec.field(default_factory=list)
+    unread: list[str] = msgspec.field(default_factory=list)
+    left: list[Left] = msgspec.field(default_factory=list)
+    alerts: list[str] = msgspec.field(default_factory=list)
     valid_unix: float | None = None
 
     def rows(self) -> list[Row]:
@@ -121,7 +121,7 @@ class WatchReport(msgspec.Struct, frozen=True):
             )
         return rows
 
-    def description(self) -> str:
+    def title(self) -> str:
         """The message with its time: a table stays as it is when `watch` has stopped."""
         until = "no schedule renews it"
         if self.valid_unix is not None:

@@ -14,9 +14,10 @@ from tasks.job_listing import queued_jobs, read_jobs, record_of
 from tasks.runner import runner
 from tasks.runs import CONTINUING, JobRun, RunState
 from tasks.workspace import OpenWorkspace
-from torpor.control.jobs.listing import QueuedJob, moment
+from torpor.control.jobs.listing import QueuedJob
 from torpor.control.jobs.policy import wait_s
 from torpor.control.jobs.records import Job
+from torpor.control.reports import moment
 from torpor.control.watching import WatchedJob
 from torpor.shared.errors import TorporError
 from torpor.shared.values import WorkspaceName

@@ -84,7 +84,7 @@ def test_a_store_that_hides_md5s_leaves_packs_unproven_until_they_are_read(
     machine.hibernated()
     quick = looked(machine, HidingStore(store.real))
     assert len(quick.unproven) == 1
-    assert "a full verify reads them" in report(quick).message()
+    assert "a full verify reads them" in report(quick).title()
     assert not report(quick).failed
     machine.examine(quick)
     assert quick.unproven == set()
@@ -101,7 +101,7 @@ def test_a_longer_object_is_named_though_no_file_is_lost(
     found = full_report(machine)
     assert found.failed and found.whole == []
     assert found.restorable == [snapshot]
-    assert "every file can be restored, 1 objects differ from what was written" in found.message()
+    assert "every file can be restored, 1 objects differ from what was written" in found.title()
 
 
 def test_what_reading_proves_right_is_right_whatever_the_etag_says(
@@ -170,7 +170,7 @@ def test_another_key_is_reported_for_each_snapshot(machine: NearAgent, store: Cl
     machine.hibernated()
     machine.store_key = bytes(32)
     found = report(looked(machine))
-    assert "not sealed" in found.message()
+    assert "not sealed" in found.title()
     assert found.whole == []
 
 
@@ -190,7 +190,7 @@ def test_a_fault_is_put_down_to_every_snapshot_that_it_concerns_and_no_other(
     damaged = [(verdict.snapshot, verdict.damaged_files) for verdict in found.damaged]
     assert damaged == [(second, 3), (first, 3)]
     assert found.damaged[0].paths == [f"{machine.root}/big-1-{n}" for n in range(3)]
-    assert f"the newest that can be restored whole is {third}" in found.message()
+    assert f"the newest that can be restored whole is {third}" in found.title()
     assert len(found.rows()) == 3
 
 

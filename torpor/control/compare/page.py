@@ -16,10 +16,8 @@ from torpor.control.measure.advice import Advice
 from torpor.control.measure.page import dated, section
 from torpor.control.measure.results import INSTALL, left_out
 from torpor.control.rental.search import UNSTATED
-from torpor.control.reports import Row
+from torpor.control.reports import MOST_ROWS, Row
 
-MOST_ROWS: Final = 200
-"""The rows that the UI shows; Python gets all."""
 MOST_REASONS: Final = 40
 
 _NOTES: Final = (

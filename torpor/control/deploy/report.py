@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from torpor.control.reports import Row
-from torpor.shared.values import MachineId, SnapshotId, WorkspaceName
+from torpor.control.reports import Row, WorkspaceReport
+from torpor.shared.values import MachineId, SnapshotId
 
 
-class DeployReport(msgspec.Struct, frozen=True):
+class DeployReport(WorkspaceReport, frozen=True):
     """A server that has answered, on a machine that is the user's. ``seconds``: wall time by phase;
     ``within``: of what happened at the same time in the phase `restore`. ``from_rental_s`` and
     ``from_ssh_s``: until the first completion; None without a rental."""
 
-    workspace: WorkspaceName
     stack: str
     strategy: str
     snapshot: SnapshotId | None
@@ -29,13 +28,16 @@ class DeployReport(msgspec.Struct, frozen=True):
     from_rental_s: float | None
     from_ssh_s: float
     price_usd_h: float
-    warnings: list[str] = []
+    warnings: list[str] = msgspec.field(default_factory=list)
 
     @property
     def forward(self) -> str:
         """The command that makes the server reachable on the user's own computer."""
         ports = f"{self.server_port}:127.0.0.1:{self.server_port}"
         return f"ssh -N -L {ports} -p {self.port} {self.user}@{self.host}"
+
+    def title(self) -> str:
+        return f"Stack {self.stack} on workspace {self.workspace}"
 
     def rows(self) -> list[Row]:
         """The report as a table of two columns; at most ten rows, which is a page in the UI."""

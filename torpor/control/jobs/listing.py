@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-
 import msgspec
 
 from torpor.control.jobs.records import Job, Stop
-from torpor.control.reports import Row
+from torpor.control.reports import MOST_ROWS, Report, Row, moment
 from torpor.shared.values import WorkspaceName
 
 _MOST_COMMAND = 120  # characters
@@ -24,7 +22,7 @@ class QueuedJob(msgspec.Struct, frozen=True):
     command: list[str]
 
 
-class JobList(msgspec.Struct, frozen=True):
+class JobList(Report, frozen=True):
     """``unread``: the workspaces that could not be looked at, with the reason."""
 
     open: list[Job]
@@ -32,35 +30,41 @@ class JobList(msgspec.Struct, frozen=True):
     ended: list[Job]
     unread: dict[str, str]
 
-    def rows(self, most: int) -> list[Row]:
+    def rows(self) -> list[Row]:
         """The newest first: those that run, those that wait, those that have ended."""
         waiting = {queued.job: queued for queued in self.queued}
         rows = [_row(job, waiting.get(job.id)) for job in reversed(self.open)]
         begun = {job.id for job in (*self.open, *self.ended)}
         rows += [_queued_row(queued) for queued in self.queued if queued.job not in begun]
         rows += [_row(job, None) for job in reversed(self.ended)]
-        left_out = len(rows) - most
-        rows = rows[:most]
+        left_out = len(rows) - MOST_ROWS
+        rows = rows[:MOST_ROWS]
         if left_out > 0:
             rows.append({name: f"and {left_out} more" if name == "job" else "" for name in rows[0]})
         for name, why in self.unread.items():
             rows.append({"job": "unknown", "workspace": name, "state": why})
         return rows or [{"job": "none"}]
 
-    def message(self) -> str:
-        """In a sentence."""
+    def title(self) -> str:
         return (
             f"{len(self.open)} jobs are open, {len(self.queued)} runs wait in queues; "
             f"{len(self.ended)} ended jobs are listed"
         )
 
 
-class JobAnswer(msgspec.Struct, frozen=True):
+class JobAnswer(Report, frozen=True):
     """The current facts about one job, as rows of what and value."""
 
     job: str
     workspace: WorkspaceName
     answer: dict[str, str]
+
+    @property
+    def about(self) -> str:
+        return self.job
+
+    def title(self) -> str:
+        return f"Job {self.job} of workspace {self.workspace}"
 
     def rows(self) -> list[Row]:
         return [{"what": what, "value": value} for what, value in self.answer.items()]
@@ -110,10 +114,6 @@ def in_other_hands(job: Job, stop: Stop | None, by: str) -> str:
         f"{who} stops job {job.id}: it ends the command and {machine}. Until then both go on and "
         "cost money. `job-status` shows it"
     )
-
-
-def moment(unix: float) -> str:
-    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def command_line(command: list[str]) -> str:

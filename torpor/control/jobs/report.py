@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-import msgspec
-
 from torpor.control.jobs.records import Attempt, Job
-from torpor.control.reports import Row
+from torpor.control.reports import Report, Row
 
 
-class JobReport(msgspec.Struct, frozen=True):
+class JobReport(Report, frozen=True):
     """A job that has ended. ``cost``: of all its machines, from their rentals, in words."""
 
     job: Job
     cost: str
 
     @property
+    def about(self) -> str:
+        return self.job.id
+
+    @property
     def lost_s(self) -> float:
         """Seconds of work that were done and lost, in all attempts."""
         return sum(attempt.lost_s for attempt in self.job.attempts)
+
+    def title(self) -> str:
+        return f"Job {self.job.id} of workspace {self.job.workspace}: {self.job.state}"
 
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""

@@ -12,7 +12,7 @@ from torpor.control.money.budgets import between
 from torpor.control.money.costs import HOUR_US, Cost, dollars
 from torpor.control.money.months import Month
 from torpor.control.money.storage import Stored
-from torpor.control.reports import Row
+from torpor.control.reports import MOST_ROWS, Row
 from torpor.shared.values import WorkspaceName
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 MACHINES: Final = "machines"
 STORAGE: Final = "storage"
-MOST_ROWS: Final = 200
-"""The rows that the UI shows; Python gets all."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
+from torpor.control.reports import Row, exact_moment
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, HOLE, SYMLINK, Entry, Manifest
 from torpor.shared.values import SnapshotId, WorkspaceName
@@ -41,6 +42,15 @@ class Listed(msgspec.Struct, frozen=True):
     target: str  # of a symlink or hard link
     changed_while_read: bool
 
+    def row(self) -> Row:
+        return {
+            "path": self.path,
+            "kind": self.kind,
+            "bytes": f"{self.bytes:,}",
+            "mode": self.mode,
+            "changed": exact_moment(self.mtime_ns / 1e9),
+        }
+
 
 class Change(msgspec.Struct, frozen=True):
     """One name that differs between two snapshots; ``what`` lists the differences."""
@@ -51,6 +61,15 @@ class Change(msgspec.Struct, frozen=True):
     bytes_before: int
     bytes_after: int
     what: str
+
+    def row(self) -> Row:
+        return {
+            "path": self.path,
+            "difference": self.difference,
+            "what": self.what,
+            "bytes before": f"{self.bytes_before:,}",
+            "bytes after": f"{self.bytes_after:,}",
+        }
 
 
 class SnapshotDiff(msgspec.Struct, frozen=True):
@@ -66,6 +85,14 @@ class SnapshotDiff(msgspec.Struct, frozen=True):
     new_bytes: int
     new_stored_bytes: int
 
+    def title(self) -> str:
+        counts = ", ".join(f"{self.count(kind)} {kind}" for kind in get_args(Difference))
+        return (
+            f"{self.before} to {self.after}: {counts}; {self.bytes_before:,} bytes became "
+            f"{self.bytes_after:,}, {self.new_bytes:,} of them new, stored as "
+            f"{self.new_stored_bytes:,}"
+        )
+
     def count(self, difference: Difference) -> int:
         return sum(change.difference == difference for change in self.changes)
 
@@ -80,6 +107,16 @@ class Version(msgspec.Struct, frozen=True):
     first: SnapshotId
     last: SnapshotId
     snapshots: int
+
+    def row(self) -> Row:
+        return {
+            "path": self.path,
+            "bytes": f"{self.bytes:,}",
+            "changed": exact_moment(self.mtime_ns / 1e9),
+            "first in": self.first,
+            "last in": self.last,
+            "snapshots": str(self.snapshots),
+        }
 
 
 def listed(manifest: Manifest) -> Iterator[Listed]:

@@ -6,16 +6,14 @@ import time
 
 import msgspec
 
-from torpor.control.reports import Row
+from torpor.control.reports import Row, WorkspaceReport
 from torpor.control.upkeep.prune import PackShare, Pruned, PrunePlan, share_of
-from torpor.shared.values import WorkspaceName
 
 
-class PruneReport(msgspec.Struct, frozen=True):
+class PruneReport(WorkspaceReport, frozen=True):
     """Packs and bytes in the store. A dry run freed nothing: ``freed`` is None, and ``to_free`` is
     what the same prune without ``dry_run`` would free now."""
 
-    workspace: WorkspaceName
     snapshots: int
     stored: PackShare
     to_free: PackShare
@@ -51,6 +49,9 @@ class PruneReport(msgspec.Struct, frozen=True):
     @property
     def dry_run(self) -> bool:
         return self.freed is None
+
+    def title(self) -> str:
+        return f"Workspace {self.workspace}, {'a dry run' if self.dry_run else 'pruned'}"
 
     def rows(self) -> list[Row]:
         """The report as a table of two columns."""

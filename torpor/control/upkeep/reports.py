@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Protocol
 
-import msgspec
-
-from torpor.control.reports import HibernateReport, Row
+from torpor.control.reports import MOST_ROWS, HibernateReport, Report, Row, WorkspaceReport
 from torpor.control.upkeep.retention import Judged
 from torpor.shared.values import SnapshotId, WorkspaceName
 
-MOST_ROWS: Final = 200
-"""The rows that the UI shows. Python gets all of them from flows.procedures.listing."""
+
+class HasRow(Protocol):
+    """What a table shows as a row."""
+
+    def row(self) -> Row: ...
 
 
-class Table(msgspec.Struct, frozen=True):
+class Table(WorkspaceReport, frozen=True):
     """Rows about snapshots; ``count`` is the number of all rows, shown or not."""
 
-    workspace: WorkspaceName
-    title: str
+    heading: str
     count: int
     shown: list[Row]
+
+    def title(self) -> str:
+        return self.heading
+
+    @classmethod
+    def of(cls, workspace: WorkspaceName, heading: str, entries: Sequence[HasRow]) -> Table:
+        shown = [entry.row() for entry in entries[:MOST_ROWS]]
+        return cls(workspace, heading, len(entries), shown)
 
     def rows(self) -> list[Row]:
         """The table; its last row says how much is left out."""
@@ -34,11 +43,15 @@ class Table(msgspec.Struct, frozen=True):
         return [*self.shown, {name: rest.get(name, "") for name in columns}]
 
 
-class BackupReport(msgspec.Struct, frozen=True):
+def pinning(workspace: WorkspaceName, snapshot: SnapshotId, now: str) -> Table:
+    """What became of a pin."""
+    return Table(workspace, f"Snapshot {snapshot}", 1, [{"snapshot": snapshot, "now": now}])
+
+
+class BackupReport(WorkspaceReport, frozen=True):
     """A new verified snapshot, and what retention did. A dry run took and deleted nothing:
     ``snapshot`` is then None, and ``verdicts`` are what the next backup would decide."""
 
-    workspace: WorkspaceName
     snapshot: SnapshotId | None
     hibernated: HibernateReport | None
     verdicts: list[Judged]
@@ -47,6 +60,18 @@ class BackupReport(msgspec.Struct, frozen=True):
     @property
     def dry_run(self) -> bool:
         return self.snapshot is None
+
+    def title(self) -> str:
+        if self.dry_run:
+            going = sum(not verdict.kept for verdict in self.verdicts)
+            return (
+                f"Workspace {self.workspace}: the next backup would keep "
+                f"{len(self.verdicts) - going} snapshots, itself included, and delete {going}"
+            )
+        return (
+            f"Workspace {self.workspace} backed up as {self.snapshot}; "
+            f"{len(self.deleted)} old snapshots deleted"
+        )
 
     def rows(self) -> list[Row]:
         """One row for each snapshot: what became of it and why; at most 200."""
@@ -66,10 +91,14 @@ class BackupReport(msgspec.Struct, frozen=True):
         return "deleted" if verdict.snapshot in self.deleted else "pinned or gone meanwhile"
 
 
-class EachReport(msgspec.Struct, frozen=True):
+class EachReport(Report, frozen=True):
     """What became of each Workspace block of the installation, by the block's name."""
 
+    heading: str
     results: dict[str, str]
+
+    def title(self) -> str:
+        return self.heading
 
     def rows(self) -> list[Row]:
         if not self.results:
@@ -77,13 +106,15 @@ class EachReport(msgspec.Struct, frozen=True):
         return [{"workspace block": block, "result": said} for block, said in self.results.items()]
 
 
-class FreshnessReport(msgspec.Struct, frozen=True):
+class FreshnessReport(WorkspaceReport, frozen=True):
     """The newest snapshot is young enough for the schedule."""
 
-    workspace: WorkspaceName
     newest: SnapshotId
     age_hours: float
     most_hours: float
+
+    def title(self) -> str:
+        return f"Workspace {self.workspace} has a backup that is young enough"
 
     def rows(self) -> list[Row]:
         return [
@@ -93,10 +124,9 @@ class FreshnessReport(msgspec.Struct, frozen=True):
         ]
 
 
-class PathReport(msgspec.Struct, frozen=True):
+class PathReport(WorkspaceReport, frozen=True):
     """A file or directory that was restored onto a machine and compared, byte for byte."""
 
-    workspace: WorkspaceName
     snapshot: SnapshotId
     path: str
     machine: str
@@ -106,6 +136,9 @@ class PathReport(msgspec.Struct, frozen=True):
     stored_bytes: int
     warnings: list[str]
     seconds: dict[str, float]
+
+    def title(self) -> str:
+        return f"{self.path} of snapshot {self.snapshot} is at {self.restored_to}"
 
     def rows(self) -> list[Row]:
         phases = ", ".join(f"{name} {value:.2f}" for name, value in self.seconds.items())

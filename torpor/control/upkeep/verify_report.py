@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
-import msgspec
-
-from torpor.control.reports import Row
+from torpor.control.reports import Row, WorkspaceReport
 from torpor.control.upkeep.verification import SnapshotVerdict, Verification
-from torpor.shared.values import SnapshotId, WorkspaceName
+from torpor.shared.values import SnapshotId
 
 Depth = Literal["quick", "full", "drill"]
 MOST_VERDICTS: Final = 20
@@ -19,10 +17,9 @@ MOST_NAMED: Final = 200
 _PATHS_IN_ROW: Final = 5
 
 
-class VerifyReport(msgspec.Struct, frozen=True):
+class VerifyReport(WorkspaceReport, frozen=True):
     """Bytes are stored bytes. Lists name the newest snapshots; counts are complete."""
 
-    workspace: WorkspaceName
     depth: Depth
     snapshots: list[SnapshotId]
     snapshot_count: int
@@ -65,7 +62,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
     def failed(self) -> bool:
         return self.damaged_count > 0
 
-    def message(self) -> str:
+    def title(self) -> str:
         """A sentence: what is wrong, and what can still be restored."""
         if not self.failed:
             return (

@@ -1,0 +1,65 @@
+"""Cancel a job."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from blocks import Workspace
+from flows.job import continue_job
+from tasks.cancelling import state_of
+from tasks.flow import flow
+from tasks.job_listing import found_job
+from tasks.opening import open_workspace
+from tasks.runner import runner
+from tasks.workspace import OpenWorkspace
+from torpor.control.jobs.listing import JobAnswer
+from torpor.control.jobs.records import Job, Stop
+from torpor.shared.errors import InvalidInput
+
+
+@flow("cancel-job")
+def cancel_job(
+    workspace: Workspace | str,
+    job: str,
+    machine: Literal["as submitted", "hibernate", "keep"] = "as submitted",
+) -> JobAnswer:
+    """Cancel a job: end its command, store the workspace, and destroy the machine.
+
+    A job that waits in a queue is taken out of it.
+
+    Args:
+        workspace: The Workspace block that the job works on, or its name.
+        job: The id of the job, as list-jobs shows it.
+        machine: What becomes of its machine. "as submitted" is what the job's on_cancel says.
+            "keep" stores nothing; the machine costs money until you hibernate it.
+    """
+    opened = open_workspace(workspace)
+    record, queued = found_job(opened, workspace, job)
+    if queued is not None and (record is None or record.ended):  # it waits for a retry
+        runner().cancel(queued.run)
+        return JobAnswer(
+            queued.job, opened.spec.name, {"job": queued.job, "now": "taken out of its queue"}
+        )
+    if record is None or record.ended:
+        raise _over(opened, job, record)
+    then = record.on_cancel if machine == "as submitted" else machine
+    opened.jobs.ask_stop(record.id, Stop("cancelled", then, "a person cancelled it", time.time()))
+    now = opened.jobs.of(record.id)
+    if now is None or now.ended:  # in the meantime: nobody will read the request again
+        opened.jobs.withdraw_stop(record.id)
+        if now is None or now.state != "cancelled":
+            raise _over(opened, job, now)
+        does = "it was stopped"
+    elif now.driven and state_of(now.driver) not in ("cancelled", "ended"):
+        does = f"run {now.driver} stops it"
+    elif queued is not None:
+        does = f"run {queued.run} in queue {queued.queue} stops it"
+    else:
+        does = f"{continue_job(now, 'stop') or 'nothing'} stops it"
+    return JobAnswer(record.id, opened.spec.name, {"job": record.id, "now": does})
+
+
+def _over(opened: OpenWorkspace, job: str, record: Job | None) -> InvalidInput:
+    state = record.state if record else "unknown"
+    return InvalidInput(f"job {job.strip()} of workspace {opened.spec.name} is {state} already")

@@ -1,0 +1,42 @@
+"""Delete snapshots of a workspace for good."""
+
+from __future__ import annotations
+
+from blocks import Workspace
+from tasks.flow import flow
+from tasks.opening import open_workspace
+from tasks.retention import delete_one
+from torpor.control.upkeep.deletion import check_not_kept
+from torpor.control.upkeep.reports import Table
+from torpor.shared.errors import InvalidInput
+from torpor.shared.values import snapshot_id
+
+
+@flow("delete-snapshots")
+def delete_snapshots(
+    workspace: Workspace | str, snapshots: list[str], even_newest: str = ""
+) -> Table:
+    """Delete snapshots of a workspace for good. Prune frees what only they refer to.
+
+    A pinned snapshot is never deleted.
+
+    Args:
+        workspace: The Workspace block whose snapshots are deleted, or its name.
+        snapshots: The ids of the snapshots to delete.
+        even_newest: The id of the newest snapshot, once more, to delete that one too. A wake
+            restores the newest.
+    """
+    ids = sorted({snapshot_id(text.strip()) for text in snapshots})
+    if not ids:
+        raise InvalidInput("no snapshot was named: write the ids of the snapshots to delete")
+    newest = snapshot_id(even_newest.strip()) if even_newest.strip() else None
+    opened = open_workspace(workspace)
+    check_not_kept(opened.store, opened.spec.name, ids, newest)  # all of them before the first goes
+    for snapshot in ids:  # the newest last: an earlier one would become the newest
+        delete_one(opened, snapshot, newest)
+    return Table(
+        opened.spec.name,
+        f"{len(ids)} snapshots of workspace {opened.spec.name} deleted",
+        len(ids),
+        [{"snapshot": snapshot, "now": "deleted"} for snapshot in ids],
+    )

@@ -1,0 +1,22 @@
+"""Diff: what differs between two snapshots of a workspace."""
+
+from __future__ import annotations
+
+from blocks import Workspace
+from flows.procedures.listing import PREVIOUS, compare_snapshots
+from tasks.flow import flow
+from tasks.restore import NEWEST
+from torpor.control.upkeep.reports import Table
+
+
+@flow("diff")
+def diff(workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST) -> Table:
+    """Show what differs between two snapshots of a workspace: added, removed, changed, metadata.
+
+    Args:
+        workspace: The Workspace block whose snapshots are compared, or its name.
+        before: The earlier snapshot's id, or previous for the one right before the later.
+        after: The later snapshot's id, or newest.
+    """
+    found = compare_snapshots(workspace, before, after)
+    return Table.of(found.workspace, found.title(), found.changes)

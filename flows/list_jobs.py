@@ -1,0 +1,32 @@
+"""List jobs: those that run, that wait, and that ended last."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from tasks.flow import flow
+from tasks.job_listing import queued_jobs, read_all_jobs
+from tasks.runner import runner
+from torpor.control.jobs.listing import JobList
+from torpor.control.jobs.records import MOST_ENDED
+
+
+@flow("list-jobs")
+def list_jobs(
+    workspaces: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
+    ended: Annotated[int, Field(ge=0, le=MOST_ENDED)] = 20,
+) -> JobList:
+    """List jobs: those that run, those that wait in the queues, and those that ended last.
+
+    Args:
+        workspaces: The Workspace blocks whose jobs are listed. Empty: all of them.
+        ended: How many ended jobs of each workspace to list, 0 to 200.
+    """
+    names = workspaces or runner().workspaces()
+    jobs, unread = read_all_jobs(names, ended)
+    queued = [run for run in queued_jobs() if not workspaces or run.workspace in names]
+    return JobList(
+        [job for job in jobs if not job.ended], queued, [job for job in jobs if job.ended], unread
+    )
