@@ -48,6 +48,9 @@ from torpor.shared.wire.snapshot import Committed, PartReport, Scanned
 MAX_PASSES: Final = 10
 """A workspace that still changes in the tenth pass needs a quiesce hook, not an eleventh; all
 rounds count."""
+PAUSE_S: Final = 0.25
+"""Between two passes while files change. A file that changed less than 0.1 s before a pass is
+unsettled in it (2.1 s where times are whole seconds), and a small workspace is scanned sooner."""
 KEPT_PASSES: Final = 3
 """A machine that is kept need not come to rest: what changes is named in the snapshot."""
 MAX_ROUNDS: Final = 3
@@ -169,6 +172,7 @@ class Snapshot:
                 self._rested = True
                 continue
             if seen.unaccepted_count and (self._ends or number < most):
+                time.sleep(PAUSE_S)
                 continue
             if self._looks:
                 refuses = self._workspace.spec.left_behind == "refuse"

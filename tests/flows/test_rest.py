@@ -15,6 +15,7 @@ from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.trees import let_settle
 from torpor.control.reports import HibernateReport
+from torpor.machine.tree import walk
 from torpor.shared.errors import StillChanging
 
 
@@ -56,6 +57,14 @@ def test_what_a_backup_paused_is_resumed_and_a_failure_of_that_is_a_warning(
     assert said.read_text() == "paused\nresumed\n"
     assert "status 3 and printed: no database" in report.warnings[0]
     assert report.warnings[0] in _row(report, "warning")
+
+
+def test_a_file_that_was_changed_a_moment_ago_comes_to_rest(
+    lab: Lab, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walk, "RACY_NS", 1_500_000_000)  # as where times are whole seconds
+    (root / "notes.txt").write_text("saved right before the machine was hibernated")
+    assert hibernate_plainly(lab.opened).destroyed
 
 
 def test_a_disk_that_never_rests_is_read_ten_times_and_what_was_paused_is_resumed(
