@@ -85,15 +85,14 @@ def test_a_long_log_keeps_its_newest_lines(machine: Machine) -> None:
     most = log.MOST_LOG_BYTES
     machine.shell(f"yes 1234567 | head -c {most + 8}; touch full; {WAITS}; echo last")
     until((machine.work / "full").exists, "it wrote")
-    kept = range(most // 4, most + 1)  # shorter: the half that stays is not written back yet
-    until(lambda: machine.log.stat().st_size in kept, "its supervisor cuts the log")
+    until(lambda: machine.log.stat().st_size <= most, "its supervisor cuts the log")
     (machine.work / "go").touch()
     machine.ended()
     cut, *lines = machine.log.read_text().splitlines()
     assert cut.startswith("torpor: older lines are gone: a log is cut at 64 MiB")
     assert lines[-2] == "last"
     assert {*lines[:-2]} == {"1234567"}
-    assert machine.log.stat().st_size in kept
+    assert most // 4 < machine.log.stat().st_size
 
 
 def test_logs_of_earlier_jobs_are_removed_and_nothing_else(machine: Machine) -> None:

@@ -211,7 +211,7 @@ def test_each_disk_is_looked_at_once_and_no_network_is_touched(
 
 
 def test_the_workspace_is_left_out_also_where_its_disk_is_mounted_twice(made: Made) -> None:
-    made.mounts.append(Mount("/work/data", "ext4"))
+    made.mounts.append(Mount("/srv/data", "ext4"))
     made.begin()
     made.write("/disk/ws/file")
     made.write("/disk/ws/data/file")

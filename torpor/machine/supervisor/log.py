@@ -44,27 +44,25 @@ def say(path: str, words: str) -> None:
     """Append one of torpor's own lines, at the start of a line."""
     fd = open_log(path)
     try:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-        line = f"torpor: {words} ({stamp} UTC)\n".encode("utf-8", "backslashreplace")
-        os.write(fd, line if _at_line_start(path) else b"\n" + line)
+        os.write(fd, _line(words) if _at_line_start(path) else b"\n" + _line(words))
     finally:
         os.close(fd)
 
 
 def cut(path: str, most_bytes: int) -> None:
-    """Keep the newest half of a log that is longer than ``most_bytes``. What the command writes
-    while this copies that half is lost."""
+    """Keep the newest half of a log that is longer than ``most_bytes``. It is copied over the older
+    half before the file gets shorter, so that a kill or a full disk loses none of it. What the
+    command writes during the copy is lost."""
     if size_of(path) <= most_bytes or not os.path.isfile(path):
         return
     with open(path, "r+b") as file:
         file.seek(-(most_bytes // 2), os.SEEK_END)
         file.readline(_LONGEST_LINE)  # whose beginning goes
         kept = file.read()
-        file.truncate(0)  # the command appends, so this moves where it writes
-    say(path, f"older lines are gone: a log is cut at {most_bytes // MIB} MiB")
-    fd = open_log(path)
-    with open(fd, "ab") as file:
+        file.seek(0)
+        file.write(_line(f"older lines are gone: a log is cut at {most_bytes // MIB} MiB"))
         file.write(kept)
+        file.truncate()  # the command appends, so this moves where it writes
 
 
 def read(path: str, offset: int, most_bytes: int, began: int, *, whole: bool) -> Piece:
@@ -87,6 +85,11 @@ def read(path: str, offset: int, most_bytes: int, began: int, *, whole: bool) ->
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data, final=whole and begin + len(data) >= size)
     return Piece(text, begin + len(data) - len(decoder.getstate()[0]))
+
+
+def _line(words: str) -> bytes:
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    return f"torpor: {words} ({stamp} UTC)\n".encode("utf-8", "backslashreplace")
 
 
 def _at_line_start(path: str) -> bool:
