@@ -105,6 +105,8 @@ def _restore(
         before_usable.append(sum(shaper.carried.values()))
 
     cost = machine.restore(target, first, when_first)
+    if not first:  # all of it can be used at the end
+        when_first()
     shutil.rmtree(target)
     return {
         "usable_s": usable[0],

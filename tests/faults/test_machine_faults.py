@@ -48,7 +48,7 @@ def test_flows_survive_what_is_killed_on_the_machine_in_each_phase(
     truth = facts(workspace)
     with _in_each(HIBERNATE, lambda: strike(world)):
         assert hibernate_plainly(world.opened).destroyed
-    assert world.verify_listed() == 1
+    assert world.verify_listed() >= 1  # a killed agent scans again, and commits again
     with _in_each(WAKE, lambda: strike(world)):
         wake_plainly(world.opened)
     (machine,) = world.machines()

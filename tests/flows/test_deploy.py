@@ -309,7 +309,7 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (kind, name) == (Secret, "hugging-face")
         return Secret(value=_TOKEN)
 
-    monkeypatch.setattr("blocks.stack.load_named", load)
+    monkeypatch.setattr("blocks.secret_variables.load_named", load)
 
 
 def test_secrets_reach_the_commands_and_nothing_else(

@@ -282,12 +282,13 @@ class Deployment:
             if spec.first and not self._stack.fetch:
                 for environment in made:
                     environment.result()
-                self._serve()
+                deploy.run(self._serve)
 
         with (
             ThreadPoolExecutor(2, thread_name_prefix="deploy") as threads,
             phases_told_to(lambda name: None),  # it stays the phase `restore`
         ):
+            deploy = copy_context()  # the server's phases are the deploy's, not the workspace's
             try:
                 if self._strategy.sets_up:
                     made.append(threads.submit(copy_context().run, self._make_environment))
