@@ -11,7 +11,7 @@ from tests.fixtures.world import own_store
 
 def test_the_look_is_measured_alone_and_beside_a_snapshot(machines_folder: Path) -> None:
     with (
-        own_store(machines_folder / "store") as store,
+        own_store(machines_folder / "store", "torpor") as store,
         BenchMachine(machines_folder / "machine", store.running) as machine,
     ):
         figures = measure(machine, outside=600, inside=10, times=2)

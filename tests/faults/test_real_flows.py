@@ -20,6 +20,7 @@ from tests.fixtures.prefect_api import ask
 from tests.fixtures.short_agent import installing
 from tests.fixtures.stores import Server as StoreServer
 from tests.fixtures.trees import Tree, differences, facts, fill
+from tests.fixtures.waiting import until
 from tests.fixtures.world import World, kill, make_world, until_gone
 from torpor.shared.errors import HostKeyChanged, StoreDenied, StoreUnavailable
 
@@ -141,10 +142,15 @@ def test_a_replicate_brings_all_it_can_and_names_the_machine_that_failed(
             assert not differences(truth, facts(world.workspace(machine.id)))
     assert (world.home(full.id) / "workspace" / "work").read_text() == "mine"
     wanted = {"flow_runs": {"id": {"any_": [str(state.state_details.flow_run_id)]}}}
-    tasks = ask("POST", f"{prefect_server.api_url}/task_runs/filter", wanted)
-    shares = [task["name"] for task in tasks if task["name"].startswith("restore share")]
-    assert 0 < len(shares) <= 64
-    assert {name.split(" of ")[1] for name in shares} == {ready.machine for ready in report.ready}
+    ready = {replica.machine for replica in report.ready}
+
+    def shares() -> list[str] | None:
+        tasks = ask("POST", f"{prefect_server.api_url}/task_runs/filter", wanted)
+        names = [task["name"] for task in tasks if task["name"].startswith("restore share")]
+        return names if {name.split(" of ")[1] for name in names} == ready else None
+
+    # Prefect's server learns of task runs by events, after their ends.
+    assert len(until(shares, "each machine has fetched a share", every_s=0.5)) <= 64
 
 
 def test_a_host_key_pinned_at_first_use_is_the_only_one_from_then_on(
