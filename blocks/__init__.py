@@ -7,6 +7,7 @@ budgets, stacks.
 from typing import Final, TypeAlias
 
 from blocks.budget import Budget
+from blocks.connection import connect, prefect_settings
 from blocks.ec2_provider import Ec2Provider
 from blocks.gcp_provider import GcpProvider
 from blocks.kubernetes_provider import KubernetesProvider
@@ -38,6 +39,7 @@ __all__ = [
     "TensordockProvider",
     "VastProvider",
     "Workspace",
+    "prefect_settings",
 ]
 
 ProviderBlock: TypeAlias = (
@@ -63,3 +65,5 @@ PROVIDERS: Final[tuple[type[ProviderBlock], ...]] = (
     HostkeyProvider,
 )
 """The provider blocks, the default first."""
+
+connect()

@@ -16,6 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import PrefectHTTPStatusError
 from pydantic import BeforeValidator, ValidationError
 
+from blocks.connection import server_in_use
 from torpor.shared.errors import InvalidInput
 
 BlockT = TypeVar("BlockT", bound=Block)
@@ -58,9 +59,9 @@ def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
                 "the Blocks page"
             ) from None
         raise InvalidInput(
-            f"{of}: there is no block {slug}/{name} ({_first_line(cause)}); add a "
-            f"block of type {kind.get_block_type_name()} and of that name on the Blocks page, or "
-            f"with save({name!r})"
+            f"{of}: there is no block {slug}/{name} at {server_in_use()} ({_first_line(cause)}); "
+            f"add a block of type {kind.get_block_type_name()} and of that name on the Blocks "
+            f"page, or with save({name!r})"
         ) from None
     if type(block) is not kind:
         raise InvalidInput(

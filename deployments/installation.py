@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from torpor.control.own_server import LOGIN_FILE, PORT_FILE
 from torpor.control.supervision import state_folder
 from torpor.shared.errors import InvalidInput
 
@@ -53,12 +54,12 @@ class Installation:
     @property
     def port_file(self) -> Path:
         """The server's port, kept so that bookmarks of the UI stay valid."""
-        return self.folder / "server.port"
+        return self.folder / PORT_FILE
 
     @property
     def login_file(self) -> Path:
         """The server's password, which only this user can read."""
-        return self.folder / "login"
+        return self.folder / LOGIN_FILE
 
     def login(self) -> str:
         """The password of the installation's server, as `user:password`. Made at the first use."""

@@ -18,13 +18,13 @@ import psutil
 from deployments import block_key
 from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.processes import end, last_words, launch, running
+from torpor.control.own_server import HOST, api_url, recorded_port
 from torpor.control.ports import free_ports, is_free
 from torpor.control.processes import is_alive
 from torpor.control.supervision import FOLDER_VARIABLE
 from torpor.shared.errors import InvalidInput, TorporError
 
 ROLE: Final = "server"
-HOST: Final = "127.0.0.1"
 USUAL_PORT: Final = 4200
 READY_S: Final = 300.0
 """6 to 19 s, measured; a small machine that is busy took 60 s."""
@@ -72,14 +72,14 @@ def server_of(installation: Installation, port: int | None = None) -> Server:
                 f"{port}: leave out the port, or unset PREFECT_API_URL"
             )
         return Server(given, own=False)
-    chosen = port or _recorded_port(installation) or _choose_port()
-    return Server(_api_url(chosen), True, installation.login())
+    chosen = port or recorded_port(installation.folder) or _choose_port()
+    return Server(api_url(chosen), True, installation.login())
 
 
 def users_own(installation: Installation) -> str | None:
     """What $PREFECT_API_URL names, unless that is our own server."""
     given = os.environ.get("PREFECT_API_URL", "").rstrip("/")
-    return given if given and given != _api_url(_recorded_port(installation)) else None
+    return given if given and given != api_url(recorded_port(installation.folder)) else None
 
 
 def environment(installation: Installation, server: Server) -> dict[str, str]:
@@ -122,7 +122,7 @@ def start(installation: Installation, server: Server) -> bool:
     demanded = {_DEMANDED: server.login, block_key.VARIABLE: block_key.block_key(installation)}
     demanded |= SETTINGS
     serving = running(installation, ROLE, having=demanded)
-    if serving and _recorded_port(installation) == _port(server) and answers(server):
+    if serving and recorded_port(installation.folder) == _port(server) and answers(server):
         return False
     end(installation, ROLE, polite_s=STOP_S)  # of another port, or without this login
     port = _port(server)
@@ -174,17 +174,6 @@ def answers(server: Server) -> bool:
             return bool(got.status == 200)
     except (OSError, urllib.error.URLError, http.client.HTTPException):
         return False
-
-
-def _recorded_port(installation: Installation) -> int | None:
-    try:
-        return int(installation.port_file.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _api_url(port: int | None) -> str:
-    return f"http://{HOST}:{port}/api"
 
 
 def _port(server: Server) -> int:

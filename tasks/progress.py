@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
 from tasks.runner import runner
@@ -12,6 +14,18 @@ from torpor.shared.wire.request import Event
 
 UPDATE_S: Final = 2.0
 """Each update is a request to the server: enough for an eye, little for its database."""
+
+_hears: ContextVar[Callable[[str, float], None] | None] = ContextVar("hears", default=None)
+
+
+@contextmanager
+def progress_told_to(hears: Callable[[str, float], None]) -> Iterator[None]:
+    """Call ``hears`` with the description and the percent of each progress bar in this context."""
+    token = _hears.set(hears)
+    try:
+        yield
+    finally:
+        _hears.reset(token)
 
 
 class Progress:
@@ -22,7 +36,9 @@ class Progress:
         self._total = max(1, total_bytes)
         self._parts: dict[Hashable, int] = {}
         self._updated = time.monotonic()
-        self._show = runner().progress(key, description)
+        self._shown = runner().progress(key, description)
+        self._description = description
+        self._hears = _hears.get()
 
     def event(self, part: Hashable, event: Event) -> None:
         """A part has moved ``event.bytes`` so far."""
@@ -37,3 +53,8 @@ class Progress:
 
     def done(self) -> None:
         self._show(100.0)
+
+    def _show(self, percent: float) -> None:
+        self._shown(percent)
+        if self._hears is not None:
+            self._hears(self._description, percent)

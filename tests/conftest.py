@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, settings
 # Keep bytecode, whatever the shell says: else each process of a test compiles Prefect, 8 s of CPU.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Flows find the installation of the user who runs them: tests must not find that of a developer.
+os.environ["XDG_STATE_HOME"] = "/nonexistent"
 
 # A busy host may hold up any example; hypothesis would call the test flaky.
 settings.register_profile(
@@ -34,6 +36,7 @@ pytest_plugins = [
     "tests.fixtures.short_agent",
     "tests.fixtures.prefect_server",
     "tests.fixtures.alone",
+    "tests.fixtures.newcomer",
     "tests.fixtures.deployed",
     "tests.markets.boot",
     "tests.markets.every",

@@ -44,6 +44,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "store_prices": set(),
         "store": {"ports", "processes"},
         "supervision": {"processes"},
+        "own_server": {"supervision"},
         "disk_space": set(),
         "hosts": {"store"},
         "idleness": set(),
@@ -75,6 +76,7 @@ ABOVE: dict[str, set[str]] = {
     "tasks": {"torpor", "blocks"},
     "flows": {"torpor", "blocks", "tasks"},
     "deployments": {"torpor", "blocks", "tasks", "flows"},
+    "torpor_cli": {"torpor", "blocks", "tasks", "flows", "deployments"},
     "benchmarks": {"torpor", "gpu_kernels", "blocks", "tasks", "flows", "deployments"},
 }
 """Which of our packages a package may import."""

@@ -11,10 +11,11 @@ from typing import Final
 import msgspec
 
 from blocks import Workspace
-from tasks.machines import renting
+from tasks.machines import look_for_offers, renting
 from tasks.opening import open_workspace
-from tasks.restore import NEWEST
+from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.workspace import OpenWorkspace
+from torpor.control.rental.search import Offers
 from torpor.control.reports import Row, exact_moment
 from torpor.control.store import snapshots
 from torpor.control.store.receipts import verified_snapshots
@@ -42,7 +43,9 @@ __all__ = [
     "frame",
     "list_entries",
     "list_kept",
+    "list_logins",
     "list_machines",
+    "list_offers",
     "list_snapshots",
 ]
 
@@ -91,6 +94,26 @@ class Found(msgspec.Struct, frozen=True):
 def list_machines(workspace: Workspace | str) -> list[Machine]:
     """The workspace's live machines at all providers that it or an open rental names."""
     return [machine for machine, _ in renting(open_workspace(workspace)).machines()]
+
+
+def list_logins(workspace: Workspace | str) -> list[Machine]:
+    """The workspace's machines that a person may log in to, with the host key that each must show,
+    where torpor has met it."""
+    held = renting(open_workspace(workspace))
+    return [
+        held.pinned(machine, rental)
+        for machine, rental in held.machines()
+        if rental is not None and rental.state == "handed over" and not rental.is_ending(machine)
+    ]
+
+
+def list_offers(workspace: Workspace | str, snapshot: str = NEWEST) -> Offers:
+    """What a wake of that snapshot would try to rent, the best first. Rents nothing. Where there is
+    no snapshot, what `create` would try."""
+    opened = open_workspace(workspace)
+    if snapshot not in ("", NEWEST) or snapshots.newest_snapshot(opened.store, opened.spec.name):
+        _, opened = pick_snapshot_to_wake.function(opened, snapshot)
+    return look_for_offers.function(opened)
 
 
 def list_snapshots(workspace: Workspace | str) -> list[StoredSnapshot]:

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,107 +11,16 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from deployments.installation import CHECKOUT
 from deployments.inventory import Inventory
 from tests.fixtures.deployed import ENDED
-from tests.fixtures.ordinary_user import as_nobody
-from tests.fixtures.prefect_api import ask
-from tests.fixtures.waiting import PATIENCE_S, until
+from tests.fixtures.newcomer import USERS, Newcomer, outside_of, processes_of
+from tests.fixtures.waiting import until
 from tests.ui.conftest import WAIT_MS, click_for, press
 from torpor.control.ports import free_ports
 
 WORKSPACE = "machines/*/home/workspace"
-USERS = ["root", "ordinary"] if os.geteuid() == 0 else ["ordinary"]
 ANOTHER_UID = 65533
 COUNT = 'from flows import list_snapshots; print(len(list_snapshots("demo")))'
-
-
-@dataclass
-class Newcomer:
-    """Somebody who has cloned the repository, and whose home is empty."""
-
-    home: Path
-    prefix: list[str]
-    printed: str = ""
-    login: str = field(default="", repr=False)
-
-    @property
-    def state(self) -> Path:
-        return self.home / ".local" / "state" / "torpor"
-
-    @property
-    def temporary(self) -> Path:
-        return self.home.with_name(f"{self.home.name}-tmp")
-
-    @property
-    def ui(self) -> str:
-        return self._line("UI")
-
-    @property
-    def environment(self) -> dict[str, str]:
-        ours = ("PREFECT_", "TORPOR_", "XDG_", "PYTEST_")
-        return {
-            **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
-            "HOME": str(self.home),
-            "TMPDIR": str(self.temporary),
-        }
-
-    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*self.prefix, *argv],
-            cwd=CHECKOUT,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-
-    def make(self, *arguments: str) -> str:
-        done = self.run("make", "--silent", *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def up(self, *port: str) -> None:
-        self.printed = self.make("up", *port)
-        self.login = Path(self._line("password").removeprefix("the whole line in ")).read_text()
-
-    def shell(self, command: str) -> subprocess.CompletedProcess[str]:
-        """A command in a shell where the line was run that ``make up`` names for Python."""
-        usual = f"export PREFECT_HOME={self.state}/of-a-script"  # else ~/.prefect
-        return self.run("sh", "-c", f"{usual}\n{self._line('Python')}\n{command}")
-
-    def ask(self, path: str, wanted: dict[str, Any]) -> Any:
-        return ask("POST", f"{self.ui}/api/{path}", wanted, by=self.login)
-
-    def identity(self) -> dict[str, Any]:
-        """The block with the SSH key, secret included."""
-        wanted = {"block_types": {"slug": {"any_": ["ssh-identity"]}}, "include_secrets": True}
-        (found,) = self.ask("block_documents/filter", wanted)
-        return {"id": found["id"], "data": found["data"]}
-
-    def _line(self, label: str) -> str:
-        found = re.search(rf"^  {label} +(.*)$", self.printed, re.MULTILINE)
-        assert found, self.printed
-        return found[1]
-
-
-@pytest.fixture(params=USERS)
-def newcomer(request: pytest.FixtureRequest) -> Iterator[Newcomer]:
-    folder = Path(tempfile.mkdtemp(prefix="torpor-"))  # short: it holds the names of Unix sockets
-    folder.chmod(0o755)
-    home, temporary = folder / "h", folder / "h-tmp"
-    home.mkdir(mode=0o700)
-    temporary.mkdir()
-    temporary.chmod(0o777)
-    other = os.geteuid() == 0 and request.param == "ordinary"
-    made = Newcomer(home, as_nobody(folder, home) if other else [])
-    try:
-        yield made
-    finally:
-        made.run("make", "--silent", "down", "MACHINES=1")
-        shutil.rmtree(folder)
 
 
 def test_the_first_click(
@@ -164,11 +68,11 @@ def test_the_first_click(
     identity = newcomer.identity()
     assert "ended workers, store, Prefect server" in newcomer.make("down")
     assert "ended" not in newcomer.make("down", "MACHINES=1").splitlines()[0]
-    assert _processes(newcomer) == []
+    assert processes_of(newcomer) == []
     if user == USERS[0]:
         _see_that_up_comes_back(newcomer, identity, woken)
     assert sorted(os.listdir("/")) == top_before
-    assert _outside(newcomer) == []
+    assert outside_of(newcomer) == []
 
 
 def _see_that_up_comes_back(newcomer: Newcomer, identity: dict[str, Any], woken: Path) -> None:
@@ -180,7 +84,7 @@ def _see_that_up_comes_back(newcomer: Newcomer, identity: dict[str, Any], woken:
     assert list(newcomer.state.glob(WORKSPACE)) == [woken]
     assert re.search(rf"machine {machine}\S* had stopped and is served again", newcomer.printed)
     newcomer.make("down", "MACHINES=1")
-    assert _processes(newcomer) == []
+    assert processes_of(newcomer) == []
 
 
 def _switch_watch_on(newcomer: Newcomer, page: Page, picture: Any) -> None:
@@ -238,27 +142,3 @@ def _ended(newcomer: Newcomer, wanted: dict[str, Any]) -> dict[str, Any] | None:
     run: dict[str, Any]
     (run,) = newcomer.ask("flow_runs/filter", wanted)
     return run if run["state_type"] in ENDED else None
-
-
-def _processes(newcomer: Newcomer) -> list[int]:
-    """Processes with the newcomer's home in their arguments or environment."""
-    mark = os.fsencode(newcomer.home)
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            words = Path(f"/proc/{name}/cmdline").read_bytes()
-            words += Path(f"/proc/{name}/environ").read_bytes()
-        except OSError:
-            continue
-        if mark in words:
-            found.append(int(name))
-    return found
-
-
-def _outside(newcomer: Newcomer) -> list[str]:
-    """What lies in the home and among the temporary files, but for the state folder."""
-    found = [*newcomer.temporary.rglob("*"), *newcomer.home.rglob("*")]
-    inside = {newcomer.state, *newcomer.state.parents}
-    return [str(p) for p in found if p not in inside and newcomer.state not in p.parents]

@@ -1,0 +1,47 @@
+"""What wrong use of the command line says, and that help is quick."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nosuch"], 'Unknown command "nosuch"'),
+        (["wake"], "workspace"),
+        (["job", "run"], "workspace"),
+    ],
+)
+def test_wrong_use_ends_with_2_and_one_message(arguments: list[str], says: str) -> None:
+    done = _here(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr.lower() or says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_help_imports_nothing_that_is_slow() -> None:
+    script = (
+        "import sys; from torpor_cli.app import app; app(['--help'], exit_on_error=False);"
+        "sys.exit(bool({'prefect', 'pandas', 'boto3', 'asyncssh'} & {*sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "hibernate" in done.stdout
+
+
+def _here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torpor_cli", *arguments],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        timeout=60,
+    )

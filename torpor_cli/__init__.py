@@ -1,0 +1,1 @@
+"""The command `torpor`: the flows, from a terminal."""

@@ -1,0 +1,86 @@
+"""The command line: its commands, and how errors end it.
+
+A command's module imports Prefect only when the command runs: `torpor --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from typing import Final
+
+from cyclopts import App, CycloptsError, Group
+
+from torpor_cli import installation, jobs, machines, setting_up, snapshots, status
+from torpor_cli.endings import INTERRUPTED, WRONG_USE, explained
+
+HELP: Final = """Hibernate rented GPU machines into object storage, and wake them anywhere.
+
+`torpor up` starts everything on this host. A workspace is the name of its block.
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 refused because something would be lost, 130 Ctrl-C.
+"""
+
+app = App(
+    name="torpor",
+    help=HELP,
+    version=lambda: f"torpor {version('torpor')}",
+    help_format="plaintext",
+    result_action="return_value",
+)
+MACHINES: Final = Group("Machines", sort_key=1)
+SNAPSHOTS: Final = Group("Snapshots", sort_key=2)
+HERE: Final = Group("This installation", sort_key=4)
+
+for command in (
+    status.status,
+    machines.offers,
+    machines.create,
+    machines.wake,
+    machines.hibernate,
+    machines.ssh,
+    machines.deploy,
+    machines.spend,
+    machines.reconcile,
+):
+    app.command(command, group=MACHINES)
+for command in (
+    snapshots.snapshots,
+    snapshots.backup,
+    snapshots.restore,
+    snapshots.verify,
+    snapshots.prune,
+):
+    app.command(command, group=SNAPSHOTS)
+app.command(jobs.job)
+for command in (installation.up, setting_up.init, installation.down):
+    app.command(command, group=HERE)
+app.register_install_completion_command(name="completion", group=HERE)
+
+
+def main() -> None:
+    """Run the command that the arguments name, and end the process with its exit code."""
+    try:
+        code = _run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        return app(arguments, exit_on_error=False, print_error=False) or 0
+    except CycloptsError as error:
+        print(f"torpor: {error} `torpor --help` lists the commands.", file=sys.stderr)
+        return WRONG_USE
+    except KeyboardInterrupt:
+        print("torpor: interrupted. `torpor status` shows what is awake", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        code, words = explained(error)
+        if not words:
+            raise
+        print(f"torpor: {words}", file=sys.stderr)
+        return code

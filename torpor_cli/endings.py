@@ -1,0 +1,58 @@
+"""Exit codes, and what is said of an error."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import httpx
+
+from torpor.shared.errors import (
+    BudgetExceeded,
+    HostKeyChanged,
+    InvalidInput,
+    LacksWork,
+    NotOurs,
+    OtherPaths,
+    SnapshotKept,
+    StillChanging,
+    TorporError,
+    UnsafeDestroy,
+    UnsavedWork,
+    WorkspaceAwake,
+)
+
+FAILED: Final = 1
+WRONG_USE: Final = 2
+REFUSED: Final = 3
+INTERRUPTED: Final = 130
+
+_REFUSED: Final = (
+    BudgetExceeded,
+    HostKeyChanged,
+    LacksWork,
+    NotOurs,
+    OtherPaths,
+    SnapshotKept,
+    StillChanging,
+    UnsafeDestroy,
+    UnsavedWork,
+    WorkspaceAwake,
+)
+"""Something would be lost, overwritten or paid for twice."""
+
+
+def explained(error: Exception) -> tuple[int, str]:
+    """The exit code of an error and what a person reads of it; nothing is said of a fault of the
+    code, which keeps its traceback."""
+    if isinstance(error, _REFUSED):
+        return REFUSED, str(error)
+    if isinstance(error, InvalidInput):
+        return WRONG_USE, str(error)
+    if isinstance(error, TorporError):
+        return FAILED, str(error)
+    # Prefect's own errors are not imported for this: `torpor --help` would wait a second for them.
+    if isinstance(error, httpx.TransportError):
+        return FAILED, f"the Prefect server does not answer ({error}): run `torpor up`"
+    if type(error).__name__ in ("ParameterTypeError", "ParameterBindError"):
+        return WRONG_USE, str(error)
+    return FAILED, ""

@@ -1,0 +1,102 @@
+"""Commands about jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import App, Group, Parameter
+
+from torpor_cli.running import Options, run
+
+job = App(
+    name="job",
+    help="Run commands on a workspace's machine until they end.",
+    group=Group("Jobs", sort_key=3),
+)
+Several = Annotated[list[str] | None, Parameter(negative=())]
+
+
+@job.command(name="run")
+def run_(
+    workspace: str,
+    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    env: Several = None,
+    secret: Several = None,
+    queue: Literal["critical", "high", "normal", "low"] = "normal",
+    retries: int = 0,
+    options: Options | None = None,
+) -> None:
+    """Run a command, save at intervals, continue on another machine if one is lost, and hibernate.
+
+    torpor job run mywork -- python train.py
+
+    Args:
+        workspace: The workspace.
+        command: The program and its arguments.
+        env: A variable of the command, as NAME=VALUE. May be repeated.
+        secret: A variable whose value is in a Secret block, as NAME=BLOCK. May be repeated.
+        queue: The queue that a detached job waits in.
+        retries: How often the command may fail and begin again.
+    """
+    run(
+        "job",
+        options,
+        deployment=queue,
+        workspace=workspace,
+        command=list(command),
+        env=env or [],
+        secrets=secret or [],
+        retries=retries,
+    )
+
+
+@job.command(name="list")
+def list_(*workspace: str, ended: int = 20, options: Options | None = None) -> None:
+    """List jobs: those that run, those that wait, and those that ended last.
+
+    Args:
+        workspace: Only the jobs of these workspaces.
+        ended: How many ended jobs of each workspace to list.
+    """
+    run("list_jobs", options, workspaces=list(workspace), ended=ended)
+
+
+@job.command
+def status(workspace: str, job: str, *, options: Options | None = None) -> None:
+    """Show everything about one job.
+
+    Args:
+        workspace: The workspace.
+        job: The job's id.
+    """
+    run("job_status", options, workspace=workspace, job=job)
+
+
+@job.command
+def log(workspace: str, job: str, *, lines: int = 200, options: Options | None = None) -> None:
+    """Show the newest lines of a job's log.
+
+    Args:
+        workspace: The workspace.
+        job: The job's id.
+        lines: How many lines, 1 to 1000.
+    """
+    run("job_log", options, workspace=workspace, job=job, lines=lines)
+
+
+@job.command
+def cancel(
+    workspace: str,
+    job: str,
+    *,
+    machine: Literal["as submitted", "hibernate", "keep"] = "as submitted",
+    options: Options | None = None,
+) -> None:
+    """End a job's command, store the workspace, and destroy the machine or keep it.
+
+    Args:
+        workspace: The workspace.
+        job: The job's id.
+        machine: What becomes of the machine.
+    """
+    run("cancel_job", options, workspace=workspace, job=job, machine=machine)

@@ -1,0 +1,156 @@
+"""OpenSSH's files for the machines of workspaces: address, key and pinned host key.
+
+`ssh` asks for the current ones each time that it is called with the name of a workspace, through
+`Match exec`, so that a wake from the UI or by a schedule needs no step on this host.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Final
+
+from torpor.control.supervision import state_folder
+from torpor.shared.errors import InvalidInput, MachineUnreachable, TorporError
+from torpor.shared.values import Endpoint
+
+_COMMENT: Final = "# torpor: the names of workspaces. `torpor ssh --setup` has added this line."
+
+
+def set_up() -> None:
+    """Add the line to the user's SSH configuration, unless it is there."""
+    config = write_config()
+    users = Path("~/.ssh/config").expanduser()
+    line = f'Include "{config}"'
+    before = users.read_text() if users.exists() else ""
+    if line not in before.splitlines():
+        users.parent.mkdir(mode=0o700, exist_ok=True)
+        _write(users.resolve(), f"{_COMMENT}\n{line}\n\n{before}")
+    names = [path.name for path in sorted(_hosts().glob("*")) if not path.suffix]
+    print(f"{users} includes {config}")
+    print(f"now `ssh NAME` works for: {', '.join(names) or 'no workspace yet'}")
+
+
+def is_set_up() -> bool:
+    """Whether the user's SSH configuration includes ours."""
+    users = Path("~/.ssh/config").expanduser()
+    try:
+        return f'Include "{_config()}"' in users.read_text().splitlines()
+    except OSError:
+        return False
+
+
+def command_for(workspace: str) -> str:
+    """How a person logs in to the workspace's machine."""
+    if is_set_up():
+        write_config()  # of a workspace that is younger than it
+        return f"ssh {workspace}"
+    return f"torpor ssh {workspace} (`torpor ssh --setup`, once, lets `ssh {workspace}` work)"
+
+
+def write_config() -> Path:
+    """Write what the user's configuration includes: for each workspace, how to find its machine."""
+    from blocks import Workspace
+    from blocks.reference import saved_names
+
+    torpor = shlex.join([sys.executable, "-m", "torpor_cli", "ssh", "--refresh"])
+    lines = []
+    for name in saved_names(Workspace):
+        host = _hosts() / name
+        if not host.exists():
+            _write(host, "")
+        command = f"{torpor} {shlex.quote(name)}".replace('"', '\\"')
+        lines += [f'Match originalhost {name} exec "{command}"', f'    Include "{host}"', ""]
+    _write(_config(), "\n".join(lines))
+    return _config()
+
+
+def refresh_quietly(workspace: str) -> None:
+    """Write where the machine is now. Where it cannot be said, `ssh` says why and ends."""
+    try:
+        refresh(workspace)
+    except TorporError as error:
+        said = shlex.quote(f"torpor: {error}")
+        ends = f"sh -c {shlex.quote(f'echo {said} >&2; exit 1')}".replace("%", "%%")
+        _write(_hosts() / workspace, f"Host {workspace}\n    ProxyCommand {ends}\n")
+
+
+def refresh(workspace: str, machine: str = "") -> Path:
+    """Write where the workspace's machine is now; returns the file for ``ssh -F``."""
+    from tasks.opening import open_workspace
+
+    opened = open_workspace(workspace)
+    endpoint = _endpoint(workspace, machine)
+    key = _keys() / workspace
+    _write(key, opened.identity.private_key)
+    known = _hosts() / f"{workspace}.known"
+    alias = f"torpor-{workspace}"
+    _write(known, f"{alias} {endpoint.host_key}\n")
+    file = _hosts() / workspace
+    _write(
+        file,
+        f"Host {workspace}\n"
+        f"    HostName {endpoint.host}\n"
+        f"    Port {endpoint.port}\n"
+        f"    User {endpoint.user}\n"
+        f'    IdentityFile "{key}"\n'
+        "    IdentitiesOnly yes\n"
+        f"    HostKeyAlias {alias}\n"
+        f'    UserKnownHostsFile "{known}"\n'
+        "    GlobalKnownHostsFile none\n"
+        "    StrictHostKeyChecking yes\n",
+    )
+    return file
+
+
+def _endpoint(workspace: str, wanted: str) -> Endpoint:
+    from flows.procedures.listing import list_logins
+
+    found = list_logins(workspace)
+    if wanted:
+        found = [machine for machine in found if machine.id == wanted]
+    if not found:
+        where = f"on no machine called {wanted}" if wanted else "asleep"
+        raise InvalidInput(f"workspace {workspace} is {where}: `torpor wake {workspace}`")
+    if len(found) > 1:
+        ids = ", ".join(machine.id for machine in found)
+        raise InvalidInput(
+            f"workspace {workspace} is on {len(found)} machines: choose one with --machine: {ids}"
+        )
+    endpoint = found[0].endpoint
+    if endpoint is None:
+        raise MachineUnreachable(f"machine {found[0].id} has no address yet: try again")
+    if endpoint.host_key is None:
+        raise MachineUnreachable(
+            f"the host key of machine {found[0].id} is not known before torpor has logged in to "
+            f"it once: `torpor backup {workspace}` does"
+        )
+    return endpoint
+
+
+def _folder() -> Path:
+    return state_folder() / "ssh"
+
+
+def _config() -> Path:
+    return _folder() / "config"
+
+
+def _hosts() -> Path:
+    return _folder() / "hosts"
+
+
+def _keys() -> Path:
+    return _folder() / "keys"
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file that only this user can read; it appears whole."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}.new")
+    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(fd, "w") as opened:
+        opened.write(text)
+    unfinished.rename(file)

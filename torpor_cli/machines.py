@@ -1,0 +1,261 @@
+"""Commands about machines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any, Final, Literal
+
+from cyclopts import Parameter
+
+from torpor.shared.errors import InvalidInput, RunCancelled
+from torpor_cli.output import print_report, print_rows, quiet
+from torpor_cli.running import Format, Options, run
+from torpor_cli.server import connected
+
+Flag = Annotated[bool, Parameter(negative=())]
+Several = Annotated[list[str] | None, Parameter(negative=())]
+_SHOWN: Final = 5
+"""Offers in the question of a wake."""
+
+
+def offers(
+    workspace: str,
+    *,
+    snapshot: str = "newest",
+    most: int = 20,
+    options: Format | None = None,
+) -> None:
+    """Show what fits a workspace and what it costs, the best first. Rents nothing.
+
+    Args:
+        workspace: The workspace.
+        snapshot: The snapshot to wake there.
+        most: How many offers to show.
+    """
+    chosen = options or Format()
+    with connected(), quiet(chosen.json):
+        found = _offers(workspace, snapshot)
+        if chosen.json:
+            print_report(found.fitting, as_json=True)
+            return
+        print_rows([_offer_row(offer) for offer in found.fitting[:most]])
+        print(f"{len(found.fitting)} offers fit, {len(found.refused)} do not.")
+
+
+def wake(
+    workspace: str,
+    *,
+    snapshot: str = "newest",
+    machine: str = "",
+    count: int = 1,
+    yes: Flag = False,
+    accept_path: Several = None,
+    options: Options | None = None,
+) -> None:
+    """Restore a workspace on a new machine, after a question that names the price.
+
+    Args:
+        workspace: The workspace.
+        snapshot: The snapshot, as `torpor snapshots` names it.
+        machine: user@host:port of a machine of your own. Nothing is rented then.
+        count: How many machines to restore it on.
+        yes: Do not ask.
+        accept_path: A directory of the snapshot that the block does not name, to restore all the
+            same. May be repeated.
+    """
+    if not machine and not yes:
+        with connected(), quiet(as_json=True):
+            _ask(workspace, snapshot, count)
+    accepted: dict[str, Any] = {"snapshot": snapshot, "accept_paths": accept_path or []}
+    if count == 1:
+        report = run("wake", options, workspace=workspace, machine=machine, **accepted)
+    else:
+        report = run("replicate", options, workspace=workspace, count=count, **accepted)
+    if not machine and count == 1:
+        _say_login(report, workspace, options)
+
+
+def create(workspace: str, *, yes: Flag = False, options: Options | None = None) -> None:
+    """Rent an empty machine for a workspace without a snapshot, after a question with the price.
+
+    Args:
+        workspace: The workspace.
+        yes: Do not ask.
+    """
+    if not yes:
+        with connected(), quiet(as_json=True):
+            _ask(workspace, "newest", 1)
+    report = run("create", options, workspace=workspace)
+    _say_login(report, workspace, options)
+
+
+def hibernate(
+    workspace: str,
+    *,
+    machine: str = "",
+    keep: Flag = False,
+    accept_changed: Several = None,
+    accept_lost: Several = None,
+    options: Options | None = None,
+) -> None:
+    """Store a workspace, verify it, and destroy its machine.
+
+    Args:
+        workspace: The workspace.
+        machine: The machine, as its id or user@host:port, where there are several.
+        keep: Keep the machine.
+        accept_changed: A pattern of files that may change meanwhile. May be repeated.
+        accept_lost: A directory that may be lost with the machine. May be repeated.
+    """
+    run(
+        "hibernate",
+        options,
+        workspace=workspace,
+        machine=machine,
+        destroy=not keep and "@" not in machine,
+        accept_changed=accept_changed or [],
+        accept_lost=accept_lost or [],
+    )
+
+
+def ssh(
+    workspace: str = "",
+    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    machine: str = "",
+    setup: Flag = False,
+    refresh: Flag = False,
+) -> None:
+    """Log in to a workspace's machine with the right key and its pinned host key.
+
+    torpor ssh mywork -- nvidia-smi
+
+    Args:
+        workspace: The workspace.
+        command: A command to run there instead of a shell.
+        machine: The machine's id, where there are several.
+        setup: Add one line to ~/.ssh/config, so that `ssh`, `scp`, `rsync` and editors know the
+            names of all workspaces, also after the next wake.
+        refresh: Write where the machine is now, and do not log in. OpenSSH asks for it.
+    """
+    from torpor_cli import logins
+
+    with connected():
+        if setup:
+            logins.set_up()
+            return
+        if not workspace:
+            raise InvalidInput("name a workspace: `torpor ssh mywork`, or use --setup")
+        if refresh:
+            logins.refresh_quietly(workspace)
+            return
+        file = logins.refresh(workspace, machine)
+    sys.stdout.flush()
+    argv = ["ssh", "-F", str(file), workspace, *command]
+    os.execvp("ssh", argv)  # noqa: S606 - the user's own OpenSSH takes over, terminal and all
+
+
+def deploy(
+    workspace: str,
+    stack: str,
+    *,
+    strategy: Literal["A", "B", "C", "D", "F"] = "D",
+    snapshot: str = "newest",
+    options: Options | None = None,
+) -> None:
+    """Start a server on a workspace's machine, or on a new one, until it has answered.
+
+    Args:
+        workspace: The workspace.
+        stack: The stack, such as vllm or ollama.
+        strategy: How the software gets onto the machine; the guide explains the letters.
+        snapshot: The snapshot for a new machine.
+    """
+    run(
+        "deploy",
+        options,
+        workspace=workspace,
+        stack=stack,
+        strategy=strategy,
+        snapshot=snapshot,
+    )
+
+
+def spend(workspace: str, *, months: int = 12, options: Options | None = None) -> None:
+    """Show what machines and storage cost, by month.
+
+    Args:
+        workspace: A workspace in whose store to look.
+        months: How many months to show, with this one.
+    """
+    run("spend", options, workspace=workspace, months=months)
+
+
+def reconcile(
+    workspace: str,
+    *,
+    end: Several = None,
+    left: Several = None,
+    gone: Several = None,
+    abandoned: Flag = False,
+    options: Options | None = None,
+) -> None:
+    """Compare rentals with the machines at all markets, and end what is named.
+
+    Args:
+        workspace: The workspace.
+        end: The id of a machine to end. May be repeated.
+        left: The id of a machine that a killed run left. May be repeated.
+        gone: The id of a rental whose machine is gone for certain. May be repeated.
+        abandoned: Also end attempts that failed, if a machine of theirs shows.
+    """
+    run(
+        "reconcile",
+        options,
+        workspace=workspace,
+        end=end or [],
+        left=left or [],
+        gone=gone or [],
+        abandoned=abandoned,
+    )
+
+
+def _say_login(report: Any, workspace: str, options: Options | None) -> None:
+    if report is None or (options and options.json):  # detached, or for a program
+        return
+    from torpor_cli.logins import command_for
+
+    print(f"log in: {command_for(workspace)}")
+
+
+def _offers(workspace: str, snapshot: str) -> Any:
+    from flows.procedures.listing import list_offers
+
+    return list_offers(workspace, snapshot)
+
+
+def _ask(workspace: str, snapshot: str, count: int) -> None:
+    """Show the best offers, and ask. InvalidInput if nobody can answer, RunCancelled after a no."""
+    found = _offers(workspace, snapshot)
+    print_rows([_offer_row(offer) for offer in found.fitting[:_SHOWN]])
+    price = found.fitting[0].bound_usd_h * count
+    machines = "a machine" if count == 1 else f"{count} machines"
+    asked = f"Rent {machines} for {workspace} at {price:.3f} $/h, {price * 24:.2f} $ a day?"
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{asked} Nobody is at the terminal to answer: add --yes")
+    if input(f"{asked} [y/N] ").strip().lower() not in ("y", "yes"):
+        raise RunCancelled("nothing was rented")
+
+
+def _offer_row(offer: Any) -> dict[str, str]:
+    reliability = "" if offer.reliability is None else f"{offer.reliability:.3f}"
+    return {
+        "market": offer.provider.partition("://")[0],
+        "GPU": f"{offer.gpu_count} x {offer.gpu}" if offer.gpu else "none",
+        "$/h": f"{offer.price_usd_h:.3f}",
+        "$ a day": f"{offer.price_usd_h * 24:.2f}",
+        "region": offer.region,
+        "spot": "spot" if offer.spot else "",
+        "reliability": reliability,
+        "offer": offer.id,
+    }

@@ -1,0 +1,121 @@
+"""What a command prints: tables for people, JSON for programs, progress on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final
+
+import msgspec
+
+from torpor.shared.errors import TorporError
+
+_WIDE: Final = 10_000
+"""Columns of a pipe: nothing is cut off for a program that reads."""
+
+
+def print_report(report: Any, *, as_json: bool) -> None:
+    """Print what a flow returned: a report, a list of structs, or a pandas table."""
+    if as_json:
+        print(_json(report))
+    elif hasattr(report, "rows"):
+        print_rows(report.rows(), report.title())
+    elif hasattr(report, "to_string"):
+        print(report.to_string(index=False))
+    elif report is not None:
+        print_rows([_row(item) for item in report])
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
+    """A table of text, as wide as the terminal, or uncut in a pipe."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if title:
+        print(title)
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row.get(name)) for name in rows[0]))
+    terminal = sys.stdout.isatty()
+    Console(width=None if terminal else _WIDE, highlight=False, markup=False).print(table)
+
+
+@contextmanager
+def shown_progress() -> Iterator[None]:
+    """Show the progress of transfers on a terminal, and warnings as lines of standard error."""
+    _plain_warnings()
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    from tasks.progress import progress_told_to
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def hears(description: str, percent: float) -> None:
+            if description not in tasks:
+                tasks[description] = bars.add_task(description, total=100.0)
+            bars.update(tasks[description], completed=percent)
+
+        with progress_told_to(hears):
+            yield
+
+
+def quiet(as_json: bool) -> Any:
+    """Progress and warnings for people; for programs, warnings alone."""
+    if not as_json:
+        return shown_progress()
+    _plain_warnings()
+    return nullcontext()
+
+
+def _plain_warnings() -> None:
+    """Replace Prefect's console lines: warnings are one plain line each, and the error that ends
+    the command is left to the command. The run's log in the UI keeps everything."""
+    for name in ("prefect", "prefect.flow_runs", "prefect.task_runs"):
+        logger = logging.getLogger(name)
+        for handler in [*logger.handlers]:
+            if type(handler).__name__ == "PrefectConsoleHandler":
+                logger.removeHandler(handler)
+                logger.addHandler(_Warnings())
+
+
+class _Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.ERROR:
+            print(f"torpor: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+
+
+def _json(report: Any) -> str:
+    if hasattr(report, "to_json"):
+        return str(report.to_json(orient="records", date_format="iso"))
+    try:
+        encoded = msgspec.json.encode(report, enc_hook=str)
+    except TypeError as error:
+        raise TorporError(f"a {type(report).__name__} has no form in JSON: {error}") from error
+    return msgspec.json.format(encoded).decode()
+
+
+def _row(item: Any) -> Mapping[str, Any]:
+    if isinstance(item, Mapping):
+        return item
+    if hasattr(item, "row"):
+        return dict(item.row())
+    return dict(msgspec.to_builtins(item))
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,66 @@
+"""Runs a flow for a command: here and now, or by the worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from torpor_cli.output import print_report, quiet
+from torpor_cli.server import connected
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Options:
+    """What every command that runs a flow takes.
+
+    Args:
+        json: Print JSON instead of a table.
+        detach: Let the worker run it, and print the run's address at once.
+    """
+
+    json: Annotated[bool, Parameter(negative=())] = False
+    detach: Annotated[bool, Parameter(negative=())] = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Format:
+    """What every command that only looks takes.
+
+    Args:
+        json: Print JSON instead of a table.
+    """
+
+    json: Annotated[bool, Parameter(negative=())] = False
+
+
+def run(name: str, options: Options | None, deployment: str = "", **parameters: Any) -> Any:
+    """Run the flow of that name, print its report, and return it. With ``detach``, the worker runs
+    it, and None is returned. ``deployment``: the one to use then, if it is not called as the flow.
+    """
+    chosen = options or Options()
+    with connected() as ui:
+        import flows
+
+        flow = getattr(flows, name)
+        if chosen.detach:
+            started = _submit(f"{flow.name}/{deployment or flow.name}", parameters)
+            address = f"{ui}/runs/flow-run/{started.id}"
+            if chosen.json:
+                print_report({"run": str(started.id), "address": address}, as_json=True)
+            else:
+                print(f"run {started.name} begins: {address}")
+            return None
+        with quiet(chosen.json):
+            report = flow(**parameters)
+        print_report(report, as_json=chosen.json)
+        return report
+
+
+def _submit(deployment: str, parameters: dict[str, Any]) -> Any:
+    from prefect.deployments import run_deployment
+
+    return run_deployment(deployment, parameters=parameters, timeout=0, as_subflow=False)

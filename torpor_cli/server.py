@@ -1,0 +1,56 @@
+"""The Prefect server that a command talks to: found, asked once, and named where it is missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import httpx
+
+from torpor.shared.errors import InvalidInput, TorporError
+
+_ANSWERS_S: Final = 5.0
+
+
+@contextmanager
+def connected() -> Iterator[str]:
+    """Use the server of this installation, or the one that the environment or Prefect's profile
+    names; yields the address of its UI. TorporError where none is known or none answers."""
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    import blocks  # it chooses the server; Prefect takes a second to import
+
+    api = blocks.prefect_settings().api
+    if api.url is None:
+        raise InvalidInput(
+            "no Prefect server is known here: run `torpor up`, or set PREFECT_API_URL to the "
+            "address of yours"
+        )
+    login = api.auth_string.get_secret_value() if api.auth_string else ""
+    key = api.key.get_secret_value() if api.key else ""
+    _check(api.url, login, key)
+    yield api.url.removesuffix("/").removesuffix("/api")
+
+
+def _check(api_url: str, login: str, key: str) -> None:
+    user, _, password = login.partition(":")
+    ours = api_url.startswith(("http://127.0.0.1", "http://localhost"))
+    next_step = "run `torpor up`" if ours else "check PREFECT_API_URL, and that the server runs"
+    try:
+        answer = httpx.get(
+            f"{api_url}/admin/version",
+            auth=(user, password) if login else None,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=_ANSWERS_S,
+            trust_env=not ours,
+        )
+    except httpx.HTTPError as error:
+        raise TorporError(
+            f"the Prefect server at {api_url} does not answer ({error}): {next_step}"
+        ) from None
+    if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise TorporError(
+            f"the Prefect server at {api_url} refuses the login ({answer.status_code}): set "
+            "PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud"
+        )

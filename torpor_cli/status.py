@@ -1,0 +1,22 @@
+"""The command that shows all workspaces."""
+
+from __future__ import annotations
+
+from torpor_cli.output import print_report
+from torpor_cli.running import Format
+from torpor_cli.server import connected
+
+
+def status(*workspace: str, options: Format | None = None) -> None:
+    """Show all workspaces: asleep or awake, machine, cost, newest snapshot, jobs.
+
+    Args:
+        workspace: Only these workspaces.
+    """
+    with connected():
+        from blocks import Workspace
+        from blocks.reference import saved_names
+        from tasks.overview import look_at_all
+
+        report = look_at_all(workspace or saved_names(Workspace))
+        print_report(report, as_json=bool(options and options.json))
