@@ -27,6 +27,8 @@ class BuildKernels(build_py):
         except BuildError as error:
             print(f"torpor: {error}", file=sys.stderr)
         super().run()
+        if not self.editable_mode:  # a wheel has no checkout beside it
+            self.copy_file("prefect.yaml", str(Path(self.build_lib) / "deployments"))
 
 
 class PlatformWheel(bdist_wheel):

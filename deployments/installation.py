@@ -18,8 +18,14 @@ from torpor.control.supervision import state_folder
 from torpor.shared.errors import InvalidInput
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
-"""Where prefect.yaml and the flows are."""
+"""Where the flows are: the clone, or the packages of an installed wheel."""
 _POLL_S: Final = 0.2
+
+
+def prefect_file() -> Path:
+    """The file of the deployments: in the clone, or among the packages of a wheel."""
+    beside = CHECKOUT / "prefect.yaml"
+    return beside if beside.exists() else Path(__file__).with_name("prefect.yaml")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from pydantic import SecretStr
 from blocks import PROVIDERS, Budget, LocalProvider, ObjectStore, SSHIdentity, Stack, Workspace
 from blocks.reference import load_named
 from deployments.first_machine import make_demo, revive
-from deployments.installation import CHECKOUT, Installation, secret_file
+from deployments.installation import CHECKOUT, Installation, prefect_file, secret_file
 from deployments.schedules import WATCH, offer_schedules
 from deployments.stacks import ready_made
 from deployments.worker import POOLS
@@ -157,7 +157,7 @@ def deploy(installation: Installation) -> None:
     """Deploy what prefect.yaml names and the server lacks. Of a deployment that is there, only what
     belongs to the code changes: Prefect would reset all that its user has set, such as a pause, and
     a kill before that could be set again would lose it."""
-    content: dict[str, Any] = yaml.safe_load((CHECKOUT / "prefect.yaml").read_text())
+    content: dict[str, Any] = yaml.safe_load(prefect_file().read_text())
     missing = []
     with get_client(sync_client=True) as client, contextlib.chdir(CHECKOUT):
         for one in content["deployments"]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from deployments import lost_runs, server, services, supervisor, worker
@@ -74,6 +75,7 @@ def up(installation: Installation, port: int | None = None) -> Server:
         _WELCOME.format(
             ui=used.ui_url,
             interpreter=shlex.quote(sys.executable),
+            torpor=shlex.quote(str(Path(sys.executable).with_name("torpor"))),
             folder=installation.folder,
             notes=notes + _key(installation),
             **_login(installation, used),
@@ -176,7 +178,8 @@ torpor is up.
             {interpreter} -c "from flows import hibernate; hibernate('demo')"
   blocks    Your own bucket, machine and workspaces are blocks: Blocks > + in the UI.
   files     {folder}
-  stop      make down
+  terminal  {torpor} --help
+  stop      make down, or torpor down
   at boot   make boot
 {notes}"""
 
