@@ -60,7 +60,7 @@ class Overviews(Report, frozen=True):
     def title(self) -> str:
         awake = [one for one in self.workspaces if one.machines]
         total = sum(one.usd_h for one in awake)
-        said = f"{len(self.workspaces)} workspaces, {len(awake)} awake"
+        said = f"Workspaces: {len(self.workspaces)}, awake: {len(awake)}"
         return f"{said}: {total:.3f} $/h, {total * 24:.2f} $ a day" if awake else said
 
     def rows(self) -> list[Row]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Final
 
@@ -32,29 +33,31 @@ MACHINES: Final = Group("Machines", sort_key=1)
 SNAPSHOTS: Final = Group("Snapshots", sort_key=2)
 HERE: Final = Group("This installation", sort_key=4)
 
-for command in (
-    status.status,
-    machines.offers,
-    machines.create,
-    machines.wake,
-    machines.hibernate,
-    machines.ssh,
-    machines.deploy,
-    machines.spend,
-    machines.reconcile,
-):
-    app.command(command, group=MACHINES)
-for command in (
-    snapshots.snapshots,
-    snapshots.backup,
-    snapshots.restore,
-    snapshots.verify,
-    snapshots.prune,
-):
-    app.command(command, group=SNAPSHOTS)
+COMMANDS: Final[dict[Group, tuple[Callable[..., None], ...]]] = {
+    MACHINES: (
+        status.status,
+        machines.offers,
+        machines.create,
+        machines.wake,
+        machines.hibernate,
+        machines.ssh,
+        machines.deploy,
+        machines.spend,
+        machines.reconcile,
+    ),
+    SNAPSHOTS: (
+        snapshots.snapshots,
+        snapshots.backup,
+        snapshots.restore,
+        snapshots.verify,
+        snapshots.prune,
+    ),
+    HERE: (installation.up, setting_up.init, installation.down),
+}
+for group, commands in COMMANDS.items():
+    for command in commands:
+        app.command(command, group=group)
 app.command(jobs.job)
-for command in (installation.up, setting_up.init, installation.down):
-    app.command(command, group=HERE)
 app.register_install_completion_command(name="completion", group=HERE)
 
 

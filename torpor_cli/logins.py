@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from torpor.control.supervision import state_folder
+from torpor.control.supervision import FOLDER_VARIABLE, state_folder
 from torpor.shared.errors import InvalidInput, MachineUnreachable, TorporError
 from torpor.shared.values import Endpoint
 
@@ -55,7 +55,9 @@ def write_config() -> Path:
     from blocks import Workspace
     from blocks.reference import saved_names
 
-    torpor = shlex.join([sys.executable, "-m", "torpor_cli", "ssh", "--refresh"])
+    where = os.environ.get(FOLDER_VARIABLE)
+    named = ["env", f"{FOLDER_VARIABLE}={where}"] if where else []
+    torpor = shlex.join([*named, sys.executable, "-m", "torpor_cli", "ssh", "--refresh"])
     lines = []
     for name in saved_names(Workspace):
         host = _hosts() / name

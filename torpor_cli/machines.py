@@ -40,7 +40,7 @@ def offers(
             print_report(found.fitting, as_json=True)
             return
         print_rows([_offer_row(offer) for offer in found.fitting[:most]])
-        print(f"{len(found.fitting)} offers fit, {len(found.refused)} do not.")
+        print(f"Offers that fit: {len(found.fitting)}; that do not: {len(found.refused)}.")
 
 
 def wake(

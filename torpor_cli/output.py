@@ -24,8 +24,10 @@ def print_report(report: Any, *, as_json: bool) -> None:
         print_rows(report.rows(), report.title())
     elif hasattr(report, "to_string"):
         print(report.to_string(index=False))
-    elif report is not None:
+    elif isinstance(report, list | tuple):
         print_rows([_row(item) for item in report])
+    elif report is not None:
+        print_rows([{"what": name, "value": value} for name, value in _row(report).items()])
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
@@ -82,12 +84,11 @@ def quiet(as_json: bool) -> Any:
 def _plain_warnings() -> None:
     """Replace Prefect's console lines: warnings are one plain line each, and the error that ends
     the command is left to the command. The run's log in the UI keeps everything."""
-    for name in ("prefect", "prefect.flow_runs", "prefect.task_runs"):
-        logger = logging.getLogger(name)
-        for handler in [*logger.handlers]:
-            if type(handler).__name__ == "PrefectConsoleHandler":
-                logger.removeHandler(handler)
-                logger.addHandler(_Warnings())
+    root = logging.getLogger()
+    for handler in [*root.handlers]:
+        if type(handler).__name__ == "PrefectConsoleHandler":
+            root.removeHandler(handler)
+            root.addHandler(_Warnings())
 
 
 class _Warnings(logging.Handler):

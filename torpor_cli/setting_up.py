@@ -6,7 +6,7 @@ import getpass
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 from cyclopts import Parameter
 
@@ -117,7 +117,7 @@ def _store(
     key = secret_file(key_file, lambda: ObjectStore.new_encryption_key().get_secret_value())
     block = _made(
         lambda: ObjectStore(
-            flavour=flavour or "other",
+            flavour=cast(Any, flavour or "other"),
             bucket=bucket,
             endpoint_url=endpoint,
             region=region,
@@ -131,7 +131,7 @@ def _store(
         _try_store(name)
     except TorporError:
         for saved in (block, AwsCredentials):
-            saved.delete(name, _sync=True)
+            saved.delete(name)
         raise
     print(f"key         {key_file} seals the snapshots. Keep a copy: without it they are lost.")
     return name
