@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import httpx
 
+from deployments.installation import Installation, cache_folder
+from torpor.control.own_server import own_server
 from torpor.shared.errors import InvalidInput, TorporError
 
 _ANSWERS_S: Final = 5.0
@@ -18,6 +21,7 @@ _ANSWERS_S: Final = 5.0
 def connected() -> Iterator[str]:
     """Use the server of this installation, or the one that the environment or Prefect's profile
     names; yields the address of its UI. TorporError where none is known or none answers."""
+    _keep_to_the_state_folder()
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     import blocks  # it chooses the server; Prefect takes a second to import
 
@@ -31,6 +35,16 @@ def connected() -> Iterator[str]:
     key = api.key.get_secret_value() if api.key else ""
     _check(api.url, login, key)
     yield api.url.removesuffix("/").removesuffix("/api")
+
+
+def _keep_to_the_state_folder() -> None:
+    """Where this user has no Prefect of their own, its files and the agent's wheels lie with the
+    installation's."""
+    installation = Installation.here()
+    if own_server() is None or Path("~/.prefect").expanduser().exists():
+        return
+    os.environ.setdefault("PREFECT_HOME", str(installation.prefect_home))
+    os.environ.setdefault("XDG_CACHE_HOME", str(cache_folder(installation.folder / "cache")))
 
 
 def _check(api_url: str, login: str, key: str) -> None:
