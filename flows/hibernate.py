@@ -66,12 +66,11 @@ def hibernate_machine(
     session: Agent,
     machine: Machine,
     guards: Sequence[Guard],
-    run: str = "",
 ) -> HibernateReport:
     """Store the workspace of a machine, verify it, and destroy the machine if all guards agree. A
-    disk that changed after the snapshot begins another round. ``run``: as in Snapshot."""
+    disk that changed after the snapshot begins another round."""
     check_guards(guards, Ending(machine))
-    with Snapshot(opened, session, machine, guards, run=run) as snapshot:
+    with Snapshot(opened, session, machine, guards) as snapshot:
         for again in rounds(MAX_ROUNDS, *ANOTHER_ROUND):
             with again:
                 snapshot.store_changes()  # until nothing is new and, after `quiesce`, all rests

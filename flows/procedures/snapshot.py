@@ -70,12 +70,11 @@ def take_snapshot(
     session: Agent,
     machine: Machine,
     *,
-    run: str = "",
     look: bool = False,
 ) -> tuple[HibernateReport, Verified]:
     """Store the workspace of a machine that is kept, and verify it. What changes meanwhile is named
-    in the report. ``run`` and ``look``: as in Snapshot."""
-    with Snapshot(workspace, session, machine, run=run, look=look) as snapshot:
+    in the report. ``look``: as in Snapshot."""
+    with Snapshot(workspace, session, machine, look=look) as snapshot:
         for again in rounds(MAX_ROUNDS, *ANOTHER_ROUND):
             with again:
                 snapshot.store_changes()
@@ -96,8 +95,7 @@ def back_up(
 class Snapshot:
     """One snapshot over an open session: holds the workspace on the machine, and releases it at the
     end, also after an error. ``guards``: what may keep the machine from being destroyed afterwards;
-    None keeps it in any case. ``run`` names the snapshot to the agent, where a flow run takes
-    several of a machine. ``look``: also look for what the snapshot of a kept machine lacks."""
+    None keeps it in any case. ``look``: also look for what the snapshot of a kept machine lacks."""
 
     def __init__(
         self,
@@ -106,7 +104,6 @@ class Snapshot:
         machine: Machine,
         guards: Sequence[Guard] | None = None,
         *,
-        run: str = "",
         look: bool = False,
     ) -> None:
         self._workspace = workspace
@@ -117,7 +114,7 @@ class Snapshot:
         self._looks = look or self._ends
         self._lost = Lost()
         self._remote = RemoteSnapshot(
-            session, workspace.store, workspace.spec, workspace.key, run or runner().run
+            session, workspace.store, workspace.spec, workspace.key, runner().run
         )
         self._behind: list[str] = []
         self._resume_fault: list[str] = []
