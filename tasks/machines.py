@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from tasks.asleep import check_not_asleep, check_not_hibernated
 from tasks.budgets import check_budgets, within_budgets
 from tasks.events import MachineCreated, MachineDestroyed, MachineHandedOver, emit
 from tasks.phases import seconds_by_phase
@@ -19,7 +20,13 @@ from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import AT_ONCE_S, Renter, Renting, Tenancy
 from torpor.control.rental.search import Offers, find_offers
 from torpor.control.safety import Warrant
-from torpor.shared.errors import InvalidInput, MachineUnreachable, NotOurs, WorkspaceAwake
+from torpor.shared.errors import (
+    InvalidInput,
+    MachineError,
+    MachineUnreachable,
+    NotOurs,
+    WorkspaceAwake,
+)
 from torpor.shared.values import Endpoint, Machine, MachineId, WorkspaceName
 from torpor.shared.wire.restore import RestorePlan
 
@@ -100,6 +107,7 @@ def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> 
         return _usable(opened, *mine[0])
     if not mine:
         check_reached(opened)
+        check_not_asleep(opened, wanted)
     at = ", ".join(provider.identity for provider in opened.providers)
     there = ", ".join(f"{machine.id} at {machine.provider}" for machine, _ in mine)
     if mine:
@@ -151,12 +159,15 @@ def check_rented(machine: Machine) -> None:
 
 
 @step("open session", phase="connect")
-def open_session(opened: OpenWorkspace, machine: Machine, open_s: float = OPEN_S) -> Session:
+def open_session(
+    opened: OpenWorkspace, machine: Machine, open_s: float = OPEN_S, sleeps: bool = False
+) -> Session:
     """Connect to the machine, install the agent and attach to it, all within ``open_s``.
 
     A rented machine may show its rental's host key and no other; the user's own, the key of the
     first login at that address. Only a rented machine has a sampler: nothing that torpor starts on
-    the user's own outlives the agent.
+    the user's own outlives the agent. ``sleeps``: another run may hibernate the machine meanwhile;
+    WorkspaceAsleep then ends each try to connect again.
     """
     endpoint = endpoint_of(machine)
     if machine.label is None:
@@ -167,13 +178,23 @@ def open_session(opened: OpenWorkspace, machine: Machine, open_s: float = OPEN_S
             open_s=open_s,
         )
     label, by = machine.label, renting(opened.under(machine.label.workspace))
-    return opened.log_in(
-        endpoint_of(by.pinned(machine, opened.under(label.workspace).rentals.of(label))),
-        opened.identity,
-        pin=lambda host_key: by.pin(label, host_key),
-        sampled=True,
-        open_s=open_s,
-    )
+
+    def check() -> None:
+        if sleeps:
+            check_not_hibernated(opened, machine)
+
+    try:
+        return opened.log_in(
+            endpoint_of(by.pinned(machine, opened.under(label.workspace).rentals.of(label))),
+            opened.identity,
+            pin=lambda host_key: by.pin(label, host_key),
+            sampled=True,
+            open_s=open_s,
+            check=check,
+        )
+    except MachineError:
+        check()
+        raise
 
 
 @step("find offers", phase="machine")

@@ -9,9 +9,12 @@ import pytest
 
 import flows
 from tasks.plain_runner import PlainRunner
+from tests.fixtures.errors import raises
 from tests.fixtures.lab import DEMO, Lab
-from tests.fixtures.plain_flows import hibernate_plainly
-from torpor.shared.errors import HookFailed
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
+from torpor.control.reports import HibernateReport
+from torpor.control.store.receipts import withdraw_receipt
+from torpor.shared.errors import HookFailed, InvalidInput, WorkspaceAsleep
 
 
 @pytest.fixture
@@ -50,3 +53,63 @@ def test_a_retry_of_a_flow_run_does_the_work(
         flow.fn(DEMO, **options)
     assert (flow is flows.hibernate) == (not lab.machines())
     lab.verify_listed()
+
+
+@pytest.mark.parametrize("flow", [flows.hibernate, flows.backup], ids=["hibernate", "backup"])
+@pytest.mark.parametrize("at", ["open session", "begin snapshot"])
+def test_the_second_of_two_says_as_what_the_first_has_hibernated(
+    lab: Lab, place: Path, flow: Any, at: str
+) -> None:
+    first: list[HibernateReport] = []
+    tried: list[str] = []
+
+    def before(step: str) -> None:
+        tried.append(step)
+        if step == at and not first:
+            first.append(hibernate_plainly(lab.opened))
+
+    with PlainRunner(lab.opened, before=before, wait_factor=0.001):
+        report = flow.fn(DEMO)
+    (slept,) = first
+    assert report.snapshot == slept.snapshot
+    assert report.words == (
+        f"another run hibernated machine {slept.machine} as snapshot {slept.snapshot}"
+    )
+    assert tried.count(at) == 1, "it was tried again"
+
+
+@pytest.mark.parametrize("flow", [flows.hibernate, flows.backup], ids=["hibernate", "backup"])
+def test_a_sleeping_workspace_is_said_to_sleep(lab: Lab, place: Path, flow: Any) -> None:
+    slept = hibernate_plainly(lab.opened)
+    for machine in ("", slept.machine):
+        report = run_plainly(lab.opened, flow, machine=machine)
+        assert report.snapshot == slept.snapshot
+        assert f"already asleep in {slept.snapshot}" in report.words
+    with pytest.raises(InvalidInput, match="wake it first"):
+        run_plainly(lab.opened, flow, machine="another")
+    with pytest.raises(WorkspaceAsleep, match="already asleep"):
+        run_plainly(lab.opened, flows.sync)
+
+
+def test_a_workspace_that_was_never_anywhere_is_an_error(lab: Lab) -> None:
+    with pytest.raises(InvalidInput, match="is on no machine at vast:1: wake it first"):
+        hibernate_plainly(lab.opened)
+
+
+def test_only_a_closed_rental_with_a_verified_snapshot_is_sleep(lab: Lab, place: Path) -> None:
+    hibernate_plainly(lab.opened)
+    woken = wake_plainly(lab.opened)
+    newest = lab.snapshots()[0].snapshot
+    lab.market.hidden = 10**6  # it lives, and its market does not show it
+    lab.market.proofs = False
+    with raises(InvalidInput, "no machine that vast:1 shows", woken.machine, newest, "reconcile"):
+        hibernate_plainly(lab.opened)
+    lab.market.hidden, lab.market.proofs = 0, True
+    lab.lose_machines()  # with what was done there since
+    with pytest.raises(InvalidInput, match=f"machine {woken.machine}"):
+        hibernate_plainly(lab.opened)
+
+    slept = wake_plainly(lab.opened) and hibernate_plainly(lab.opened)
+    withdraw_receipt(lab.store, DEMO, slept.snapshot)
+    with pytest.raises(InvalidInput, match="wake it first"):
+        hibernate_plainly(lab.opened)

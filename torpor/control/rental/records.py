@@ -56,6 +56,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     host_key: str | None = None  # the only one that its SSH server may show; None: not met yet
     seen_unix: float | None = None  # when the provider last showed the machine
     queued_unix: float | None = None  # when it was last seen in the provider's queue, at no cost
+    handed_unix: float | None = None  # when it was handed over
     unseen_unix: float | None = None  # abandoned: since when its provider has shown no machine
     absent_unix: tuple[float, ...] = ()  # looks that missed it since ``seen_unix``
     ended_unix: float | None = None  # when the end was proven; it may have been earlier
@@ -168,6 +169,8 @@ class Rentals:
             then = msgspec.structs.replace(now, version=now.version + 1, **changes)
             if then.state == "ended":
                 then = msgspec.structs.replace(then, ended_unix=time.time())
+            elif changes.get("state") == "handed over":
+                then = msgspec.structs.replace(then, handed_unix=time.time())
             try:
                 self._records.replace(self.key(label), then, version)
             except ObjectChanged:
