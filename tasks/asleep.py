@@ -23,7 +23,7 @@ def check_not_asleep(opened: OpenWorkspace, wanted: str = "") -> None:
                 f"workspace {name} is on no machine that {rental.provider} shows, but rental "
                 f"{rental.label.rental} of machine {rental.machine or 'not named yet'} is open "
                 f"({rental.state}): the machine may still exist. The newest verified snapshot is "
-                f"{newest_verified(opened.store, name) or 'none'}. Try again in a minute; "
+                f"{_newest(opened)}. Try again in a minute; "
                 "reconcile shows such rentals and closes them"
             )
     ended = [
@@ -38,6 +38,13 @@ def check_not_asleep(opened: OpenWorkspace, wanted: str = "") -> None:
             snapshot,
             f"workspace {name} is already asleep in {snapshot}: machine {last.machine} was "
             f"destroyed at {moment(last.ended_unix or 0.0)}. Wake it to work on it",
+        )
+    if last is not None:
+        raise InvalidInput(
+            f"workspace {name} is on no machine: its last one, {last.machine} at {last.provider}, "
+            f"ended at {moment(last.ended_unix or 0.0)} ({last.why}), and no record says that a "
+            f"snapshot holds all of its work. The newest verified snapshot is {_newest(opened)}: "
+            "wake it to work on it"
         )
 
 
@@ -57,6 +64,10 @@ def check_not_hibernated(opened: OpenWorkspace, machine: Machine) -> None:
 def asleep(opened: OpenWorkspace, error: WorkspaceAsleep) -> AsleepReport:
     """The report of a run that found nothing to do."""
     return AsleepReport(opened.spec.name, SnapshotId(error.snapshot), str(error))
+
+
+def _newest(opened: OpenWorkspace) -> str:
+    return newest_verified(opened.store, opened.spec.name) or "none"
 
 
 def _slept_as(opened: OpenWorkspace, ended: Rental) -> SnapshotId | None:

@@ -61,6 +61,7 @@ class _Told:
         )
 
     def ended(self, machine: Machine, reason: str) -> None:
+        runner().log.info("machine %s was destroyed: %s", machine.id, reason)
         emit(
             MachineDestroyed(
                 workspace=self._workspace,
@@ -92,11 +93,13 @@ def renting(opened: OpenWorkspace) -> Renting:
 def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> Machine:
     """The workspace's live machine, or the one with that id; never one without our label. It is
     looked for at all providers that the workspace or an open rental names. A machine that nobody
-    will use is ended on the way. One that is being ended counts only ``to_store`` what somebody did
-    there since, and where there is no other."""
+    will use is ended on the way, and the rental of one that has provably gone is closed. One that
+    is being ended counts only ``to_store`` what somebody did there since, and where there is no
+    other. WorkspaceAsleep if there is none because it was hibernated."""
     held = renting(opened)
     mine = held.machines()
-    if any(_is_abandoned(rental) for _, rental in mine):  # a lost answer's machine shows by now
+    if not mine or any(_is_abandoned(rental) for _, rental in mine):
+        # A machine has gone, or the one of a lost answer shows by now.
         held.end_abandoned(within_s=AT_ONCE_S)
         mine = [(machine, rental) for machine, rental in mine if not _is_abandoned(rental)]
     lasting = [one for one in mine if not _is_ending(*one)]
@@ -291,7 +294,20 @@ def destroy_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -
     rental = None if machine.label is None else opened.rentals.of(machine.label)
     if rental is None:
         raise NotOurs(f"machine {machine.id} at {machine.provider} has no rental: it was left")
-    held.end(held.tenancy(machine, rental).rental or rental, warrant, machine)
+    log = runner().log
+    log.info("machine %s at %s is destroyed now: %s", machine.id, machine.provider, warrant.reason)
+    try:
+        held.end(held.tenancy(machine, rental).rental or rental, warrant, machine)
+    except Exception:
+        raise
+    except BaseException:
+        log.warning(
+            "interrupted while machine %s at %s was being destroyed: it may still exist and cost "
+            "money. Snapshot %s is verified and has all of its work; rental %s is open until the "
+            "end is proven. Hibernate again to end it, or wake the snapshot",
+            machine.id, machine.provider, warrant.snapshot, rental.label.rental,
+        )  # fmt: skip
+        raise
 
 
 def endpoint_of(machine: Machine) -> Endpoint:

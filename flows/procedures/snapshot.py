@@ -128,7 +128,7 @@ class Snapshot:
         self._stored: StoredSnapshot
         self._committed: Committed
         self._verified: Verified | None = None
-        self._destroyed = False
+        self._destroyed = self._interrupted = False
 
     def __enter__(self) -> Self:
         begin_snapshot(self._remote)
@@ -137,7 +137,7 @@ class Snapshot:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        if self._destroyed:
+        if self._destroyed or self._interrupted:
             return
         ends = isinstance(error, EndUnproven) and error.accepted
         with suppress(TorporError):  # an agent that cannot be reached ends the run itself
@@ -229,7 +229,11 @@ class Snapshot:
 
     def destroy(self, opened: OpenWorkspace, warrant: Warrant) -> None:
         """Destroy the machine until its end is proven."""
-        destroy_machine(opened, self._machine, warrant)
+        try:
+            destroy_machine(opened, self._machine, warrant)
+        except BaseException as error:
+            self._interrupted = not isinstance(error, Exception)  # the agent may be gone
+            raise
         self._destroyed = True
 
     def report(self) -> HibernateReport:

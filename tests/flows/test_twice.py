@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ from tasks.plain_runner import PlainRunner
 from tests.fixtures.errors import raises
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
+from torpor.control.providers.seam import Absent
 from torpor.control.reports import HibernateReport
 from torpor.control.store.receipts import withdraw_receipt
 from torpor.shared.errors import HookFailed, InvalidInput, WorkspaceAsleep
+from torpor.shared.values import Machine, MachineId
 
 
 @pytest.fixture
@@ -106,10 +110,77 @@ def test_only_a_closed_rental_with_a_verified_snapshot_is_sleep(lab: Lab, place:
         hibernate_plainly(lab.opened)
     lab.market.hidden, lab.market.proofs = 0, True
     lab.lose_machines()  # with what was done there since
-    with pytest.raises(InvalidInput, match=f"machine {woken.machine}"):
+    with raises(InvalidInput, woken.machine, "was gone", "no record says", newest):
         hibernate_plainly(lab.opened)
 
     slept = wake_plainly(lab.opened) and hibernate_plainly(lab.opened)
     withdraw_receipt(lab.store, DEMO, slept.snapshot)
-    with pytest.raises(InvalidInput, match="wake it first"):
+    with raises(InvalidInput, slept.machine, "no record says"):
         hibernate_plainly(lab.opened)
+
+
+def test_an_interrupted_destroy_says_what_is_left_and_the_next_hibernation_that_it_sleeps(
+    lab: Lab, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "torpor.plain")
+    (machine,), (rental,) = lab.machines(), lab.opened.rentals.open()
+    lab.market.slow = True  # it accepts the end, and the machine still shows
+
+    find = lab.market.find
+
+    def interrupted(wanted: MachineId) -> Machine | Absent:
+        found = find(wanted)
+        if isinstance(found, Machine) and found.state == "stopping":
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(lab.market, "find", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        hibernate_plainly(lab.opened)
+    (stored,) = lab.snapshots()
+    last = [text for text in caplog.messages if machine.id in text][-2:]
+    assert f"snapshot {stored.snapshot} is verified" in last[0]
+    for left in (machine.id, rental.label.rental, stored.snapshot, "Hibernate again"):
+        assert left in last[1]
+    assert "hibernate was interrupted" in caught.value.__notes__[0]
+
+    monkeypatch.undo()
+    lab.market.slow = False
+    lab.lose_machines()
+    report = run_plainly(lab.opened, flows.hibernate)
+    assert f"already asleep in {stored.snapshot}" in report.words
+
+
+def test_a_destroy_that_was_interrupted_before_its_answer_waits_for_no_agent(
+    lab: Lab, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (machine,) = lab.machines()
+    near, asked = lab.market.near[machine.id], []
+    destroy = lab.market.destroy
+
+    def interrupted(*of: Any) -> None:
+        destroy(*of)
+        monkeypatch.setattr(near, "call", lambda request, **_: asked.append(request))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lab.market, "destroy", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hibernate_plainly(lab.opened)
+    assert asked == []
+    (stored,) = lab.snapshots()
+    with raises(InvalidInput, "is on no machine", machine.id, "no record", stored.snapshot):
+        hibernate_plainly(lab.opened)
+
+
+def test_a_flow_that_was_interrupted_is_shown_by_one_line(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(step: str) -> None:
+        raise KeyboardInterrupt
+
+    with PlainRunner(lab.opened, before=interrupt), pytest.raises(KeyboardInterrupt) as caught:
+        flows.wake.fn(DEMO)
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    assert capsys.readouterr().err == (
+        "torpor: wake was interrupted; its log says what it has left\n"
+    )
