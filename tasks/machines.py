@@ -14,6 +14,7 @@ from tasks.retrying import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
+from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Session
 from torpor.control.remote.session import OPEN_S
 from torpor.control.rental.records import Rental
@@ -25,6 +26,7 @@ from torpor.shared.errors import (
     MachineError,
     MachineUnreachable,
     NotOurs,
+    TorporError,
     WorkspaceAwake,
 )
 from torpor.shared.values import Endpoint, Machine, MachineId, WorkspaceName
@@ -197,6 +199,7 @@ def open_session(
         )
     except MachineError:
         check()
+        _check_alive(opened, machine)
         raise
 
 
@@ -308,6 +311,20 @@ def destroy_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -
             machine.id, machine.provider, warrant.snapshot, rental.label.rental,
         )  # fmt: skip
         raise
+
+
+def _check_alive(opened: OpenWorkspace, machine: Machine) -> None:
+    """MachineError where its provider says that the machine has ended or stopped: it is not tried
+    again. Unknown is not gone."""
+    try:
+        live = opened.markets.of(machine.provider).find(machine.id)
+    except TorporError:
+        return
+    words = live.proof if isinstance(live, Absent) else f"it is {live.state} {live.note}".strip()
+    if words and (isinstance(live, Absent) or live.state in ("stopping", "stopped")):
+        raise MachineError(
+            f"machine {machine.id} at {machine.provider} cannot be reached any more: {words}"
+        )
 
 
 def endpoint_of(machine: Machine) -> Endpoint:
