@@ -80,7 +80,7 @@ class _MessageOnly(logging.Filter):
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     if isinstance(error, TorporError):
         print(f"torpor: {kind.__name__}: {error}", file=sys.stderr)
-    elif marks := [n for n in getattr(error, "__notes__", []) if n.startswith(_INTERRUPTED)]:
-        print(marks[0], file=sys.stderr)
+    elif notes := [note for note in getattr(error, "__notes__", []) if _INTERRUPTED in note]:
+        print(notes[0], file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, traceback)

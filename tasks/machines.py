@@ -199,7 +199,8 @@ def open_session(
         )
     except MachineError:
         check()
-        _check_alive(opened, machine)
+        if not sleeps:  # else the run that ends the machine may be about to record it
+            _check_alive(opened, machine)
         raise
 
 
@@ -314,14 +315,14 @@ def destroy_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -
 
 
 def _check_alive(opened: OpenWorkspace, machine: Machine) -> None:
-    """MachineError where its provider says that the machine has ended or stopped: it is not tried
-    again. Unknown is not gone."""
+    """MachineError where its provider proves that the machine has gone, or ends it: it is not tried
+    again. Unknown is not gone, and one that is stopped may start again."""
     try:
         live = opened.markets.of(machine.provider).find(machine.id)
     except TorporError:
         return
-    words = live.proof if isinstance(live, Absent) else f"it is {live.state} {live.note}".strip()
-    if words and (isinstance(live, Absent) or live.state in ("stopping", "stopped")):
+    words = live.proof if isinstance(live, Absent) else "it is being ended"
+    if words and (isinstance(live, Absent) or live.state == "stopping"):
         raise MachineError(
             f"machine {machine.id} at {machine.provider} cannot be reached any more: {words}"
         )
