@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from prefect_aws import MinIOCredentials
 from pydantic import SecretStr
@@ -62,7 +62,7 @@ def _tell(installation: Installation, store: EmbeddedStore) -> int:
         for item in made:
             say(f"  {item.what:<32}{item.where}")
     with _step("hibernate") as say:
-        slept = hibernate(NAME)
+        slept = cast("HibernateReport", hibernate(NAME))  # its machine lives
         say(f"snapshot {slept.snapshot}")
         say(f"{slept.bytes:,} bytes stored as {slept.total_stored_bytes:,}, {_sealed(slept)}")
     with _step("machine 1") as say:

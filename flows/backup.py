@@ -10,6 +10,7 @@ from pydantic import Field
 from blocks import Workspace
 from flows.procedures.each import act_on_each
 from flows.procedures.snapshot import back_up
+from tasks.asleep import asleep
 from tasks.events import BackupFailed, BackupFinished, emit
 from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session
@@ -18,10 +19,10 @@ from tasks.retention import apply_retention, judge_snapshots
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.rental.records import Rental
-from torpor.control.reports import ALL
+from torpor.control.reports import ALL, AsleepReport
 from torpor.control.upkeep.reports import BackupReport, EachReport
 from torpor.control.upkeep.retention import MOST_KEPT, Retention
-from torpor.shared.errors import InvalidInput
+from torpor.shared.errors import InvalidInput, WorkspaceAsleep
 from torpor.shared.values import SnapshotId
 
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MOST_KEPT)]
@@ -40,7 +41,7 @@ def backup(
     dry_run: bool = False,
     machine: str = "",
     accept_changed: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
-) -> BackupReport | EachReport:
+) -> BackupReport | EachReport | AsleepReport:
     """Take a snapshot, keep the machine, and then delete old snapshots that no rule keeps.
 
     A snapshot stays if any rule keeps it. The rules look at the workspace, and at each of its
@@ -83,18 +84,16 @@ def backup(
     opened = open_workspace(workspace)
     if dry_run:
         verdicts = judge_snapshots(opened, retention, and_a_new_one=True, machine=machine)
-        report = BackupReport(opened.spec.name, None, None, verdicts, [])
-    else:
-        try:
-            report = _take_and_expire(opened, retention, machine, accept_changed)
-        except Exception as error:
-            emit(
-                BackupFailed(
-                    workspace=opened.spec.name, error=type(error).__name__, message=str(error)
-                )
-            )
-            raise
-    return report
+        return BackupReport(opened.spec.name, None, None, verdicts, [])
+    try:
+        return _take_and_expire(opened, retention, machine, accept_changed)
+    except WorkspaceAsleep as error:
+        return asleep(opened, error)
+    except Exception as error:
+        emit(
+            BackupFailed(workspace=opened.spec.name, error=type(error).__name__, message=str(error))
+        )
+        raise
 
 
 def _back_up_each(**options: Any) -> EachReport:
@@ -126,7 +125,7 @@ def _take_and_expire(
     opened = opened.accepting_losses(accept_changed, [])
     probe_store(opened)
     live = chosen_machine(opened, machine, to_store=True)
-    with open_session(opened, live) as session:
+    with open_session(opened, live, sleeps=True) as session:
         hibernated, verified = back_up(opened, session, live)
     verdicts = judge_snapshots(opened, retention, and_a_new_one=False)
     deleted: list[SnapshotId] = []

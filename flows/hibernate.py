@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from blocks import Workspace
 from flows.procedures.rounds import rounds
 from flows.procedures.snapshot import ANOTHER_ROUND, MAX_ROUNDS, Snapshot, back_up
+from tasks.asleep import asleep
 from tasks.flow import flow
 from tasks.guards import Ending, Guard, NoJob, NothingBegan, NothingLost, StaysIdle, check_guards
 from tasks.machines import check_rented, chosen_machine, open_session
 from tasks.opening import open_workspace, probe_store
 from tasks.workspace import OpenWorkspace
 from torpor.control.remote.seam import Agent
-from torpor.control.reports import HibernateReport
+from torpor.control.reports import AsleepReport, HibernateReport
 from torpor.control.safety import boot_clock_s
+from torpor.shared.errors import WorkspaceAsleep
 from torpor.shared.values import Machine
 
 
@@ -26,7 +28,7 @@ def hibernate(
     accept_changed: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     only_if_idle: bool = False,
     accept_lost: list[str] = [],  # noqa: B006 - as above
-) -> HibernateReport:
+) -> HibernateReport | AsleepReport:
     """Store a workspace, verify it, and destroy its machine.
 
     The machine is destroyed only if every byte is in the store, was read back and compared, and the
@@ -45,20 +47,21 @@ def hibernate(
     began_s = boot_clock_s()
     opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)
     probe_store(opened)
-    live = chosen_machine(opened, machine, to_store=True)
-    if destroy:
-        check_rented(live)
-    with open_session(opened, live) as session:
+    try:
+        live = chosen_machine(opened, machine, to_store=True)
         if destroy:
+            check_rented(live)
+        with open_session(opened, live, sleeps=True) as session:
+            if not destroy:
+                return back_up(opened, session, live)[0]
             guards: list[Guard] = [NoJob(opened), NothingLost(repeated=only_if_idle)]
             if only_if_idle:
                 guards.append(StaysIdle(opened, live, session))
             else:
                 guards.append(NothingBegan(opened, session, began_s))
-            report = hibernate_machine(opened, session, live, guards)
-        else:
-            report, _ = back_up(opened, session, live)
-    return report
+            return hibernate_machine(opened, session, live, guards)
+    except WorkspaceAsleep as error:
+        return asleep(opened, error)
 
 
 def hibernate_machine(
@@ -66,12 +69,11 @@ def hibernate_machine(
     session: Agent,
     machine: Machine,
     guards: Sequence[Guard],
-    run: str = "",
 ) -> HibernateReport:
     """Store the workspace of a machine, verify it, and destroy the machine if all guards agree. A
-    disk that changed after the snapshot begins another round. ``run``: as in Snapshot."""
+    disk that changed after the snapshot begins another round."""
     check_guards(guards, Ending(machine))
-    with Snapshot(opened, session, machine, guards, run=run) as snapshot:
+    with Snapshot(opened, session, machine, guards) as snapshot:
         for again in rounds(MAX_ROUNDS, *ANOTHER_ROUND):
             with again:
                 snapshot.store_changes()  # until nothing is new and, after `quiesce`, all rests

@@ -175,13 +175,14 @@ def _rent(driver: Driver) -> None:
 def _hibernate(driver: Driver, on: JobMachine) -> None:
     """Hibernate with proof, and end the job. Another job, the user who wants the machine, data
     beside the workspace, and a command or a server that was started there keep the machine."""
-    run, began_s = driver.begin_to_hibernate(on), boot_clock_s()
+    driver.begin_to_hibernate(on)
+    began_s = boot_clock_s()
     try:
         probe_store(driver.opened)
         with open_session(driver.opened, on.machine) as session:
             begun = NothingBegan(driver.opened, session, began_s)
             guards: list[Guard] = [driver.end_of_job, NothingLost(), begun]
-            hibernate_machine(driver.opened, session, on.machine, guards, run=run)
+            hibernate_machine(driver.opened, session, on.machine, guards)
     except (MachineInUse, EndUnproven, UnsavedWork) as error:
         if not driver.is_over_despite(error):
             return

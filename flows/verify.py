@@ -17,7 +17,6 @@ from tasks.opening import open_workspace, probe_store
 from tasks.phases import phase, seconds_by_phase
 from tasks.publishing import shown
 from tasks.restore import new_restore, pick_snapshot
-from tasks.runner import runner
 from tasks.verification import (
     examine_packs,
     judge_verified,
@@ -138,7 +137,7 @@ def _drill(opened: OpenWorkspace, found: Verification, wanted: Sequence[Snapshot
 
 def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId) -> None:
     stored = pick_snapshot(opened, snapshot)
-    restore = new_restore(opened, session, stored, f"{runner().run}-{snapshot}")
+    restore = new_restore(opened, session, stored)
     with begun(restore):
         restore_all(restore, "verify")
 

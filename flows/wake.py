@@ -20,7 +20,6 @@ from tasks.restore import (
     pick_snapshot_to_wake,
     woken,
 )
-from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from torpor.control.reports import WakeReport
 from torpor.shared.errors import RestoreUnfinished
@@ -63,7 +62,7 @@ def wake_workspace(
             again,
             own_or_rented_machine(opened, own) as tenancy,  # destroyed after an error
             open_session(opened, tenancy.machine) as session,
-            arrival(new_restore(opened, session, wanted, runner().run), tenancy) as restore,
+            arrival(new_restore(opened, session, wanted), tenancy) as restore,
         ):
             if not restore.plan.complete:  # else an earlier run has restored all of it
                 restore_parts(restore, "wake", tenancy.machine)

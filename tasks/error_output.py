@@ -17,6 +17,7 @@ from torpor.shared.errors import TorporError
 
 LOGGERS: Final = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
 _SHOWN_MOST: Final = 1000
+_INTERRUPTED: Final = "torpor: "
 
 
 def install() -> None:
@@ -28,6 +29,11 @@ def install() -> None:
             logger.addFilter(_MessageOnly())
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show
+
+
+def mark_interrupted(error: KeyboardInterrupt, flow: str) -> None:
+    """Show it at a script's end by one line: a user who ends a flow of ours knows where."""
+    error.add_note(f"{_INTERRUPTED}{flow} was interrupted; its log says what it has left")
 
 
 class _MessageOnly(logging.Filter):
@@ -74,5 +80,7 @@ class _MessageOnly(logging.Filter):
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     if isinstance(error, TorporError):
         print(f"torpor: {kind.__name__}: {error}", file=sys.stderr)
+    elif notes := [note for note in getattr(error, "__notes__", []) if _INTERRUPTED in note]:
+        print(notes[0], file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, traceback)

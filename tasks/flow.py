@@ -12,6 +12,7 @@ from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.hashing import file_hash
 
+from tasks.error_output import mark_interrupted
 from tasks.phases import measured_phases
 from tasks.publishing import show, shown_as
 from torpor.control.reports import Report
@@ -32,7 +33,11 @@ def flow(name: str, *, at_once: int = PARTS_AT_ONCE) -> Callable[[Callable[P, R]
         @wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             with measured_phases(), shown_as(name):
-                result = function(*args, **kwargs)
+                try:
+                    result = function(*args, **kwargs)
+                except KeyboardInterrupt as error:
+                    mark_interrupted(error, name)
+                    raise
                 if isinstance(result, Report):
                     show(result)
                 return result

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from tasks.asleep import check_not_asleep, check_not_hibernated
 from tasks.budgets import check_budgets, within_budgets
 from tasks.events import MachineCreated, MachineDestroyed, MachineHandedOver, emit
 from tasks.phases import seconds_by_phase
@@ -13,13 +14,21 @@ from tasks.retrying import ONCE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
+from torpor.control.providers.seam import Absent
 from torpor.control.remote.seam import Session
 from torpor.control.remote.session import OPEN_S
 from torpor.control.rental.records import Rental
 from torpor.control.rental.renting import AT_ONCE_S, Renter, Renting, Tenancy
 from torpor.control.rental.search import Offers, find_offers
 from torpor.control.safety import Warrant
-from torpor.shared.errors import InvalidInput, MachineUnreachable, NotOurs, WorkspaceAwake
+from torpor.shared.errors import (
+    InvalidInput,
+    MachineError,
+    MachineUnreachable,
+    NotOurs,
+    TorporError,
+    WorkspaceAwake,
+)
 from torpor.shared.values import Endpoint, Machine, MachineId, WorkspaceName
 from torpor.shared.wire.restore import RestorePlan
 
@@ -54,6 +63,7 @@ class _Told:
         )
 
     def ended(self, machine: Machine, reason: str) -> None:
+        runner().log.info("machine %s was destroyed: %s", machine.id, reason)
         emit(
             MachineDestroyed(
                 workspace=self._workspace,
@@ -85,11 +95,13 @@ def renting(opened: OpenWorkspace) -> Renting:
 def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> Machine:
     """The workspace's live machine, or the one with that id; never one without our label. It is
     looked for at all providers that the workspace or an open rental names. A machine that nobody
-    will use is ended on the way. One that is being ended counts only ``to_store`` what somebody did
-    there since, and where there is no other."""
+    will use is ended on the way, and the rental of one that has provably gone is closed. One that
+    is being ended counts only ``to_store`` what somebody did there since, and where there is no
+    other. WorkspaceAsleep if there is none because it was hibernated."""
     held = renting(opened)
     mine = held.machines()
-    if any(_is_abandoned(rental) for _, rental in mine):  # a lost answer's machine shows by now
+    if not mine or any(_is_abandoned(rental) for _, rental in mine):
+        # A machine has gone, or the one of a lost answer shows by now.
         held.end_abandoned(within_s=AT_ONCE_S)
         mine = [(machine, rental) for machine, rental in mine if not _is_abandoned(rental)]
     lasting = [one for one in mine if not _is_ending(*one)]
@@ -100,6 +112,7 @@ def find_machine(opened: OpenWorkspace, wanted: str, to_store: bool = False) -> 
         return _usable(opened, *mine[0])
     if not mine:
         check_reached(opened)
+        check_not_asleep(opened, wanted)
     at = ", ".join(provider.identity for provider in opened.providers)
     there = ", ".join(f"{machine.id} at {machine.provider}" for machine, _ in mine)
     if mine:
@@ -151,12 +164,15 @@ def check_rented(machine: Machine) -> None:
 
 
 @step("open session", phase="connect")
-def open_session(opened: OpenWorkspace, machine: Machine, open_s: float = OPEN_S) -> Session:
+def open_session(
+    opened: OpenWorkspace, machine: Machine, open_s: float = OPEN_S, sleeps: bool = False
+) -> Session:
     """Connect to the machine, install the agent and attach to it, all within ``open_s``.
 
     A rented machine may show its rental's host key and no other; the user's own, the key of the
     first login at that address. Only a rented machine has a sampler: nothing that torpor starts on
-    the user's own outlives the agent.
+    the user's own outlives the agent. ``sleeps``: another run may hibernate the machine meanwhile;
+    WorkspaceAsleep then ends each try to connect again.
     """
     endpoint = endpoint_of(machine)
     if machine.label is None:
@@ -167,13 +183,25 @@ def open_session(opened: OpenWorkspace, machine: Machine, open_s: float = OPEN_S
             open_s=open_s,
         )
     label, by = machine.label, renting(opened.under(machine.label.workspace))
-    return opened.log_in(
-        endpoint_of(by.pinned(machine, opened.under(label.workspace).rentals.of(label))),
-        opened.identity,
-        pin=lambda host_key: by.pin(label, host_key),
-        sampled=True,
-        open_s=open_s,
-    )
+
+    def check() -> None:
+        if sleeps:
+            check_not_hibernated(opened, machine)
+
+    try:
+        return opened.log_in(
+            endpoint_of(by.pinned(machine, opened.under(label.workspace).rentals.of(label))),
+            opened.identity,
+            pin=lambda host_key: by.pin(label, host_key),
+            sampled=True,
+            open_s=open_s,
+            check=check,
+        )
+    except MachineError:
+        check()
+        if not sleeps:  # else the run that ends the machine may be about to record it
+            _check_alive(opened, machine)
+        raise
 
 
 @step("find offers", phase="machine")
@@ -270,7 +298,34 @@ def destroy_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -
     rental = None if machine.label is None else opened.rentals.of(machine.label)
     if rental is None:
         raise NotOurs(f"machine {machine.id} at {machine.provider} has no rental: it was left")
-    held.end(held.tenancy(machine, rental).rental or rental, warrant, machine)
+    log = runner().log
+    log.info("machine %s at %s is destroyed now: %s", machine.id, machine.provider, warrant.reason)
+    try:
+        held.end(held.tenancy(machine, rental).rental or rental, warrant, machine)
+    except Exception:
+        raise
+    except BaseException:
+        log.warning(
+            "interrupted while machine %s at %s was being destroyed: it may still exist and cost "
+            "money. Snapshot %s is verified and has all of its work; rental %s is open until the "
+            "end is proven. Hibernate again to end it, or wake the snapshot",
+            machine.id, machine.provider, warrant.snapshot, rental.label.rental,
+        )  # fmt: skip
+        raise
+
+
+def _check_alive(opened: OpenWorkspace, machine: Machine) -> None:
+    """MachineError where its provider proves that the machine has gone, or ends it: it is not tried
+    again. Unknown is not gone, and one that is stopped may start again."""
+    try:
+        live = opened.markets.of(machine.provider).find(machine.id)
+    except TorporError:
+        return
+    words = live.proof if isinstance(live, Absent) else "it is being ended"
+    if words and (isinstance(live, Absent) or live.state == "stopping"):
+        raise MachineError(
+            f"machine {machine.id} at {machine.provider} cannot be reached any more: {words}"
+        )
 
 
 def endpoint_of(machine: Machine) -> Endpoint:

@@ -135,9 +135,7 @@ def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> C
     return Chosen(*entry_at(_read(opened, wanted), path))
 
 
-def new_restore(
-    opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot, run: str
-) -> RemoteRestore:
+def new_restore(opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot) -> RemoteRestore:
     """A restore of this snapshot on the session's machine, which has not begun."""
     of = opened.spec
     return RemoteRestore(
@@ -145,7 +143,7 @@ def new_restore(
         opened.store,
         wanted,
         opened.key,
-        run,
+        runner().run,
         paths=of.restorable,
         parts=of.parts,
         part_bytes=of.part_bytes,

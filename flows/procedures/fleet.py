@@ -130,7 +130,6 @@ class Fleet:
         self._offers = offers
         self._order = order
         self._exchange = exchange
-        self._run = runner().run
         self._tasks = max(1, min(TOGETHER, MOST_TASKS // order.total))
         self._changed = threading.Condition()
         self._kept = 0
@@ -294,9 +293,8 @@ class Fleet:
 
     def _restore(self, candidate: _Candidate, tenancy: Tenancy) -> WakeReport:
         self._check()
-        run = f"{self._run}-{candidate.number}"
         with open_session(self._opened, tenancy.machine) as session:
-            restore = new_restore(self._opened, session, self._wanted, run)
+            restore = new_restore(self._opened, session, self._wanted)
             candidate.session, candidate.restore = session, restore
             with arrival(restore, tenancy):
                 self._keep(candidate, restore.plan)

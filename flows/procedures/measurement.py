@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import structs
@@ -38,7 +38,7 @@ from torpor.control.measure.results import INSTALL, default_folder, left_out, wr
 from torpor.control.measure.rounds import Rounds
 from torpor.control.measure.scratch import scratch_name
 from torpor.control.measure.storage import MACHINE, above_line
-from torpor.control.reports import BenchmarkReport
+from torpor.control.reports import BenchmarkReport, HibernateReport
 from torpor.shared.content import path_of
 from torpor.shared.errors import InvalidInput, MachineError, StoreError
 from torpor.shared.format.sizes import CHUNK_BYTES
@@ -233,7 +233,8 @@ class Measurement:
         """Hibernate and wake new content, which no store has seen."""
         self._make(scratch)
         block = measured_block(self._block, self._sizes, count)
-        slept, slept_s = _timed(lambda: hibernate(block, destroy=False, machine=scratch.address))
+        kept, slept_s = _timed(lambda: hibernate(block, destroy=False, machine=scratch.address))
+        slept = cast("HibernateReport", kept)  # a machine of one's own is never asleep
         self._empty(scratch)  # a wake needs the place empty
         woken, woken_s = _timed(lambda: wake(block, machine=scratch.address))
         self._empty(scratch)

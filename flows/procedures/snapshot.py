@@ -70,12 +70,11 @@ def take_snapshot(
     session: Agent,
     machine: Machine,
     *,
-    run: str = "",
     look: bool = False,
 ) -> tuple[HibernateReport, Verified]:
     """Store the workspace of a machine that is kept, and verify it. What changes meanwhile is named
-    in the report. ``run`` and ``look``: as in Snapshot."""
-    with Snapshot(workspace, session, machine, run=run, look=look) as snapshot:
+    in the report. ``look``: as in Snapshot."""
+    with Snapshot(workspace, session, machine, look=look) as snapshot:
         for again in rounds(MAX_ROUNDS, *ANOTHER_ROUND):
             with again:
                 snapshot.store_changes()
@@ -96,8 +95,7 @@ def back_up(
 class Snapshot:
     """One snapshot over an open session: holds the workspace on the machine, and releases it at the
     end, also after an error. ``guards``: what may keep the machine from being destroyed afterwards;
-    None keeps it in any case. ``run`` names the snapshot to the agent, where a flow run takes
-    several of a machine. ``look``: also look for what the snapshot of a kept machine lacks."""
+    None keeps it in any case. ``look``: also look for what the snapshot of a kept machine lacks."""
 
     def __init__(
         self,
@@ -106,7 +104,6 @@ class Snapshot:
         machine: Machine,
         guards: Sequence[Guard] | None = None,
         *,
-        run: str = "",
         look: bool = False,
     ) -> None:
         self._workspace = workspace
@@ -117,7 +114,7 @@ class Snapshot:
         self._looks = look or self._ends
         self._lost = Lost()
         self._remote = RemoteSnapshot(
-            session, workspace.store, workspace.spec, workspace.key, run or runner().run
+            session, workspace.store, workspace.spec, workspace.key, runner().run
         )
         self._behind: list[str] = []
         self._resume_fault: list[str] = []
@@ -131,7 +128,7 @@ class Snapshot:
         self._stored: StoredSnapshot
         self._committed: Committed
         self._verified: Verified | None = None
-        self._destroyed = False
+        self._destroyed = self._interrupted = False
 
     def __enter__(self) -> Self:
         begin_snapshot(self._remote)
@@ -140,7 +137,7 @@ class Snapshot:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        if self._destroyed:
+        if self._destroyed or self._interrupted:
             return
         ends = isinstance(error, EndUnproven) and error.accepted
         with suppress(TorporError):  # an agent that cannot be reached ends the run itself
@@ -232,7 +229,11 @@ class Snapshot:
 
     def destroy(self, opened: OpenWorkspace, warrant: Warrant) -> None:
         """Destroy the machine until its end is proven."""
-        destroy_machine(opened, self._machine, warrant)
+        try:
+            destroy_machine(opened, self._machine, warrant)
+        except BaseException as error:
+            self._interrupted = not isinstance(error, Exception)  # the agent may be gone
+            raise
         self._destroyed = True
 
     def report(self) -> HibernateReport:

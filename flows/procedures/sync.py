@@ -50,7 +50,7 @@ class Synchronisation:
                 self._wanted,
                 self._workspace.spec,
                 self._workspace.key,
-                f"{runner().run}-sync-{number}",
+                runner().run,
                 discard_local=discard_local,
             )
             try:

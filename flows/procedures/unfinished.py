@@ -68,7 +68,7 @@ def _hand_over(opened: OpenWorkspace, tenancy: Tenancy, wanted: StoredSnapshot) 
     with (
         tenancy,
         open_session(opened, tenancy.machine) as session,
-        arrival(new_restore(opened, session, wanted, f"{runner().run}-left"), tenancy) as restore,
+        arrival(new_restore(opened, session, wanted), tenancy) as restore,
     ):
         if not restore.plan.complete:
             raise RunCancelled("its run has gone, and its restore is not whole")

@@ -176,7 +176,7 @@ def _snapshot(opened: OpenWorkspace, session: Agent, machine: Machine, *, ends: 
     """Seconds of a snapshot; with ``ends`` it has the look, as in a hibernation."""
     started = time.monotonic()
     guards = () if ends else None
-    with Snapshot(opened, session, machine, guards, run=secrets.token_hex(8)) as snapshot:
+    with Snapshot(opened, session, machine, guards) as snapshot:
         snapshot.store_changes()
         snapshot.commit()
         snapshot.verify()

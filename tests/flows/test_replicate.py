@@ -15,12 +15,14 @@ import msgspec
 import pytest
 
 import tasks.machines
+from flows import replicate
 from flows.procedures import fleet
 from flows.procedures.fleet import Fleet
 from flows.procedures.rented import rented_machine
+from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.errors import raises
-from tests.fixtures.lab import FolderMarket, Lab, make_lab
+from tests.fixtures.lab import DEMO, FolderMarket, Lab, make_lab
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, plain, replicate_plainly, wake_plainly
 from tests.fixtures.rentals import asked, handed_over, standing
@@ -249,6 +251,43 @@ def test_a_run_killed_before_the_host_was_renamed_is_continued(kept: Kept) -> No
     kept.identical(1)
 
 
+def test_a_machine_that_another_run_hands_over_first_is_not_reported_as_ones_own(
+    kept: Kept,
+) -> None:
+    machine = kept.unfinished(restored=1)
+    opened = kept.lab.opened
+    (rental,) = opened.rentals.open()
+    theirs = [rental]
+
+    def before(step: str) -> None:
+        if step == "hand over machine" and theirs:
+            opened.rentals.change(theirs.pop(), state="handed over", machine=machine.id)
+
+    with PlainRunner(opened, before=before, wait_factor=0.001):
+        report = replicate.fn(DEMO, count=1)
+    (ready,) = report.ready
+    assert ready.machine != machine.id
+    kept.identical(2)
+
+
+def test_a_machine_that_is_gone_before_its_session_is_open_is_not_tried_again(
+    kept: Kept,
+) -> None:
+    opened, tried = kept.lab.opened, []
+
+    def before(step: str) -> None:
+        if step == "open session":
+            tried.append(step)
+            kept.lab.lose_machines()
+
+    with (
+        PlainRunner(opened, before=before, wait_factor=0.001),
+        raises(MachineError, "none of 1 machines came up", "cannot be reached any more"),
+    ):
+        replicate.fn(DEMO, count=1)
+    assert len(tried) == 1
+
+
 def test_an_offer_that_fails_costs_another_try_under_a_rental_of_its_own(kept: Kept) -> None:
     opened, waits, reach = kept.lab.opened, list[str](), renting.wait_until_reachable
 
@@ -291,9 +330,10 @@ def test_one_that_is_handed_over_while_it_is_about_to_be_destroyed_is_left_alone
         opened.rentals.change(rental, state="handed over")
         destroy(self, machine, warrant)
 
-    monkeypatch.setattr(FolderMarket, "destroy", slow)
-    with plain(opened), _held(opened, rental):
-        pass
+    with monkeypatch.context() as late:
+        late.setattr(FolderMarket, "destroy", slow)
+        with plain(opened), _held(opened, rental):
+            pass
     assert [machine.id for machine in kept.lab.machines()] == [left.id]
 
 

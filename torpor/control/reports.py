@@ -133,6 +133,20 @@ class HibernateReport(WorkspaceReport, frozen=True):
         return f"{names}: the snapshot has each as it was when it was read"
 
 
+class AsleepReport(WorkspaceReport, frozen=True):
+    """Nothing was to do: the workspace's machine was destroyed, and this verified snapshot holds
+    what it held."""
+
+    snapshot: SnapshotId
+    words: str
+
+    def title(self) -> str:
+        return f"Workspace {self.workspace} is asleep in {self.snapshot}"
+
+    def rows(self) -> list[Row]:
+        return [_row("snapshot", self.snapshot), _row("result", self.words)]
+
+
 class FirstReport(msgspec.Struct, frozen=True):
     """What a workspace wants first. It could be used ``seconds`` after the restore began."""
 

@@ -177,6 +177,11 @@ class Warrant(_Proof):
         self._ask()
         self._ask.checked = True
 
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the provider has accepted the end of the machine."""
+        return self._ask.ends
+
     def accepted(self) -> None:
         """The provider's ``destroy`` has returned. If it asked for the end of the machine, work can
         no more begin there, so the last comparison of its disk stays the last one."""

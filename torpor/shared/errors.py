@@ -3,7 +3,8 @@
     TorporError
     ├── InvalidInput            the user named something that cannot be; nothing was touched
     │   ├── WorkspaceInvalid    a workspace path is missing, empty, unreadable or not a directory
-    │   └── WorkspaceAwake      the workspace is on a machine already: no other one is rented
+    │   ├── WorkspaceAwake      the workspace is on a machine already: no other one is rented
+    │   └── WorkspaceAsleep     its machine was destroyed; a verified snapshot holds all of it
     ├── StoreError              the object store
     │   ├── StoreDenied         403: credentials or grant refused
     │   ├── StoreMissing        no such bucket or object
@@ -85,6 +86,10 @@ class WorkspaceInvalid(InvalidInput):
 
 class WorkspaceAwake(InvalidInput):
     pass
+
+
+class WorkspaceAsleep(InvalidInput):
+    snapshot: str = ""
 
 
 class StoreError(TorporError):

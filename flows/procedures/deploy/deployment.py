@@ -257,7 +257,7 @@ class Deployment:
         found = find_base(self._base, self._reason())
         if found is None:
             return
-        look = new_restore(self._base, self._session, found, f"{runner().run}-look")
+        look = new_restore(self._base, self._session, found)
         try:
             with begun(look, resume=True):
                 pass
@@ -316,7 +316,7 @@ class Deployment:
     def _restore_workspace(
         self, tenancy: Tenancy, wanted: StoredSnapshot, when_first: Callable[[], None]
     ) -> None:
-        restore = new_restore(self._opened, self._session, wanted, runner().run)
+        restore = new_restore(self._opened, self._session, wanted)
         self._restoring.append(restore)
         with self._measured("workspace"), arrival(restore, tenancy):
             self._environment_lined_up.wait()
@@ -364,8 +364,7 @@ class Deployment:
 
     def _restore_environment(self, found: StoredSnapshot) -> None:
         try:
-            run = f"{runner().run}-environment"
-            restore = new_restore(self._base, self._session, found, run)
+            restore = new_restore(self._base, self._session, found)
             self._restoring.append(restore)
             with self._measured("environment"), begun(restore, resume=True):
                 if not restore.plan.complete:
@@ -410,8 +409,7 @@ class Deployment:
         """The server runs: where this fails, the next deploy makes the environment again."""
         base = self._base
         try:
-            run = f"{runner().run}-environment"
-            report, verified = take_snapshot(base, self._session, self._machine, run=run)
+            report, verified = take_snapshot(base, self._session, self._machine)
             try:
                 self._serving.check_serving()  # else another deploy may have worked there
             except DeployFailed:

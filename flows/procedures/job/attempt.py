@@ -333,8 +333,7 @@ class Saves:
         """When it began to read, whether the workspace has shrunk, and the proof. Older saves may
         hold what is gone: they stay."""
         read_unix = time.time()
-        run = f"{runner().run}-save-{len(self._driven.job.attempts)}-{time.time_ns()}"
-        report, verified = take_snapshot(opened, self._session, self._machine, run=run)
+        report, verified = take_snapshot(opened, self._session, self._machine)
         for line in report.lost:
             runner().log.warning("save %d: %s", self._count, line)
         return read_unix, report.shrunk, verified

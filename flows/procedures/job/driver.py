@@ -409,11 +409,10 @@ class Driver:
                 self._stopped.save(on.machine, session)
             Attending(self.opened, self._driven, on.machine, on.rental, session).run()
 
-    def begin_to_hibernate(self, on: JobMachine) -> str:
-        """Record it; returns a name for the snapshot's run, which no other has."""
+    def begin_to_hibernate(self, on: JobMachine) -> None:
+        """Record it."""
         check_no_other_job(self.opened, on.machine, self.job.id)
         self._driven.change(state="hibernating")
-        return f"{runner().run}-end-{len(self.job.attempts)}-{time.time_ns()}"
 
     def is_over_despite(self, error: TorporError) -> bool:
         """Whether the job is over although its machine was not destroyed. Raises the error if it is

@@ -106,10 +106,9 @@ class Stopped:
         opened = replace(
             self._opened, spec=msgspec.structs.replace(self._opened.spec, quiesce=[])
         )  # nothing runs there that could be made to rest
-        run = f"{runner().run}-again-{len(self._driven.job.attempts)}-{time.time_ns()}"
         read_unix = time.time()
         try:
-            report, verified = take_snapshot(opened, session, machine, run=run)
+            report, verified = take_snapshot(opened, session, machine)
             for line in report.lost:
                 runner().log.warning("the save lacks what was there before: %s", line)
         except AgentLost:

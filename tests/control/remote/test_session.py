@@ -22,7 +22,13 @@ from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.remote import session as session_module
 from torpor.control.remote.link import Link
 from torpor.control.remote.session import SshSession
-from torpor.shared.errors import AgentLost, InvalidInput, MachineError, RunCancelled
+from torpor.shared.errors import (
+    AgentLost,
+    InvalidInput,
+    MachineError,
+    RunCancelled,
+    WorkspaceAsleep,
+)
 from torpor.shared.values import Grant, ObjectKey
 from torpor.shared.wire.machine import Bye, Forget
 from torpor.shared.wire.protocol import PING_LINE, Hello, Said
@@ -158,6 +164,22 @@ def test_a_server_that_stays_away_ends_in_agent_lost_and_the_session_mends_later
     (agent_home / "go").touch()
     again = session.call(Wait("n", "go"), request_id="r")
     assert again.starts == 1
+
+
+def test_a_reason_not_to_connect_again_ends_the_open_calls(
+    opened: Opener, agent_home: Path, sshd: Sshd
+) -> None:
+    asleep = WorkspaceAsleep("another run hibernated it")
+    asleep.snapshot = "20261124T180000Z-00000000"
+
+    def check() -> None:
+        raise asleep
+
+    with running(opened(check=check), agent_home) as answer:
+        sshd.stop()
+        with pytest.raises(WorkspaceAsleep, match="another run") as caught:
+            answer.result(PATIENCE_S)
+    assert caught.value.snapshot == asleep.snapshot
 
 
 def test_two_control_sides_share_one_agent(opened: Opener, agent_home: Path) -> None:

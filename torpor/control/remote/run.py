@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -24,10 +25,11 @@ _LONGEST_GRANT_S: Final = 24 * 3600
 
 
 class RemoteRun(ABC):
-    """One run on one machine, by its id. Thread-safe."""
+    """One run on one machine, under an id of its own that begins with ``run``, the flow run's: a
+    flow run may have several runs on a machine, and a retry has the same id. Thread-safe."""
 
     def __init__(self, agent: Agent, store: ObjectStore, key: bytes | None, run: str) -> None:
-        self.run = run
+        self.run = f"{run}-{secrets.token_hex(4)}"
         self._agent = agent
         self._store = store
         self._key = None if key is None else key.hex()

@@ -78,8 +78,10 @@ class LogIn(Protocol):
         pin: Callable[[str], None] | None = None,
         sampled: bool = False,
         open_s: float = ...,
+        check: Callable[[], None] = ...,
     ) -> Session:
         """Log in, and attach to the agent, within ``open_s``. ``pin`` gets the host key if
         ``endpoint`` has none, and must record it. ``sampled``: a sampler is to run on the machine
-        from now on. Raises MachineUnreachable, MachineDenied, HostKeyChanged, MachineUnfit,
-        DiskFull or AgentLost."""
+        from now on. ``check`` is called before each later try to connect; what it raises, unless
+        that is retryable, is raised by the open calls. Raises MachineUnreachable, MachineDenied,
+        HostKeyChanged, MachineUnfit, DiskFull or AgentLost."""

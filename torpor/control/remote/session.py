@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -49,9 +50,12 @@ class SshSession:
     id. So each request is served once as long as the agent lives.
     """
 
-    def __init__(self, route: Route, pin: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, route: Route, pin: Callable[[str], None] | None, check: Callable[[], None]
+    ) -> None:
         self._route = route
         self._pin = pin
+        self._check = check
         self._waiting: dict[str, _Waiting] = {}
         self._link: Link | None = None
         self._hello: Hello | None = None
@@ -75,6 +79,7 @@ class SshSession:
         source: Path | None = None,
         sampled: bool = False,
         open_s: float = OPEN_S,
+        check: Callable[[], None] = lambda: None,
     ) -> SshSession:
         """Connect, check the machine, install the agent where it is not there, and attach, all
         within ``open_s``.
@@ -87,7 +92,7 @@ class SshSession:
         route = Route(
             endpoint, identity, home or DEFAULT_HOME, tuple(candidates), cache, source, sampled
         )
-        session = cls(route, pin)
+        session = cls(route, pin, check)
         try:
             session._await(session._connect(), open_s)
         except BaseException:
@@ -306,6 +311,7 @@ class SshSession:
                 break
             made += 1
             try:
+                await asyncio.to_thread(self._check)
                 await self._connect()
             except TorporError as error:
                 if not error.retryable:
@@ -408,7 +414,7 @@ class _Waiting:
 
     def result(self) -> dict[str, Any]:
         if self._error is not None:
-            raise type(self._error)(str(self._error))
+            raise copy(self._error)
         if self._result is None:
             raise AgentLost(f"{self.op} ({self.request_id}): the session ended before the answer")
         return self._result

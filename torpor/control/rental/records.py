@@ -8,6 +8,7 @@ write of an earlier state, that write does not undo the hand-over.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Collection
@@ -27,14 +28,15 @@ State = Literal["asked", "standing", "handed over", "abandoned", "ended"]
 NEXT: Final[dict[State, tuple[State, ...]]] = {
     "asked": ("standing", "abandoned", "ended"),
     "standing": ("standing", "handed over", "abandoned", "ended"),
-    "handed over": ("handed over", "ended"),
+    "handed over": ("ended",),
     "abandoned": ("abandoned", "ended"),
     "ended": (),
 }
-"""What may follow a state. A repeat of the same write is fine, except that nothing is asked twice
-and that an end is the end."""
+"""What may follow a state. A repeat of the same write is fine, except that nothing is asked twice,
+that one run alone hands a machine over, and that an end is the end."""
 
 _MOST_BYTES: Final = 64 * 1024
+_SAME_S: Final = 2e-6  # two runs do not hand one machine over in so short a time
 _CLOCKS_S: Final = 24 * 3600.0  # what the clocks of the store and of a control side may differ by
 
 
@@ -56,6 +58,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     host_key: str | None = None  # the only one that its SSH server may show; None: not met yet
     seen_unix: float | None = None  # when the provider last showed the machine
     queued_unix: float | None = None  # when it was last seen in the provider's queue, at no cost
+    handed_unix: float | None = None  # when it was handed over
     unseen_unix: float | None = None  # abandoned: since when its provider has shown no machine
     absent_unix: tuple[float, ...] = ()  # looks that missed it since ``seen_unix``
     ended_unix: float | None = None  # when the end was proven; it may have been earlier
@@ -158,20 +161,25 @@ class Rentals:
         """Write what the store has of it with ``changes``. HandedOver where another run has ended
         it, or has changed its state in a way that does not allow this."""
         label = rental.label
+        if changes.get("state") == "handed over":
+            changes["handed_unix"] = time.time()
         for _ in range(TRIES):
             found = self._read(label.rental)
             if found is None or found[0].state == "ended":
                 raise self._taken(label, None)
             now, version = found
-            if "state" in changes and changes["state"] not in NEXT[now.state]:
+            if _is_written(now, changes):  # by this run: the answer was lost
+                then = now
+            elif "state" in changes and changes["state"] not in NEXT[now.state]:
                 raise self._taken(label, now)
-            then = msgspec.structs.replace(now, version=now.version + 1, **changes)
-            if then.state == "ended":
-                then = msgspec.structs.replace(then, ended_unix=time.time())
-            try:
-                self._records.replace(self.key(label), then, version)
-            except ObjectChanged:
-                continue  # another run's write came first: may this one still follow?
+            else:
+                then = msgspec.structs.replace(now, version=now.version + 1, **changes)
+                if then.state == "ended":
+                    then = msgspec.structs.replace(then, ended_unix=time.time())
+                try:
+                    self._records.replace(self.key(label), then, version)
+                except ObjectChanged:
+                    continue  # another run's write came first: may this one still follow?
             if then.state == "ended":
                 self._file(then)
             elif changes.get("state") == "handed over":
@@ -230,6 +238,12 @@ class Rentals:
 
     def _key(self, kind: Literal["open", "handed", "ended"], rental: str) -> ObjectKey:
         return ObjectKey(self._prefix(f"rentals/{kind}/{rental}"))
+
+
+def _is_written(now: Rental, changes: dict[str, Any]) -> bool:
+    """Whether the record has this very hand-over. The store's clock moves its time a little."""
+    asked_unix = changes.get("handed_unix", math.inf)
+    return now.handed_unix is not None and abs(now.handed_unix - asked_unix) < _SAME_S
 
 
 def by_label(rentals: Collection[Rental]) -> dict[Label, Rental]:

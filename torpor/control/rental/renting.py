@@ -334,8 +334,12 @@ class Renting:
         warrant = warrant or never_handed_over(machine, label, lambda: self.check_unclaimed(label))
         try:
             why = destroy(provider, machine, warrant, rental, within_s)
-        except EndUnproven as error:
-            if error.accepted and warrant.snapshot is not None:
+        except BaseException as error:
+            if isinstance(error, Exception):
+                accepted = isinstance(error, EndUnproven) and error.accepted
+            else:
+                accepted = warrant.is_accepted  # interrupted: a later run sees the end
+            if accepted and warrant.snapshot is not None:
                 with suppress(HandedOver):
                     self._rentals.change(
                         rental, machine=machine.id, snapshot=warrant.snapshot, **seen
