@@ -33,7 +33,14 @@ from tasks.deploying import (
 from tasks.jobs import machine_in_use
 from tasks.machines import endpoint_of, hand_over, open_session
 from tasks.phases import measured_phases, phase, phases_told_to, seconds_by_phase
-from tasks.restore import NEWEST, check_restore, finish_restore, new_restore, pick_snapshot_to_wake
+from tasks.restore import (
+    NEWEST,
+    check_restore,
+    finish_restore,
+    moved,
+    new_restore,
+    pick_snapshot_to_wake,
+)
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy.report import DeployReport
@@ -325,7 +332,7 @@ class Deployment:
                 restore_parts(restore, "wake", tenancy.machine, when_first=when_first)
                 finish_restore(restore)
                 check_restore(restore, self._chosen.full_check)
-        self._warnings += restore.finished.warnings
+        self._warnings += [*moved(self._opened, restore.plan), *restore.finished.warnings]
 
     @contextmanager
     def _measured(self, what: str) -> Iterator[None]:
