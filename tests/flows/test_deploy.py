@@ -439,6 +439,20 @@ def test_each_strategy_takes_its_steps(asleep: World, monkeypatch: pytest.Monkey
     assert asleep.machines() == []
 
 
+def test_a_stack_without_software_serves_on_a_machine_that_runs(asleep: World) -> None:
+    server = Path(__file__).parents[1] / "fixtures" / "fake_server.py"
+    bare = small_stack(
+        setup=[], environment=[], server=["python3", str(server), "{port}", "{model_path}"]
+    )
+    with pytest.raises(InvalidInput, match=r"the machine, its image or the workspace has .* use A"):
+        _deploy(asleep, bare)
+    with pytest.raises(InvalidInput, match="`wake` the workspace, then deploy it again"):
+        _deploy(asleep, bare, strategy="A")
+    assert asleep.machines() == []
+    wake_plainly(asleep.opened)
+    assert _deploy(asleep, bare, strategy="A").environment == "of the image"
+
+
 def test_two_deploys_that_make_one_environment_do_not_both_keep_it(
     asleep: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,11 +104,11 @@ def deployment_on_a_machine(
         with open_session(opened, in_use[0]) as session:
             yield Deployment(opened, chosen, session, in_use[0])
         return
+    stack_image = chosen.stack.image_for(chosen.how)
     wanted = None
     if snapshot not in ("", NEWEST) or newest_snapshot(opened.store, opened.spec.name):
         wanted, opened = pick_snapshot_to_wake(opened, snapshot)
-    image = chosen.stack.image_for(chosen.how) or opened.spec.want.image
-    want = msgspec.structs.replace(opened.spec.want, image=image)
+    want = msgspec.structs.replace(opened.spec.want, image=stack_image or opened.spec.want.image)
     opened = replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
     began = time.monotonic()
     rents = opened.under(machines_name(opened.spec.name)) if chosen.trial else opened
