@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import http.client
 import os
 import sys
@@ -13,13 +12,11 @@ import urllib.request
 from dataclasses import dataclass, field
 from typing import Final
 
-import psutil
-
 from deployments import block_key
 from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.processes import end, last_words, launch, running
 from torpor.control.own_server import HOST, api_url, recorded_port
-from torpor.control.ports import free_ports, is_free
+from torpor.control.ports import free_ports, holder, is_free
 from torpor.control.processes import is_alive
 from torpor.control.supervision import FOLDER_VARIABLE
 from torpor.shared.errors import InvalidInput, TorporError
@@ -186,16 +183,7 @@ def _choose_port() -> int:
 
 def _taken(port: int) -> str:
     """That a port is taken, by whom, and what to do."""
-    found = [
-        one
-        for one in psutil.net_connections("tcp")
-        if one.status == psutil.CONN_LISTEN and tuple(one.laddr)[1:] == (port,)
-    ]
-    who = "another program"
-    for pid in {one.pid for one in found if one.pid}:
-        with contextlib.suppress(psutil.Error):
-            who = f"{psutil.Process(pid).name()} (process {pid})"
     return (
-        f"port {port} on {HOST} is taken by {who}: end it, or choose another port, such as "
-        f"`make up PORT={free_ports(1)[0]}`"
+        f"port {port} on {HOST} is taken by {holder(port)}: end it, or choose another port, such "
+        f"as `make up PORT={free_ports(1)[0]}`"
     )

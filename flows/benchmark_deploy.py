@@ -143,7 +143,9 @@ class Starts:
         for stack in (open_stack(name) for name in dict.fromkeys(stacks)):
             for strategy in dict.fromkeys(strategies):
                 try:
-                    stack.check(strategy_named(strategy))
+                    how = strategy_named(strategy)
+                    stack.check(how)
+                    stack.image_for(how)
                 except InvalidInput as error:
                     faults.append(str(error))
                     self.note(f"not measured: {error}")

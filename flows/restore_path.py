@@ -72,6 +72,7 @@ def restore_path(
         path=path,
         machine=HERE if live is None else live.id,
         restored_to=restore.plan.roots[0],
+        moved_aside=restore.moved_aside,
         files=restore.finished.files,
         bytes=restore.finished.bytes,
         stored_bytes=restore.plan.stored_bytes,

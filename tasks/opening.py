@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from blocks import Workspace
 from tasks.phases import phase
+from tasks.retrying import FIRST_OF_STORE
 from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
@@ -31,7 +32,7 @@ def open_all(names: Iterable[str]) -> tuple[dict[str, OpenWorkspace], dict[str, 
     return opened, closed
 
 
-@step("probe store", phase="prepare")
+@step("probe store", retries=FIRST_OF_STORE, phase="prepare")
 def probe_store(opened: StoredWorkspace) -> Capabilities:
     """Check that the store answers and accepts our key, and probe what it can do."""
     return opened.store.probe()

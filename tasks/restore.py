@@ -38,7 +38,8 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.lineage import Lineage, lineage_of
 from torpor.shared.format.manifest import Manifest
-from torpor.shared.values import Machine, StoredSnapshot, Want, snapshot_id
+from torpor.shared.format.roots import places_of
+from torpor.shared.values import Machine, StoredSnapshot, Want, snapshot_id, tidy_path
 from torpor.shared.wire.restore import Checked, Finished, RestoredPart, RestorePart, RestorePlan
 
 NEWEST = "newest"
@@ -78,7 +79,7 @@ def pick_snapshot_to_wake(
         *_mixed(manifest),
         *left_behind(manifest.environment),
     ]
-    return found, replace(opened, spec=spec, left=left)
+    return found, replace(opened, spec=spec, left=left, places=places_of(manifest))
 
 
 def _instead(opened: OpenWorkspace) -> str:
@@ -228,13 +229,28 @@ def woken(
         bytes=finished.bytes,
         stored_bytes=plan.stored_bytes,
         checked=checked,
-        warnings=[*warnings, *finished.warnings, *opened.left],
+        warnings=[*warnings, *finished.warnings, *opened.left, *moved(opened, plan)],
         seconds=seconds_by_phase(),
         price_usd_h=machine.price_usd_h,
         decoding=finished.decoding,
         provider=machine.provider,
         first=FirstReport.of(plan, restore.first_s),
     )
+
+
+def moved(opened: OpenWorkspace, plan: RestorePlan) -> list[str]:
+    """A warning, in the log too, where directories have another path than on the machine of the
+    snapshot."""
+    pairs = zip(opened.places, map(tidy_path, plan.roots), strict=False)
+    others = [f"{clean(was)} is {now} here" for was, now in pairs if was != now]
+    if not others:
+        return []
+    words = (
+        f"{', '.join(others)}: what holds the old path, such as the scripts of a venv, does not "
+        "work. For one path on every machine, name an absolute path in the block's `paths`"
+    )
+    runner().log.warning("%s", words)
+    return [words]
 
 
 def _mixed(manifest: Manifest) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from torpor.shared.errors import TorporError, WorkspaceBusy
+from torpor.shared.errors import StoreUnreachable, TorporError, WorkspaceBusy
 
 
 class StepRetries(NamedTuple):
@@ -12,16 +12,23 @@ class StepRetries(NamedTuple):
 
     waits_s: tuple[float, ...]
     busy_too: bool = False
+    unreachable_too: bool = True
 
     def again(self, error: BaseException) -> bool:
         """Whether a step that failed with ``error`` may succeed when it is called again."""
         if self.busy_too and isinstance(error, WorkspaceBusy):
             return True
+        if isinstance(error, StoreUnreachable) and not self.unreachable_too:
+            return False
         return isinstance(error, TorporError) and error.retryable
 
 
 USUAL: Final = StepRetries((1.0, 5.0, 20.0))
 """Of a step that may be repeated: every one of ours is idempotent."""
+
+FIRST_OF_STORE: Final = StepRetries(USUAL.waits_s, unreachable_too=False)
+"""Of the first step of a run that asks the store: a store that is not there is named after the five
+attempts of the request, in seconds; one that is slow or busy is asked again."""
 
 WHILE_BUSY: Final = StepRetries((15.0,) * 6, busy_too=True)
 """Of a step that waits for another run that holds the workspace on the machine: 90 s, which is

@@ -101,6 +101,8 @@ class OpenWorkspace(StoredWorkspace):
     left: Sequence[str] = ()
     """What the snapshot that is to be woken lacks, for people: what was left behind on its machine,
     the work of others."""
+    places: Sequence[str] = ()
+    """The paths of that snapshot's directories on its machine; empty where they are unknown."""
 
     def base(self, name: WorkspaceName, paths: list[str]) -> StoredWorkspace:
         """The environment of a stack, as a workspace of its own in the same store."""

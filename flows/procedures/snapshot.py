@@ -28,7 +28,7 @@ from tasks.snapshot import (
     verify,
 )
 from tasks.workspace import OpenWorkspace, StoredWorkspace
-from torpor.control.losses import Lost, judge_losses, with_missed
+from torpor.control.losses import Lost, judge_losses, not_kept, with_missed
 from torpor.control.remote.seam import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
@@ -259,6 +259,7 @@ class Snapshot:
             sealed=self._workspace.seal.sealed,
             changed=committed.unaccepted,
             skipped=last.skipped,
+            skipped_names=not_kept(self._verified.manifest),
             parted_count=last.parted_count,
             parted=last.parted,
             read_unix=self._read_unix,

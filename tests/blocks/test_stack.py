@@ -176,7 +176,7 @@ def test_strategies_say_what_they_need() -> None:
     bare = _stack().value()
     for name in "ABCF":
         with pytest.raises(InvalidInput, match=r"has no (own )?image"):
-            bare.check(STRATEGIES[name])
+            bare.image_for(STRATEGIES[name])
     with pytest.raises(InvalidInput, match="no setup command or no environment path"):
         bare.check(STRATEGIES["D"])
     whole = _stack(setup=["make"], environment=["~/env"], image="i", own_image="o").value()

@@ -373,10 +373,12 @@ def test_a_server_that_writes_to_what_is_restored_later_is_named(
         ({"setup": ["sh", "-c", "echo one; echo two; exit 3"]},
          "phase restore: the setup command .* ended with status 3.*one\ntwo"),
         ({"setup": ["no-such-program"]}, "phase restore: the setup command .* not be started"),
-        ({"setup": ["sleep", "600"], "setup_minutes": 0.01}, "phase restore: .* not end in time"),
+        ({"setup": ["sleep", "600"], "setup_minutes": 0.01},
+         "phase restore: .* not end within 0.01 minutes, the limit in `setup_minutes`"),
         ({"fetch": ["sh", "-c", "echo lost >&2; exit 5"]}, "phase fetch: .*status 5.*lost"),
         ({"server": ["sh", "-c", "echo broken; exit 1"]}, "phase health: .*status 1.*broken"),
-        ({"health": "/nowhere", "ready_minutes": 0.25}, "phase health: .*/nowhere gave status 404"),
+        ({"health": "/nowhere", "ready_minutes": 0.25},
+         "phase health: .*/nowhere gave status 404 for 0.25 minutes, the limit in `ready_minutes`"),
         ({"proof_path": "/nowhere"}, "phase completion: .*with status 404"),
         ({"proof_answer": "choices.1.text"}, "phase completion: .*holds nothing at choices.1.text"),
         ({"environment": ["~/workspace/env"]}, "phase connect: .*overlap"),
@@ -437,6 +439,20 @@ def test_each_strategy_takes_its_steps(asleep: World, monkeypatch: pytest.Monkey
         with pytest.raises(InvalidInput, match=words):
             _deploy(asleep, stack, strategy=name)
     assert asleep.machines() == []
+
+
+def test_a_stack_without_software_serves_on_a_machine_that_runs(asleep: World) -> None:
+    server = Path(__file__).parents[1] / "fixtures" / "fake_server.py"
+    bare = small_stack(
+        setup=[], environment=[], server=["python3", str(server), "{port}", "{model_path}"]
+    )
+    with pytest.raises(InvalidInput, match=r"the machine, its image or the workspace has .* use A"):
+        _deploy(asleep, bare)
+    with pytest.raises(InvalidInput, match="`wake` the workspace, then deploy it again"):
+        _deploy(asleep, bare, strategy="A")
+    assert asleep.machines() == []
+    wake_plainly(asleep.opened)
+    assert _deploy(asleep, bare, strategy="A").environment == "of the image"
 
 
 def test_two_deploys_that_make_one_environment_do_not_both_keep_it(

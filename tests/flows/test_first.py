@@ -84,7 +84,7 @@ def test_wake_says_when_what_comes_first_can_be_used(
     report = wake_plainly(ordered)
     assert seen == ["usable", "handed over"]
     kept.identical(1)
-    assert report.warnings == ["first: nothing in the snapshot matches 'no such'"]
+    assert "first: nothing in the snapshot matches 'no such'" in report.warnings
     assert report.first is not None
     assert report.first.bytes < report.bytes / 2
     assert {"what": "first", "value": report.first.words()} in report.rows()

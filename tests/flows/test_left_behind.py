@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,13 @@ def test_a_link_that_leads_out_to_data_keeps_the_machine(lab: Lab, home: Path) -
     report = hibernate_plainly(lab.opened, accept_lost=["~/nvme"])
     assert (report.destroyed, lab.machines()) == (True, [])
     assert report.lost == []
+
+
+def test_what_no_snapshot_holds_is_named(lab: Lab, home: Path) -> None:
+    os.mkfifo(home / "workspace" / "pipe")
+    report = hibernate_plainly(lab.opened)
+    assert (report.skipped, report.skipped_names) == (1, ["~/workspace/pipe (fifo)"])
+    assert {"what": "not kept", "value": "1 name, ~/workspace/pipe (fifo)"} in report.rows()
 
 
 def test_an_idle_machine_that_is_kept_again_and_again_gets_no_further_snapshots(

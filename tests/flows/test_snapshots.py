@@ -149,9 +149,11 @@ def test_a_path_comes_back_beside_what_is_there(
     again = {"path": "~/workspace/notes", "into": "~/workspace", "snapshot": history[1]}
     with raises(InvalidInput, "workspace/notes already exists on the machine", "move_aside"):
         run_plainly(standing.opened, restore_path, **again)
-    run_plainly(standing.opened, restore_path, **again, move_aside=True)
+    report = run_plainly(standing.opened, restore_path, **again, move_aside=True)
     assert (home / "notes" / "a.txt").read_text() == "first\n" * 2
     aside = home / f"notes.before-{history[1]}"
+    assert report.moved_aside == str(aside)
+    assert {"what": "moved aside", "value": f"what was there is {aside}"} in report.rows()
     assert (aside / "a.txt").read_text() == "first\n" * 4
     assert not [path for path in home.iterdir() if path.name.startswith(".torpor")]
     with plain(standing.opened), raises(InvalidInput, "has no 'notes/b.txt'", "search with `find`"):

@@ -14,14 +14,21 @@ from prefect.states import Crashed, Failed, Pending
 
 from flows import hibernate, job
 from tasks import plain_runner, prefect_runner, progress
+from tasks.opening import probe_store
 from tasks.phases import phase, phases_told_to
 from tasks.plain_runner import PlainRunner
 from tasks.prefect_runner import PrefectRunner
 from tasks.progress import Progress
-from tasks.retrying import ONCE, USUAL, WHILE_BUSY
+from tasks.retrying import FIRST_OF_STORE, ONCE, USUAL, WHILE_BUSY
 from tasks.runner import runner
 from tasks.step import step
-from torpor.shared.errors import InvalidInput, StoreUnavailable, TorporError, WorkspaceBusy
+from torpor.shared.errors import (
+    InvalidInput,
+    StoreUnavailable,
+    StoreUnreachable,
+    TorporError,
+    WorkspaceBusy,
+)
 from torpor.shared.wire.request import Event
 
 seen: ContextVar[str] = ContextVar("seen", default="nothing")
@@ -38,6 +45,7 @@ def _fault(faults: Faults) -> str:
 
 usual = step("usual")(_fault)
 once = step("once", retries=ONCE)(_fault)
+first = step("first", retries=FIRST_OF_STORE)(_fault)
 waiting = step("waiting", run_name="waiting for {faults}", retries=WHILE_BUSY)(_fault)
 
 
@@ -72,6 +80,20 @@ def test_what_may_pass_is_tried_again_after_the_step_s_own_waits(naps: list[floa
     with PlainRunner(retries=0), pytest.raises(StoreUnavailable):
         usual(iter([away, None]))
     assert naps == []
+
+
+def test_a_run_does_not_begin_with_long_waits_for_a_store_that_is_not_there(
+    naps: list[float],
+) -> None:
+    away = StoreUnavailable("503")
+    with PlainRunner():
+        assert first(iter([away, away, away, None])) == "done"
+        naps.clear()
+        with pytest.raises(StoreUnreachable):
+            first(iter([StoreUnreachable("refused"), None]))
+        assert naps == []
+        assert usual(iter([StoreUnreachable("refused"), None])) == "done"
+    assert probe_store.retries is FIRST_OF_STORE
 
 
 def test_only_some_steps_wait_for_a_workspace_that_another_run_holds(naps: list[float]) -> None:

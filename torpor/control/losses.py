@@ -9,12 +9,13 @@ from typing import Any, Final
 import msgspec
 
 from torpor.control.reports import moment
+from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import GIB, WorkspaceSpec
 from torpor.shared.wire.losses import Left, LinkOut, Losses, summarised
 from torpor.shared.wire.snapshot import Missed
 
 SHOWN: Final = 10
-"""Directories in a report; the sum covers all of them."""
+"""Directories, or other names, in a report; the sum covers all of them."""
 _NAMES: Final = 5
 _MOST_CHARS: Final = 200
 """The most characters of a path. The machine sends it, so it is not trusted."""
@@ -72,6 +73,14 @@ def left_behind(environment: Mapping[str, Any]) -> list[str]:
             "left behind"
         )
     return said + [_of_link(link) + ", which was left behind" for link in losses.links[:_NAMES]]
+
+
+def not_kept(manifest: Manifest) -> list[str]:
+    """The first FIFOs, sockets and devices of the workspace, which no snapshot holds."""
+    return [
+        clean(f"{manifest.roots[name.root]}/{name.path.decode(errors='replace')} ({name.kind})")
+        for name in manifest.skipped[:SHOWN]
+    ]
 
 
 def with_missed(lost: Lost, missed: Missed) -> Lost:

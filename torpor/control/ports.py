@@ -8,6 +8,8 @@ import socket
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 _LOWEST: Final = 10_240  # below it, well-known servers are more than a few
 _TRIES: Final = 200
 RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -46,6 +48,19 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def holder(port: int) -> str:
+    """The program that listens on a port: its name and process, where this account may see them."""
+    found = [
+        connection
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and tuple(connection.laddr)[1:] == (port,)
+    ]
+    for pid in {connection.pid for connection in found if connection.pid}:
+        with contextlib.suppress(psutil.Error):
+            return f"{psutil.Process(pid).name()} (process {pid})"
+    return "another program"
 
 
 def _first_of_connections() -> int:

@@ -88,6 +88,7 @@ class HibernateReport(WorkspaceReport, frozen=True):
     accepted_count: int = 0
     accepted: list[str] = []  # the first files that changed during or after that, as accepted
     warnings: list[str] = []
+    skipped_names: list[str] = []  # the first FIFOs, sockets and devices, which are not kept
 
     @property
     def ratio(self) -> float:
@@ -105,7 +106,8 @@ class HibernateReport(WorkspaceReport, frozen=True):
             _row("machine", f"{self.machine}, {'destroyed' if self.destroyed else 'kept'}"),
             *(_row("warning", line) for line in self.warnings),
             *(_row("left behind", line) for line in self.lost),
-            _row("files", _files(self.files, self.skipped)),
+            _row("files", f"{self.files:,}"),
+            *([_row("not kept", _first(self.skipped, self.skipped_names))] if self.skipped else []),
             *([_row("hard links", self._parted())] if self.parted_count else []),
             _row("bytes", f"{self.bytes:,}"),
             _row(
@@ -373,14 +375,6 @@ def _first(count: int, names: list[str]) -> str:
     more = count - len(names[:_SHOWN])
     shown = ", ".join([*names[:_SHOWN], *([f"and {more:,} more"] if more else [])])
     return f"{_count(count, 'name')}, {shown}"
-
-
-def _files(files: int, skipped: int) -> str:
-    return (
-        f"{files:,}, and {skipped:,} FIFOs, sockets and devices skipped"
-        if skipped
-        else f"{files:,}"
-    )
 
 
 def _phases(seconds: dict[str, float]) -> str:

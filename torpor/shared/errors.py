@@ -9,6 +9,7 @@
     │   ├── StoreDenied         403: credentials or grant refused
     │   ├── StoreMissing        no such bucket or object
     │   ├── StoreUnavailable  * 5xx, 429, timeouts, resets, bodies cut short
+    │   │   └── StoreUnreachable* its host refuses connections, or has no address
     │   ├── StoreCorrupt      * bytes are not those that were written
     │   ├── GrantExpired      * a grant's time is over; ask for a new one
     │   ├── ObjectExists        a write-once name is taken
@@ -107,6 +108,10 @@ class StoreMissing(StoreError):
 class StoreUnavailable(StoreError):
     retryable = True
     retry_after_s: float = 0.0  # the wait that the store asked for, where it did
+
+
+class StoreUnreachable(StoreUnavailable):
+    pass
 
 
 class StoreCorrupt(StoreError):

@@ -33,7 +33,14 @@ from tasks.deploying import (
 from tasks.jobs import machine_in_use
 from tasks.machines import endpoint_of, hand_over, open_session
 from tasks.phases import measured_phases, phase, phases_told_to, seconds_by_phase
-from tasks.restore import NEWEST, check_restore, finish_restore, new_restore, pick_snapshot_to_wake
+from tasks.restore import (
+    NEWEST,
+    check_restore,
+    finish_restore,
+    moved,
+    new_restore,
+    pick_snapshot_to_wake,
+)
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.deploy.report import DeployReport
@@ -97,11 +104,11 @@ def deployment_on_a_machine(
         with open_session(opened, in_use[0]) as session:
             yield Deployment(opened, chosen, session, in_use[0])
         return
+    stack_image = chosen.stack.image_for(chosen.how)
     wanted = None
     if snapshot not in ("", NEWEST) or newest_snapshot(opened.store, opened.spec.name):
         wanted, opened = pick_snapshot_to_wake(opened, snapshot)
-    image = chosen.stack.image_for(chosen.how) or opened.spec.want.image
-    want = msgspec.structs.replace(opened.spec.want, image=image)
+    want = msgspec.structs.replace(opened.spec.want, image=stack_image or opened.spec.want.image)
     opened = replace(opened, spec=msgspec.structs.replace(opened.spec, want=want))
     began = time.monotonic()
     rents = opened.under(machines_name(opened.spec.name)) if chosen.trial else opened
@@ -325,7 +332,7 @@ class Deployment:
                 restore_parts(restore, "wake", tenancy.machine, when_first=when_first)
                 finish_restore(restore)
                 check_restore(restore, self._chosen.full_check)
-        self._warnings += restore.finished.warnings
+        self._warnings += [*moved(self._opened, restore.plan), *restore.finished.warnings]
 
     @contextmanager
     def _measured(self, what: str) -> Iterator[None]:

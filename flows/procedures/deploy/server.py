@@ -83,7 +83,8 @@ class Serving:
         while (state := self._look(kind)).state == "running":
             if time.monotonic() > until:
                 stop_command(self._session, self._id(kind))
-                raise self._failed(kind, "did not end in time")
+                limit = _limit(self._place.stack.setup_timeout_s, "setup_minutes")
+                raise self._failed(kind, f"did not end within {limit}")
             time.sleep(LOOK_S)
         if state.state != "ended" or state.status:
             raise self._failed(kind, _words(state))
@@ -132,7 +133,8 @@ class Serving:
                 return
             if time.monotonic() > until:
                 said = "nothing" if answer is None else f"status {answer.status}"
-                raise self._failed("server", f"{stack.health} gave {said} until the time was over")
+                limit = _limit(stack.ready_timeout_s, "ready_minutes")
+                raise self._failed("server", f"{stack.health} gave {said} for {limit}")
             time.sleep(LOOK_S)
 
     def _start(self, kind: Kind, argv: list[str], folder: str) -> None:
@@ -179,6 +181,10 @@ class Serving:
 
     def _id(self, kind: Kind) -> str:
         return hashlib.sha256(f"{self._workspace} {kind}".encode()).hexdigest()[:12]
+
+
+def _limit(seconds: float, field: str) -> str:
+    return f"{seconds / 60:g} minutes, the limit in `{field}` of the stack"
 
 
 def _words(state: JobState) -> str:

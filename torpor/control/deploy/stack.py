@@ -88,23 +88,24 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     secrets: Secrets = Secrets()
 
     def image_for(self, strategy: Strategy) -> str:
-        """InvalidInput where the strategy's image is not named."""
+        """The image of a new machine; InvalidInput where the stack names none."""
         image = str(getattr(self, strategy.image))
         if not image and strategy.image != "minimal_image":
             title = strategy.image.replace("_", " ")
             raise InvalidInput(
-                f"stack {self.name} has no {title}, which is {strategy.words}: fill in that field "
-                "of the stack, or choose another strategy"
+                f"stack {self.name} has no {title} for a new machine: fill in that field of the "
+                "stack. A machine that runs already needs none: `wake` the workspace, then deploy "
+                "it again"
             )
         return image
 
     def check(self, strategy: Strategy) -> None:
         """InvalidInput where the stack lacks what the strategy needs."""
-        self.image_for(strategy)
         if strategy.sets_up and not (self.setup and self.environment):
             raise InvalidInput(
                 f"stack {self.name} has no setup command or no environment path. Strategies B and "
-                "D need both: fill them in, or choose strategy A, C or F"
+                "D need both: fill them in. Where the machine, its image or the workspace has the "
+                "software, use A, C or F"
             )
 
 

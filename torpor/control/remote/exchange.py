@@ -88,7 +88,7 @@ class Exchange:
 
     @property
     def decision(self) -> str:
-        """For the report: the decision and its figures."""
+        """For the report: the decision, its figures, and the share of the bytes from peers."""
         store, peers = self.store_bytes_s, self.peer_bytes_s
         measured = f"{store / 1e6:.1f} MB/s a machine from the store"
         if self._mode == "never":
@@ -96,11 +96,14 @@ class Exchange:
         if not self._rates["peers"]:
             why = "too few parts to share" if self._too_few else "no peer was needed"
             return f"from the store only, {why}: {measured}"
-        measured += f", {peers / 1e6:.1f} from peers"
+        from_peers = sum(member.peer_bytes for member in self._members)
+        fetched = from_peers + sum(member.store_bytes for member in self._members)
+        measured += f", {peers / 1e6:.1f} from peers; "
+        measured += f"{100 * from_peers / max(1, fetched):.0f} % of the bytes came from peers"
         if self._mode == "always":
             return f"passed on by peers, as asked: {measured}"
         if self._verdict == "store":
-            return f"from the store, peers did not win: {measured}"
+            return f"passed on by peers until the store was faster: {measured}"
         return f"passed on by peers: {measured}"
 
     @property

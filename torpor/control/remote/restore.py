@@ -65,6 +65,7 @@ class RemoteRestore(RemoteRun):
         self._began_s = time.monotonic()
         self._finished: Finished | None = None
         self._changed: list[str] = []
+        self.moved_aside = ""
 
     @property
     def plan(self) -> RestorePlan:
@@ -139,7 +140,7 @@ class RemoteRestore(RemoteRun):
     def check(self, *, full: bool) -> Checked:
         """Compare the disk with the snapshot; ``full`` reads and hashes every byte."""
         checked = self._held(CheckRestore(self.run, full))
-        self._changed = checked.changed
+        self._changed, self.moved_aside = checked.changed, checked.moved_aside
         return checked
 
     def end(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torpor.control.ports import free_ports, is_free
+from torpor.control.ports import free_ports, holder, is_free
 from torpor.control.processes import ProcessRecord
 from torpor.control.store import embedded_keys
 from torpor.control.store.s3 import S3Settings, S3Store
@@ -54,8 +54,8 @@ class EmbeddedStore:
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         stop(folder)
+        kept = _kept_ports(folder)
         for left in reversed(range(TRIES)):
-            kept = _kept_ports(folder) if left == TRIES - 1 else []
             server = _launch(folder, kept, access_key, secret_key)
             try:
                 server.make_bucket(bucket, wait_s=READY_S)
@@ -64,6 +64,7 @@ class EmbeddedStore:
                 server.stop()
                 if not (left and crashed):
                     raise
+                kept = kept[:1]
             else:
                 return server
         raise AssertionError("unreachable: the last try returns or raises")
@@ -130,16 +131,11 @@ def log_of(folder: Path) -> Path:
 
 
 def restart(folder: Path, environment: Mapping[str, str]) -> EmbeddedStore:
-    """Start a server that has ended again, with the credentials and ports that its clients know.
+    """Start a server that has ended again, with the credentials and the port that its clients know.
 
     ``environment`` is that of the server. Returns before it is ready.
     """
     ports = _kept_ports(folder)
-    if not ports:
-        raise StoreUnavailable(
-            f"the ports of the embedded store on {folder} are taken by another program: run "
-            "`make up`, which gives it others"
-        )
     stop(folder)
     (identity,) = json.loads((folder / _CONFIG).read_text())["identities"]
     (keys,) = identity["credentials"]
@@ -176,11 +172,21 @@ def _state(folder: Path) -> dict[str, Any] | None:
 
 
 def _kept_ports(folder: Path) -> list[int]:
-    """The ports of the folder's newest server; none if another program has one of them."""
+    """The ports of the folder's newest server for the next one; its S3 port alone where another
+    program has one of the others, none for the first server. StoreUnavailable if another program
+    has the S3 port, by which flows and blocks know the store."""
     state = _state(folder)
-    ports = [int(port) for port in state["ports"][:_KEPT]] if state else []
-    free = len(ports) == _KEPT and all(is_free(port) for port in ports)
-    return ports if free else []
+    if state is None:
+        return []
+    ports = [int(port) for port in state["ports"][:_KEPT]]
+    if not is_free(ports[0]):
+        raise StoreUnavailable(
+            f"port {ports[0]} on 127.0.0.1, by which flows and blocks know the store in {folder}, "
+            f"is taken by {holder(ports[0])}: end it, then run `make up`. If it must stay, remove "
+            f"{folder / _STATE} before that: the store gets another port, and you must change the "
+            "blocks of your own that name this one"
+        )
+    return ports if all(is_free(port) for port in ports) else ports[:1]
 
 
 def _launch(
@@ -190,10 +196,10 @@ def _launch(
     secret_key: str,
     environment: Mapping[str, str] = os.environ,
 ) -> EmbeddedStore:
-    """Start the server, on other ports where none are ``kept``."""
+    """Start the server on the ports that are ``kept``, in their order, and on free ones."""
     folder = folder.resolve()
-    admin, *others = sorted(free_ports(_KEPT + 1))
-    ports = [*(kept or others), admin, admin + _GRPC]
+    admin, *others = sorted({*free_ports(_KEPT + 1)} - {*kept})
+    ports = [*[*kept, *others][:_KEPT], admin, admin + _GRPC]
     config = folder / _CONFIG  # not the environment, which other processes can read
     config.touch(mode=0o600)
     identity = {

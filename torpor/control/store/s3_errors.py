@@ -15,6 +15,7 @@ from torpor.shared.errors import (
     StoreError,
     StoreMissing,
     StoreUnavailable,
+    StoreUnreachable,
 )
 from torpor.shared.transfer.answer import RefusedAnswer
 
@@ -79,7 +80,9 @@ def _failed(error: Exception, what: str) -> StoreError | InvalidInput:
             "its port and its certificate"
         )
     if isinstance(error, (boto.HTTPClientError, boto.ConnectionError)):
-        return StoreUnavailable(
+        absent = isinstance(error, boto.EndpointConnectionError)
+        kind = StoreUnreachable if absent else StoreUnavailable
+        return kind(
             f"{what}: no answer ({type(error).__name__}: {text}); check the endpoint's host and "
             "port, and that the store is running and reachable from here"
         )

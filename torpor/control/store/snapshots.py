@@ -65,7 +65,8 @@ def find_snapshot(
         return _stored(store, workspace, objects[wanted])
     there = ", ".join(sorted(objects, reverse=True)[:5]) or "none"
     raise SnapshotMissing(
-        f"workspace {workspace} has no snapshot {snapshot or ''} in {store.address}; there: "
+        f"workspace {workspace} has no snapshot{f' {snapshot}' if snapshot else ''} in "
+        f"{store.address}; there: "
         f"{there}. Check the workspace's name and store block, or hibernate it first"
     )
 

@@ -136,17 +136,20 @@ class PathReport(WorkspaceReport, frozen=True):
     stored_bytes: int
     warnings: list[str]
     seconds: dict[str, float]
+    moved_aside: str = ""  # the new name of what was there
 
     def title(self) -> str:
         return f"{self.path} of snapshot {self.snapshot} is at {self.restored_to}"
 
     def rows(self) -> list[Row]:
         phases = ", ".join(f"{name} {value:.2f}" for name, value in self.seconds.items())
+        was = f"what was there is {self.moved_aside}"
         return [
             {"what": "snapshot", "value": self.snapshot},
             {"what": "path", "value": self.path},
             {"what": "machine", "value": self.machine},
             {"what": "restored to", "value": self.restored_to},
+            *([{"what": "moved aside", "value": was}] if self.moved_aside else []),
             {"what": "files", "value": f"{self.files:,}"},
             {"what": "bytes", "value": f"{self.bytes:,}, fetched as {self.stored_bytes:,}"},
             {"what": "warnings", "value": "; ".join(self.warnings) or "none"},

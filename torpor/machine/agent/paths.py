@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from blake3 import blake3
 
 from torpor.machine.agent.call import Call
-from torpor.machine.agent.goal import Goal
+from torpor.machine.agent.goal import Goal, shown
 from torpor.machine.agent.in_use import InUse
 from torpor.machine.agent.manifests import read_wanted
 from torpor.machine.agent.restore import Begun, RestoreRun
@@ -69,7 +69,8 @@ class PathRun(RestoreRun):
         """Read and hash every byte, and then put it in its place. Once a run."""
         if self._placed is not None:
             return self._placed
-        return super().compare(request, call)
+        compared = super().compare(request, call)
+        return self._placed or compared
 
     def _begin_path(self, request: BeginPath, call: Call) -> Begun:
         seal = seal_of(request.key)
@@ -99,9 +100,9 @@ class PathRun(RestoreRun):
 
     def _compared(self, begun: Begun, writing: Writing, compared: Comparison) -> None:
         if not compared.differences and self._placing is not None:
-            _put_in_place(self._placing)
+            aside = _put_in_place(self._placing)
             writing.end()
-            self._placed = Checked([], 0)
+            self._placed = Checked([], 0, moved_aside=shown(aside))
 
     def _give_back(self) -> None:
         if self._placing is not None:
@@ -122,14 +123,15 @@ def _check_nothing_there(placing: _Placing) -> None:
         )
 
 
-def _put_in_place(placing: _Placing) -> None:
+def _put_in_place(placing: _Placing) -> bytes:
+    """Returns the new name of what had the name; empty where nothing had."""
     place, aside = placing.place, b""
     if placing.aside and os.path.lexists(place):
         aside = _free_name(place + b".before-" + placing.snapshot.encode())
         os.rename(place, aside)
     try:
         if _took_its_name(os.path.join(placing.stage, placing.name), place):
-            return
+            return aside
     except OSError:
         if aside and not os.path.lexists(place):
             os.rename(aside, place)

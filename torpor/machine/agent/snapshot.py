@@ -54,6 +54,7 @@ from torpor.shared.format.manifest import (
     encode_manifest,
 )
 from torpor.shared.format.names import pack_key
+from torpor.shared.format.roots import USER_HOME
 from torpor.shared.format.sizes import CHUNK_BYTES, PACK_BYTES, packs_needed
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Grant, ObjectKey, SnapshotId, WorkspaceName
@@ -427,7 +428,7 @@ class SnapshotRun(AgentRun):
             chunks,
             packs,
             self._has_scanned().seen.skipped,
-            {**record_environment(), **losses, **line.record()},
+            {**record_environment(), USER_HOME: os.path.expanduser("~"), **losses, **line.record()},
             {
                 "files": len(files),
                 "bytes": sum(e.size for e in files),

@@ -15,6 +15,9 @@ _MOST: Final = 5
 _LONGEST: Final = 200
 """Directories in a message, and characters of each: a manifest may hold anything."""
 
+USER_HOME: Final = "user_home"
+"""In a manifest's record of its machine: the home of the user that torpor logged in as."""
+
 
 def check_roots(manifest: Manifest, allowed: Sequence[str], what: str) -> None:
     """Raise OtherPaths unless every root is one of the paths ``allowed``, and ManifestInvalid where
@@ -36,6 +39,16 @@ def check_roots(manifest: Manifest, allowed: Sequence[str], what: str) -> None:
                 f"{what} is refused: its directories {first} and {second} overlap; "
                 "nothing was written"
             )
+
+
+def places_of(manifest: Manifest) -> list[str]:
+    """The absolute paths of the roots on the machine of the snapshot; none where the record does
+    not say. A machine writes it."""
+    home = manifest.environment.get(USER_HOME)
+    if not isinstance(home, str):
+        return []
+    whole = (home + root[1:] if root.startswith("~/") else root for root in manifest.roots)
+    return [*map(tidy_path, whole)]
 
 
 def _shown(paths: Sequence[str]) -> str:

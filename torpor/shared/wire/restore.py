@@ -154,11 +154,13 @@ class FinishRestore(OfRun[Finished], frozen=True):
 
 class Checked(msgspec.Struct, frozen=True):
     """The differences between disk and snapshot: the first few names, and the count. ``changed``:
-    names that came first and that a program has changed since."""
+    names that came first and that a program has changed since. ``moved_aside``: the new name of
+    what was at the place of a restored path."""
 
     differences: Names
     difference_count: Count
     changed: Names = []
+    moved_aside: Words = ""
 
 
 class FinishFirst(OfRun[Checked], frozen=True):
