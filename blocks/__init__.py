@@ -7,7 +7,7 @@ budgets, stacks.
 from typing import Final, TypeAlias
 
 from blocks.budget import Budget
-from blocks.connection import connect, prefect_settings
+from blocks.connection import connect
 from blocks.ec2_provider import Ec2Provider
 from blocks.gcp_provider import GcpProvider
 from blocks.kubernetes_provider import KubernetesProvider
@@ -39,7 +39,6 @@ __all__ = [
     "TensordockProvider",
     "VastProvider",
     "Workspace",
-    "prefect_settings",
 ]
 
 ProviderBlock: TypeAlias = (

@@ -23,9 +23,9 @@ def connected() -> Iterator[str]:
     names; yields the address of its UI. TorporError where none is known or none answers."""
     _keep_to_the_state_folder()
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
-    import blocks  # it chooses the server; Prefect takes a second to import
+    from blocks.connection import prefect_settings  # Prefect takes a second to import
 
-    api = blocks.prefect_settings().api
+    api = prefect_settings().api
     if api.url is None:
         raise InvalidInput(
             "no Prefect server is known here: run `torpor up`, or set PREFECT_API_URL to the "
