@@ -39,9 +39,6 @@ def test_a_newcomer_makes_a_workspace_and_finds_the_files_after_a_wake(newcomer:
     config = newcomer.home / ".ssh" / "config"
     openssh = newcomer.run("ssh", "-F", str(config), "first", "cat workspace/a.txt")
     assert openssh.stdout == "kept\n", openssh.stderr
-    copied = newcomer.state / "copied.txt"
-    scp = newcomer.run("scp", "-F", str(config), "first:workspace/a.txt", str(copied))
-    assert scp.returncode == 0, scp.stderr
     twice = newcomer.torpor("wake", "first", "--yes")
     assert twice.returncode == 3
     assert "already on machine" in twice.stderr
